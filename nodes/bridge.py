@@ -1,0 +1,352 @@
+"""All contact with the ComfyUI process: files, models, memory, progress, interruption, sampling."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import comfy.diffusers_load
+import comfy.lora
+import comfy.model_management
+import comfy.model_sampling
+import comfy.samplers
+import comfy.sd
+import comfy.sd1_clip
+import comfy.utils
+import folder_paths
+import nodes as comfy_nodes
+import torch
+from comfy_execution.graph_utils import ExecutionBlocker
+from safetensors.torch import load_file
+from server import PromptServer
+from torch import Tensor
+
+from ..trainer_core.callbacks import Callbacks, StepReport
+from ..trainer_core.config import BaseModelConfig
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pictures that come with the pack
+DIFFUSERS = "diffusers/"  # in front of diffusers folders in the list of checkpoints
+UPSCALE_METHODS = ["nearest-exact", "bilinear", "area", "bicubic", "bislerp"]
+SAVED_EVENT = "atelier.lora_saved"
+TEXT_INTERVAL = 0.2  # seconds between two lines of live text
+
+NOTHING = ExecutionBlocker(None)  # nodes linked to an output of this value are skipped without a message
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def register_assets() -> None:
+    """List the tiny base model that lies in the pack among the checkpoints."""
+    folder_paths.add_model_folder_path("checkpoints", str(ASSETS))
+
+
+def checkpoint_names() -> list[str]:
+    """Return checkpoint files, then diffusers folders."""
+    folders = []
+    for root in folder_paths.get_folder_paths("diffusers"):
+        if os.path.isdir(root):
+            found = [e.name for e in os.scandir(root) if os.path.isfile(os.path.join(e.path, "model_index.json"))]
+            folders += [DIFFUSERS + name for name in sorted(found)]
+    return folder_paths.get_filename_list("checkpoints") + folders
+
+
+def checkpoint_path(name: str) -> Path:
+    """Return the file or folder of a name in the list of checkpoints."""
+    kinds = ["checkpoints"]
+    if name.startswith(DIFFUSERS):
+        kinds.append("diffusers")
+    for kind in kinds:
+        for root in folder_paths.get_folder_paths(kind):
+            path = Path(root) / (name if kind == "checkpoints" else name.removeprefix(DIFFUSERS))
+            if path.exists():
+                return path
+    raise ValueError(f"There is no checkpoint {name!r}; choose one from the list (press R to refresh it).")
+
+
+def tokenizer_path() -> Path:
+    """Return the folder of ComfyUI's own CLIP tokenizer."""
+    return Path(comfy.sd1_clip.__file__).parent / "sd1_tokenizer"
+
+
+def find_folder(folder: str) -> Path:
+    """Return the folder that a person means: an absolute one, one of input/ or datasets/, or the example.
+
+    Raises ValueError that names the places where it was looked for.
+    """
+    text = folder.strip().strip("\"'").strip()
+    if not text:
+        raise ValueError(f"The folder is empty; give the one that holds your pictures, or {EXAMPLE}.")
+    if text == EXAMPLE:
+        return ASSETS / "concept_example"
+    path = Path(text).expanduser()
+    if path.is_absolute():
+        places = [path]
+    else:
+        if ".." in path.parts:
+            raise ValueError(f"The folder {text!r} contains '..'; give the full path instead.")
+        places = [root / path for root in _dataset_roots()]
+    for place in places:
+        if place.is_dir():
+            return place.resolve()
+    if places[0].is_file():
+        raise ValueError(f"{places[0]} is a file; give the folder that holds your pictures.")
+    looked = " and ".join(map(str, places))
+    raise ValueError(f"There is no folder {text!r}, looked for {looked}; check its spelling and where it lies.")
+
+
+def _dataset_roots() -> list[Path]:
+    """Return where relative dataset folders start: ComfyUI's input folder, then its datasets folders."""
+    roots = [folder_paths.get_input_directory()]
+    if "datasets" in folder_paths.folder_names_and_paths:
+        roots += folder_paths.get_folder_paths("datasets")
+    else:  # before 0.30
+        roots.append(os.path.join(folder_paths.base_path, "datasets"))
+    return [Path(root) for root in roots]
+
+
+def lora_file(name: str) -> Path:
+    """Return the file of a new LoRA inside ComfyUI's first LoRA folder; the folder is made and can be written."""
+    folder = Path(folder_paths.get_folder_paths("loras")[0]) / "atelier"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{folder} cannot be written to; change its permissions, the LoRA is saved there.")
+    return folder / f"{name}.safetensors"
+
+
+def cache_folder() -> Path:
+    """Return where encoded pictures and captions are kept; ComfyUI serves nothing from there."""
+    return Path(folder_paths.get_system_user_directory("atelier")) / "cache"
+
+
+# --- models ------------------------------------------------------------------------------------------------
+
+
+def load_models(config: BaseModelConfig, prediction: str) -> tuple[Any, Any, Any]:
+    """Load MODEL, CLIP and VAE as ComfyUI does, with clip skip and prediction type applied."""
+    embeddings = folder_paths.get_folder_paths("embeddings")
+    if Path(config.path).is_dir():
+        model, clip, vae = comfy.diffusers_load.load_diffusers(config.path, embedding_directory=embeddings)
+    else:
+        model, clip, vae = comfy.sd.load_checkpoint_guess_config(config.path, embedding_directory=embeddings)[:3]
+    if config.clip_skip > 1:
+        clip = clip.clone()
+        clip.clip_layer(-config.clip_skip)
+    if prediction == "v_prediction":
+        model = with_v_prediction(model)
+    return model, clip, vae
+
+
+def with_v_prediction(model: Any) -> Any:
+    """Return a clone that reads the network's output as v (Salimans & Ho 2022) instead of as noise."""
+
+    class VSampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.V_PREDICTION):
+        pass
+
+    model = model.clone()
+    model.add_object_patch("model_sampling", VSampling(model.model.model_config))
+    return model
+
+
+def check_models(shapes: Mapping[str, tuple[int, ...]], model: Any, clip: Any, *, trains_text: bool) -> None:
+    """Raise ValueError when the LoRA of a base model with these tensors cannot be put on MODEL or CLIP."""
+    unet = {f"model.diffusion_model.{k}": v for k, v in model.model.diffusion_model.state_dict().items()}
+    if unequal := [k for k, v in unet.items() if math.prod(shapes.get(k, (0,))) != v.numel()]:
+        raise ValueError(
+            f"The MODEL linked to Train LoRA is built otherwise than the base model (at {unequal[0]}); link one of "
+            "the same kind, or none."
+        )
+    embedding = "text_model.embeddings.token_embedding.weight"
+    found = clip.cond_stage_model.state_dict().get(f"clip_l.transformer.{embedding}")
+    names = (f"cond_stage_model.transformer.{embedding}", f"cond_stage_model.transformer.{embedding[11:]}")
+    wanted = next((shapes[name] for name in names if name in shapes), None)
+    if trains_text and (found is None or tuple(found.shape) != wanted):
+        raise ValueError(
+            "The CLIP linked to Train LoRA is built otherwise than the base model's; link one of the same kind, or "
+            "none, or set text_encoder_learning_rate to 0."
+        )
+
+
+def check_lora(path: Path, model: Any, clip: Any) -> None:
+    """Raise ValueError unless ComfyUI finds a weight of the right size for every tensor of a LoRA file."""
+    tensors = load_file(path)
+    keys = comfy.lora.model_lora_keys_unet(model.model, {})
+    keys = comfy.lora.model_lora_keys_clip(clip.cond_stage_model, keys)
+    layers = {key.split(".", 1)[0] for key in tensors}
+    if unmatched := sorted(layers - set(keys)):
+        raise ValueError(
+            f"ComfyUI finds no weight for {len(unmatched)} of {len(layers)} layers of {path.name}, the first: "
+            f"{', '.join(unmatched[:3])}; nothing was saved."
+        )
+    weights = {**model.model.state_dict(), **clip.cond_stage_model.state_dict()}
+    for layer in layers:
+        weight = weights[keys[layer]]
+        up, down = tensors[f"{layer}.lora_up.weight"], tensors[f"{layer}.lora_down.weight"]
+        if up.shape[0] * down[0].numel() != weight.numel():
+            raise ValueError(
+                f"{layer} of {path.name} does not fit ComfyUI's weight {tuple(weight.shape)}; nothing was saved."
+            )
+
+
+def apply_lora(model: Any, clip: Any, tensors: dict[str, Tensor], strength: float) -> tuple[Any, Any]:
+    """Return clones of MODEL and CLIP that carry a LoRA, as ComfyUI's own loader makes them."""
+    return comfy.sd.load_lora_for_models(model, clip, tensors, strength, strength)
+
+
+def own(tensor: Tensor) -> Tensor:
+    """Return a tensor that does not belong to ComfyUI's inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+# --- training ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def training_session() -> Iterator[torch.device]:
+    """Lend the process to a run and yield the device: gradients possible, memory free; all is put back after.
+
+    Running out of memory becomes a RuntimeError that names what to lower.
+    """
+    management, matmul = comfy.model_management, torch.backends.cuda.matmul
+    management.unload_all_models()
+    management.soft_empty_cache()
+    benchmark = torch.backends.cudnn.benchmark
+    fp16_sums = getattr(matmul, "allow_fp16_accumulation", None)  # torch < 2.7 has no such switch
+    gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    try:
+        with torch.inference_mode(False), torch.random.fork_rng(devices=gpus):
+            torch.backends.cudnn.benchmark = False  # its choice of algorithms would differ from run to run
+            if fp16_sums:  # --fast: too coarse for gradients
+                matmul.allow_fp16_accumulation = False
+            yield management.get_torch_device()
+    except RuntimeError as error:
+        if not management.is_oom(error):
+            raise
+        raise RuntimeError(
+            "Not enough memory for this run: lower batch_size (raise accumulate by the same factor), turn on "
+            "gradient_checkpointing, or lower the resolution."
+        ) from None
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+        if fp16_sums:
+            matmul.allow_fp16_accumulation = fp16_sums
+        gc.collect()
+        management.soft_empty_cache()
+
+
+class NodeProgress:
+    """Show a run on its node: the progress bar and one line of live text; and let Cancel stop it."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.notes: list[str] = []
+        self._bar = comfy.utils.ProgressBar(1, node_id=node_id)
+        self._losses: list[float] = []
+        self._began = self._shown = 0.0
+
+    def callbacks(self) -> Callbacks:
+        """Return what the core calls."""
+        check = comfy.model_management.throw_exception_if_processing_interrupted
+        return Callbacks(phase=self._phase, step=self._step, note=self._note, check=check)
+
+    def text(self, text: str) -> None:
+        """Show a text on the node."""
+        PromptServer.instance.send_progress_text(text, self.node_id)
+
+    def _phase(self, phase: str, done: int, total: int) -> None:
+        self._live(f"{phase} {done}/{total}", final=done == total)
+        self._bar.update_absolute(done, total)
+
+    def _step(self, report: StepReport) -> None:
+        now = time.perf_counter()
+        if report.step == 1:
+            self._began = now - report.seconds
+        if report.updated:
+            self._losses = [*self._losses[-19:], report.loss]
+        loss = sum(self._losses) / len(self._losses) if self._losses else math.nan
+        each = (now - self._began) / report.step
+        self._live(
+            f"step {report.step}/{report.steps} · loss {loss:.4f} · {speed(each)} · "
+            f"{clock(each * (report.steps - report.step))} left",
+            final=report.step == report.steps,
+        )
+        self._bar.update_absolute(report.step, report.steps)
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.text(text)
+
+    def _live(self, text: str, final: bool) -> None:
+        now = time.perf_counter()
+        if final or now - self._shown >= TEXT_INTERVAL:
+            self._shown = now
+            self.text(text)
+
+
+def announce_lora() -> None:
+    """Tell every open browser that there is a new LoRA, so that its lists can be read again."""
+    PromptServer.instance.send_sync(SAVED_EVENT, {})
+
+
+def speed(seconds: float) -> str:
+    """Return a step's duration as people read it: 11.3 it/s, or 2.50 s/it when it takes longer than a second."""
+    return f"{1 / seconds:.1f} it/s" if 0 < seconds < 1 else f"{seconds:.2f} s/it"
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as 0:25, 12:05 or 3:00:10."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+# --- sampling ----------------------------------------------------------------------------------------------
+
+
+def sampler_names() -> list[str]:
+    """Return the samplers of this ComfyUI."""
+    return comfy.samplers.KSampler.SAMPLERS
+
+
+def scheduler_names() -> list[str]:
+    """Return the schedulers of this ComfyUI."""
+    return comfy.samplers.KSampler.SCHEDULERS
+
+
+def encode_prompt(clip: Any, text: str) -> Any:
+    """Return the CONDITIONING of a prompt."""
+    return clip.encode_from_tokens_scheduled(clip.tokenize(text))
+
+
+def empty_latents(width: int, height: int, count: int) -> Tensor:
+    """Return empty latents (count, 4, height/8, width/8) to start from."""
+    device = comfy.model_management.intermediate_device()
+    return torch.zeros(count, 4, height // 8, width // 8, device=device)
+
+
+def sample_latents(model: Any, positive: Any, negative: Any, latents: Tensor, **settings: Any) -> Tensor:
+    """Sample with ComfyUI's own sampler: seed, steps, cfg, sampler_name, scheduler, denoise."""
+    latent = {"samples": latents}
+    (result,) = comfy_nodes.common_ksampler(
+        model, positive=positive, negative=negative, latent=latent, **settings
+    )
+    return result["samples"]
+
+
+def upscale_latents(latents: Tensor, factor: float, method: str) -> Tensor:
+    """Enlarge latents; the sides are rounded to whole latent pixels."""
+    width, height = (round(side * factor) for side in (latents.shape[3], latents.shape[2]))
+    return comfy.utils.common_upscale(latents, width, height, method, "disabled")
+
+
+def decode_latents(vae: Any, latents: Tensor) -> Tensor:
+    """Return pictures (B, H, W, 3) in 0..1."""
+    # ComfyUI's tiled decoding, which it falls back to when memory is short, gives inference tensors.
+    return own(vae.decode(latents))

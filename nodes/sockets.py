@@ -1,0 +1,26 @@
+"""The node API and our socket types. The one module that imports `comfy_api`."""
+
+from comfy_api.latest import ComfyExtension, io, ui
+
+CATEGORY = "training/lora"
+
+# Our sockets carry frozen configuration objects, never live models.
+BaseModelSocket = io.Custom("ATELIER_BASE_MODEL")  # BaseModelConfig
+DatasetSocket = io.Custom("ATELIER_DATASET")  # DatasetConfig
+OptimizerSocket = io.Custom("ATELIER_OPTIMIZER")  # OptimizerConfig
+SchedulerSocket = io.Custom("ATELIER_SCHEDULER")  # SchedulerConfig
+LoraConfigSocket = io.Custom("ATELIER_LORA_CONFIG")  # LoraConfig
+ObjectiveSocket = io.Custom("ATELIER_OBJECTIVE")  # ObjectiveConfig
+
+__all__ = [
+    "CATEGORY",
+    "BaseModelSocket",
+    "ComfyExtension",
+    "DatasetSocket",
+    "LoraConfigSocket",
+    "ObjectiveSocket",
+    "OptimizerSocket",
+    "SchedulerSocket",
+    "io",
+    "ui",
+]

@@ -1,0 +1,263 @@
+"""Start a real ComfyUI server with this pack in it, and talk to it as a browser does."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import websocket
+
+from lora_atelier.dev import prepare_base, server_command
+
+TEXT_EVENT = 3  # binary websocket message: a line of progress text for one node
+
+
+def free_port() -> int:
+    """Return a TCP port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def end_with_parent() -> None:
+    """Let Linux end the calling process when its parent dies, however that happens."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+class ComfyServer:
+    """A ComfyUI server process with its own base directory; a context manager that starts and ends it."""
+
+    def __init__(self, comfyui: Path, base: Path, *extra: str, cpu: bool = True) -> None:
+        prepare_base(base)
+        self.comfyui, self.base, self.extra, self.cpu = comfyui, base, extra, cpu
+        self.log = base / "server.log"
+        self.url = ""
+        self.process: subprocess.Popen | None = None
+
+    def __enter__(self) -> ComfyServer:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def start(self, timeout: float = 300) -> None:
+        """Start the process and return once it answers; RuntimeError with the log's end if it does not."""
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = server_command(self.comfyui, self.base, port, *self.extra, cpu=self.cpu)
+        alone: dict[str, Any] = {"start_new_session": True}  # a Ctrl-C is ours to pass on
+        if sys.platform == "linux":
+            alone["preexec_fn"] = end_with_parent
+        elif os.name == "nt":
+            alone = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, cwd=self.base, stdout=log, stderr=log, **alone)
+        deadline = time.monotonic() + timeout
+        while not self.answers():
+            ended = self.process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                self.stop()
+                end = "\n".join(self.log_text().splitlines()[-25:])
+                raise RuntimeError(
+                    f"ComfyUI {'ended' if ended else 'did not answer'} at start-up; its log ends:\n{end}"
+                )
+            time.sleep(0.2)
+
+    def answers(self) -> bool:
+        """Tell whether the server takes requests yet."""
+        try:
+            urllib.request.urlopen(f"{self.url}/system_stats", timeout=5).close()
+        except OSError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """End the process in good order, by force after ten seconds."""
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process at once, as a crash would."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def log_text(self) -> str:
+        """Return all that the server has printed, without its colours."""
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.log.read_text(encoding="utf-8", errors="replace"))
+
+
+@dataclass
+class Result:
+    """What one queued prompt did, gathered from its websocket events and its history entry."""
+
+    prompt_id: str = ""
+    status: str = ""  # success | error | interrupted | rejected (refused before it was queued)
+    error: str = ""  # the message a person sees, empty on success
+    details: dict = field(default_factory=dict)  # data of execution_error, or the body of the refusal
+    ran: list[str] = field(default_factory=list)  # node ids in order
+    cached: set[str] = field(default_factory=set)
+    events: list[tuple[str, dict]] = field(default_factory=list)  # every text event, in order
+    texts: list[tuple[str, str]] = field(default_factory=list)  # (node id, progress text)
+    outputs: dict[str, dict] = field(default_factory=dict)  # node id -> its `ui` output
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether every node was executed or served from cache."""
+        return self.status == "success"
+
+    def did_run(self, node: str) -> bool:
+        """Tell whether the node was executed (a twin of it in the same prompt counts for itself alone)."""
+        return str(node) in self.ran
+
+    def was_cached(self, node: str) -> bool:
+        """Tell whether the node was known to be cached when the prompt started."""
+        return str(node) in self.cached
+
+    def custom(self, prefix: str = "atelier") -> list[tuple[str, dict]]:
+        """Return the pack's own events, in order."""
+        return [(kind, data) for kind, data in self.events if kind.startswith(prefix)]
+
+
+class ComfyClient:
+    """One browser tab's view of a server: queue prompts and read what comes back."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.id = uuid.uuid4().hex
+
+    def request(self, path: str, data: object = None, headers: dict | None = None) -> bytes:
+        """GET a path, or POST `data` to it (bytes as they are, anything else as JSON); return the body."""
+        body = data if data is None or isinstance(data, bytes) else json.dumps(data).encode()
+        headers = headers or ({"Content-Type": "application/json"} if body else {})
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, body, headers), timeout=120) as answer:
+            return answer.read()
+
+    def get(self, path: str) -> Any:
+        """GET a path and return its JSON."""
+        return json.loads(self.request(path))
+
+    def object_info(self) -> dict:
+        """Return the schemas of all nodes."""
+        return self.get("/object_info")
+
+    def interrupt(self, prompt_id: str) -> None:
+        """Cancel this prompt if it is the one that runs."""
+        self.request("/interrupt", {"prompt_id": prompt_id})
+
+    def upload(self, path: Path, subfolder: str = "") -> dict:
+        """Put an image into the input folder; return its name, subfolder and type."""
+        boundary = uuid.uuid4().hex
+        parts = [
+            f'--{boundary}\r\nContent-Disposition: form-data; name="subfolder"\r\n\r\n{subfolder}\r\n'.encode(),
+            f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="{path.name}"\r\n'.encode(),
+            b"Content-Type: application/octet-stream\r\n\r\n" + path.read_bytes() + b"\r\n",
+            f"--{boundary}--\r\n".encode(),
+        ]
+        headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+        return json.loads(self.request("/upload/image", b"".join(parts), headers))
+
+    def image(self, reference: dict) -> bytes:
+        """Return the file that an image reference of an output names."""
+        return self.request("/view?" + urllib.parse.urlencode(reference))
+
+    def images(self, result: Result, node: str) -> list:
+        """Return a node's output images as PIL images."""
+        from PIL import Image
+
+        references = result.outputs.get(str(node), {}).get("images", [])
+        return [Image.open(io.BytesIO(self.image(reference))) for reference in references]
+
+    def queue(
+        self,
+        prompt: dict,
+        on_event: Callable[[str, dict, Result], None] | None = None,
+        timeout: float = 600,
+    ) -> Result:
+        """Queue a prompt, follow it to its end and return what it did.
+
+        `on_event(kind, data, result)` is called on every event as it arrives ("text" for progress text), so that
+        a test can interrupt, or press a button, at a known moment. TimeoutError when no event comes for `timeout`
+        seconds.
+        """
+        result = Result()
+        socket_url = self.url.replace("http", "ws", 1) + f"/ws?clientId={self.id}"
+        connection = websocket.create_connection(socket_url, timeout=timeout)
+        try:
+            try:
+                answer = self.request("/prompt", {"prompt": prompt, "client_id": self.id})
+            except urllib.error.HTTPError as refusal:
+                result.status, result.details = "rejected", json.loads(refusal.read())
+                result.error = refusal_text(result.details)
+                return result
+            result.prompt_id = json.loads(answer)["prompt_id"]
+            while not self._take(connection, result, on_event, timeout):
+                pass
+        finally:
+            connection.close()
+        result.outputs = self.get(f"/history/{result.prompt_id}")[result.prompt_id]["outputs"]
+        return result
+
+    def _take(self, connection: websocket.WebSocket, result: Result, on_event: Callable | None, timeout: float) -> bool:
+        """Read one message into the result; return True on the end of the prompt."""
+        try:
+            message = connection.recv()
+        except websocket.WebSocketTimeoutException:
+            raise TimeoutError(f"No event from the server for {timeout} s; the last: {result.events[-1:]}") from None
+        if isinstance(message, bytes):
+            if struct.unpack(">I", message[:4])[0] != TEXT_EVENT:
+                return False
+            length = struct.unpack(">I", message[4:8])[0]
+            node, text = message[8 : 8 + length].decode(), message[8 + length :].decode()
+            result.texts.append((node, text))
+            kind, data = "text", {"node": node, "text": text}
+        else:
+            parsed = json.loads(message)
+            kind, data = parsed["type"], parsed.get("data") or {}
+            if data.get("prompt_id", result.prompt_id) != result.prompt_id:
+                return False
+            result.events.append((kind, data))
+        if kind == "executing" and data["node"] is not None:
+            result.ran.append(data["node"])
+        elif kind == "execution_cached":
+            result.cached |= set(data["nodes"])
+        elif kind in ("execution_success", "execution_interrupted", "execution_error"):
+            result.status = kind.removeprefix("execution_")
+            if kind == "execution_error":
+                result.details, result.error = data, data["exception_message"].strip()
+        if on_event:
+            on_event(kind, data, result)
+        return kind == "executing" and data["node"] is None
+
+
+def refusal_text(body: dict) -> str:
+    """Put the reasons why a prompt was refused into one line per node."""
+    lines = [
+        f"{node['class_type']}: {error['message']}: {error['details']}"
+        for node in (body.get("node_errors") or {}).values()
+        for error in node["errors"]
+    ]
+    return "\n".join(lines) or body["error"]["message"]

@@ -1,0 +1,96 @@
+"""Configurations are read strictly, written plainly and refuse what cannot work."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from lora_atelier.trainer_core import config as c
+
+DATASET = c.DatasetConfig(
+    concepts=(
+        c.ConceptConfig(folder="cats", repeats=3, masks=c.MaskConfig(invert=True)),
+        c.ConceptConfig(folder="dogs", shuffle_tags=True, keep_tags=1),
+    )
+)
+RUN = c.RunConfig(
+    base_model=c.BaseModelConfig(path="model.safetensors", clip_skip=2),
+    dataset=DATASET,
+    sample=c.SampleConfig(prompts=("a cat", "a dog")),
+)
+
+
+def test_a_run_survives_dict_and_json() -> None:
+    again = c.RunConfig.from_dict(json.loads(json.dumps(RUN.to_dict())))
+    assert again == RUN
+    assert again.digest() == RUN.digest()
+    assert isinstance(again.dataset.concepts[0].masks, c.MaskConfig)
+    assert isinstance(again.sample.prompts, tuple)
+
+
+def test_an_unknown_key_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="rnak"):
+        c.LoraConfig.from_dict({"rnak": 8})
+    with pytest.raises(ValueError, match="colour"):
+        c.RunConfig.from_dict(RUN.to_dict() | {"lora": {"colour": 1}})
+
+
+def test_the_digest_does_not_depend_on_the_order_of_keys() -> None:
+    values = RUN.to_dict()
+    turned = dict(reversed(values.items()))
+    assert c.RunConfig.from_dict(turned).digest() == RUN.digest()
+
+
+def test_every_field_of_a_run_changes_its_digest() -> None:
+    for field in dataclasses.fields(c.TrainConfig):
+        value = getattr(RUN.train, field.name)
+        other: Any = {
+            "latent_sampling": "mean",
+            "save_dtype": "float32",
+            "resolution": 768,
+            "bucket_step": 32,
+            "gradient_checkpointing": True,
+        }.get(field.name, value + 1 if isinstance(value, int) else None)
+        changed = RUN.replace(train=RUN.train.replace(**{field.name: other}))
+        assert changed.digest() != RUN.digest(), field.name
+
+
+def test_configurations_are_frozen_and_keyword_only() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RUN.train.steps = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        c.ConceptConfig("cats")  # type: ignore[misc]
+
+
+REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
+    (c.BaseModelConfig, {"path": "x", "prediction": "flow"}, "prediction"),
+    (c.BaseModelConfig, {"path": "x", "clip_skip": 0}, "clip_skip"),
+    (c.MaskConfig, {"unmasked_weight": 1.5}, "unmasked_weight"),
+    (c.MaskConfig, {"unmasked_probability": float("nan")}, "unmasked_probability"),
+    (c.MaskConfig, {"suffix": ""}, "suffix"),
+    (c.ConceptConfig, {"folder": "x", "repeats": 0}, "repeats"),
+    (c.ConceptConfig, {"folder": "x", "loss_weight": -1}, "loss_weight"),
+    (c.ConceptConfig, {"folder": "x", "tag_dropout": 2}, "tag_dropout"),
+    (c.ConceptConfig, {"folder": "x", "caption_extension": "txt"}, "dot"),
+    (c.DatasetConfig, {"concepts": ()}, "no concept"),
+    (c.OptimizerConfig, {"learning_rate": 0}, "nothing would be trained"),
+    (c.OptimizerConfig, {"beta2": 1}, "beta2"),
+    (c.SchedulerConfig, {"min_lr_ratio": 2}, "min_lr_ratio"),
+    (c.LoraConfig, {"rank": 0}, "rank"),
+    (c.LoraConfig, {"alpha": 0}, "alpha"),
+    (c.ObjectiveConfig, {"min_timestep": 600, "max_timestep": 500}, "min_timestep"),
+    (c.ObjectiveConfig, {"max_timestep": 1000}, "max_timestep"),
+    (c.TrainConfig, {"steps": 0}, "steps"),
+    (c.TrainConfig, {"batch_size": 0}, "batch_size"),
+    (c.TrainConfig, {"bucket_step": 60}, "bucket_step"),
+    (c.TrainConfig, {"resolution": 64, "bucket_step": 128}, "bucket_step"),
+    (c.TrainConfig, {"seed": -1}, "seed"),
+    (c.SampleConfig, {"width": 500}, "multiple of 8"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "named"), REFUSED, ids=lambda v: str(v) if isinstance(v, dict) else "")
+def test_what_cannot_work_is_refused_by_name(kind: type[c.Config], values: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        kind(**values)

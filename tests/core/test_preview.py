@@ -1,0 +1,67 @@
+"""The preview shows what is trained."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageChops
+
+from lora_atelier.trainer_core.buckets import cut
+from lora_atelier.trainer_core.config import ConceptConfig, DatasetConfig, MaskConfig, TrainConfig
+from lora_atelier.trainer_core.plan import Plan, build_plan
+from lora_atelier.trainer_core.preview import render_preview
+from lora_atelier.trainer_core.scan import load_picture, scan
+
+
+def prepare(folder: Path, sizes: list[tuple[int, int]], masked: bool = False, **options) -> tuple[Plan, DatasetConfig]:
+    """Plan a run over random pictures at 128 pixels."""
+    for i, (width, height) in enumerate(sizes):
+        pixels = np.random.default_rng(i).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+        (folder / f"{i}.txt").write_text(f"picture number {i}, " + "a long caption " * (i * 5))
+        if masked:
+            Image.new("L", (width, height), 0).save(folder / f"{i}-masklabel.png")
+    concept = ConceptConfig(folder=str(folder), masks=MaskConfig() if masked else None, **options)
+    dataset = DatasetConfig(concepts=(concept,))
+    return build_plan(scan(dataset), dataset, TrainConfig(resolution=128, bucket_step=32, steps=4)), dataset
+
+
+def contains(sheet: Image.Image, part: Image.Image) -> bool:
+    """Tell whether a picture lies somewhere on the sheet, pixel by pixel."""
+    whole, small = np.asarray(sheet), np.asarray(part)
+    rows = np.lib.stride_tricks.sliding_window_view(whole, (1, small.shape[1], 3))[:, :, 0, 0]
+    places = np.argwhere((rows == small[0]).all(axis=(2, 3)))
+    return any(np.array_equal(whole[y : y + small.shape[0], x : x + small.shape[1]], small) for y, x in places)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_the_pixels_on_the_sheet_are_the_trained_ones(tmp_path: Path, flip: bool) -> None:
+    plan, dataset = prepare(tmp_path, [(200, 190), (128, 128)], flip=flip)
+    sheet = render_preview(plan, dataset, tile=128)
+    for i, picture in enumerate(plan.manifest.pictures):
+        assert contains(sheet, cut(load_picture(picture.path), plan.sample(i, 0).crop))
+
+
+def test_masks_are_laid_over(tmp_path: Path) -> None:
+    plan, dataset = prepare(tmp_path, [(128, 128)], masked=True)
+    bare = dataset.replace(concepts=(dataset.concepts[0].replace(masks=None),))
+    difference = ImageChops.difference(render_preview(plan, dataset), render_preview(plan, bare))
+    assert difference.getbbox() is not None
+
+
+def test_the_grid_holds_at_most_the_limit_in_at_most_the_columns(tmp_path: Path) -> None:
+    plan, dataset = prepare(tmp_path, [(64, 64)] * 7)
+    one = render_preview(plan, dataset, limit=1)
+    wide = render_preview(plan, dataset, columns=4, limit=4)
+    grid = render_preview(plan, dataset, columns=4)
+    assert one.mode == "RGB"
+    assert wide.height == one.height
+    assert one.width < wide.width == grid.width
+    assert grid.height > wide.height
+
+
+def test_odd_pictures_and_captions_are_shown(tmp_path: Path) -> None:
+    plan, dataset = prepare(tmp_path, [(1, 3000), (3000, 1), (1, 1)], caption_prefix="猫 ünïcode " + "x" * 300)
+    assert render_preview(plan, dataset, tile=10).size[0] > 0
+    plan, dataset = prepare(tmp_path, [(40, 40)], caption_dropout=1.0)
+    assert render_preview(plan, dataset, columns=1).size[1] > 0

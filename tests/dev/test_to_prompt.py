@@ -1,0 +1,121 @@
+"""From a workflow as the editor saves it to a prompt as the HTTP API takes it."""
+
+import pytest
+
+from lora_atelier.dev import to_prompt
+
+SCHEMAS = {
+    "Loader": {
+        "display_name": "Load",
+        "input": {"required": {"ckpt_name": [["a.safetensors", "b.safetensors"], {}]}},
+        "input_order": {"required": ["ckpt_name"]},
+    },
+    "Sampler": {
+        "display_name": "Sample",
+        "input": {
+            "optional": {"note": ["STRING", {"default": ""}], "mask": ["MASK", {}]},
+            "required": {
+                "model": ["MODEL", {}],
+                "seed": ["INT", {"control_after_generate": True}],
+                "steps": ["INT", {}],
+                "forced": ["FLOAT", {"forceInput": True}],
+                "mode": ["COMBO", {"options": ["x", "y"]}],
+            },
+        },
+        "input_order": {"required": ["model", "seed", "steps", "forced", "mode"], "optional": ["note", "mask"]},
+    },
+    "Optimizer": {
+        "input": {
+            "required": {
+                "opt": [
+                    "COMFY_DYNAMICCOMBO_V3",
+                    {
+                        "options": [
+                            {"key": "adamw", "inputs": {"required": {"decay": ["FLOAT", {}]}}},
+                            {
+                                "key": "prodigy",
+                                "inputs": {
+                                    "required": {"d_coef": ["FLOAT", {}]},
+                                    "optional": {"extra": ["MODEL", {}], "safe": ["BOOLEAN", {}]},
+                                },
+                            },
+                        ]
+                    },
+                ],
+                "lr": ["FLOAT", {}],
+                "sizes": ["STRING", {}],
+            }
+        },
+        "input_order": {"required": ["opt", "lr", "sizes"]},
+    },
+}
+
+
+def node(number: int, kind: str, values: list | dict, inputs: list | None = None, **more: object) -> dict:
+    """Build one node of a workflow file."""
+    return {"id": number, "type": kind, "mode": 0, "inputs": inputs or [], "widgets_values": values, **more}
+
+
+def convert(*nodes: dict, links: list | None = None) -> dict:
+    """Convert a workflow of these nodes and return the inputs by node id."""
+    prompt = to_prompt({"nodes": list(nodes), "links": links or []}, SCHEMAS)
+    return {number: entry["inputs"] for number, entry in prompt.items()}
+
+
+def test_widgets_take_values_in_schema_order_and_links_win() -> None:
+    sampler = node(
+        7,
+        "Sampler",
+        [42, "randomize", 20, "y", "hello"],
+        [{"name": "model", "link": 1}, {"name": "steps", "link": None, "widget": {"name": "steps"}}],
+    )
+    inputs = convert(node(3, "Loader", ["b.safetensors"]), sampler, links=[[1, 3, 0, 7, 0, "MODEL"]])
+    assert inputs["3"] == {"ckpt_name": "b.safetensors"}
+    assert inputs["7"] == {"model": ["3", 0], "seed": 42, "steps": 20, "mode": "y", "note": "hello"}
+
+
+def test_a_widget_that_became_a_socket_keeps_its_place() -> None:
+    sampler = node(7, "Sampler", [42, "fixed", 20, "y", ""], [{"name": "seed", "link": 5, "widget": {"name": "seed"}}])
+    inputs = convert(node(3, "Loader", ["a.safetensors"]), sampler, links=[[5, 3, 2, 7, 0, "INT"]])
+    assert inputs["7"] == {"seed": ["3", 2], "steps": 20, "mode": "y", "note": ""}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["adamw", 0.01, 1e-4, "512"], {"opt": "adamw", "opt.decay": 0.01, "lr": 1e-4, "sizes": "512"}),
+        (
+            ["prodigy", 1.0, True, 1.0, "512"],
+            {"opt": "prodigy", "opt.d_coef": 1.0, "opt.safe": True, "lr": 1.0, "sizes": "512"},
+        ),
+    ],
+)
+def test_a_dynamic_combo_takes_the_chosen_options_values(values: list, expected: dict) -> None:
+    assert convert(node(1, "Optimizer", values))["1"] == expected
+
+
+def test_values_by_name_and_lists_pass_through() -> None:
+    assert convert(node(1, "Optimizer", {"lr": 2, "sizes": [1, 2]}))["1"] == {"lr": 2, "sizes": {"__value__": [1, 2]}}
+
+
+def test_titles_are_kept_for_people() -> None:
+    workflow = {"nodes": [node(1, "Loader", ["a.safetensors"]), node(2, "Loader", ["a.safetensors"], title="Base")]}
+    prompt = to_prompt(workflow, SCHEMAS)
+    assert [entry["_meta"]["title"] for entry in prompt.values()] == ["Load", "Base"]
+
+
+def test_notes_and_muted_nodes_vanish_with_their_links() -> None:
+    inputs = convert(
+        node(1, "MarkdownNote", ["# words"]),
+        node(3, "Loader", ["a.safetensors"], mode=2),
+        node(7, "Sampler", [1, "fixed", 2, "x"], [{"name": "model", "link": 1}]),
+        links=[[1, 3, 0, 7, 0, "MODEL"]],
+    )
+    assert inputs == {"7": {"seed": 1, "steps": 2, "mode": "x"}}
+
+
+def test_what_only_the_editor_resolves_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"Node 3 \(Loader\) is bypassed"):
+        convert(node(3, "Loader", ["a.safetensors"], mode=4))
+    with pytest.raises(ValueError, match="Node 9 is a 'Reroute'"):
+        convert(node(9, "Reroute", []))

@@ -1,0 +1,55 @@
+"""The pack in real ComfyUI servers: it loads, cleanly, quickly and once."""
+
+import re
+from collections.abc import Callable
+
+from comfy_client import ComfyClient, ComfyServer
+from lora_atelier.dev import PACK, ROOT
+
+IMPORT_LINE = re.compile(rf"^(?:\[INFO\])?\s*(\d+\.\d) seconds( \(IMPORT FAILED\))?: .*[\\/]{PACK}\s*$", re.MULTILINE)
+
+
+def test_a_stock_prompt_runs_and_is_cached_when_queued_again(any_server: ComfyServer) -> None:
+    comfy = ComfyClient(any_server.url)
+    prompt = {
+        "1": {"class_type": "EmptyImage", "inputs": {"width": 32, "height": 24, "batch_size": 1, "color": 255}},
+        "2": {"class_type": "PreviewImage", "inputs": {"images": ["1", 0]}},
+    }
+    prompt["1"]["inputs"]["color"] = int(comfy.id[:4], 16)  # unlike any earlier prompt of this server
+    first = comfy.queue(prompt)
+    assert first.ok and first.did_run("1") and first.did_run("2")
+    assert [image.size for image in comfy.images(first, "2")] == [(32, 24)]
+    again = comfy.queue(prompt)
+    assert again.ok and again.was_cached("1") and again.was_cached("2") and not again.ran
+
+
+def test_a_refused_prompt_says_why(comfy: ComfyClient) -> None:
+    result = comfy.queue({"1": {"class_type": "PreviewImage", "inputs": {}}})
+    assert result.status == "rejected"
+    assert "Required input is missing: images" in result.error
+
+
+def test_the_pack_is_imported_without_error(any_server: ComfyServer) -> None:
+    found = IMPORT_LINE.search(any_server.log_text())
+    assert found, "the log does not name the pack"
+    assert not found[2], any_server.log_text()
+
+
+def test_importing_the_pack_takes_less_than_a_tenth_of_a_second(
+    server: ComfyServer, start_comfy: Callable[..., ComfyServer]
+) -> None:
+    """The log rounds to 0.1 s. A busy machine may need a second and third try."""
+    for attempt in range(3):
+        tried = server if attempt == 0 else start_comfy()
+        found = IMPORT_LINE.search(tried.log_text())
+        if tried is not server:
+            tried.stop()
+        if found and float(found[1]) <= 0.1:
+            break
+    assert found and float(found[1]) <= 0.1
+
+
+def test_each_script_is_listed_once(any_server: ComfyServer) -> None:
+    listed = [path for path in ComfyClient(any_server.url).get("/extensions") if "atelier" in path.lower()]
+    expected = [f"/extensions/{PACK}/{path.relative_to(ROOT / 'js').as_posix()}" for path in ROOT.glob("js/**/*.js")]
+    assert sorted(listed) == sorted(expected)

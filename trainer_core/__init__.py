@@ -1,0 +1,1 @@
+"""The torch core of LoRA Atelier: scan, plan, encode, train, export. Imports nothing of ComfyUI."""

@@ -1,0 +1,33 @@
+"""What a run tells its caller while it works, and how the caller stops it: one small object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """What one optimizer step did."""
+
+    step: int  # steps finished so far, 1..steps
+    steps: int
+    loss: float  # mean over the samples of the step; NaN when it was not finite
+    grad_norm: float  # before clipping
+    learning_rate: float  # of the first parameter group
+    updated: bool  # False: loss or gradient was not finite, the weights stayed as they were
+    seconds: float  # wall time of the step
+
+
+def _ignore(*_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Callbacks:
+    """Progress out, interruption in. Every field may be left at its default."""
+
+    phase: Callable[[str, int, int], None] = _ignore  # (phase, done, total) while scanning, encoding, sampling
+    step: Callable[[StepReport], None] = _ignore
+    note: Callable[[str], None] = _ignore  # one sentence for the person
+    check: Callable[[], None] = _ignore  # called between micro-steps and pictures; raises to stop the run

@@ -1,0 +1,184 @@
+"""The LoRA file: kohya names, metadata, written atomically, and read back before it counts."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .captions import tag_frequency
+from .config import RunConfig
+from .memory import DTYPES
+from .models import BaseModel
+from .plan import Plan
+
+TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}  # relative, of a layer's delta norm
+VERSION = "0.1.0"
+
+
+def delta_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return ||alpha/rank * up @ down||_F of every LoRA layer, from rank x rank products alone."""
+    norms = {}
+    for key in tensors:
+        if not key.endswith(".lora_up.weight"):
+            continue
+        name = key.removesuffix(".lora_up.weight")
+        up, down = tensors[key].double().flatten(1), tensors[f"{name}.lora_down.weight"].double().flatten(1)
+        scale = float(tensors[f"{name}.alpha"]) / down.shape[0]
+        squared = ((up.t() @ up) * (down @ down.t())).sum()
+        norms[name] = scale * float(squared.clamp(min=0).sqrt())
+    return norms
+
+
+def save_lora(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    dtype: str = "float16",
+    verify: Callable[[Path], None] | None = None,
+) -> dict[str, Tensor]:
+    """Write a LoRA so that `path` either holds a whole, verified file or is as it was; return what was written.
+
+    verify: called with the finished file before it gets its name; raises to refuse it.
+    Raises ValueError when a value does not fit the dtype or the file read back differs from what was trained.
+    """
+    stored = {k: t.detach().cpu().to(DTYPES[dtype]).contiguous() for k, t in tensors.items()}
+    if broken := [k for k, t in stored.items() if not t.isfinite().all()]:
+        raise ValueError(f"{broken[0]} does not fit {dtype}; save as bfloat16 or float32.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        save_file(stored, temporary, {k: v for k, v in metadata.items() if k.startswith("ss_")})
+        save_file(stored, temporary, {**metadata, **file_hashes(temporary)})
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        verify_lora(temporary, tensors, dtype)
+        if verify:
+            verify(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return stored
+
+
+def verify_lora(path: Path, trained: Mapping[str, Tensor], dtype: str) -> None:
+    """Read a LoRA back and compare names and every layer's delta norm with what was trained."""
+    read = load_file(path)
+    if set(read) != set(trained):
+        raise ValueError(f"{path.name} holds other tensors than were trained; nothing was kept.")
+    written = delta_norms(read)
+    for name, norm in delta_norms(trained).items():
+        if abs(written[name] - norm) > TOLERANCE[dtype] * norm + 1e-6:
+            raise ValueError(
+                f"{name} has delta norm {written[name]:.6g} in the file and {norm:.6g} in training; save as float32."
+            )
+
+
+def file_hashes(path: Path) -> dict[str, str]:
+    """Return kohya's two hashes of a safetensors file that carries the `ss_` metadata only."""
+    model, legacy = hashlib.sha256(), hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(0x100000)
+        legacy.update(file.read(0x10000))
+        file.seek(0)
+        file.seek(8 + struct.unpack("<Q", file.read(8))[0])
+        while block := file.read(1 << 20):
+            model.update(block)
+    return {"sshs_model_hash": model.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
+
+
+def unused_path(path: Path) -> Path:
+    """Return the path itself, or the first of name-2, name-3 … that does not exist."""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return candidate
+
+
+def build_metadata(
+    config: RunConfig, plan: Plan, base: BaseModel, *, name: str, steps: int, started: float
+) -> dict[str, str]:
+    """Return the metadata other tools read (`ss_*`, `modelspec.*`) and the whole configuration (`atelier.*`)."""
+    lora, optimizer, train, objective = config.lora, config.optimizer, config.train, config.objective
+    finished = datetime.datetime.now(datetime.timezone.utc)
+    folders = {Path(c.folder).name: {"n_repeats": c.repeats, "img_count": 0} for c in config.dataset.concepts}
+    for picture in plan.manifest.pictures:
+        folders[Path(config.dataset.concepts[picture.concept].folder).name]["img_count"] += 1
+    network_args = {}
+    if lora.preset == "full":
+        network_args = {"conv_dim": lora.conv_rank or lora.rank, "conv_alpha": lora.conv_alpha or lora.alpha}
+    triggers = dict.fromkeys(
+        c.caption_prefix.strip(" ,") for c in config.dataset.concepts if c.caption_prefix.strip(" ,")
+    )
+    kohya = {
+        "v2": False,
+        "base_model_version": "sd_v1",
+        "sd_model_name": base.name,
+        "network_module": "networks.lora",
+        "network_dim": lora.rank,
+        "network_alpha": lora.alpha,
+        "network_args": json.dumps({"preset": lora.preset, **network_args}),
+        "output_name": name,
+        "session_id": config.digest()[:16],
+        "training_started_at": started,
+        "training_finished_at": finished.timestamp(),
+        "learning_rate": optimizer.learning_rate,
+        "unet_lr": optimizer.learning_rate,
+        "text_encoder_lr": optimizer.text_encoder_learning_rate or None,
+        "optimizer": optimizer.name,
+        "lr_scheduler": config.scheduler.name,
+        "lr_warmup_steps": config.scheduler.warmup_steps,
+        "max_grad_norm": optimizer.max_grad_norm,
+        "gradient_accumulation_steps": train.accumulate,
+        "gradient_checkpointing": train.gradient_checkpointing,
+        "mixed_precision": {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(base.dtype, "no"),
+        "max_train_steps": plan.steps,
+        "steps": steps,
+        "num_epochs": plan.epochs,
+        "num_batches_per_epoch": plan.batches_per_epoch,
+        "seed": train.seed,
+        "clip_skip": base.clip_skip,
+        "min_snr_gamma": objective.min_snr_gamma or None,
+        "noise_offset": objective.noise_offset or None,
+        "loss_type": "l2",
+        "num_train_images": len(plan.manifest.pictures),
+        "num_reg_images": 0,
+        "total_batch_size": train.batch_size,
+        "resolution": f"({train.resolution}, {train.resolution})",
+        "dataset_dirs": json.dumps(folders),
+        "tag_frequency": json.dumps(tag_frequency(plan.manifest, config.dataset)),
+        "new_sd_model_hash": base.identity["unet"],
+    }
+    spec = {
+        "sai_model_spec": "1.0.1",
+        "architecture": "stable-diffusion-v1/lora",
+        "implementation": "https://github.com/Stability-AI/generative-models",
+        "title": name,
+        "resolution": f"{train.resolution}x{train.resolution}",
+        "date": finished.isoformat(timespec="seconds"),
+        "prediction_type": "epsilon" if base.prediction == "epsilon" else "v",
+        "trigger_phrase": ", ".join(triggers),
+        "encoder_layer": str(base.clip_skip),
+    }
+    private = {
+        **config.to_dict(),
+        "base_model": {**config.base_model.to_dict(), "path": base.name, "tokenizer": ""},
+    }
+    private["dataset"] = {
+        "concepts": [{**c, "folder": Path(c["folder"]).name} for c in config.to_dict()["dataset"]["concepts"]]
+    }
+    return {
+        **{f"ss_{k}": str(v) for k, v in kohya.items()},
+        **{f"modelspec.{k}": v for k, v in spec.items() if v},
+        "atelier.version": VERSION,
+        "atelier.config": json.dumps(private, sort_keys=True, ensure_ascii=False),
+    }

@@ -1,0 +1,57 @@
+"""LoRA on linear and convolution layers, computed on the activations (Hu et al. 2021)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..rng import generator
+
+
+class LoraLayer(nn.Module):
+    """delta(x) = scale * up(down(x)) beside one frozen layer; `up` starts at zero, so delta starts at zero.
+
+    down: (rank, in[, k, k]) and up: (out, rank[, 1, 1]), float32 parameters. alpha is a plain number.
+    """
+
+    def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, alpha: float, *, name: str, seed: int) -> None:
+        super().__init__()
+        weight = base.weight
+        ones = (1,) * (weight.ndim - 2)
+        bound = 1 / math.sqrt(weight[0].numel())  # kaiming uniform with a = sqrt(5)
+        down = torch.rand(rank, *weight.shape[1:], generator=generator(seed, f"init/{name}")) * (2 * bound) - bound
+        self.down = nn.Parameter(down)
+        self.up = nn.Parameter(torch.zeros(weight.shape[0], rank, *ones))
+        self.rank, self.alpha = rank, float(alpha)
+        self.scale = self.alpha / rank
+        self.geometry: dict[str, Any] = {}
+        if isinstance(base, nn.Conv2d):
+            self.geometry = {"stride": base.stride, "padding": base.padding, "dilation": base.dilation}
+
+    def forward(self, x: Tensor, base_output: Tensor) -> Tensor:
+        """Return base_output + delta(x); base_output is the frozen layer's own result and is overwritten."""
+        down, up = self.down.to(x.dtype), self.up.to(x.dtype)
+        if self.geometry:
+            hidden = F.conv2d(x, down, **self.geometry)
+            return base_output.add_(F.conv2d(hidden, up), alpha=self.scale)
+        hidden = F.linear(x, down)
+        flat = base_output.view(-1, base_output.shape[-1])
+        flat.addmm_(hidden.view(-1, self.rank), up.t(), alpha=self.scale)
+        return base_output
+
+    def delta_weight(self) -> Tensor:
+        """Return scale * up @ down in the base weight's shape, float32."""
+        down = self.down.detach().float()
+        return (self.scale * self.up.detach().float().flatten(1) @ down.flatten(1)).view(-1, *down.shape[1:])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors under kohya's suffixes."""
+        return {
+            "lora_down.weight": self.down.detach(),
+            "lora_up.weight": self.up.detach(),
+            "alpha": torch.tensor(self.alpha),
+        }

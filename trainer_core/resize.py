@@ -1,0 +1,68 @@
+"""Make a LoRA smaller: the best approximation of every layer's delta at a lower rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerReport:
+    """What resizing did to one layer."""
+
+    name: str
+    old_rank: int
+    new_rank: int
+    kept: float  # Frobenius norm kept, 0..1
+
+
+def resize_lora(tensors: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tensor], list[LayerReport]]:
+    """Reduce every LoRA layer to at most `rank` by SVD; other tensors are copied as they are.
+
+    Raises ValueError when no layer pair is found. Eckart-Young: the truncated SVD is the nearest matrix.
+    """
+    if rank < 1:
+        raise ValueError(f"rank is {rank}; it must be at least 1.")
+    names = [key.removesuffix(".lora_up.weight") for key in tensors if key.endswith(".lora_up.weight")]
+    names = [name for name in names if f"{name}.lora_down.weight" in tensors]
+    if not names:
+        raise ValueError("There is no lora_up/lora_down pair in this LoRA; only plain LoRA files can be resized.")
+    result = dict(tensors)
+    reports = []
+    for name in names:
+        up, down = tensors[f"{name}.lora_up.weight"], tensors[f"{name}.lora_down.weight"]
+        if f"{name}.lora_mid.weight" in tensors or f"{name}.dora_scale" in tensors:
+            raise ValueError(f"{name} is a Tucker or DoRA layer; only plain LoRA layers can be resized.")
+        old_rank = down.shape[0]
+        alpha = float(tensors.get(f"{name}.alpha", torch.tensor(float(old_rank))))
+        new_up, new_down, kept = truncate(up, down, min(rank, old_rank))
+        result[f"{name}.lora_up.weight"], result[f"{name}.lora_down.weight"] = new_up, new_down
+        new_rank = new_down.shape[0]
+        result[f"{name}.alpha"] = torch.tensor(alpha / old_rank * new_rank)
+        reports.append(LayerReport(name=name, old_rank=old_rank, new_rank=new_rank, kept=kept))
+    return result, reports
+
+
+def truncate(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
+    """Return (up, down, kept) of rank `rank` so that up @ down is nearest to what it was.
+
+    The SVD is taken of the small core R_up R_down^T of two QR decompositions, never of the full matrix. The
+    singular values are shared evenly between up and down, which keeps both far from the limits of float16.
+    """
+    q_up, r_up = torch.linalg.qr(up.double().flatten(1))
+    q_down, r_down = torch.linalg.qr(down.double().flatten(1).t())
+    u, sigma, vt = torch.linalg.svd(r_up @ r_down.t(), full_matrices=False)
+    rank = min(rank, sigma.numel())
+    total = sigma.square().sum()
+    kept = 1.0 if total == 0 else float((sigma[:rank].square().sum() / total).sqrt())
+    root = sigma[:rank].sqrt()
+    new_up = (q_up @ u[:, :rank]) * root
+    new_down = root[:, None] * (vt[:rank] @ q_down.t())
+    return (
+        new_up.reshape(up.shape[0], rank, *up.shape[2:]).to(up.dtype).contiguous(),
+        new_down.reshape(rank, *down.shape[1:]).to(down.dtype).contiguous(),
+        kept,
+    )

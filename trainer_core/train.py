@@ -1,0 +1,262 @@
+"""The whole algorithm, top to bottom, in the order it happens."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .callbacks import Callbacks, StepReport
+from .config import RunConfig
+from .encode import Encoded, encode_plan
+from .export import build_metadata, save_lora, unused_path
+from .loss import sample_losses, snr_weight
+from .masks import loss_mask
+from .memory import choose_dtype, enable_checkpointing, release
+from .models import BaseModel, batch_context, check_base_model, encode_tokens, load_base_model, tokenize
+from .networks import Network
+from .noise import add_noise, alphas_cumprod, build_target, sample_noise, sample_timesteps, snr
+from .optim import build_optimizer, check_optimizer
+from .plan import MicroBatch, Plan, build_plan
+from .rng import generator
+from .sample import sample_images
+from .scan import scan
+from .schedule import check_schedule, lr_factor
+from .store import Store
+
+NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
+FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run leaves behind."""
+
+    path: Path  # the LoRA file
+    tensors: dict[str, Tensor]  # as they are in the file
+    losses: list[float]  # of each step, NaN where it was not finite
+    samples: Tensor  # (N, H, W, 3) in 0..1
+    plan: Plan
+
+
+def train_lora(
+    config: RunConfig,
+    output: Path,
+    cache: Path,
+    device: torch.device | str = "cpu",
+    callbacks: Callbacks | None = None,
+    verify: Callable[[Path], None] | None = None,
+) -> Result:
+    """Train a LoRA and write it to `output` (another number is added when the name is taken).
+
+    cache: folder of the store. verify: a last word on the finished file, raises to refuse it.
+    Everything wrong with the input raises ValueError before a model is loaded. When the run is stopped or fails
+    after its first step, what was learned is saved beside `output` before the exception leaves.
+    """
+    device, callbacks, started = torch.device(device), callbacks or Callbacks(), time.time()
+    check_base_model(config.base_model)
+    check_optimizer(config.optimizer, device)
+    plan = build_plan(scan(config.dataset), config.dataset, config.train)
+    check_schedule(plan.steps, config.scheduler)
+    callbacks.note(plan.report())
+
+    base = load_base_model(config.base_model, choose_dtype(config.base_model.precision, device))
+    train_text = config.optimizer.text_encoder_learning_rate > 0
+    prompts = None if train_text else {*config.sample.prompts, config.sample.negative}
+    store = Store(cache)
+    encoded = encode_plan(base, plan, config.dataset, store, device, callbacks, prompts=prompts)
+    if train_text:
+        base.text_encoder.to(device)
+    else:
+        base.text_encoder = None
+
+    base.unet.to(device)
+    trained_unet = base.unet if config.optimizer.learning_rate > 0 else None
+    network = Network(trained_unet, base.text_encoder, config.lora, config.train.seed).to(device)
+    losses: list[float] = []
+
+    def save(path: Path) -> dict[str, Tensor]:
+        metadata = build_metadata(config, plan, base, name=path.stem, steps=len(losses), started=started)
+        return save_lora(path, network.tensors(), metadata, config.train.save_dtype, verify)
+
+    try:
+        with network.attached():
+            try:
+                train(base, network, plan, encoded, config, device, callbacks, losses)
+            except BaseException:
+                if losses:
+                    stopped = unused_path(output.with_name(f"{output.stem}-stopped-at-{len(losses)}.safetensors"))
+                    save(stopped)
+                    callbacks.note(f"Stopped at step {len(losses)} of {plan.steps}; what was learned is in {stopped}.")
+                raise
+            path = unused_path(output)
+            tensors = save(path)
+            samples = sample_images(
+                base,
+                config.sample,
+                device,
+                encode=None if train_text else encoded.context,
+                callbacks=callbacks,
+            )
+    finally:
+        base.unet = base.text_encoder = base.vae = None
+        del network, encoded
+        release(device)
+    return Result(path=path, tensors=tensors, losses=losses, samples=samples, plan=plan)
+
+
+def train(
+    base: BaseModel,
+    network: Network,
+    plan: Plan,
+    encoded: Encoded,
+    config: RunConfig,
+    device: torch.device,
+    callbacks: Callbacks,
+    losses: list[float],
+) -> None:
+    """Run every step of the plan on an attached network; append each step's loss to `losses`."""
+    if config.train.gradient_checkpointing:
+        enable_checkpointing(base.parts()[:2] if base.text_encoder is not None else [base.unet])
+    optimizer = build_optimizer(
+        config.optimizer,
+        network.groups(config.optimizer.learning_rate, config.optimizer.text_encoder_learning_rate),
+    )
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    scaler = torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16)
+    alphas = alphas_cumprod()
+    not_finite = 0
+
+    for step in range(plan.steps):
+        began = time.perf_counter()
+        micro_batches = plan.step(step)
+        window = sum(len(micro_batch.samples) for micro_batch in micro_batches)
+        step_loss = torch.zeros((), device=device)
+        for micro_batch in micro_batches:
+            callbacks.check()
+            batch = build_batch(base, encoded, micro_batch, plan, config, alphas, device)
+            context = batch.context if batch.context is not None else _trained_context(base, micro_batch, device)
+            noised = add_noise(batch.latents, batch.noise, batch.alphas)
+            prediction = base.unet(noised.to(base.dtype), batch.timesteps, encoder_hidden_states=context).sample
+            target = build_target(base.prediction, batch.latents, batch.noise, batch.alphas)
+            loss = (sample_losses(prediction, target, batch.mask, batch.normalize) * batch.weights).sum() / window
+            scaler.scale(loss).backward()
+            step_loss += loss.detach()
+
+        factor = lr_factor(step, plan.steps, config.scheduler)
+        for group in optimizer.param_groups:
+            group["lr"] = group["base_lr"] * factor
+        scaler.unscale_(optimizer)
+        limit = config.optimizer.max_grad_norm or math.inf
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+        finite = math.isfinite(grad_norm) and math.isfinite(loss_value := float(step_loss))
+        if finite:
+            scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+        losses.append(loss_value if finite else math.nan)
+        callbacks.step(
+            StepReport(
+                step=step + 1,
+                steps=plan.steps,
+                loss=losses[-1],
+                grad_norm=grad_norm,
+                learning_rate=optimizer.param_groups[0]["lr"],
+                updated=finite,
+                seconds=time.perf_counter() - began,
+            )
+        )
+        not_finite = 0 if finite else not_finite + 1
+        if not_finite == NOT_FINITE_LIMIT and not scaler.is_enabled():
+            raise RuntimeError(
+                f"Loss or gradient was not finite {not_finite} times in a row up to step {step + 1}; the weights are "
+                "those before. Lower the learning rate, or use float32 or bfloat16 precision."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """One micro-batch on the device; B samples of one bucket."""
+
+    latents: Tensor  # (B, C, H, W) float32, model scale
+    noise: Tensor  # (B, C, H, W) float32
+    timesteps: Tensor  # (B,) int64
+    alphas: Tensor  # (B,) float32, cumulative alphas at the timesteps
+    context: Tensor | None  # (B, L, D); None when the text encoder is trained
+    mask: Tensor | None  # (B, 1, H, W); None when no sample has one
+    normalize: Tensor | None  # (B,) bool, divide the loss by the mask's mean
+    weights: Tensor  # (B,) concept weight x SNR weight
+
+
+def build_batch(
+    base: BaseModel,
+    encoded: Encoded,
+    micro_batch: MicroBatch,
+    plan: Plan,
+    config: RunConfig,
+    alphas: Tensor,
+    device: torch.device,
+) -> Batch:
+    """Read a micro-batch from the store and draw its noise; every draw depends on seed and indices alone."""
+    samples, seed, index, objective = (
+        micro_batch.samples,
+        config.train.seed,
+        micro_batch.index,
+        config.objective,
+    )
+    means, stds = zip(*(encoded.latents(sample) for sample in samples), strict=True)
+    latents = torch.stack(means)
+    if config.train.latent_sampling == "sample":
+        draws = [torch.randn(std.shape, generator=generator(seed, "latent", index, i)) for i, std in enumerate(stds)]
+        latents = latents + torch.stack(stds) * torch.stack(draws)
+    noise = sample_noise(seed, index, latents.shape, objective.noise_offset)
+    timesteps = sample_timesteps(seed, index, len(samples), objective.min_timestep, objective.max_timestep)
+    levels = alphas[timesteps]
+    weights = torch.tensor([sample.weight for sample in samples])
+    weights = weights * snr_weight(snr(levels), base.prediction, objective.min_snr_gamma)
+    mask, normalize = _masks(encoded, micro_batch, plan, config)
+    context = None
+    if base.text_encoder is None:
+        context = batch_context([encoded.context(s.caption) for s in samples]).to(device, base.dtype)
+    return Batch(
+        latents=latents.to(device),
+        noise=noise.to(device),
+        timesteps=timesteps.to(device),
+        alphas=levels.to(device),
+        context=context,
+        mask=None if mask is None else mask.to(device),
+        normalize=None if normalize is None else normalize.to(device),
+        weights=weights.to(device),
+    )
+
+
+def _masks(
+    encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the loss masks of a micro-batch and which of them normalise, or (None, None) without masks."""
+    masks: list[Tensor | None] = [encoded.mask(sample) for sample in micro_batch.samples]
+    shape = next((m.shape for m in masks if m is not None), None)
+    if shape is None:
+        return None, None
+    weights, normalize = [], []
+    for sample, mask in zip(micro_batch.samples, masks, strict=True):
+        settings = config.dataset.concepts[plan.manifest.pictures[sample.picture].concept].masks
+        if mask is None or settings is None:
+            weights.append(torch.ones(shape))
+            normalize.append(False)
+        else:
+            weights.append(loss_mask(mask[None], torch.tensor([sample.use_mask]), settings.unmasked_weight)[0])
+            normalize.append(settings.normalize_masked_area)
+    return torch.stack(weights), torch.tensor(normalize)
+
+
+def _trained_context(base: BaseModel, micro_batch: MicroBatch, device: torch.device) -> Tensor:
+    """Encode the captions of a micro-batch with gradients for the text encoder's network."""
+    tokens: Sequence[Tensor] = [tokenize(base.tokenizer, sample.caption).to(device) for sample in micro_batch.samples]
+    return batch_context([encode_tokens(base.text_encoder, t, base.clip_skip) for t in tokens])
