@@ -326,7 +326,7 @@ def serve(options: argparse.Namespace) -> int:
     cpu = options.cpu or not has_accelerator()
     print(f"ComfyUI will be at http://127.0.0.1:{options.port} in a moment; Ctrl-C ends it.", flush=True)
     status = run(server_command(comfyui_folder(), BASE, options.port, *options.rest, cpu=cpu), env)
-    return 0 if status in (-signal.SIGINT, 130) else status
+    return 0 if status in (-signal.SIGINT, 130, 0xC000013A) else status  # Ctrl-C on Linux, in a shell, on Windows
 
 
 def check(options: argparse.Namespace) -> int:

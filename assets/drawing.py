@@ -102,7 +102,11 @@ def draw(scene: Scene, seed: int, index: int, size: int = SIZE) -> Image.Image:
     if not scene.figures:
         for _ in range(int(rng.integers(3, 7))):
             _scribble(canvas, rng, _pick(rng, COLOURS.values()))
-    spots = {"and": ((0.28, 0.5), (0.72, 0.5)), "above": ((0.5, 0.27), (0.5, 0.73)), "below": ((0.5, 0.73), (0.5, 0.27))}
+    spots = {
+        "and": ((0.28, 0.5), (0.72, 0.5)),
+        "above": ((0.5, 0.27), (0.5, 0.73)),
+        "below": ((0.5, 0.73), (0.5, 0.27)),
+    }
     for k, figure in enumerate(scene.figures):
         low, high = RADII[figure.size]
         radius, jitter = rng.uniform(low, high), 0.045
@@ -161,7 +165,7 @@ def shape_mask(size: tuple[int, int], shape: str, x: float, y: float, radius: fl
 
 
 def fill(size: tuple[int, int], colour: tuple[int, ...], texture: str, rng: np.random.Generator) -> Image.Image:
-    """Fill a picture of `size` (width, height) with a slightly varied colour, textured with a lighter or darker tone."""
+    """Fill a picture of `size` (width, height) with a slightly varied colour, textured in a second tone of it."""
     base = np.clip(np.asarray(colour, dtype=float) + rng.normal(0, 5, 3), 0, 255)
     canvas = Image.new("RGB", size, tuple(int(v) for v in base))
     if not texture:

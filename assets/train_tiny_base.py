@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import os
+import sys
 import time
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -26,6 +27,9 @@ from diffusers.models.autoencoders.vae import AutoencoderTinyBlock
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from trainer_core.models.names import tiny_vae_names, unet_ldm_names
 
 NARROW, WIDE = 32, 64  # channels of the autoencoder while training, and as shipped
 TOKENS, BOS, EOS = 77, 49406, 49407
@@ -43,8 +47,8 @@ class Stage:
 
 
 STAGES = (  # small pictures cost a sixth and teach words, colours and shapes; full ones teach the final size
-    Stage(size=64, first=1_000_000, pictures=30_000, batch=48, steps=4000),
-    Stage(size=128, first=0, pictures=14_000, batch=20, steps=4000),
+    Stage(size=64, first=1_000_000, pictures=24_000, batch=32, steps=3000),
+    Stage(size=128, first=0, pictures=9_000, batch=16, steps=1500),
 )
 
 
@@ -161,41 +165,54 @@ def _rich_pixels(task: tuple[int, int]) -> np.ndarray:
 
 
 def train_autoencoder(args: argparse.Namespace) -> None:
-    """Train the narrow autoencoder on 64 px crops of rich pictures, or the wide decoder if `args.phase` says so."""
-    path, device = args.work / "autoencoder.safetensors", torch.device(args.device)
+    """Train encoder and decoder together on 64 px crops of rich pictures."""
     torch.manual_seed(args.seed)
-    model = build_autoencoder(NARROW).to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.ae_lr, betas=(0.9, 0.99), weight_decay=0.0)
+    model = build_autoencoder(NARROW).to(args.device, memory_format=torch.channels_last)
+    _fit_autoencoder(args, model, "autoencoder", args.ae_stop, args.ae_steps)
+
+
+def train_decoder(args: argparse.Namespace) -> None:
+    """Train the decoder further, the encoder and so all latents frozen."""
+    model = load_narrow(args)
+    model.decoder.requires_grad_(True)
+    _fit_autoencoder(args, model, "decoder", args.decoder_steps, args.decoder_steps)
+
+
+def _fit_autoencoder(args: argparse.Namespace, model: AutoencoderTiny, phase: str, stop: int, horizon: int) -> None:
+    """Train what requires gradients up to step `stop` of a learning-rate schedule of `horizon` steps."""
+    path = args.work / f"{phase}.safetensors"
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=args.ae_lr, betas=(0.9, 0.99), weight_decay=0.0)
     start = load_state(path, {"model": model}, optimizer)
-    if start >= args.ae_steps:
+    if start >= stop:
         return
     with get_context("spawn").Pool(os.cpu_count()) as pool:
         tasks = [(args.seed, index) for index in range(args.ae_pictures)]
         pixels = torch.from_numpy(np.stack(pool.map(_rich_pixels, tasks, chunksize=64)))
     began = saved = time.monotonic()
     total = 0.0
-    for step in range(start, args.ae_steps):
-        generator = generator_at(args.seed, step)
-        images = _crops(pixels, args.ae_batch, generator).to(device, memory_format=torch.channels_last)
+    for step in range(start, stop):
+        generator = generator_at(args.seed + (phase == "decoder"), step)
+        images = _crops(pixels, args.ae_batch, generator).to(args.device, memory_format=torch.channels_last)
         for group in optimizer.param_groups:
-            group["lr"] = args.ae_lr * rate(step, args.ae_steps, 200)
+            group["lr"] = args.ae_lr * rate(step, horizon, 200)
         latents = model.encoder(images)
-        jitter = torch.randn(latents.shape, generator=generator).to(device) * 0.06
+        jitter = torch.randn(latents.shape, generator=generator).to(args.device) * 0.06
         decoded = model.decoder(latents + jitter)
         reconstruction = _picture_loss(decoded, images)
         loss = reconstruction + _latent_penalty(latents)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         total += reconstruction.item()
         if (step + 1) % 50 == 0:
             mse = F.mse_loss(decoded.detach(), images).item() / 4
-            log(args.work, phase="autoencoder", step=step + 1, loss=round(total / 50, 5),
+            log(args.work, phase=phase, step=step + 1, loss=round(total / 50, 5),
                 psnr=round(-10 * math.log10(mse), 2), std=round(latents.std().item(), 3),
                 peak=round(latents.abs().max().item(), 2), seconds=round(time.monotonic() - began))  # fmt: skip
             total = 0.0
-        if time.monotonic() - saved > 120 or step + 1 == args.ae_steps:
+        if time.monotonic() - saved > 120 or step + 1 == stop:
             save_state(path, {"model": model}, optimizer, step + 1)
             saved = time.monotonic()
 
@@ -228,29 +245,19 @@ def _latent_penalty(latents: torch.Tensor) -> torch.Tensor:
     return 0.02 * (mean.square() + (std - 1).square()).mean() + 0.1 * F.relu(latents.abs() - 2.5).square().mean()
 
 
-def widen(narrow: AutoencoderTiny, seed: int) -> AutoencoderTiny:
-    """Copy a narrow autoencoder into one of full width that computes the same function.
-
-    Old channels keep their weights and read nothing from new ones. The encoder's new channels are zero; the
-    decoder's new channels start random, so that training can put them to use (after Chen et al. 2015, Net2Net).
-    """
-    torch.manual_seed(seed)
-    wide = build_autoencoder(WIDE)
-    source = narrow.state_dict()
+def widen(narrow: AutoencoderTiny) -> AutoencoderTiny:
+    """Copy a narrow autoencoder into one of full width that computes the same; the new channels are all zero."""
+    wide, source = build_autoencoder(WIDE), narrow.state_dict()
     for key, value in wide.state_dict().items():
-        old = source[key]
-        if key.startswith("encoder.") or value.ndim == 1:
-            value.zero_()
-        elif value.shape[1] > old.shape[1] or value.shape[0] > old.shape[0]:
-            value[: old.shape[0], old.shape[1] :] = 0
-        value[tuple(slice(0, n) for n in old.shape)] = old
+        value.zero_()
+        value[tuple(slice(0, n) for n in source[key].shape)] = source[key]
     return wide
 
 
-def load_narrow(args: argparse.Namespace) -> AutoencoderTiny:
-    """Load the trained narrow autoencoder."""
+def load_narrow(args: argparse.Namespace, phase: str = "autoencoder") -> AutoencoderTiny:
+    """Load the narrow autoencoder as a phase left it."""
     model = build_autoencoder(NARROW)
-    weights = load_file(args.work / "autoencoder.safetensors")
+    weights = load_file(args.work / f"{phase}.safetensors")
     model.load_state_dict({k.removeprefix("model."): v for k, v in weights.items() if k.startswith("model.")})
     return model.to(args.device, memory_format=torch.channels_last).eval().requires_grad_(False)
 
@@ -265,6 +272,8 @@ def encode_latents(args: argparse.Namespace) -> None:
     model = load_narrow(args)
     with get_context("spawn").Pool(os.cpu_count()) as pool:
         for size, first, count in ((s.size, s.first, s.pictures) for s in STAGES):
+            if args.only_size not in (0, size):
+                continue
             for begin in range(first, first + count, 1000):
                 path = args.work / "latents" / f"{size}_{begin}.safetensors"
                 if path.exists():
@@ -384,59 +393,23 @@ def spoil(ids: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     row = ids.tolist()
     for _ in range(1 + int(torch.randint(2, (), generator=generator))):
         length = row.index(EOS)
-        row.insert(1 + int(torch.randint(length, (), generator=generator)), int(torch.randint(BOS, (), generator=generator)))
-    return torch.tensor(row[: TOKENS - 1] + [EOS])
-
-
-def unet_key(name: str) -> str:
-    """Translate a diffusers name of the UNet into SD 1's original (LDM) name."""
-    resnet = {"norm1": "in_layers.0", "conv1": "in_layers.2", "time_emb_proj": "emb_layers.1", "norm2": "out_layers.0",
-              "conv2": "out_layers.3", "conv_shortcut": "skip_connection"}  # fmt: skip
-    outer = {"conv_in": "input_blocks.0.0", "time_embedding.linear_1": "time_embed.0", "conv_out": "out.2",
-             "time_embedding.linear_2": "time_embed.2", "conv_norm_out": "out.0"}  # fmt: skip
-    for old, new in outer.items():
-        if name.startswith(old + "."):
-            return new + name[len(old) :]
-    part, rest = name.split(".", 1)
-    block, _, kind_rest = rest.partition(".") if part != "mid_block" else ("0", "", rest)
-    kind, index, rest = kind_rest.split(".", 2)
-    i, j, n = int(block), int(index), 1  # n: resnets per level
-    if kind == "resnets":
-        head, tail = rest.split(".", 1)
-        rest = f"{resnet[head]}.{tail}"
-    if part == "mid_block":
-        return f"middle_block.{1 if kind == 'attentions' else 2 * j}.{rest}"
-    slot = int(kind == "attentions")
-    if part == "down_blocks":
-        if kind == "downsamplers":
-            return f"input_blocks.{(n + 1) * (i + 1)}.0.op.{rest.removeprefix('conv.')}"
-        return f"input_blocks.{1 + (n + 1) * i + j}.{slot}.{rest}"
-    if kind == "upsamplers":
-        return f"output_blocks.{(n + 1) * (i + 1) - 1}.2.{rest}"
-    return f"output_blocks.{(n + 1) * i + j}.{slot}.{rest}"
-
-
-def autoencoder_key(name: str) -> str:
-    """Translate a diffusers name of the autoencoder into ComfyUI's (its decoder counts the clamp as layer 0)."""
-    part, _, index, rest = name.split(".", 3)
-    return f"taesd_{part}.{int(index) + (part == 'decoder')}.{rest}"
+        place, word = (int(torch.randint(high, (), generator=generator)) for high in (length, BOS))
+        row.insert(1 + place, word)
+    return torch.tensor([*row[: TOKENS - 1], EOS])
 
 
 def export(args: argparse.Namespace) -> None:
     """Write the averaged weights and the widened autoencoder as one fp16 checkpoint with SD 1's names."""
-    average = load_file(args.work / "unet.safetensors") if (args.work / "unet.safetensors").exists() else {}
-    tensors = {}
-    for key, value in average.items():
-        if key.startswith("average.unet."):
-            tensors["model.diffusion_model." + unet_key(key.removeprefix("average.unet."))] = value
-        elif key.startswith("average.text."):
-            tensors["cond_stage_model.transformer.text_model." + key.removeprefix("average.text.")] = value
-    decoder = args.work / "decoder.safetensors"
-    weights = widen(load_narrow(args).cpu(), args.seed).state_dict()
-    if decoder.exists():
-        trained = load_file(decoder)
-        weights |= {k.removeprefix("average."): v for k, v in trained.items() if k.startswith("average.")}
-    tensors |= {"first_stage_model." + autoencoder_key(key): value for key, value in weights.items()}
+    state = load_file(args.work / "unet.safetensors")
+    unet, text = ({k.removeprefix(p): v for k, v in state.items() if k.startswith(p)}
+                  for p in ("average.unet.", "average.text."))  # fmt: skip
+    trained = "decoder" if (args.work / "decoder.safetensors").exists() else "autoencoder"
+    autoencoder = widen(load_narrow(args, trained).cpu()).state_dict()
+    names = unet_ldm_names(unet, layers_per_block=1)
+    tensors = {"model.diffusion_model." + names[key]: value for key, value in unet.items()}
+    tensors |= {"cond_stage_model.transformer.text_model." + key: value for key, value in text.items()}
+    names = tiny_vae_names(autoencoder)
+    tensors |= {"first_stage_model." + names[key]: value for key, value in autoencoder.items()}
     tensors["first_stage_model.vae_scale"] = torch.tensor(0.18215)
     tensors["first_stage_model.vae_shift"] = torch.tensor(0.0)
     halves = {key: value.half() if key != "first_stage_model.vae_scale" else value for key, value in tensors.items()}
@@ -451,18 +424,28 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("phase", choices=("all", *PHASES))
     parser.add_argument("--work", type=Path, default=Path("tiny_base"), help="folder of states, latents and logs")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("atelier-tiny.safetensors"))
-    parser.add_argument("--tokenizer", type=Path, default=Path(os.environ.get("COMFYUI_PATH", ".")) / "comfy/sd1_tokenizer")
+    comfyui = Path(os.environ.get("COMFYUI_PATH", "."))
+    parser.add_argument("--tokenizer", type=Path, default=comfyui / "comfy" / "sd1_tokenizer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--ae-pictures", type=int, default=6000)
     parser.add_argument("--ae-batch", type=int, default=8)
-    parser.add_argument("--ae-steps", type=int, default=2500)
-    parser.add_argument("--ae-lr", type=float, default=1e-3)
+    parser.add_argument("--ae-steps", type=int, default=2400)
+    parser.add_argument("--ae-stop", type=int, default=1900, help="end of the joint phase within --ae-steps")
+    parser.add_argument("--decoder-steps", type=int, default=1500)
+    parser.add_argument("--ae-lr", type=float, default=8e-4)
+    parser.add_argument("--only-size", type=int, default=0, help="encode only this stage's pictures; 0: all")
     parser.add_argument("--lr", type=float, default=1e-3)
     return parser.parse_args(argv)
 
 
-PHASES = {"autoencoder": train_autoencoder, "latents": encode_latents, "unet": train_unet, "export": export}
+PHASES = {
+    "autoencoder": train_autoencoder,
+    "latents": encode_latents,
+    "unet": train_unet,
+    "decoder": train_decoder,
+    "export": export,
+}
 
 if __name__ == "__main__":
     arguments = parse()

@@ -55,9 +55,7 @@ class AtelierLoadBaseModel(io.ComfyNode):
                 ),
             ],
             outputs=[
-                BaseModelSocket.Output(
-                    display_name="BASE_MODEL", tooltip="Which model to train on, for Train LoRA."
-                ),
+                BaseModelSocket.Output(display_name="BASE_MODEL", tooltip="Which model to train on, for Train LoRA."),
                 io.Model.Output(display_name="MODEL", tooltip="The diffusion model, loaded by ComfyUI."),
                 io.Clip.Output(display_name="CLIP", tooltip="The text encoder, with clip_skip applied."),
                 io.Vae.Output(display_name="VAE", tooltip="The autoencoder, for Sample and VAE Decode."),

@@ -20,12 +20,13 @@ import comfy.sd
 import comfy.sd1_clip
 import comfy.utils
 import folder_paths
-import nodes as comfy_nodes
 import torch
 from comfy_execution.graph_utils import ExecutionBlocker
 from safetensors.torch import load_file
 from server import PromptServer
 from torch import Tensor
+
+import nodes as comfy_nodes
 
 from ..trainer_core.callbacks import Callbacks, StepReport
 from ..trainer_core.config import BaseModelConfig
@@ -334,9 +335,7 @@ def empty_latents(width: int, height: int, count: int) -> Tensor:
 def sample_latents(model: Any, positive: Any, negative: Any, latents: Tensor, **settings: Any) -> Tensor:
     """Sample with ComfyUI's own sampler: seed, steps, cfg, sampler_name, scheduler, denoise."""
     latent = {"samples": latents}
-    (result,) = comfy_nodes.common_ksampler(
-        model, positive=positive, negative=negative, latent=latent, **settings
-    )
+    (result,) = comfy_nodes.common_ksampler(model, positive=positive, negative=negative, latent=latent, **settings)
     return result["samples"]
 
 

@@ -1,5 +1,7 @@
 """The node API and our socket types. The one module that imports `comfy_api`."""
 
+from collections.abc import Callable
+
 from comfy_api.latest import ComfyExtension, io, ui
 
 CATEGORY = "training/lora"
@@ -12,6 +14,16 @@ SchedulerSocket = io.Custom("ATELIER_SCHEDULER")  # SchedulerConfig
 LoraConfigSocket = io.Custom("ATELIER_LORA_CONFIG")  # LoraConfig
 ObjectiveSocket = io.Custom("ATELIER_OBJECTIVE")  # ObjectiveConfig
 
+
+def complaint(check: Callable[[], object]) -> bool | str:
+    """Return True, or the sentence of the ValueError that a check raises: what validate_inputs answers."""
+    try:
+        check()
+    except ValueError as error:
+        return str(error)
+    return True
+
+
 __all__ = [
     "CATEGORY",
     "BaseModelSocket",
@@ -21,6 +33,7 @@ __all__ = [
     "ObjectiveSocket",
     "OptimizerSocket",
     "SchedulerSocket",
+    "complaint",
     "io",
     "ui",
 ]

@@ -34,9 +34,7 @@ class TinyTextEncoder(comfy.sd1_clip.SD1ClipModel):
     """Stable Diffusion 1's wrapper around the tiny text encoder."""
 
     def __init__(self, device="cpu", dtype=None, model_options=None):
-        super().__init__(
-            device=device, dtype=dtype, model_options=model_options or {}, clip_model=TinyClipModel
-        )
+        super().__init__(device=device, dtype=dtype, model_options=model_options or {}, clip_model=TinyClipModel)
 
 
 class TinyBase(comfy.supported_models.SD15):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -132,24 +133,22 @@ def cut(image: Image.Image, crop: Crop) -> Image.Image:
 def _shrink(image: Image.Image, crop: Crop) -> Image.Image:
     """Average the exact area below each new pixel (Pillow's BOX counts only whole pixels, which shows)."""
     pixels = np.asarray(image)
-    for axis in (0, 1):  # rows, then columns
-        side = 1 - axis
-        ratio = pixels.shape[axis] / crop.resized[side]
-        edges = (crop.offset[side] + np.arange(crop.bucket[side] + 1)) * ratio
-        pixels = _area_mean(pixels, edges.clip(0, pixels.shape[axis]), axis)
+    for side in (1, 0):  # rows first, so that the columns are already few
+        edges = (crop.offset[side] + np.arange(crop.bucket[side] + 1)) * (image.size[side] / crop.resized[side])
+        pixels = np.moveaxis(_area_mean(np.moveaxis(pixels, 1 - side, 0), edges), 0, 1 - side)
     return Image.fromarray((pixels + 0.5).clip(0, 255).astype(np.uint8))
 
 
-def _area_mean(pixels: np.ndarray, edges: np.ndarray, axis: int) -> np.ndarray:
-    """Return the mean of the pixels between neighbouring edges (at least one pixel apart), along one axis.
+def _area_mean(pixels: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return the mean of the pixels between neighbouring edges along the first axis, as float32.
 
-    Whole pixels from the one an edge falls into are summed; the part before the edge then moves to the left.
+    A pixel that an edge divides counts on each side by its share.
     """
-    pixels = np.moveaxis(pixels, axis, 0)
-    column = (-1,) + (1,) * (pixels.ndim - 1)
-    first = edges.astype(np.int64)  # the pixel an edge falls into, or the side itself at the far end
-    before = (edges - first).astype(np.float32).reshape(column)
-    before = before * pixels[np.minimum(first, len(pixels) - 1)]
-    sums = np.add.reduceat(pixels[first[0] : first[-1]], first[:-1] - first[0], axis=0, dtype=np.float32)
-    means = (sums + before[1:] - before[:-1]) / np.diff(edges).astype(np.float32).reshape(column)
-    return np.moveaxis(means, 0, axis)
+    rows = np.ascontiguousarray(pixels).reshape(len(pixels), -1)
+    means = np.empty((len(edges) - 1, rows.shape[1]), np.float32)
+    for i, (start, stop) in enumerate(pairwise(edges)):
+        first, last = int(start), min(math.ceil(stop), len(rows))
+        at = np.arange(first, last)
+        share = (np.minimum(at + 1, stop) - np.maximum(at, start)) / (stop - start)
+        means[i] = share.astype(np.float32) @ rows[first:last].astype(np.float32, copy=False)
+    return means.reshape(-1, *pixels.shape[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import types
@@ -32,7 +33,7 @@ class Config:
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
             raise ValueError(f"{cls.__name__} does not know {unknown}; it knows {sorted(known)}.")
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         return cls(**{name: _read(hints[name], value) for name, value in values.items()})
 
     def canonical_json(self) -> str:
@@ -60,9 +61,19 @@ def _read(hint: Any, value: Any) -> Any:
     return value
 
 
+@functools.cache
+def _hints(cls: type[Config]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
 def _check_choices(config: Config) -> None:
-    """Refuse a value outside its Literal, naming field, value and choices."""
-    for name, hint in typing.get_type_hints(type(config)).items():
+    """Refuse a value outside its Literal, naming field, value and choices; store whole floats as floats.
+
+    4 and 4.0 are the same setting and must have the same digest.
+    """
+    for name, hint in _hints(type(config)).items():
+        if hint is float:
+            object.__setattr__(config, name, float(getattr(config, name)))
         if typing.get_origin(hint) is Literal and getattr(config, name) not in typing.get_args(hint):
             raise ValueError(f"{name} is {getattr(config, name)!r}; choose one of {list(typing.get_args(hint))}.")
 
@@ -222,6 +233,7 @@ class ObjectiveConfig(Config):
     max_timestep: int = 999
 
     def __post_init__(self) -> None:
+        _check_choices(self)
         _check_range(self, "min_snr_gamma", 0)
         _check_range(self, "noise_offset", 0)
         _check_range(self, "min_timestep", 0, 999)
@@ -274,6 +286,7 @@ class SampleConfig(Config):
     height: int = 512
 
     def __post_init__(self) -> None:
+        _check_choices(self)
         _check_range(self, "steps", 1, 1000)
         _check_range(self, "cfg", 0, 100)
         for side in ("width", "height"):

@@ -169,16 +169,15 @@ def build_metadata(
         "trigger_phrase": ", ".join(triggers),
         "encoder_layer": str(base.clip_skip),
     }
-    private = {
-        **config.to_dict(),
-        "base_model": {**config.base_model.to_dict(), "path": base.name, "tokenizer": ""},
-    }
-    private["dataset"] = {
-        "concepts": [{**c, "folder": Path(c["folder"]).name} for c in config.to_dict()["dataset"]["concepts"]]
-    }
+    public = config.to_dict()
+    public["base_model"] |= {"path": base.name, "tokenizer": ""}
+    for concept in public["dataset"]["concepts"]:  # folder names only, never a path of the person's machine
+        for place in (concept, concept["masks"] or {}):
+            if place.get("folder"):
+                place["folder"] = Path(place["folder"]).name
     return {
         **{f"ss_{k}": str(v) for k, v in kohya.items()},
         **{f"modelspec.{k}": v for k, v in spec.items() if v},
         "atelier.version": VERSION,
-        "atelier.config": json.dumps(private, sort_keys=True, ensure_ascii=False),
+        "atelier.config": json.dumps(public, sort_keys=True, ensure_ascii=False),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,10 +39,3 @@ def enable_checkpointing(modules: Iterable[Any]) -> None:
             module.train()  # transformers checkpoints in training mode only; these models have no dropout
         else:
             module.enable_gradient_checkpointing()
-
-
-def release(device: torch.device) -> None:
-    """Give freed memory back to the device."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -165,8 +165,10 @@ class Plan:
         """Describe the length of the run."""
         train, pictures = self.train, self.manifest.pictures
         visits = sum(len(items) for items in self._items.values())
-        yield f"{count(pictures, 'picture')}, {visits} visits and {self.batches_per_epoch} batches per epoch"
-        each = f"batch {train.batch_size}" + (f" x {train.accumulate} accumulated" if train.accumulate > 1 else "")
+        who = count(pictures, "picture", "pictures")
+        yield f"{who}, {visits} visits and {self.batches_per_epoch} batches per epoch"
+        each = f"batch {train.batch_size}"
+        each += f" x {train.accumulate} accumulated" if train.accumulate > 1 else ""
         yield f"{self.steps} steps of {each} = {self.epochs:.4g} epochs"
         if any(p.mask is not None for p in pictures):
             masked = sum(p.mask is not None for p in pictures)
@@ -192,11 +194,12 @@ class Plan:
         enlarged = [i for i in range(len(pictures)) if self._scale(i) > MOST_ENLARGED]
         if cropped:
             each = [f"{pictures[i].name} ({self._crops[i].crop_share:.0%})" for i in cropped]
-            who = count(cropped, "picture")
-            yield f"{who} lose more than {MOST_CROPPED:.0%} of their area: {names(each)}."
+            who = count(cropped, "picture loses", "pictures lose")
+            yield f"{who} more than {MOST_CROPPED:.0%} of the area: {names(each)}."
         if enlarged:
             each = [f"{pictures[i].name} ({self._scale(i):.1f}x)" for i in enlarged]
-            yield f"{count(enlarged, 'picture')} are enlarged more than {MOST_ENLARGED:g}x: {names(each)}."
+            who = count(enlarged, "picture is", "pictures are")
+            yield f"{who} enlarged more than {MOST_ENLARGED:g}x: {names(each)}."
 
     def _scale(self, picture: int) -> float:
         """Return how much a picture is enlarged (above 1) or reduced."""

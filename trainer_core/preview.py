@@ -6,7 +6,7 @@ import math
 
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from .buckets import Crop, Size, cut
+from .buckets import Crop, cut
 from .config import DatasetConfig
 from .masks import cut_mask, load_mask
 from .plan import Plan
@@ -15,7 +15,7 @@ from .scan import load_picture
 _GROUND, _PANEL, _LINE = (24, 25, 28), (36, 38, 42), (62, 65, 71)
 _BRIGHT, _DIM, _ACCENT = (232, 233, 236), (152, 156, 164), (255, 176, 66)
 _UNTRAINED = (226, 64, 84)  # laid over what the mask leaves out
-_MARGIN, _PAD, _THUMBNAIL, _CAPTION_LINES = 14, 8, 46, 3
+_MARGIN, _HEADER, _PAD, _THUMBNAIL, _CAPTION_LINES, _LINE_HEIGHT = 14, 44, 8, 46, 3, 16  # pixels, lines
 
 
 def render_preview(
@@ -23,72 +23,58 @@ def render_preview(
 ) -> Image.Image:
     """Return a sheet of the first `limit` pictures, each cut exactly as it is trained at its first visit.
 
-    Below each: a thumbnail of the whole picture with the kept rectangle, bucket, share cropped, name and
-    caption. What a mask leaves out is tinted red. columns, limit and tile (pixels) are at least 1, 1 and 96.
+    Below each: a thumbnail of the whole picture with the kept rectangle, bucket, share cropped, scale, name
+    and caption. What a mask leaves out is tinted red. columns, limit and tile (pixels) are raised to at least
+    1, 1 and 96.
     """
-    shown = min(max(limit, 1), len(plan.manifest.pictures))
-    columns = max(1, min(columns, shown))
-    tile = max(tile, 96)
-    small, line = ImageFont.load_default(size=12), 16
-    cell = (tile + 2 * _PAD, tile + 3 * _PAD + _THUMBNAIL + 6 + _CAPTION_LINES * line)
-    header = 30
-    sheet = Image.new(
-        "RGB",
-        (
-            _MARGIN + columns * (cell[0] + _MARGIN),
-            header + _MARGIN + math.ceil(shown / columns) * (cell[1] + _MARGIN),
-        ),
-        _GROUND,
-    )
-    draw = ImageDraw.Draw(sheet)
     total = len(plan.manifest.pictures)
+    shown = min(max(limit, 1), total)
+    columns = max(1, min(columns, shown))
+    cells = [_cell(plan, dataset, i, max(tile, 96)) for i in range(shown)]
+    width, height = cells[0].width + _MARGIN, cells[0].height + _MARGIN
+    rows = math.ceil(shown / columns)
+    sheet = Image.new("RGB", (_MARGIN + columns * width, _HEADER + rows * height), _GROUND)
+    font = ImageFont.load_default(size=14)
     title = f"{shown} of {total} pictures, {len(plan.bucket_sizes())} bucket sizes, {plan.steps} steps"
-    title = _shorten(title, ImageFont.load_default(size=14), sheet.width - 2 * _MARGIN)
-    draw.text((_MARGIN, _MARGIN - 2), title, fill=_BRIGHT, font=ImageFont.load_default(size=14))
-    for i in range(shown):
+    title = _shorten(title, font, sheet.width - 2 * _MARGIN)
+    ImageDraw.Draw(sheet).text((_MARGIN, _MARGIN - 2), title, fill=_BRIGHT, font=font)
+    for i, cell in enumerate(cells):
         row, column = divmod(i, columns)
-        corner = (_MARGIN + column * (cell[0] + _MARGIN), header + _MARGIN + row * (cell[1] + _MARGIN))
-        _draw_cell(sheet, draw, plan, dataset, i, corner, cell, tile, small)
+        sheet.paste(cell, (_MARGIN + column * width, _HEADER + row * height))
     return sheet
 
 
-def _draw_cell(
-    sheet: Image.Image,
-    draw: ImageDraw.ImageDraw,
-    plan: Plan,
-    dataset: DatasetConfig,
-    index: int,
-    corner: tuple[int, int],
-    cell: Size,
-    tile: int,
-    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
-) -> None:
-    """Draw one picture with its texts."""
-    left, top = corner
+def _cell(plan: Plan, dataset: DatasetConfig, index: int, tile: int) -> Image.Image:
+    """Return one picture with its texts, on a panel."""
     picture, sample = plan.manifest.pictures[index], plan.sample(index, 0)
-    draw.rounded_rectangle((left, top, left + cell[0] - 1, top + cell[1] - 1), 8, fill=_PANEL, outline=_LINE)
+    size = (tile + 2 * _PAD, tile + 3 * _PAD + _THUMBNAIL + 6 + _CAPTION_LINES * _LINE_HEIGHT)
+    cell = Image.new("RGB", size, _GROUND)
+    draw = ImageDraw.Draw(cell)
+    draw.rounded_rectangle((0, 0, size[0] - 1, size[1] - 1), 8, fill=_PANEL, outline=_LINE)
+
     whole = load_picture(picture.path)
     trained = cut(whole, sample.crop)
     masks = dataset.concepts[picture.concept].masks
     if masks is not None and picture.mask is not None:
         trained = _tint(trained, cut_mask(load_mask(picture, masks), sample.crop))
     trained.thumbnail((tile, tile), Image.Resampling.LANCZOS)
-    place = (left + _PAD + (tile - trained.width) // 2, top + _PAD + (tile - trained.height) // 2)
-    sheet.paste(trained, place)
-    text_top = top + tile + 2 * _PAD
+    cell.paste(trained, (_PAD + (tile - trained.width) // 2, _PAD + (tile - trained.height) // 2))
+    top = tile + 2 * _PAD
     overview = _overview(whole, sample.crop)
-    sheet.paste(overview, (left + _PAD + (_THUMBNAIL - overview.width) // 2, text_top))
-    beside, width = left + 2 * _PAD + _THUMBNAIL, tile - _THUMBNAIL - _PAD
-    facts = [f"cropped {sample.crop.crop_share:.1%}", f"scale {sample.crop.scale(whole.size):.2f}"]
-    facts += ["mirrored"] if sample.crop.flip else []
-    bucket = f"{sample.crop.bucket[0]} x {sample.crop.bucket[1]}"
-    draw.text((beside, text_top - 2), bucket, fill=_ACCENT, font=font)
-    draw.text((beside, text_top + 14), _shorten(", ".join(facts), font, width), fill=_DIM, font=font)
-    draw.text((beside, text_top + 30), _shorten(picture.name, font, width), fill=_DIM, font=font)
-    lines = _wrap(sample.caption, font, tile, _CAPTION_LINES) if sample.caption else ["(empty caption)"]
-    for n, text in enumerate(lines):
-        at = (left + _PAD, text_top + _THUMBNAIL + 6 + n * 16)
+    cell.paste(overview, (_PAD + (_THUMBNAIL - overview.width) // 2, top))
+
+    font = ImageFont.load_default(size=12)
+    facts = f"{sample.crop.crop_share:.0%} cut, {sample.crop.scale(whole.size):.2f}x"
+    facts += ", mirrored" if sample.crop.flip else ""
+    beside = (f"{sample.crop.bucket[0]} x {sample.crop.bucket[1]}", facts, picture.name)
+    for n, text in enumerate(beside):
+        at = (2 * _PAD + _THUMBNAIL, top - 2 + n * _LINE_HEIGHT)
+        text = _shorten(text, font, tile - _THUMBNAIL - _PAD)
+        draw.text(at, text, fill=_DIM if n else _ACCENT, font=font)
+    for n, text in enumerate(_wrap(sample.caption or "(empty caption)", font, tile, _CAPTION_LINES)):
+        at = (_PAD, top + _THUMBNAIL + 6 + n * _LINE_HEIGHT)
         draw.text(at, text, fill=_BRIGHT if sample.caption else _DIM, font=font)
+    return cell
 
 
 def _tint(image: Image.Image, mask: Image.Image) -> Image.Image:

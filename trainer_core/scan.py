@@ -13,10 +13,11 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 from .buckets import Size, open_upright
 from .captions import read_text
@@ -73,14 +74,17 @@ def scan(dataset: DatasetConfig) -> Manifest:
     """Read and verify a whole dataset; raises one ValueError that names every problem and its remedy."""
     pictures: list[Picture] = []
     report = _Report()
-    for index, concept in enumerate(dataset.concepts):
-        pictures += _read_concept(index, concept, report)
+    with _strict_decoding():
+        for index, concept in enumerate(dataset.concepts):
+            pictures += _read_concept(index, concept, report)
     if report.errors:
         raise ValueError(" ".join(report.errors))
     first: dict[str, Picture] = {}
     copies = [p.name for p in pictures if first.setdefault(p.digest, p) is not p]
     if copies:
-        report.notes.append(f"{count(copies, 'picture')} repeat another one byte for byte: {names(copies)}.")
+        report.notes.append(
+            f"{count(copies, 'picture repeats', 'pictures repeat')} another one byte for byte: {names(copies)}."
+        )
     return Manifest(pictures=tuple(pictures), notes=tuple(report.notes))
 
 
@@ -152,9 +156,9 @@ def names(items: Iterable[str]) -> str:
     return ", ".join(items[:5]) + more
 
 
-def count(items: Sequence[object], noun: str) -> str:
-    """Return "1 picture", "2 pictures"."""
-    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+def count(items: Sequence[object], one: str, many: str) -> str:
+    """Return "1 picture has" or "2 pictures have", say."""
+    return f"{len(items)} {one if len(items) == 1 else many}"
 
 
 def is_hidden(name: str) -> bool:
@@ -208,6 +212,17 @@ class _Report:
 
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def _strict_decoding() -> Iterator[None]:
+    """Let truncated pictures be errors, even where other code of the process asked Pillow to pad them."""
+    before = ImageFile.LOAD_TRUNCATED_IMAGES
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    try:
+        yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 def _read_concept(index: int, concept: ConceptConfig, report: _Report) -> list[Picture]:
@@ -268,12 +283,12 @@ def _pictures_among(
             elif masks is None:
                 unused.append(name)
     if strange:
-        report.notes.append(
-            f"{count(strange, 'file')} in {folder} cannot be read and are left out: {names(strange)}; "
-            "convert them to PNG or JPEG."
-        )
+        some = count(strange, "file", "files")
+        remedy = "convert them to PNG or JPEG"
+        report.notes.append(f"{some} in {folder} cannot be read and do not train: {names(strange)}; {remedy}.")
     if unused:
-        report.notes.append(f"{count(unused, 'mask')} in {folder} are not used, as no Mask Loader is connected.")
+        some = count(unused, "mask is", "masks are")
+        report.notes.append(f"{some} not used in {folder}, as no Mask Loader is connected.")
     return found
 
 
@@ -283,8 +298,8 @@ def _nothing_found(folder: Path, files: list[tuple[str, Path]], concept: Concept
     kinds = Counter(os.path.splitext(path.name)[1].lower() or "nameless" for _, path in files)
     parts = [f"{number} {kind} file{'' if number == 1 else 's'}" for kind, number in kinds.most_common()]
     parts += [f"{masks} of them masks by the suffix of their names"] if masks else []
-    folders = [e.name for e in os.scandir(folder) if e.is_dir() and not is_hidden(e.name)]
-    parts += [count(folders, "folder")] if folders else []
+    folders = [e.name for e in os.scandir(folder) if os.path.isdir(e.path) and not is_hidden(e.name)]
+    parts += [count(folders, "folder", "folders")] if folders else []
     remedy = "put pictures (PNG, JPEG, WebP ...) there or choose another folder"
     if folders and not concept.recursive:
         remedy = "turn on recursive to read its folders, or choose another folder"
@@ -312,9 +327,8 @@ def _examine_all(folder: Path, found: list[tuple[str, Path]], report: _Report) -
         else:
             examined[name] = result
     if broken:
-        report.errors.append(
-            f"{count(broken, 'picture')} in {folder} cannot be read: {names(broken)}; replace or remove them."
-        )
+        some = count(broken, "picture", "pictures")
+        report.errors.append(f"{some} in {folder} cannot be read: {names(broken)}; replace or remove them.")
     return examined
 
 
@@ -364,9 +378,11 @@ def _captions(
     report.errors += broken[:5] + ([f"{len(broken) - 5} more captions cannot be read."] if len(broken) > 5 else [])
     _report_missing(folder, missing, files, concept, report)
     if empty:
-        report.notes.append(f"{count(empty, 'picture')} have an empty caption file: {names(empty)}.")
+        report.notes.append(f"{count(empty, 'picture has', 'pictures have')} an empty caption file: {names(empty)}.")
     if several:
-        report.notes.append(f"Of {count(several, 'caption')} only the first line is used: {names(several)}.")
+        report.notes.append(
+            f"Of {count(several, 'caption', 'captions')} only the first line is used: {names(several)}."
+        )
     return captions
 
 
@@ -376,19 +392,19 @@ def _report_missing(
     """Note or refuse pictures without a caption file, and name other text files that lie there."""
     if not missing:
         return
+    some = count(missing, "picture has", "pictures have")
     if concept.missing_caption == "empty":
-        report.notes.append(
-            f"{count(missing, 'picture')} have no caption and train with an empty one: {names(missing)}."
-        )
+        train = "trains" if len(missing) == 1 else "train"
+        report.notes.append(f"{some} no caption and {train} with an empty one: {names(missing)}.")
         return
     kinds = Counter(os.path.splitext(name)[1].lower() for name, _ in files)
     others = [kind for kind in TEXT_EXTENSIONS if kinds[kind] and kind != concept.caption_extension.lower()]
-    hint = "".join(
-        f" (it holds {kinds[kind]} {kind} files: set the caption extension to {kind})" for kind in others[:1]
-    )
+    hint = ""
+    if others:
+        hint = f" (it holds {kinds[others[0]]} {others[0]} files: set the caption extension to {others[0]})"
     report.errors.append(
-        f"{count(missing, 'picture')} in {folder} have no {concept.caption_extension} caption{hint}: "
-        f"{names(missing)}; write captions, or set missing captions to empty."
+        f"{some} no {concept.caption_extension} caption in {folder}{hint}: {names(missing)}; "
+        "write captions, or set missing captions to empty."
     )
 
 
@@ -402,7 +418,7 @@ def _masks(
     """Return (mask, mask digest) of each readable picture by name; every problem goes to the report."""
     if config is None:
         return {name: (None, "") for name in examined}
-    apart = mask_folder(folder, config)
+    apart = mask_folder(folder, config) if config.source == "file" else folder
     if not apart.is_dir():
         report.errors.append(f"The mask folder {apart} does not exist; check its spelling and where it lies.")
         return {}
@@ -447,23 +463,18 @@ def _report_masks(
 ) -> None:
     """Put the mask problems of one concept into sentences."""
     lacking = "alpha channel" if config.source == "alpha" else f"mask (<name>{config.suffix})"
+    some = count(missing, "picture has", "pictures have")
     if missing and config.missing == "error":
-        report.errors.append(
-            f"{count(missing, 'picture')} in {folder} have no {lacking}: {names(missing)}; "
-            "add them, or set missing masks to ones."
-        )
+        remedy = "add them, or set missing masks to ones"
+        report.errors.append(f"{some} no {lacking} in {folder}: {names(missing)}; {remedy}.")
     elif missing:
-        report.notes.append(
-            f"{count(missing, 'picture')} have no {lacking} and train on their whole area: {names(missing)}."
-        )
+        report.notes.append(f"{some} no {lacking} and the whole area trains: {names(missing)}.")
     if broken:
-        report.errors.append(
-            f"{count(broken, 'mask')} of {folder} cannot be read: {names(broken)}; replace or remove them."
-        )
+        some = count(broken, "mask", "masks")
+        report.errors.append(f"{some} of {folder} cannot be read: {names(broken)}; replace or remove them.")
     if wrong:
-        report.errors.append(
-            f"{count(wrong, 'mask')} of {folder} do not have their picture's size: {names(wrong)}; "
-            "save them at the same size."
-        )
+        some = count(wrong, "mask differs", "masks differ")
+        remedy = "save them at the same size"
+        report.errors.append(f"{some} in size from the picture in {folder}: {names(wrong)}; {remedy}.")
     if black:
-        report.notes.append(f"{count(black, 'mask')} are completely black: {names(black)}.")
+        report.notes.append(f"{count(black, 'mask is', 'masks are')} completely black: {names(black)}.")

@@ -17,7 +17,7 @@ from .encode import Encoded, encode_plan
 from .export import build_metadata, save_lora, unused_path
 from .loss import sample_losses, snr_weight
 from .masks import loss_mask
-from .memory import choose_dtype, enable_checkpointing, release
+from .memory import choose_dtype, enable_checkpointing
 from .models import BaseModel, batch_context, check_base_model, encode_tokens, load_base_model, tokenize
 from .networks import Network
 from .noise import add_noise, alphas_cumprod, build_target, sample_noise, sample_timesteps, snr
@@ -105,8 +105,7 @@ def train_lora(
             )
     finally:
         base.unet = base.text_encoder = base.vae = None
-        del network, encoded
-        release(device)
+        network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
     return Result(path=path, tensors=tensors, losses=losses, samples=samples, plan=plan)
 
 

@@ -1,5 +1,6 @@
 """Captions are read without loss and composed in the order of maths.md, section 2."""
 
+import functools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ from lora_atelier.trainer_core.config import ConceptConfig, DatasetConfig
 from lora_atelier.trainer_core.scan import Manifest, Picture
 
 
+@functools.cache
+def concept(**settings: Any) -> ConceptConfig:
+    return ConceptConfig(folder="x", **settings)
+
+
 def compose(text: str, visit: int = 0, picture: int = 0, seed: int = 0, **settings: Any) -> str:
-    concept = ConceptConfig(folder="x", **settings)
-    return compose_caption(text, concept, seed=seed, picture=picture, visit=visit)
+    return compose_caption(text, concept(**settings), seed=seed, picture=picture, visit=visit)
 
 
 def test_the_vector_without_shuffle() -> None:

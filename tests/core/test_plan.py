@@ -179,7 +179,7 @@ def test_strips_and_tiny_pictures_are_named_and_notes_are_kept() -> None:
         notes=("A note.",),
     )
     text = build_plan(manifest, DatasetConfig(concepts=(ConceptConfig(folder="x"),)), TrainConfig()).report()
-    cropped = next(line for line in text.splitlines() if "of their area" in line)
+    cropped = next(line for line in text.splitlines() if "of the area" in line)
     enlarged = next(line for line in text.splitlines() if "enlarged more" in line)
     assert "strip.png" in cropped
     assert "fine.png" not in cropped

@@ -50,7 +50,7 @@ def test_masks_are_laid_over(tmp_path: Path) -> None:
 
 
 def test_the_grid_holds_at_most_the_limit_in_at_most_the_columns(tmp_path: Path) -> None:
-    plan, dataset = prepare(tmp_path, [(64, 64)] * 7)
+    plan, dataset = prepare(tmp_path, [(64, 64)] * 5)
     one = render_preview(plan, dataset, limit=1)
     wide = render_preview(plan, dataset, columns=4, limit=4)
     grid = render_preview(plan, dataset, columns=4)

@@ -1,5 +1,6 @@
 """A scan reads every sort of picture, and names every file it cannot use."""
 
+import io
 import os
 import struct
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from lora_atelier.trainer_core.config import ConceptConfig, DatasetConfig, MaskConfig
 from lora_atelier.trainer_core.scan import (
@@ -109,7 +110,9 @@ def test_caption_files_match_whatever_the_case(tmp_path: Path) -> None:
 def test_missing_captions_are_named_and_counted(tmp_path: Path) -> None:
     for i in range(8):
         draw(tmp_path / f"{i}.png", (i, 0, 0), caption=None)
-    with pytest.raises(ValueError, match=r"8 pictures .* no \.txt caption: 0\.png, .*4\.png and 3 more") as error:
+    with pytest.raises(
+        ValueError, match=r"8 pictures have no \.txt caption in .*: 0\.png, .*4\.png and 3 more"
+    ) as error:
         read(tmp_path)
     assert str(tmp_path) in str(error.value)
     manifest = read(tmp_path, missing_caption="empty")
@@ -165,24 +168,18 @@ def test_a_folder_without_pictures_says_what_it_holds(tmp_path: Path) -> None:
 
 def png(data: bytes = b"") -> bytes:
     """Return a sound PNG's bytes."""
-    import io
-
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(buffer, "PNG")
     return buffer.getvalue() + data
 
 
 def jpeg() -> bytes:
-    import io
-
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(buffer, "JPEG")
     return buffer.getvalue()
 
 
 def webp() -> bytes:
-    import io
-
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(buffer, "WEBP")
     return buffer.getvalue()
@@ -212,6 +209,7 @@ BROKEN: dict[str, bytes] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_picture_is_named(tmp_path: Path, name: str) -> None:
     draw(tmp_path / "fine.png")
@@ -220,6 +218,14 @@ def test_a_broken_picture_is_named(tmp_path: Path, name: str) -> None:
         read(tmp_path, missing_caption="empty")
     assert f"1 picture in {tmp_path} cannot be read: {name} (" in str(error.value)
     assert "replace or remove" in str(error.value)
+
+
+def test_truncated_pictures_are_named_even_if_the_process_pads_them(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    (tmp_path / "a.jpg").write_bytes(BROKEN["truncated.jpg"])
+    with pytest.raises(ValueError, match=r"a\.jpg"):
+        read(tmp_path, caption_source="none")
+    assert ImageFile.LOAD_TRUNCATED_IMAGES
 
 
 def test_problems_of_all_kinds_and_concepts_come_in_one_error(tmp_path: Path) -> None:
@@ -338,23 +344,23 @@ def test_alpha_masks_are_the_pictures_themselves(tmp_path: Path) -> None:
     assert with_alpha.mask == with_alpha.path
     assert with_alpha.mask_digest == with_alpha.digest
     assert (without.mask, without.mask_digest) == (None, "")
-    with pytest.raises(ValueError, match=r"1 picture .* no alpha channel: b\.png"):
+    with pytest.raises(ValueError, match=r"1 picture has no alpha channel in .*: b\.png"):
         read(tmp_path, caption_source="none", masks=MaskConfig(source="alpha"))
 
 
 def test_missing_masks_are_an_error_or_a_note(tmp_path: Path) -> None:
     draw(tmp_path / "a.png")
-    with pytest.raises(ValueError, match=r"no mask \(<name>-masklabel\.png\): a\.png"):
+    with pytest.raises(ValueError, match=r"1 picture has no mask \(<name>-masklabel\.png\) in .*: a\.png"):
         read(tmp_path, masks=MaskConfig())
     manifest = read(tmp_path, masks=MaskConfig(missing="ones"))
     assert manifest.pictures[0].mask is None
-    assert any("whole area: a.png" in note for note in manifest.notes)
+    assert any("whole area trains: a.png" in note for note in manifest.notes)
 
 
 def test_a_mask_of_another_size_a_broken_one_and_a_missing_folder_are_named(tmp_path: Path) -> None:
     draw(tmp_path / "a.png")
     mask(tmp_path / "a-masklabel.png", size=(16, 24))
-    with pytest.raises(ValueError, match=r"size: a\.png \(24x16, mask 16x24\)"):
+    with pytest.raises(ValueError, match=r"1 mask differs in size .*: a\.png \(24x16, mask 16x24\)"):
         read(tmp_path, masks=MaskConfig())
     (tmp_path / "a-masklabel.png").write_bytes(b"broken")
     with pytest.raises(ValueError, match=r"a-masklabel\.png \(not a picture\)"):

@@ -1,12 +1,23 @@
 """The pack in real ComfyUI servers: it loads, cleanly, quickly and once."""
 
 import re
-from collections.abc import Callable
+from pathlib import Path
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import PACK, ROOT
 
 IMPORT_LINE = re.compile(rf"^(?:\[INFO\])?\s*(\d+\.\d) seconds( \(IMPORT FAILED\))?: .*[\\/]{PACK}\s*$", re.MULTILINE)
+
+PROBE = """
+import importlib.util, sys, time
+
+spec = importlib.util.spec_from_file_location("atelier_probe", {root!r} + "/__init__.py")
+sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+started = time.thread_time()
+spec.loader.exec_module(sys.modules[spec.name])
+print(f"import took {{time.thread_time() - started:.3f}} s")
+NODE_CLASS_MAPPINGS = {{}}
+"""
 
 
 def test_a_stock_prompt_runs_and_is_cached_when_queued_again(any_server: ComfyServer) -> None:
@@ -30,23 +41,21 @@ def test_a_refused_prompt_says_why(comfy: ComfyClient) -> None:
 
 
 def test_the_pack_is_imported_without_error(any_server: ComfyServer) -> None:
-    found = IMPORT_LINE.search(any_server.log_text())
+    log = any_server.log_text()
+    found = IMPORT_LINE.search(log)
     assert found, "the log does not name the pack"
-    assert not found[2], any_server.log_text()
+    assert not found[2], "\n".join(log[: found.start()].splitlines()[-30:])
 
 
-def test_importing_the_pack_takes_less_than_a_tenth_of_a_second(
-    server: ComfyServer, start_comfy: Callable[..., ComfyServer]
-) -> None:
-    """The log rounds to 0.1 s. A busy machine may need a second and third try."""
-    for attempt in range(3):
-        tried = server if attempt == 0 else start_comfy()
-        found = IMPORT_LINE.search(tried.log_text())
-        if tried is not server:
-            tried.stop()
-        if found and float(found[1]) <= 0.1:
-            break
-    assert found and float(found[1]) <= 0.1
+def test_importing_the_pack_takes_less_than_a_tenth_of_a_second(server: ComfyServer, tmp_path: Path) -> None:
+    """Of processor time, which a busy machine does not stretch; the shared server has compiled the files before."""
+    probed = ComfyServer(server.comfyui, tmp_path)
+    (tmp_path / "custom_nodes" / PACK).unlink()
+    (tmp_path / "custom_nodes" / "probe.py").write_text(PROBE.format(root=str(ROOT)), encoding="utf-8")
+    with probed:
+        found = re.search(r"import took (\d+\.\d+) s", probed.log_text())
+    assert found, probed.log_text()
+    assert float(found[1]) < 0.1
 
 
 def test_each_script_is_listed_once(any_server: ComfyServer) -> None:

@@ -50,6 +50,11 @@ class Network(nn.Module):
             self._targets[name].__dict__.pop("forward")
             del self._originals[name]
 
+    def let_go(self) -> None:
+        """Detach and forget the frozen layers, so that their memory can be freed."""
+        self.detach()
+        self._targets = {}
+
     @contextmanager
     def attached(self) -> Iterator[Network]:
         """Attach for the length of a `with` block."""

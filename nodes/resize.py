@@ -1,0 +1,58 @@
+"""Resize LoRA: the nearest smaller LoRA."""
+
+from __future__ import annotations
+
+import torch
+
+from . import bridge
+from .sockets import CATEGORY, io, ui
+
+
+class AtelierResizeLora(io.ComfyNode):
+    """Make a LoRA smaller."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Return the node's public format."""
+        return io.Schema(
+            node_id="AtelierResizeLora",
+            display_name="Resize LoRA",
+            category=CATEGORY,
+            description="Makes a LoRA smaller: the best approximation of every layer at a lower rank. Save the result "
+            "with Save LoRA Weights, or use it with Load LoRA Model.",
+            search_aliases=["shrink lora", "lora rank", "svd", "compress lora", "atelier"],
+            inputs=[
+                io.LoraModel.Input("lora", tooltip="The LoRA to make smaller, for example from Train LoRA."),
+                io.Int.Input(
+                    "rank",
+                    default=8,
+                    min=1,
+                    max=4096,
+                    tooltip="The new rank; layers that are smaller already stay as they are. Range 1 to 4096.",
+                ),
+            ],
+            outputs=[
+                io.LoraModel.Output(display_name="LORA", tooltip="The smaller LoRA; the one linked in is unchanged."),
+                io.String.Output(display_name="REPORT", tooltip="How much of the LoRA's effect was kept."),
+            ],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def execute(cls, lora: dict[str, torch.Tensor], rank: int) -> io.NodeOutput:
+        """Resize, and say what was kept."""
+        from ..trainer_core.resize import resize_lora
+
+        with torch.inference_mode(False):
+            resized, layers = resize_lora({key: bridge.own(tensor) for key, tensor in lora.items()}, rank)
+        ranks = sorted({layer.old_rank for layer in layers})
+        worst = min(layers, key=lambda layer: layer.kept)
+        kept = sum(layer.kept for layer in layers) / len(layers)
+        before, after = (sum(t.numel() * t.element_size() for t in d.values()) for d in (lora, resized))
+        report = (
+            f"{len(layers)} layers from rank {' and '.join(map(str, ranks))} to at most {rank}, "
+            f"{before / 1e6:.1f} MB to {after / 1e6:.1f} MB.\n"
+            f"Kept {kept:.1%} of the effect on average, least {worst.kept:.1%} ({worst.name})."
+        )
+        bridge.NodeProgress(cls.hidden.unique_id).text(report)
+        return io.NodeOutput(resized, report, ui=ui.PreviewText(report))

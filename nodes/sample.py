@@ -1,0 +1,141 @@
+"""Sample: prompt to picture in one node, with a hi-res second pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import bridge
+from .sockets import CATEGORY, io
+
+
+class AtelierSample(io.ComfyNode):
+    """Try a LoRA: sample a picture, enlarge it and sample again."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Return the node's public format."""
+        return io.Schema(
+            node_id="AtelierSample",
+            display_name="Sample",
+            category=CATEGORY,
+            description="Samples pictures with ComfyUI's own sampler and, with hires_scale above 1, enlarges the "
+            "latents and samples a second time for detail (hi-res fix).",
+            search_aliases=["ksampler", "txt2img", "hires fix", "highres fix", "test lora", "atelier"],
+            inputs=[
+                io.Model.Input("model", tooltip="The model to sample with, for example MODEL of Train LoRA."),
+                io.Clip.Input("clip", tooltip="The text encoder, for example CLIP of Train LoRA."),
+                io.Vae.Input("vae", tooltip="The autoencoder, VAE of Load Base Model."),
+                io.String.Input(
+                    "prompt", multiline=True, default="", tooltip="What to draw. Include your trigger word."
+                ),
+                io.String.Input("negative", multiline=True, default="", tooltip="What to avoid."),
+                io.Int.Input(
+                    "width",
+                    default=512,
+                    min=64,
+                    max=8192,
+                    step=8,
+                    tooltip="Pixels before the second pass, in steps of 8.",
+                ),
+                io.Int.Input(
+                    "height",
+                    default=512,
+                    min=64,
+                    max=8192,
+                    step=8,
+                    tooltip="Pixels before the second pass, in steps of 8.",
+                ),
+                io.Int.Input("batch_size", default=1, min=1, max=64, tooltip="How many pictures."),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    control_after_generate=io.ControlAfterGenerate.fixed,
+                    tooltip="The noise to start from: the same seed gives the same picture, 0 to 2^64 - 1.",
+                ),
+                io.Int.Input("steps", default=20, min=1, max=1000, tooltip="Sampling steps of the first pass."),
+                io.Float.Input(
+                    "cfg",
+                    default=7.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.1,
+                    round=0.01,
+                    tooltip="How closely the prompt is followed, 0 to 100. 5 to 8 is usual.",
+                ),
+                io.Combo.Input(
+                    "sampler_name",
+                    options=bridge.sampler_names(),
+                    default="euler",
+                    tooltip="ComfyUI's sampling algorithm.",
+                ),
+                io.Combo.Input(
+                    "scheduler",
+                    options=bridge.scheduler_names(),
+                    default="normal",
+                    tooltip="How the noise levels are spread over the steps.",
+                ),
+                io.Float.Input(
+                    "hires_scale",
+                    default=1.0,
+                    min=1.0,
+                    max=4.0,
+                    step=0.05,
+                    round=0.001,
+                    tooltip="Second pass at this multiple of width and height, 1 to 4. 1 = no second pass, 1.5 to 2 is "
+                    "usual, less than 1.25 shows little.",
+                ),
+                io.Float.Input(
+                    "hires_denoise",
+                    default=0.55,
+                    min=0.05,
+                    max=1.0,
+                    step=0.01,
+                    round=0.001,
+                    tooltip="How much the second pass may change, 0.05 to 1. 0.5 to 0.7 is usual for latents: less "
+                    "stays blurry, more draws anew.",
+                ),
+                io.Int.Input("hires_steps", default=15, min=1, max=1000, tooltip="Sampling steps of the second pass."),
+                io.Combo.Input(
+                    "upscale_method",
+                    options=bridge.UPSCALE_METHODS,
+                    default="bislerp",
+                    tooltip="How the latents are enlarged before the second pass. bislerp keeps their statistics.",
+                    advanced=True,
+                ),
+            ],
+            outputs=[io.Image.Output(display_name="IMAGE", tooltip="The pictures of the last pass.")],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model: Any,
+        clip: Any,
+        vae: Any,
+        prompt: str,
+        negative: str,
+        width: int,
+        height: int,
+        batch_size: int,
+        seed: int,
+        steps: int,
+        cfg: float,
+        sampler_name: str,
+        scheduler: str,
+        hires_scale: float,
+        hires_denoise: float,
+        hires_steps: int,
+        upscale_method: str,
+    ) -> io.NodeOutput:
+        """Sample, enlarge and sample again, decode."""
+        conditioning = bridge.encode_prompt(clip, prompt), bridge.encode_prompt(clip, negative)
+        settings = {"seed": seed, "cfg": cfg, "sampler_name": sampler_name, "scheduler": scheduler}
+        latents = bridge.empty_latents(width, height, batch_size)
+        latents = bridge.sample_latents(model, *conditioning, latents, steps=steps, denoise=1.0, **settings)
+        if hires_scale > 1:
+            latents = bridge.upscale_latents(latents, hires_scale, upscale_method)
+            settings |= {"steps": hires_steps, "denoise": hires_denoise}
+            latents = bridge.sample_latents(model, *conditioning, latents, **settings)
+        return io.NodeOutput(bridge.decode_latents(vae, latents))

@@ -1,0 +1,362 @@
+"""Train LoRA: the node that does the work."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..trainer_core.config import (
+    BaseModelConfig,
+    DatasetConfig,
+    LoraConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from . import bridge
+from .base_model import predicted
+from .dataset import to_image
+from .plot import draw_losses
+from .sockets import (
+    CATEGORY,
+    BaseModelSocket,
+    DatasetSocket,
+    LoraConfigSocket,
+    ObjectiveSocket,
+    OptimizerSocket,
+    SchedulerSocket,
+    complaint,
+    io,
+    ui,
+)
+
+RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")  # device names on Windows
+TRAIN_FIELDS = (
+    "steps",
+    "epochs",
+    "batch_size",
+    "accumulate",
+    "resolution",
+    "bucket_step",
+    "seed",
+    "gradient_checkpointing",
+    "latent_sampling",
+    "save_dtype",
+)
+
+
+class AtelierTrain(io.ComfyNode):
+    """Train a LoRA on a dataset and hand it on, applied and as a file."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Return the node's public format."""
+        return io.Schema(
+            node_id="AtelierTrain",
+            display_name="Train LoRA",
+            category=CATEGORY,
+            description="Trains a LoRA, saves it in models/loras/atelier and puts it on MODEL and CLIP, ready for a "
+            "sampler. ComfyUI's queue waits while it works; Cancel stops within a step and keeps what was learned.",
+            search_aliases=["lora trainer", "finetune", "dreambooth", "kohya", "sd-scripts", "training", "atelier"],
+            is_output_node=True,
+            inputs=[
+                BaseModelSocket.Input("base_model", tooltip="The model to train on, from Load Base Model."),
+                DatasetSocket.Input("dataset", tooltip="The pictures, from Concept Dataset or Mask Loader."),
+                OptimizerSocket.Input("optimizer", tooltip="How the weights move, from Optimizer."),
+                SchedulerSocket.Input("scheduler", tooltip="The learning rate's shape, from LR Scheduler."),
+                LoraConfigSocket.Input("lora_config", tooltip="Size and layers of the LoRA, from LoRA Config."),
+                io.String.Input(
+                    "name",
+                    default="my_lora",
+                    tooltip="File name of the LoRA, without a folder: letters, digits, space and - _ . ( ). It is "
+                    "saved as models/loras/atelier/<name>.safetensors; a number is added when the name is taken.",
+                ),
+                io.Int.Input(
+                    "steps",
+                    default=1000,
+                    min=1,
+                    max=1_000_000,
+                    tooltip="Length of the run in optimizer steps; used when epochs is 0.",
+                ),
+                io.Int.Input(
+                    "epochs",
+                    default=0,
+                    min=0,
+                    max=100_000,
+                    tooltip="Length of the run in visits of the whole dataset. 0 = use steps.",
+                ),
+                io.Int.Input(
+                    "batch_size",
+                    default=1,
+                    min=1,
+                    max=4096,
+                    tooltip="Pictures trained at once. More is smoother and needs more memory.",
+                ),
+                io.Int.Input(
+                    "accumulate",
+                    default=1,
+                    min=1,
+                    max=4096,
+                    tooltip="Batches gathered for one step: works like a larger batch_size without its memory.",
+                    advanced=True,
+                ),
+                io.Int.Input(
+                    "resolution",
+                    default=512,
+                    min=64,
+                    max=8192,
+                    step=8,
+                    tooltip="Pixels: each picture is scaled to about resolution x resolution, in the shape nearest to "
+                    "its own. 512 suits Stable Diffusion 1.",
+                ),
+                io.Int.Input(
+                    "bucket_step",
+                    default=64,
+                    min=8,
+                    max=512,
+                    step=8,
+                    tooltip="Pixels: the sides of all sizes are multiples of it, itself a multiple of 8. Smaller crops "
+                    "less and makes more sizes.",
+                    advanced=True,
+                ),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    control_after_generate=io.ControlAfterGenerate.fixed,
+                    tooltip="Decides everything random in the run, 0 to 2^64 - 1. Any change trains again.",
+                ),
+                io.Boolean.Input(
+                    "gradient_checkpointing",
+                    default=False,
+                    tooltip="Needs much less memory and takes about a third longer; the result is the same.",
+                ),
+                io.Combo.Input(
+                    "latent_sampling",
+                    options=["sample", "mean"],
+                    default="sample",
+                    tooltip="sample: draw from what the autoencoder says about a picture, new at each visit. mean: "
+                    "always the middle of it.",
+                    advanced=True,
+                ),
+                io.Combo.Input(
+                    "save_dtype",
+                    options=["float16", "bfloat16", "float32"],
+                    default="float16",
+                    tooltip="Precision of the numbers in the file. float16 is what other programs expect; float32 is "
+                    "twice as large.",
+                    advanced=True,
+                ),
+                io.Float.Input(
+                    "strength",
+                    default=1.0,
+                    min=-10.0,
+                    max=10.0,
+                    step=0.05,
+                    round=0.001,
+                    tooltip="How strongly the LoRA acts on the outputs MODEL and CLIP, -10 to 10; the file is not "
+                    "affected. To try several without training again, link LORA to Load LoRA Model.",
+                    advanced=True,
+                ),
+                io.String.Input(
+                    "sample_prompts",
+                    multiline=True,
+                    default="",
+                    tooltip="Prompts to draw at the end, one per line, for the output SAMPLES. Empty = none.",
+                ),
+                io.String.Input(
+                    "sample_negative", default="", tooltip="What these pictures should avoid.", advanced=True
+                ),
+                io.Int.Input(
+                    "sample_steps",
+                    default=20,
+                    min=1,
+                    max=1000,
+                    tooltip="Sampling steps of these pictures (euler).",
+                    advanced=True,
+                ),
+                io.Float.Input(
+                    "sample_cfg",
+                    default=7.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.1,
+                    round=0.01,
+                    tooltip="How closely these pictures follow their prompt, 0 to 100.",
+                    advanced=True,
+                ),
+                io.Int.Input(
+                    "sample_seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    tooltip="Seed of the first picture; each next one takes the next seed.",
+                    advanced=True,
+                ),
+                ObjectiveSocket.Input(
+                    "objective", optional=True, tooltip="Optional, from Noise & Loss: weighting of noise levels."
+                ),
+                io.Model.Input(
+                    "model",
+                    optional=True,
+                    tooltip="Optional: what the LoRA is put on for the output MODEL, also a relative of the base model "
+                    "or one with other LoRAs. Not linked = the base model. Training does not depend on it.",
+                ),
+                io.Clip.Input(
+                    "clip",
+                    optional=True,
+                    tooltip="Optional: what the LoRA is put on for the output CLIP. Not linked = the base model's.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(display_name="MODEL", tooltip="The model with the LoRA on it, for KSampler or Sample."),
+                io.Clip.Output(display_name="CLIP", tooltip="The text encoder with the LoRA on it."),
+                io.LoraModel.Output(
+                    display_name="LORA", tooltip="The LoRA itself, for Resize LoRA, Load LoRA Model, Save LoRA Weights."
+                ),
+                io.LossMap.Output(display_name="LOSS_MAP", tooltip="The loss of each step, for Plot Loss Graph."),
+                io.Image.Output(
+                    display_name="SAMPLES",
+                    tooltip="One picture per line of sample_prompts. Without any, nodes linked here are skipped.",
+                ),
+                io.String.Output(display_name="LORA_PATH", tooltip="Full path of the saved file."),
+                io.Image.Output(display_name="LOSS_PLOT", tooltip="The loss over the run as a picture."),
+            ],
+            hidden=[io.Hidden.unique_id],
+        )
+
+    @classmethod
+    def validate_inputs(
+        cls, name: str | None = None, resolution: int | None = None, bucket_step: int | None = None
+    ) -> bool | str:
+        """Refuse a bad file name and sizes that do not go together; a linked value is not known yet."""
+
+        def check() -> None:
+            if name is not None:
+                file_name(name)
+            if resolution is not None and bucket_step is not None:
+                TrainConfig(resolution=resolution, bucket_step=bucket_step)
+
+        return complaint(check)
+
+    @classmethod
+    def execute(
+        cls,
+        base_model: BaseModelConfig,
+        dataset: DatasetConfig,
+        optimizer: OptimizerConfig,
+        scheduler: SchedulerConfig,
+        lora_config: LoraConfig,
+        name: str,
+        strength: float,
+        sample_prompts: str,
+        sample_negative: str,
+        sample_steps: int,
+        sample_cfg: float,
+        sample_seed: int,
+        objective: ObjectiveConfig | None = None,
+        model: Any = None,
+        clip: Any = None,
+        **values: Any,
+    ) -> io.NodeOutput:
+        """Train, verify, save, and put the LoRA on MODEL and CLIP."""
+        from ..trainer_core.train import train_lora
+
+        train = TrainConfig(**{field: values[field] for field in TRAIN_FIELDS})
+        side = max(64, train.resolution // 64 * 64)
+        config = RunConfig(
+            base_model=base_model,
+            dataset=dataset,
+            lora=lora_config,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            objective=objective or ObjectiveConfig(),
+            train=train,
+            sample=SampleConfig(
+                prompts=tuple(line.strip() for line in sample_prompts.splitlines() if line.strip()),
+                negative=sample_negative,
+                steps=sample_steps,
+                cfg=sample_cfg,
+                seed=sample_seed,
+                width=side,
+                height=side,
+            ),
+        )
+        output = bridge.lora_file(file_name(name))
+        model, clip = output_models(config, model, clip)
+        progress, began = bridge.NodeProgress(cls.hidden.unique_id), time.monotonic()
+
+        def verify(path: Path) -> None:
+            bridge.check_lora(path, model, clip)
+
+        try:
+            with bridge.training_session() as device:
+                result = train_lora(config, output, bridge.cache_folder(), device, progress.callbacks(), verify)
+        finally:
+            bridge.announce_lora()  # a run that is cancelled leaves a file too
+        report = summary(result.path, result.losses, time.monotonic() - began)
+        progress.text(report)
+        return io.NodeOutput(
+            *bridge.apply_lora(model, clip, result.tensors, strength),
+            result.tensors,
+            {"loss": plottable(result.losses)},
+            result.samples if len(result.samples) else bridge.NOTHING,
+            str(result.path),
+            to_image(draw_losses(result.losses, f"{result.path.stem}: loss over {len(result.losses)} steps")),
+            ui=ui.PreviewText("\n\n".join([report, *progress.notes])),
+        )
+
+
+def file_name(name: str) -> str:
+    """Return a LoRA's file name without extension; raises ValueError for anything that is not one plain name."""
+    plain = name.strip().removesuffix(".safetensors").strip()
+    if not re.fullmatch(r"[\w .()-]{1,100}", plain) or plain.strip(". ") != plain or RESERVED.fullmatch(plain):
+        raise ValueError(
+            f"The name {name!r} cannot be a file name here; use up to 100 letters, digits, spaces and - _ . ( ), no "
+            "folder, for example my_lora."
+        )
+    return plain
+
+
+def output_models(config: RunConfig, model: Any, clip: Any) -> tuple[Any, Any]:
+    """Return MODEL and CLIP that get the LoRA: those linked, else the base model's; raises if they do not fit."""
+    from ..trainer_core.models import check_base_model
+    from ..trainer_core.models.family import read_header
+
+    path = Path(config.base_model.path)
+    check_base_model(config.base_model)
+    if model is None or clip is None:
+        loaded = bridge.load_models(config.base_model, predicted(config.base_model))
+        model, clip = model or loaded[0], clip or loaded[1]
+    if path.is_file():
+        trains_text = config.optimizer.text_encoder_learning_rate > 0
+        bridge.check_models(read_header(path).shapes, model, clip, trains_text=trains_text)
+    return model, clip
+
+
+def plottable(losses: Sequence[float]) -> list[float]:
+    """Return the losses for other people's plots: a step that was not finite repeats the one before."""
+    result: list[float] = []
+    for loss in losses:
+        result.append(loss if math.isfinite(loss) else (result[-1] if result else 0.0))
+    return result
+
+
+def summary(path: Path, losses: Sequence[float], seconds: float) -> str:
+    """Say in two lines what a run left behind."""
+    finite = [loss for loss in losses[-max(1, len(losses) // 10) :] if math.isfinite(loss)]
+    end = f"{sum(finite) / len(finite):.4f}" if finite else "not finite"
+    skipped = sum(not math.isfinite(loss) for loss in losses)
+    left_out = f", {skipped} of them without an update" if skipped else ""
+    return (
+        f"Saved as {path.parent.name}/{path.name}\n"
+        f"{len(losses)} steps in {bridge.clock(seconds)}{left_out}, mean loss at the end {end}"
+    )

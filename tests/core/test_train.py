@@ -1,0 +1,241 @@
+"""The whole line: repeatable, exact under accumulation and checkpointing, safe when stopped."""
+
+import math
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from lora_atelier.trainer_core import train as train_module
+from lora_atelier.trainer_core.callbacks import Callbacks
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    ConceptConfig,
+    DatasetConfig,
+    LoraConfig,
+    MaskConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.train import train_lora
+
+
+@pytest.fixture
+def config(checkpoint, pictures, comfyui):
+    return RunConfig(
+        base_model=BaseModelConfig(path=str(checkpoint)),
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures), flip=True, caption_dropout=0.2),)),
+        lora=LoraConfig(rank=4, alpha=4, preset="full"),
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+        scheduler=SchedulerConfig(name="constant"),
+        objective=ObjectiveConfig(min_snr_gamma=5, noise_offset=0.05),
+        train=TrainConfig(steps=4, batch_size=2, resolution=64, bucket_step=32, seed=11, save_dtype="float32"),
+    )
+
+
+def run(config, folder, **options):
+    options.setdefault("cache", folder / "cache")
+    return train_lora(config, folder / "out" / "lora.safetensors", **options)
+
+
+def change(config, part, **values):
+    return config.replace(**{part: getattr(config, part).replace(**values)})
+
+
+def concept(config, **values):
+    return config.replace(dataset=DatasetConfig(concepts=(config.dataset.concepts[0].replace(**values),)))
+
+
+def same(a, b):
+    return a.tensors.keys() == b.tensors.keys() and all(torch.equal(t, b.tensors[k]) for k, t in a.tensors.items())
+
+
+def test_two_runs_are_equal_to_the_last_bit_and_leave_the_global_generator_alone(config, tmp_path):
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    first = run(config, tmp_path / "a")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(2)
+    second = run(config, tmp_path / "b", cache=tmp_path / "a" / "cache")  # and a warm cache changes nothing
+    assert first.losses == second.losses and same(first, second)
+    assert not same(first, run(change(config, "train", seed=12), tmp_path / "c", cache=tmp_path / "a" / "cache"))
+
+
+def test_the_file_is_whole_named_and_described(config, tmp_path):
+    result = run(concept(config, caption_prefix="mossling, "), tmp_path)
+    assert result.path == tmp_path / "out" / "lora.safetensors"
+    read = load_file(result.path)
+    assert all(torch.equal(read[k], t) for k, t in result.tensors.items())
+    with safe_open(result.path, "pt") as file:
+        metadata = file.metadata()
+    assert metadata["ss_base_model_version"] == "sd_v1" and metadata["ss_network_module"] == "networks.lora"
+    assert (metadata["ss_network_dim"], metadata["ss_network_alpha"]) == ("4", "4.0")
+    assert (metadata["ss_steps"], metadata["ss_seed"], metadata["ss_num_train_images"]) == ("4", "11", "6")
+    assert metadata["modelspec.architecture"] == "stable-diffusion-v1/lora"
+    assert metadata["modelspec.trigger_phrase"] == "mossling"
+    assert str(tmp_path) not in str(metadata) and str(config.dataset.concepts[0].folder) not in str(metadata)
+    assert run(config, tmp_path).path.name == "lora-2.safetensors"
+
+
+def test_training_lowers_the_loss(config, tmp_path):
+    config = change(concept(config, flip=False, caption_dropout=0), "optimizer", learning_rate=5e-3)
+    config = change(change(config, "train", steps=60, batch_size=6), "objective", noise_offset=0, min_snr_gamma=0)
+    losses = run(config, tmp_path).losses
+    assert sum(losses[-15:]) < 0.8 * sum(losses[:15])
+
+
+def test_the_gradient_of_a_window_is_the_mean_over_its_samples(config, tmp_path, monkeypatch):
+    """The same six draws, cut into micro-batches of 6, 4+2 and 1+1+1+1+1+1, give the same first update."""
+    config = change(concept(config, flip=False, caption_dropout=0), "train", steps=1, accumulate=1, batch_size=6)
+
+    def cut_into(size):
+        original = train_module.train
+
+        def train(base, network, plan, encoded, settings, device, callbacks, losses):
+            whole = train_module.build_batch(
+                base, encoded, plan.step(0)[0], plan, settings, train_module.alphas_cumprod(), device
+            )
+            (micro,) = plan.step(0)
+            pieces = [micro.samples[i : i + size] for i in range(0, len(micro.samples), size)]
+            starts = range(0, len(micro.samples), size)
+            batches = iter(
+                type(whole)(
+                    **{
+                        name: None if (value := getattr(whole, name)) is None else value[i : i + size]
+                        for name in whole.__dataclass_fields__
+                    }
+                )
+                for i in starts
+            )
+            cut = type(micro)
+            monkeypatch.setattr(train_module, "build_batch", lambda *_: next(batches))
+            windows = tuple(cut(index=0, samples=piece, bucket=micro.bucket) for piece in pieces)
+            monkeypatch.setattr(type(plan), "step", lambda self, k: windows)
+            original(base, network, plan, encoded, settings, device, callbacks, losses)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(train_module, "train", train)
+            result = run(config, tmp_path / f"cut{size}", cache=tmp_path / "cache")
+        monkeypatch.undo()
+        return result
+
+    whole, two, six = cut_into(6), cut_into(4), cut_into(1)
+    for name, tensor in whole.tensors.items():
+        assert torch.allclose(tensor, two.tensors[name], atol=2e-6), name
+        assert torch.allclose(tensor, six.tensors[name], atol=2e-6), name
+    assert whole.losses == pytest.approx(two.losses, rel=1e-6) and whole.losses == pytest.approx(six.losses, rel=1e-6)
+
+
+def test_gradient_checkpointing_changes_no_number(config, tmp_path):
+    plain = run(config, tmp_path)
+    recomputed = run(change(config, "train", gradient_checkpointing=True), tmp_path)
+    assert recomputed.losses == pytest.approx(plain.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("learning_rate", [1e-3, 0.0])
+def test_the_text_encoder_is_trained_on_request(config, tmp_path, learning_rate):
+    config = change(config, "optimizer", learning_rate=learning_rate, text_encoder_learning_rate=1e-3)
+    result = run(change(config, "sample", prompts=("thing",), width=64, height=64, steps=2), tmp_path)
+    ups = {k: t for k, t in result.tensors.items() if k.endswith("lora_up.weight")}
+    text = [t for k, t in ups.items() if k.startswith("lora_te_")]
+    assert len(text) == 12 and any(t.any() for t in text)
+    assert (len(ups) > 12) == (learning_rate > 0)
+    assert result.samples.shape == (1, 64, 64, 3)
+
+
+def test_masks_act_and_full_probability_of_no_mask_equals_none(config, tmp_path):
+    plain = run(config, tmp_path / "a")
+    masks = MaskConfig(missing="ones", unmasked_probability=0)
+    masked = run(concept(config, masks=masks), tmp_path / "b")
+    unmasked = run(concept(config, masks=masks.replace(unmasked_probability=1)), tmp_path / "c")
+    assert masked.losses != plain.losses
+    assert unmasked.losses == plain.losses and same(unmasked, plain)
+
+
+def test_v_prediction_trains_another_target(config, tmp_path):
+    plain = run(config, tmp_path)
+    v = run(change(config, "base_model", prediction="v_prediction"), tmp_path)
+    assert v.losses != plain.losses and all(map(math.isfinite, v.losses))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_trains_float32_weights(config, tmp_path, precision):
+    result = run(change(config, "base_model", precision=precision), tmp_path)
+    assert all(map(math.isfinite, result.losses)) and all(t.dtype == torch.float32 for t in result.tensors.values())
+    assert result.losses == pytest.approx(run(config, tmp_path).losses, rel=0.1)
+
+
+class Stop(BaseException):
+    """Stands for ComfyUI's interrupt, which is no Exception."""
+
+
+def test_a_stopped_run_keeps_what_was_learned(config, tmp_path):
+    reports, notes = [], []
+
+    def check():
+        if len(reports) == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(config, tmp_path, callbacks=Callbacks(step=reports.append, note=notes.append, check=check))
+    stopped = tmp_path / "out" / "lora-stopped-at-2.safetensors"
+    assert any(t.any() for k, t in load_file(stopped).items() if k.endswith("lora_up.weight"))
+    assert str(stopped) in notes[-1]
+
+
+def test_a_run_stopped_while_encoding_goes_on_from_there(config, tmp_path):
+    done = []
+
+    def check():
+        if len(done) == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(config, tmp_path, callbacks=Callbacks(phase=lambda *a: done.append(a), check=check))
+    rest = []
+    run(config, tmp_path, callbacks=Callbacks(phase=lambda *a: rest.append(a)))
+    assert len(done) == 3 and rest[0][2] == done[0][2] - 3
+
+
+def test_a_step_that_is_not_finite_moves_nothing_and_five_in_a_row_end_the_run(config, tmp_path, monkeypatch):
+    losses = train_module.sample_losses
+    calls = iter(range(1000))
+    monkeypatch.setattr(
+        train_module, "sample_losses", lambda *a: losses(*a) * (math.nan if next(calls) in (1, 2) else 1)
+    )
+    reports = []
+    result = run(config, tmp_path, callbacks=Callbacks(step=reports.append))
+    assert [r.updated for r in reports] == [True, False, False, True]
+    assert all(t.isfinite().all() for t in result.tensors.values())
+    monkeypatch.setattr(train_module, "sample_losses", lambda *a: losses(*a) * math.nan)
+    with pytest.raises(RuntimeError, match="not finite 5 times in a row up to step 5"):
+        run(change(config, "train", steps=9), tmp_path)
+    assert all(
+        not t.any() for k, t in load_file(tmp_path / "out" / "lora-stopped-at-5.safetensors").items() if "up" in k
+    )
+
+
+def test_wrong_input_is_refused_before_a_model_is_loaded(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(train_module, "load_base_model", lambda *_: pytest.fail("a model was loaded"))
+    cases = {
+        "warmup_steps is 4, the run has 4 steps": change(config, "scheduler", warmup_steps=4),
+        "adamw8bit runs on CUDA devices only": change(config, "optimizer", name="adamw8bit"),
+        "There is no model file": change(config, "base_model", path=str(tmp_path / "no.safetensors")),
+        "nowhere": concept(config, folder=str(tmp_path / "nowhere")),
+    }
+    for sentence, wrong in cases.items():
+        with pytest.raises(ValueError, match=sentence):
+            run(wrong, tmp_path)
+
+
+def test_samples_show_the_trained_network(config, tmp_path):
+    sample = SampleConfig(prompts=("thing", "number"), width=64, height=96, steps=3, cfg=2.0)
+    few = run(config.replace(sample=sample), tmp_path)
+    assert few.samples.shape == (2, 96, 64, 3) and 0 <= few.samples.min() <= few.samples.max() <= 1
+    more = run(change(config.replace(sample=sample), "train", steps=8), tmp_path)
+    assert not torch.equal(few.samples, more.samples)

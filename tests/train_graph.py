@@ -1,0 +1,151 @@
+"""A small training graph as a prompt of the HTTP API, and pictures to train on."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+CHECKPOINT = "atelier-tiny.safetensors"
+
+TRAIN = {
+    "name": "test",
+    "steps": 4,
+    "epochs": 0,
+    "batch_size": 2,
+    "accumulate": 1,
+    "resolution": 64,
+    "bucket_step": 32,
+    "seed": 1,
+    "gradient_checkpointing": False,
+    "latent_sampling": "sample",
+    "save_dtype": "float16",
+    "strength": 1.0,
+    "sample_prompts": "",
+    "sample_negative": "",
+    "sample_steps": 2,
+    "sample_cfg": 3.0,
+    "sample_seed": 0,
+}
+SAMPLE = {
+    "prompt": "a red circle",
+    "negative": "",
+    "width": 64,
+    "height": 64,
+    "batch_size": 1,
+    "seed": 5,
+    "steps": 3,
+    "cfg": 3.0,
+    "sampler_name": "euler",
+    "scheduler": "normal",
+    "hires_scale": 1.0,
+    "hires_denoise": 0.6,
+    "hires_steps": 2,
+    "upscale_method": "bislerp",
+}
+
+
+def draw_pictures(folder: Path, count: int = 3, captions: bool = True) -> Path:
+    """Fill a folder with small pictures and captions, all different; return it."""
+    folder.mkdir(parents=True)
+    for i in range(count):
+        picture = Image.new("RGB", (80, 64 + 16 * (i % 2)), (200, 220 - 30 * i, 90 + 40 * i))
+        ImageDraw.Draw(picture).ellipse((10 + 5 * i, 10, 50 + 5 * i, 50), fill=(255 - 50 * i, 30, 60 * i))
+        picture.save(folder / f"{i}.png")
+        if captions:
+            (folder / f"{i}.txt").write_text(f"circle number {i}, flat background", encoding="utf-8")
+    return folder
+
+
+def train_graph(folder: str | Path, optimizer: dict | None = None, lora: dict | None = None, **train: Any) -> dict:
+    """Return a prompt: nodes base, data, optimizer, scheduler, lora, train, and a text preview of the path."""
+    return {
+        "base": node(
+            "AtelierLoadBaseModel", checkpoint=CHECKPOINT, prediction="auto", clip_skip=1, precision="auto"
+        ),
+        "data": concept(folder),
+        "optimizer": node(
+            "AtelierOptimizer",
+            **{
+                "name": "adamw",
+                "learning_rate": 0.01,
+                "text_encoder_learning_rate": 0.0,
+                "weight_decay": 0.01,
+                "beta1": 0.9,
+                "beta2": 0.999,
+                "eps": 1e-8,
+                "max_grad_norm": 1.0,
+                **(optimizer or {}),
+            },
+        ),
+        "scheduler": node("AtelierScheduler", name="constant", warmup_steps=0, min_lr_ratio=0.0),
+        "lora": node(
+            "AtelierLoraConfig",
+            **{"rank": 4, "alpha": 4.0, "preset": "full", "conv_rank": 0, "conv_alpha": 0.0, **(lora or {})},
+        ),
+        "train": node(
+            "AtelierTrain",
+            base_model=["base", 0],
+            dataset=["data", 0],
+            optimizer=["optimizer", 0],
+            scheduler=["scheduler", 0],
+            lora_config=["lora", 0],
+            **{**TRAIN, **train},
+        ),
+        "path": node("PreviewAny", source=["train", 5]),
+    }
+
+
+def node(class_type: str, **inputs: Any) -> dict:
+    """Return one node of a prompt."""
+    return {"class_type": class_type, "inputs": inputs}
+
+
+def concept(folder: str | Path, **inputs: Any) -> dict:
+    """Return a Concept Dataset."""
+    values = {
+        "folder": str(folder),
+        "caption_prefix": "",
+        "caption_source": "text_file",
+        "repeats": 1,
+        "flip": False,
+        "shuffle_tags": False,
+        "keep_tags": 0,
+        "tag_dropout": 0.0,
+        "caption_dropout": 0.0,
+        "caption_suffix": "",
+        "caption_extension": ".txt",
+        "missing_caption": "error",
+        "loss_weight": 1.0,
+        "recursive": True,
+    }
+    return node("AtelierConceptDataset", **{**values, **inputs})
+
+
+def masks(dataset: list, **inputs: Any) -> dict:
+    """Return a Mask Loader."""
+    values = {
+        "source": "file",
+        "suffix": "-masklabel.png",
+        "folder": "",
+        "invert": False,
+        "missing": "error",
+        "unmasked_weight": 0.1,
+        "unmasked_probability": 0.0,
+        "normalize_masked_area": False,
+    }
+    return node("AtelierMaskLoader", dataset=dataset, **{**values, **inputs})
+
+
+def sample(model: list, clip: list, vae: list, **inputs: Any) -> dict:
+    """Return a Sample node."""
+    return node("AtelierSample", model=model, clip=clip, vae=vae, **{**SAMPLE, **inputs})
+
+
+def changed(graph: dict, name: str, **inputs: Any) -> dict:
+    """Return a copy of a prompt with some inputs of one node changed."""
+    graph = copy.deepcopy(graph)
+    graph[name]["inputs"].update(inputs)
+    return graph
