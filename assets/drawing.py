@@ -173,7 +173,7 @@ def fill(size: tuple[int, int], colour: tuple[int, ...], texture: str, rng: np.r
     bright = base @ (0.299, 0.587, 0.114) > 128
     tone = base * 0.62 if bright else base + (255 - base) * 0.38
     ink = tuple(int(v) for v in tone)
-    width, height = size
+    height = size[1]
     pen = ImageDraw.Draw(canvas)
     pitch = rng.uniform(0.12, 0.16) * max(size)
     ox, oy = rng.uniform(0, pitch, 2)

@@ -47,7 +47,7 @@ class Stage:
 
 
 STAGES = (  # small pictures cost a sixth and teach words, colours and shapes; full ones teach the final size
-    Stage(size=64, first=1_000_000, pictures=24_000, batch=32, steps=3000),
+    Stage(size=64, first=1_000_000, pictures=20_000, batch=32, steps=3000),
     Stage(size=128, first=0, pictures=9_000, batch=16, steps=1500),
 )
 
@@ -327,7 +327,7 @@ def train_unet(args: argparse.Namespace) -> None:
     step = load_state(path, {**models, "average": average}, optimizer)
     tokenizer = CLIPTokenizer.from_pretrained(args.tokenizer)
     alpha_bar, total = alpha_bars().to(device), sum(stage.steps for stage in STAGES)
-    began, saved, exported, losses = time.monotonic(), time.monotonic(), 0.0, []
+    began, saved, losses = time.monotonic(), time.monotonic(), []
     for stage, stage_end in zip(STAGES, np.cumsum([stage.steps for stage in STAGES]).tolist(), strict=True):
         if step >= stage_end:
             continue
@@ -355,17 +355,15 @@ def train_unet(args: argparse.Namespace) -> None:
             decay = min(0.999, (1 + step) / (10 + step))
             torch._foreach_lerp_(list(average.values()), [p.detach() for p in parameters.values()], 1 - decay)
             losses.append((loss.item(), error.mean().item()))
-            if step % 100 == 0:
+            if step % 50 == 0:
                 weighted, plain = np.mean(losses, 0)
                 log(args.work, phase="unet", size=stage.size, step=step, loss=round(weighted, 5), mse=round(plain, 5),
                     seconds=round(time.monotonic() - began))  # fmt: skip
                 losses = []
-            if time.monotonic() - saved > 120 or step == total:
+            if time.monotonic() - saved > 240 or step == total:
                 save_state(path, {**models, "average": average}, optimizer, step)
-                saved = time.monotonic()
-            if time.monotonic() - exported > 400 or step == total:
                 export(args)
-                exported = time.monotonic()
+                saved = time.monotonic()
 
 
 def _stage_data(args: argparse.Namespace, stage: Stage, tokenizer: CLIPTokenizer) -> tuple[torch.Tensor, torch.Tensor]:
@@ -431,7 +429,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ae-pictures", type=int, default=6000)
     parser.add_argument("--ae-batch", type=int, default=8)
     parser.add_argument("--ae-steps", type=int, default=2400)
-    parser.add_argument("--ae-stop", type=int, default=1900, help="end of the joint phase within --ae-steps")
+    parser.add_argument("--ae-stop", type=int, default=1806, help="end of the joint phase within --ae-steps")
     parser.add_argument("--decoder-steps", type=int, default=1500)
     parser.add_argument("--ae-lr", type=float, default=8e-4)
     parser.add_argument("--only-size", type=int, default=0, help="encode only this stage's pictures; 0: all")

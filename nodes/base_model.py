@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from ..trainer_core.config import BaseModelConfig
+from ..trainer_core.models import check_base_model
+from ..trainer_core.models.family import detect_prediction, read_header
 from . import bridge
 from .sockets import CATEGORY, BaseModelSocket, io
 
@@ -26,6 +29,7 @@ class AtelierLoadBaseModel(io.ComfyNode):
                 io.Combo.Input(
                     "checkpoint",
                     options=bridge.checkpoint_names(),
+                    socketless=True,
                     tooltip="A Stable Diffusion 1 checkpoint (.safetensors) from models/checkpoints, or a diffusers "
                     "folder from models/diffusers. atelier-tiny is a toy model that comes with the pack.",
                 ),
@@ -72,8 +76,6 @@ class AtelierLoadBaseModel(io.ComfyNode):
     @classmethod
     def execute(cls, checkpoint: str, prediction: str, clip_skip: int, precision: str) -> io.NodeOutput:
         """Check the file, then load it through ComfyUI."""
-        from ..trainer_core.models import check_base_model
-
         config = BaseModelConfig(
             path=str(bridge.checkpoint_path(checkpoint)),
             tokenizer=str(bridge.tokenizer_path()),
@@ -87,10 +89,6 @@ class AtelierLoadBaseModel(io.ComfyNode):
 
 def predicted(config: BaseModelConfig) -> str:
     """Return what the model predicts, read from its file where the configuration says auto."""
-    import json
-
-    from ..trainer_core.models.family import detect_prediction, read_header
-
     path = Path(config.path)
     if config.prediction != "auto":
         return config.prediction

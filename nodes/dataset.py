@@ -9,9 +9,13 @@ import numpy as np
 import torch
 
 from ..trainer_core.config import ConceptConfig, DatasetConfig, MaskConfig, TrainConfig
+from ..trainer_core.plan import build_plan
+from ..trainer_core.preview import render_preview
 from ..trainer_core.scan import PICTURE_EXTENSIONS, fingerprint, scan
 from . import bridge
 from .sockets import CATEGORY, DatasetSocket, complaint, io, ui
+
+# Inputs that say which files to watch have no socket: fingerprint_inputs sees no linked values.
 
 FOLDER_RULE = (
     "An absolute path, or a folder inside ComfyUI's input/ or datasets/ folder. Nothing is ever written there."
@@ -35,6 +39,7 @@ class AtelierConceptDataset(io.ComfyNode):
                 io.String.Input(
                     "folder",
                     default=bridge.EXAMPLE,
+                    socketless=True,
                     placeholder="my_character",
                     tooltip=f"The folder that holds your pictures. {FOLDER_RULE} {bridge.EXAMPLE} is a small example "
                     "that comes with the pack.",
@@ -43,8 +48,8 @@ class AtelierConceptDataset(io.ComfyNode):
                     "caption_prefix",
                     default="",
                     placeholder="trigger word",
-                    tooltip="Put in front of every caption: the trigger word you will prompt with later. Stays in "
-                    "front when tags are shuffled. Empty = nothing.",
+                    tooltip="The trigger word you will prompt with: put in front of every caption, with a space "
+                    "between. Stays in front when tags are shuffled. Empty = nothing.",
                 ),
                 io.Combo.Input(
                     "caption_source",
@@ -108,6 +113,7 @@ class AtelierConceptDataset(io.ComfyNode):
                 io.String.Input(
                     "caption_extension",
                     default=".txt",
+                    socketless=True,
                     tooltip="Ending of the caption files, with its dot: .txt, .caption, .tags.",
                     advanced=True,
                 ),
@@ -132,6 +138,7 @@ class AtelierConceptDataset(io.ComfyNode):
                 io.Boolean.Input(
                     "recursive",
                     default=True,
+                    socketless=True,
                     tooltip="Also take the pictures of folders inside the folder.",
                     advanced=True,
                 ),
@@ -203,6 +210,7 @@ class AtelierMaskLoader(io.ComfyNode):
                     "folder",
                     default="",
                     placeholder="beside the pictures",
+                    socketless=True,
                     tooltip="With source file: the folder that holds the masks. Empty = they lie beside the pictures. "
                     f"{FOLDER_RULE}",
                 ),
@@ -335,9 +343,6 @@ class AtelierDatasetPreview(io.ComfyNode):
         cls, dataset: DatasetConfig, resolution: int, bucket_step: int, batch_size: int, columns: int, limit: int
     ) -> io.NodeOutput:
         """Plan one epoch, draw its pictures and say what it holds."""
-        from ..trainer_core.plan import build_plan
-        from ..trainer_core.preview import render_preview
-
         epoch = TrainConfig(epochs=1, resolution=resolution, bucket_step=bucket_step, batch_size=batch_size)
         plan = build_plan(scan(dataset), dataset, epoch)
         sheet = to_image(render_preview(plan, dataset, columns=columns, limit=limit))

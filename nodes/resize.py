@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..trainer_core.resize import resize_lora
 from . import bridge
 from .sockets import CATEGORY, io, ui
 
@@ -41,8 +42,6 @@ class AtelierResizeLora(io.ComfyNode):
     @classmethod
     def execute(cls, lora: dict[str, torch.Tensor], rank: int) -> io.NodeOutput:
         """Resize, and say what was kept."""
-        from ..trainer_core.resize import resize_lora
-
         with torch.inference_mode(False):
             resized, layers = resize_lora({key: bridge.own(tensor) for key, tensor in lora.items()}, rank)
         ranks = sorted({layer.old_rank for layer in layers})

@@ -132,7 +132,7 @@ class AtelierScheduler(io.ComfyNode):
         """Return the node's public format."""
         return io.Schema(
             node_id="AtelierScheduler",
-            display_name="LR Scheduler",
+            display_name="Scheduler",
             category=CATEGORY,
             description="How the learning rate changes from the first step to the last.",
             search_aliases=["learning rate schedule", "cosine", "warmup", "train lora", "atelier"],

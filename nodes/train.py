@@ -20,6 +20,9 @@ from ..trainer_core.config import (
     SchedulerConfig,
     TrainConfig,
 )
+from ..trainer_core.models import check_base_model
+from ..trainer_core.models.family import read_header
+from ..trainer_core.train import train_lora
 from . import bridge
 from .base_model import predicted
 from .dataset import to_image
@@ -70,7 +73,7 @@ class AtelierTrain(io.ComfyNode):
                 BaseModelSocket.Input("base_model", tooltip="The model to train on, from Load Base Model."),
                 DatasetSocket.Input("dataset", tooltip="The pictures, from Concept Dataset or Mask Loader."),
                 OptimizerSocket.Input("optimizer", tooltip="How the weights move, from Optimizer."),
-                SchedulerSocket.Input("scheduler", tooltip="The learning rate's shape, from LR Scheduler."),
+                SchedulerSocket.Input("scheduler", tooltip="The learning rate's shape, from Scheduler."),
                 LoraConfigSocket.Input("lora_config", tooltip="Size and layers of the LoRA, from LoRA Config."),
                 io.String.Input(
                     "name",
@@ -268,8 +271,6 @@ class AtelierTrain(io.ComfyNode):
         **values: Any,
     ) -> io.NodeOutput:
         """Train, verify, save, and put the LoRA on MODEL and CLIP."""
-        from ..trainer_core.train import train_lora
-
         train = TrainConfig(**{field: values[field] for field in TRAIN_FIELDS})
         side = max(64, train.resolution // 64 * 64)
         config = RunConfig(
@@ -328,9 +329,6 @@ def file_name(name: str) -> str:
 
 def output_models(config: RunConfig, model: Any, clip: Any) -> tuple[Any, Any]:
     """Return MODEL and CLIP that get the LoRA: those linked, else the base model's; raises if they do not fit."""
-    from ..trainer_core.models import check_base_model
-    from ..trainer_core.models.family import read_header
-
     path = Path(config.base_model.path)
     check_base_model(config.base_model)
     if model is None or clip is None:

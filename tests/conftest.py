@@ -25,6 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
+def comfyui() -> Path:
+    """Return ComfyUI's folder, whose tokenizer files and classes some tests read."""
+    return comfyui_folder(NEWEST)
+
+
+@pytest.fixture(scope="session")
 def start_comfy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ComfyServer]]:
     """Give `start(*extra_arguments, version=..., base=...)` -> a running server, ended with the session."""
     servers: list[ComfyServer] = []

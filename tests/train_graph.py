@@ -62,9 +62,7 @@ def draw_pictures(folder: Path, count: int = 3, captions: bool = True) -> Path:
 def train_graph(folder: str | Path, optimizer: dict | None = None, lora: dict | None = None, **train: Any) -> dict:
     """Return a prompt: nodes base, data, optimizer, scheduler, lora, train, and a text preview of the path."""
     return {
-        "base": node(
-            "AtelierLoadBaseModel", checkpoint=CHECKPOINT, prediction="auto", clip_skip=1, precision="auto"
-        ),
+        "base": node("AtelierLoadBaseModel", checkpoint=CHECKPOINT, prediction="auto", clip_skip=1, precision="auto"),
         "data": concept(folder),
         "optimizer": node(
             "AtelierOptimizer",

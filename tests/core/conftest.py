@@ -1,6 +1,5 @@
 """Small models of random weights, built once, for tests that need a whole checkpoint."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,6 @@ def checkpoint(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("models") / "random-tiny.safetensors"
     save_file(checkpoint_tensors(), path)
     return path
-
-
-@pytest.fixture(scope="session")
-def comfyui() -> Path:
-    """Give ComfyUI's folder, whose tokenizer files and classes some tests read."""
-    path = os.environ.get("COMFYUI_PATH", "")
-    if not path:
-        pytest.skip("COMFYUI_PATH is not set; run through dev.py test")
-    return Path(path)
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,13 @@ from lora_atelier.dev import PACK, ROOT
 IMPORT_LINE = re.compile(rf"^(?:\[INFO\])?\s*(\d+\.\d) seconds( \(IMPORT FAILED\))?: .*[\\/]{PACK}\s*$", re.MULTILINE)
 
 PROBE = """
-import importlib.util, sys, time
+import importlib.util, logging, sys, time
 
 spec = importlib.util.spec_from_file_location("atelier_probe", {root!r} + "/__init__.py")
 sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 started = time.thread_time()
 spec.loader.exec_module(sys.modules[spec.name])
-print(f"import took {{time.thread_time() - started:.3f}} s")
+logging.warning(f"import took {{time.thread_time() - started:.3f}} s")
 NODE_CLASS_MAPPINGS = {{}}
 """
 

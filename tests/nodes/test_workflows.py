@@ -1,0 +1,83 @@
+"""The workflows that come with the pack: they fit the nodes, and the quickstart leads to pictures."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from comfy_client import ComfyClient, ComfyServer
+from lora_atelier.dev import NOTES, QUICKSTART, ROOT, TINY_BASE, is_widget, to_prompt
+
+WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
+OF_THE_MACHINE = ("checkpoint",)  # combos whose options are files
+
+
+def specs(schema: dict) -> dict:
+    """Return all inputs of a node in the order of their widgets."""
+    groups = [(schema["input"].get(g) or {}, schema["input_order"].get(g) or []) for g in ("required", "optional")]
+    return {name: group[name] for group, order in groups for name in order}
+
+
+def allowed(spec: list, value: object) -> bool:
+    """Tell whether a value fits a widget."""
+    options = spec[1] if len(spec) > 1 else {}
+    kind = spec[0]
+    if isinstance(kind, list) or kind == "COMBO":
+        return value in (kind if isinstance(kind, list) else options["options"])
+    if kind in ("INT", "FLOAT"):
+        number = isinstance(value, int if kind == "INT" else (int, float)) and not isinstance(value, bool)
+        return number and options.get("min", value) <= value <= options.get("max", value)
+    return isinstance(value, {"STRING": str, "BOOLEAN": bool}[kind])
+
+
+def test_there_are_workflows() -> None:
+    assert {path.stem for path in WORKFLOWS} >= {"quickstart", "sd15_character"}
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_fits_the_nodes(any_server: ComfyServer, path: Path) -> None:
+    info = ComfyClient(any_server.url).object_info()
+    workflow = json.loads(path.read_text(encoding="utf-8"))
+    nodes = {node["id"]: node for node in workflow["nodes"]}
+    for link, source, output, target, slot, kind in workflow["links"]:
+        start, end = nodes[source], nodes[target]
+        assert info[start["type"]]["output"][output] == kind
+        assert link in start["outputs"][output]["links"] and end["inputs"][slot]["link"] == link
+        wanted = specs(info[end["type"]])[end["inputs"][slot]["name"]][0]
+        assert kind == wanted or wanted == "*"
+    for node in to_prompt(workflow, info).values():
+        for name, spec in specs(info[node["class_type"]]).items():
+            if is_widget(spec) and name not in OF_THE_MACHINE:
+                assert allowed(spec, node["inputs"][name]), f"{node['class_type']}.{name}: {node['inputs'][name]!r}"
+    for node in workflow["nodes"]:
+        if node["type"] in NOTES:
+            continue
+        widgets = [name for name, spec in specs(info[node["type"]]).items() if is_widget(spec)]
+        controls = sum(name in ("seed", "noise_seed") for name in widgets)
+        assert len(node.get("widgets_values", [])) == len(widgets) + controls
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_the_nodes_of_a_workflow_do_not_overlap(path: Path) -> None:
+    nodes = json.loads(path.read_text(encoding="utf-8"))["nodes"]
+    title = 30  # pixels above a node's position
+    boxes = [(n["id"], x, y - title, x + n["size"][0], y + n["size"][1]) for n in nodes for x, y in [n["pos"]]]
+    for i, (a, left, top, right, bottom) in enumerate(boxes):
+        for b, left_b, top_b, right_b, bottom_b in boxes[i + 1 :]:
+            apart = right <= left_b or right_b <= left or bottom <= top_b or bottom_b <= top
+            assert apart, f"nodes {a} and {b} overlap"
+
+
+@pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
+def test_the_quickstart_leads_to_pictures(comfy: ComfyClient) -> None:
+    prompt = to_prompt(json.loads(QUICKSTART.read_text(encoding="utf-8")), comfy.object_info())
+    train = next(node for node in prompt.values() if node["class_type"] == "AtelierTrain")
+    train["inputs"]["steps"] = 24  # more than the warm-up
+    result = comfy.queue(prompt)
+    assert result.ok, result.error
+    for key, node in prompt.items():
+        if node["class_type"] in ("SaveImage", "PreviewImage", "AtelierDatasetPreview"):
+            for picture in comfy.images(result, key):
+                assert len(set(picture.convert("L").getdata())) > 8, f"{node['_meta']['title']} is blank"
+    saved = [image["filename"] for output in result.outputs.values() for image in output.get("images", [])]
+    assert any(name.startswith("before_after") for name in saved) and any(name.startswith("loss") for name in saved)
