@@ -47,8 +47,8 @@ class Stage:
 
 
 STAGES = (  # small pictures cost a sixth and teach words, colours and shapes; full ones teach the final size
-    Stage(size=64, first=1_000_000, pictures=20_000, batch=32, steps=3000),
-    Stage(size=128, first=0, pictures=9_000, batch=16, steps=1500),
+    Stage(size=64, first=1_000_000, pictures=20_000, batch=32, steps=1694),
+    Stage(size=128, first=0, pictures=5_000, batch=16, steps=1000),
 )
 
 
@@ -346,7 +346,7 @@ def train_unet(args: argparse.Namespace) -> None:
             snr = (a / (1 - a)).flatten()
             loss = (error * snr.clamp(max=5) / snr).mean()  # min-SNR-5 (Hang et al. 2023)
             for group in optimizer.param_groups:
-                group["lr"] = args.lr * rate(step, total, 300, hold=0.5)
+                group["lr"] = args.lr * rate(step, total, 300, hold=0.75)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
@@ -430,7 +430,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ae-batch", type=int, default=8)
     parser.add_argument("--ae-steps", type=int, default=2400)
     parser.add_argument("--ae-stop", type=int, default=1806, help="end of the joint phase within --ae-steps")
-    parser.add_argument("--decoder-steps", type=int, default=1500)
+    parser.add_argument("--decoder-steps", type=int, default=800)
     parser.add_argument("--ae-lr", type=float, default=8e-4)
     parser.add_argument("--only-size", type=int, default=0, help="encode only this stage's pictures; 0: all")
     parser.add_argument("--lr", type=float, default=1e-3)

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 
 from ..trainer_core.config import ConceptConfig, DatasetConfig, MaskConfig, TrainConfig
-from ..trainer_core.plan import build_plan
-from ..trainer_core.preview import render_preview
 from ..trainer_core.scan import PICTURE_EXTENSIONS, fingerprint, scan
 from . import bridge
 from .sockets import CATEGORY, DatasetSocket, complaint, io, ui
@@ -343,6 +341,9 @@ class AtelierDatasetPreview(io.ComfyNode):
         cls, dataset: DatasetConfig, resolution: int, bucket_step: int, batch_size: int, columns: int, limit: int
     ) -> io.NodeOutput:
         """Plan one epoch, draw its pictures and say what it holds."""
+        from ..trainer_core.plan import build_plan  # here, so that ComfyUI starts fast
+        from ..trainer_core.preview import render_preview
+
         epoch = TrainConfig(epochs=1, resolution=resolution, bucket_step=bucket_step, batch_size=batch_size)
         plan = build_plan(scan(dataset), dataset, epoch)
         sheet = to_image(render_preview(plan, dataset, columns=columns, limit=limit))

@@ -22,7 +22,6 @@ from ..trainer_core.config import (
 )
 from ..trainer_core.models import check_base_model
 from ..trainer_core.models.family import read_header
-from ..trainer_core.train import train_lora
 from . import bridge
 from .base_model import predicted
 from .dataset import to_image
@@ -271,6 +270,8 @@ class AtelierTrain(io.ComfyNode):
         **values: Any,
     ) -> io.NodeOutput:
         """Train, verify, save, and put the LoRA on MODEL and CLIP."""
+        from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
+
         train = TrainConfig(**{field: values[field] for field in TRAIN_FIELDS})
         side = max(64, train.resolution // 64 * 64)
         config = RunConfig(

@@ -27,12 +27,14 @@ def mask_folder(concept_folder: Path, config: MaskConfig) -> Path:
 
 
 def is_mask_name(name: str, config: MaskConfig | None) -> bool:
-    """Tell whether a file beside the pictures is a mask by its name.
+    """Tell whether a file beside the pictures is a mask by its name; the default suffix always says so.
 
     With a mask folder of its own, a suffix such as .png says nothing about the files beside the pictures.
     """
+    if name.lower().endswith(DEFAULT_SUFFIX):
+        return True
     if config is None or config.source != "file":
-        return name.lower().endswith(DEFAULT_SUFFIX)
+        return False
     bare_extension = config.suffix.startswith(".") and config.suffix.count(".") == 1
     return not (config.folder.strip() and bare_extension) and name.lower().endswith(config.suffix.lower())
 

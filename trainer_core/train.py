@@ -80,22 +80,21 @@ def train_lora(
     network = Network(trained_unet, base.text_encoder, config.lora, config.train.seed).to(device)
     losses: list[float] = []
 
-    def save(path: Path) -> dict[str, Tensor]:
-        metadata = build_metadata(config, plan, base, name=path.stem, steps=len(losses), started=started)
-        return save_lora(path, network.tensors(), metadata, config.train.save_dtype, verify)
+    def describe(path: Path) -> dict[str, str]:
+        return build_metadata(config, plan, base, name=path.stem, steps=len(losses), started=started)
 
     try:
         with network.attached():
             try:
                 train(base, network, plan, encoded, config, device, callbacks, losses)
+                path = unused_path(output)
+                tensors = save_lora(path, network.tensors(), describe(path), config.train.save_dtype, verify)
             except BaseException:
                 if losses:
                     stopped = unused_path(output.with_name(f"{output.stem}-stopped-at-{len(losses)}.safetensors"))
-                    save(stopped)
+                    save_lora(stopped, network.tensors(), describe(stopped), "float32")
                     callbacks.note(f"Stopped at step {len(losses)} of {plan.steps}; what was learned is in {stopped}.")
                 raise
-            path = unused_path(output)
-            tensors = save(path)
             samples = sample_images(
                 base,
                 config.sample,

@@ -78,6 +78,6 @@ def test_the_quickstart_leads_to_pictures(comfy: ComfyClient) -> None:
     for key, node in prompt.items():
         if node["class_type"] in ("SaveImage", "PreviewImage", "AtelierDatasetPreview"):
             for picture in comfy.images(result, key):
-                assert len(set(picture.convert("L").getdata())) > 8, f"{node['_meta']['title']} is blank"
+                assert len(picture.convert("L").getcolors(256)) > 8, f"{node['_meta']['title']} is blank"
     saved = [image["filename"] for output in result.outputs.values() for image in output.get("images", [])]
     assert any(name.startswith("before_after") for name in saved) and any(name.startswith("loss") for name in saved)

@@ -16,24 +16,21 @@ class LoraLayer(nn.Module):
     """delta(x) = scale * up(down(x)) beside one frozen layer; `up` starts at zero, so delta starts at zero.
 
     down: (rank, in[, k, k]) and up: (out, rank[, 1, 1]), float32 parameters. alpha is a plain number.
-    The `up` of a linear layer lies transposed in memory: with it the rank is the row count, never the column count,
-    of every product of forward and backward pass, and BLAS is several times faster on few rows than on few columns.
     """
 
     def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, alpha: float, *, name: str, seed: int) -> None:
         super().__init__()
         weight = base.weight
+        ones = (1,) * (weight.ndim - 2)
         bound = 1 / math.sqrt(weight[0].numel())  # kaiming uniform with a = sqrt(5)
         down = torch.rand(rank, *weight.shape[1:], generator=generator(seed, f"init/{name}")) * (2 * bound) - bound
         self.down = nn.Parameter(down)
+        self.up = nn.Parameter(torch.zeros(weight.shape[0], rank, *ones))
         self.rank, self.alpha = rank, float(alpha)
         self.scale = self.alpha / rank
         self.geometry: dict[str, Any] = {}
         if isinstance(base, nn.Conv2d):
-            self.up = nn.Parameter(torch.zeros(base.out_channels, rank, 1, 1))
             self.geometry = {"stride": base.stride, "padding": base.padding, "dilation": base.dilation}
-        else:
-            self.up = nn.Parameter(torch.zeros(rank, base.out_features).t())
 
     def forward(self, x: Tensor, base_output: Tensor) -> Tensor:
         """Return base_output + delta(x); base_output is the frozen layer's own result and may be overwritten."""
@@ -41,10 +38,12 @@ class LoraLayer(nn.Module):
         if self.geometry:
             hidden = F.conv2d(x, down, **self.geometry)
             return base_output.add_(F.conv2d(hidden, up), alpha=self.scale)
+        # Written so that the rank is the row count of every thin matrix, here and in the backward pass autograd derives:
+        # BLAS is several times faster on few rows than on few columns. Out of place, because what nn.Linear returns is
+        # a view, and autograd pays for writing into a view with copies of the whole gradient.
         hidden = down @ x.reshape(-1, x.shape[-1]).t()  # (rank, tokens)
-        # Not in place: the output of nn.Linear is a view, and autograd pays for those with two copies of the gradient.
         flat = base_output.reshape(-1, base_output.shape[-1])
-        return torch.addmm(flat, hidden.t(), up.t(), alpha=self.scale).view(base_output.shape)
+        return torch.addmm(flat, hidden.t(), up.t().contiguous(), alpha=self.scale).view(base_output.shape)
 
     def delta_weight(self) -> Tensor:
         """Return scale * up @ down in the base weight's shape, float32."""

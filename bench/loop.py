@@ -1,0 +1,90 @@
+"""What the real training loop spends outside forward pass, backward pass and optimizer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lora_atelier.bench.contenders import OPTIMIZER, RANK
+from lora_atelier.bench.measure import now
+from lora_atelier.trainer_core.callbacks import Callbacks, StepReport
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    ConceptConfig,
+    DatasetConfig,
+    LoraConfig,
+    RunConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.train import train_lora
+
+PICTURES = 4
+
+
+def time_loop(base: Path, resolution: int, steps: int, device: torch.device) -> list[dict[str, float]]:
+    """Train on pictures of noise with `train_lora`; return for each step but the first its seconds by part.
+
+    The parts are timed from outside, by standing in front of the UNet's forward, Tensor.backward and the optimizer.
+    """
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+
+    spent: dict[str, float] = {}
+    rows: list[dict[str, float]] = []
+
+    def collect(report: StepReport) -> None:
+        rows.append({"seconds": report.seconds, **spent})
+        spent.clear()
+
+    with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
+        config = RunConfig(
+            base_model=BaseModelConfig(path=str(base), precision="bfloat16" if device.type == "cuda" else "float32"),
+            dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(write_pictures(Path(folder), resolution))),)),
+            lora=LoraConfig(rank=RANK, alpha=RANK, preset="full"),
+            optimizer=OPTIMIZER,
+            train=TrainConfig(steps=steps + 1, resolution=resolution),
+        )
+        with (
+            timed(UNet2DConditionModel, "forward", "forward", spent, device),
+            timed(torch.Tensor, "backward", "backward", spent, device),
+            timed(torch.optim.AdamW, "step", "optimizer", spent, device),
+        ):
+            train_lora(config, Path(folder) / "lora.safetensors", Path(folder), device, Callbacks(step=collect))
+    return rows[1:]
+
+
+def write_pictures(folder: Path, resolution: int) -> Path:
+    """Write square pictures of seeded noise with captions; return their folder."""
+    from PIL import Image
+
+    pictures = folder / "pictures"
+    pictures.mkdir()
+    seeded = torch.Generator().manual_seed(0)
+    for i in range(PICTURES):
+        values = torch.randint(0, 256, (resolution, resolution, 3), generator=seeded, dtype=torch.uint8)
+        Image.fromarray(values.numpy()).save(pictures / f"{i}.png")
+        (pictures / f"{i}.txt").write_text(f"a thing, number {i}", encoding="utf-8")
+    return pictures
+
+
+@contextmanager
+def timed(owner: Any, name: str, part: str, spent: dict[str, float], device: torch.device) -> Iterator[None]:
+    """Add the seconds that a method takes to `spent` for the length of a `with` block."""
+    original = getattr(owner, name)
+
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        began = now(device)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            spent[part] = spent.get(part, 0.0) + now(device) - began
+
+    setattr(owner, name, measured)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

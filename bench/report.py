@@ -1,0 +1,152 @@
+"""From raw measurements to ratios, tables and the page docs/benchmarks.md; needs nothing but Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+TITLES = {
+    "frozen": "frozen pass (no network)",
+    "ours": "**LoRA Atelier**",
+    "peft": "diffusers + peft",
+    "stock": "ComfyUI's TrainLoraNode",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A ratio measured several times."""
+
+    name: str
+    middle: float  # the median
+    low: float  # quartiles; the extremes when there are fewer than four values
+    high: float
+    count: int
+    least: float | None = None  # the target: at least this
+    most: float | None = None  # the target: at most this
+
+    @property
+    def met(self) -> bool:
+        """Tell whether the median is within the target."""
+        return (self.least is None or self.middle >= self.least) and (self.most is None or self.middle <= self.most)
+
+
+def build_ratio(name: str, values: Sequence[float], *, least: float | None = None, most: float | None = None) -> Ratio:
+    """Take median and quartiles of one ratio's values."""
+    low, high = min(values), max(values)
+    if len(values) >= 4:
+        low, _, high = quantiles(values, n=4, method="inclusive")
+    return Ratio(name=name, middle=median(values), low=low, high=high, count=len(values), least=least, most=most)
+
+
+def build_ratios(result: dict[str, Any]) -> list[Ratio]:
+    """Compare pair by pair: steps taken in turn, and rounds for what ran in another process."""
+    steps = [step for round_ in result["rounds"] for step in round_["race"]]
+
+    def pairs(upper: str, lower: str) -> list[float]:
+        return [step[upper]["seconds"] / step[lower]["seconds"] for step in steps]
+
+    ratios = [
+        build_ratio("seconds per step, ours / frozen pass", pairs("ours", "frozen"), most=1.15),
+        build_ratio("seconds per step, ours / diffusers + peft", pairs("ours", "peft"), most=1.03),
+    ]
+    stock = [round_ for round_ in result["rounds"] if round_.get("stock")]
+    if stock:
+        values = [median(r["stock"]["seconds"]) / median(s["ours"]["seconds"] for s in r["race"]) for r in stock]
+        ratios.append(build_ratio("seconds per step, TrainLoraNode / ours", values, least=4))
+        ours = result["memory"]["ours"]["peak"]
+        values = [ours / r["stock"]["peak"] for r in stock]
+        ratios.append(build_ratio("peak memory, ours / TrainLoraNode", values, most=0.4))
+    ratios.append(build_ratio("share of a step that is bookkeeping", bookkeeping(result["loop"]), most=0.02))
+    return ratios
+
+
+def bookkeeping(loop: Sequence[dict[str, float]]) -> list[float]:
+    """Return for each step the share spent outside forward pass, backward pass and optimizer step."""
+    parts = ("forward", "backward", "optimizer")
+    return [1 - sum(step[part] for part in parts) / step["seconds"] for step in loop]
+
+
+def seconds(result: dict[str, Any], contender: str, part: str = "seconds") -> list[float]:
+    """Return all measured seconds of a contender."""
+    if contender == "stock":
+        return [s for r in result["rounds"] if r.get("stock") for s in r["stock"]["seconds"]]
+    return [step[contender][part] for r in result["rounds"] for step in r["race"]]
+
+
+def memory(result: dict[str, Any], contender: str) -> dict[str, float]:
+    """Return loaded and peak MB of a contender."""
+    if contender == "stock":
+        return max((r["stock"] for r in result["rounds"] if r.get("stock")), key=lambda stock: stock["peak"])
+    return result["memory"][contender]
+
+
+def render(result: dict[str, Any]) -> str:
+    """Write one model's results as Markdown: what was measured where, absolute numbers, ratios against targets."""
+    machine = result["machine"]
+    where = machine["device"] if machine["device"] != "CPU" else machine["cpu"]
+    lines = [
+        f"### {result['title'][0].upper()}{result['title'][1:]}, {machine['device']}",
+        "",
+        f"{result['resolution']} px, batch 1, {result['precision']}, rank 8 on all {result['layers']} linear and "
+        f"convolution layers. {result['date']}, commit {result['commit']}, {where}, {machine['cores']} cores, "
+        f"{machine['threads']} threads ({machine['simd']}), torch {machine['torch']}, "
+        f"Python {machine['python']}, load average before the start {machine['load']}. Command: `{result['command']}`.",
+        "",
+        "| | s / step | quartiles | forward | backward | update | peak memory | over the loaded model |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [_row(result, contender) for contender in TITLES if contender != "stock" or seconds(result, "stock")]
+    lines += ["", "| ratio | median | spread | target | |", "|---|---|---|---|---|"]
+    lines += [_verdict(ratio, result["targets"]) for ratio in build_ratios(result)]
+    lines += ["", *_notes(result)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _row(result: dict[str, Any], contender: str) -> str:
+    spread, used = build_ratio("", seconds(result, contender)), memory(result, contender)
+    parts = ["", "", ""]
+    if contender != "stock":
+        parts = [f"{median(seconds(result, contender, p)):.4g}" for p in ("forward", "backward", "update")]
+    cells = [TITLES[contender], f"{spread.middle:.4g}", f"{spread.low:.4g} – {spread.high:.4g}", *parts]
+    cells += [f"{used['peak']:,.0f} MB", f"{used['peak'] - used['loaded']:,.0f} MB"]
+    return f"| {' | '.join(cells)} |"
+
+
+def _verdict(ratio: Ratio, targets: bool) -> str:
+    target, verdict = "", ""
+    if targets:
+        target = f"≤ {ratio.most:g}" if ratio.most is not None else f"≥ {ratio.least:g}"
+        verdict = "met" if ratio.met else "**missed**"
+    spread = f"{ratio.low:.3f} – {ratio.high:.3f}, n = {ratio.count}"
+    return f"| {ratio.name} | {ratio.middle:.3f} | {spread} | {target} | {verdict} |"
+
+
+def _notes(result: dict[str, Any]) -> list[str]:
+    notes = []
+    if stock := next((r["stock"] for r in result["rounds"] if r.get("stock")), None):
+        notes.append(
+            f"TrainLoraNode computed in {', '.join(stock['compute_dtype'])} and trained {stock['tensors']} tensors, "
+            f"{stock['adapters']} LoRA layers among them; norms, biases and every alpha are trained as well."
+        )
+    if result.get("skipped"):
+        notes.append(result["skipped"])
+    if not result["targets"]:
+        notes.append("The targets are set for the full-size model; this table shows how the parts compare when small.")
+    if result["machine"]["load"] > 0.5 * result["machine"]["cores"]:
+        notes.append("**The machine was busy with other work, so these numbers are noisy.**")
+    return notes
+
+
+def write_block(page: Path, name: str, text: str) -> None:
+    """Replace the block of this name in a Markdown page, or append it."""
+    start, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
+    block = f"{start}\n{text.rstrip()}\n{end}"
+    old = page.read_text(encoding="utf-8") if page.exists() else "# Benchmarks\n"
+    pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
+    new = pattern.sub(lambda _: block, old) if pattern.search(old) else f"{old.rstrip()}\n\n{block}\n"
+    page.write_text(new, encoding="utf-8")
