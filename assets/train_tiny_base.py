@@ -2,7 +2,7 @@
 
     python assets/train_tiny_base.py all --work DIR --tokenizer COMFYUI/comfy/sd1_tokenizer
 
-Each phase (autoencoder, latents, unet, decoder, export) resumes from the state it left in DIR. Every random
+Each phase (autoencoder, latents, unet, export) resumes from the state it left in DIR. Every random
 choice of a step is a pure function of (seed, step), so a resumed run continues exactly where it stopped.
 """
 
@@ -69,9 +69,9 @@ def build_autoencoder(width: int) -> AutoencoderTiny:
 
 
 def _start_as_resampling(model: AutoencoderTiny) -> None:
-    """Let the first three channels start as an 8x box downscale in opponent colours and its inverse, (in place).
+    """Let the first three channels start as an 8x box downscale in opponent colours and its inverse, in place.
 
-    Without it the bottleneck passes nothing for thousands of steps; with it training only adds detail.
+    Without it the bottleneck passes nothing for hundreds of steps; with it training only adds detail.
     """
     opponent = torch.tensor([[1.0, 1, 1], [1, 0, -1], [1, -2, 1]])
     opponent = opponent / opponent.norm(dim=1, keepdim=True) * 2.5
@@ -165,37 +165,24 @@ def _rich_pixels(task: tuple[int, int]) -> np.ndarray:
 
 
 def train_autoencoder(args: argparse.Namespace) -> None:
-    """Train encoder and decoder together on 64 px crops of rich pictures."""
+    """Train the narrow autoencoder on 64 px crops of rich pictures."""
+    path = args.work / "autoencoder.safetensors"
     torch.manual_seed(args.seed)
     model = build_autoencoder(NARROW).to(args.device, memory_format=torch.channels_last)
-    _fit_autoencoder(args, model, "autoencoder", args.ae_stop, args.ae_steps)
-
-
-def train_decoder(args: argparse.Namespace) -> None:
-    """Train the decoder further, the encoder and so all latents frozen."""
-    model = load_narrow(args)
-    model.decoder.requires_grad_(True)
-    _fit_autoencoder(args, model, "decoder", args.decoder_steps, args.decoder_steps)
-
-
-def _fit_autoencoder(args: argparse.Namespace, model: AutoencoderTiny, phase: str, stop: int, horizon: int) -> None:
-    """Train what requires gradients up to step `stop` of a learning-rate schedule of `horizon` steps."""
-    path = args.work / f"{phase}.safetensors"
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=args.ae_lr, betas=(0.9, 0.99), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.ae_lr, betas=(0.9, 0.99), weight_decay=0.0)
     start = load_state(path, {"model": model}, optimizer)
-    if start >= stop:
+    if start >= args.ae_stop:
         return
     with get_context("spawn").Pool(os.cpu_count()) as pool:
         tasks = [(args.seed, index) for index in range(args.ae_pictures)]
         pixels = torch.from_numpy(np.stack(pool.map(_rich_pixels, tasks, chunksize=64)))
     began = saved = time.monotonic()
-    total = 0.0
-    for step in range(start, stop):
-        generator = generator_at(args.seed + (phase == "decoder"), step)
+    losses = []
+    for step in range(start, args.ae_stop):
+        generator = generator_at(args.seed, step)
         images = _crops(pixels, args.ae_batch, generator).to(args.device, memory_format=torch.channels_last)
         for group in optimizer.param_groups:
-            group["lr"] = args.ae_lr * rate(step, horizon, 200)
+            group["lr"] = args.ae_lr * rate(step, args.ae_steps, 200)
         latents = model.encoder(images)
         jitter = torch.randn(latents.shape, generator=generator).to(args.device) * 0.06
         decoded = model.decoder(latents + jitter)
@@ -203,16 +190,23 @@ def _fit_autoencoder(args: argparse.Namespace, model: AutoencoderTiny, phase: st
         loss = reconstruction + _latent_penalty(latents)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        total += reconstruction.item()
+        losses.append(reconstruction.item())
         if (step + 1) % 50 == 0:
             mse = F.mse_loss(decoded.detach(), images).item() / 4
-            log(args.work, phase=phase, step=step + 1, loss=round(total / 50, 5),
-                psnr=round(-10 * math.log10(mse), 2), std=round(latents.std().item(), 3),
-                peak=round(latents.abs().max().item(), 2), seconds=round(time.monotonic() - began))  # fmt: skip
-            total = 0.0
-        if time.monotonic() - saved > 120 or step + 1 == stop:
+            log(
+                args.work,
+                phase="autoencoder",
+                step=step + 1,
+                loss=round(float(np.mean(losses)), 5),
+                psnr=round(-10 * math.log10(mse), 2),
+                std=round(latents.std().item(), 3),
+                peak=round(latents.abs().max().item(), 2),
+                seconds=round(time.monotonic() - began),
+            )
+            losses = []
+        if time.monotonic() - saved > 120 or step + 1 == args.ae_stop:
             save_state(path, {"model": model}, optimizer, step + 1)
             saved = time.monotonic()
 
@@ -254,10 +248,10 @@ def widen(narrow: AutoencoderTiny) -> AutoencoderTiny:
     return wide
 
 
-def load_narrow(args: argparse.Namespace, phase: str = "autoencoder") -> AutoencoderTiny:
-    """Load the narrow autoencoder as a phase left it."""
+def load_narrow(args: argparse.Namespace) -> AutoencoderTiny:
+    """Load the trained narrow autoencoder, frozen."""
     model = build_autoencoder(NARROW)
-    weights = load_file(args.work / f"{phase}.safetensors")
+    weights = load_file(args.work / "autoencoder.safetensors")
     model.load_state_dict({k.removeprefix("model."): v for k, v in weights.items() if k.startswith("model.")})
     return model.to(args.device, memory_format=torch.channels_last).eval().requires_grad_(False)
 
@@ -272,8 +266,6 @@ def encode_latents(args: argparse.Namespace) -> None:
     model = load_narrow(args)
     with get_context("spawn").Pool(os.cpu_count()) as pool:
         for size, first, count in ((s.size, s.first, s.pictures) for s in STAGES):
-            if args.only_size not in (0, size):
-                continue
             for begin in range(first, first + count, 1000):
                 path = args.work / "latents" / f"{size}_{begin}.safetensors"
                 if path.exists():
@@ -401,8 +393,7 @@ def export(args: argparse.Namespace) -> None:
     state = load_file(args.work / "unet.safetensors")
     unet, text = ({k.removeprefix(p): v for k, v in state.items() if k.startswith(p)}
                   for p in ("average.unet.", "average.text."))  # fmt: skip
-    trained = "decoder" if (args.work / "decoder.safetensors").exists() else "autoencoder"
-    autoencoder = widen(load_narrow(args, trained).cpu()).state_dict()
+    autoencoder = widen(load_narrow(args).cpu()).state_dict()
     names = unet_ldm_names(unet, layers_per_block=1)
     tensors = {"model.diffusion_model." + names[key]: value for key, value in unet.items()}
     tensors |= {"cond_stage_model.transformer.text_model." + key: value for key, value in text.items()}
@@ -429,10 +420,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ae-pictures", type=int, default=6000)
     parser.add_argument("--ae-batch", type=int, default=8)
     parser.add_argument("--ae-steps", type=int, default=2400)
-    parser.add_argument("--ae-stop", type=int, default=1806, help="end of the joint phase within --ae-steps")
-    parser.add_argument("--decoder-steps", type=int, default=800)
+    parser.add_argument("--ae-stop", type=int, default=1806, help="where training ends within a schedule of --ae-steps")
     parser.add_argument("--ae-lr", type=float, default=8e-4)
-    parser.add_argument("--only-size", type=int, default=0, help="encode only this stage's pictures; 0: all")
     parser.add_argument("--lr", type=float, default=1e-3)
     return parser.parse_args(argv)
 
@@ -441,7 +430,6 @@ PHASES = {
     "autoencoder": train_autoencoder,
     "latents": encode_latents,
     "unet": train_unet,
-    "decoder": train_decoder,
     "export": export,
 }
 

@@ -111,8 +111,8 @@ def _row(result: dict[str, Any], contender: str) -> str:
     spread, used = build_ratio("", seconds(result, contender)), memory(result, contender)
     parts = ["", "", ""]
     if contender != "stock":
-        parts = [f"{median(seconds(result, contender, p)):.4g}" for p in ("forward", "backward", "update")]
-    cells = [TITLES[contender], f"{spread.middle:.4g}", f"{spread.low:.4g} – {spread.high:.4g}", *parts]
+        parts = [f"{median(seconds(result, contender, p)):.3f}" for p in ("forward", "backward", "update")]
+    cells = [TITLES[contender], f"{spread.middle:.3f}", f"{spread.low:.3f} – {spread.high:.3f}", *parts]
     cells += [f"{used['peak']:,.0f} MB", f"{used['peak'] - used['loaded']:,.0f} MB"]
     return f"| {' | '.join(cells)} |"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
 from lora_atelier.bench.bases import BASES, Base, load_unet, ready

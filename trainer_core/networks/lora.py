@@ -38,9 +38,9 @@ class LoraLayer(nn.Module):
         if self.geometry:
             hidden = F.conv2d(x, down, **self.geometry)
             return base_output.add_(F.conv2d(hidden, up), alpha=self.scale)
-        # Written so that the rank is the row count of every thin matrix, here and in the backward pass autograd derives:
-        # BLAS is several times faster on few rows than on few columns. Out of place, because what nn.Linear returns is
-        # a view, and autograd pays for writing into a view with copies of the whole gradient.
+        # The rank is the row count of every thin matrix, here and in the backward pass that autograd derives: BLAS is
+        # several times faster on few rows than on few columns. Out of place, because nn.Linear returns a view, and
+        # autograd pays for writing into a view with copies of the whole gradient.
         hidden = down @ x.reshape(-1, x.shape[-1]).t()  # (rank, tokens)
         flat = base_output.reshape(-1, base_output.shape[-1])
         return torch.addmm(flat, hidden.t(), up.t().contiguous(), alpha=self.scale).view(base_output.shape)
