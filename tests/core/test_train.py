@@ -92,6 +92,8 @@ def test_training_lowers_the_loss(config, tmp_path):
 def test_the_gradient_of_a_window_is_the_mean_over_its_samples(config, tmp_path, monkeypatch):
     """The same six draws, cut into micro-batches of 6, 4+2 and 1+1+1+1+1+1, give the same first update."""
     config = change(concept(config, flip=False, caption_dropout=0), "train", steps=1, accumulate=1, batch_size=6)
+    # With eps = 1 far above the gradient, AdamW's first update is the gradient itself.
+    config = change(config, "optimizer", learning_rate=1.0, eps=1.0, weight_decay=0.0, max_grad_norm=0.0)
 
     def cut_into(size):
         original = train_module.train
@@ -126,8 +128,8 @@ def test_the_gradient_of_a_window_is_the_mean_over_its_samples(config, tmp_path,
 
     whole, two, six = cut_into(6), cut_into(4), cut_into(1)
     for name, tensor in whole.tensors.items():
-        assert torch.allclose(tensor, two.tensors[name], atol=2e-6), name
-        assert torch.allclose(tensor, six.tensors[name], atol=2e-6), name
+        assert torch.allclose(tensor, two.tensors[name], rtol=1e-3, atol=1e-7), name
+        assert torch.allclose(tensor, six.tensors[name], rtol=1e-3, atol=1e-7), name
     assert whole.losses == pytest.approx(two.losses, rel=1e-6) and whole.losses == pytest.approx(six.losses, rel=1e-6)
 
 
@@ -215,9 +217,8 @@ def test_a_step_that_is_not_finite_moves_nothing_and_five_in_a_row_end_the_run(c
     monkeypatch.setattr(train_module, "sample_losses", lambda *a: losses(*a) * math.nan)
     with pytest.raises(RuntimeError, match="not finite 5 times in a row up to step 5"):
         run(change(config, "train", steps=9), tmp_path)
-    assert all(
-        not t.any() for k, t in load_file(tmp_path / "out" / "lora-stopped-at-5.safetensors").items() if "up" in k
-    )
+    stopped = load_file(tmp_path / "out" / "lora-stopped-at-5.safetensors")
+    assert not any(t.any() for k, t in stopped.items() if k.endswith("lora_up.weight"))
 
 
 def test_wrong_input_is_refused_before_a_model_is_loaded(config, tmp_path, monkeypatch):
