@@ -60,6 +60,7 @@ def save_lora(
         save_file(stored, temporary, {**metadata, **file_hashes(temporary)})
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
+        os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
         verify_lora(temporary, tensors, dtype)
         if verify:
             verify(temporary)

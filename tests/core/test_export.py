@@ -38,6 +38,7 @@ def test_the_file_holds_what_was_trained(network, tmp_path, dtype):
     assert read.keys() == written.keys() == network.tensors().keys()
     assert all(torch.equal(read[k], written[k]) and read[k].dtype == getattr(torch, dtype) for k in read)
     assert [p.name for p in path.parent.iterdir()] == ["a.safetensors"]
+    assert path.stat().st_mode & 0o666 == path.parent.stat().st_mode & 0o666
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
     assert metadata["ss_seed"] == "1" and metadata["modelspec.title"] == "a"
