@@ -2,13 +2,17 @@
 
 from .base_model import AtelierLoadBaseModel
 from .bridge import register_assets
-from .dataset import AtelierConceptDataset, AtelierDatasetPreview, AtelierMaskLoader
+from .dataset import AtelierConceptDataset
+from .images import AtelierImageConcept
+from .masks import AtelierMaskLoader
+from .preview import AtelierDatasetPreview
 from .resize import AtelierResizeLora
 from .sample import AtelierSample
 from .settings import AtelierLoraConfig, AtelierObjective, AtelierOptimizer, AtelierScheduler
 from .sockets import ComfyExtension, io
 from .tiny import register_tiny_model
 from .train import AtelierTrain
+from .variation import AtelierAugment, AtelierBuckets
 
 NODES: list[type[io.ComfyNode]] = [
     AtelierLoadBaseModel,
@@ -22,6 +26,9 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierSample,
     AtelierResizeLora,
     AtelierDatasetPreview,
+    AtelierImageConcept,
+    AtelierAugment,
+    AtelierBuckets,
 ]
 
 

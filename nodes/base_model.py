@@ -57,6 +57,15 @@ class AtelierLoadBaseModel(io.ComfyNode):
                     "bfloat16 on GPUs that have it, else float16, and float32 on the CPU.",
                     advanced=True,
                 ),
+                io.Combo.Input(
+                    "vae_precision",
+                    options=["auto", "float32", "bfloat16", "float16"],
+                    default="auto",
+                    optional=True,
+                    tooltip="Precision of the autoencoder while your pictures are encoded. auto: float32, exact. The "
+                    "others are faster on a GPU; a picture on which float16 overflows is encoded in float32, and said.",
+                    advanced=True,
+                ),
             ],
             outputs=[
                 BaseModelSocket.Output(display_name="BASE_MODEL", tooltip="Which model to train on, for Train LoRA."),
@@ -74,7 +83,9 @@ class AtelierLoadBaseModel(io.ComfyNode):
         return " ".join(f"{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
 
     @classmethod
-    def execute(cls, checkpoint: str, prediction: str, clip_skip: int, precision: str) -> io.NodeOutput:
+    def execute(
+        cls, checkpoint: str, prediction: str, clip_skip: int, precision: str, vae_precision: str = "auto"
+    ) -> io.NodeOutput:
         """Check the file, then load it through ComfyUI."""
         config = BaseModelConfig(
             path=str(bridge.checkpoint_path(checkpoint)),
@@ -82,6 +93,7 @@ class AtelierLoadBaseModel(io.ComfyNode):
             prediction=prediction,
             clip_skip=clip_skip,
             precision=precision,
+            vae_precision=vae_precision,
         )
         check_base_model(config)
         return io.NodeOutput(config, *bridge.load_models(config, predicted(config)))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import io
 import math
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +24,10 @@ import comfy.sd
 import comfy.sd1_clip
 import comfy.utils
 import folder_paths
+import numpy as np
 import torch
 from comfy_execution.graph_utils import ExecutionBlocker
+from PIL import Image
 from safetensors.torch import load_file
 from server import PromptServer
 from torch import Tensor
@@ -29,13 +35,14 @@ from torch import Tensor
 import nodes as comfy_nodes
 
 from ..trainer_core.callbacks import Callbacks, StepReport
-from ..trainer_core.config import BaseModelConfig
+from ..trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pictures that come with the pack
 DIFFUSERS = "diffusers/"  # in front of diffusers folders in the list of checkpoints
 UPSCALE_METHODS = ["nearest-exact", "bilinear", "area", "bicubic", "bislerp"]
 SAVED_EVENT = "atelier.lora_saved"
+PICTURES_KEPT = 30 * 86400  # seconds that pictures from a graph are kept after their last use
 TEXT_INTERVAL = 0.2  # seconds between two lines of live text
 
 NOTHING = ExecutionBlocker(None)  # nodes linked to an output of this value are skipped without a message
@@ -125,6 +132,66 @@ def lora_file(name: str) -> Path:
 def cache_folder() -> Path:
     """Return where encoded pictures and captions are kept; ComfyUI serves nothing from there."""
     return Path(folder_paths.get_system_user_directory("atelier")) / "cache"
+
+
+def index_file() -> Path:
+    """Return the file in which scans remember what they have read."""
+    return cache_folder() / "index.sqlite"
+
+
+def cache_limit() -> int:
+    """Return the most bytes that encoded pictures and captions may take; ATELIER_CACHE_GB says otherwise."""
+    text = os.environ.get("ATELIER_CACHE_GB", "20")
+    try:
+        return int(float(text) * 1e9)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"ATELIER_CACHE_GB is {text!r}; give a number of gigabytes, 0 for no limit.") from error
+
+
+def fingerprint(folder: Path, **concept: Any) -> str:
+    """Return a hash over names and contents of the pictures, masks and captions in a folder."""
+    from ..trainer_core.scan import Index, fingerprint  # here, so that ComfyUI starts fast
+
+    with Index(index_file()) as index:
+        return fingerprint(DatasetConfig(concepts=(ConceptConfig(folder=str(folder), **concept),)), index)
+
+
+def save_pictures(pictures: Sequence[Tensor], captions: Sequence[str], masks: Sequence[Tensor | None]) -> Path:
+    """Write pictures (H, W, C) in 0..1, captions and masks (H, W) to a folder named by their content; return it.
+
+    Folders that have not been asked for in a month are removed.
+    """
+    root = Path(folder_paths.get_system_user_directory("atelier")) / "pictures"
+    root.mkdir(parents=True, exist_ok=True)
+    for old in root.iterdir():
+        if time.time() - old.stat().st_mtime > PICTURES_KEPT:
+            shutil.rmtree(old, ignore_errors=True)
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as temporary:
+        new = Path(temporary) / "pictures"
+        new.mkdir()
+        digits = len(str(len(pictures)))
+        for i, (picture, caption, mask) in enumerate(zip(pictures, captions, masks, strict=True)):
+            name = str(i + 1).zfill(digits)
+            files = {f"{name}.png": _png(picture), f"{name}.txt": caption.encode("utf-8", "surrogatepass")}
+            if mask is not None:
+                files[f"{name}-masklabel.png"] = _png(mask[..., None])
+            for file, data in files.items():
+                (new / file).write_bytes(data)
+                digest.update(f"{file} {len(data)} ".encode() + data)
+        folder = root / digest.hexdigest()[:32]
+        if not folder.is_dir():
+            os.replace(new, folder)
+    os.utime(folder)
+    return folder
+
+
+def _png(pixels: Tensor) -> bytes:
+    """Return (H, W, C) values in 0..1 as PNG, rounded as ComfyUI's SaveImage does."""
+    values = np.clip(255.0 * pixels.detach().cpu().float().numpy(), 0, 255).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).save(buffer, "PNG", compress_level=4)
+    return buffer.getvalue()
 
 
 # --- models ------------------------------------------------------------------------------------------------
@@ -255,7 +322,7 @@ class NodeProgress:
     def callbacks(self) -> Callbacks:
         """Return what the core calls."""
         check = comfy.model_management.throw_exception_if_processing_interrupted
-        return Callbacks(phase=self._phase, step=self._step, note=self._note, check=check)
+        return Callbacks(phase=self._phase, step=self._step, validation=self._validation, note=self._note, check=check)
 
     def text(self, text: str) -> None:
         """Show a text on the node."""
@@ -279,6 +346,9 @@ class NodeProgress:
             final=report.step == report.steps,
         )
         self._bar.update_absolute(report.step, report.steps)
+
+    def _validation(self, steps: int, loss: float) -> None:
+        self._note(f"Validation loss after {steps} steps: {loss:.4f}")
 
     def _note(self, text: str) -> None:
         self.notes.append(text)

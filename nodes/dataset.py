@@ -1,23 +1,36 @@
-"""The dataset: concepts, their masks, and a look at all of it before the run."""
+"""Concept Dataset: a folder of pictures, what it is for, and how it is captioned."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-
-from ..trainer_core.config import ConceptConfig, DatasetConfig, MaskConfig, TrainConfig
-from ..trainer_core.scan import PICTURE_EXTENSIONS, fingerprint, scan
+from ..trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig
 from . import bridge
-from .sockets import CATEGORY, DatasetSocket, complaint, io, ui
+from .sockets import CATEGORY, DatasetSocket, complaint, io
 
 # Inputs that say which files to watch have no socket: fingerprint_inputs sees no linked values.
 
 FOLDER_RULE = (
     "An absolute path, or a folder inside ComfyUI's input/ or datasets/ folder. Nothing is ever written there."
 )
+CAPTION_FIELDS = {  # input of the node -> field of CaptionConfig
+    "caption_source": "source",
+    "caption_extension": "extensions",
+    "caption_file": "file",
+    "caption_encoding": "encoding",
+    "caption_lines": "lines",
+    "missing_caption": "missing",
+    "caption_prefix": "prefix",
+    "caption_suffix": "suffix",
+    "tag_separator": "separator",
+    "shuffle_tags": "shuffle",
+    "keep_tags": "keep",
+    "tag_dropout": "tag_dropout",
+    "tag_dropout_mode": "tag_dropout_mode",
+    "protected_tags": "protected",
+    "caption_dropout": "dropout",
+    "wildcards": "wildcards",
+}
 
 
 class AtelierConceptDataset(io.ComfyNode):
@@ -51,23 +64,27 @@ class AtelierConceptDataset(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "caption_source",
-                    options=["text_file", "file_name", "folder_name", "none"],
+                    options=["text_file", "one_file", "table", "file_name", "folder_name", "none"],
                     default="text_file",
-                    tooltip="text_file: a text file of the same name beside each picture. file_name and folder_name: "
-                    "the name is the caption. none: captions are empty but for the prefix and suffix.",
+                    tooltip="text_file: a text file of the same name beside each picture. one_file: caption_file holds "
+                    "the lines for all pictures. table: a metadata.jsonl, CSV or JSON table by file name. file_name, "
+                    "folder_name: the name is the caption. none: captions are empty but for the prefix and suffix.",
                 ),
-                io.Int.Input(
+                io.Float.Input(
                     "repeats",
-                    default=1,
-                    min=1,
-                    max=100_000,
-                    tooltip="How often each picture is visited in an epoch. Balances concepts of different size.",
+                    default=1.0,
+                    min=0.001,
+                    max=100_000.0,
+                    step=0.5,
+                    round=0.001,
+                    tooltip="How often each picture is visited in an epoch. Balances concepts of different size. 0.5 "
+                    "visits each picture in every other epoch.",
                 ),
                 io.Boolean.Input(
                     "flip",
                     default=False,
                     tooltip="Mirror pictures left to right at half of the visits. Not for faces, text or anything "
-                    "whose sides differ.",
+                    "whose sides differ. Pictures whose caption says left or right are never mirrored.",
                 ),
                 io.Boolean.Input(
                     "shuffle_tags",
@@ -112,7 +129,8 @@ class AtelierConceptDataset(io.ComfyNode):
                     "caption_extension",
                     default=".txt",
                     socketless=True,
-                    tooltip="Ending of the caption files, with its dot: .txt, .caption, .tags.",
+                    tooltip="Ending of the caption files: .txt, .caption, .tags. Several with commas between are tried "
+                    "in this order.",
                     advanced=True,
                 ),
                 io.Combo.Input(
@@ -145,6 +163,128 @@ class AtelierConceptDataset(io.ComfyNode):
                     optional=True,
                     tooltip="Another Concept Dataset (or Mask Loader) to train together with this one.",
                 ),
+                io.Combo.Input(
+                    "role",
+                    options=["train", "regularisation", "validation"],
+                    default="train",
+                    optional=True,
+                    tooltip="train: these pictures teach the LoRA. regularisation: pictures of the general class that "
+                    "keep the model as it was (prior preservation); visited as often as all training pictures together "
+                    "unless samples says otherwise. validation: never trained, only the loss on them is measured.",
+                ),
+                io.Boolean.Input(
+                    "enabled",
+                    default=True,
+                    optional=True,
+                    tooltip="Off leaves this concept out, as if the node were not there.",
+                ),
+                io.String.Input(
+                    "resolutions",
+                    default="",
+                    placeholder="as in Train LoRA",
+                    optional=True,
+                    tooltip="Other sizes for this concept alone, with commas between: 512 = about 512 x 512 pixels in "
+                    "the shape of each picture, 640x384 = exactly that. Empty = as in Train LoRA or Buckets.",
+                    advanced=True,
+                ),
+                io.Int.Input(
+                    "samples",
+                    default=0,
+                    min=0,
+                    max=10_000_000,
+                    optional=True,
+                    tooltip="Visits of this concept per epoch, spread over its pictures in turn. 0 = as repeats say.",
+                    advanced=True,
+                ),
+                io.Boolean.Input(
+                    "folder_repeats",
+                    default=True,
+                    optional=True,
+                    tooltip="Sub-folders named as 10_cat repeat their pictures 10 times more, as kohya's trainer reads "
+                    "them (numbers up to 1000).",
+                    advanced=True,
+                ),
+                io.String.Input(
+                    "caption_file",
+                    default="",
+                    socketless=True,
+                    placeholder="captions.txt",
+                    optional=True,
+                    tooltip="For caption_source one_file and table: the file with the captions, inside the folder or "
+                    "with its full path. A table may be left empty: metadata.jsonl, metadata.csv ... are found.",
+                    advanced=True,
+                ),
+                io.Combo.Input(
+                    "caption_lines",
+                    options=["draw", "first", "join"],
+                    default="draw",
+                    optional=True,
+                    tooltip="A caption of several lines: draw takes one at each visit, all equally often; first takes "
+                    "the first alone; join makes one caption of them.",
+                    advanced=True,
+                ),
+                io.String.Input(
+                    "caption_encoding",
+                    default="auto",
+                    optional=True,
+                    tooltip="auto reads UTF-8 and UTF-16 and names every other file. For old files their encoding: "
+                    "cp1252, shift_jis, gb18030, cp1251 ...",
+                    advanced=True,
+                ),
+                io.Boolean.Input(
+                    "wildcards",
+                    default=False,
+                    optional=True,
+                    tooltip="{red|blue} in a caption becomes one of the two at each visit; {{ and }} are braces.",
+                    advanced=True,
+                ),
+                io.String.Input(
+                    "tag_separator",
+                    default=",",
+                    optional=True,
+                    tooltip="What stands between the tags of a caption.",
+                    advanced=True,
+                ),
+                io.Combo.Input(
+                    "tag_dropout_mode",
+                    options=["uniform", "weighted"],
+                    default="uniform",
+                    optional=True,
+                    tooltip="uniform: each tag is left out with the chance tag_dropout. weighted: the later a tag "
+                    "stands, the likelier, up to tag_dropout for the last.",
+                    advanced=True,
+                ),
+                io.String.Input(
+                    "protected_tags",
+                    default="",
+                    optional=True,
+                    tooltip="Tags that are never left out, with commas between.",
+                    advanced=True,
+                ),
+                io.String.Input(
+                    "background",
+                    default="white",
+                    optional=True,
+                    tooltip="What transparent pictures are laid on: a colour's name or #rrggbb.",
+                    advanced=True,
+                ),
+                io.Combo.Input(
+                    "on_problem",
+                    options=["stop", "leave_out"],
+                    default="stop",
+                    optional=True,
+                    tooltip="A picture that cannot be used (broken, too small, caption or mask unreadable): stop names "
+                    "all of them before training, leave_out trains the others and lists them.",
+                ),
+                io.Int.Input(
+                    "min_picture_side",
+                    default=16,
+                    min=1,
+                    max=8192,
+                    optional=True,
+                    tooltip="Pixels: a picture with a shorter side counts as a problem.",
+                    advanced=True,
+                ),
             ],
             outputs=[
                 DatasetSocket.Output(
@@ -154,213 +294,50 @@ class AtelierConceptDataset(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, folder: str | None = None, caption_extension: str | None = None) -> bool | str:
+    def validate_inputs(cls, folder: str | None = None) -> bool | str:
         """Refuse a folder that does not exist before anything runs; a linked value is not known yet."""
-
-        def check() -> None:
-            if folder is not None:
-                bridge.find_folder(folder)
-            ConceptConfig(folder=folder or "", caption_extension=caption_extension or ".txt")
-
-        return complaint(check)
+        # ComfyUI repeats the sentence for every input that is named here, so there is one.
+        return complaint(lambda: folder is None or bridge.find_folder(folder))
 
     @classmethod
-    def fingerprint_inputs(cls, folder: str, caption_extension: str, recursive: bool = True, **_: object) -> str:
-        """Notice every picture, caption and mask that changes in the folder."""
-        return _fingerprint(bridge.find_folder(folder), caption_extension, recursive)
-
-    @classmethod
-    def execute(cls, folder: str, dataset: DatasetConfig | None = None, **values: object) -> io.NodeOutput:
-        """Return the concepts so far and this one."""
-        concept = ConceptConfig(folder=str(bridge.find_folder(folder)), **values)
-        return io.NodeOutput(DatasetConfig(concepts=(*(dataset.concepts if dataset else ()), concept)))
-
-
-class AtelierMaskLoader(io.ComfyNode):
-    """Say which part of each picture is trained."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
-        return io.Schema(
-            node_id="AtelierMaskLoader",
-            display_name="Mask Loader",
-            category=CATEGORY,
-            description="Train only a part of each picture: white is trained, black is not. Applies to every concept "
-            "linked in that has no masks yet.",
-            search_aliases=["masked training", "masked loss", "alpha mask", "train lora", "atelier"],
-            inputs=[
-                DatasetSocket.Input("dataset", tooltip="The concepts that get masks."),
-                io.Combo.Input(
-                    "source",
-                    options=["file", "alpha"],
-                    default="file",
-                    tooltip="file: a mask picture for each picture. alpha: the transparency of the pictures "
-                    "themselves; opaque is trained.",
-                ),
-                io.String.Input(
-                    "suffix",
-                    default="-masklabel.png",
-                    tooltip="With source file: the mask of cat.jpg is cat + this, for example cat-masklabel.png. It "
-                    "must end with the extension of a picture.",
-                ),
-                io.String.Input(
-                    "folder",
-                    default="",
-                    placeholder="beside the pictures",
-                    socketless=True,
-                    tooltip="With source file: the folder that holds the masks. Empty = they lie beside the pictures. "
-                    f"{FOLDER_RULE}",
-                ),
-                io.Boolean.Input("invert", default=False, tooltip="Train black and leave out white."),
-                io.Combo.Input(
-                    "missing",
-                    options=["error", "ones"],
-                    default="error",
-                    tooltip="A picture without a mask: error stops before training and names it, ones trains all of "
-                    "it.",
-                ),
-                io.Float.Input(
-                    "unmasked_weight",
-                    default=0.1,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    round=1e-4,
-                    tooltip="How much the rest of the picture still counts, 0 to 1. A little keeps backgrounds sane.",
-                ),
-                io.Float.Input(
-                    "unmasked_probability",
-                    default=0.1,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    round=1e-4,
-                    tooltip="Share of visits that train the whole picture, 0 to 1.",
-                    advanced=True,
-                ),
-                io.Boolean.Input(
-                    "normalize_masked_area",
-                    default=False,
-                    tooltip="Let small and large masks teach equally strongly: the loss is divided by the masked "
-                    "share of the picture.",
-                    advanced=True,
-                ),
-            ],
-            outputs=[
-                DatasetSocket.Output(
-                    display_name="DATASET", tooltip="The concepts with masks, for Train LoRA and Dataset Preview."
-                )
-            ],
+    def fingerprint_inputs(
+        cls, folder: str, caption_extension: str, recursive: bool = True, caption_file: str = "", **_: object
+    ) -> str:
+        """Notice every picture, caption and mask whose content changes in the folder."""
+        captions = CaptionConfig(
+            source="table" if caption_file.strip() else "text_file",
+            file=caption_file,
+            extensions=extensions(caption_extension),
         )
-
-    @classmethod
-    def validate_inputs(cls, suffix: str | None = None, folder: str | None = None) -> bool | str:
-        """Refuse a suffix that no mask can have and a folder that does not exist."""
-
-        def check() -> None:
-            # Only files with these endings are fingerprinted, so that an edited mask trains again.
-            if suffix is not None and os.path.splitext("a" + suffix.lower())[1] not in PICTURE_EXTENSIONS:
-                raise ValueError(f"The mask suffix is {suffix!r}; it must end as pictures do, as -masklabel.png.")
-            if folder:
-                bridge.find_folder(folder)
-
-        return complaint(check)
-
-    @classmethod
-    def fingerprint_inputs(cls, folder: str, **_: object) -> str:
-        """Notice every mask that changes in a folder of its own; Concept Dataset watches the others."""
-        return _fingerprint(bridge.find_folder(folder), ".txt", recursive=True) if folder else ""
-
-    @classmethod
-    def execute(cls, dataset: DatasetConfig, folder: str, **values: object) -> io.NodeOutput:
-        """Return the dataset with masks on every concept that has none yet."""
-        masks = MaskConfig(folder=str(bridge.find_folder(folder)) if folder else "", **values)
-        concepts = (c if c.masks else c.replace(masks=masks) for c in dataset.concepts)
-        return io.NodeOutput(DatasetConfig(concepts=tuple(concepts)))
-
-
-class AtelierDatasetPreview(io.ComfyNode):
-    """Show what will be trained, before training."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
-        return io.Schema(
-            node_id="AtelierDatasetPreview",
-            display_name="Dataset Preview",
-            category=CATEGORY,
-            description="Shows each picture as it will be trained: cut, mask (red is left out), size and caption; and "
-            "counts what an epoch holds. Use the same resolution, bucket_step and batch_size as in Train LoRA.",
-            search_aliases=["dataset check", "buckets", "captions", "train lora", "atelier"],
-            is_output_node=True,
-            inputs=[
-                DatasetSocket.Input("dataset", tooltip="The dataset to show."),
-                io.Int.Input(
-                    "resolution",
-                    default=512,
-                    min=64,
-                    max=8192,
-                    step=8,
-                    tooltip="Pixels, as in Train LoRA: pictures are scaled to about resolution x resolution.",
-                ),
-                io.Int.Input(
-                    "bucket_step",
-                    default=64,
-                    min=8,
-                    max=512,
-                    step=8,
-                    tooltip="Pixels, as in Train LoRA: the sides of all sizes are multiples of it.",
-                ),
-                io.Int.Input(
-                    "batch_size",
-                    default=1,
-                    min=1,
-                    max=4096,
-                    tooltip="Pictures per batch, as in Train LoRA; decides the number of batches in the report.",
-                ),
-                io.Int.Input("columns", default=4, min=1, max=16, tooltip="Pictures side by side on the sheet."),
-                io.Int.Input("limit", default=24, min=1, max=500, tooltip="The most pictures on the sheet."),
-            ],
-            outputs=[
-                io.Image.Output(display_name="SHEET", tooltip="The pictures as they will be trained, on one sheet."),
-                io.String.Output(display_name="REPORT", tooltip="Counts, sizes, and what deserves a look."),
-            ],
-            hidden=[io.Hidden.unique_id],
-        )
-
-    @classmethod
-    def validate_inputs(cls, resolution: int | None = None, bucket_step: int | None = None) -> bool | str:
-        """Refuse sizes that do not go together; a linked one is not known yet."""
-        if resolution is None or bucket_step is None:
-            return True
-        return complaint(lambda: TrainConfig(resolution=resolution, bucket_step=bucket_step))
+        return bridge.fingerprint(bridge.find_folder(folder), recursive=recursive, captions=captions)
 
     @classmethod
     def execute(
-        cls, dataset: DatasetConfig, resolution: int, bucket_step: int, batch_size: int, columns: int, limit: int
+        cls, folder: str, dataset: DatasetConfig | None = None, enabled: bool = True, **values: Any
     ) -> io.NodeOutput:
-        """Plan one epoch, draw its pictures and say what it holds."""
-        from ..trainer_core.plan import build_plan  # here, so that ComfyUI starts fast
-        from ..trainer_core.preview import render_preview
-
-        epoch = TrainConfig(epochs=1, resolution=resolution, bucket_step=bucket_step, batch_size=batch_size)
-        plan = build_plan(scan(dataset), dataset, epoch)
-        sheet = to_image(render_preview(plan, dataset, columns=columns, limit=limit))
-        report = plan.report()
-        bridge.NodeProgress(cls.hidden.unique_id).text(report)
-        shown = {**ui.PreviewImage(sheet, cls=cls).as_dict(), **ui.PreviewText(report).as_dict()}
-        return io.NodeOutput(sheet, report, ui=shown)
-
-
-def to_image(picture: object) -> torch.Tensor:
-    """Return an RGB PIL picture as an IMAGE, (1, H, W, 3) in 0..1."""
-    return torch.from_numpy(np.array(picture, dtype=np.float32) / 255)[None]
+        """Return the concepts so far and this one."""
+        concepts = dataset.concepts if dataset else ()
+        if not enabled:
+            return io.NodeOutput(DatasetConfig(concepts=concepts))
+        captions = {field: values.pop(name) for name, field in CAPTION_FIELDS.items() if name in values}
+        captions |= {name: split_list(captions[name]) for name in ("protected",) if name in captions}
+        captions["extensions"] = extensions(captions["extensions"])
+        values |= {"resolutions": resolutions(values["resolutions"])} if "resolutions" in values else {}
+        values |= {"min_side": values.pop("min_picture_side")} if "min_picture_side" in values else {}
+        concept = ConceptConfig(folder=str(bridge.find_folder(folder)), captions=CaptionConfig(**captions), **values)
+        return io.NodeOutput(DatasetConfig(concepts=(*concepts, concept)))
 
 
-def _fingerprint(folder: Path, caption_extension: str, recursive: bool) -> str:
-    """Return a hash over the names, sizes and times of pictures, masks and captions in a folder."""
-    if not caption_extension.startswith("."):
-        return "invalid"  # validate_inputs says what is wrong
-    concept = ConceptConfig(folder=str(folder), caption_extension=caption_extension, recursive=recursive)
-    return fingerprint(DatasetConfig(concepts=(concept,)))
+def split_list(text: str) -> tuple[str, ...]:
+    """Return the parts of a list with commas between, stripped, without empty ones."""
+    return tuple(part for part in map(str.strip, text.split(",")) if part)
+
+
+def extensions(text: str) -> tuple[str, ...]:
+    """Return the endings in a list, each with its dot."""
+    return tuple(part if part.startswith(".") else f".{part}" for part in split_list(text)) or (".txt",)
+
+
+def resolutions(text: str) -> tuple[str, ...]:
+    """Return the resolutions in a list; 640 x 384 is understood as 640x384."""
+    return tuple("".join(part.lower().split()) for part in split_list(text))

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 SIZE, LEFT, RIGHT, TOP, BOTTOM = (960, 480), 76, 24, 44, 44
 GROUND, GRID, RAW, SMOOTH = (24, 25, 28), (52, 55, 60), (104, 92, 66), (255, 176, 66)
+HELD_OUT = (96, 180, 255)
 BRIGHT, DIM = (232, 233, 236), (152, 156, 164)
 
 
@@ -23,14 +24,16 @@ def smooth(losses: Sequence[float], window: int) -> list[float]:
     return means
 
 
-def draw_losses(losses: Sequence[float], title: str) -> Image.Image:
-    """Draw each step's loss and its running mean; gaps where a loss was not finite."""
+def draw_losses(losses: Sequence[float], title: str, validation: Sequence[tuple[int, float]] = ()) -> Image.Image:
+    """Draw each step's loss and its running mean, gaps where a loss was not finite; and validation losses as dots."""
     image = Image.new("RGB", SIZE, GROUND)
     draw = ImageDraw.Draw(image)
     small, large = ImageFont.load_default(size=13), ImageFont.load_default(size=16)
     finite = sorted(loss for loss in losses if math.isfinite(loss)) or [0.0]
     # A few very high steps would flatten everything else: the axis ends at the 99th percentile.
     low, high = finite[0], finite[min(len(finite) - 1, int(len(finite) * 0.99))]
+    measured = [loss for _, loss in validation if math.isfinite(loss)]
+    low, high = min([low, *measured]), max([high, *measured])
     low, high = (low - 0.05 * (high - low), high + 0.05 * (high - low)) if high > low else (low - 0.5, low + 0.5)
     width, height = SIZE[0] - LEFT - RIGHT, SIZE[1] - TOP - BOTTOM
 
@@ -55,7 +58,15 @@ def draw_losses(losses: Sequence[float], title: str) -> Image.Image:
         if len(points) == 1 and points[0]:
             x, y = points[0]
             draw.ellipse((x - 3, y - 3, x + 3, y + 3), fill=colour)
+    dots = [place(steps - 1 if steps else 0, loss) for steps, loss in validation if math.isfinite(loss)]
+    for start, end in itertools.pairwise(dots):
+        draw.line((*start, *end), fill=HELD_OUT, width=2)
+    for x, y in dots:
+        draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=HELD_OUT)
     last = smooth(losses, window)[-1] if losses else math.nan
     draw.text((LEFT, 12), title, fill=BRIGHT, font=large)
     draw.text((SIZE[0] - RIGHT, 14), f"mean loss at the end {last:.4f}", fill=SMOOTH, font=small, anchor="rt")
+    if measured:
+        text = f"validation {measured[0]:.4f} to {measured[-1]:.4f}"
+        draw.text((SIZE[0] - RIGHT - 190, 14), text, fill=HELD_OUT, font=small, anchor="rt")
     return image

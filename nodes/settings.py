@@ -9,7 +9,6 @@ from .sockets import (
     ObjectiveSocket,
     OptimizerSocket,
     SchedulerSocket,
-    complaint,
     io,
 )
 
@@ -107,16 +106,6 @@ class AtelierOptimizer(io.ComfyNode):
             ],
             outputs=[OptimizerSocket.Output(display_name="OPTIMIZER", tooltip="For Train LoRA.")],
         )
-
-    @classmethod
-    def validate_inputs(
-        cls, learning_rate: float | None = None, text_encoder_learning_rate: float | None = None
-    ) -> bool | str:
-        """Refuse learning rates that train nothing; a linked one is not known yet."""
-        if learning_rate is None or text_encoder_learning_rate is None:
-            return True
-        rates = {"learning_rate": learning_rate, "text_encoder_learning_rate": text_encoder_learning_rate}
-        return complaint(lambda: OptimizerConfig(**rates))
 
     @classmethod
     def execute(cls, **values: object) -> io.NodeOutput:
@@ -290,13 +279,6 @@ class AtelierObjective(io.ComfyNode):
             ],
             outputs=[ObjectiveSocket.Output(display_name="OBJECTIVE", tooltip="For Train LoRA's input objective.")],
         )
-
-    @classmethod
-    def validate_inputs(cls, min_timestep: int | None = None, max_timestep: int | None = None) -> bool | str:
-        """Refuse an empty range of timesteps; a linked end is not known yet."""
-        if min_timestep is None or max_timestep is None:
-            return True
-        return complaint(lambda: ObjectiveConfig(min_timestep=min_timestep, max_timestep=max_timestep))
 
     @classmethod
     def execute(cls, **values: object) -> io.NodeOutput:

@@ -12,6 +12,7 @@ DatasetSocket = io.Custom("ATELIER_DATASET")  # DatasetConfig
 OptimizerSocket = io.Custom("ATELIER_OPTIMIZER")  # OptimizerConfig
 SchedulerSocket = io.Custom("ATELIER_SCHEDULER")  # SchedulerConfig
 LoraConfigSocket = io.Custom("ATELIER_LORA_CONFIG")  # LoraConfig
+BucketsSocket = io.Custom("ATELIER_BUCKETS")  # BucketConfig
 ObjectiveSocket = io.Custom("ATELIER_OBJECTIVE")  # ObjectiveConfig
 
 
@@ -27,6 +28,7 @@ def complaint(check: Callable[[], object]) -> bool | str:
 __all__ = [
     "CATEGORY",
     "BaseModelSocket",
+    "BucketsSocket",
     "ComfyExtension",
     "DatasetSocket",
     "LoraConfigSocket",

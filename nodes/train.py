@@ -11,6 +11,7 @@ from typing import Any
 
 from ..trainer_core.config import (
     BaseModelConfig,
+    BucketConfig,
     DatasetConfig,
     LoraConfig,
     ObjectiveConfig,
@@ -24,11 +25,12 @@ from ..trainer_core.models import check_base_model
 from ..trainer_core.models.family import read_header
 from . import bridge
 from .base_model import predicted
-from .dataset import to_image
 from .plot import draw_losses
+from .preview import to_image
 from .sockets import (
     CATEGORY,
     BaseModelSocket,
+    BucketsSocket,
     DatasetSocket,
     LoraConfigSocket,
     ObjectiveSocket,
@@ -52,6 +54,7 @@ TRAIN_FIELDS = (
     "latent_sampling",
     "save_dtype",
 )
+LATER_FIELDS = ("validate_every",)  # inputs that a workflow from before may lack
 
 
 class AtelierTrain(io.ComfyNode):
@@ -217,6 +220,21 @@ class AtelierTrain(io.ComfyNode):
                     optional=True,
                     tooltip="Optional: what the LoRA is put on for the output CLIP. Not linked = the base model's.",
                 ),
+                BucketsSocket.Input(
+                    "buckets",
+                    optional=True,
+                    tooltip="Optional, from Buckets: more resolutions, fixed sizes, limits.",
+                ),
+                io.Int.Input(
+                    "validate_every",
+                    default=0,
+                    min=0,
+                    max=1_000_000,
+                    optional=True,
+                    tooltip="With a concept of the role validation: steps between two measurements of the loss on its "
+                    "pictures. 0 = at the start and the end only.",
+                    advanced=True,
+                ),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="The model with the LoRA on it, for KSampler or Sample."),
@@ -236,18 +254,10 @@ class AtelierTrain(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(
-        cls, name: str | None = None, resolution: int | None = None, bucket_step: int | None = None
-    ) -> bool | str:
-        """Refuse a bad file name and sizes that do not go together; a linked value is not known yet."""
-
-        def check() -> None:
-            if name is not None:
-                file_name(name)
-            if resolution is not None and bucket_step is not None:
-                TrainConfig(resolution=resolution, bucket_step=bucket_step)
-
-        return complaint(check)
+    def validate_inputs(cls, name: str | None = None) -> bool | str:
+        """Refuse a bad file name; a linked one is not known yet."""
+        # ComfyUI repeats the sentence for every input that is named here, so there is one.
+        return complaint(lambda: name is None or file_name(name))
 
     @classmethod
     def execute(
@@ -267,12 +277,15 @@ class AtelierTrain(io.ComfyNode):
         objective: ObjectiveConfig | None = None,
         model: Any = None,
         clip: Any = None,
+        buckets: BucketConfig | None = None,
         **values: Any,
     ) -> io.NodeOutput:
         """Train, verify, save, and put the LoRA on MODEL and CLIP."""
         from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
 
-        train = TrainConfig(**{field: values[field] for field in TRAIN_FIELDS})
+        fields = {field: values[field] for field in TRAIN_FIELDS}
+        fields |= {field: values[field] for field in LATER_FIELDS if field in values}
+        train = TrainConfig(buckets=buckets or BucketConfig(), **fields)
         side = max(64, train.resolution // 64 * 64)
         config = RunConfig(
             base_model=base_model,
@@ -301,7 +314,15 @@ class AtelierTrain(io.ComfyNode):
 
         try:
             with bridge.training_session() as device:
-                result = train_lora(config, output, bridge.cache_folder(), device, progress.callbacks(), verify)
+                result = train_lora(
+                    config,
+                    output,
+                    bridge.cache_folder(),
+                    device,
+                    progress.callbacks(),
+                    verify,
+                    cache_limit=bridge.cache_limit(),
+                )
         finally:
             bridge.announce_lora()  # a run that is cancelled leaves a file too
         report = summary(result.path, result.losses, time.monotonic() - began)
@@ -312,7 +333,11 @@ class AtelierTrain(io.ComfyNode):
             {"loss": plottable(result.losses)},
             result.samples if len(result.samples) else bridge.NOTHING,
             str(result.path),
-            to_image(draw_losses(result.losses, f"{result.path.stem}: loss over {len(result.losses)} steps")),
+            to_image(
+                draw_losses(
+                    result.losses, f"{result.path.stem}: loss over {len(result.losses)} steps", result.validation
+                )
+            ),
             ui=ui.PreviewText("\n\n".join([report, *progress.notes])),
         )
 

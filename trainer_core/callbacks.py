@@ -17,6 +17,7 @@ class StepReport:
     learning_rate: float  # of the first parameter group
     updated: bool  # False: loss or gradient was not finite, the weights stayed as they were
     seconds: float  # wall time of the step
+    masked_area: float | None = None  # mean of the loss masks of the step, None without masks
 
 
 def _ignore(*_: object) -> None:
@@ -29,5 +30,6 @@ class Callbacks:
 
     phase: Callable[[str, int, int], None] = _ignore  # (phase, done, total) while scanning, encoding, sampling
     step: Callable[[StepReport], None] = _ignore
+    validation: Callable[[int, float], None] = _ignore  # (steps finished, mean loss of the validation pictures)
     note: Callable[[str], None] = _ignore  # one sentence for the person
     check: Callable[[], None] = _ignore  # called between micro-steps and pictures; raises to stop the run

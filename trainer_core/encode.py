@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import shutil
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from .buckets import Crop, cut
+from .buckets import Crop
 from .callbacks import Callbacks
-from .config import DatasetConfig
-from .masks import cut_mask, latent_mask, load_mask
+from .images import DECODER_ERRORS, cut, load_picture, reason, strict_decoding
+from .masks import cut_mask, latent_mask, read_mask
 from .memory import placed
-from .models import BaseModel, encode_tokens, tokenize
+from .models import MAX_CHUNKS, BaseModel, encode_tokens, tokenize
 from .models.sd import LATENT_SCALE
 from .plan import Plan, Sample
-from .scan import Picture, load_picture
+from .scan import count, names
 from .store import Store, latent_key, mask_key, text_key
+
+AHEAD = 4  # pictures that are decoded while the autoencoder works on the one before
+Item = tuple[int, Crop]  # (index of the picture, how it is cut)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +39,8 @@ class Encoded:
     """What the plan asks for, by the plan's own names, read from the store."""
 
     store: Store
-    latent_keys: dict[tuple[int, Crop], str]
-    mask_keys: dict[tuple[int, Crop], str]
+    latent_keys: dict[Item, str]
+    mask_keys: dict[Item, str]
     text_keys: dict[str, str]
 
     def latents(self, sample: Sample) -> tuple[Tensor, Tensor]:
@@ -36,7 +49,7 @@ class Encoded:
         return entry["mean"], entry["std"]
 
     def mask(self, sample: Sample) -> Tensor | None:
-        """Return a sample's mask at latent size, (1, H, W) in 0..1, or None when its concept has no masks."""
+        """Return a sample's mask at latent size, (1, H, W) in 0..1, or None when its picture has no mask."""
         key = self.mask_keys.get((sample.picture, sample.crop))
         return None if key is None else self._read(key)["mask"]
 
@@ -54,47 +67,140 @@ class Encoded:
 def encode_plan(
     base: BaseModel,
     plan: Plan,
-    dataset: DatasetConfig,
     store: Store,
     device: torch.device,
     callbacks: Callbacks,
     *,
     prompts: set[str] | None,
+    vae_dtype: torch.dtype = torch.float32,
 ) -> Encoded:
     """Encode what the store lacks and return the keys of everything.
 
     prompts: texts wanted beside the plan's captions; None encodes no text (the text encoder is trained).
+    Raises ValueError for a picture or mask that has changed or vanished since the scan, and for a full disk.
     """
-    pictures = plan.manifest.pictures
-    crops = sorted(plan.crops(), key=lambda item: (item[0], item[1].bucket, item[1].flip))
+    pictures, concepts = plan.manifest.pictures, plan.concepts
+    items = sorted(plan.crops(), key=lambda item: (item[0], repr(item[1])))
     latent_keys = {
         (i, crop): latent_key(
-            picture_digest=pictures[i].digest, crop=crop, vae_id=base.identity["vae"], dtype="float32"
+            picture_digest=pictures[i].digest,
+            crop=crop,
+            background=concepts[i].background,
+            vae_id=base.identity["vae"],
+            dtype=vae_dtype,
         )
-        for i, crop in crops
+        for i, crop in items
     }
     mask_keys = {
-        (i, crop): mask_key(mask_digest=pictures[i].mask_digest, crop=crop, invert=masks.invert)
-        for i, crop in crops
-        if (masks := dataset.concepts[pictures[i].concept].masks)
+        (i, crop): mask_key(
+            mask_digest=pictures[i].mask_digest,
+            crop=crop,
+            source=masks.source,
+            invert=masks.invert,
+            threshold=masks.threshold,
+        )
+        for i, crop in items
+        if (masks := concepts[i].masks) is not None and pictures[i].mask is not None
     }
-    missing = [item for item in crops if not store.has(latent_keys[item])]
+    missing = [item for item in items if not store.has(latent_keys[item])]
+    _check_space(store, missing)
     if missing:
-        with placed(base.vae, device):
-            for done, item in enumerate(missing):
-                callbacks.check()
-                mean, std = encode_picture(base, pictures[item[0]], item[1], device)
-                store.put(latent_keys[item], {"mean": mean, "std": std})
-                callbacks.phase("encoding pictures", done + 1, len(missing))
-    for item, key in mask_keys.items():
+        _encode_pictures(base, plan, missing, latent_keys, store, device, callbacks, vae_dtype)
+    for (i, crop), key in mask_keys.items():
         if not store.has(key):
-            masks = dataset.concepts[pictures[item[0]].concept].masks
-            assert masks is not None
-            store.put(key, {"mask": latent_mask(cut_mask(load_mask(pictures[item[0]], masks), item[1]))})
+            callbacks.check()
+            store.put(key, {"mask": latent_mask(cut_mask(_mask(plan, i), crop))})
     text_keys: dict[str, str] = {}
     if prompts is not None:
         text_keys = _encode_texts(base, plan.captions() | prompts, store, device, callbacks)
+    store.flush()
     return Encoded(store=store, latent_keys=latent_keys, mask_keys=mask_keys, text_keys=text_keys)
+
+
+def _encode_pictures(
+    base: BaseModel,
+    plan: Plan,
+    missing: list[Item],
+    keys: dict[Item, str],
+    store: Store,
+    device: torch.device,
+    callbacks: Callbacks,
+    dtype: torch.dtype,
+) -> None:
+    """Encode pictures one by one; what a smaller dtype cannot hold is done again in float32, and said."""
+    again: list[str] = []
+    with ExitStack() as stack:
+        vae = stack.enter_context(placed(base.vae, device))
+        small = copy.deepcopy(vae).to(dtype) if dtype != torch.float32 else vae
+        for done, (item, pixels) in enumerate(_prepared(plan, missing)):
+            callbacks.check()
+            mean, std = encode_pixels(small, pixels.to(device))
+            if small is not vae and not _finite(mean, std):
+                mean, std = encode_pixels(vae, pixels.to(device))
+                again.append(plan.manifest.pictures[item[0]].name)
+            if not _finite(mean, std):
+                raise ValueError(
+                    f"The VAE of {base.name} gives values that are not finite for "
+                    f"{plan.manifest.pictures[item[0]].name}; use another VAE."
+                )
+            store.put(keys[item], {"mean": mean[0].cpu(), "std": std[0].cpu()})
+            callbacks.phase("encoding pictures", done + 1, len(missing))
+    if again:
+        some = count(again, "picture", "pictures")
+        short = str(dtype).removeprefix("torch.")
+        callbacks.note(f"The VAE overflows in {short} on {some}, encoded in float32 instead: {names(again)}.")
+
+
+def _prepared(plan: Plan, items: list[Item]) -> Iterator[tuple[Item, Tensor]]:
+    """Yield each item with its pixels, (1, 3, H, W) in -1..1; the next pictures are decoded in threads meanwhile."""
+    groups = ((i, [crop for _, crop in group]) for i, group in groupby(items, key=lambda item: item[0]))
+    with ThreadPoolExecutor(max_workers=2) as pool, strict_decoding():
+        waiting: deque[tuple[int, list[Crop], Future[Image.Image]]] = deque()
+        try:
+            while True:
+                for i, crops in islice(groups, AHEAD - len(waiting)):
+                    waiting.append((i, crops, pool.submit(_picture, plan, i)))
+                if not waiting:
+                    return
+                i, crops, future = waiting.popleft()
+                image = future.result()
+                for crop in crops:
+                    yield (i, crop), pixels(cut(image, crop))[None]
+        finally:
+            for _, _, future in waiting:
+                future.cancel()
+
+
+def _picture(plan: Plan, i: int) -> Image.Image:
+    """Read a picture as RGB and make sure that it is the one that was scanned."""
+    picture = plan.manifest.pictures[i]
+    data = _bytes(picture.path, picture.digest, picture.name)
+    try:
+        return load_picture(data, plan.concepts[i].background)
+    except DECODER_ERRORS as error:  # it was read once already: memory, or a decoder that was unloaded meanwhile
+        raise ValueError(f"{picture.name} cannot be decoded any more ({reason(error)}); start again.") from error
+
+
+def _mask(plan: Plan, i: int) -> Image.Image:
+    """Read a picture's mask and make sure that it is the one that was scanned."""
+    picture, config = plan.manifest.pictures[i], plan.concepts[i].masks
+    assert picture.mask is not None
+    assert config is not None
+    mask = read_mask(_bytes(picture.mask, picture.mask_digest, picture.mask.name), config)
+    assert mask is not None, "the scan has found it"
+    return mask
+
+
+def _bytes(path: Path, digest: str, name: str) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"{name} has vanished since the scan ({error.strerror}: {path}); put it back, or start again without it."
+        ) from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise ValueError(f"{name} has changed since the scan; start again to train it as it is now.")
+    return data
 
 
 def pixels(image: Image.Image) -> Tensor:
@@ -103,22 +209,28 @@ def pixels(image: Image.Image) -> Tensor:
 
 
 @torch.no_grad()
-def encode_picture(base: BaseModel, picture: Picture, crop: Crop, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of a picture's latents in model scale, (C, H, W) float32 on the CPU.
-
-    Raises ValueError that names the picture when the VAE gives values that are not finite.
-    """
-    batch = pixels(cut(load_picture(picture.path), crop))[None].to(device)
-    encoded = base.vae.encode(batch)
+def encode_pixels(vae: Any, batch: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of the latents of (B, 3, H, W) pixels in model scale, float32."""
+    encoded = vae.encode(batch.to(vae.dtype))
     if hasattr(encoded, "latent_dist"):
-        mean, std = encoded.latent_dist.mean * LATENT_SCALE, encoded.latent_dist.std * LATENT_SCALE
-    else:  # a TAESD-shaped autoencoder gives scaled latents and no distribution
-        mean, std = encoded.latents, torch.zeros_like(encoded.latents)
-    if not (mean.isfinite().all() and std.isfinite().all()):
+        latents = encoded.latent_dist
+        return latents.mean.float() * LATENT_SCALE, latents.std.float() * LATENT_SCALE
+    # a TAESD-shaped autoencoder gives scaled latents and no distribution
+    return encoded.latents.float(), torch.zeros_like(encoded.latents, dtype=torch.float32)
+
+
+def _finite(*tensors: Tensor) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def _check_space(store: Store, missing: list[Item]) -> None:
+    """Refuse to begin what the disk cannot hold: mean and deviation, 4 channels of float32 for 8 x 8 pixels."""
+    needed = sum(crop.bucket[0] * crop.bucket[1] // 64 * 4 * 4 * 2 for _, crop in missing)
+    free = shutil.disk_usage(next(p for p in (store.folder, *store.folder.parents) if p.exists())).free
+    if needed > free:
         raise ValueError(
-            f"The VAE of {base.name} gives values that are not finite for {picture.name}; use another VAE."
+            f"The cache needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free in {store.folder}; make room."
         )
-    return mean[0].cpu(), std[0].cpu()
 
 
 @torch.no_grad()
@@ -127,7 +239,10 @@ def _encode_texts(
 ) -> dict[str, str]:
     """Encode texts that the store lacks and return the key of each."""
     encoder_id = f"{base.identity['text_encoder']}/{base.dtype}"
-    keys = {t: text_key(caption=t, encoder_id=encoder_id, clip_skip=base.clip_skip) for t in sorted(texts)}
+    keys = {
+        t: text_key(caption=t, encoder_id=encoder_id, clip_skip=base.clip_skip, max_chunks=MAX_CHUNKS)
+        for t in sorted(texts)
+    }
     missing = [text for text, key in keys.items() if not store.has(key)]
     if missing:
         with placed(base.text_encoder, device):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -117,9 +118,9 @@ def build_metadata(
     network_args = {}
     if lora.preset == "full":
         network_args = {"conv_dim": lora.conv_rank or lora.rank, "conv_alpha": lora.conv_alpha or lora.alpha}
-    triggers = dict.fromkeys(
-        c.caption_prefix.strip(" ,") for c in config.dataset.concepts if c.caption_prefix.strip(" ,")
-    )
+    prefixes = (concept.captions.prefix.strip(" ,") for concept in config.dataset.concepts)
+    triggers = dict.fromkeys(prefix for prefix in prefixes if prefix)
+    roles = Counter(config.dataset.concepts[picture.concept].role for picture in plan.manifest.pictures)
     kohya = {
         "v2": False,
         "base_model_version": "sd_v1",
@@ -145,14 +146,14 @@ def build_metadata(
         "max_train_steps": plan.steps,
         "steps": steps,
         "num_epochs": plan.epochs,
-        "num_batches_per_epoch": plan.batches_per_epoch,
+        "num_batches_per_epoch": plan.batches_in(0),
         "seed": train.seed,
         "clip_skip": base.clip_skip,
         "min_snr_gamma": objective.min_snr_gamma or None,
         "noise_offset": objective.noise_offset or None,
         "loss_type": "l2",
-        "num_train_images": len(plan.manifest.pictures),
-        "num_reg_images": 0,
+        "num_train_images": roles["train"],
+        "num_reg_images": roles["regularisation"],
         "total_batch_size": train.batch_size,
         "resolution": f"({train.resolution}, {train.resolution})",
         "dataset_dirs": json.dumps(folders),
@@ -173,9 +174,9 @@ def build_metadata(
     public = config.to_dict()
     public["base_model"] |= {"path": base.name, "tokenizer": ""}
     for concept in public["dataset"]["concepts"]:  # folder names only, never a path of the person's machine
-        for place in (concept, concept["masks"] or {}):
-            if place.get("folder"):
-                place["folder"] = Path(place["folder"]).name
+        for place, name in ((concept, "folder"), (concept["masks"] or {}, "folder"), (concept["captions"], "file")):
+            if place.get(name):
+                place[name] = Path(place[name]).name
     return {
         **{f"ss_{k}": str(v) for k, v in kohya.items()},
         **{f"modelspec.{k}": v for k, v in spec.items() if v},

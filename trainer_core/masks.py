@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from .buckets import Crop, open_upright
+from .buckets import Crop, Size
 from .config import MaskConfig
-
-if TYPE_CHECKING:
-    from .scan import Picture
+from .images import Source, open_upright, turned
 
 DEFAULT_SUFFIX = "-masklabel.png"
 
@@ -35,46 +32,63 @@ def is_mask_name(name: str, config: MaskConfig | None) -> bool:
         return True
     if config is None or config.source != "file":
         return False
-    bare_extension = config.suffix.startswith(".") and config.suffix.count(".") == 1
-    return not (config.folder.strip() and bare_extension) and name.lower().endswith(config.suffix.lower())
+    telling = [s for s in config.suffixes if not (config.folder.strip() and s.startswith(".") and s.count(".") == 1)]
+    return name.lower().endswith(tuple(suffix.lower() for suffix in telling))
 
 
 def find_mask(name: str, masks: dict[str, Path], config: MaskConfig) -> Path | None:
     """Return the mask of the picture `name` (posix, relative to the concept's folder), or None.
 
     `masks` maps lower-case posix names, relative to the mask folder, to files. The mask lies under the same
-    sub-folder as the picture or directly in the mask folder.
+    sub-folder as the picture or directly in the mask folder. Of several suffixes the first one found counts.
     """
     stem = name.rsplit(".", 1)[0].lower()
-    inside = masks.get(stem + config.suffix.lower())
-    if inside is None and config.folder.strip():
-        return masks.get(stem.rsplit("/", 1)[-1] + config.suffix.lower())
-    return inside
+    stems = [stem, stem.rsplit("/", 1)[-1]] if config.folder.strip() else [stem]
+    for suffix in config.suffixes:
+        for place in stems:
+            if (found := masks.get(place + suffix.lower())) is not None:
+                return found
+    return None
 
 
-def read_mask(source: Path | BinaryIO, config: MaskConfig) -> Image.Image | None:
-    """Decode a mask as mode "L", upright, inverted if asked; None if the alpha channel it needs is missing."""
-    image = open_upright(source)
+def read_mask(source: Source, config: MaskConfig) -> Image.Image | None:
+    """Decode a mask as mode "L", upright; None if the alpha channel it needs is missing.
+
+    It is inverted first and compared with the threshold then: the threshold speaks of what is trained.
+    """
+    image = open_upright(source, srgb=False)  # a mask holds numbers; no colour profile may bend them
+    if image.mode == "La":
+        image = image.convert("LA")
     if config.source == "alpha":
         if not image.has_transparency_data:
             return None
         mask = image.convert("RGBA").getchannel("A")
     else:
-        grey = image.mode in ("1", "L", "LA", "La")
+        grey = image.mode in ("1", "L", "LA")
         mask = image.convert("L") if image.mode == "1" else (image if grey else image.convert("RGB")).getchannel(0)
-    return ImageOps.invert(mask) if config.invert else mask
+    mask = ImageOps.invert(mask) if config.invert else mask
+    if config.threshold:
+        mask = mask.point([255 if level / 255 >= config.threshold else 0 for level in range(256)])
+    return mask
 
 
-def load_mask(picture: Picture, config: MaskConfig) -> Image.Image:
-    """Return the picture's mask, mode "L" at the picture's size; white where the picture has none."""
-    mask = read_mask(picture.mask, config) if picture.mask is not None else None
-    return mask if mask is not None else Image.new("L", (picture.width, picture.height), 255)
+def examine_mask(source: Source, config: MaskConfig) -> tuple[Size, int] | None:
+    """Return a mask's upright size and brightest value, 0..255; None if the alpha channel it needs is missing."""
+    mask = read_mask(source, config)
+    return None if mask is None else (mask.size, int(np.asarray(mask).max()))
+
+
+def load_mask(source: Source | None, size: Size, config: MaskConfig) -> Image.Image:
+    """Return a mask in mode "L"; white at the picture's size where the picture has none."""
+    mask = None if source is None else read_mask(source, config)
+    return Image.new("L", size, 255) if mask is None else mask
 
 
 def cut_mask(mask: Image.Image, crop: Crop) -> Image.Image:
     """Bring a mask through its picture's geometry, bilinear with antialias; the result is crop.bucket big."""
-    box = crop.source_box(mask.size)
-    result = mask.resize(crop.bucket, Image.Resampling.BILINEAR, box=box)
+    if crop.angle:
+        mask, crop = turned(mask, crop, Image.Resampling.BILINEAR)
+    result = mask.resize(crop.bucket, Image.Resampling.BILINEAR, box=crop.source_box(mask.size))
     return ImageOps.mirror(result) if crop.flip else result
 
 

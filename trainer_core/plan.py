@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import torch
 
-from .buckets import Crop, Size, bucket_list, choose_bucket, fit
-from .captions import compose_caption, varies
-from .config import DatasetConfig, TrainConfig
-from .rng import generator
-from .scan import Manifest, count, names
+from .buckets import Crop, Placement, Size, buckets_of, cover, merge_buckets, parse_resolution, place, variant
+from .captions import compose_caption, mentions_side, plain_caption, varies
+from .config import ConceptConfig, DatasetConfig, TrainConfig
+from .rng import generator, uniforms
+from .scan import Manifest
 
-Item = tuple[int, int]  # (index of the picture, index of its repeat)
+Item = tuple[int, int]  # (index of the picture, number of its visit in the run)
+Group = tuple[Size, int]  # (bucket, concept, or -1 where concepts mix): what may share a batch
 _Batch = tuple[Size, tuple[Item, ...]]
-
-MOST_CROPPED = 0.2  # a picture that loses more of its area is named before the run
-MOST_ENLARGED = 1.5  # a picture that is enlarged more is named before the run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +24,7 @@ class Sample:
     """One visit of one picture."""
 
     picture: int  # index in Manifest.pictures
-    visit: int  # epoch * repeats + repeat
+    visit: int  # counts the visits of this picture in the run
     crop: Crop
     caption: str  # final text
     use_mask: bool  # False: no mask, or trained without it at this visit
@@ -43,30 +41,49 @@ class MicroBatch:
 
 
 class Plan:
-    """A run as a pure function of the step: built by build_plan, asked by everything else."""
+    """A run as a pure function of the step: built by build_plan, asked by everything else.
+
+    A picture's visits are numbered through the run. Visit v takes resolution (start + v) mod n of its n resolutions and
+    goes through its variants in the same way, so that each is used equally often and all of them can be cached.
+    """
 
     def __init__(self, manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -> None:
         self.manifest = manifest
         self.dataset = dataset
         self.train = train
-        buckets = bucket_list(train.resolution, train.bucket_step)
-        sizes = [(p.width, p.height) for p in manifest.pictures]
-        self._crops = [fit(size, choose_bucket(size, buckets)) for size in sizes]
-        self._mirrored = [replace(crop, flip=True) for crop in self._crops]
-        self._concepts = [dataset.concepts[p.concept] for p in manifest.pictures]
-        self._texts = [self._fixed_caption(i) for i in range(len(manifest.pictures))]
-        self._items: dict[Size, list[Item]] = defaultdict(list)
-        for i, crop in enumerate(self._crops):
-            self._items[crop.bucket] += [(i, repeat) for repeat in range(self._concepts[i].repeats)]
-        self.batches_per_epoch = sum(-(-len(items) // train.batch_size) for items in self._items.values())
+        pictures = manifest.pictures
+        self.concepts = [dataset.concepts[p.concept] for p in pictures]
+        self.resolutions = [_resolutions(concept, train) for concept in self.concepts]  # of each picture
+        self.trained = [i for i, concept in enumerate(self.concepts) if concept.role != "validation"]
+        self.rates = _rates(manifest, self.concepts, [len(r) for r in self.resolutions], train)
+        self._offsets = _offsets(self.trained, self.concepts, manifest, train.seed)
+        self._buckets = self._place_pictures()
+        self._starts = _starts(len(pictures), train.seed)
+        self._texts = [self._fixed_caption(i) for i in range(len(pictures))]
+        self.guarded = [
+            concept.flip and any(map(mentions_side, picture.lines))
+            for picture, concept in zip(pictures, self.concepts, strict=True)
+        ]
+        self._crops: dict[tuple[int, int, int], Crop] = {}
+        self.same_every_epoch = all(
+            self.rates[i].denominator == 1 and len(self.resolutions[i]) == 1 for i in self.trained
+        )
+        self._first_batch = [0]  # running number of the first micro-batch of each epoch that is known so far
         if train.epochs:
-            self.micro_batches = self.batches_per_epoch * train.epochs
+            self.micro_batches = self._epoch_start(train.epochs)
             self.steps = -(-self.micro_batches // train.accumulate)
+            self.epochs = float(train.epochs)
         else:
             self.steps = train.steps
             self.micro_batches = self.steps * train.accumulate
-        self.epochs = self.micro_batches / self.batches_per_epoch
+            epoch, place_in_epoch = self._epoch_of(self.micro_batches)
+            self.epochs = epoch + place_in_epoch / self.batches_in(epoch)
         self._order: tuple[int, list[_Batch]] = (-1, [])
+        self.validation = tuple(
+            self._validation_sample(i) for i, concept in enumerate(self.concepts) if concept.role == "validation"
+        )
+
+    # --- what happens at a step -------------------------------------------------------------------------------
 
     def step(self, k: int) -> tuple[MicroBatch, ...]:
         """Return the micro-batches of optimizer step k: `accumulate` of them, fewer at the very end."""
@@ -80,138 +97,316 @@ class Plan:
         """Return one visit of one picture, whenever it happens."""
         text = self._texts[picture]
         flip, use_mask = self._draws(picture, visit)
+        crop = self._crop(picture, *self._turn(picture, visit))
         return Sample(
             picture=picture,
             visit=visit,
-            crop=(self._mirrored if flip else self._crops)[picture],
+            crop=replace(crop, flip=True) if flip else crop,
             caption=self._caption(picture, visit) if text is None else text,
             use_mask=use_mask,
-            weight=self._concepts[picture].loss_weight,
+            weight=self.concepts[picture].loss_weight,
         )
 
-    def bucket_sizes(self) -> tuple[Size, ...]:
-        """Return the bucket sizes that hold pictures, sorted."""
-        return tuple(sorted(self._items))
+    def visits_in(self, picture: int, epoch: int) -> range:
+        """Return the visits of a picture in one epoch; empty where a fractional repeat leaves it out."""
+        return range(self._first_visit(picture, epoch), self._first_visit(picture, epoch + 1))
+
+    def batches_in(self, epoch: int) -> int:
+        """Return the number of micro-batches of one epoch."""
+        return self._epoch_start(epoch + 1) - self._epoch_start(epoch)
+
+    # --- what the run asks for in all -------------------------------------------------------------------------
 
     def crops(self) -> set[tuple[int, Crop]]:
         """Return every (picture, crop) the run will ask for."""
-        found: set[tuple[int, Crop]] = set()
-        for picture, visits in self._visits().items():
-            flips: set[bool] = set()
+        found = {(sample.picture, sample.crop) for sample in self.validation}
+        for picture, visits in self.visits().items():
+            augment = self.concepts[picture].augment
+            most = len(self.resolutions[picture]) * (augment.variants if augment else 1)
+            most *= 2 if self._flips(picture) else 1
+            seen: set[tuple[int, int, bool]] = set()
             for visit in visits:
-                flips.add(self._draws(picture, visit)[0])
-                if len(flips) == 1 + self._concepts[picture].flip:
+                seen.add((*self._turn(picture, visit), self._draws(picture, visit)[0]))
+                if len(seen) == most:
                     break
-            found |= {(picture, (self._mirrored if flip else self._crops)[picture]) for flip in flips}
+            for resolution, number, flip in seen:
+                crop = self._crop(picture, resolution, number)
+                found.add((picture, replace(crop, flip=True) if flip else crop))
         return found
 
     def captions(self) -> set[str]:
         """Return every distinct final caption the run will ask for."""
-        found: set[str] = set()
-        for picture, visits in self._visits().items():
+        found = {sample.caption for sample in self.validation}
+        for picture, visits in self.visits().items():
             text = self._texts[picture]
             found |= {self._caption(picture, visit) for visit in visits} if text is None else {text}
         return found
 
-    def report(self) -> str:
-        """Return what a person should know before the run: length, buckets, losses of area, remarks."""
-        return "\n".join([*self._head(), "", *self._table(), *self._remarks(), *self.manifest.notes])
+    def captions_of(self, picture: int, most: int = 32) -> set[str]:
+        """Return the captions of a picture at its first visits, at most `most` of them."""
+        text = self._texts[picture]
+        return {self._caption(picture, visit) for visit in range(most)} if text is None else {text}
+
+    def visits(self) -> dict[int, list[int]]:
+        """Return which visits the run makes of each picture; the last, partial epoch counts batch by batch."""
+        whole, rest = self._epoch_of(self.micro_batches)
+        visits = {i: list(range(n)) for i in self.trained if (n := self._first_visit(i, whole))}
+        if rest:
+            for _, items in self._epoch(whole)[:rest]:
+                for i, visit in items:
+                    visits.setdefault(i, []).append(visit)
+        return visits
+
+    def buckets(self) -> dict[Size, set[int]]:
+        """Return the bucket sizes of the training pictures, sorted, and which pictures use each."""
+        found: defaultdict[Size, set[int]] = defaultdict(set)
+        for i in self.trained:
+            for resolution in range(len(self.resolutions[i])):
+                found[self._buckets[i][resolution].bucket].add(i)
+        return dict(sorted(found.items()))
+
+    def batch_sizes(self, epoch: int) -> dict[Size, list[int]]:
+        """Return how many samples each batch of an epoch holds, by bucket."""
+        sizes: defaultdict[Size, list[int]] = defaultdict(list)
+        for bucket, items in self._epoch(epoch):
+            sizes[bucket].append(len(items))
+        return dict(sorted(sizes.items()))
+
+    def size(self, picture: int) -> Size:
+        """Return a picture's own size."""
+        entry = self.manifest.pictures[picture]
+        return entry.width, entry.height
+
+    def first_crops(self, picture: int) -> list[Crop]:
+        """Return a picture's first version at each of its resolutions."""
+        return [self._crop(picture, resolution, 0) for resolution in range(len(self.resolutions[picture]))]
+
+    def crop_in(self, picture: int, bucket: Size) -> Crop:
+        """Return a picture's first version in a bucket that it uses."""
+        return next(crop for crop in self.first_crops(picture) if crop.bucket == bucket)
+
+    # --- one visit --------------------------------------------------------------------------------------------
+
+    def _turn(self, picture: int, visit: int) -> tuple[int, int]:
+        """Return (resolution, variant) of one visit."""
+        resolutions, augment = len(self.resolutions[picture]), self.concepts[picture].augment
+        start, other = self._starts[picture]
+        if resolutions > 1 and self.train.buckets.resolution_mode == "all":
+            start = 0
+        lap = visit // resolutions
+        return (start + visit) % resolutions, (other + lap) % augment.variants if augment else 0
+
+    def _crop(self, picture: int, resolution: int, number: int) -> Crop:
+        """Return one version of a picture, not mirrored."""
+        key = (picture, resolution, number)
+        if key not in self._crops:
+            bucket, resized = self._buckets[picture][resolution]
+            self._crops[key] = variant(
+                self.size(picture),
+                bucket,
+                self.concepts[picture].augment,
+                resized=resized,
+                seed=self.train.seed,
+                picture=picture,
+                index=number,
+            )
+        return self._crops[key]
+
+    def _validation_sample(self, picture: int) -> Sample:
+        """Return a picture as validation sees it: centred, plain caption, no mask."""
+        bucket, resized = self._buckets[picture][0]
+        crop = variant(self.size(picture), bucket, None, resized=resized, seed=0, picture=picture, index=0)
+        caption = plain_caption(self.manifest.pictures[picture].lines, self.concepts[picture].captions)
+        return Sample(picture=picture, visit=0, crop=crop, caption=caption, use_mask=False, weight=1.0)
 
     def _fixed_caption(self, picture: int) -> str | None:
         """Return the one caption of a picture, None if it varies."""
-        return None if varies(self._concepts[picture]) else self._caption(picture, 0)
+        lines = self.manifest.pictures[picture].lines
+        return None if varies(self.concepts[picture].captions, lines) else self._caption(picture, 0)
 
     def _caption(self, picture: int, visit: int) -> str:
-        text = self.manifest.pictures[picture].caption
-        return compose_caption(text, self._concepts[picture], seed=self.train.seed, picture=picture, visit=visit)
+        captions, lines = self.concepts[picture].captions, self.manifest.pictures[picture].lines
+        return compose_caption(lines, captions, seed=self.train.seed, picture=picture, visit=visit)
+
+    def _flips(self, picture: int) -> bool:
+        """Tell whether a picture is mirrored at some visits; one whose caption says left or right is not."""
+        return self.concepts[picture].flip and not self.guarded[picture]
 
     def _draws(self, picture: int, visit: int) -> tuple[bool, bool]:
-        """Return (flip, use_mask) of one visit; both are always drawn, so that neither depends on the other."""
-        concept = self._concepts[picture]
-        masks = concept.masks if self.manifest.pictures[picture].mask is not None else None
-        if not concept.flip and (masks is None or masks.unmasked_probability == 0):
+        """Return (flip, use_mask) of one visit."""
+        masks = self.concepts[picture].masks if self.manifest.pictures[picture].mask is not None else None
+        flips = self._flips(picture)
+        if not flips and (masks is None or masks.unmasked_probability == 0):
             return False, masks is not None
-        draws = torch.rand(2, generator=generator(self.train.seed, "visit", picture, visit)).tolist()
-        return concept.flip and draws[0] < 0.5, masks is not None and draws[1] >= masks.unmasked_probability
+        flip, unmasked = uniforms(self.train.seed, "visit", picture, visit, count=2)
+        return flips and flip < 0.5, masks is not None and unmasked >= masks.unmasked_probability
+
+    # --- epochs and batches -----------------------------------------------------------------------------------
 
     def _micro_batch(self, index: int) -> MicroBatch:
         """Build one micro-batch from its place in the run."""
-        epoch, place = divmod(index, self.batches_per_epoch)
-        bucket, items = self._epoch(epoch)[place]
-        samples = (self.sample(i, epoch * self._concepts[i].repeats + repeat) for i, repeat in items)
-        return MicroBatch(index=index, samples=tuple(samples), bucket=bucket)
+        epoch, number = self._epoch_of(index)
+        bucket, items = self._epoch(epoch)[number]
+        return MicroBatch(index=index, samples=tuple(self.sample(i, visit) for i, visit in items), bucket=bucket)
 
     def _epoch(self, epoch: int) -> list[_Batch]:
-        """Return one epoch's batches: items shuffled in each bucket and cut, then the batches shuffled."""
+        """Return one epoch's batches: items shuffled in each group and cut, then the batches shuffled."""
         if self._order[0] != epoch:
             size, seed = self.train.batch_size, self.train.seed
             batches: list[_Batch] = []
-            for bucket in self.bucket_sizes():
-                order = _shuffled(self._items[bucket], generator(seed, "order", epoch, *bucket))
+            for (bucket, concept), items in sorted(self._groups(epoch).items()):
+                index = (epoch, *bucket) if concept < 0 else (epoch, *bucket, concept)
+                order = _shuffled(items, generator(seed, "order", *index))
                 batches += [(bucket, tuple(order[i : i + size])) for i in range(0, len(order), size)]
             self._order = (epoch, _shuffled(batches, generator(seed, "order", epoch)))
         return self._order[1]
 
-    def _visits(self) -> dict[int, list[int]]:
-        """Return which visits the run makes of each picture; the last, partial epoch counts batch by batch."""
-        whole, rest = divmod(self.micro_batches, self.batches_per_epoch)
-        visits = {i: list(range(whole * c.repeats)) for i, c in enumerate(self._concepts) if whole}
-        for _, items in self._epoch(whole)[:rest]:
-            for i, repeat in items:
-                visits.setdefault(i, []).append(whole * self._concepts[i].repeats + repeat)
-        return visits
+    def _groups(self, epoch: int) -> dict[Group, list[Item]]:
+        """Return the visits of an epoch by what may share a batch."""
+        groups: defaultdict[Group, list[Item]] = defaultdict(list)
+        for i in self.trained:
+            for visit in self.visits_in(i, epoch):
+                groups[self._group(i, self._turn(i, visit)[0])].append((i, visit))
+        return groups
 
-    def _head(self) -> Iterator[str]:
-        """Describe the length of the run."""
-        train, pictures = self.train, self.manifest.pictures
-        visits = sum(len(items) for items in self._items.values())
-        who = count(pictures, "picture", "pictures")
-        yield f"{who}, {visits} visits and {self.batches_per_epoch} batches per epoch"
-        each = f"batch {train.batch_size}"
-        each += f" x {train.accumulate} accumulated" if train.accumulate > 1 else ""
-        yield f"{self.steps} steps of {each} = {self.epochs:.4g} epochs"
-        if any(p.mask is not None for p in pictures):
-            masked = sum(p.mask is not None for p in pictures)
-            yield f"{masked} with a mask, {len(pictures) - masked} without"
+    def _group(self, picture: int, resolution: int) -> Group:
+        concept = -1 if self.train.buckets.mix_concepts else self.manifest.pictures[picture].concept
+        return self._buckets[picture][resolution].bucket, concept
 
-    def _table(self) -> Iterator[str]:
-        """Describe each bucket."""
-        yield "   bucket | pictures | batches | largest crop | largest upscale"
-        for bucket in self.bucket_sizes():
-            members = [i for i, crop in enumerate(self._crops) if crop.bucket == bucket]
-            lost = max(self._crops[i].crop_share for i in members)
-            scale = max(self._scale(i) for i in members)
-            batches = -(-len(self._items[bucket]) // self.train.batch_size)
-            yield (
-                f"{bucket[0]:>4}x{bucket[1]:<4} | {len(members):>8} | {batches:>7} | {lost:>11.1%} | "
-                f"{f'{scale:.2f}x' if scale > 1 else 'none':>15}"
-            )
+    def _first_visit(self, picture: int, epoch: int) -> int:
+        """Return how often a picture has been visited before an epoch: floor(epoch * rate + offset).
 
-    def _remarks(self) -> Iterator[str]:
-        """Name pictures that lose much of their area or are enlarged much."""
-        pictures = self.manifest.pictures
-        cropped = [i for i, crop in enumerate(self._crops) if crop.crop_share > MOST_CROPPED]
-        enlarged = [i for i in range(len(pictures)) if self._scale(i) > MOST_ENLARGED]
-        if cropped:
-            each = [f"{pictures[i].name} ({self._crops[i].crop_share:.0%})" for i in cropped]
-            who = count(cropped, "picture loses", "pictures lose")
-            yield f"{who} more than {MOST_CROPPED:.0%} of the area: {names(each)}."
-        if enlarged:
-            each = [f"{pictures[i].name} ({self._scale(i):.1f}x)" for i in enlarged]
-            who = count(enlarged, "picture is", "pictures are")
-            yield f"{who} enlarged more than {MOST_ENLARGED:g}x: {names(each)}."
+        The offsets k/n of n pictures spread fractional rates evenly: with rate s/n exactly s pictures an epoch
+        (Hermite's identity), each in its turn.
+        """
+        rate, offset = self.rates[picture], self._offsets[picture]
+        return (epoch * rate.numerator * offset.denominator + offset.numerator * rate.denominator) // (
+            rate.denominator * offset.denominator
+        )
 
-    def _scale(self, picture: int) -> float:
-        """Return how much a picture is enlarged (above 1) or reduced."""
-        entry = self.manifest.pictures[picture]
-        return self._crops[picture].scale((entry.width, entry.height))
+    def _epoch_start(self, epoch: int) -> int:
+        """Return the running number of an epoch's first micro-batch."""
+        known = self._first_batch
+        while len(known) <= epoch:
+            if self.same_every_epoch and len(known) > 1:
+                return known[1] * epoch
+            groups = self._groups(len(known) - 1).values()
+            known.append(known[-1] + sum(-(-len(items) // self.train.batch_size) for items in groups))
+        return known[epoch]
+
+    def _epoch_of(self, index: int) -> tuple[int, int]:
+        """Return (epoch, place in it) of a micro-batch."""
+        if self.same_every_epoch:
+            return divmod(index, self._epoch_start(1))
+        low, high = 0, 1
+        while self._epoch_start(high) <= index:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._epoch_start(middle) <= index else (low, middle)
+        return low, index - self._epoch_start(low)
+
+    def _place_pictures(self) -> list[list[Placement]]:
+        """Return where each picture is trained at each of its resolutions."""
+        options, step = self.train.buckets, self.train.bucket_step
+        limits = {"min_side": options.min_side, "max_side": options.max_side}
+        targets = {text: parse_resolution(text) for each in self.resolutions for text in each}
+        lists = {text: buckets_of(target, step, **limits) for text, target in targets.items()}
+        places: list[list[Placement]] = [[] for _ in self.manifest.pictures]
+        for i, picture in enumerate(self.manifest.pictures):
+            for text in self.resolutions[i]:
+                rules = {"step": step, "no_upscale": options.no_upscale, **limits}
+                try:
+                    places[i].append(place(self.size(i), targets[text], lists[text], **rules))
+                except ValueError as error:
+                    raise ValueError(f"{picture.name}: {error}") from error
+        if options.small_buckets == "merge":
+            self._merge(places)
+        return places
+
+    def _merge(self, places: list[list[Placement]]) -> None:
+        """Move the pictures of buckets that cannot fill a batch to the nearest bucket of the same resolution."""
+        mixed = self.train.buckets.mix_concepts
+        among = [-1 if mixed else picture.concept for picture in self.manifest.pictures]
+        visits: defaultdict[tuple[str, int], defaultdict[Size, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
+        for i in self.trained:
+            for text, placement in zip(self.resolutions[i], places[i], strict=True):
+                visits[text, among[i]][placement.bucket] += self.rates[i] / len(places[i])
+        moves = {
+            key: merge_buckets({bucket: int(n) for bucket, n in each.items()}, self.train.batch_size)
+            for key, each in visits.items()
+        }
+        for i in self.trained:
+            for number, (text, placement) in enumerate(zip(self.resolutions[i], places[i], strict=True)):
+                if (bucket := moves[text, among[i]].get(placement.bucket)) is not None:
+                    places[i][number] = Placement(bucket, cover(self.size(i), bucket))
 
 
 def build_plan(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -> Plan:
     """Plan a run; raises ValueError if there is nothing to train."""
     if not manifest.pictures:
         raise ValueError("The dataset holds no picture; put pictures in its folders.")
+    roles = {dataset.concepts[p.concept].role for p in manifest.pictures}
+    if "train" not in roles:
+        raise ValueError(
+            f"No concept has the role train, only {' and '.join(sorted(roles))}; set the role of one to train."
+        )
     return Plan(manifest, dataset, train)
+
+
+def _resolutions(concept: ConceptConfig, train: TrainConfig) -> tuple[str, ...]:
+    """Return the resolutions a concept is trained at, without repetitions."""
+    return tuple(dict.fromkeys(concept.resolutions or train.buckets.resolutions or (str(train.resolution),)))
+
+
+def _rates(
+    manifest: Manifest, concepts: list[ConceptConfig], resolutions: list[int], train: TrainConfig
+) -> list[Fraction]:
+    """Return the visits per epoch of each picture.
+
+    repeats times the repeats of its folder; or its share of `samples`. Regularisation pictures without `samples` are
+    visited as often as all training pictures together, as sd-scripts does.
+    """
+    every = train.buckets.resolution_mode == "all"
+    own = [
+        Fraction(concept.repeats).limit_denominator(1000) * picture.repeats * (count if every else 1)
+        for picture, concept, count in zip(manifest.pictures, concepts, resolutions, strict=True)
+    ]
+    total: defaultdict[int, Fraction] = defaultdict(Fraction)
+    for picture, rate in zip(manifest.pictures, own, strict=True):
+        total[picture.concept] += rate
+    wanted = {
+        picture.concept: Fraction(concept.samples)
+        for picture, concept in zip(manifest.pictures, concepts, strict=True)
+        if concept.samples
+    }
+    role = {picture.concept: concept.role for picture, concept in zip(manifest.pictures, concepts, strict=True)}
+    trained = sum((wanted.get(c, total[c]) for c in total if role[c] == "train"), Fraction())
+    free = [c for c in total if role[c] == "regularisation" and c not in wanted]
+    together = sum((total[c] for c in free), Fraction())
+    wanted |= {c: trained * total[c] / together for c in free}
+    return [
+        rate * wanted[picture.concept] / total[picture.concept] if picture.concept in wanted else rate
+        for picture, rate in zip(manifest.pictures, own, strict=True)
+    ]
+
+
+def _offsets(trained: list[int], concepts: list[ConceptConfig], manifest: Manifest, seed: int) -> dict[int, Fraction]:
+    """Return a different offset k/n in [0, 1) for each of the n pictures of a concept, in random order."""
+    members: defaultdict[int, list[int]] = defaultdict(list)
+    for i in trained:
+        members[manifest.pictures[i].concept].append(i)
+    return {
+        i: Fraction(place, len(each))
+        for concept, each in members.items()
+        for place, i in enumerate(_shuffled(each, generator(seed, "turns", concept)))
+    }
+
+
+def _starts(pictures: int, seed: int) -> list[tuple[int, int]]:
+    """Return two random numbers for each picture: where its cycles of resolutions and of variants begin."""
+    draws = torch.randint(0, 2**31, (pictures, 2), generator=generator(seed, "starts")).tolist()
+    return [(first, second) for first, second in draws]
 
 
 def _shuffled(entries: list, draws: torch.Generator) -> list:

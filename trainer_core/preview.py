@@ -6,11 +6,10 @@ import math
 
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from .buckets import Crop, cut
-from .config import DatasetConfig
+from .buckets import Crop
+from .images import cut, load_picture
 from .masks import cut_mask, load_mask
-from .plan import Plan
-from .scan import load_picture
+from .plan import Plan, Sample
 
 _GROUND, _PANEL, _LINE = (24, 25, 28), (36, 38, 42), (62, 65, 71)
 _BRIGHT, _DIM, _ACCENT = (232, 233, 236), (152, 156, 164), (255, 176, 66)
@@ -18,24 +17,22 @@ _UNTRAINED = (226, 64, 84)  # laid over what the mask leaves out
 _MARGIN, _HEADER, _PAD, _THUMBNAIL, _CAPTION_LINES, _LINE_HEIGHT = 14, 44, 8, 46, 3, 16  # pixels, lines
 
 
-def render_preview(
-    plan: Plan, dataset: DatasetConfig, *, columns: int = 4, limit: int = 24, tile: int = 192
-) -> Image.Image:
-    """Return a sheet of the first `limit` pictures, each cut exactly as it is trained at its first visit.
+def render_preview(plan: Plan, *, epoch: int = 0, columns: int = 4, limit: int = 24, tile: int = 192) -> Image.Image:
+    """Return a sheet of the first `limit` pictures, each cut exactly as it is trained at its first visit in an epoch.
 
-    Below each: a thumbnail of the whole picture with the kept rectangle, bucket, share cropped, scale, name
+    Below each: a thumbnail of the whole picture with what is kept of it, bucket, share cropped, scale, name
     and caption. What a mask leaves out is tinted red. columns, limit and tile (pixels) are raised to at least
-    1, 1 and 96.
+    1, 1 and 96. A picture that a fractional repeat leaves out of the epoch is shown as at its next visit.
     """
     total = len(plan.manifest.pictures)
     shown = min(max(limit, 1), total)
     columns = max(1, min(columns, shown))
-    cells = [_cell(plan, dataset, i, max(tile, 96)) for i in range(shown)]
+    cells = [_cell(plan, i, epoch, max(tile, 96)) for i in range(shown)]
     width, height = cells[0].width + _MARGIN, cells[0].height + _MARGIN
     rows = math.ceil(shown / columns)
     sheet = Image.new("RGB", (_MARGIN + columns * width, _HEADER + rows * height), _GROUND)
     font = ImageFont.load_default(size=14)
-    title = f"{shown} of {total} pictures, {len(plan.bucket_sizes())} bucket sizes, {plan.steps} steps"
+    title = f"{shown} of {total} pictures, {len(plan.buckets())} bucket sizes, epoch {epoch}"
     title = _shorten(title, font, sheet.width - 2 * _MARGIN)
     ImageDraw.Draw(sheet).text((_MARGIN, _MARGIN - 2), title, fill=_BRIGHT, font=font)
     for i, cell in enumerate(cells):
@@ -44,19 +41,19 @@ def render_preview(
     return sheet
 
 
-def _cell(plan: Plan, dataset: DatasetConfig, index: int, tile: int) -> Image.Image:
+def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
     """Return one picture with its texts, on a panel."""
-    picture, sample = plan.manifest.pictures[index], plan.sample(index, 0)
+    picture, concept = plan.manifest.pictures[index], plan.concepts[index]
+    sample, remark = _seen(plan, index, epoch)
     size = (tile + 2 * _PAD, tile + 3 * _PAD + _THUMBNAIL + 6 + _CAPTION_LINES * _LINE_HEIGHT)
     cell = Image.new("RGB", size, _GROUND)
     draw = ImageDraw.Draw(cell)
     draw.rounded_rectangle((0, 0, size[0] - 1, size[1] - 1), 8, fill=_PANEL, outline=_LINE)
 
-    whole = load_picture(picture.path)
+    whole = load_picture(picture.path, concept.background)
     trained = cut(whole, sample.crop)
-    masks = dataset.concepts[picture.concept].masks
-    if masks is not None and picture.mask is not None:
-        trained = _tint(trained, cut_mask(load_mask(picture, masks), sample.crop))
+    if concept.masks is not None and picture.mask is not None and sample.use_mask:
+        trained = _tint(trained, cut_mask(load_mask(picture.mask, whole.size, concept.masks), sample.crop))
     trained.thumbnail((tile, tile), Image.Resampling.LANCZOS)
     cell.paste(trained, (_PAD + (tile - trained.width) // 2, _PAD + (tile - trained.height) // 2))
     top = tile + 2 * _PAD
@@ -64,8 +61,9 @@ def _cell(plan: Plan, dataset: DatasetConfig, index: int, tile: int) -> Image.Im
     cell.paste(overview, (_PAD + (_THUMBNAIL - overview.width) // 2, top))
 
     font = ImageFont.load_default(size=12)
-    facts = f"{sample.crop.crop_share:.0%} cut, {sample.crop.scale(whole.size):.2f}x"
+    facts = f"{sample.crop.crop_share(whole.size):.0%} cut, {sample.crop.scale(whole.size):.2f}x"
     facts += ", mirrored" if sample.crop.flip else ""
+    facts += f", {remark}" if remark else ""
     beside = (f"{sample.crop.bucket[0]} x {sample.crop.bucket[1]}", facts, picture.name)
     for n, text in enumerate(beside):
         at = (2 * _PAD + _THUMBNAIL, top - 2 + n * _LINE_HEIGHT)
@@ -77,6 +75,17 @@ def _cell(plan: Plan, dataset: DatasetConfig, index: int, tile: int) -> Image.Im
     return cell
 
 
+def _seen(plan: Plan, index: int, epoch: int) -> tuple[Sample, str]:
+    """Return how an epoch sees a picture, and a word about it."""
+    if plan.concepts[index].role == "validation":
+        return next(sample for sample in plan.validation if sample.picture == index), "validation"
+    visits = plan.visits_in(index, epoch)
+    remark = "not in this epoch" if not visits else plan.concepts[index].role.replace("train", "")
+    sample = plan.sample(index, visits.start)
+    masked = plan.manifest.pictures[index].mask is not None
+    return sample, remark or ("mask off" if masked and not sample.use_mask else "")
+
+
 def _tint(image: Image.Image, mask: Image.Image) -> Image.Image:
     """Lay a translucent colour over what the mask leaves out."""
     strength = ImageChops.invert(mask).point([round(value * 0.6) for value in range(256)])
@@ -84,19 +93,17 @@ def _tint(image: Image.Image, mask: Image.Image) -> Image.Image:
 
 
 def _overview(whole: Image.Image, crop: Crop) -> Image.Image:
-    """Return a thumbnail of the whole picture, dimmed outside the rectangle that is kept."""
-    box = crop.source_box(whole.size)
+    """Return a thumbnail of the whole picture, dimmed outside what is kept."""
     factor = _THUMBNAIL / max(whole.size)
     small = whole.resize((max(1, round(whole.width * factor)), max(1, round(whole.height * factor))))
-    kept = [
-        min(max(0, round(edge * factor)), side - 1)
-        for edge, side in zip(box, (small.width + 1, small.height + 1) * 2, strict=True)
+    edge = [
+        (min(max(0, round(x * factor)), small.width - 1), min(max(0, round(y * factor)), small.height - 1))
+        for x, y in crop.corners(whole.size)
     ]
-    edge = (kept[0], kept[1], max(kept[0], kept[2] - 1), max(kept[1], kept[3] - 1))
     inside = Image.new("L", small.size, 90)
-    ImageDraw.Draw(inside).rectangle(edge, fill=255)
+    ImageDraw.Draw(inside).polygon(edge, fill=255, outline=255)
     dimmed = Image.composite(small, Image.new("RGB", small.size, _GROUND), inside)
-    ImageDraw.Draw(dimmed).rectangle(edge, outline=_ACCENT)
+    ImageDraw.Draw(dimmed).polygon(edge, outline=_ACCENT)
     return dimmed
 
 

@@ -17,20 +17,32 @@ from .encode import Encoded, encode_plan
 from .export import build_metadata, save_lora, unused_path
 from .loss import sample_losses, snr_weight
 from .masks import loss_mask
-from .memory import choose_dtype, enable_checkpointing
-from .models import BaseModel, batch_context, check_base_model, encode_tokens, load_base_model, tokenize
+from .memory import DTYPES, choose_dtype, enable_checkpointing
+from .models import (
+    BaseModel,
+    batch_context,
+    check_base_model,
+    encode_tokens,
+    find_tokenizer,
+    load_base_model,
+    load_tokenizer,
+    tokenize,
+)
 from .networks import Network
-from .noise import add_noise, alphas_cumprod, build_target, sample_noise, sample_timesteps, snr
+from .noise import TIMESTEPS, add_noise, alphas_cumprod, build_target, sample_noise, sample_timesteps, snr
 from .optim import build_optimizer, check_optimizer
-from .plan import MicroBatch, Plan, build_plan
+from .plan import MicroBatch, Plan, Sample, build_plan
+from .report import long_captions, report
 from .rng import generator
 from .sample import sample_images
-from .scan import scan
+from .scan import Index, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
 
+INDEX = "index.sqlite"  # in the cache folder: what the scan knows of every file
 NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
 FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
+VALIDATION_TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # noise levels of the validation loss, as shares of all timesteps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +52,7 @@ class Result:
     path: Path  # the LoRA file
     tensors: dict[str, Tensor]  # as they are in the file
     losses: list[float]  # of each step, NaN where it was not finite
+    validation: list[tuple[int, float]]  # (steps finished, loss of the validation pictures)
     samples: Tensor  # (N, H, W, 3) in 0..1
     plan: Plan
 
@@ -51,25 +64,32 @@ def train_lora(
     device: torch.device | str = "cpu",
     callbacks: Callbacks | None = None,
     verify: Callable[[Path], None] | None = None,
+    cache_limit: int = 0,
 ) -> Result:
     """Train a LoRA and write it to `output` (another number is added when the name is taken).
 
-    cache: folder of the store. verify: a last word on the finished file, raises to refuse it.
-    Everything wrong with the input raises ValueError before a model is loaded. When the run is stopped or fails
-    after its first step, what was learned is saved beside `output` before the exception leaves.
+    cache: folder of the store, which is kept below cache_limit bytes (0 = any size). verify: a last word on the
+    finished file, raises to refuse it. Everything wrong with the input raises ValueError before a model is loaded.
+    When the run is stopped or fails after its first step, what was learned is saved beside `output` before the
+    exception leaves.
     """
     device, callbacks, started = torch.device(device), callbacks or Callbacks(), time.time()
     check_base_model(config.base_model)
     check_optimizer(config.optimizer, device)
-    plan = build_plan(scan(config.dataset), config.dataset, config.train)
+    with Index(cache / INDEX) as index:
+        manifest = scan(config.dataset, index, callbacks)
+    plan = build_plan(manifest, config.dataset, config.train)
     check_schedule(plan.steps, config.scheduler)
-    callbacks.note(plan.report())
+    tokenizer = load_tokenizer(find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path)))
+    callbacks.note("\n".join([report(plan), *long_captions(plan, tokenizer)]))
 
     base = load_base_model(config.base_model, choose_dtype(config.base_model.precision, device))
     train_text = config.optimizer.text_encoder_learning_rate > 0
     prompts = None if train_text else {*config.sample.prompts, config.sample.negative}
-    store = Store(cache)
-    encoded = encode_plan(base, plan, config.dataset, store, device, callbacks, prompts=prompts)
+    with Store(cache, cache_limit) as store:
+        vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
+        encoded = encode_plan(base, plan, store, device, callbacks, prompts=prompts, vae_dtype=vae_dtype)
+        store.prune()
     if train_text:
         base.text_encoder.to(device)
     else:
@@ -79,6 +99,7 @@ def train_lora(
     trained_unet = base.unet if config.optimizer.learning_rate > 0 else None
     network = Network(trained_unet, base.text_encoder, config.lora, config.train.seed).to(device)
     losses: list[float] = []
+    validation: list[tuple[int, float]] = []
 
     def describe(path: Path) -> dict[str, str]:
         return build_metadata(config, plan, base, name=path.stem, steps=len(losses), started=started)
@@ -86,7 +107,7 @@ def train_lora(
     try:
         with network.attached():
             try:
-                train(base, network, plan, encoded, config, device, callbacks, losses)
+                train(base, network, plan, encoded, config, device, callbacks, losses, validation)
                 path = unused_path(output)
                 tensors = save_lora(path, network.tensors(), describe(path), config.train.save_dtype, verify)
             except BaseException:
@@ -105,7 +126,7 @@ def train_lora(
     finally:
         base.unet = base.text_encoder = base.vae = None
         network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
-    return Result(path=path, tensors=tensors, losses=losses, samples=samples, plan=plan)
+    return Result(path=path, tensors=tensors, losses=losses, validation=validation, samples=samples, plan=plan)
 
 
 def train(
@@ -117,8 +138,9 @@ def train(
     device: torch.device,
     callbacks: Callbacks,
     losses: list[float],
+    validation: list[tuple[int, float]],
 ) -> None:
-    """Run every step of the plan on an attached network; append each step's loss to `losses`."""
+    """Run every step of the plan on an attached network; append to `losses` and `validation` as they come."""
     if config.train.gradient_checkpointing:
         enable_checkpointing(base.parts()[:2] if base.text_encoder is not None else [base.unet])
     optimizer = build_optimizer(
@@ -130,21 +152,34 @@ def train(
     alphas = alphas_cumprod()
     not_finite = 0
 
+    def validate(steps: int) -> None:
+        if plan.validation:
+            validation.append((steps, validation_loss(base, encoded, plan, config, alphas, device, callbacks)))
+            callbacks.validation(*validation[-1])
+
+    validate(0)
     for step in range(plan.steps):
         began = time.perf_counter()
         micro_batches = plan.step(step)
         window = sum(len(micro_batch.samples) for micro_batch in micro_batches)
         step_loss = torch.zeros((), device=device)
+        areas: list[Tensor] = []  # mean of the masks of each micro-batch
         for micro_batch in micro_batches:
             callbacks.check()
             batch = build_batch(base, encoded, micro_batch, plan, config, alphas, device)
-            context = batch.context if batch.context is not None else _trained_context(base, micro_batch, device)
+            context = _contexts(base, encoded, micro_batch.samples, device)
             noised = add_noise(batch.latents, batch.noise, batch.alphas)
             prediction = base.unet(noised.to(base.dtype), batch.timesteps, encoder_hidden_states=context).sample
             target = build_target(base.prediction, batch.latents, batch.noise, batch.alphas)
-            loss = (sample_losses(prediction, target, batch.mask, batch.normalize) * batch.weights).sum() / window
+            prior = None
+            if batch.prior_weight is not None:
+                with torch.no_grad(), network.detached():
+                    prior = base.unet(noised.to(base.dtype), batch.timesteps, encoder_hidden_states=context).sample
+            each = sample_losses(prediction, target, batch.mask, batch.normalize, prior, batch.prior_weight)
+            loss = (each * batch.weights).sum() / window
             scaler.scale(loss).backward()
             step_loss += loss.detach()
+            areas += [batch.mask.mean()] if batch.mask is not None else []
 
         factor = lr_factor(step, plan.steps, config.scheduler)
         for group in optimizer.param_groups:
@@ -168,6 +203,7 @@ def train(
                 learning_rate=optimizer.param_groups[0]["lr"],
                 updated=finite,
                 seconds=time.perf_counter() - began,
+                masked_area=float(torch.stack(areas).mean()) if areas else None,
             )
         )
         not_finite = 0 if finite else not_finite + 1
@@ -176,6 +212,41 @@ def train(
                 f"Loss or gradient was not finite {not_finite} times in a row up to step {step + 1}; the weights are "
                 "those before. Lower the learning rate, or use float32 or bfloat16 precision."
             )
+        every = config.train.validate_every
+        if step + 1 == plan.steps or (every and (step + 1) % every == 0):
+            validate(step + 1)
+
+
+@torch.no_grad()
+def validation_loss(
+    base: BaseModel,
+    encoded: Encoded,
+    plan: Plan,
+    config: RunConfig,
+    alphas: Tensor,
+    device: torch.device,
+    callbacks: Callbacks,
+) -> float:
+    """Return the mean squared error over the validation pictures at VALIDATION_TIMES, each with its own fixed noise.
+
+    Plain: no mask, no weight, no variation; the same weights always give the same number.
+    """
+    timesteps = torch.tensor([int(t * TIMESTEPS) for t in VALIDATION_TIMES])
+    size, total = config.train.batch_size, torch.zeros((), device=device)
+    for sample in plan.validation:
+        latents = encoded.latents(sample)[0][None]
+        context = _contexts(base, encoded, [sample], device)
+        for first in range(0, len(timesteps), size):
+            callbacks.check()
+            part = range(first, min(first + size, len(timesteps)))
+            draws = [generator(config.train.seed, "validation", sample.picture, i) for i in part]
+            noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
+            clean, levels = latents.expand(len(part), -1, -1, -1).to(device), alphas[timesteps[list(part)]].to(device)
+            noised = add_noise(clean, noise, levels).to(base.dtype)
+            times = timesteps[list(part)].to(device)
+            prediction = base.unet(noised, times, encoder_hidden_states=context.expand(len(part), -1, -1)).sample
+            total += sample_losses(prediction, build_target(base.prediction, clean, noise, levels)).sum()
+    return float(total) / (len(plan.validation) * len(timesteps))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,9 +257,9 @@ class Batch:
     noise: Tensor  # (B, C, H, W) float32
     timesteps: Tensor  # (B,) int64
     alphas: Tensor  # (B,) float32, cumulative alphas at the timesteps
-    context: Tensor | None  # (B, L, D); None when the text encoder is trained
     mask: Tensor | None  # (B, 1, H, W); None when no sample has one
     normalize: Tensor | None  # (B,) bool, divide the loss by the mask's mean
+    prior_weight: Tensor | None  # (B,); None when no sample holds to what the frozen model predicts
     weights: Tensor  # (B,) concept weight x SNR weight
 
 
@@ -218,43 +289,44 @@ def build_batch(
     levels = alphas[timesteps]
     weights = torch.tensor([sample.weight for sample in samples])
     weights = weights * snr_weight(snr(levels), base.prediction, objective.min_snr_gamma)
-    mask, normalize = _masks(encoded, micro_batch, plan, config)
-    context = None
-    if base.text_encoder is None:
-        context = batch_context([encoded.context(s.caption) for s in samples]).to(device, base.dtype)
+    mask, normalize, prior_weight = _masks(encoded, micro_batch, plan, config)
     return Batch(
         latents=latents.to(device),
         noise=noise.to(device),
         timesteps=timesteps.to(device),
         alphas=levels.to(device),
-        context=context,
         mask=None if mask is None else mask.to(device),
         normalize=None if normalize is None else normalize.to(device),
+        prior_weight=None if prior_weight is None else prior_weight.to(device),
         weights=weights.to(device),
     )
 
 
 def _masks(
     encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the loss masks of a micro-batch and which of them normalise, or (None, None) without masks."""
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the loss masks of a micro-batch, which of them normalise, and prior weights; None without any."""
     masks: list[Tensor | None] = [encoded.mask(sample) for sample in micro_batch.samples]
     shape = next((m.shape for m in masks if m is not None), None)
     if shape is None:
-        return None, None
-    weights, normalize = [], []
+        return None, None, None
+    weights, normalize, prior = [], [], []
     for sample, mask in zip(micro_batch.samples, masks, strict=True):
         settings = config.dataset.concepts[plan.manifest.pictures[sample.picture].concept].masks
         if mask is None or settings is None:
             weights.append(torch.ones(shape))
             normalize.append(False)
+            prior.append(0.0)
         else:
             weights.append(loss_mask(mask[None], torch.tensor([sample.use_mask]), settings.unmasked_weight)[0])
             normalize.append(settings.normalize_masked_area)
-    return torch.stack(weights), torch.tensor(normalize)
+            prior.append(settings.prior_weight if sample.use_mask else 0.0)
+    return torch.stack(weights), torch.tensor(normalize), torch.tensor(prior) if any(prior) else None
 
 
-def _trained_context(base: BaseModel, micro_batch: MicroBatch, device: torch.device) -> Tensor:
-    """Encode the captions of a micro-batch with gradients for the text encoder's network."""
-    tokens: Sequence[Tensor] = [tokenize(base.tokenizer, sample.caption).to(device) for sample in micro_batch.samples]
+def _contexts(base: BaseModel, encoded: Encoded, samples: Sequence[Sample], device: torch.device) -> Tensor:
+    """Return the conditioning of some captions, (B, L, D): from the store, or with gradients for a trained encoder."""
+    if base.text_encoder is None:
+        return batch_context([encoded.context(sample.caption) for sample in samples]).to(device, base.dtype)
+    tokens = [tokenize(base.tokenizer, sample.caption).to(device) for sample in samples]
     return batch_context([encode_tokens(base.text_encoder, t, base.clip_skip) for t in tokens])

@@ -11,7 +11,12 @@ from lora_atelier.trainer_core import config as c
 DATASET = c.DatasetConfig(
     concepts=(
         c.ConceptConfig(folder="cats", repeats=3, masks=c.MaskConfig(invert=True)),
-        c.ConceptConfig(folder="dogs", shuffle_tags=True, keep_tags=1),
+        c.ConceptConfig(
+            folder="dogs",
+            captions=c.CaptionConfig(shuffle=True, keep=1, extensions=(".txt", ".tags")),
+            augment=c.AugmentConfig(rotation=5),
+            resolutions=("512", "640x384"),
+        ),
     )
 )
 RUN = c.RunConfig(
@@ -51,6 +56,7 @@ def test_every_field_of_a_run_changes_its_digest() -> None:
             "resolution": 768,
             "bucket_step": 32,
             "gradient_checkpointing": True,
+            "buckets": c.BucketConfig(no_upscale=True),
         }.get(field.name, value + 1 if isinstance(value, int) else None)
         changed = RUN.replace(train=RUN.train.replace(**{field.name: other}))
         assert changed.digest() != RUN.digest(), field.name
@@ -68,12 +74,28 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
     (c.BaseModelConfig, {"path": "x", "clip_skip": 0}, "clip_skip"),
     (c.MaskConfig, {"unmasked_weight": 1.5}, "unmasked_weight"),
     (c.MaskConfig, {"unmasked_probability": float("nan")}, "unmasked_probability"),
-    (c.MaskConfig, {"suffix": ""}, "suffix"),
+    (c.MaskConfig, {"suffixes": ()}, "suffix"),
+    (c.MaskConfig, {"suffixes": ("-mask.png", "")}, "suffix"),
+    (c.MaskConfig, {"threshold": 2}, "threshold"),
+    (c.MaskConfig, {"prior_weight": -1}, "prior_weight"),
     (c.ConceptConfig, {"folder": "x", "repeats": 0}, "repeats"),
     (c.ConceptConfig, {"folder": "x", "loss_weight": -1}, "loss_weight"),
-    (c.ConceptConfig, {"folder": "x", "tag_dropout": 2}, "tag_dropout"),
-    (c.ConceptConfig, {"folder": "x", "caption_extension": "txt"}, "dot"),
-    (c.DatasetConfig, {"concepts": ()}, "no concept"),
+    (c.ConceptConfig, {"folder": "x", "role": "test"}, "role"),
+    (c.ConceptConfig, {"folder": "x", "samples": -1}, "samples"),
+    (c.ConceptConfig, {"folder": "x", "resolutions": ("big",)}, "'big' is not understood"),
+    (c.ConceptConfig, {"folder": "x", "background": "no colour"}, "background is 'no colour'"),
+    (c.ConceptConfig, {"folder": "x", "min_side": 0}, "min_side"),
+    (c.CaptionConfig, {"tag_dropout": 2}, "tag_dropout"),
+    (c.CaptionConfig, {"extensions": ("txt",)}, "dot"),
+    (c.CaptionConfig, {"extensions": ()}, "dot"),
+    (c.CaptionConfig, {"extensions": ("./../x",)}, "dot"),
+    (c.CaptionConfig, {"separator": " "}, "separator"),
+    (c.CaptionConfig, {"source": "one_file"}, "caption_file is empty"),
+    (c.CaptionConfig, {"encoding": "cp99999"}, "no known encoding"),
+    (c.AugmentConfig, {"rotation": 46}, "rotation"),
+    (c.AugmentConfig, {"variants": 0}, "variants"),
+    (c.BucketConfig, {"resolutions": ("512", "100x100")}, "'100x100' is not understood"),
+    (c.BucketConfig, {"min_side": 512, "max_side": 256}, "exchange"),
     (c.OptimizerConfig, {"learning_rate": 0}, "nothing would be trained"),
     (c.OptimizerConfig, {"beta2": 1}, "beta2"),
     (c.SchedulerConfig, {"min_lr_ratio": 2}, "min_lr_ratio"),

@@ -11,15 +11,16 @@ ROOT = Path(__file__).resolve().parents[2]
 # Each row imports only from rows above it, not from its own row. Imports for type checkers alone are free.
 ROWS = [
     {"config", "rng", "callbacks"},
-    {"buckets", "captions"},
+    {"buckets", "captions", "caption_files"},
+    {"images"},
     {"masks"},
     {"scan"},
     {"plan", "store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"},
-    {"encode", "run", "export", "sample", "resize", "preview"},
+    {"encode", "report", "run", "export", "sample", "resize", "preview"},
     {"train"},
 ]
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
-DATASET_SIDE = {"buckets", "captions", "masks", "scan"}
+DATASET_SIDE = {"buckets", "captions", "caption_files", "images", "masks", "scan"}
 # Of the row that builds on config and rng, only the plan reads the dataset side.
 KNOW_NO_DATASET = {"store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"}
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_atelier.trainer_core.config import ConceptConfig, DatasetConfig, MaskConfig, TrainConfig
+from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig, TrainConfig
 from lora_atelier.trainer_core.plan import MicroBatch, Plan, build_plan
+from lora_atelier.trainer_core.report import report
 from lora_atelier.trainer_core.scan import Manifest, Picture
 
 SHAPES = [(512, 512), (640, 384), (384, 640), (1024, 256), (576, 448)]  # each its own bucket at 512/64
@@ -30,7 +31,7 @@ def make(
             width=SHAPES[shape][0],
             height=SHAPES[shape][1],
             digest=str(i),
-            caption=f"tag{i}, red, blue, green",
+            lines=(f"tag{i}, red, blue, green",),
             mask=Path("m.png") if masked and i % 3 else None,
         )
         for i, shape in enumerate(shapes)
@@ -44,7 +45,7 @@ def micro_batches(plan: Plan) -> list[MicroBatch]:
 
 def test_the_vector_of_the_batches() -> None:
     plan = make([0] * 7 + [1] * 3 + [2] + [3] * 13, batch_size=4, epochs=1)
-    assert plan.batches_per_epoch == plan.steps == 8
+    assert plan.batches_in(0) == plan.steps == 8
     seen = [sample.picture for mb in micro_batches(plan) for sample in mb.samples]
     assert sorted(seen) == list(range(24))
     sizes = Counter(len(mb.samples) for mb in micro_batches(plan))
@@ -67,11 +68,11 @@ def test_a_run_of_whole_epochs_visits_every_picture_as_often_as_it_should(
 ) -> None:
     plan = make(shapes, tuple(repeats), batch_size=batch, accumulate=accumulate, epochs=epochs)
     batches = micro_batches(plan)
-    assert plan.steps == -(-plan.batches_per_epoch * epochs // accumulate)
-    assert [mb.index for mb in batches] == list(range(plan.batches_per_epoch * epochs))
+    assert plan.steps == -(-plan.batches_in(0) * epochs // accumulate)
+    assert [mb.index for mb in batches] == list(range(plan.batches_in(0) * epochs))
     assert plan.epochs == epochs
     for epoch in range(epochs):
-        part = batches[epoch * plan.batches_per_epoch : (epoch + 1) * plan.batches_per_epoch]
+        part = batches[epoch * plan.batches_in(0) : (epoch + 1) * plan.batches_in(0)]
         visits = Counter((s.picture, s.visit) for mb in part for s in mb.samples)
         count = {i: repeats[i % len(repeats)] for i in range(len(shapes))}
         assert visits == {(i, epoch * n + r): 1 for i, n in count.items() for r in range(n)}
@@ -83,7 +84,7 @@ def test_a_run_of_whole_epochs_visits_every_picture_as_often_as_it_should(
 @given(datasets, st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
 def test_a_step_does_not_depend_on_what_was_asked_before(shapes, batch, accumulate, steps, random) -> None:
-    options = {"flip": True, "shuffle_tags": True, "tag_dropout": 0.3, "caption_dropout": 0.2}
+    options = {"flip": True, "captions": CaptionConfig(shuffle=True, tag_dropout=0.3, dropout=0.2)}
     options |= {"masks": MaskConfig(unmasked_probability=0.5)}
     train = {"batch_size": batch, "accumulate": accumulate, "steps": steps, "seed": 5}
     straight = make(shapes, (2,), options, **train)
@@ -98,7 +99,7 @@ def test_a_step_does_not_depend_on_what_was_asked_before(shapes, batch, accumula
 @given(datasets, st.integers(1, 4), st.integers(1, 25), st.booleans(), st.sampled_from([0.0, 0.4]))
 @settings(max_examples=40, deadline=None)
 def test_crops_and_captions_are_exactly_what_the_run_asks_for(shapes, batch, steps, flip, dropout) -> None:
-    options = {"flip": flip, "shuffle_tags": dropout > 0, "caption_dropout": dropout}
+    options = {"flip": flip, "captions": CaptionConfig(shuffle=dropout > 0, dropout=dropout)}
     plan = make(shapes, (1, 2), options, batch_size=batch, steps=steps)
     samples = [sample for mb in micro_batches(plan) for sample in mb.samples]
     assert plan.crops() == {(sample.picture, sample.crop) for sample in samples}
@@ -131,7 +132,7 @@ def test_epochs_come_in_different_orders_and_seeds_matter() -> None:
 
 
 def test_what_happens_to_a_visit_does_not_depend_on_the_batch_size() -> None:
-    options = {"flip": True, "shuffle_tags": True, "masks": MaskConfig(unmasked_probability=0.5)}
+    options = {"flip": True, "captions": CaptionConfig(shuffle=True), "masks": MaskConfig(unmasked_probability=0.5)}
 
     def visits(batch: int) -> dict[tuple[int, int], Any]:
         plan = make([0, 1, 0, 2] * 3, (2,), options, batch_size=batch, epochs=2)
@@ -162,10 +163,13 @@ def test_an_empty_manifest_is_refused() -> None:
 
 def test_the_report_says_what_will_happen() -> None:
     plan = make([0] * 7 + [1] * 3, (2,), {"masks": MaskConfig()}, batch_size=4, accumulate=2, epochs=3)
-    text = plan.report()
+    text = report(plan)
     assert "10 pictures, 20 visits and 6 batches per epoch" in text
     assert "9 steps of batch 4 x 2 accumulated = 3 epochs" in text
-    assert "6 with a mask, 4 without" in text
+    concept = next(line for line in text.splitlines() if "c0" in line)
+    assert [cell.strip() for cell in concept.split("|")] == ["c0", "train", "10", "2", "20", "1", "10", "6 of 10"]
+    bucket = next(line for line in text.splitlines() if "640x384" in line)
+    assert [cell.strip() for cell in bucket.split("|")][1:3] == ["3", "2 (1 smaller)"]
     assert "512x512" in text
     assert "640x384" in text
 
@@ -173,12 +177,10 @@ def test_the_report_says_what_will_happen() -> None:
 def test_strips_and_tiny_pictures_are_named_and_notes_are_kept() -> None:
     pictures = [("strip.png", 1, 10_000), ("tiny.png", 100, 100), ("fine.png", 512, 512)]
     manifest = Manifest(
-        pictures=tuple(
-            Picture(path=Path(n), name=n, concept=0, width=w, height=h, digest=n, caption="") for n, w, h in pictures
-        ),
+        pictures=tuple(Picture(path=Path(n), name=n, concept=0, width=w, height=h, digest=n) for n, w, h in pictures),
         notes=("A note.",),
     )
-    text = build_plan(manifest, DatasetConfig(concepts=(ConceptConfig(folder="x"),)), TrainConfig()).report()
+    text = report(build_plan(manifest, DatasetConfig(concepts=(ConceptConfig(folder="x"),)), TrainConfig()))
     cropped = next(line for line in text.splitlines() if "of the area" in line)
     enlarged = next(line for line in text.splitlines() if "enlarged more" in line)
     assert "strip.png" in cropped

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 from PIL import Image, ImageChops
 
-from lora_atelier.trainer_core.buckets import cut
-from lora_atelier.trainer_core.config import ConceptConfig, DatasetConfig, MaskConfig, TrainConfig
+from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig, TrainConfig
+from lora_atelier.trainer_core.images import cut, load_picture
 from lora_atelier.trainer_core.plan import Plan, build_plan
 from lora_atelier.trainer_core.preview import render_preview
-from lora_atelier.trainer_core.scan import load_picture, scan
+from lora_atelier.trainer_core.scan import scan
 
 
 def prepare(folder: Path, sizes: list[tuple[int, int]], masked: bool = False, **options) -> tuple[Plan, DatasetConfig]:
     """Plan a run over random pictures at 128 pixels."""
+    folder.mkdir(exist_ok=True)
     for i, (width, height) in enumerate(sizes):
         pixels = np.random.default_rng(i).integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{i}.png")
@@ -36,8 +37,8 @@ def contains(sheet: Image.Image, part: Image.Image) -> bool:
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_the_pixels_on_the_sheet_are_the_trained_ones(tmp_path: Path, flip: bool) -> None:
-    plan, dataset = prepare(tmp_path, [(200, 190), (128, 128)], flip=flip)
-    sheet = render_preview(plan, dataset, tile=128)
+    plan, _ = prepare(tmp_path, [(200, 190), (128, 128)], flip=flip)
+    sheet = render_preview(plan, tile=128)
     for i, picture in enumerate(plan.manifest.pictures):
         assert contains(sheet, cut(load_picture(picture.path), plan.sample(i, 0).crop))
 
@@ -45,15 +46,16 @@ def test_the_pixels_on_the_sheet_are_the_trained_ones(tmp_path: Path, flip: bool
 def test_masks_are_laid_over(tmp_path: Path) -> None:
     plan, dataset = prepare(tmp_path, [(128, 128)], masked=True)
     bare = dataset.replace(concepts=(dataset.concepts[0].replace(masks=None),))
-    difference = ImageChops.difference(render_preview(plan, dataset), render_preview(plan, bare))
+    unmasked = build_plan(scan(bare), bare, plan.train)
+    difference = ImageChops.difference(render_preview(plan), render_preview(unmasked))
     assert difference.getbbox() is not None
 
 
 def test_the_grid_holds_at_most_the_limit_in_at_most_the_columns(tmp_path: Path) -> None:
-    plan, dataset = prepare(tmp_path, [(64, 64)] * 5)
-    one = render_preview(plan, dataset, limit=1)
-    wide = render_preview(plan, dataset, columns=4, limit=4)
-    grid = render_preview(plan, dataset, columns=4)
+    plan, _ = prepare(tmp_path, [(64, 64)] * 5, min_side=1)
+    one = render_preview(plan, limit=1)
+    wide = render_preview(plan, columns=4, limit=4)
+    grid = render_preview(plan, columns=4)
     assert one.mode == "RGB"
     assert wide.height == one.height
     assert one.width < wide.width == grid.width
@@ -61,7 +63,8 @@ def test_the_grid_holds_at_most_the_limit_in_at_most_the_columns(tmp_path: Path)
 
 
 def test_odd_pictures_and_captions_are_shown(tmp_path: Path) -> None:
-    plan, dataset = prepare(tmp_path, [(1, 3000), (3000, 1), (1, 1)], caption_prefix="猫 ünïcode " + "x" * 300)
-    assert render_preview(plan, dataset, tile=10).size[0] > 0
-    plan, dataset = prepare(tmp_path, [(40, 40)], caption_dropout=1.0)
-    assert render_preview(plan, dataset, columns=1).size[1] > 0
+    odd = CaptionConfig(prefix="猫 ünïcode " + "x" * 300)
+    plan, _ = prepare(tmp_path, [(1, 3000), (3000, 1), (1, 1)], captions=odd, min_side=1)
+    assert render_preview(plan, tile=10).size[0] > 0
+    plan, _ = prepare(tmp_path / "more", [(40, 40)], captions=CaptionConfig(dropout=1.0))
+    assert render_preview(plan, columns=1).size[1] > 0

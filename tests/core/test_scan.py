@@ -11,15 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from lora_atelier.trainer_core.config import ConceptConfig, DatasetConfig, MaskConfig
-from lora_atelier.trainer_core.scan import (
-    Manifest,
-    fingerprint,
-    load_picture,
-    manifest_digest,
-    natural_order,
-    scan,
-)
+from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
+from lora_atelier.trainer_core.images import load_picture
+from lora_atelier.trainer_core.scan import Manifest, fingerprint, manifest_digest, natural_order, scan
 
 
 def draw(
@@ -43,7 +37,7 @@ def test_pictures_come_in_natural_order_with_size_caption_and_digest(tmp_path: P
     manifest = read(tmp_path)
     names = [picture.name for picture in manifest.pictures]
     assert names == ["2.PNG", "10.png", "a.bmp", "B.webp", "größe 猫.png", "sub/1.jpg"]
-    assert [picture.caption for picture in manifest.pictures] == [f"caption of {name}" for name in names]
+    assert [picture.lines for picture in manifest.pictures] == [(f"caption of {name}",) for name in names]
     assert {(p.width, p.height) for p in manifest.pictures} == {(24, 16)}
     assert all(len(picture.digest) == 64 for picture in manifest.pictures)
     assert manifest == read(tmp_path)
@@ -76,7 +70,7 @@ def test_links_in_circles_end(tmp_path: Path) -> None:
     assert [picture.name for picture in read(tmp_path).pictures] == ["sub/a.png"]
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
     with pytest.raises(ValueError, match=r"cannot be read: gone\.png \(the file it links to is missing\)"):
-        read(tmp_path, missing_caption="empty")
+        read(tmp_path, captions=CaptionConfig(missing="empty"))
     fingerprint(DatasetConfig(concepts=(ConceptConfig(folder=str(tmp_path)),)))
 
 
@@ -88,23 +82,27 @@ def test_a_pasted_folder_with_quotes_and_blanks_is_understood(tmp_path: Path) ->
 # --- captions -------------------------------------------------------------------------------------------------
 
 
-def test_the_caption_is_the_first_line_that_is_not_empty(tmp_path: Path) -> None:
+def test_captions_have_their_lines_as_the_concept_says(tmp_path: Path) -> None:
     draw(tmp_path / "a.png", caption="\n  \n a cat \nsecond line\n")
     manifest = read(tmp_path)
-    assert manifest.pictures[0].caption == "a cat"
-    assert any("only the first line" in note and "a.png" in note for note in manifest.notes)
+    assert manifest.pictures[0].lines == ("a cat", "second line")
+    assert any("several lines" in note and "a.png" in note for note in manifest.notes)
+    assert read(tmp_path, captions=CaptionConfig(lines="first")).pictures[0].lines == ("a cat",)
+    assert read(tmp_path, captions=CaptionConfig(lines="join")).pictures[0].lines == ("a cat second line",)
 
 
 def test_caption_sources(tmp_path: Path) -> None:
     draw(tmp_path / "cats" / "red cat.png", caption=None)
     for source, expected in [("file_name", "red cat"), ("folder_name", "cats"), ("none", "")]:
-        assert read(tmp_path, caption_source=source).pictures[0].caption == expected
+        assert read(tmp_path, captions=CaptionConfig(source=source)).pictures[0].lines == (
+            (expected,) if expected else ()
+        )
 
 
 def test_caption_files_match_whatever_the_case(tmp_path: Path) -> None:
     draw(tmp_path / "A.png", caption=None)
     (tmp_path / "a.TXT").write_text("found")
-    assert read(tmp_path).pictures[0].caption == "found"
+    assert read(tmp_path).pictures[0].lines == ("found",)
 
 
 def test_missing_captions_are_named_and_counted(tmp_path: Path) -> None:
@@ -115,8 +113,8 @@ def test_missing_captions_are_named_and_counted(tmp_path: Path) -> None:
     ) as error:
         read(tmp_path)
     assert str(tmp_path) in str(error.value)
-    manifest = read(tmp_path, missing_caption="empty")
-    assert [picture.caption for picture in manifest.pictures] == [""] * 8
+    manifest = read(tmp_path, captions=CaptionConfig(missing="empty"))
+    assert [picture.lines for picture in manifest.pictures] == [()] * 8
     assert any(
         note.startswith("8 pictures have no caption and train with an empty one: 0.png") for note in manifest.notes
     )
@@ -127,13 +125,13 @@ def test_other_text_files_are_pointed_out(tmp_path: Path) -> None:
     (tmp_path / "a.caption").write_text("here")
     with pytest.raises(ValueError, match=r"1 \.caption file.*set the caption extension to \.caption"):
         read(tmp_path)
-    assert read(tmp_path, caption_extension=".caption").pictures[0].caption == "here"
+    assert read(tmp_path, captions=CaptionConfig(extensions=(".caption",))).pictures[0].lines == ("here",)
 
 
 def test_an_undecodable_caption_is_named(tmp_path: Path) -> None:
     draw(tmp_path / "a.png", caption=None)
     (tmp_path / "a.txt").write_bytes("größe".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"a\.txt is not utf-8 text.*save it as UTF-8"):
+    with pytest.raises(ValueError, match=r'a\.txt is not UTF-8 text; as cp1252 .*"größe".*save it as UTF-8'):
         read(tmp_path)
 
 
@@ -215,7 +213,7 @@ def test_a_broken_picture_is_named(tmp_path: Path, name: str) -> None:
     draw(tmp_path / "fine.png")
     (tmp_path / name).write_bytes(BROKEN[name])
     with pytest.raises(ValueError, match="cannot be read") as error:
-        read(tmp_path, missing_caption="empty")
+        read(tmp_path, captions=CaptionConfig(missing="empty"))
     assert f"1 picture in {tmp_path} cannot be read: {name} (" in str(error.value)
     assert "replace or remove" in str(error.value)
 
@@ -224,7 +222,7 @@ def test_truncated_pictures_are_named_even_if_the_process_pads_them(tmp_path, mo
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     (tmp_path / "a.jpg").write_bytes(BROKEN["truncated.jpg"])
     with pytest.raises(ValueError, match=r"a\.jpg"):
-        read(tmp_path, caption_source="none")
+        read(tmp_path, captions=CaptionConfig(source="none"))
     assert ImageFile.LOAD_TRUNCATED_IMAGES
 
 
@@ -290,7 +288,7 @@ MODES: dict[str, tuple[str, Callable[[Path], None], tuple[int, int, int]]] = {
 def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
     name, write, expected = MODES[mode]
     write(tmp_path / name)
-    manifest = read(tmp_path, caption_source="none")
+    manifest = read(tmp_path, captions=CaptionConfig(source="none"), min_side=1)
     image = load_picture(manifest.pictures[0].path)
     assert (image.mode, image.size) == ("RGB", (4, 4))
     assert np.abs(np.asarray(image, int) - expected).max() <= 2
@@ -300,13 +298,15 @@ def test_sizes_are_those_of_the_upright_picture(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 8
     Image.new("RGB", (40, 24)).save(tmp_path / "a.jpg", exif=exif)
-    picture = read(tmp_path, caption_source="none").pictures[0]
+    picture = read(tmp_path, captions=CaptionConfig(source="none")).pictures[0]
     assert (picture.width, picture.height) == load_picture(picture.path).size == (24, 40)
 
 
-def test_a_strip_of_one_pixel_is_a_picture(tmp_path: Path) -> None:
+def test_a_tiny_picture_is_named_and_a_strip_can_be_allowed(tmp_path: Path) -> None:
     draw(tmp_path / "strip.png", size=(1, 10_000))
-    assert read(tmp_path).pictures[0].height == 10_000
+    with pytest.raises(ValueError, match=r"1 picture has a side shorter than 16 pixels .*strip\.png \(1x10000\)"):
+        read(tmp_path)
+    assert read(tmp_path, min_side=1).pictures[0].height == 10_000
 
 
 # --- masks ----------------------------------------------------------------------------------------------------
@@ -332,20 +332,20 @@ def test_masks_beside_the_pictures_are_found_and_are_no_pictures(tmp_path: Path)
 def test_masks_may_lie_in_a_folder_of_their_own(tmp_path: Path, place: str) -> None:
     draw(tmp_path / "sub" / "a.png")
     mask(tmp_path / place)
-    (picture,) = read(tmp_path, masks=MaskConfig(folder="masks", suffix=".png")).pictures
+    (picture,) = read(tmp_path, masks=MaskConfig(folder="masks", suffixes=(".png",))).pictures
     assert (picture.name, picture.mask) == ("sub/a.png", tmp_path / place)
 
 
 def test_alpha_masks_are_the_pictures_themselves(tmp_path: Path) -> None:
     Image.new("RGBA", (24, 16), (1, 2, 3, 99)).save(tmp_path / "a.png")
     draw(tmp_path / "b.png")
-    options = {"caption_source": "none", "masks": MaskConfig(source="alpha", missing="ones")}
+    options = {"captions": CaptionConfig(source="none"), "masks": MaskConfig(source="alpha", missing="ones")}
     with_alpha, without = read(tmp_path, **options).pictures
     assert with_alpha.mask == with_alpha.path
     assert with_alpha.mask_digest == with_alpha.digest
     assert (without.mask, without.mask_digest) == (None, "")
     with pytest.raises(ValueError, match=r"1 picture has no alpha channel in .*: b\.png"):
-        read(tmp_path, caption_source="none", masks=MaskConfig(source="alpha"))
+        read(tmp_path, captions=CaptionConfig(source="none"), masks=MaskConfig(source="alpha"))
 
 
 def test_missing_masks_are_an_error_or_a_note(tmp_path: Path) -> None:
@@ -419,8 +419,9 @@ def test_the_fingerprint_changes_with_whatever_a_scan_reads(tmp_path: Path) -> N
     assert now() == seen[0]
     (tmp_path / "other.log").write_text("changed, but of no concern")
     assert now() == seen[0]
+    os.utime(tmp_path / "a.png", (7, 7))  # only touched
+    assert now() == seen[0]
     for change in (
-        lambda: os.utime(tmp_path / "a.png", (7, 7)),
         lambda: (tmp_path / "a.txt").write_text("a longer caption"),
         lambda: draw(tmp_path / "b.png"),
         lambda: os.rename(tmp_path / "b.png", tmp_path / "c.png"),

@@ -11,6 +11,7 @@ from lora_atelier.trainer_core import train as train_module
 from lora_atelier.trainer_core.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
     BaseModelConfig,
+    CaptionConfig,
     ConceptConfig,
     DatasetConfig,
     LoraConfig,
@@ -29,7 +30,9 @@ from lora_atelier.trainer_core.train import train_lora
 def config(checkpoint, pictures, comfyui):
     return RunConfig(
         base_model=BaseModelConfig(path=str(checkpoint)),
-        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures), flip=True, caption_dropout=0.2),)),
+        dataset=DatasetConfig(
+            concepts=(ConceptConfig(folder=str(pictures), flip=True, captions=CaptionConfig(dropout=0.2)),)
+        ),
         lora=LoraConfig(rank=4, alpha=4, preset="full"),
         optimizer=OptimizerConfig(learning_rate=1e-3),
         scheduler=SchedulerConfig(name="constant"),
@@ -67,7 +70,7 @@ def test_two_runs_are_equal_to_the_last_bit_and_leave_the_global_generator_alone
 
 
 def test_the_file_is_whole_named_and_described(config, tmp_path):
-    result = run(concept(config, caption_prefix="mossling, "), tmp_path)
+    result = run(concept(config, captions=CaptionConfig(prefix="mossling, ")), tmp_path)
     assert result.path == tmp_path / "out" / "lora.safetensors"
     read = load_file(result.path)
     assert all(torch.equal(read[k], t) for k, t in result.tensors.items())
@@ -83,7 +86,7 @@ def test_the_file_is_whole_named_and_described(config, tmp_path):
 
 
 def test_training_lowers_the_loss(config, tmp_path):
-    config = change(concept(config, flip=False, caption_dropout=0), "optimizer", learning_rate=5e-3)
+    config = change(concept(config, flip=False, captions=CaptionConfig()), "optimizer", learning_rate=5e-3)
     config = change(change(config, "train", steps=60, batch_size=6), "objective", noise_offset=0, min_snr_gamma=0)
     losses = run(config, tmp_path).losses
     assert sum(losses[-15:]) < 0.8 * sum(losses[:15])
@@ -91,14 +94,14 @@ def test_training_lowers_the_loss(config, tmp_path):
 
 def test_the_gradient_of_a_window_is_the_mean_over_its_samples(config, tmp_path, monkeypatch):
     """The same six draws, cut into micro-batches of 6, 4+2 and 1+1+1+1+1+1, give the same first update."""
-    config = change(concept(config, flip=False, caption_dropout=0), "train", steps=1, accumulate=1, batch_size=6)
+    config = change(concept(config, flip=False, captions=CaptionConfig()), "train", steps=1, accumulate=1, batch_size=6)
     # With eps = 1 far above the gradient, AdamW's first update is the gradient itself.
     config = change(config, "optimizer", learning_rate=1.0, eps=1.0, weight_decay=0.0, max_grad_norm=0.0)
 
     def cut_into(size):
         original = train_module.train
 
-        def train(base, network, plan, encoded, settings, device, callbacks, losses):
+        def train(base, network, plan, encoded, settings, device, callbacks, losses, validation):
             whole = train_module.build_batch(
                 base, encoded, plan.step(0)[0], plan, settings, train_module.alphas_cumprod(), device
             )
@@ -118,7 +121,7 @@ def test_the_gradient_of_a_window_is_the_mean_over_its_samples(config, tmp_path,
             monkeypatch.setattr(train_module, "build_batch", lambda *_: next(batches))
             windows = tuple(cut(index=0, samples=piece, bucket=micro.bucket) for piece in pieces)
             monkeypatch.setattr(type(plan), "step", lambda self, k: windows)
-            original(base, network, plan, encoded, settings, device, callbacks, losses)
+            original(base, network, plan, encoded, settings, device, callbacks, losses, validation)
 
         with monkeypatch.context() as patch:
             patch.setattr(train_module, "train", train)
@@ -193,14 +196,17 @@ def test_a_stopped_run_keeps_what_was_learned(config, tmp_path):
 def test_a_run_stopped_while_encoding_goes_on_from_there(config, tmp_path):
     done = []
 
+    def encoding(into):
+        return lambda *phase: into.append(phase) if phase[0] == "encoding pictures" else None
+
     def check():
         if len(done) == 3:
             raise Stop
 
     with pytest.raises(Stop):
-        run(config, tmp_path, callbacks=Callbacks(phase=lambda *a: done.append(a), check=check))
+        run(config, tmp_path, callbacks=Callbacks(phase=encoding(done), check=check))
     rest = []
-    run(config, tmp_path, callbacks=Callbacks(phase=lambda *a: rest.append(a)))
+    run(config, tmp_path, callbacks=Callbacks(phase=encoding(rest)))
     assert len(done) == 3 and rest[0][2] == done[0][2] - 3
 
 

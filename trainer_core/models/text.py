@@ -57,6 +57,11 @@ def count_tokens(tokenizer: Any, caption: str) -> int:
     return len(_ids(tokenizer, caption))
 
 
+def left_out(tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS) -> str:
+    """Return the part of a caption that `tokenize` leaves out, as the tokenizer spells it; "" for none."""
+    return tokenizer.decode(_ids(tokenizer, caption)[CHUNK * max_chunks :]).strip()
+
+
 def _ids(tokenizer: Any, caption: str) -> list[int]:
     return tokenizer(caption, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
 

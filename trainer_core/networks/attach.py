@@ -64,6 +64,15 @@ class Network(nn.Module):
         finally:
             self.detach()
 
+    @contextmanager
+    def detached(self) -> Iterator[Network]:
+        """Take the network away for the length of a `with` block: the models are the frozen base inside."""
+        self.detach()
+        try:
+            yield self
+        finally:
+            self.attach()
+
     def groups(self, learning_rate: float, text_encoder_learning_rate: float) -> list[dict[str, Any]]:
         """Return optimizer parameter groups, UNet first; a group without layers or rate is left out."""
         rates = {"lora_unet_": learning_rate, "lora_te_": text_encoder_learning_rate}

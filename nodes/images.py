@@ -1,0 +1,184 @@
+"""Concept from Images: train on pictures and captions that other nodes of the graph made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
+from . import bridge
+from .sockets import CATEGORY, DatasetSocket, io
+
+
+class AtelierImageConcept(io.ComfyNode):
+    """Make a concept of IMAGE batches, MASK batches and caption strings."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Return the node's public format."""
+        return io.Schema(
+            node_id="AtelierImageConcept",
+            display_name="Concept from Images",
+            category=CATEGORY,
+            description="Train on pictures that other nodes load, make or edit, with captions from any node that gives "
+            "text. Batches and lists are both understood; the pictures are kept as PNG in ComfyUI's user folder.",
+            search_aliases=["image batch", "training images", "captions", "in-graph dataset", "train lora", "atelier"],
+            is_input_list=True,
+            inputs=[
+                io.Image.Input("images", tooltip="The pictures: a batch, or a list of batches of any sizes."),
+                io.String.Input(
+                    "captions",
+                    multiline=True,
+                    default="",
+                    tooltip="One line for all pictures, or a line for each in their order; or a list of texts from "
+                    "another node, one for each picture.",
+                ),
+                io.String.Input(
+                    "caption_prefix",
+                    default="",
+                    placeholder="trigger word",
+                    tooltip="The trigger word you will prompt with: put in front of every caption. Empty = nothing.",
+                ),
+                io.Float.Input(
+                    "repeats",
+                    default=1.0,
+                    min=0.001,
+                    max=100_000.0,
+                    step=0.5,
+                    round=0.001,
+                    tooltip="How often each picture is visited in an epoch.",
+                ),
+                io.Combo.Input(
+                    "role",
+                    options=["train", "regularisation", "validation"],
+                    default="train",
+                    tooltip="train: these pictures teach the LoRA. regularisation: they keep the model as it was. "
+                    "validation: only the loss on them is measured.",
+                ),
+                io.Float.Input(
+                    "loss_weight",
+                    default=1.0,
+                    min=0.0,
+                    max=1000.0,
+                    step=0.1,
+                    round=1e-4,
+                    tooltip="Multiplies the loss of these pictures; 1 = as it is, 0 = they teach nothing.",
+                    advanced=True,
+                ),
+                io.Boolean.Input(
+                    "flip",
+                    default=False,
+                    tooltip="Mirror pictures left to right at half of the visits. Pictures whose caption says left or "
+                    "right are never mirrored.",
+                ),
+                io.Boolean.Input(
+                    "shuffle_tags",
+                    default=False,
+                    tooltip="Give the comma-separated tags of a caption a new order at each visit.",
+                ),
+                io.Float.Input(
+                    "caption_dropout",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    round=1e-4,
+                    tooltip="Chance that a visit has no caption at all, 0 to 1.",
+                    advanced=True,
+                ),
+                io.Float.Input(
+                    "unmasked_weight",
+                    default=0.1,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    round=1e-4,
+                    tooltip="With masks: how much the rest of the picture still counts, 0 to 1.",
+                    advanced=True,
+                ),
+                io.Float.Input(
+                    "unmasked_probability",
+                    default=0.1,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    round=1e-4,
+                    tooltip="With masks: share of visits that train the whole picture, 0 to 1.",
+                    advanced=True,
+                ),
+                io.Mask.Input(
+                    "masks",
+                    optional=True,
+                    tooltip="Optional: a mask for each picture in their order, or one for all; white is trained.",
+                ),
+                DatasetSocket.Input("dataset", optional=True, tooltip="Other concepts to train together with it."),
+            ],
+            outputs=[
+                DatasetSocket.Output(
+                    display_name="DATASET", tooltip="All concepts so far, for Train LoRA and Dataset Preview."
+                )
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        images: list[torch.Tensor],
+        captions: list[str],
+        masks: list[torch.Tensor] | None = None,
+        dataset: list[DatasetConfig] | None = None,
+        **values: list[Any],
+    ) -> io.NodeOutput:
+        """Keep the pictures as files named by their content and return them as a concept."""
+        pictures = [picture for batch in images for picture in batch]
+        covers = [mask for batch in masks or [] for mask in batch]
+        texts = captions_of(captions, len(pictures))
+        folder = bridge.save_pictures(pictures, texts, masks_of(covers, pictures))
+        one = {name: value[0] for name, value in values.items()}
+        weights = {name: one.pop(name) for name in ("unmasked_weight", "unmasked_probability")}
+        concept = ConceptConfig(
+            folder=str(folder),
+            captions=CaptionConfig(
+                prefix=one.pop("caption_prefix"),
+                shuffle=one.pop("shuffle_tags"),
+                dropout=one.pop("caption_dropout"),
+                lines="join",
+            ),
+            masks=MaskConfig(**weights) if covers else None,
+            **one,
+        )
+        return io.NodeOutput(DatasetConfig(concepts=(*(dataset[0].concepts if dataset else ()), concept)))
+
+
+def captions_of(captions: list[str], count: int) -> list[str]:
+    """Return a caption for each of `count` pictures: a list of texts, the lines of one text, or one for all."""
+    texts = captions
+    if len(captions) == 1 and count > 1:
+        texts = [line.strip() for line in captions[0].splitlines() if line.strip()] or [""]
+    if len(texts) == 1:
+        return texts * count
+    if len(texts) != count:
+        raise ValueError(
+            f"Concept from Images has {count} pictures and {len(texts)} captions; give one for each or one."
+        )
+    return texts
+
+
+def masks_of(masks: list[torch.Tensor], pictures: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return a mask for each picture; one is taken for all of its size."""
+    if not masks:
+        return [None] * len(pictures)
+    if len(masks) == 1:
+        masks = masks * len(pictures)
+    if len(masks) != len(pictures):
+        raise ValueError(
+            f"Concept from Images has {len(pictures)} pictures and {len(masks)} masks; give one for each or one."
+        )
+    for number, (mask, picture) in enumerate(zip(masks, pictures, strict=True)):
+        if mask.shape != picture.shape[:2]:
+            (height, width), (rows, columns) = mask.shape, picture.shape[:2]
+            raise ValueError(
+                f"Mask {number + 1} is {width}x{height} and its picture {columns}x{rows}; resize it to the picture."
+            )
+    return list(masks)

@@ -1,0 +1,136 @@
+"""Buckets and Augmentation: at which sizes pictures are trained, and how they vary from visit to visit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..trainer_core.config import AugmentConfig, BucketConfig, DatasetConfig
+from .dataset import resolutions as parse_resolutions
+from .sockets import CATEGORY, BucketsSocket, DatasetSocket, io
+
+
+class AtelierBuckets(io.ComfyNode):
+    """The sizes of a run, beyond one resolution."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Return the node's public format."""
+        return io.Schema(
+            node_id="AtelierBuckets",
+            display_name="Buckets",
+            category=CATEGORY,
+            description="Optional: several resolutions at once, fixed sizes, limits, and what happens to shapes that "
+            "few pictures have. For Train LoRA and Dataset Preview.",
+            search_aliases=["resolution", "aspect ratio", "multi resolution", "bucketing", "train lora", "atelier"],
+            inputs=[
+                io.String.Input(
+                    "resolutions",
+                    default="",
+                    placeholder="512, 640, 768",
+                    tooltip="Several sizes with commas between: 512 = about 512 x 512 pixels in the shape nearest to "
+                    "each picture, 640x384 = exactly that. Empty = the resolution of Train LoRA.",
+                ),
+                io.Combo.Input(
+                    "resolution_mode",
+                    options=["draw", "all"],
+                    default="draw",
+                    tooltip="With several resolutions. draw: each visit takes the next one, all equally often. all: "
+                    "each visit is made once in every resolution, so epochs are longer.",
+                ),
+                io.Int.Input(
+                    "min_side",
+                    default=0,
+                    min=0,
+                    max=8192,
+                    step=8,
+                    tooltip="Pixels: shapes with a shorter side are not used. 0 = all.",
+                    advanced=True,
+                ),
+                io.Int.Input(
+                    "max_side",
+                    default=0,
+                    min=0,
+                    max=8192,
+                    step=8,
+                    tooltip="Pixels: shapes with a longer side are not used. 0 = all.",
+                    advanced=True,
+                ),
+                io.Boolean.Input(
+                    "no_upscale",
+                    default=False,
+                    tooltip="Train pictures smaller than the resolution at their own size instead of enlarging them.",
+                ),
+                io.Combo.Input(
+                    "small_buckets",
+                    options=["keep", "merge"],
+                    default="keep",
+                    tooltip="A shape with fewer pictures than a batch. keep: its batches are smaller, and weigh as "
+                    "much as their pictures. merge: they go to the nearest shape that has enough, cropped more.",
+                ),
+                io.Boolean.Input(
+                    "mix_concepts",
+                    default=True,
+                    tooltip="A batch may hold pictures of several concepts. Off keeps every batch within one.",
+                    advanced=True,
+                ),
+            ],
+            outputs=[BucketsSocket.Output(display_name="BUCKETS", tooltip="For Train LoRA and Dataset Preview.")],
+        )
+
+    @classmethod
+    def execute(cls, resolutions: str, **values: Any) -> io.NodeOutput:
+        """Return the configuration."""
+        return io.NodeOutput(BucketConfig(resolutions=parse_resolutions(resolutions), **values))
+
+
+def _share(name: str, tooltip: str, most: float = 1.0) -> io.Float.Input:
+    return io.Float.Input(name, default=0.0, min=0.0, max=most, step=0.01, round=1e-4, tooltip=tooltip)
+
+
+class AtelierAugment(io.ComfyNode):
+    """How pictures vary from visit to visit."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Return the node's public format."""
+        return io.Schema(
+            node_id="AtelierAugment",
+            display_name="Augmentation",
+            category=CATEGORY,
+            description="Optional: crops, turns and colours that differ from visit to visit. Applies to every concept "
+            "linked in that has none yet. Each picture gets a number of versions, which are encoded once and cached.",
+            search_aliases=["random crop", "color jitter", "rotation", "augmentation", "train lora", "atelier"],
+            inputs=[
+                DatasetSocket.Input("dataset", tooltip="The concepts that vary."),
+                io.Int.Input(
+                    "variants",
+                    default=4,
+                    min=1,
+                    max=1000,
+                    tooltip="Versions of each picture, taken in turn. More varies more and caches more.",
+                ),
+                _share("crop_jitter", "How far the crop may move off the centre: 0 = not, 1 = up to the edge."),
+                _share("zoom", "Enlarges by up to this share before the crop; lets the crop move in square pictures."),
+                io.Float.Input(
+                    "rotation",
+                    default=0.0,
+                    min=0.0,
+                    max=45.0,
+                    step=0.5,
+                    round=1e-3,
+                    tooltip="Turns by up to this many degrees either way. Corners are cut off, nothing is filled in.",
+                ),
+                _share("brightness", "Brightness varies by up to this share either way."),
+                _share("contrast", "Contrast varies by up to this share either way."),
+                _share("saturation", "Saturation varies by up to this share either way."),
+                _share("hue", "Colours shift by up to this share of the colour circle either way.", 0.5),
+            ],
+            outputs=[DatasetSocket.Output(display_name="DATASET", tooltip="The concepts with their variations.")],
+        )
+
+    @classmethod
+    def execute(cls, dataset: DatasetConfig, **values: Any) -> io.NodeOutput:
+        """Return the dataset with this augmentation on every concept that has none yet."""
+        augment = AugmentConfig(**values)
+        concepts = (c if c.augment else c.replace(augment=augment) for c in dataset.concepts)
+        return io.NodeOutput(DatasetConfig(concepts=tuple(concepts)))

@@ -1,0 +1,170 @@
+"""Say what a run holds before it starts: tables of concepts and buckets, remarks, and the fate of every file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .models import CHUNK, MAX_CHUNKS, count_tokens, left_out
+from .plan import Plan, Sample
+from .scan import count, names
+
+MOST_CROPPED = 0.2  # a picture that loses more of its area is named before the run
+MOST_ENLARGED = 1.5  # a picture that is enlarged more is named before the run
+
+COLUMNS = (
+    *("concept", "file", "fate", "why", "width", "height", "bucket", "left", "top", "cropped", "scale"),
+    *("visits_per_epoch", "mask", "caption"),
+)
+
+
+def report(plan: Plan) -> str:
+    """Return what a person should know before the run: length, concepts, buckets, losses of area, remarks."""
+    remarks = "\n".join((*_remarks(plan), *plan.manifest.notes))
+    parts = ["\n".join(_head(plan)), _concepts(plan), _buckets(plan), remarks]
+    return "\n\n".join(part for part in parts if part)
+
+
+def long_captions(plan: Plan, tokenizer: Any) -> list[str]:
+    """Return sentences on captions longer than the text encoder's window, with the part that would be cut."""
+    long: list[str] = []
+    cut: list[str] = []
+    for i, picture in enumerate(plan.manifest.pictures):
+        texts = sorted(plan.captions_of(i), key=len, reverse=True)[:4]  # lengths in tokens go with lengths in letters
+        tokens = [count_tokens(tokenizer, text) if len(text.encode(errors="replace")) > CHUNK else 0 for text in texts]
+        most = max(tokens, default=0)
+        if most > CHUNK * MAX_CHUNKS:
+            rest = left_out(tokenizer, texts[tokens.index(most)])
+            cut.append(f'{picture.name} ({most} tokens, without "{rest[:60]}{"..." if len(rest) > 60 else ""}")')
+        elif most > CHUNK:
+            long.append(f"{picture.name} ({most} tokens)")
+    sentences = []
+    if long:
+        some = count(long, "caption is", "captions are")
+        sentences.append(f"{some} longer than {CHUNK} tokens and encoded in parts of {CHUNK}: {names(long)}.")
+    if cut:
+        some = count(cut, "caption is", "captions are")
+        sentences.append(f"{some} longer than {CHUNK * MAX_CHUNKS} tokens and cut: {names(cut)}.")
+    return sentences
+
+
+def manifest_table(plan: Plan) -> str:
+    """Return CSV with a row for every file that the scan saw: its fate, and how a picture is trained.
+
+    Sizes in pixels. left and top are the crop's true corner in the resized picture, as SDXL is conditioned on it.
+    """
+    manifest, text = plan.manifest, io.StringIO()
+    index = {(p.concept, p.name): i for i, p in enumerate(manifest.pictures)}
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for fate in manifest.fates:
+        row: list[object] = [plan.dataset.concepts[fate.concept].folder, fate.name, fate.fate, fate.why]
+        if (i := index.get((fate.concept, fate.name))) is not None:
+            picture, sample = manifest.pictures[i], _shown(plan, i)
+            size = (picture.width, picture.height)
+            _, _, top, left, height, width = sample.crop.size_conditioning(size)
+            visits = float(plan.rates[i]) if plan.concepts[i].role != "validation" else 0
+            row += [*size, f"{width}x{height}", left, top, f"{sample.crop.crop_share(size):.3f}"]
+            row += [f"{sample.crop.scale(size):.3f}", f"{visits:g}", picture.mask is not None, sample.caption]
+        table.writerow([*row, *[""] * (len(COLUMNS) - len(row))])
+    return text.getvalue()
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    """Describe the length of the run."""
+    train = plan.train
+    visits = float(sum(plan.rates[i] for i in plan.trained))
+    held = f" (and {len(plan.validation)} for validation)" if plan.validation else ""
+    each = "" if plan.same_every_epoch else " about"
+    yield (
+        f"{count(plan.trained, 'picture', 'pictures')}{held},{each} {visits:g} visits and {plan.batches_in(0)} batches "
+        "per epoch"
+    )
+    size = f"batch {train.batch_size}" + (f" x {train.accumulate} accumulated" if train.accumulate > 1 else "")
+    yield f"{plan.steps} steps of {size} = {plan.epochs:.4g} epochs"
+
+
+def _concepts(plan: Plan) -> str:
+    """Describe each concept."""
+    rows: list[Sequence[object]] = []
+    for number, concept in enumerate(plan.dataset.concepts):
+        members = [i for i, p in enumerate(plan.manifest.pictures) if p.concept == number]
+        pictures = [plan.manifest.pictures[i] for i in members]
+        visits = float(sum(plan.rates[i] for i in members)) if concept.role != "validation" else 0
+        empty = sum(not any(p.lines) for p in pictures)
+        several = sum(len(p.lines) for p in pictures)
+        captions = f"{len(pictures) - empty}" + (f" of {several} lines" if several > len(pictures) else "")
+        captions += f", {empty} empty" if empty else ""
+        masked = f"{sum(p.mask is not None for p in pictures)} of {len(pictures)}" if concept.masks else "none"
+        folders = {p.repeats for p in pictures}
+        repeats = f"{concept.repeats:g}" if folders <= {1} else f"{concept.repeats:g} x {min(folders)}-{max(folders)}"
+        rows.append(
+            (
+                Path(concept.folder).name,
+                concept.role,
+                len(pictures),
+                f"{concept.samples} visits" if concept.samples else repeats,
+                f"{visits:g}",
+                f"{concept.loss_weight:g}",
+                captions,
+                masked,
+            )
+        )
+    return _table(("concept", "role", "pictures", "repeats", "visits/epoch", "weight", "captions", "masks"), rows)
+
+
+def _buckets(plan: Plan) -> str:
+    """Describe each bucket of the training pictures."""
+    rows: list[Sequence[object]] = []
+    batches = plan.batch_sizes(0)
+    for bucket, members in plan.buckets().items():
+        crops = [(plan.crop_in(i, bucket), plan.size(i)) for i in members]
+        cropped = [crop.crop_share(size) for crop, size in crops]
+        scale = max(crop.scale(size) for crop, size in crops)
+        sizes = batches.get(bucket, [])
+        smaller = sum(size < plan.train.batch_size for size in sizes)
+        rows.append(
+            (
+                f"{bucket[0]}x{bucket[1]}",
+                len(members),
+                f"{len(sizes)}" + (f" ({smaller} smaller)" if smaller else ""),
+                f"{sum(cropped) / len(cropped):.1%}",
+                f"{max(cropped):.1%}",
+                f"{scale:.2f}x" if scale > 1 else "none",
+            )
+        )
+    return _table(("bucket", "pictures", "batches", "mean crop", "largest crop", "largest upscale"), rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Lay out a table in columns of equal width."""
+    cells = [list(map(str, row)) for row in (head, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    return "\n".join(" | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+
+
+def _remarks(plan: Plan) -> Iterator[str]:
+    """Name pictures that lose much of their area or are enlarged much, and those the flip leaves alone."""
+    pictures = plan.manifest.pictures
+    shares = [(i, max(crop.crop_share(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
+    scales = [(i, max(crop.scale(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
+    cropped = [f"{pictures[i].name} ({share:.0%})" for i, share in shares if share > MOST_CROPPED]
+    enlarged = [f"{pictures[i].name} ({scale:.1f}x)" for i, scale in scales if scale > MOST_ENLARGED]
+    guarded = [pictures[i].name for i in range(len(pictures)) if plan.guarded[i]]
+    if cropped:
+        who = count(cropped, "picture loses", "pictures lose")
+        yield f"{who} more than {MOST_CROPPED:.0%} of the area: {names(cropped)}."
+    if enlarged:
+        who = count(enlarged, "picture is", "pictures are")
+        yield f"{who} enlarged more than {MOST_ENLARGED:g}x: {names(enlarged)}."
+    if guarded:
+        who = count(guarded, "picture is", "pictures are")
+        yield f"{who} never mirrored, as the caption says left or right: {names(guarded)}."
+
+
+def _shown(plan: Plan, picture: int) -> Sample:
+    """Return the sample that stands for a picture in tables."""
+    return next((s for s in plan.validation if s.picture == picture), None) or plan.sample(picture, 0)

@@ -1,0 +1,200 @@
+"""Read the concept folders: every file accounted for, every picture verified, with its caption and mask."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..callbacks import Callbacks
+from ..config import ConceptConfig, DatasetConfig
+from ..images import picture_extensions, strict_decoding
+from ..masks import mask_folder
+from .captions import read_captions
+from .folder import File, count, list_files, names, natural_order, resolve_folder
+from .index import Index
+from .masks import read_masks
+from .pictures import UNREADABLE_EXTENSIONS, examine_pictures, nothing_found, pictures_among
+from .report import Fate, Report
+
+MOST_FOLDER_REPEATS = 1000  # 2023_summer is a year, not a number of repeats
+TABLES = (".json", ".jsonl", ".csv", ".tsv")
+
+__all__ = [
+    "Fate",
+    "File",
+    "Index",
+    "Manifest",
+    "Picture",
+    "count",
+    "fingerprint",
+    "folder_repeats",
+    "list_files",
+    "manifest_digest",
+    "names",
+    "natural_order",
+    "resolve_folder",
+    "scan",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """One picture with its caption and mask."""
+
+    path: Path
+    name: str  # relative to the concept's folder, posix
+    concept: int  # index in DatasetConfig.concepts
+    width: int  # pixels, upright
+    height: int
+    digest: str  # sha256 of the file's bytes
+    lines: tuple[str, ...] = ()  # of its caption text
+    repeats: int = 1  # by the name of its folder
+    mask: Path | None = None  # the picture itself if the mask is its alpha channel
+    mask_digest: str = ""  # "" without a mask
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """All pictures of a dataset in a stable order, the fate of every file, and remarks a person should read."""
+
+    pictures: tuple[Picture, ...]
+    notes: tuple[str, ...] = ()
+    fates: tuple[Fate, ...] = ()
+
+
+def scan(dataset: DatasetConfig, index: Index | None = None, callbacks: Callbacks | None = None) -> Manifest:
+    """Read and verify a whole dataset; raises one ValueError that names every problem and its remedy.
+
+    index: remembers across calls what files hold; None reads everything anew.
+    """
+    if not dataset.concepts:
+        raise ValueError("The dataset holds no concept that is switched on; add a Concept Dataset or enable one.")
+    pictures: list[Picture] = []
+    reports: list[Report] = []
+    with strict_decoding():
+        for number, concept in enumerate(dataset.concepts):
+            reports.append(Report(concept=concept))
+            pictures += _read_concept(number, reports[-1], index or Index(), callbacks or Callbacks())
+    if errors := [error for report in reports for error in report.errors]:
+        raise ValueError(" ".join(errors))
+    notes = [note for report in reports for note in report.notes]
+    first: dict[str, Picture] = {}
+    copies = [p.name for p in pictures if first.setdefault(p.digest, p) is not p]
+    if copies:
+        some = count(copies, "picture repeats", "pictures repeat")
+        notes.append(f"{some} another one byte for byte: {names(copies)}.")
+    fates = (
+        Fate(concept=number, name=name, fate=fate, why=why)
+        for number, report in enumerate(reports)
+        for name, (fate, why) in report.fates.items()
+    )
+    return Manifest(pictures=tuple(pictures), notes=tuple(notes), fates=tuple(fates))
+
+
+def _read_concept(number: int, report: Report, index: Index, callbacks: Callbacks) -> list[Picture]:
+    """Return one concept's pictures; problems go to the report, and pictures that have one are left out."""
+    concept = report.concept
+    if not concept.folder.strip():
+        report.errors.append(f"Concept {number + 1} has no folder; give the folder that holds its pictures.")
+        return []
+    folder = resolve_folder(concept.folder)
+    if not folder.is_dir():
+        kind = "is a file" if folder.exists() else "does not exist"
+        report.errors.append(f"The folder {folder} {kind}; check its spelling and where it lies.")
+        return []
+    try:
+        files = list_files(folder, concept.recursive)
+    except OSError as error:
+        report.errors.append(f"The folder {error.filename} cannot be listed ({error.strerror}); check its permissions.")
+        return []
+    for file in files:
+        report.fates[file.name] = ("not used", "hidden, or of the system" if file.hidden else "not a picture")
+    files = [file for file in files if not file.hidden]
+    found = pictures_among(folder, files, report)
+    if not found:
+        report.errors.append(nothing_found(folder, files, report))
+        return []
+    facts, digests = examine_pictures(folder, found, report, index, callbacks)
+    # Where problems stop the run, all of them are named at once: captions of broken pictures too.
+    captions = read_captions(folder, found if concept.on_problem == "stop" else list(facts), files, report)
+    masks = read_masks(folder, facts, report, index, callbacks)
+    pictures = [
+        Picture(
+            path=file.path,
+            name=file.name,
+            concept=number,
+            width=fact["width"],
+            height=fact["height"],
+            digest=digests[file.name],
+            lines=captions[file.name],
+            repeats=folder_repeats(file.name) if concept.folder_repeats else 1,
+            mask=masks[file.name][0],
+            mask_digest=masks[file.name][1],
+        )
+        for file, fact in facts.items()
+        if file.name in captions and file.name in masks
+    ]
+    report.fates |= {picture.name: ("picture", "") for picture in pictures}
+    repeated = Counter(picture.name.split("/")[0] for picture in pictures if picture.repeats > 1)
+    for name in repeated:
+        report.notes.append(f"The pictures of {name} are repeated {int(name.split('_')[0])} times, as its name says.")
+    if not pictures and not report.errors:
+        reasons = " ".join(report.notes)
+        report.errors.append(f"No picture of {folder} can be used; mend some of them. {reasons}")
+    return pictures
+
+
+def manifest_digest(manifest: Manifest) -> str:
+    """Return the sha256 of what is trained: contents, captions, masks and concepts, no paths and no times."""
+    parts = [(p.concept, p.digest, p.lines, p.repeats, p.mask_digest) for p in manifest.pictures]
+    return hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()
+
+
+def fingerprint(dataset: DatasetConfig, index: Index | None = None) -> str:
+    """Return a hash of the configuration and of the names and contents of all files that a scan could read.
+
+    Decodes nothing and never raises for what lies on disk. With an index only files that changed are read.
+    """
+    index = index or Index()
+    total = hashlib.sha256(dataset.digest().encode())
+    for concept in dataset.concepts:
+        if concept.folder.strip():
+            for text in _contents(concept, index):
+                total.update(text.encode("utf-8", "surrogatepass"))
+    return total.hexdigest()
+
+
+def _contents(concept: ConceptConfig, index: Index) -> Iterable[str]:
+    """Yield names and digests of the files that a concept's scan could read."""
+    captions, masks, folder = concept.captions, concept.masks, resolve_folder(concept.folder)
+    endings = (*picture_extensions(), *UNREADABLE_EXTENSIONS, *map(str.lower, captions.extensions), *TABLES)
+    yield from _listing(folder, concept.recursive, endings, index)
+    if masks is not None and mask_folder(folder, masks) != folder:
+        yield from _listing(mask_folder(folder, masks), True, tuple(map(str.lower, masks.suffixes)), index)
+    if captions.source in ("one_file", "table") and captions.file.strip():
+        named = folder / captions.file.strip()
+        yield from _listing(named.parent, False, (named.name.lower(),), index)
+
+
+def _listing(folder: Path, recursive: bool, endings: tuple[str, ...], index: Index) -> Iterable[str]:
+    """Yield names and digests of the files in a folder that end in one of `endings`."""
+    try:
+        files = [file for file in list_files(folder, recursive) if file.name.lower().endswith(endings)]
+    except OSError as error:  # a folder without permission
+        yield str(error)
+        return
+    yield str(folder.is_dir())
+    for file, digest in zip(files, index.digests(files), strict=True):
+        yield f"{file.name}\0{digest}\n"
+
+
+def folder_repeats(name: str) -> int:
+    """Return the repeats that the first folder of a relative name states: 10 for 10_cat/a.png, else 1."""
+    match = re.match(r"(\d+)_[^/]*/", name)
+    repeats = int(match[1]) if match else 1
+    return repeats if 1 <= repeats <= MOST_FOLDER_REPEATS else 1

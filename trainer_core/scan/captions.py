@@ -1,0 +1,155 @@
+"""Give every picture of a concept its caption lines, from wherever they stand."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from ..caption_files import caption_lines, find_table, read_table, read_text, table_captions
+from ..captions import has_wildcards
+from ..config import CaptionConfig
+from .folder import File, count, names
+from .report import Report
+
+TEXT_EXTENSIONS = (".txt", ".caption", ".captions", ".tags", ".text", ".md", ".json")
+Lines = dict[str, tuple[str, ...]]  # by name of the picture
+
+
+def read_captions(folder: Path, found: list[File], files: list[File], report: Report) -> Lines:
+    """Return the caption lines of each picture; undecodable and missing ones go to the report."""
+    captions = report.concept.captions
+    if captions.source == "none":
+        return {file.name: () for file in found}
+    if captions.source == "file_name":
+        return {file.name: (file.path.stem,) for file in found}
+    if captions.source == "folder_name":
+        number = r"^\d+_" if report.concept.folder_repeats else r"^$"
+        return {file.name: (re.sub(number, "", file.path.parent.name),) for file in found}
+    if captions.source == "text_file":
+        return _texts_beside(folder, found, files, report)
+    return _texts_in_one_file(folder, found, files, report)
+
+
+def _texts_beside(folder: Path, found: list[File], files: list[File], report: Report) -> Lines:
+    """Read the text file beside each picture: the first extension that exists."""
+    captions = report.concept.captions
+    texts = {file.name.lower(): file for file in files}
+    lines: Lines = {}
+    missing: list[str] = []
+    broken: dict[str, str] = {}
+    used: dict[str, list[str]] = {}
+    for file in found:
+        beside = (texts.get(file.stem + extension.lower()) for extension in captions.extensions)
+        text = next((candidate for candidate in beside if candidate is not None), None)
+        if text is None:
+            missing.append(file.name)
+            continue
+        try:
+            lines[file.name] = caption_lines(read_text(text.path, captions.encoding), captions.lines)
+        except (ValueError, OSError) as error:
+            broken[file.name] = str(error).rstrip(".")
+            continue
+        report.fates[text.name] = ("caption", f"of {file.name}")
+        used.setdefault(text.name, []).append(file.name)
+    if broken:
+        some = count(broken, "caption", "captions")
+        more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
+        sentence = f"{some} in {folder} cannot be read: {'; '.join(list(broken.values())[:3])}{more}"
+        report.problem(broken, "its caption cannot be read", sentence)
+    if len(captions.extensions) > 1 and used:
+        kinds = Counter(Path(name).suffix.lower() for name in used)
+        report.notes.append(f"Captions come from {', '.join(f'{n} {kind} files' for kind, n in kinds.items())}.")
+    shared = [f"{name} ({', '.join(pictures)})" for name, pictures in used.items() if len(pictures) > 1]
+    if shared:
+        some = count(shared, "caption file belongs", "caption files belong")
+        report.notes.append(f"{some} to several pictures of the same name: {names(shared)}.")
+    _remark(lines, captions, report)
+    return lines | _missing(folder, missing, len(found), _hint(files, captions), report)
+
+
+def _texts_in_one_file(folder: Path, found: list[File], files: list[File], report: Report) -> Lines:
+    """Read the captions of all pictures from one file: the same lines for each, or a table by name."""
+    captions = report.concept.captions
+    name = captions.file.strip() or find_table(file.name for file in files)
+    if not name:
+        report.errors.append(
+            f"There is no table of captions in {folder} (metadata.jsonl, metadata.csv, captions.json ...); write one, "
+            "or give its name as caption_file."
+        )
+        return {}
+    path = folder / name
+    if not path.is_file():
+        report.errors.append(f"The caption file {path} does not exist; check its spelling and where it lies.")
+        return {}
+    try:
+        if captions.source == "one_file":
+            same = caption_lines(read_text(path, captions.encoding), captions.lines)
+            matched = None
+        else:
+            same = ()
+            matched = table_captions(read_table(path, captions.encoding), [file.name for file in found])
+    except (ValueError, OSError) as error:
+        report.errors.append(str(error))
+        return {}
+    if path.is_relative_to(folder):
+        report.fates[path.relative_to(folder).as_posix()] = ("caption", "of all pictures")
+    if matched is None:
+        if not same:
+            report.errors.append(f"The caption file {path} is empty; write captions into it, one per line.")
+        _remark({path.name: same}, captions, report)
+        return {file.name: same for file in found}
+    lines = {n: caption_lines("\n".join(each), captions.lines) for n, each in matched.captions.items()}
+    if matched.unmatched:
+        some = count(matched.unmatched, "entry names", "entries name")
+        report.notes.append(f"{some} no picture in {path.name}: {names(matched.unmatched)}.")
+    if matched.by_file_name:
+        some = count(matched.by_file_name, "picture was", "pictures were")
+        report.notes.append(f"{some} found in {path.name} by the file name alone: {names(matched.by_file_name)}.")
+    _remark(lines, captions, report)
+    return lines | _missing(folder, list(matched.missing), len(found), f" in {path.name}", report)
+
+
+def _remark(lines: Lines, captions: CaptionConfig, report: Report) -> None:
+    """Note captions that are empty, have several lines, or contain wildcards that are switched off."""
+    empty = [name for name, each in lines.items() if not each]
+    several = [name for name, each in lines.items() if len(each) > 1]
+    wild = [name for name, each in lines.items() if not captions.wildcards and any(map(has_wildcards, each))]
+    if empty:
+        some = count(empty, "picture has", "pictures have")
+        report.notes.append(f"{some} an empty caption file: {names(empty)}.")
+    if several:
+        some = count(several, "caption has", "captions have")
+        report.notes.append(f"{some} several lines, and each visit takes one in turn: {names(several)}.")
+    if wild:
+        some = count(wild, "caption contains", "captions contain")
+        report.notes.append(f"{some} {{a|b}}, taken as it stands as wildcards are off: {names(wild)}.")
+
+
+def _hint(files: list[File], captions: CaptionConfig) -> str:
+    """Point out text files of another ending that lie there."""
+    kinds = Counter(file.extension for file in files)
+    others = [kind for kind in TEXT_EXTENSIONS if kinds[kind] and kind not in map(str.lower, captions.extensions)]
+    if not others:
+        return ""
+    lie = f"{kinds[others[0]]} {others[0]} file{' lies' if kinds[others[0]] == 1 else 's lie'}"
+    return f", although {lie} there (set the caption extension to {others[0]})"
+
+
+def _missing(folder: Path, missing: list[str], total: int, hint: str, report: Report) -> Lines:
+    """Note or refuse pictures without a caption; return empty lines for those that train without one."""
+    if not missing:
+        return {}
+    captions = report.concept.captions
+    some = count(missing, "picture has", "pictures have")
+    if captions.missing == "empty":
+        train = "trains" if len(missing) == 1 else "train"
+        report.notes.append(f"{some} no caption and {train} with an empty one{hint}: {names(missing)}.")
+        return dict.fromkeys(missing, ())
+    if total == len(missing) > 1:
+        some = f"None of the {total} pictures has a caption; {some}"
+    wanted = "entry" if captions.source == "table" else f"{' or '.join(captions.extensions)} caption"
+    where = hint if captions.source == "table" else f" in {folder}{hint}"
+    sentence = f"{some} no {wanted}{where}: {names(missing)}"
+    report.problem(missing, "without a caption", sentence, "write captions, set missing captions to empty")
+    return {}

@@ -1,0 +1,182 @@
+"""Remember on disk what files hold and what their contents are, so that nothing is read or decoded twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..callbacks import Callbacks
+from .folder import File
+
+FORMAT = 1
+CHUNK = 256  # files between two commits, two looks at the callbacks, and in memory at a time
+_FRESH = 2_000_000_000  # ns; a file changed later than this may change again without showing it
+
+Facts = dict[str, Any]  # what a reader found out about a content; {"problem": ...} when it cannot be used
+
+
+class Index:
+    """File version (path, size, times) -> sha256 of its content, and (sha256, kind) -> facts about that content.
+
+    A file that was only touched or renamed is hashed again but not decoded again. `path` is an SQLite file that
+    several processes may share; None, a damaged file or a disk that cannot be written keep the index in memory.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._connection = _open(path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def digests(self, files: Iterable[File], callbacks: Callbacks | None = None) -> Iterator[str]:
+        """Yield the sha256 of each file's content, "" where it cannot be read."""
+        for digest, _ in self._each(list(files), "", None, lambda error: "", callbacks or Callbacks()):
+            yield digest
+
+    def examine(
+        self,
+        files: Sequence[File],
+        kind: str,
+        read: Callable[[bytes], Facts],
+        refuse: Callable[[OSError], str],
+        callbacks: Callbacks,
+    ) -> Iterator[tuple[str, Facts]]:
+        """Yield (sha256, facts) of each file, from memory where its content has been read as this `kind` before.
+
+        read: turns a content into facts, called in threads. refuse: words for a file that cannot be opened, which is
+        not remembered.
+        """
+        return self._each(files, kind, read, refuse, callbacks)
+
+    def _each(
+        self,
+        files: Sequence[File],
+        kind: str,
+        read: Callable[[bytes], Facts] | None,
+        refuse: Callable[[OSError], str],
+        callbacks: Callbacks,
+    ) -> Iterator[tuple[str, Facts]]:
+        def work(file: File, digest: str | None, facts: Facts | None) -> tuple[str, Facts]:
+            if digest is not None and facts is not None:
+                return digest, facts
+            try:
+                content = file.path.read_bytes()
+            except OSError as error:
+                return "", {"problem": refuse(error)}
+            found = hashlib.sha256(content).hexdigest()
+            if facts is None or found != digest:
+                facts = read(content) if read is not None else {}
+            return found, facts
+
+        done, remaining = 0, iter(files)
+        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+            while chunk := list(islice(remaining, CHUNK)):
+                callbacks.check()
+                digests = self._known_digests(chunk)
+                facts = self._known_facts(digests, kind) if read is not None else [{}] * len(chunk)
+                results = list(pool.map(work, chunk, digests, facts))
+                self._remember(chunk, results, digests, facts, kind if read is not None else None)
+                done += len(chunk)
+                if any(known is None for known in (*digests, *facts)):
+                    callbacks.phase("reading files", done, len(files))
+                yield from results
+
+    def _known_digests(self, files: Sequence[File]) -> list[str | None]:
+        rows = self._select("SELECT path, size, mtime, ctime, digest FROM files WHERE path IN", map(_name, files))
+        known = {row[:4]: row[4] for row in rows}
+        return [known.get((_name(file), file.size, file.mtime_ns, file.ctime_ns)) for file in files]
+
+    def _known_facts(self, digests: Sequence[str | None], kind: str) -> list[Facts | None]:
+        rows = self._select("SELECT digest, facts FROM facts WHERE kind = ? AND digest IN", digests, kind)
+        known = {digest: json.loads(facts) for digest, facts in rows}
+        return [known.get(digest) for digest in digests]
+
+    def _select(self, query: str, values: Iterable[object], *first: object) -> list[tuple]:
+        wanted = [value for value in values if value is not None]
+        marks = ",".join("?" * len(wanted))
+        return self._connection.execute(f"{query} ({marks})", (*first, *wanted)).fetchall()
+
+    def _remember(
+        self,
+        files: Sequence[File],
+        results: Sequence[tuple[str, Facts]],
+        digests: Sequence[str | None],
+        facts: Sequence[Facts | None],
+        kind: str | None,
+    ) -> None:
+        settled = time.time_ns() - _FRESH
+        versions = [
+            (_name(file), file.size, file.mtime_ns, file.ctime_ns, digest)
+            for file, (digest, _), known in zip(files, results, digests, strict=True)
+            if digest and digest != known and max(file.mtime_ns, file.ctime_ns) < settled
+        ]
+        contents = [
+            (digest, kind, json.dumps(found))
+            for (digest, found), known in zip(results, facts, strict=True)
+            if kind is not None and digest and known is not found
+        ]
+        if versions or contents:
+            try:
+                with self._connection:
+                    self._connection.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", versions)
+                    self._connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", contents)
+            except sqlite3.OperationalError:  # the disk is full or another process holds the file: read again next time
+                self._connection.rollback()
+
+
+def _name(file: File) -> bytes:
+    return os.fsencode(os.path.abspath(file.path))
+
+
+def _open(path: Path | None) -> sqlite3.Connection:
+    """Open or make the index; a damaged one is made anew, one that cannot be written is replaced by memory."""
+    if path is None:
+        return _prepare(":memory:")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return _prepare(str(path))
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            path.unlink(missing_ok=True)
+            return _prepare(str(path))
+    except (OSError, sqlite3.OperationalError):
+        return _prepare(":memory:")
+
+
+def _prepare(name: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(name, timeout=20, check_same_thread=False)
+    try:
+        with connection:
+            if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
+                connection.execute("DROP TABLE IF EXISTS files")
+                connection.execute("DROP TABLE IF EXISTS facts")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS files (path BLOB PRIMARY KEY, size INTEGER, mtime INTEGER, ctime INTEGER, "
+                "digest TEXT) WITHOUT ROWID"
+            )
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS facts (digest TEXT, kind TEXT, facts TEXT, PRIMARY KEY (digest, kind)) "
+                "WITHOUT ROWID"
+            )
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,113 @@
+"""Find the pictures of a concept among its files, and decode each of them once."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import PIL
+
+from ..callbacks import Callbacks
+from ..images import DECODER_ERRORS, examine, picture_extensions, reason
+from ..masks import is_mask_name, mask_folder
+from .folder import File, count, names
+from .index import Facts, Index
+from .report import Report
+
+UNREADABLE_EXTENSIONS = frozenset((".heic", ".heif", ".jxl", ".svg", ".cr2", ".nef", ".arw", ".dng"))
+FORMAT = 1  # raise it whenever a picture or mask is read otherwise than before
+
+
+def reading(what: str) -> str:
+    """Name a way of reading files for the index; another Pillow may read what this one refuses."""
+    return f"{what}/{FORMAT}/{PIL.__version__}"
+
+
+def pictures_among(folder: Path, files: list[File], report: Report) -> list[File]:
+    """Return the pictures among the files; masks are none, formats that cannot be read are noted."""
+    masks, readable = report.concept.masks, picture_extensions()
+    apart = mask_folder(folder, masks) if masks is not None and masks.source == "file" else folder
+    found: list[File] = []
+    unused: list[File] = []
+    strange: list[str] = []
+    for file in files:
+        if apart != folder and file.path.is_relative_to(apart):
+            report.fates[file.name] = ("not used", "in the folder of masks")
+        elif file.extension in readable:
+            if not is_mask_name(file.path.name, masks):
+                found.append(file)
+                continue
+            report.fates[file.name] = ("not used", "a mask by its name")
+            if masks is None:
+                unused.append(file)
+        elif file.extension in UNREADABLE_EXTENSIONS:
+            strange.append(file.name)
+            report.fates[file.name] = ("not used", "this format cannot be read")
+    if strange:
+        some = count(strange, "file", "files")
+        remedy = "convert them to PNG or JPEG"
+        report.notes.append(f"{some} in {folder} cannot be read and do not train: {names(strange)}; {remedy}.")
+    if unused:
+        some = count(unused, "mask is", "masks are")
+        report.notes.append(f"{some} not used in {folder}, as no Mask Loader is connected.")
+    return found
+
+
+def examine_pictures(
+    folder: Path, found: list[File], report: Report, index: Index, callbacks: Callbacks
+) -> tuple[dict[File, Facts], dict[str, str]]:
+    """Decode all pictures; return facts of those that can be trained, and their digests by name."""
+    smallest = report.concept.min_side
+    facts: dict[File, Facts] = {}
+    digests: dict[str, str] = {}
+    broken: dict[str, str] = {}
+    tiny: dict[str, str] = {}
+    moving: list[str] = []
+    results = index.examine(found, reading("picture"), _facts, reason, callbacks)
+    for file, (digest, fact) in zip(found, results, strict=True):
+        if "problem" in fact:
+            broken[file.name] = f"{file.name} ({fact['problem']})"
+        elif min(fact["width"], fact["height"]) < smallest:
+            tiny[file.name] = f"{file.name} ({fact['width']}x{fact['height']})"
+        else:
+            facts[file], digests[file.name] = fact, digest
+            if fact["frames"] > 1:
+                moving.append(file.name)
+    if broken:
+        sentence = f"{count(broken, 'picture', 'pictures')} in {folder} cannot be read: {names(broken.values())}"
+        report.problem(broken, "it cannot be read", sentence, "replace or remove them")
+    if tiny:
+        some = count(tiny, "picture has", "pictures have")
+        sentence = f"{some} a side shorter than {smallest} pixels in {folder}: {names(tiny.values())}"
+        report.problem(tiny, "too small", sentence, "replace or remove them, lower min_picture_side")
+    if moving:
+        some = count(moving, "picture has", "pictures have")
+        report.notes.append(f"{some} several frames and only the first is used: {names(moving)}.")
+    return facts, digests
+
+
+def _facts(data: bytes) -> Facts:
+    """Return what a picture's content is, or the problem with it."""
+    if not data:
+        return {"problem": "an empty file"}
+    try:
+        return dataclasses.asdict(examine(data))
+    except DECODER_ERRORS as error:
+        return {"problem": reason(error)}
+
+
+def nothing_found(folder: Path, files: list[File], report: Report) -> str:
+    """Say what a folder without pictures holds instead."""
+    concept = report.concept
+    masks = sum(is_mask_name(file.path.name, concept.masks) for file in files)
+    kinds: dict[str, int] = {}
+    for file in files:
+        kinds[file.extension or "nameless"] = kinds.get(file.extension or "nameless", 0) + 1
+    parts = [f"{number} {kind} file{'' if number == 1 else 's'}" for kind, number in kinds.items()]
+    parts += [f"{masks} of them masks by the suffix of their names"] if masks else []
+    folders = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    parts += [count(folders, "folder", "folders")] if folders else []
+    remedy = "put pictures (PNG, JPEG, WebP ...) there or choose another folder"
+    if folders and not concept.recursive:
+        remedy = "turn on recursive to read its folders, or choose another folder"
+    return f"The folder {folder} holds no picture, it holds {', '.join(parts) or 'nothing'}; {remedy}."
