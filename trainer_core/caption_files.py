@@ -171,8 +171,8 @@ def _remedy(data: bytes) -> str:
     """Say as what a text would read, the two best if none is clearly better, and what to do."""
     codecs_here: tuple[str, ...] = tuple(_CODECS)
     if b"\0" in data:
-        wide = ("utf-16-le", "utf-16-be")
-        codecs_here = ("utf-32-le", "utf-32-be", *(wide if data[1::2].count(0) > data[0::2].count(0) else wide[::-1]))
+        little = data[1::2].count(0) > data[0::2].count(0)  # blanks and other ASCII tell the order of bytes
+        codecs_here = ("utf-32-le", "utf-32-be", "utf-16-le" if little else "utf-16-be")
     elif b"\x1b" in data:
         codecs_here = ("iso2022_jp", "iso2022_kr")
     elif _is_utf8(data):
@@ -184,7 +184,8 @@ def _remedy(data: bytes) -> str:
     best = max((score for score, _ in found.values()), default=0.0)
     if best <= 0.5:
         return "in no other encoding does it read well; save it as UTF-8"
-    close = [(codec, text) for text, (score, codec) in found.items() if score > best - 0.05][:2]
+    ranked = sorted(found.items(), key=lambda item: -item[1][0])  # of equals the first
+    close = [(codec, text) for text, (score, codec) in ranked if score > best - 0.05][:2]
     readings = " and ".join(f'as {codec} it would read "{_excerpt(text)}"' for codec, text in close)
     return f"{readings}; set caption_encoding to {' or '.join(codec for codec, _ in close)}, or save it as UTF-8"
 
@@ -218,10 +219,9 @@ def _plausibility(text: str, codec: str) -> float:
             scores += [0.8 * (char in _SIGNS) for char in beyond]  # signs are a weaker evidence than words
         elif codec in ("cp1252", "cp1250", "cp1251"):
             scores += [float(_is_word(part, codec))] * len(beyond)
-        elif len(part) == 1 or len(beyond) > 1:  # one ideograph in a Latin word is an accent misread
-            scores += [float(_is_frequent(char, codec)) for char in beyond]
-        else:
-            scores += [0.0] * len(beyond)
+        else:  # an ideograph within a Latin word is more likely an accent misread
+            weight = 1.0 if len(beyond) == len(part) else 0.4
+            scores += [weight * _is_frequent(char, codec) for char in beyond]
     return sum(scores) / len(scores) if scores else 0.0
 
 

@@ -83,12 +83,12 @@ def test_latin_text_in_utf_16_is_read_exactly(tmp_path_factory: pytest.TempPathF
         ("shift_jis", "赤い髪の女の子", "赤い髪の女の子"),
         ("shift_jis", "1girl, 白髪, 猫", "1girl, 白髪, 猫"),
         ("gb18030", "一只红色的猫", "一只红色的猫"),
-        ("gb18030", "女孩, 白发", "女孩, 白发"),
         ("big5", "一隻紅色的貓", "一隻紅色的貓"),
         ("euc_kr", "빨간 머리 소녀, 1girl", "빨간 머리 소녀, 1girl"),
         ("euc_jp", "赤い髪の女の子", "赤い髪の女の子"),
         ("iso2022_jp", "赤い髪", "赤い髪"),
         ("utf-16-le", "猫 が 好き", "猫 が 好き"),
+        ("utf-16-le", "aaaaaaĀ", "aaaaaaĀ"),  # zeros on both sides are not the clear sign of Latin text
         ("utf-16-be", "猫 が 好き", "猫 が 好き"),
         ("utf-32-le", "a cat", "a cat"),
         ("utf-32-be", "größe", "größe"),
@@ -97,7 +97,7 @@ def test_latin_text_in_utf_16_is_read_exactly(tmp_path_factory: pytest.TempPathF
 def test_other_encodings_are_proposed_and_not_guessed(write: Write, encoding: str, text: str, excerpt: str) -> None:
     path = write(text.encode(encoding))
     with pytest.raises(
-        ValueError, match=rf"odd\.txt is not UTF-8.*; set caption_encoding to .*\b{encoding}\b.*, or"
+        ValueError, match=rf"odd\.txt is not UTF-8.*; set caption_encoding to {encoding}(?: or \w+)?, or"
     ) as e:
         read_text(path)
     assert excerpt in str(e.value)
@@ -106,8 +106,10 @@ def test_other_encodings_are_proposed_and_not_guessed(write: Write, encoding: st
 
 
 def test_two_readings_are_shown_where_neither_is_clearly_better(write: Write) -> None:
-    with pytest.raises(ValueError, match=r'as euc_kr .*as gb18030 .*"女孩"; set .* to euc_kr or gb18030, or save'):
-        read_text(write("女孩".encode("gb18030")))
+    with pytest.raises(
+        ValueError, match=r'as euc_kr .*as gb18030 .*"女孩, 白发"; set .* to euc_kr or gb18030, or save'
+    ):
+        read_text(write("女孩, 白发".encode("gb18030")))
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,14 @@ def test_weighted_tag_dropout_follows_the_place_in_the_text(shuffle: bool) -> No
         assert abs(1 - kept[tag] / visits - chance) < 5 * (chance * (1 - chance) / visits) ** 0.5
 
 
+def test_what_is_left_out_says_nothing_about_the_order() -> None:
+    settings: dict[str, Any] = {"shuffle": True, "tag_dropout": 0.9, "tag_dropout_mode": "weighted"}
+    found = [split_tags(compose("a, b, c", visit, **settings)) for visit in range(4000)]
+    both = [tags.index("a") < tags.index("b") for tags in found if {"a", "b"} <= set(tags)]
+    assert len(both) > 800
+    assert abs(sum(both) / len(both) - 0.5) < 5 * 0.5 / len(both) ** 0.5
+
+
 def test_protected_tags_are_never_left_out() -> None:
     protected = (" SKS ", "Straße")
     text = "a, Sks, b;;;sks, STRASSE, c"

@@ -11,8 +11,11 @@ from lora_atelier.dev import PACK
 
 SNAPSHOT = Path(__file__).with_name("object_info.json")
 NODES = [
+    "AtelierAugment",
+    "AtelierBuckets",
     "AtelierConceptDataset",
     "AtelierDatasetPreview",
+    "AtelierImageConcept",
     "AtelierLoadBaseModel",
     "AtelierLoraConfig",
     "AtelierMaskLoader",
