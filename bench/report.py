@@ -142,6 +142,44 @@ def _notes(result: dict[str, Any]) -> list[str]:
     return notes
 
 
+def render_data(result: dict[str, Any], command: str, stamp: str) -> str:
+    """Write the dataset side as Markdown: the curve of scanning, and encoding against the bare autoencoder."""
+    encode = result["encode"]
+    machine, ratios = encode["machine"], [row["ours"] / row["bare"] for row in encode["rows"]]
+    lines = [
+        f"### Scanning and encoding pictures, {machine['device']}",
+        "",
+        f"Pictures of 768 x 512 pixels, JPEG, each with a caption file. {stamp}, {machine['cpu']}, {machine['cores']} "
+        f"cores, Python {machine['python']}. Command: `{command}`.",
+        "",
+        "| pictures | first scan | second scan | per 1000 | third | fingerprint on every queue | memory, second scan |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    bare, ours = (median([row[kind] for row in encode["rows"]]) for kind in ("bare", "ours"))
+    longest = max(second["seconds"] for _, second, _ in result["scans"])
+    for first, second, third in result["scans"]:
+        bar = "█" * max(1, round(20 * second["seconds"] / longest))
+        lines.append(
+            f"| {second['pictures']:,} | {first['seconds']:.2f} s | {second['seconds']:.2f} s {bar} | "
+            f"{second['seconds'] / second['pictures'] * 1e3:.3f} s | {third['seconds']:.2f} s | "
+            f"{third['fingerprint']:.2f} s | {second['megabytes']:.0f} MB |"
+        )
+    ratio = build_ratio("seconds per picture, encoding through the store / bare autoencoder", ratios, most=1.1)
+    lines += [
+        "",
+        "The second scan runs in a new process: it lists the folder, compares sizes and times with the index and reads "
+        "only the captions.",
+        "",
+        f"Encoding {encode['pictures']} pictures at {encode['resolution']} px in float32 with the autoencoder of "
+        f"{encode['title']}: bare {bare:.3f} s, with decoding, cutting and the store {ours:.3f} s per picture.",
+        "",
+        "| ratio | median | spread | target | |",
+        "|---|---|---|---|---|",
+        _verdict(ratio, True),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def write_block(page: Path, name: str, text: str) -> None:
     """Replace the block of this name in a Markdown page, or append it."""
     start, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"

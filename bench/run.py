@@ -13,10 +13,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.bench.report import render, write_block
+from lora_atelier.bench.report import render, render_data, write_block
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of race and stock node (default 3)")
     parser.add_argument("--quick", action="store_true", help="one short round on the tiny base; writes no page")
     parser.add_argument("--layers", action="store_true", help="compare forms of a LoRA layer instead")
+    parser.add_argument("--data", action="store_true", help="measure scanning and encoding of pictures instead")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: both where there is CUDA")
     options = parser.parse_args()
     if not (Path(os.environ.get("COMFYUI_PATH", "")) / "main.py").is_file():
@@ -40,6 +42,13 @@ def main() -> int:
         text = child("layers.py")
         write_block(PAGE, "layers", f"{text['table']}\nCommand: `{command}`, {stamp()}.")
         print(text["table"])
+        return 0
+    if options.data:
+        device = options.device or ("cuda" if has_cuda() else "cpu")
+        text = render_data(measure_data(device, short=options.quick), command, stamp())
+        print(text)
+        if not options.quick:
+            write_block(PAGE, f"data-{device}", text)
         return 0
     models = ["tiny"] if options.quick else ["tiny", "sd15"] if options.model == "all" else [options.model]
     devices = [options.device] if options.device else ["cpu", "cuda"] if has_cuda() else ["cpu"]
@@ -92,6 +101,20 @@ def measure(model: str, device: str, rounds: int, *, short: bool) -> dict[str, A
         "loop": child("worker.py", "loop", *fixed, "--steps", str(loop_steps)),
         "skipped": skipped,
     }
+
+
+def measure_data(device: str, *, short: bool) -> dict[str, Any]:
+    """Measure scans of growing folders, each twice in processes of their own, and the throughput of encoding."""
+    scans = []
+    for count in (50, 100) if short else (1000, 2500, 5000, 10_000):
+        print(f"scan of {count} pictures ...", flush=True)
+        with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
+            child("data.py", "write", "--folder", folder, "--count", str(count))
+            time.sleep(0 if short else 3)  # files changed a moment ago are read again, as they may change once more
+            scans.append([child("data.py", "scan", "--folder", folder) for _ in range(3)])
+    print(f"encoding on {device} ...", flush=True)
+    sizes = ["--model", "tiny", "--resolution", "128"] if short else []
+    return {"scans": scans, "encode": child("data.py", "encode", "--device", device, *sizes)}
 
 
 def child(script: str, *arguments: str) -> Any:

@@ -340,8 +340,9 @@ class NodeProgress:
             self._losses = [*self._losses[-19:], report.loss]
         loss = sum(self._losses) / len(self._losses) if self._losses else math.nan
         each = (now - self._began) / report.step
+        area = "" if report.masked_area is None else f"mask {report.masked_area:.0%} · "
         self._live(
-            f"step {report.step}/{report.steps} · loss {loss:.4f} · {speed(each)} · "
+            f"step {report.step}/{report.steps} · loss {loss:.4f} · {area}{speed(each)} · "
             f"{clock(each * (report.steps - report.step))} left",
             final=report.step == report.steps,
         )

@@ -25,7 +25,7 @@ def report(plan: Plan) -> str:
     """Return what a person should know before the run: length, concepts, buckets, losses of area, remarks."""
     remarks = "\n".join((*_remarks(plan), *plan.manifest.notes))
     parts = ["\n".join(_head(plan)), _concepts(plan), _buckets(plan), remarks]
-    return "\n\n".join(part for part in parts if part)
+    return _writable("\n\n".join(part for part in parts if part))
 
 
 def long_captions(plan: Plan, tokenizer: Any) -> list[str]:
@@ -70,7 +70,7 @@ def manifest_table(plan: Plan) -> str:
             row += [*size, f"{width}x{height}", left, top, f"{sample.crop.crop_share(size):.3f}"]
             row += [f"{sample.crop.scale(size):.3f}", f"{visits:g}", picture.mask is not None, sample.caption]
         table.writerow([*row, *[""] * (len(COLUMNS) - len(row))])
-    return text.getvalue()
+    return _writable(text.getvalue())
 
 
 def _head(plan: Plan) -> Iterator[str]:
@@ -137,6 +137,11 @@ def _buckets(plan: Plan) -> str:
             )
         )
     return _table(("bucket", "pictures", "batches", "mean crop", "largest crop", "largest upscale"), rows)
+
+
+def _writable(text: str) -> str:
+    """Write the bytes of names that are no text as \\udcff, which every file and screen takes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

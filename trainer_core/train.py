@@ -4,45 +4,41 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from .batch import build_batch, contexts
 from .callbacks import Callbacks, StepReport
 from .config import RunConfig
 from .encode import Encoded, encode_plan
 from .export import build_metadata, save_lora, unused_path
-from .loss import sample_losses, snr_weight
-from .masks import loss_mask
+from .loss import sample_losses
 from .memory import DTYPES, choose_dtype, enable_checkpointing
 from .models import (
     BaseModel,
-    batch_context,
     check_base_model,
-    encode_tokens,
     find_tokenizer,
     load_base_model,
     load_tokenizer,
-    tokenize,
 )
 from .networks import Network
-from .noise import TIMESTEPS, add_noise, alphas_cumprod, build_target, sample_noise, sample_timesteps, snr
+from .noise import add_noise, alphas_cumprod, build_target
 from .optim import build_optimizer, check_optimizer
-from .plan import MicroBatch, Plan, Sample, build_plan
+from .plan import Plan, build_plan
 from .report import long_captions, report
-from .rng import generator
 from .sample import sample_images
 from .scan import Index, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
+from .validate import validation_loss
 
 INDEX = "index.sqlite"  # in the cache folder: what the scan knows of every file
 NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
 FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
-VALIDATION_TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # noise levels of the validation loss, as shares of all timesteps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +163,7 @@ def train(
         for micro_batch in micro_batches:
             callbacks.check()
             batch = build_batch(base, encoded, micro_batch, plan, config, alphas, device)
-            context = _contexts(base, encoded, micro_batch.samples, device)
+            context = contexts(base, encoded, micro_batch.samples, device)
             noised = add_noise(batch.latents, batch.noise, batch.alphas)
             prediction = base.unet(noised.to(base.dtype), batch.timesteps, encoder_hidden_states=context).sample
             target = build_target(base.prediction, batch.latents, batch.noise, batch.alphas)
@@ -215,118 +211,3 @@ def train(
         every = config.train.validate_every
         if step + 1 == plan.steps or (every and (step + 1) % every == 0):
             validate(step + 1)
-
-
-@torch.no_grad()
-def validation_loss(
-    base: BaseModel,
-    encoded: Encoded,
-    plan: Plan,
-    config: RunConfig,
-    alphas: Tensor,
-    device: torch.device,
-    callbacks: Callbacks,
-) -> float:
-    """Return the mean squared error over the validation pictures at VALIDATION_TIMES, each with its own fixed noise.
-
-    Plain: no mask, no weight, no variation; the same weights always give the same number.
-    """
-    timesteps = torch.tensor([int(t * TIMESTEPS) for t in VALIDATION_TIMES])
-    size, total = config.train.batch_size, torch.zeros((), device=device)
-    for sample in plan.validation:
-        latents = encoded.latents(sample)[0][None]
-        context = _contexts(base, encoded, [sample], device)
-        for first in range(0, len(timesteps), size):
-            callbacks.check()
-            part = range(first, min(first + size, len(timesteps)))
-            draws = [generator(config.train.seed, "validation", sample.picture, i) for i in part]
-            noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
-            clean, levels = latents.expand(len(part), -1, -1, -1).to(device), alphas[timesteps[list(part)]].to(device)
-            noised = add_noise(clean, noise, levels).to(base.dtype)
-            times = timesteps[list(part)].to(device)
-            prediction = base.unet(noised, times, encoder_hidden_states=context.expand(len(part), -1, -1)).sample
-            total += sample_losses(prediction, build_target(base.prediction, clean, noise, levels)).sum()
-    return float(total) / (len(plan.validation) * len(timesteps))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """One micro-batch on the device; B samples of one bucket."""
-
-    latents: Tensor  # (B, C, H, W) float32, model scale
-    noise: Tensor  # (B, C, H, W) float32
-    timesteps: Tensor  # (B,) int64
-    alphas: Tensor  # (B,) float32, cumulative alphas at the timesteps
-    mask: Tensor | None  # (B, 1, H, W); None when no sample has one
-    normalize: Tensor | None  # (B,) bool, divide the loss by the mask's mean
-    prior_weight: Tensor | None  # (B,); None when no sample holds to what the frozen model predicts
-    weights: Tensor  # (B,) concept weight x SNR weight
-
-
-def build_batch(
-    base: BaseModel,
-    encoded: Encoded,
-    micro_batch: MicroBatch,
-    plan: Plan,
-    config: RunConfig,
-    alphas: Tensor,
-    device: torch.device,
-) -> Batch:
-    """Read a micro-batch from the store and draw its noise; every draw depends on seed and indices alone."""
-    samples, seed, index, objective = (
-        micro_batch.samples,
-        config.train.seed,
-        micro_batch.index,
-        config.objective,
-    )
-    means, stds = zip(*(encoded.latents(sample) for sample in samples), strict=True)
-    latents = torch.stack(means)
-    if config.train.latent_sampling == "sample":
-        draws = [torch.randn(std.shape, generator=generator(seed, "latent", index, i)) for i, std in enumerate(stds)]
-        latents = latents + torch.stack(stds) * torch.stack(draws)
-    noise = sample_noise(seed, index, latents.shape, objective.noise_offset)
-    timesteps = sample_timesteps(seed, index, len(samples), objective.min_timestep, objective.max_timestep)
-    levels = alphas[timesteps]
-    weights = torch.tensor([sample.weight for sample in samples])
-    weights = weights * snr_weight(snr(levels), base.prediction, objective.min_snr_gamma)
-    mask, normalize, prior_weight = _masks(encoded, micro_batch, plan, config)
-    return Batch(
-        latents=latents.to(device),
-        noise=noise.to(device),
-        timesteps=timesteps.to(device),
-        alphas=levels.to(device),
-        mask=None if mask is None else mask.to(device),
-        normalize=None if normalize is None else normalize.to(device),
-        prior_weight=None if prior_weight is None else prior_weight.to(device),
-        weights=weights.to(device),
-    )
-
-
-def _masks(
-    encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the loss masks of a micro-batch, which of them normalise, and prior weights; None without any."""
-    masks: list[Tensor | None] = [encoded.mask(sample) for sample in micro_batch.samples]
-    shape = next((m.shape for m in masks if m is not None), None)
-    if shape is None:
-        return None, None, None
-    weights, normalize, prior = [], [], []
-    for sample, mask in zip(micro_batch.samples, masks, strict=True):
-        settings = config.dataset.concepts[plan.manifest.pictures[sample.picture].concept].masks
-        if mask is None or settings is None:
-            weights.append(torch.ones(shape))
-            normalize.append(False)
-            prior.append(0.0)
-        else:
-            weights.append(loss_mask(mask[None], torch.tensor([sample.use_mask]), settings.unmasked_weight)[0])
-            normalize.append(settings.normalize_masked_area)
-            prior.append(settings.prior_weight if sample.use_mask else 0.0)
-    return torch.stack(weights), torch.tensor(normalize), torch.tensor(prior) if any(prior) else None
-
-
-def _contexts(base: BaseModel, encoded: Encoded, samples: Sequence[Sample], device: torch.device) -> Tensor:
-    """Return the conditioning of some captions, (B, L, D): from the store, or with gradients for a trained encoder."""
-    if base.text_encoder is None:
-        return batch_context([encoded.context(sample.caption) for sample in samples]).to(device, base.dtype)
-    tokens = [tokenize(base.tokenizer, sample.caption).to(device) for sample in samples]
-    return batch_context([encode_tokens(base.text_encoder, t, base.clip_skip) for t in tokens])

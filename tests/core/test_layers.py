@@ -17,6 +17,8 @@ ROWS = [
     {"scan"},
     {"plan", "store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"},
     {"encode", "report", "run", "export", "sample", "resize", "preview"},
+    {"batch"},
+    {"validate"},
     {"train"},
 ]
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}

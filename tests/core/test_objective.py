@@ -134,3 +134,24 @@ def test_normalising_acts_for_each_sample_alone():
     errors, masks = ERRORS.repeat(2, 1, 1, 1), loss_mask(MASK_CASE, YES, 0.1).repeat(2, 1, 1, 1)
     losses = sample_losses(errors, torch.zeros_like(errors), masks, torch.tensor([True, False]))
     assert losses.tolist() == pytest.approx([1.8235294, 0.775])
+
+
+def test_masked_prior_preservation_has_the_published_values():
+    """The table of the masked loss: plain, normalised, with prior, and the expectation over unmasked visits."""
+    mask = loss_mask(torch.tensor([[1, 0], [0.5, 0]])[None, None], torch.tensor([True]), 0.1)
+    prediction = torch.tensor([[1.0, 2], [3, 4]]).sqrt()[None, None]
+    prior = prediction - torch.tensor([[0.5, 0.5], [1, 2]]).sqrt()[None, None]
+    target, half = torch.zeros(1, 1, 2, 2), torch.tensor([0.5])
+
+    def value(*more):
+        return sample_losses(prediction, target, *more).item()
+
+    yes, no = torch.tensor([True]), torch.tensor([False])
+    assert value(mask, no) == pytest.approx(0.775) and value(mask, yes) == pytest.approx(1.8235294)
+    assert value(mask, no, prior, half) == pytest.approx(1.11875)
+    assert value(mask, yes, prior, half) == pytest.approx(2.4213555)
+    assert value(torch.ones(1, 1, 2, 2), yes, prior, half) == pytest.approx(2.5)  # nothing is left out
+    assert 0.9 * value(mask, no) + 0.1 * value() == pytest.approx(0.9475)
+    assert 0.9 * value(mask, yes) + 0.1 * value() == pytest.approx(1.8911765)
+    white = torch.tensor([[1.0, 0], [0, 0]])[None, None]
+    assert value(white, yes) == pytest.approx(1.0) and value(torch.zeros(1, 1, 2, 2), yes) == 0

@@ -10,7 +10,9 @@ from safetensors.torch import load_file
 from lora_atelier.trainer_core import train as train_module
 from lora_atelier.trainer_core.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
+    AugmentConfig,
     BaseModelConfig,
+    BucketConfig,
     CaptionConfig,
     ConceptConfig,
     DatasetConfig,
@@ -160,6 +162,41 @@ def test_masks_act_and_full_probability_of_no_mask_equals_none(config, tmp_path)
     unmasked = run(concept(config, masks=masks.replace(unmasked_probability=1)), tmp_path / "c")
     assert masked.losses != plain.losses
     assert unmasked.losses == plain.losses and same(unmasked, plain)
+
+
+def test_prior_preservation_holds_what_the_mask_leaves_out(config, tmp_path):
+    masks = MaskConfig(missing="ones", unmasked_probability=0, unmasked_weight=0)
+    config = change(concept(config, masks=masks, flip=False, captions=CaptionConfig()), "train", steps=3)
+    free = run(config, tmp_path / "free")
+    held = run(concept(config, masks=masks.replace(prior_weight=5.0)), tmp_path / "held")
+    # A fresh network predicts what the frozen model does, so the first loss is the same, and the later ones are not.
+    assert held.losses[0] == free.losses[0] and held.losses[1:] != free.losses[1:]
+    areas = []
+    run(config, tmp_path / "free", callbacks=Callbacks(step=lambda report: areas.append(report.masked_area)))
+    assert all(area is None or 0 < area < 1 for area in areas) and any(areas)
+
+
+def test_validation_is_measured_and_changes_nothing(config, tmp_path, pictures):
+    plain = run(config, tmp_path / "plain")
+    held = ConceptConfig(folder=str(pictures), role="validation", captions=CaptionConfig(dropout=1.0), flip=True)
+    both = config.replace(dataset=DatasetConfig(concepts=(*config.dataset.concepts, held)))
+    measured = []
+    options = {"callbacks": Callbacks(validation=lambda *pair: measured.append(pair))}
+    with_it = run(change(both, "train", validate_every=2), tmp_path / "both", **options)
+    assert with_it.losses == plain.losses and same(with_it, plain)
+    assert [step for step, _ in measured] == [0, 2, 4] and measured == with_it.validation
+    assert len({loss for _, loss in measured}) == 3 and all(math.isfinite(loss) for _, loss in measured)
+    again = run(change(both, "train", batch_size=3), tmp_path / "both")
+    assert again.validation[0][1] == pytest.approx(measured[0][1], rel=1e-5)  # whatever the batch size
+
+
+def test_several_resolutions_and_variants_train(config, tmp_path):
+    config = change(config, "train", steps=8, buckets=BucketConfig(resolutions=("64", "96x64", "96")))
+    config = concept(config, augment=AugmentConfig(variants=3, crop_jitter=1, zoom=0.2, rotation=10, hue=0.1))
+    result = run(config, tmp_path)
+    assert all(map(math.isfinite, result.losses))
+    sizes = {sample.crop.bucket for k in range(8) for mb in result.plan.step(k) for sample in mb.samples}
+    assert (96, 64) in sizes and len(sizes) >= 3
 
 
 def test_v_prediction_trains_another_target(config, tmp_path):

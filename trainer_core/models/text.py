@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ def find_tokenizer(explicit: str, model: Path) -> Path:
     )
 
 
+@functools.lru_cache(maxsize=4)  # a quarter of a second each time
 def load_tokenizer(folder: Path) -> Any:
     """Load the CLIP tokenizer from a folder, offline."""
     from transformers import CLIPTokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,13 +15,23 @@ from ..config import ConceptConfig, DatasetConfig
 from ..images import picture_extensions, strict_decoding
 from ..masks import mask_folder
 from .captions import read_captions
-from .folder import File, count, list_files, names, natural_order, resolve_folder
+from .folder import (
+    File,
+    count,
+    folder_repeats,
+    list_files,
+    names,
+    natural_order,
+    numbered,
+    printable,
+    resolve_folder,
+    unlisted,
+)
 from .index import Index
 from .masks import read_masks
 from .pictures import UNREADABLE_EXTENSIONS, examine_pictures, nothing_found, pictures_among
 from .report import Fate, Report
 
-MOST_FOLDER_REPEATS = 1000  # 2023_summer is a year, not a number of repeats
 TABLES = (".json", ".jsonl", ".csv", ".tsv")
 
 __all__ = [
@@ -37,6 +47,7 @@ __all__ = [
     "manifest_digest",
     "names",
     "natural_order",
+    "printable",
     "resolve_folder",
     "scan",
 ]
@@ -72,6 +83,9 @@ def scan(dataset: DatasetConfig, index: Index | None = None, callbacks: Callback
 
     index: remembers across calls what files hold; None reads everything anew.
     """
+    if index is None:
+        with Index() as index:
+            return scan(dataset, index, callbacks)
     if not dataset.concepts:
         raise ValueError("The dataset holds no concept that is switched on; add a Concept Dataset or enable one.")
     pictures: list[Picture] = []
@@ -79,9 +93,9 @@ def scan(dataset: DatasetConfig, index: Index | None = None, callbacks: Callback
     with strict_decoding():
         for number, concept in enumerate(dataset.concepts):
             reports.append(Report(concept=concept))
-            pictures += _read_concept(number, reports[-1], index or Index(), callbacks or Callbacks())
+            pictures += _read_concept(number, reports[-1], index, callbacks or Callbacks())
     if errors := [error for report in reports for error in report.errors]:
-        raise ValueError(" ".join(errors))
+        raise ValueError(printable(" ".join(errors)))
     notes = [note for report in reports for note in report.notes]
     first: dict[str, Picture] = {}
     copies = [p.name for p in pictures if first.setdefault(p.digest, p) is not p]
@@ -93,7 +107,7 @@ def scan(dataset: DatasetConfig, index: Index | None = None, callbacks: Callback
         for number, report in enumerate(reports)
         for name, (fate, why) in report.fates.items()
     )
-    return Manifest(pictures=tuple(pictures), notes=tuple(notes), fates=tuple(fates))
+    return Manifest(pictures=tuple(pictures), notes=tuple(map(printable, notes)), fates=tuple(fates))
 
 
 def _read_concept(number: int, report: Report, index: Index, callbacks: Callbacks) -> list[Picture]:
@@ -103,18 +117,18 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
         report.errors.append(f"Concept {number + 1} has no folder; give the folder that holds its pictures.")
         return []
     folder = resolve_folder(concept.folder)
-    if not folder.is_dir():
-        kind = "is a file" if folder.exists() else "does not exist"
+    if not os.path.isdir(folder):
+        kind = "is a file" if os.path.exists(folder) else "does not exist"
         report.errors.append(f"The folder {folder} {kind}; check its spelling and where it lies.")
         return []
     try:
         files = list_files(folder, concept.recursive)
     except OSError as error:
-        report.errors.append(f"The folder {error.filename} cannot be listed ({error.strerror}); check its permissions.")
+        report.errors.append(unlisted(error))
         return []
     for file in files:
-        report.fates[file.name] = ("not used", "hidden, or of the system" if file.hidden else "not a picture")
-    files = [file for file in files if not file.hidden]
+        report.fates[file.name] = ("not used", file.ignored or "not a picture")
+    files = [file for file in files if not file.ignored]
     found = pictures_among(folder, files, report)
     if not found:
         report.errors.append(nothing_found(folder, files, report))
@@ -142,7 +156,7 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
     report.fates |= {picture.name: ("picture", "") for picture in pictures}
     repeated = Counter(picture.name.split("/")[0] for picture in pictures if picture.repeats > 1)
     for name in repeated:
-        report.notes.append(f"The pictures of {name} are repeated {int(name.split('_')[0])} times, as its name says.")
+        report.notes.append(f"The pictures of {name} are repeated {numbered(name)[0]} times, as its name says.")
     if not pictures and not report.errors:
         reasons = " ".join(report.notes)
         report.errors.append(f"No picture of {folder} can be used; mend some of them. {reasons}")
@@ -160,7 +174,9 @@ def fingerprint(dataset: DatasetConfig, index: Index | None = None) -> str:
 
     Decodes nothing and never raises for what lies on disk. With an index only files that changed are read.
     """
-    index = index or Index()
+    if index is None:
+        with Index() as index:
+            return fingerprint(dataset, index)
     total = hashlib.sha256(dataset.digest().encode())
     for concept in dataset.concepts:
         if concept.folder.strip():
@@ -184,17 +200,11 @@ def _contents(concept: ConceptConfig, index: Index) -> Iterable[str]:
 def _listing(folder: Path, recursive: bool, endings: tuple[str, ...], index: Index) -> Iterable[str]:
     """Yield names and digests of the files in a folder that end in one of `endings`."""
     try:
-        files = [file for file in list_files(folder, recursive) if file.name.lower().endswith(endings)]
+        listed = list_files(folder, recursive)
     except OSError as error:  # a folder without permission
         yield str(error)
         return
-    yield str(folder.is_dir())
+    yield str(os.path.isdir(folder))
+    files = [file for file in listed if not file.ignored and file.name.lower().endswith(endings)]
     for file, digest in zip(files, index.digests(files), strict=True):
         yield f"{file.name}\0{digest}\n"
-
-
-def folder_repeats(name: str) -> int:
-    """Return the repeats that the first folder of a relative name states: 10 for 10_cat/a.png, else 1."""
-    match = re.match(r"(\d+)_[^/]*/", name)
-    repeats = int(match[1]) if match else 1
-    return repeats if 1 <= repeats <= MOST_FOLDER_REPEATS else 1

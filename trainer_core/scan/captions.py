@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from ..caption_files import caption_lines, find_table, read_table, read_text, table_captions
 from ..captions import has_wildcards
 from ..config import CaptionConfig
-from .folder import File, count, names
+from .folder import File, count, names, numbered, same_name
 from .report import Report
 
 TEXT_EXTENSIONS = (".txt", ".caption", ".captions", ".tags", ".text", ".md", ".json")
@@ -22,26 +23,45 @@ def read_captions(folder: Path, found: list[File], files: list[File], report: Re
     if captions.source == "none":
         return {file.name: () for file in found}
     if captions.source == "file_name":
-        return {file.name: (file.path.stem,) for file in found}
+        return _names_as_captions(folder, {file.name: file.path.stem for file in found}, report)
     if captions.source == "folder_name":
-        number = r"^\d+_" if report.concept.folder_repeats else r"^$"
-        return {file.name: (re.sub(number, "", file.path.parent.name),) for file in found}
+        folders = {file.name: file.path.parent.name for file in found}
+        if report.concept.folder_repeats:
+            folders = {name: numbered(each)[1] for name, each in folders.items()}
+        return _names_as_captions(folder, folders, report)
     if captions.source == "text_file":
         return _texts_beside(folder, found, files, report)
     return _texts_in_one_file(folder, found, files, report)
 
 
+def _names_as_captions(folder: Path, texts: dict[str, str], report: Report) -> Lines:
+    """Return names as captions; those of old encodings are bytes that no text encoder takes."""
+    odd = dict.fromkeys(name for name, text in texts.items() if re.search("[\ud800-\udfff]", text))
+    if odd:
+        some = count(odd, "name is", "names are")
+        sentence = f"{some} no readable text and can be no caption in {folder}: {names(odd)}"
+        report.problem(odd, "its name is no caption", sentence, "rename them")
+    return {name: (text,) for name, text in texts.items() if name not in odd}
+
+
 def _texts_beside(folder: Path, found: list[File], files: list[File], report: Report) -> Lines:
     """Read the text file beside each picture: the first extension that exists."""
     captions = report.concept.captions
-    texts = {file.name.lower(): file for file in files}
+    exact = {file.stem + file.extension: file for file in files}
+    alike = {same_name(file.name): file for file in files}
     lines: Lines = {}
     missing: list[str] = []
     broken: dict[str, str] = {}
     used: dict[str, list[str]] = {}
     for file in found:
-        beside = (texts.get(file.stem + extension.lower()) for extension in captions.extensions)
-        text = next((candidate for candidate in beside if candidate is not None), None)
+        text = next(
+            (
+                text
+                for extension in map(str.lower, captions.extensions)
+                if (text := exact.get(file.stem + extension) or alike.get(same_name(file.stem + extension)))
+            ),
+            None,
+        )
         if text is None:
             missing.append(file.name)
             continue
@@ -78,7 +98,7 @@ def _texts_in_one_file(folder: Path, found: list[File], files: list[File], repor
             "or give its name as caption_file."
         )
         return {}
-    path = folder / name
+    path = Path(os.path.normpath(folder / name))
     if not path.is_file():
         report.errors.append(f"The caption file {path} does not exist; check its spelling and where it lies.")
         return {}
@@ -92,8 +112,8 @@ def _texts_in_one_file(folder: Path, found: list[File], files: list[File], repor
     except (ValueError, OSError) as error:
         report.errors.append(str(error))
         return {}
-    if path.is_relative_to(folder):
-        report.fates[path.relative_to(folder).as_posix()] = ("caption", "of all pictures")
+    if path.is_relative_to(folder) and (inside := path.relative_to(folder).as_posix()) in report.fates:
+        report.fates[inside] = ("caption", "of all pictures")
     if matched is None:
         if not same:
             report.errors.append(f"The caption file {path} is empty; write captions into it, one per line.")

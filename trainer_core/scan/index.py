@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ from .folder import File
 
 FORMAT = 1
 CHUNK = 256  # files between two commits, two looks at the callbacks, and in memory at a time
+LARGEST_FILE = 2**31  # bytes; above what a picture of the most pixels that are read can take
 _FRESH = 2_000_000_000  # ns; a file changed later than this may change again without showing it
 
 Facts = dict[str, Any]  # what a reader found out about a content; {"problem": ...} when it cannot be used
@@ -31,7 +34,9 @@ class Index:
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        self._path = path
         self._connection = _open(path)
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close the file."""
@@ -74,14 +79,19 @@ class Index:
         def work(file: File, digest: str | None, facts: Facts | None) -> tuple[str, Facts]:
             if digest is not None and facts is not None:
                 return digest, facts
+            if file.size > LARGEST_FILE:
+                return "", {"problem": f"{file.size / 2**30:.1f} GiB, too large for a picture"}
             try:
                 content = file.path.read_bytes()
             except OSError as error:
                 return "", {"problem": refuse(error)}
             found = hashlib.sha256(content).hexdigest()
-            if facts is None or found != digest:
-                facts = read(content) if read is not None else {}
-            return found, facts
+            if read is None:
+                return found, {}
+            if found != digest:  # another content, or the one of a file that was touched or renamed
+                with self._lock:
+                    (facts,) = self._known_facts([found], kind)
+            return found, read(content) if facts is None else facts
 
         done, remaining = 0, iter(files)
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
@@ -103,13 +113,17 @@ class Index:
 
     def _known_facts(self, digests: Sequence[str | None], kind: str) -> list[Facts | None]:
         rows = self._select("SELECT digest, facts FROM facts WHERE kind = ? AND digest IN", digests, kind)
-        known = {digest: json.loads(facts) for digest, facts in rows}
+        known = {digest: _facts(text) for digest, text in rows}
         return [known.get(digest) for digest in digests]
 
     def _select(self, query: str, values: Iterable[object], *first: object) -> list[tuple]:
         wanted = [value for value in values if value is not None]
         marks = ",".join("?" * len(wanted))
-        return self._connection.execute(f"{query} ({marks})", (*first, *wanted)).fetchall()
+        try:
+            return self._connection.execute(f"{query} ({marks})", (*first, *wanted)).fetchall()
+        except sqlite3.DatabaseError as error:
+            self._renew(error)
+            return []
 
     def _remember(
         self,
@@ -135,8 +149,29 @@ class Index:
                 with self._connection:
                     self._connection.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", versions)
                     self._connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", contents)
-            except sqlite3.OperationalError:  # the disk is full or another process holds the file: read again next time
-                self._connection.rollback()
+            except sqlite3.DatabaseError as error:
+                self._renew(error)
+
+    def _renew(self, error: sqlite3.DatabaseError) -> None:
+        """Begin anew where the file is damaged inside.
+
+        A full disk, or a file that another process holds, is an OperationalError: that is read again next time.
+        """
+        if not isinstance(error, sqlite3.OperationalError):
+            self._connection.close()
+            if self._path is not None:
+                with contextlib.suppress(OSError):  # Windows deletes no file that another process has open
+                    self._path.unlink(missing_ok=True)
+            self._connection = _open(self._path)
+
+
+def _facts(text: str) -> Facts | None:
+    """Read facts back; None where a damaged file holds something else."""
+    try:
+        facts = json.loads(text)
+    except (TypeError, ValueError):
+        return None
+    return facts if isinstance(facts, dict) else None
 
 
 def _name(file: File) -> bytes:

@@ -8,7 +8,7 @@ from ..callbacks import Callbacks
 from ..config import MaskConfig
 from ..images import DECODER_ERRORS, reason
 from ..masks import examine_mask, find_mask, mask_folder
-from .folder import File, count, list_files, names
+from .folder import File, count, list_files, names, same_name, unlisted
 from .index import Facts, Index
 from .pictures import reading
 from .report import Report
@@ -76,11 +76,22 @@ def _pairs(folder: Path, found: list[File], config: MaskConfig, report: Report) 
     if not apart.is_dir():
         report.errors.append(f"The mask folder {apart} does not exist; check its spelling and where it lies.")
         return []
-    listed = {file.name.lower(): file for file in list_files(apart, True) if not file.hidden}
-    paths = {name: file.path for name, file in listed.items()}
-    by_path = {file.path: file for file in listed.values()}
-    chosen = ((file, find_mask(file.name, paths, config)) for file in found)
-    return [(file, None if path is None else by_path[path]) for file, path in chosen]
+    try:
+        files = [file for file in list_files(apart, True) if not file.ignored]
+    except OSError as error:
+        report.errors.append(unlisted(error))
+        return []
+    listed: dict[str, list[File]] = {}
+    for file in files:
+        listed.setdefault(same_name(file.name), []).append(file)
+    places = {name: Path(name) for name in listed}
+    chosen = ((file, find_mask(same_name(file.name), places, config)) for file in found)
+    return [(file, None if place is None else _own(file, listed[place.as_posix()])) for file, place in chosen]
+
+
+def _own(picture: File, masks: list[File]) -> File:
+    """Return the mask of just the picture's spelling among those whose names differ in case alone, else the first."""
+    return next((mask for mask in masks if mask.path.name.startswith(Path(picture.stem).name)), masks[0])
 
 
 def _tell(

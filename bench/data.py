@@ -1,0 +1,119 @@
+"""The dataset side: how scanning grows with the number of pictures, and what encoding adds to the bare autoencoder.
+
+`scan` reads a folder of JPEG pictures and captions; run again in another process it finds what the first one remembered.
+`encode` runs an autoencoder over pictures, bare and through the store, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from lora_atelier.bench.bases import BASES, ready
+from lora_atelier.bench.measure import describe_machine, now, read_peak, start_peak
+from lora_atelier.trainer_core.callbacks import Callbacks
+from lora_atelier.trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig, TrainConfig
+from lora_atelier.trainer_core.encode import encode_pixels, encode_plan, pixels
+from lora_atelier.trainer_core.images import cut, load_picture
+from lora_atelier.trainer_core.models import load_base_model
+from lora_atelier.trainer_core.plan import build_plan
+from lora_atelier.trainer_core.scan import Index, fingerprint, scan
+from lora_atelier.trainer_core.store import Store
+
+SIZE = (768, 512)  # pixels of the pictures
+CPU = torch.device("cpu")
+
+
+def write_pictures(folder: Path, count: int) -> Path:
+    """Write JPEG pictures of one seeded noise, told apart by a comment in the file, and a caption for each."""
+    folder.mkdir(parents=True)
+    noise = np.random.default_rng(0).integers(0, 256, (SIZE[1] // 8, SIZE[0] // 8, 3), dtype=np.uint8)
+    data, mark = io.BytesIO(), "0" * 8
+    Image.fromarray(noise).resize(SIZE, Image.Resampling.BICUBIC).save(data, "JPEG", comment=mark.encode())
+    for i in range(count):
+        (folder / f"{i:06}.jpg").write_bytes(data.getvalue().replace(mark.encode(), f"{i:08}".encode(), 1))
+        (folder / f"{i:06}.txt").write_text(f"a thing, number {i}", encoding="utf-8")
+    return folder
+
+
+def measure_scan(folder: Path, index: Path) -> dict[str, float]:
+    """Scan a folder with an index and return seconds, the fingerprint's seconds, pictures and MB over the start."""
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(folder)),))
+    before = start_peak(CPU)
+    began = time.perf_counter()
+    with Index(index) as known:
+        manifest = scan(dataset, known)
+    scanned = time.perf_counter()
+    with Index(index) as known:
+        fingerprint(dataset, known)
+    return {
+        "seconds": scanned - began,
+        "fingerprint": time.perf_counter() - scanned,
+        "pictures": len(manifest.pictures),
+        "megabytes": read_peak(CPU) - before,
+    }
+
+
+def measure_encoding(model: str, device: torch.device, count: int, resolution: int) -> dict[str, Any]:
+    """Encode pictures bare and through the store, in turn; return seconds of each per picture."""
+    base = load_base_model(BaseModelConfig(path=str(ready(BASES[model]))))
+    base.unet = base.text_encoder = None
+    rows: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory(prefix="atelier-bench-") as name:
+        folder = write_pictures(Path(name) / "pictures", count)
+        dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(folder)),))
+        train = TrainConfig(epochs=1, resolution=resolution)
+        plan = build_plan(scan(dataset), dataset, train)
+        tensors = [
+            pixels(cut(load_picture(plan.manifest.pictures[i].path), crop))[None]
+            for i, crop in sorted(plan.crops(), key=repr)
+        ]
+        for turn in range(4):  # the first is a warm-up
+            base.vae.to(device)
+            began = now(device)
+            with torch.no_grad():
+                for batch in tensors:
+                    mean, std = encode_pixels(base.vae, batch.to(device))
+                    mean.cpu(), std.cpu()
+            bare = now(device) - began
+            base.vae.to("cpu")
+            began = now(device)
+            with Store(Path(name) / f"store-{turn}") as store:
+                encode_plan(base, plan, store, device, Callbacks(), prompts=None)
+            rows.append({"bare": bare / count, "ours": (now(device) - began) / count})
+    told = {"title": BASES[model].title, "resolution": resolution, "pictures": count}
+    return {"rows": rows[1:], "machine": describe_machine(device), **told}
+
+
+def main() -> None:
+    """Measure one thing and write it as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["write", "scan", "encode"])
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--count", type=int, default=8)
+    parser.add_argument("--model", default="sd15")
+    parser.add_argument("--resolution", type=int, default=512)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    if options.what == "write":
+        result: Any = str(write_pictures(options.folder / "pictures", options.count))
+    elif options.what == "scan":
+        result = measure_scan(options.folder / "pictures", options.folder / "index.sqlite")
+    else:
+        result = measure_encoding(options.model, torch.device(options.device), options.count, options.resolution)
+    options.out.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""What the store is filled with: the right pixels, in a precision that holds, and never anything stale."""
+
+import math
+
+import pytest
+import torch
+
+from lora_atelier.trainer_core import encode as module
+from lora_atelier.trainer_core.batch import build_batch
+from lora_atelier.trainer_core.callbacks import Callbacks
+from lora_atelier.trainer_core.config import (
+    AugmentConfig,
+    BaseModelConfig,
+    BucketConfig,
+    CaptionConfig,
+    ConceptConfig,
+    DatasetConfig,
+    MaskConfig,
+    RunConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.encode import encode_pixels, encode_plan, pixels
+from lora_atelier.trainer_core.images import cut, load_picture
+from lora_atelier.trainer_core.loss import sample_losses
+from lora_atelier.trainer_core.masks import cut_mask, latent_mask, load_mask
+from lora_atelier.trainer_core.models import encode_tokens, load_base_model, tokenize
+from lora_atelier.trainer_core.noise import add_noise, alphas_cumprod, build_target
+from lora_atelier.trainer_core.plan import Plan, build_plan
+from lora_atelier.trainer_core.scan import scan
+from lora_atelier.trainer_core.store import Store
+
+CPU = torch.device("cpu")
+CONCEPT = {
+    "flip": True,
+    "captions": CaptionConfig(shuffle=True, dropout=0.3, tag_dropout=0.2),
+    "augment": AugmentConfig(variants=2, crop_jitter=1, zoom=0.2, rotation=10, brightness=0.2),
+    "masks": MaskConfig(missing="ones", unmasked_probability=0.3, unmasked_weight=0.1, prior_weight=0.5),
+}
+BUCKETS = BucketConfig(resolutions=("64", "96x64"))
+
+
+@pytest.fixture
+def base(checkpoint, comfyui, monkeypatch):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    return load_base_model(BaseModelConfig(path=str(checkpoint)))
+
+
+def make(pictures, concept=None, **train) -> tuple[Plan, RunConfig]:
+    dataset = DatasetConfig(
+        concepts=(ConceptConfig(folder=str(pictures), **(CONCEPT if concept is None else concept)),)
+    )
+    settings = {"batch_size": 2, "steps": 5, "seed": 3, "bucket_step": 32, "resolution": 64, "buckets": BUCKETS}
+    config = RunConfig(
+        base_model=BaseModelConfig(path="x"), dataset=dataset, train=TrainConfig(**{**settings, **train})
+    )
+    return build_plan(scan(dataset), dataset, config.train), config
+
+
+def test_a_batch_from_the_store_is_the_batch_without_one(base, pictures, tmp_path):
+    """The same loss, to the last bit, whether pictures, masks and captions come from the store or are made anew."""
+    plan, config = make(pictures)
+    alphas = alphas_cumprod()
+    with Store(tmp_path) as store:
+        cold = encode_plan(base, plan, store, CPU, Callbacks(), prompts=set())
+    warm = encode_plan(base, plan, Store(tmp_path), CPU, Callbacks(phase=pytest.fail), prompts=set())
+    text_encoder, base.text_encoder = base.text_encoder, None
+    dataset, drawn = config.dataset, set()
+    for step in range(plan.steps):
+        for micro_batch in plan.step(step):
+            first, second = (build_batch(base, e, micro_batch, plan, config, alphas, CPU) for e in (cold, warm))
+            for i, sample in enumerate(micro_batch.samples):
+                picture = plan.manifest.pictures[sample.picture]
+                mean, std = encode_pixels(base.vae, pixels(cut(load_picture(picture.path), sample.crop))[None])
+                assert torch.equal(cold.latents(sample)[0], mean[0]) and torch.equal(cold.latents(sample)[1], std[0])
+                masks = dataset.concepts[0].masks
+                if picture.mask:
+                    whole = load_mask(picture.mask, (picture.width, picture.height), masks)
+                    assert torch.equal(cold.mask(sample), latent_mask(cut_mask(whole, sample.crop)))
+                else:
+                    assert cold.mask(sample) is None
+                context = encode_tokens(text_encoder, tokenize(base.tokenizer, sample.caption))
+                assert torch.equal(warm.context(sample.caption), context)
+                drawn.add((sample.use_mask, picture.mask is None))
+                assert first.prior_weight is None or float(first.prior_weight[i]) == (0.5 if sample.use_mask else 0)
+            losses = []
+            for batch in (first, second):
+                noised = add_noise(batch.latents, batch.noise, batch.alphas)
+                target = build_target("epsilon", batch.latents, batch.noise, batch.alphas)
+                losses.append(sample_losses(noised, target, batch.mask, batch.normalize, -noised, batch.prior_weight))
+            assert torch.equal(*losses)
+    assert drawn == {(True, False), (False, False), (False, True)}
+
+
+def test_a_vae_that_overflows_in_float16_is_asked_again_in_float32(base, pictures, tmp_path):
+    plan, _ = make(pictures, {}, steps=1, batch_size=1, buckets=BucketConfig())
+    exact = encode_plan(base, plan, Store(tmp_path / "exact"), CPU, Callbacks(), prompts=None)
+    first, last = base.vae.encoder.layers[0], base.vae.encoder.layers[-1]
+    with torch.no_grad():  # an autoencoder of the same function in float32 whose inner values no float16 holds
+        first.weight *= 2.0**17
+        first.bias *= 2.0**17
+    notes = []
+    sample = plan.step(0)[0].samples[0]
+    options = {"prompts": None, "vae_dtype": torch.float16}
+    coded = encode_plan(base, plan, Store(tmp_path / "a"), CPU, Callbacks(note=notes.append), **options)
+    assert any("overflows in float16" in note and "encoded in float32 instead" in note for note in notes)
+    assert coded.latents(sample)[0].isfinite().all()
+    plain = encode_plan(base, plan, Store(tmp_path / "b"), CPU, Callbacks(note=pytest.fail), prompts=None)
+    assert torch.equal(coded.latents(sample)[0], plain.latents(sample)[0])
+    assert coded.latent_keys[sample.picture, sample.crop] != plain.latent_keys[sample.picture, sample.crop]
+    with torch.no_grad():
+        last.weight *= math.inf
+    with pytest.raises(ValueError, match=r"not finite for \d\.png; use another VAE"):
+        encode_plan(base, plan, Store(tmp_path / "c"), CPU, Callbacks(), **options)
+    assert exact.latents(sample)[0].isfinite().all()
+
+
+def test_float16_that_holds_is_used_and_close(base, pictures, tmp_path):
+    plan, _ = make(pictures, {}, steps=1, batch_size=1, buckets=BucketConfig())
+    exact = encode_plan(base, plan, Store(tmp_path / "a"), CPU, Callbacks(), prompts=None)
+    half = encode_plan(
+        base, plan, Store(tmp_path / "b"), CPU, Callbacks(note=pytest.fail), prompts=None, vae_dtype=torch.float16
+    )
+    for key in exact.latent_keys:
+        one, other = exact.store.get(exact.latent_keys[key]), half.store.get(half.latent_keys[key])
+        assert not torch.equal(one["mean"], other["mean"])
+        assert torch.allclose(one["mean"], other["mean"], atol=0.02)
+    assert next(base.vae.parameters()).dtype == torch.float32
+
+
+def test_the_disk_is_asked_before_anything_is_encoded(base, pictures, tmp_path, monkeypatch):
+    plan, _ = make(pictures)
+    usage = module.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(module, "encode_pixels", lambda *_: pytest.fail("something was encoded"))
+    with pytest.raises(ValueError, match=r"The cache needs \d+ MB and 0 MB are free"):
+        encode_plan(base, plan, Store(tmp_path / "new" / "cache"), CPU, Callbacks(), prompts=None)
+
+
+def test_changed_and_vanished_files_are_named_and_never_stored(base, pictures, tmp_path):
+    import shutil
+
+    copy = tmp_path / "pictures"
+    shutil.copytree(pictures, copy)
+    plan, _ = make(copy)
+    for break_it, sentence in (
+        (lambda: (copy / "1.png").write_bytes((copy / "0.png").read_bytes()), r"1\.png has changed since the scan"),
+        (lambda: (copy / "1.png").unlink(), r"1\.png has vanished since the scan"),
+        (lambda: shutil.rmtree(copy), r"0\.png has vanished since the scan"),
+    ):
+        break_it()
+        cache = Store(tmp_path / "cache") if copy.exists() else Store(tmp_path / "empty")
+        with pytest.raises(ValueError, match=sentence):
+            encode_plan(base, plan, cache, CPU, Callbacks(), prompts=None)

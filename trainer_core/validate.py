@@ -1,0 +1,50 @@
+"""The loss on pictures that are never trained: the same weights always give the same number."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .batch import contexts
+from .callbacks import Callbacks
+from .config import RunConfig
+from .encode import Encoded
+from .loss import sample_losses
+from .models import BaseModel
+from .noise import TIMESTEPS, add_noise, build_target
+from .plan import Plan
+from .rng import generator
+
+TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # noise levels, as shares of all timesteps
+
+
+@torch.no_grad()
+def validation_loss(
+    base: BaseModel,
+    encoded: Encoded,
+    plan: Plan,
+    config: RunConfig,
+    alphas: Tensor,
+    device: torch.device,
+    callbacks: Callbacks,
+) -> float:
+    """Return the mean squared error over the validation pictures at TIMES, each with its own fixed noise.
+
+    Plain: no mask, no weight, no variation; the same weights always give the same number.
+    """
+    timesteps = torch.tensor([int(t * TIMESTEPS) for t in TIMES])
+    size, total = config.train.batch_size, torch.zeros((), device=device)
+    for sample in plan.validation:
+        latents = encoded.latents(sample)[0][None]
+        context = contexts(base, encoded, [sample], device)
+        for first in range(0, len(timesteps), size):
+            callbacks.check()
+            part = range(first, min(first + size, len(timesteps)))
+            draws = [generator(config.train.seed, "validation", sample.picture, i) for i in part]
+            noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
+            clean, levels = latents.expand(len(part), -1, -1, -1).to(device), alphas[timesteps[list(part)]].to(device)
+            noised = add_noise(clean, noise, levels).to(base.dtype)
+            times = timesteps[list(part)].to(device)
+            prediction = base.unet(noised, times, encoder_hidden_states=context.expand(len(part), -1, -1)).sample
+            total += sample_losses(prediction, build_target(base.prediction, clean, noise, levels)).sum()
+    return float(total) / (len(plan.validation) * len(timesteps))
