@@ -457,7 +457,7 @@ def _names() -> list[Odd]:
         ("right to left", "חתול قط.png", ""),
         ("far east", "猫とねこ.png", ""),
         ("no character before the mark", "\ufeffa.png", ""),
-        ("bytes that are no text", os.fsdecode(b"\xff\xfe caf\xe9.png"), "linux"),
+        ("bytes that are no text", "\udcff\udcfe caf\udce9.png", "linux"),
         ("reserved on other systems", "CON.png", "posix"),
         ("only digits of another script", "٣٢١.png", ""),
         ("a very long number", "9" * 200 + ".png", ""),
@@ -582,7 +582,7 @@ def _captions() -> list[Odd]:
             others={"A.txt": "caption", "a.txt": "caption"},
             where="linux",
         ),
-        left_out("caption: a name that is no text", fine, "name", os.fsdecode(b"caf\xe9.png"), **named),
+        left_out("caption: a name that is no text", fine, "name", "caf\udce9.png", **named),
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -71,6 +73,8 @@ class Plan:
         self._first_batch = [0]  # running number of the first micro-batch of each epoch that is known so far
         if train.epochs:
             self.micro_batches = self._epoch_start(train.epochs)
+            if not self.micro_batches:
+                raise ValueError(f"No picture would be visited in {train.epochs} epochs; raise epochs or repeats.")
             self.steps = -(-self.micro_batches // train.accumulate)
             self.epochs = float(train.epochs)
         else:
@@ -142,10 +146,10 @@ class Plan:
             found |= {self._caption(picture, visit) for visit in visits} if text is None else {text}
         return found
 
-    def captions_of(self, picture: int, most: int = 32) -> set[str]:
-        """Return the captions of a picture at its first visits, at most `most` of them."""
-        text = self._texts[picture]
-        return {self._caption(picture, visit) for visit in range(most)} if text is None else {text}
+    def captions_of(self, picture: int) -> set[str]:
+        """Return the captions of a picture at its first visits, a few for each line of its text."""
+        text, visits = self._texts[picture], 2 + 2 * len(self.manifest.pictures[picture].lines)
+        return {self._caption(picture, visit) for visit in range(visits)} if text is None else {text}
 
     def visits(self) -> dict[int, list[int]]:
         """Return which visits the run makes of each picture; the last, partial epoch counts batch by batch."""
@@ -298,13 +302,10 @@ class Plan:
         """Return (epoch, place in it) of a micro-batch."""
         if self.same_every_epoch:
             return divmod(index, self._epoch_start(1))
-        low, high = 0, 1
-        while self._epoch_start(high) <= index:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._epoch_start(middle) <= index else (low, middle)
-        return low, index - self._epoch_start(low)
+        while self._first_batch[-1] <= index:
+            self._epoch_start(len(self._first_batch))
+        epoch = bisect_right(self._first_batch, index) - 1
+        return epoch, index - self._first_batch[epoch]
 
     def _place_pictures(self) -> list[list[Placement]]:
         """Return where each picture is trained at each of its resolutions."""
@@ -332,14 +333,19 @@ class Plan:
         for i in self.trained:
             for text, placement in zip(self.resolutions[i], places[i], strict=True):
                 visits[text, among[i]][placement.bucket] += self.rates[i] / len(places[i])
+        # in whole parts of a visit, so that a bucket of half a visit per epoch counts as what it is
+        parts = math.lcm(*(n.denominator for each in visits.values() for n in each.values()))
         moves = {
-            key: merge_buckets({bucket: int(n) for bucket, n in each.items()}, self.train.batch_size)
+            key: merge_buckets({bucket: int(n * parts) for bucket, n in each.items()}, self.train.batch_size * parts)
             for key, each in visits.items()
         }
         for i in self.trained:
             for number, (text, placement) in enumerate(zip(self.resolutions[i], places[i], strict=True)):
                 if (bucket := moves[text, among[i]].get(placement.bucket)) is not None:
-                    places[i][number] = Placement(bucket, cover(self.size(i), bucket))
+                    resized = cover(self.size(i), bucket)
+                    if self.train.buckets.no_upscale and (resized[0] > self.size(i)[0] or resized[1] > self.size(i)[1]):
+                        continue  # a promise not to enlarge comes before full batches
+                    places[i][number] = Placement(bucket, resized)
 
 
 def build_plan(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -> Plan:

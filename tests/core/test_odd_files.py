@@ -251,10 +251,16 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: py
         return original(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    assert f"{tmp_path / 'locked'} cannot be listed (Permission denied); check its permissions" in sentence_of(tmp_path)
+    assert (
+        f"{tmp_path / 'locked'} cannot be listed (Permission denied); check where it lies and its permissions"
+        in sentence_of(tmp_path)
+    )
     masks = MaskConfig(folder="locked", suffixes=(".png",))
     sentence = sentence_of(tmp_path, recursive=False, masks=masks)
-    assert f"{tmp_path / 'locked'} cannot be listed (Permission denied); check its permissions" in sentence
+    assert (
+        f"{tmp_path / 'locked'} cannot be listed (Permission denied); check where it lies and its permissions"
+        in sentence
+    )
     concept = ConceptConfig(folder=str(tmp_path), masks=masks)
     assert len(fingerprint(DatasetConfig(concepts=(concept,)))) == 64
 

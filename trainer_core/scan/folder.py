@@ -127,7 +127,7 @@ def printable(text: str) -> str:
 
 def unlisted(error: OSError) -> str:
     """Say which folder cannot be listed, and why."""
-    return f"The folder {error.filename} cannot be listed ({error.strerror}); check its permissions."
+    return f"The folder {error.filename} cannot be listed ({error.strerror}); check where it lies and its permissions."
 
 
 def names(items: Iterable[str], most: int = 5) -> str:

@@ -157,6 +157,8 @@ class Index:
 
         A full disk, or a file that another process holds, is an OperationalError: that is read again next time.
         """
+        if isinstance(error, sqlite3.ProgrammingError):  # a closed index: a mistake of the caller's
+            raise error
         if not isinstance(error, sqlite3.OperationalError):
             self._connection.close()
             if self._path is not None:
@@ -202,6 +204,7 @@ def _prepare(name: str) -> sqlite3.Connection:
             if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
                 connection.execute("DROP TABLE IF EXISTS files")
                 connection.execute("DROP TABLE IF EXISTS facts")
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS files (path BLOB PRIMARY KEY, size INTEGER, mtime INTEGER, ctime INTEGER, "
                 "digest TEXT) WITHOUT ROWID"
@@ -210,7 +213,6 @@ def _prepare(name: str) -> sqlite3.Connection:
                 "CREATE TABLE IF NOT EXISTS facts (digest TEXT, kind TEXT, facts TEXT, PRIMARY KEY (digest, kind)) "
                 "WITHOUT ROWID"
             )
-            connection.execute(f"PRAGMA user_version = {FORMAT}")
     except sqlite3.Error:
         connection.close()
         raise

@@ -10,7 +10,7 @@ import PIL
 from ..callbacks import Callbacks
 from ..images import DECODER_ERRORS, examine, picture_extensions, reason
 from ..masks import is_mask_name, mask_folder
-from .folder import File, count, names
+from .folder import File, count, names, unlisted
 from .index import Facts, Index
 from .report import Report
 
@@ -105,7 +105,10 @@ def nothing_found(folder: Path, files: list[File], report: Report) -> str:
         kinds[file.extension or "nameless"] = kinds.get(file.extension or "nameless", 0) + 1
     parts = [f"{number} {kind} file{'' if number == 1 else 's'}" for kind, number in kinds.items()]
     parts += [f"{masks} of them masks by the suffix of their names"] if masks else []
-    folders = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    try:
+        folders = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    except OSError as error:  # it vanished just now
+        return unlisted(error)
     parts += [count(folders, "folder", "folders")] if folders else []
     remedy = "put pictures (PNG, JPEG, WebP ...) there or choose another folder"
     if folders and not concept.recursive:
