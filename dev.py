@@ -359,13 +359,13 @@ def test(options: argparse.Namespace) -> int:
     checked = 0 if options.rest else check(options)
     paths = [part for part in options.rest if (ROOT / part.split("::")[0]).exists()]
     others = [part for part in options.rest if part not in paths]
-    # The core's tests share nothing and compute on one thread each; all others share servers and a browser.
-    alone = [path for path in paths if not path.startswith("tests/core")]
-    alone = alone if paths else [f"tests/{name}" for name in ("learning", "nodes", "browser", "dev")]
-    core = [path for path in paths if path not in alone] if paths else ["tests/core"]
+    # Tests of the core share nothing and compute on one thread each; all others share servers and a browser.
+    paths = paths or [f"tests/{name}" for name in ("core", "learning", "nodes", "browser", "dev")]
+    together = [path for path in paths if path.startswith(("tests/core", "tests/learning"))]
+    alone = [path for path in paths if path not in together]
     pytest = [venv_python(), "-m", "pytest", "-c", "tests/pytest.ini"]
     parallel = ["-n", "logical", "--maxprocesses", "8", "--dist", "worksteal"]
-    tested = [run([*pytest, *parallel, *core, *others], env)] if core else []
+    tested = [run([*pytest, *parallel, *together, *others], {**env, "OMP_NUM_THREADS": "1"})] if together else []
     tested += [run([*pytest, *alone, *others], env)] if alone else []
     return max(checked, *([code for code in tested if code != NOTHING_COLLECTED] or tested))
 

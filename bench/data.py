@@ -1,6 +1,6 @@
 """The dataset side: how scanning grows with the number of pictures, and what encoding adds to the bare autoencoder.
 
-`scan` reads a folder of JPEG pictures and captions; run again in another process it finds what the first one remembered.
+`scan` reads a folder of JPEG pictures and captions; run again in another process it finds what the first one knew.
 `encode` runs an autoencoder over pictures, bare and through the store, in turn.
 """
 

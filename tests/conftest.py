@@ -1,4 +1,4 @@
-"""Fixtures of the whole suite: real ComfyUI servers, and which tests need a GPU.
+"""Fixtures of the whole suite: real ComfyUI servers, a small model of random weights, and which tests need a GPU.
 
 How tests import the pack: lora_atelier.py beside this file.
 """
@@ -74,3 +74,32 @@ def comfy(server: ComfyServer) -> ComfyClient:
 def comfy_oldest(server_oldest: ComfyServer) -> ComfyClient:
     """Return a fresh client of the oldest supported ComfyUI."""
     return ComfyClient(server_oldest.url)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Path:
+    """Give the path of a whole random checkpoint."""
+    from safetensors.torch import save_file
+    from tiny_models import checkpoint_tensors
+
+    path = tmp_path_factory.mktemp("models") / "random-tiny.safetensors"
+    save_file(checkpoint_tensors(), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory) -> Path:
+    """Give a folder of six captioned pictures in two shapes, three of them with masks."""
+    import torch
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("pictures")
+    noise = torch.Generator().manual_seed(7)
+    for i in range(6):
+        height = 64 + 32 * (i % 2)
+        values = torch.randint(0, 256, (height, 64, 3), generator=noise, dtype=torch.uint8)
+        Image.fromarray(values.numpy()).save(folder / f"{i}.png")
+        (folder / f"{i}.txt").write_text(f"thing, number {i}", encoding="utf-8")
+        if i < 3:
+            Image.new("L", (64, height), 60 * (i + 1)).save(folder / f"{i}-masklabel.png")
+    return folder

@@ -182,11 +182,11 @@ def _root(numerator: int, denominator: int) -> int:
     return (math.isqrt(4 * numerator // denominator) + 1) // 2
 
 
-def _error(size: Size, resized: Size, step: int) -> tuple[float, int, int, int]:
-    """Rank a reduced size by the aspect error of its bucket; ties as in choose_bucket."""
+def _error(size: Size, resized: Size, step: int) -> tuple[float, int, int, int, int]:
+    """Rank a reduced size by the aspect error of its bucket; ties as in choose_bucket, then the larger size."""
     bucket = (_down(resized[0], step), _down(resized[1], step))
     error = _distance(size, bucket) if min(bucket) else math.inf
-    return error, -bucket[0] * bucket[1], -max(bucket), -bucket[0]
+    return error, -bucket[0] * bucket[1], -max(bucket), -resized[0] * resized[1], -bucket[0]
 
 
 def merge_buckets(counts: Mapping[Size, int], batch_size: int) -> dict[Size, Size]:

@@ -46,7 +46,7 @@ class Config:
 
     def digest(self) -> str:
         """Return the sha256 of the canonical JSON."""
-        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+        return hashlib.sha256(self.canonical_json().encode("utf-8", "surrogatepass")).hexdigest()
 
     def replace(self: ConfigT, **changes: Any) -> ConfigT:
         """Return a copy with some fields changed, checked again."""

@@ -75,12 +75,18 @@ class Facts:
 @functools.cache
 def picture_extensions() -> frozenset[str]:
     """Return the lower-case extensions (.png ...) of all raster pictures that the installed Pillow opens."""
+    names = {*_formats(), "MPO"}  # MPO is opened as the JPEG that it begins with
+    return frozenset(ext.lower() for ext, name in Image.registered_extensions().items() if name in names)
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    """Return the names of all raster formats that the installed Pillow opens.
+
+    Pillow goes by a file's content, not its name, and would hand PostScript called a.png to Ghostscript.
+    """
     Image.init()
-    return frozenset(
-        extension.lower()
-        for extension, name in Image.registered_extensions().items()
-        if name in Image.OPEN and name not in _NO_PICTURES
-    )
+    return tuple(name for name in Image.OPEN if name not in _NO_PICTURES)
 
 
 _strict = threading.Lock()
@@ -119,7 +125,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, PermissionError):
         return "no permission"
     if isinstance(error, FileNotFoundError):
-        return "the file it links to is missing"
+        return "the file, or what it links to, is missing"
     return str(error).split("\n")[0][:80] or type(error).__name__
 
 
@@ -158,7 +164,7 @@ def flatten(image: Image.Image, background: str = "white") -> Image.Image:
 def _decode(source: Source, srgb: bool) -> tuple[Image.Image, Facts]:
     """Return a picture as open_upright does, and its facts."""
     file = io.BytesIO(source) if isinstance(source, bytes) else source
-    with strict_decoding(), Image.open(file) as opened:
+    with strict_decoding(), Image.open(file, formats=_formats()) as opened:
         _refuse_bomb(opened.size)
         name, mode = opened.format or "", opened.mode
         # Photoshop's layers are parts of one picture, no frames.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ def mask_folder(concept_folder: Path, config: MaskConfig) -> Path:
     """Return where the masks of a concept lie; a relative mask folder starts at the concept's folder."""
     if not config.folder.strip():
         return concept_folder
-    return (concept_folder / Path(config.folder.strip().strip('"')).expanduser()).resolve()
+    # os.path: Path raises RuntimeError for a link to itself and for the home of nobody
+    return Path(os.path.realpath(concept_folder / os.path.expanduser(config.folder.strip().strip('"'))))
 
 
 def is_mask_name(name: str, config: MaskConfig | None) -> bool:

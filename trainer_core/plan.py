@@ -74,7 +74,7 @@ class Plan:
         if train.epochs:
             self.micro_batches = self._epoch_start(train.epochs)
             if not self.micro_batches:
-                raise ValueError(f"No picture would be visited in {train.epochs} epochs; raise epochs or repeats.")
+                raise ValueError("No picture would be visited in the epochs of this run; raise epochs or repeats.")
             self.steps = -(-self.micro_batches // train.accumulate)
             self.epochs = float(train.epochs)
         else:

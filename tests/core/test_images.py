@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageCms, ImageFile, ImageOps, features
+from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError, features
 
 from lora_atelier.trainer_core import images
 from lora_atelier.trainer_core.buckets import Crop, bucket_list, choose_bucket, fit, variant
@@ -349,7 +349,7 @@ def test_damaged_files_raise_nothing_but_decoder_errors(kind: str) -> None:
 
 def test_reasons_are_words() -> None:
     assert reason(PermissionError(13, "x")) == "no permission"
-    assert reason(FileNotFoundError(2, "x")) == "the file it links to is missing"
+    assert reason(FileNotFoundError(2, "x")) == "the file, or what it links to, is missing"
     assert reason(ValueError("a\nb")) == "a"
     assert reason(ValueError()) == "ValueError"
     with pytest.raises(DECODER_ERRORS) as error:
@@ -676,3 +676,18 @@ def test_colours_change_after_the_geometry() -> None:
     plain = cut(picture, crop)
     color = (1.1, 0.8, 1.2, 0.05)
     assert np.array_equal(np.asarray(cut(picture, dataclasses.replace(crop, color=color))), recoloured(plain, *color))
+
+
+def test_postscript_in_the_clothes_of_a_picture_reaches_no_interpreter(monkeypatch) -> None:
+    from PIL import EpsImagePlugin
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_: pytest.fail("Ghostscript was called"))
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n%%EOF\n"
+    with pytest.raises(UnidentifiedImageError):
+        open_upright(script)
+
+
+def test_extensions_of_pictures_and_of_nothing_else() -> None:
+    extensions = picture_extensions()
+    assert {".png", ".jpg", ".mpo", ".webp", ".tif", ".psd"} <= extensions
+    assert not extensions & {".eps", ".pdf", ".mpg", ".txt", ".json", ".svg"}

@@ -527,7 +527,9 @@ def plan_of(sizes: list[Size], concept: dict[str, Any] | None = None, **train: A
 
 
 def test_a_run_in_which_nothing_would_be_visited_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"No picture would be visited in 1 epochs; raise epochs or repeats"):
+    with pytest.raises(
+        ValueError, match=r"No picture would be visited in the epochs of this run; raise epochs or repeats"
+    ):
         plan_of([(512, 512)], {"repeats": 0.5}, epochs=1)
     assert plan_of([(512, 512)], {"repeats": 0.5}, epochs=2).steps == 1
     assert plan_of([(512, 512)], {"repeats": 0.5}, steps=3).steps == 3

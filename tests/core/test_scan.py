@@ -111,7 +111,7 @@ def test_links_in_circles_end(tmp_path: Path) -> None:
     (tmp_path / "sub" / "self").symlink_to(tmp_path / "sub" / "self")
     assert [picture.name for picture in read(tmp_path).pictures] == ["sub/a.png"]
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
-    with pytest.raises(ValueError, match=r"cannot be read: gone\.png \(the file it links to is missing\)"):
+    with pytest.raises(ValueError, match=r"cannot be read: gone\.png \(the file, or what it links to, is missing\)"):
         read(tmp_path, captions=CaptionConfig(missing="empty"))
     fingerprint(DatasetConfig(concepts=(ConceptConfig(folder=str(tmp_path)),)))
 
