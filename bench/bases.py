@@ -114,8 +114,9 @@ def load_unet(path: Path, device: torch.device, dtype: torch.dtype) -> nn.Module
     """Load the frozen UNet of a checkpoint alone."""
     from safetensors import safe_open
 
-    from lora_atelier.trainer_core.models.sd import UNET, build_unet, read_part
+    from lora_atelier.trainer_core.models.family import FAMILIES, UNET
+    from lora_atelier.trainer_core.models.sd import build_unet, read_part
 
     with safe_open(path, framework="pt") as file:
-        unet = build_unet(read_part(file, list(file.keys()), UNET), path.name)
+        unet = build_unet(read_part(file, list(file.keys()), UNET), FAMILIES["sd1"], path.name)
     return nn.Module.to(unet.requires_grad_(False).eval(), device, dtype)

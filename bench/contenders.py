@@ -61,8 +61,8 @@ def build_frozen(unet: nn.Module, batch: Batch) -> Step:
 
 def build_ours(unet: nn.Module, batch: Batch) -> Step:
     """Train this pack's network on all layers, attached for the length of a step."""
-    network = Network(unet, None, LoraConfig(rank=RANK, alpha=RANK, preset="full"), seed=0).to(batch.noised.device)
-    optimizer = build_optimizer(OPTIMIZER, network.groups(OPTIMIZER.learning_rate, 0))
+    network = Network(unet, {}, LoraConfig(rank=RANK, alpha=RANK, preset="full"), seed=0).to(batch.noised.device)
+    optimizer = build_optimizer(OPTIMIZER, network.groups({"lora_unet": OPTIMIZER.learning_rate}))
     update = _update(list(network.parameters()), optimizer)
 
     def step() -> dict[str, float]:

@@ -67,7 +67,7 @@ def measure_scan(folder: Path, index: Path) -> dict[str, float]:
 def measure_encoding(model: str, device: torch.device, count: int, resolution: int) -> dict[str, Any]:
     """Encode pictures bare and through the store, in turn; return seconds of each per picture."""
     base = load_base_model(BaseModelConfig(path=str(ready(BASES[model]))))
-    base.unet = base.text_encoder = None
+    base.unet, base.texts = None, ()
     rows: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as name:
         folder = write_pictures(Path(name) / "pictures", count)
@@ -83,7 +83,7 @@ def measure_encoding(model: str, device: torch.device, count: int, resolution: i
             began = now(device)
             with torch.no_grad():
                 for batch in tensors:
-                    mean, std = encode_pixels(base.vae, batch.to(device))
+                    mean, std = encode_pixels(base.vae, batch.to(device), base.family.latent_scale)
                     mean.cpu(), std.cpu()
             bare = now(device) - began
             base.vae.to("cpu")

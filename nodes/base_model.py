@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from ..trainer_core.config import BaseModelConfig
-from ..trainer_core.models import check_base_model
-from ..trainer_core.models.family import detect_prediction, read_header
+from ..trainer_core.models import check_base_model, noise_model
 from . import bridge
 from .sockets import CATEGORY, BaseModelSocket, io
 
@@ -24,21 +20,21 @@ class AtelierLoadBaseModel(io.ComfyNode):
             category=CATEGORY,
             description="The model your LoRA is trained on. BASE_MODEL goes to Train LoRA, which loads its own copy; "
             "MODEL, CLIP and VAE are loaded by ComfyUI as usual.",
-            search_aliases=["checkpoint", "train lora", "finetune", "dreambooth", "sd15", "atelier"],
+            search_aliases=["checkpoint", "train lora", "finetune", "dreambooth", "sd15", "sdxl", "pony", "atelier"],
             inputs=[
                 io.Combo.Input(
                     "checkpoint",
                     options=bridge.checkpoint_names(),
                     socketless=True,
-                    tooltip="A Stable Diffusion 1 checkpoint (.safetensors) from models/checkpoints, or a diffusers "
-                    "folder from models/diffusers. atelier-tiny is a toy model that comes with the pack.",
+                    tooltip="A checkpoint (.safetensors) of Stable Diffusion 1, 2 or XL from models/checkpoints, or a "
+                    "diffusers folder from models/diffusers. atelier-tiny is a toy model that comes with the pack.",
                 ),
                 io.Combo.Input(
                     "prediction",
                     options=["auto", "epsilon", "v_prediction"],
                     default="auto",
                     tooltip="What the model predicts. auto reads it from the file and takes epsilon (noise) where the "
-                    "file says nothing, which is right for nearly all Stable Diffusion 1 models.",
+                    "file says nothing, which is right for nearly all models of Stable Diffusion 1 and XL.",
                     advanced=True,
                 ),
                 io.Int.Input(
@@ -66,6 +62,15 @@ class AtelierLoadBaseModel(io.ComfyNode):
                     "others are faster on a GPU; a picture on which float16 overflows is encoded in float32, and said.",
                     advanced=True,
                 ),
+                io.Combo.Input(
+                    "zero_terminal_snr",
+                    options=["auto", "on", "off"],
+                    default="auto",
+                    optional=True,
+                    tooltip="Whether the model's noise ends in pure noise. auto: as the file says (NoobAI v-pred and "
+                    "its kin do). Only with v_prediction.",
+                    advanced=True,
+                ),
             ],
             outputs=[
                 BaseModelSocket.Output(display_name="BASE_MODEL", tooltip="Which model to train on, for Train LoRA."),
@@ -84,7 +89,13 @@ class AtelierLoadBaseModel(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, checkpoint: str, prediction: str, clip_skip: int, precision: str, vae_precision: str = "auto"
+        cls,
+        checkpoint: str,
+        prediction: str,
+        clip_skip: int,
+        precision: str,
+        vae_precision: str = "auto",
+        zero_terminal_snr: str = "auto",
     ) -> io.NodeOutput:
         """Check the file, then load it through ComfyUI."""
         config = BaseModelConfig(
@@ -94,17 +105,7 @@ class AtelierLoadBaseModel(io.ComfyNode):
             clip_skip=clip_skip,
             precision=precision,
             vae_precision=vae_precision,
+            zero_terminal_snr=zero_terminal_snr,
         )
         check_base_model(config)
-        return io.NodeOutput(config, *bridge.load_models(config, predicted(config)))
-
-
-def predicted(config: BaseModelConfig) -> str:
-    """Return what the model predicts, read from its file where the configuration says auto."""
-    path = Path(config.path)
-    if config.prediction != "auto":
-        return config.prediction
-    if path.is_dir():
-        scheduler = json.loads((path / "scheduler" / "scheduler_config.json").read_text(encoding="utf-8"))
-        return scheduler.get("prediction_type", "epsilon")
-    return detect_prediction(read_header(path))
+        return io.NodeOutput(config, *bridge.load_models(config, *noise_model(config)))

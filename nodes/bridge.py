@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ import nodes as comfy_nodes
 
 from ..trainer_core.callbacks import Callbacks, StepReport
 from ..trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig
+from ..trainer_core.models.family import UNET, FileHeader, detect_family
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pictures that come with the pack
@@ -197,8 +198,8 @@ def _png(pixels: Tensor) -> bytes:
 # --- models ------------------------------------------------------------------------------------------------
 
 
-def load_models(config: BaseModelConfig, prediction: str) -> tuple[Any, Any, Any]:
-    """Load MODEL, CLIP and VAE as ComfyUI does, with clip skip and prediction type applied."""
+def load_models(config: BaseModelConfig, prediction: str, zero_terminal_snr: bool) -> tuple[Any, Any, Any]:
+    """Load MODEL, CLIP and VAE as ComfyUI does, with clip skip, prediction type and noise schedule applied."""
     embeddings = folder_paths.get_folder_paths("embeddings")
     if Path(config.path).is_dir():
         model, clip, vae = comfy.diffusers_load.load_diffusers(config.path, embedding_directory=embeddings)
@@ -207,39 +208,48 @@ def load_models(config: BaseModelConfig, prediction: str) -> tuple[Any, Any, Any
     if config.clip_skip > 1:
         clip = clip.clone()
         clip.clip_layer(-config.clip_skip)
-    if prediction == "v_prediction":
-        model = with_v_prediction(model)
-    return model, clip, vae
+    return with_sampling(model, prediction, zero_terminal_snr), clip, vae
 
 
-def with_v_prediction(model: Any) -> Any:
-    """Return a clone that reads the network's output as v (Salimans & Ho 2022) instead of as noise."""
+def with_sampling(model: Any, prediction: str, zero_terminal_snr: bool) -> Any:
+    """Return a MODEL that reads the network's output as v (Salimans & Ho 2022) or as noise, on the schedule given."""
+    kinds = {"v_prediction": comfy.model_sampling.V_PREDICTION, "epsilon": comfy.model_sampling.EPS}
+    sampling = model.get_model_object("model_sampling")
+    settings = model.model.model_config.sampling_settings
+    is_v = isinstance(sampling, comfy.model_sampling.V_PREDICTION)  # which is a kind of EPS in ComfyUI
+    if is_v == (prediction == "v_prediction") and bool(settings.get("zsnr", False)) == zero_terminal_snr:
+        return model
 
-    class VSampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.V_PREDICTION):
+    class Sampling(comfy.model_sampling.ModelSamplingDiscrete, kinds[prediction]):
         pass
 
     model = model.clone()
-    model.add_object_patch("model_sampling", VSampling(model.model.model_config))
+    model.add_object_patch("model_sampling", Sampling(model.model.model_config, zsnr=zero_terminal_snr))
     return model
 
 
-def check_models(shapes: Mapping[str, tuple[int, ...]], model: Any, clip: Any, *, trains_text: bool) -> None:
-    """Raise ValueError when the LoRA of a base model with these tensors cannot be put on MODEL or CLIP."""
-    unet = {f"model.diffusion_model.{k}": v for k, v in model.model.diffusion_model.state_dict().items()}
+def check_models(header: FileHeader, model: Any, clip: Any, *, trains_text: bool) -> None:
+    """Raise ValueError when the LoRA of a base model with this header cannot be put on MODEL or CLIP."""
+    shapes = header.shapes
+    unet = {f"{UNET}{k}": v for k, v in model.model.diffusion_model.state_dict().items()}
     if unequal := [k for k, v in unet.items() if math.prod(shapes.get(k, (0,))) != v.numel()]:
         raise ValueError(
             f"The MODEL linked to Train LoRA is built otherwise than the base model (at {unequal[0]}); link one of "
             "the same kind, or none."
         )
-    embedding = "text_model.embeddings.token_embedding.weight"
-    found = clip.cond_stage_model.state_dict().get(f"clip_l.transformer.{embedding}")
-    names = (f"cond_stage_model.transformer.{embedding}", f"cond_stage_model.transformer.{embedding[11:]}")
-    wanted = next((shapes[name] for name in names if name in shapes), None)
-    if trains_text and (found is None or tuple(found.shape) != wanted):
-        raise ValueError(
-            "The CLIP linked to Train LoRA is built otherwise than the base model's; link one of the same kind, or "
-            "none, or set text_encoder_learning_rate to 0."
-        )
+    if not trains_text:
+        return
+    tensors = clip.cond_stage_model.state_dict()
+    for text in detect_family(header).texts:
+        embedding = "embeddings.token_embedding.weight"
+        names = (f"{text.prefix}{name}" for name in (f"text_model.{embedding}", embedding, "token_embedding.weight"))
+        wanted = next((shapes[name] for name in names if name in shapes), None)
+        found = tensors.get(f"{text.comfy}.transformer.text_model.{embedding}")
+        if found is None or tuple(found.shape) != wanted:
+            raise ValueError(
+                "The CLIP linked to Train LoRA is built otherwise than the base model's; link one of the same kind, or "
+                "none, or set the text encoders' learning rates to 0."
+            )
 
 
 def check_lora(path: Path, model: Any, clip: Any) -> None:

@@ -103,6 +103,18 @@ class AtelierOptimizer(io.ComfyNode):
                     tooltip="Longer gradients are shortened to this length. 1 is usual, 0 = never.",
                     advanced=True,
                 ),
+                io.Float.Input(
+                    "text_encoder_2_learning_rate",
+                    default=0.0,
+                    min=0.0,
+                    max=100.0,
+                    step=1e-5,
+                    round=1e-9,
+                    optional=True,
+                    tooltip="Size of a step for the second text encoder's part, which models of Stable Diffusion XL "
+                    "have. 0 = it is not trained. Range 0 to 100.",
+                    advanced=True,
+                ),
             ],
             outputs=[OptimizerSocket.Output(display_name="OPTIMIZER", tooltip="For Train LoRA.")],
         )

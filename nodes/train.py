@@ -21,10 +21,9 @@ from ..trainer_core.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from ..trainer_core.models import check_base_model
+from ..trainer_core.models import check_base_model, noise_model
 from ..trainer_core.models.family import read_header
 from . import bridge
-from .base_model import predicted
 from .plot import draw_losses
 from .preview import to_image
 from .sockets import (
@@ -358,11 +357,11 @@ def output_models(config: RunConfig, model: Any, clip: Any) -> tuple[Any, Any]:
     path = Path(config.base_model.path)
     check_base_model(config.base_model)
     if model is None or clip is None:
-        loaded = bridge.load_models(config.base_model, predicted(config.base_model))
+        loaded = bridge.load_models(config.base_model, *noise_model(config.base_model))
         model, clip = model or loaded[0], clip or loaded[1]
     if path.is_file():
-        trains_text = config.optimizer.text_encoder_learning_rate > 0
-        bridge.check_models(read_header(path).shapes, model, clip, trains_text=trains_text)
+        rates = (config.optimizer.text_encoder_learning_rate, config.optimizer.text_encoder_2_learning_rate)
+        bridge.check_models(read_header(path), model, clip, trains_text=any(rates))
     return model, clip
 
 

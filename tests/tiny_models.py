@@ -48,3 +48,82 @@ def checkpoint_tensors() -> dict[str, torch.Tensor]:
     tensors |= {f"cond_stage_model.transformer.text_model.{k.removeprefix('text_model.')}": v for k, v in text.items()}
     tensors |= {f"first_stage_model.{vae_names[k]}": v for k, v in vae.items()}
     return {k: v.clone().contiguous() for k, v in tensors.items()}
+
+
+def open_clip_tensors(model) -> dict[str, torch.Tensor]:
+    """Return a transformers text encoder's tensors as OpenCLIP stores them."""
+    state = {k.removeprefix("text_model."): v for k, v in model.state_dict().items()}
+    found = {
+        "token_embedding.weight": state["embeddings.token_embedding.weight"],
+        "positional_embedding": state["embeddings.position_embedding.weight"],
+        "ln_final.weight": state["final_layer_norm.weight"],
+        "ln_final.bias": state["final_layer_norm.bias"],
+    }
+    parts = {"layer_norm1": "ln_1", "layer_norm2": "ln_2", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}
+    parts["self_attn.out_proj"] = "attn.out_proj"
+    for i in range(model.config.num_hidden_layers):
+        mine, theirs = f"encoder.layers.{i}.", f"transformer.resblocks.{i}."
+        for kind in ("weight", "bias"):
+            found |= {f"{theirs}{name}.{kind}": state[f"{mine}{part}.{kind}"] for part, name in parts.items()}
+            rows = [state[f"{mine}self_attn.{x}_proj.{kind}"] for x in "qkv"]
+            found[f"{theirs}attn.in_proj_{kind}"] = torch.cat(rows)
+    if "text_projection.weight" in state:
+        found["text_projection"] = state["text_projection.weight"].t()
+    return found
+
+
+def tiny_clip(width: int, layers: int, *, open_clip: bool, projected: bool, seed: int):
+    """Build a CLIP or OpenCLIP text encoder of heads 64 wide, seeded."""
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    torch.manual_seed(seed)
+    config = CLIPTextConfig(
+        hidden_size=width,
+        num_attention_heads=width // 64,
+        num_hidden_layers=layers,
+        intermediate_size=2 * width,
+        hidden_act="gelu" if open_clip else "quick_gelu",
+        projection_dim=width,
+        bos_token_id=49406,
+        eos_token_id=49407,
+        pad_token_id=0 if open_clip else 49407,
+    )
+    model = (CLIPTextModelWithProjection if projected else CLIPTextModel)(config)
+    with torch.no_grad():  # their own initial values are so small that layers hardly differ
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4)
+    return model.eval()
+
+
+def family_tensors(family: str) -> dict[str, torch.Tensor]:
+    """Return a whole checkpoint of random weights in the shape of "sd2" or "sdxl" under the original names."""
+    from diffusers import AutoencoderTiny, UNet2DConditionModel
+
+    sdxl = family == "sdxl"
+    torch.manual_seed(2)
+    more = {"addition_embed_type": "text_time", "addition_time_embed_dim": 256} if sdxl else {}
+    more |= {"projection_class_embeddings_input_dim": 128 + 6 * 256} if sdxl else {}
+    unet = UNet2DConditionModel(
+        block_out_channels=(64, 128),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D" if sdxl else "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D" if sdxl else "CrossAttnUpBlock2D"),
+        transformer_layers_per_block=(1, 2) if sdxl else (1, 1),
+        cross_attention_dim=64 + 128 if sdxl else 128,
+        attention_head_dim=(1, 2),
+        use_linear_projection=True,
+        **more,
+    )
+    state, vae = unet.state_dict(), AutoencoderTiny().state_dict()
+    names, vae_names = unet_ldm_names(state, 1), tiny_vae_names(vae)
+    tensors = {f"model.diffusion_model.{names[k]}": v for k, v in state.items()}
+    tensors |= {f"first_stage_model.{vae_names[k]}": v for k, v in vae.items()}
+    large = tiny_clip(128, 3, open_clip=True, projected=sdxl, seed=3)
+    prefix = "conditioner.embedders.1.model." if sdxl else "cond_stage_model.model."
+    tensors |= {prefix + k: v for k, v in open_clip_tensors(large).items()}
+    if sdxl:
+        small = tiny_clip(64, 3, open_clip=False, projected=False, seed=4).state_dict()
+        place = "conditioner.embedders.0.transformer.text_model."
+        tensors |= {place + k.removeprefix("text_model."): v for k, v in small.items()}
+    return {k: v.detach().clone().contiguous() for k, v in tensors.items()}

@@ -12,10 +12,11 @@ from .config import RunConfig
 from .encode import Encoded
 from .loss import snr_weight
 from .masks import loss_mask
-from .models import BaseModel, batch_context, encode_tokens, tokenize
+from .models import BaseModel, Conditions, encode_caption
 from .noise import sample_noise, sample_timesteps, snr
 from .plan import MicroBatch, Plan, Sample
 from .rng import generator
+from .sample import build_conditions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,9 +94,13 @@ def _masks(
     return torch.stack(weights), torch.tensor(normalize), torch.tensor(prior) if any(prior) else None
 
 
-def contexts(base: BaseModel, encoded: Encoded, samples: Sequence[Sample], device: torch.device) -> Tensor:
-    """Return the conditioning of some captions, (B, L, D): from the store, or with gradients for a trained encoder."""
-    if base.text_encoder is None:
-        return batch_context([encoded.context(sample.caption) for sample in samples]).to(device, base.dtype)
-    tokens = [tokenize(base.tokenizer, sample.caption).to(device) for sample in samples]
-    return batch_context([encode_tokens(base.text_encoder, t, base.clip_skip) for t in tokens])
+def build_sample_conditions(
+    base: BaseModel, encoded: Encoded, plan: Plan, samples: Sequence[Sample], device: torch.device
+) -> Conditions:
+    """Return what the UNet is told about some samples: captions from the store or with gradients, true crops."""
+    sizes = torch.tensor([sample.crop.size_conditioning(plan.size(sample.picture)) for sample in samples])
+    if base.texts:
+        each = [encode_caption(base.texts, base.tokenizer, sample.caption, device) for sample in samples]
+    else:
+        each = [encoded.conditioning(sample.caption) for sample in samples]
+    return build_conditions(base, each, sizes, device)

@@ -100,6 +100,7 @@ class BaseModelConfig(Config):
     clip_skip: int = 1  # 1 = last layer, 2 = the one before (ComfyUI's stop_at_clip_layer -2)
     precision: Precision = "auto"  # frozen weights and activations; LoRA weights and loss stay float32
     vae_precision: Precision = "auto"  # of the autoencoder while pictures are encoded; auto = float32
+    zero_terminal_snr: Literal["auto", "on", "off"] = "auto"  # noise ends in pure noise; auto = as the file says
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -277,7 +278,8 @@ class OptimizerConfig(Config):
 
     name: Literal["adamw", "adamw8bit"] = "adamw"
     learning_rate: float = 1e-4  # of the UNet's network
-    text_encoder_learning_rate: float = 0.0  # 0 leaves the text encoder as it is
+    text_encoder_learning_rate: float = 0.0  # 0 leaves the (first) text encoder as it is
+    text_encoder_2_learning_rate: float = 0.0  # of the second one, in models that have two
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
@@ -288,13 +290,14 @@ class OptimizerConfig(Config):
         _check_choices(self)
         _check_range(self, "learning_rate", 0, 100)
         _check_range(self, "text_encoder_learning_rate", 0, 100)
+        _check_range(self, "text_encoder_2_learning_rate", 0, 100)
         _check_range(self, "weight_decay", 0)
         _check_range(self, "beta1", 0, 0.999999)
         _check_range(self, "beta2", 0, 0.999999)
         _check_range(self, "eps", 0)
         _check_range(self, "max_grad_norm", 0)
-        if self.learning_rate == 0 and self.text_encoder_learning_rate == 0:
-            raise ValueError("Both learning rates are 0, nothing would be trained; set learning_rate above 0.")
+        if not self.learning_rate and not self.text_encoder_learning_rate and not self.text_encoder_2_learning_rate:
+            raise ValueError("All learning rates are 0, nothing would be trained; set learning_rate above 0.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

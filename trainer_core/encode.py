@@ -24,8 +24,7 @@ from .callbacks import Callbacks
 from .images import DECODER_ERRORS, cut, load_picture, reason, strict_decoding
 from .masks import cut_mask, latent_mask, read_mask
 from .memory import placed
-from .models import MAX_CHUNKS, BaseModel, encode_tokens, tokenize
-from .models.sd import LATENT_SCALE
+from .models import MAX_CHUNKS, BaseModel, Conditioning, encode_caption
 from .plan import Plan, Sample
 from .scan import count, names
 from .store import Store, latent_key, mask_key, text_key
@@ -53,9 +52,10 @@ class Encoded:
         key = self.mask_keys.get((sample.picture, sample.crop))
         return None if key is None else self._read(key)["mask"]
 
-    def context(self, caption: str) -> Tensor:
-        """Return the conditioning of a caption, (L, D)."""
-        return self._read(self.text_keys[caption])["context"]
+    def conditioning(self, caption: str) -> Conditioning:
+        """Return what a caption has become."""
+        entry = self._read(self.text_keys[caption])
+        return Conditioning(entry["context"], entry.get("pooled"))
 
     def _read(self, key: str) -> dict[str, Tensor]:
         entry = self.store.get(key)
@@ -129,14 +129,15 @@ def _encode_pictures(
 ) -> None:
     """Encode pictures one by one; what a smaller dtype cannot hold is done again in float32, and said."""
     again: list[str] = []
+    scale = base.family.latent_scale
     with ExitStack() as stack:
         vae = stack.enter_context(placed(base.vae, device))
         small = copy.deepcopy(vae).to(dtype) if dtype != torch.float32 else vae
         for done, (item, pixels) in enumerate(_prepared(plan, missing)):
             callbacks.check()
-            mean, std = encode_pixels(small, pixels.to(device))
+            mean, std = encode_pixels(small, pixels.to(device), scale)
             if small is not vae and not _finite(mean, std):
-                mean, std = encode_pixels(vae, pixels.to(device))
+                mean, std = encode_pixels(vae, pixels.to(device), scale)
                 again.append(plan.manifest.pictures[item[0]].name)
             if not _finite(mean, std):
                 raise ValueError(
@@ -209,12 +210,12 @@ def pixels(image: Image.Image) -> Tensor:
 
 
 @torch.no_grad()
-def encode_pixels(vae: Any, batch: Tensor) -> tuple[Tensor, Tensor]:
+def encode_pixels(vae: Any, batch: Tensor, latent_scale: float) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the latents of (B, 3, H, W) pixels in model scale, float32."""
     encoded = vae.encode(batch.to(vae.dtype))
     if hasattr(encoded, "latent_dist"):
         latents = encoded.latent_dist
-        return latents.mean.float() * LATENT_SCALE, latents.std.float() * LATENT_SCALE
+        return latents.mean.float() * latent_scale, latents.std.float() * latent_scale
     # a TAESD-shaped autoencoder gives scaled latents and no distribution
     return encoded.latents.float(), torch.zeros_like(encoded.latents, dtype=torch.float32)
 
@@ -239,17 +240,18 @@ def _encode_texts(
 ) -> dict[str, str]:
     """Encode texts that the store lacks and return the key of each."""
     encoder_id = f"{base.identity['text_encoder']}/{base.dtype}"
+    layer = max(text.layer for text in base.texts)
     keys = {
-        t: text_key(caption=t, encoder_id=encoder_id, clip_skip=base.clip_skip, max_chunks=MAX_CHUNKS)
-        for t in sorted(texts)
+        t: text_key(caption=t, encoder_id=encoder_id, clip_skip=layer, max_chunks=MAX_CHUNKS) for t in sorted(texts)
     }
     missing = [text for text, key in keys.items() if not store.has(key)]
     if missing:
-        with placed(base.text_encoder, device):
+        with ExitStack() as stack:
+            for encoder in base.texts:
+                stack.enter_context(placed(encoder.model, device))
             for done, text in enumerate(missing):
                 callbacks.check()
-                tokens = tokenize(base.tokenizer, text).to(device)
-                context = encode_tokens(base.text_encoder, tokens, base.clip_skip)
-                store.put(keys[text], {"context": context.cpu()})
+                context, pooled = encode_caption(base.texts, base.tokenizer, text, device)
+                store.put(keys[text], {"context": context} | ({} if pooled is None else {"pooled": pooled}))
                 callbacks.phase("encoding captions", done + 1, len(missing))
     return keys

@@ -112,6 +112,10 @@ def build_metadata(
     """Return the metadata other tools read (`ss_*`, `modelspec.*`) and the whole configuration (`atelier.*`)."""
     lora, optimizer, train, objective = config.lora, config.optimizer, config.train, config.objective
     finished = datetime.datetime.now(datetime.timezone.utc)
+    family, predicts_v = base.family, base.prediction == "v_prediction"
+    architecture = family.architecture
+    if family.name == "sd2" and predicts_v:
+        architecture = "stable-diffusion-v2-768-v"
     folders = {Path(c.folder).name: {"n_repeats": c.repeats, "img_count": 0} for c in config.dataset.concepts}
     for picture in plan.manifest.pictures:
         folders[Path(config.dataset.concepts[picture.concept].folder).name]["img_count"] += 1
@@ -122,8 +126,8 @@ def build_metadata(
     triggers = dict.fromkeys(prefix for prefix in prefixes if prefix)
     roles = Counter(config.dataset.concepts[picture.concept].role for picture in plan.manifest.pictures)
     kohya = {
-        "v2": False,
-        "base_model_version": "sd_v1",
+        "v2": family.name == "sd2",
+        "base_model_version": family.base_version + ("_v" if family.name == "sd2" and predicts_v else ""),
         "sd_model_name": base.name,
         "network_module": "networks.lora",
         "network_dim": lora.rank,
@@ -136,6 +140,7 @@ def build_metadata(
         "learning_rate": optimizer.learning_rate,
         "unet_lr": optimizer.learning_rate,
         "text_encoder_lr": optimizer.text_encoder_learning_rate or None,
+        "zero_terminal_snr": base.zero_terminal_snr,
         "optimizer": optimizer.name,
         "lr_scheduler": config.scheduler.name,
         "lr_warmup_steps": config.scheduler.warmup_steps,
@@ -148,7 +153,7 @@ def build_metadata(
         "num_epochs": plan.epochs,
         "num_batches_per_epoch": plan.batches_in(0),
         "seed": train.seed,
-        "clip_skip": base.clip_skip,
+        "clip_skip": config.base_model.clip_skip,
         "min_snr_gamma": objective.min_snr_gamma or None,
         "noise_offset": objective.noise_offset or None,
         "loss_type": "l2",
@@ -162,14 +167,14 @@ def build_metadata(
     }
     spec = {
         "sai_model_spec": "1.0.1",
-        "architecture": "stable-diffusion-v1/lora",
+        "architecture": f"{architecture}/lora",
         "implementation": "https://github.com/Stability-AI/generative-models",
         "title": name,
         "resolution": f"{train.resolution}x{train.resolution}",
         "date": finished.isoformat(timespec="seconds"),
-        "prediction_type": "epsilon" if base.prediction == "epsilon" else "v",
+        "prediction_type": "v" if predicts_v else "epsilon",
         "trigger_phrase": ", ".join(triggers),
-        "encoder_layer": str(base.clip_skip),
+        "encoder_layer": str(config.base_model.clip_skip),
     }
     public = config.to_dict()
     public["base_model"] |= {"path": base.name, "tokenizer": ""}

@@ -12,10 +12,18 @@ from .rng import generator, sample_uniform
 TIMESTEPS = 1000
 
 
-def alphas_cumprod(start: float = 0.00085, end: float = 0.012) -> Tensor:
-    """Return the cumulative alphas of the "scaled linear" schedule, (1000,) float32, computed in float64."""
+def alphas_cumprod(start: float = 0.00085, end: float = 0.012, zero_terminal_snr: bool = False) -> Tensor:
+    """Return the cumulative alphas of the "scaled linear" schedule, (1000,) float32, computed in float64.
+
+    zero_terminal_snr: shift and stretch their roots so that the last one is 0 and the first stays (Lin et al. 2023,
+    algorithm 1).
+    """
     betas = torch.linspace(start**0.5, end**0.5, TIMESTEPS, dtype=torch.float64) ** 2
-    return torch.cumprod(1 - betas, dim=0).float()
+    alphas = torch.cumprod(1 - betas, dim=0)
+    if zero_terminal_snr:
+        roots = alphas.sqrt()
+        alphas = ((roots - roots[-1]) * roots[0] / (roots[0] - roots[-1])) ** 2
+    return alphas.float()
 
 
 def snr(alphas: Tensor) -> Tensor:

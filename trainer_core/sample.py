@@ -11,9 +11,10 @@ from torch import Tensor
 from .callbacks import Callbacks
 from .config import SampleConfig
 from .memory import placed
-from .models import BaseModel, batch_context, encode_tokens, tokenize
-from .models.sd import LATENT_SCALE
+from .models import BaseModel, Conditioning, Conditions, batch_context, encode_caption, predict
 from .noise import TIMESTEPS, alphas_cumprod
+
+LEAST_ALPHA = 4.8973451890853435e-08  # pure noise has no finite sigma; ComfyUI's samplers start here instead
 
 
 def sample_images(
@@ -21,12 +22,12 @@ def sample_images(
     config: SampleConfig,
     device: torch.device | str = "cpu",
     *,
-    encode: Callable[[str], Tensor] | None = None,
+    encode: Callable[[str], Conditioning] | None = None,
     callbacks: Callbacks | None = None,
 ) -> Tensor:
     """Draw one picture per prompt, (N, H, W, 3) float32 in 0..1 on the CPU.
 
-    encode: gives the (L, D) conditioning of a prompt; by default the base model's own text encoder does.
+    encode: gives the conditioning of a prompt; by default the base model's own text encoders do.
     Prompt i starts from the noise of seed + i. The UNet must be on the device already or is moved there.
     """
     device, callbacks = torch.device(device), callbacks or Callbacks()
@@ -35,52 +36,57 @@ def sample_images(
     pictures = []
     with torch.no_grad():
         for i, prompt in enumerate(config.prompts):
-            latents = sample_latents(
-                base.unet,
-                batch_context([encode(prompt), encode(config.negative)]).to(device, base.dtype),
-                config,
-                seed=config.seed + i,
-                prediction=base.prediction,
-                check=callbacks.check,
-            )
+            both = build_conditions(base, [encode(prompt), encode(config.negative)], whole_pictures(config, 2), device)
+            latents = sample_latents(base, both, config, seed=config.seed + i, check=callbacks.check)
             with placed(base.vae, device) as vae:
-                pictures.append(decode_latents(vae, latents).cpu())
+                pictures.append(decode_latents(vae, latents, base.family.latent_scale).cpu())
             callbacks.phase("sampling", i + 1, len(config.prompts))
     return torch.cat(pictures) if pictures else torch.empty(0, config.height, config.width, 3)
 
 
-def _encoder(base: BaseModel, device: torch.device) -> Callable[[str], Tensor]:
-    base.text_encoder.to(device)
-    return lambda prompt: encode_tokens(base.text_encoder, tokenize(base.tokenizer, prompt).to(device), base.clip_skip)
+def _encoder(base: BaseModel, device: torch.device) -> Callable[[str], Conditioning]:
+    for text in base.texts:
+        text.model.to(device)
+    return lambda prompt: encode_caption(base.texts, base.tokenizer, prompt, device)
+
+
+def whole_pictures(config: SampleConfig, count: int) -> Tensor:
+    """Return the size and crop numbers of pictures that were not cut, (count, 6): what ComfyUI sends by default."""
+    return torch.tensor([[config.height, config.width, 0, 0, config.height, config.width]] * count)
+
+
+def build_conditions(
+    base: BaseModel, conditionings: Sequence[Conditioning], sizes: Tensor, device: torch.device
+) -> Conditions:
+    """Put the conditionings of a batch together on the device; sizes (B, 6)."""
+    context = batch_context([c.context for c in conditionings]).to(device, base.dtype)
+    pooled = [c.pooled for c in conditionings if c.pooled is not None]
+    if not pooled:
+        return Conditions(context=context)
+    return Conditions(context=context, pooled=torch.stack(pooled).to(device, base.dtype), sizes=sizes.to(device))
 
 
 def sample_latents(
-    unet: Any,
-    contexts: Tensor,
-    config: SampleConfig,
-    *,
-    seed: int,
-    prediction: str,
-    check: Callable[[], None],
+    base: BaseModel, conditions: Conditions, config: SampleConfig, *, seed: int, check: Callable[[], None]
 ) -> Tensor:
     """Integrate the probability flow with Euler steps; (1, 4, H/8, W/8) latents in model scale.
 
-    contexts: (2, L, D), the prompt's and the negative prompt's conditioning. Karras et al. 2022, algorithm 1
+    conditions: of two samples, the prompt and the negative prompt. Karras et al. 2022, algorithm 1
     without churn, on the discrete model's noise levels.
     """
-    levels, sigmas = noise_levels(config.steps)
-    shape = (1, unet.config.in_channels, config.height // 8, config.width // 8)
+    levels, sigmas = noise_levels(config.steps, base.zero_terminal_snr)
+    shape = (1, base.unet.config.in_channels, config.height // 8, config.width // 8)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    x = noise.to(contexts.device) * float((1 + sigmas[0] ** 2) ** 0.5)
+    x = noise.to(conditions.context.device) * float((1 + sigmas[0] ** 2) ** 0.5)
     for i, level in enumerate(levels.tolist()):
         check()
         sigma, following = float(sigmas[i]), float(sigmas[i + 1])
-        scaled = (x / (1 + sigma**2) ** 0.5).to(contexts.dtype)
+        scaled = x / (1 + sigma**2) ** 0.5
         step = torch.full((2,), level, device=x.device)
-        output = unet(scaled.expand(2, -1, -1, -1), step, encoder_hidden_states=contexts).sample.float()
+        output = predict(base, scaled.expand(2, -1, -1, -1), step, conditions).float()
         wanted, unwanted = output.chunk(2)
         guided = unwanted + config.cfg * (wanted - unwanted)
-        if prediction == "epsilon":
+        if base.prediction == "epsilon":
             direction = guided
         else:  # v: denoised = x / (1 + sigma^2) - v sigma / sqrt(1 + sigma^2)
             direction = (x * sigma / (1 + sigma**2)) + guided / (1 + sigma**2) ** 0.5
@@ -88,9 +94,10 @@ def sample_latents(
     return x
 
 
-def noise_levels(steps: int) -> tuple[Tensor, Tensor]:
+def noise_levels(steps: int, zero_terminal_snr: bool = False) -> tuple[Tensor, Tensor]:
     """Return (steps,) timesteps for the model and (steps + 1,) sigmas falling to 0, evenly spaced in time."""
-    alphas = alphas_cumprod().double()
+    alphas = alphas_cumprod(zero_terminal_snr=zero_terminal_snr).double()
+    alphas = alphas.clamp(min=LEAST_ALPHA)
     log_sigmas = ((1 - alphas) / alphas).sqrt().log()
     times = torch.linspace(TIMESTEPS - 1, 0, steps, dtype=torch.float64)
     low = times.floor().long()
@@ -100,10 +107,10 @@ def noise_levels(steps: int) -> tuple[Tensor, Tensor]:
     return nearest, torch.cat([exact.exp(), exact.new_zeros(1)]).float()
 
 
-def decode_latents(vae: Any, latents: Tensor) -> Tensor:
+def decode_latents(vae: Any, latents: Tensor, latent_scale: float) -> Tensor:
     """Decode latents in model scale to (N, H, W, 3) pictures in 0..1."""
     dtype = next(vae.parameters()).dtype
-    scaled = latents if type(vae).__name__ == "AutoencoderTiny" else latents / LATENT_SCALE
+    scaled = latents if type(vae).__name__ == "AutoencoderTiny" else latents / latent_scale
     decoded = vae.decode(scaled.to(dtype)).sample.float()
     return (decoded / 2 + 0.5).clamp(0, 1).movedim(1, -1)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .batch import build_batch, contexts
+from .batch import build_batch, build_sample_conditions
 from .callbacks import Callbacks, StepReport
 from .config import RunConfig
 from .encode import Encoded, encode_plan
@@ -24,6 +24,8 @@ from .models import (
     find_tokenizer,
     load_base_model,
     load_tokenizer,
+    predict,
+    unet_layer_names,
 )
 from .networks import Network
 from .noise import add_noise, alphas_cumprod, build_target
@@ -80,20 +82,25 @@ def train_lora(
     callbacks.note("\n".join([report(plan), *long_captions(plan, tokenizer)]))
 
     base = load_base_model(config.base_model, choose_dtype(config.base_model.precision, device))
-    train_text = config.optimizer.text_encoder_learning_rate > 0
+    rates = learning_rates(config, base)
+    train_text = any(rates[text.kohya] > 0 for text in base.texts)
     prompts = None if train_text else {*config.sample.prompts, config.sample.negative}
     with Store(cache, cache_limit) as store:
         vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
         encoded = encode_plan(base, plan, store, device, callbacks, prompts=prompts, vae_dtype=vae_dtype)
         store.prune()
-    if train_text:
-        base.text_encoder.to(device)
-    else:
-        base.text_encoder = None
+    base.texts = base.texts if train_text else ()
+    for text in base.texts:
+        text.model.to(device)
 
     base.unet.to(device)
-    trained_unet = base.unet if config.optimizer.learning_rate > 0 else None
-    network = Network(trained_unet, base.text_encoder, config.lora, config.train.seed).to(device)
+    network = Network(
+        base.unet if rates["lora_unet"] > 0 else None,
+        {text.kohya: (text.model, text.depth) for text in base.texts if rates[text.kohya] > 0},
+        config.lora,
+        config.train.seed,
+        unet_layer_names(base),
+    ).to(device)
     losses: list[float] = []
     validation: list[tuple[int, float]] = []
 
@@ -116,13 +123,21 @@ def train_lora(
                 base,
                 config.sample,
                 device,
-                encode=None if train_text else encoded.context,
+                encode=None if train_text else encoded.conditioning,
                 callbacks=callbacks,
             )
     finally:
-        base.unet = base.text_encoder = base.vae = None
+        base.unet, base.texts, base.vae = None, (), None
         network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
     return Result(path=path, tensors=tensors, losses=losses, validation=validation, samples=samples, plan=plan)
+
+
+def learning_rates(config: RunConfig, base: BaseModel) -> dict[str, float]:
+    """Return the learning rate of each model by what names of its layers in a LoRA file begin with."""
+    optimizer = config.optimizer
+    texts = (optimizer.text_encoder_learning_rate, optimizer.text_encoder_2_learning_rate)
+    kohya = (text.kohya for text in base.family.texts)
+    return {"lora_unet": optimizer.learning_rate, **dict(zip(kohya, texts, strict=False))}
 
 
 def train(
@@ -138,14 +153,11 @@ def train(
 ) -> None:
     """Run every step of the plan on an attached network; append to `losses` and `validation` as they come."""
     if config.train.gradient_checkpointing:
-        enable_checkpointing(base.parts()[:2] if base.text_encoder is not None else [base.unet])
-    optimizer = build_optimizer(
-        config.optimizer,
-        network.groups(config.optimizer.learning_rate, config.optimizer.text_encoder_learning_rate),
-    )
+        enable_checkpointing([base.unet, *(text.model for text in base.texts)])
+    optimizer = build_optimizer(config.optimizer, network.groups(learning_rates(config, base)))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     scaler = torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16)
-    alphas = alphas_cumprod()
+    alphas = alphas_cumprod(zero_terminal_snr=base.zero_terminal_snr)
     not_finite = 0
 
     def validate(steps: int) -> None:
@@ -163,14 +175,14 @@ def train(
         for micro_batch in micro_batches:
             callbacks.check()
             batch = build_batch(base, encoded, micro_batch, plan, config, alphas, device)
-            context = contexts(base, encoded, micro_batch.samples, device)
+            conditions = build_sample_conditions(base, encoded, plan, micro_batch.samples, device)
             noised = add_noise(batch.latents, batch.noise, batch.alphas)
-            prediction = base.unet(noised.to(base.dtype), batch.timesteps, encoder_hidden_states=context).sample
+            prediction = predict(base, noised, batch.timesteps, conditions)
             target = build_target(base.prediction, batch.latents, batch.noise, batch.alphas)
             prior = None
             if batch.prior_weight is not None:
                 with torch.no_grad(), network.detached():
-                    prior = base.unet(noised.to(base.dtype), batch.timesteps, encoder_hidden_states=context).sample
+                    prior = predict(base, noised, batch.timesteps, conditions)
             each = sample_losses(prediction, target, batch.mask, batch.normalize, prior, batch.prior_weight)
             loss = (each * batch.weights).sum() / window
             scaler.scale(loss).backward()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .batch import contexts
+from .batch import build_sample_conditions
 from .callbacks import Callbacks
 from .config import RunConfig
 from .encode import Encoded
 from .loss import sample_losses
-from .models import BaseModel
+from .models import BaseModel, predict
 from .noise import TIMESTEPS, add_noise, build_target
 from .plan import Plan
 from .rng import generator
@@ -36,15 +36,13 @@ def validation_loss(
     size, total = config.train.batch_size, torch.zeros((), device=device)
     for sample in plan.validation:
         latents = encoded.latents(sample)[0][None]
-        context = contexts(base, encoded, [sample], device)
         for first in range(0, len(timesteps), size):
             callbacks.check()
             part = range(first, min(first + size, len(timesteps)))
             draws = [generator(config.train.seed, "validation", sample.picture, i) for i in part]
             noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
             clean, levels = latents.expand(len(part), -1, -1, -1).to(device), alphas[timesteps[list(part)]].to(device)
-            noised = add_noise(clean, noise, levels).to(base.dtype)
-            times = timesteps[list(part)].to(device)
-            prediction = base.unet(noised, times, encoder_hidden_states=context.expand(len(part), -1, -1)).sample
+            conditions = build_sample_conditions(base, encoded, plan, [sample] * len(part), device)
+            prediction = predict(base, add_noise(clean, noise, levels), timesteps[list(part)].to(device), conditions)
             total += sample_losses(prediction, build_target(base.prediction, clean, noise, levels)).sum()
     return float(total) / (len(plan.validation) * len(timesteps))

@@ -7,8 +7,8 @@ import torch
 from tiny_models import tiny_unet
 
 from lora_atelier.bench import bases, contenders, layers, loop, report, worker
-from lora_atelier.trainer_core.models.family import FileHeader, check_sd1
-from lora_atelier.trainer_core.models.sd import UNET, unet_shape
+from lora_atelier.trainer_core.models.family import FAMILIES, UNET, FileHeader, detect_family
+from lora_atelier.trainer_core.models.sd import unet_shape
 from lora_atelier.trainer_core.networks.lora import LoraLayer
 
 CPU = torch.device("cpu")
@@ -53,8 +53,8 @@ def test_the_training_loop_is_timed_in_parts(checkpoint):
 def test_the_full_size_base_is_a_whole_checkpoint(monkeypatch, tmp_path):
     monkeypatch.setattr(bases, "_random", lambda name, tensor, seeded: tensor)  # shapes only
     shapes = {name: tuple(tensor.shape) for name, tensor in bases.sd15_tensors()}
-    check_sd1(FileHeader(path=tmp_path / "sd15.safetensors", shapes=shapes, metadata={}))
-    shape = unet_shape({name.removeprefix(UNET): s for name, s in shapes.items() if name.startswith(UNET)})
+    assert detect_family(FileHeader(path=tmp_path / "sd15.safetensors", shapes=shapes, metadata={})) is FAMILIES["sd1"]
+    shape = unet_shape({k.removeprefix(UNET): s for k, s in shapes.items() if k.startswith(UNET)}, FAMILIES["sd1"])
     assert shape["block_out_channels"] == (320, 640, 1280, 1280) and shape["cross_attention_dim"] == 768
     assert sum(torch.Size(s).numel() for s in shapes.values()) == 1_066_235_307  # Stable Diffusion 1.5 itself
 

@@ -17,7 +17,7 @@ from lora_atelier.trainer_core.resize import resize_lora, truncate
 
 @pytest.fixture(scope="module")
 def network():
-    network = Network(tiny_unet(), None, LoraConfig(rank=8, alpha=4, preset="full"), seed=0)
+    network = Network(tiny_unet(), {}, LoraConfig(rank=8, alpha=4, preset="full"), seed=0)
     for i, layer in enumerate(network.layers.values()):
         torch.nn.init.normal_(layer.up, std=0.1, generator=torch.Generator().manual_seed(i))
     return network

@@ -11,8 +11,15 @@ from safetensors.torch import load_file, save_file
 from tiny_models import checkpoint_tensors, tiny_text_encoder, tiny_unet
 
 from lora_atelier.trainer_core.config import BaseModelConfig
-from lora_atelier.trainer_core.models import batch_context, check_base_model, encode_tokens, load_base_model, tokenize
-from lora_atelier.trainer_core.models.family import read_header
+from lora_atelier.trainer_core.models import (
+    TextEncoder,
+    batch_context,
+    check_base_model,
+    encode_caption,
+    load_base_model,
+    tokenize,
+)
+from lora_atelier.trainer_core.models.family import FAMILIES, read_header
 from lora_atelier.trainer_core.models.names import unet_ldm_names, vae_ldm_names
 from lora_atelier.trainer_core.models.sd import build_vae, unet_shape
 from lora_atelier.trainer_core.models.text import count_tokens, load_tokenizer
@@ -25,8 +32,8 @@ def tokenizer(comfyui):
 
 def test_a_single_file_gives_the_model_it_was_made_from(checkpoint, comfyui):
     base = load_base_model(BaseModelConfig(path=str(checkpoint)))
-    assert base.prediction == "epsilon" and base.family == "sd1"
-    for part, reference in ((base.unet, tiny_unet()), (base.text_encoder, tiny_text_encoder())):
+    assert base.prediction == "epsilon" and base.family.name == "sd1"
+    for part, reference in ((base.unet, tiny_unet()), (base.texts[0].model, tiny_text_encoder())):
         expected = reference.state_dict()
         assert part.state_dict().keys() == expected.keys()
         assert all(torch.equal(tensor, expected[name]) for name, tensor in part.state_dict().items())
@@ -45,7 +52,7 @@ def test_a_diffusers_folder_gives_the_same_model(checkpoint, comfyui, tmp_path):
     check_base_model(BaseModelConfig(path=str(tmp_path)))
     other = load_base_model(BaseModelConfig(path=str(tmp_path)))
     assert other.prediction == "v_prediction"
-    for mine, theirs in ((base.unet, other.unet), (base.text_encoder, other.text_encoder), (base.vae, other.vae)):
+    for mine, theirs in ((base.unet, other.unet), (base.texts[0].model, other.texts[0].model), (base.vae, other.vae)):
         state = theirs.state_dict()
         assert all(torch.equal(tensor, state[name]) for name, tensor in mine.state_dict().items())
 
@@ -55,7 +62,7 @@ def test_the_architecture_of_sd15_is_read_from_its_shapes():
         unet = UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8)
     state = unet.state_dict()
     names = unet_ldm_names(state, 2)
-    shape = unet_shape({names[k]: tuple(v.shape) for k, v in state.items()})
+    shape = unet_shape({names[k]: tuple(v.shape) for k, v in state.items()}, FAMILIES["sd1"])
     with torch.device("meta"):
         again = UNet2DConditionModel(**shape)
     assert {k: v.shape for k, v in again.state_dict().items()} == {k: v.shape for k, v in state.items()}
@@ -103,8 +110,15 @@ def without(part):
 
 WRONG_TENSORS = {
     "is a LoRA": lambda: {"lora_unet_mid.lora_down.weight": torch.zeros(1, 1)},
-    "is an SDXL checkpoint": lambda: {"conditioner.embedders.0.transformer.x": torch.zeros(1)},
-    "is a Stable Diffusion 2 checkpoint": lambda: {"cond_stage_model.model.ln_final.weight": torch.zeros(1)},
+    "has no UNet and no second text encoder": lambda: {
+        "conditioner.embedders.0.transformer.x": torch.zeros(1),
+        "first_stage_model.x": torch.zeros(1),
+    },
+    "is the refiner of Stable Diffusion XL": lambda: {
+        "model.diffusion_model.input_blocks.0.0.weight": torch.zeros(4, 4, 3, 3),
+        "conditioner.embedders.0.model.ln_final.weight": torch.zeros(1),
+    },
+    "is an EDM model": lambda: {**checkpoint_tensors(), "edm_mean": torch.zeros(4)},
     "is a Stable Diffusion 3 model": lambda: {"model.diffusion_model.joint_blocks.0.x": torch.zeros(1)},
     "is a FLUX-like model": lambda: {"double_blocks.0.img_mod.lin.weight": torch.zeros(1)},
     "has no VAE": lambda: without("first_stage_model."),
@@ -183,19 +197,42 @@ def test_captions_become_rows_of_75_tokens(tokenizer, words, rows):
     assert count_tokens(tokenizer, " ".join(["cat"] * words)) == words
 
 
+def text_encoder(model, layer=1, **values):
+    """Return a text encoder as a base model holds it."""
+    plain = {"final_norm": True, "pooled": False, "open_clip": False, "kohya": "lora_te"}
+    return TextEncoder(model=model, layer=layer, **{**plain, **values})
+
+
 def test_conditioning_is_normed_hidden_state_and_clip_skip_takes_an_earlier_one(tokenizer):
     encoder = tiny_text_encoder().eval()
     tokens = tokenize(tokenizer, "a red circle")
     with torch.no_grad():
-        assert torch.allclose(encode_tokens(encoder, tokens), encoder(tokens).last_hidden_state[0])
-        skipped = encode_tokens(encoder, tokens, 2)
+        last = encode_caption([text_encoder(encoder)], tokenizer, "a red circle", "cpu").context
+        assert torch.allclose(last, encoder(tokens).last_hidden_state[0])
+        skipped = encode_caption([text_encoder(encoder, 2)], tokenizer, "a red circle", "cpu").context
         body = getattr(encoder, "text_model", encoder)
         body.encoder.layers = body.encoder.layers[:1]
         assert torch.allclose(skipped, encoder(tokens).last_hidden_state[0])
+        # A file that leaves out the last layer, which is not used, counts from where it would be.
+        shorter = encode_caption([text_encoder(encoder, 2, absent=1)], tokenizer, "a red circle", "cpu").context
+        assert torch.allclose(skipped, shorter)
+
+
+def test_open_clip_rows_end_in_zeros_and_two_encoders_lie_side_by_side(tokenizer):
+    tokens = tokenize(tokenizer, "a red circle", pad=0)
+    assert tokens[0, :5].tolist() == [49406, *tokenize(tokenizer, "a red circle")[0, 1:4].tolist(), 49407]
+    assert not tokens[0, 5:].any()
+    assert torch.equal(tokenize(tokenizer, "cat " * 75, pad=0), tokenize(tokenizer, "cat " * 75))
+    one, other = text_encoder(tiny_text_encoder().eval()), text_encoder(tiny_text_encoder().eval(), open_clip=True)
+    with torch.no_grad():
+        both = encode_caption([one, other], tokenizer, "cat " * 80, "cpu")
+        alone = encode_caption([other], tokenizer, "cat " * 80, "cpu")
+    assert both.context.shape == (154, 128) and both.pooled is None
+    assert torch.equal(both.context[:, 64:], alone.context)
 
 
 def test_clip_skip_beyond_the_encoder_is_refused(checkpoint, comfyui):
-    with pytest.raises(ValueError, match=r"clip_skip is 3, but the text encoder of random-tiny.safetensors has 2"):
+    with pytest.raises(ValueError, match=r"clip_skip is 3, but a text encoder of random-tiny.safetensors has 2"):
         load_base_model(BaseModelConfig(path=str(checkpoint), clip_skip=3))
 
 

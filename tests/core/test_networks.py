@@ -40,7 +40,7 @@ def test_a_fresh_network_changes_nothing_bitwise(preset):
     unet = tiny_unet()
     args, kwargs = unet_inputs()
     before = unet(*args, **kwargs).sample
-    network = Network(unet, None, LoraConfig(rank=4, preset=preset), seed=0)
+    network = Network(unet, {}, LoraConfig(rank=4, preset=preset), seed=0)
     with network.attached():
         assert torch.equal(unet(*args, **kwargs).sample, before)
         fill(network)
@@ -52,9 +52,7 @@ def test_a_fresh_network_changes_nothing_bitwise(preset):
 def test_it_computes_what_adding_delta_weights_computes():
     unet = tiny_unet().double()
     args, kwargs = unet_inputs(torch.float64)
-    network = Network(
-        unet, None, LoraConfig(rank=4, alpha=2, preset="full", conv_rank=3, conv_alpha=6), seed=0
-    ).double()
+    network = Network(unet, {}, LoraConfig(rank=4, alpha=2, preset="full", conv_rank=3, conv_alpha=6), seed=0).double()
     fill(network)
     with network.attached():
         live = unet(*args, **kwargs).sample
@@ -71,7 +69,7 @@ def test_it_computes_what_adding_delta_weights_computes():
 def test_forward_and_gradients_equal_pefts():
     args, kwargs = unet_inputs(torch.float64)
     unet, reference = tiny_unet().double(), tiny_unet().double()
-    network = Network(unet, None, LoraConfig(rank=4, alpha=8, preset="full"), seed=0).double()
+    network = Network(unet, {}, LoraConfig(rank=4, alpha=8, preset="full"), seed=0).double()
     fill(network)
     names = [n for n, m in reference.named_modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))]
     wrapped = peft.inject_adapter_in_model(peft.LoraConfig(r=4, lora_alpha=8, target_modules=names), reference)
@@ -149,10 +147,10 @@ def test_parameters_stay_float32_on_a_half_precision_base(dtype):
 
 def test_initial_weights_depend_on_seed_and_name_alone():
     torch.manual_seed(1)
-    first = Network(tiny_unet(), tiny_text_encoder(), LoraConfig(rank=4), seed=3)
+    first = Network(tiny_unet(), {"lora_te": (tiny_text_encoder(), 2)}, LoraConfig(rank=4), seed=3)
     torch.manual_seed(2)
-    again = Network(tiny_unet(), None, LoraConfig(rank=4), seed=3)
-    other = Network(tiny_unet(), None, LoraConfig(rank=4), seed=4)
+    again = Network(tiny_unet(), {}, LoraConfig(rank=4), seed=3)
+    other = Network(tiny_unet(), {}, LoraConfig(rank=4), seed=4)
     for name, layer in again.layers.items():
         assert torch.equal(layer.down, first.layers[name].down)
         assert not torch.equal(layer.down, other.layers[name].down)
@@ -161,20 +159,20 @@ def test_initial_weights_depend_on_seed_and_name_alone():
 
 
 def test_alpha_is_a_constant():
-    network = Network(tiny_unet(), None, LoraConfig(rank=8, alpha=4), seed=0)
+    network = Network(tiny_unet(), {}, LoraConfig(rank=8, alpha=4), seed=0)
     assert {name.rpartition(".")[2] for name, _ in network.named_parameters()} == {"down", "up"}
     assert {layer.scale for layer in network.layers.values()} == {0.5}
 
 
 @pytest.mark.parametrize(("preset", "count", "width"), [("attn-only", 128, 199_296), ("attn-mlp", 192, 423_936)])
 def test_presets_select_sd15s_known_layers(sd15, preset, count, width):
-    network = Network(sd15, None, LoraConfig(rank=1, preset=preset), seed=0)
+    network = Network(sd15, {}, LoraConfig(rank=1, preset=preset), seed=0)
     assert len(network.layers) == count
     assert sum(p.numel() for p in network.parameters()) == width
 
 
 def test_names_and_shapes_are_those_other_trainers_write(sd15):
-    tensors = Network(sd15, None, LoraConfig(rank=8, preset="full"), seed=0).tensors()
+    tensors = Network(sd15, {}, LoraConfig(rank=8, preset="full"), seed=0).tensors()
     ours = {
         name.removesuffix(".lora_down.weight"): [
             list(t.shape),
@@ -186,21 +184,21 @@ def test_names_and_shapes_are_those_other_trainers_write(sd15):
     assert ours == SHAPES["onetrainer_full"]
     kohya = SHAPES["sd_scripts_full_conv8"]
     assert {name: ours[name] for name in kohya} == kohya
-    mlp = Network(sd15, None, LoraConfig(rank=8, preset="attn-mlp"), seed=0)
+    mlp = Network(sd15, {}, LoraConfig(rank=8, preset="attn-mlp"), seed=0)
     assert set(mlp.layers) == set(SHAPES["sd_scripts_default"])
     assert all(tensors[f"{name}.alpha"].shape == () for name in ours)
 
 
 def test_text_encoder_names_are_kohyas():
-    network = Network(None, tiny_text_encoder(), LoraConfig(rank=2), seed=0)
+    network = Network(None, {"lora_te": (tiny_text_encoder(), 2)}, LoraConfig(rank=2), seed=0)
     assert len(network.layers) == 12
     assert "lora_te_text_model_encoder_layers_0_self_attn_q_proj" in network.layers
     assert "lora_te_text_model_encoder_layers_1_mlp_fc2" in network.layers
 
 
 def test_groups_have_their_own_rates():
-    network = Network(tiny_unet(), tiny_text_encoder(), LoraConfig(rank=2), seed=0)
-    unet, text = network.groups(1e-3, 1e-4)
+    network = Network(tiny_unet(), {"lora_te": (tiny_text_encoder(), 2)}, LoraConfig(rank=2), seed=0)
+    unet, text = network.groups({"lora_unet": 1e-3, "lora_te": 1e-4})
     assert (unet["lr"], text["lr"]) == (1e-3, 1e-4)
     assert len(unet["params"]) + len(text["params"]) == len(list(network.parameters()))
-    assert len(network.groups(1e-3, 0)) == 1
+    assert len(network.groups({"lora_unet": 1e-3, "lora_te": 0})) == 1

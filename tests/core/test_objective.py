@@ -155,3 +155,13 @@ def test_masked_prior_preservation_has_the_published_values():
     assert 0.9 * value(mask, yes) + 0.1 * value() == pytest.approx(1.8911765)
     white = torch.tensor([[1.0, 0], [0, 0]])[None, None]
     assert value(white, yes) == pytest.approx(1.0) and value(torch.zeros(1, 1, 2, 2), yes) == 0
+
+
+def test_zero_terminal_snr_has_the_published_alphas():
+    alphas = alphas_cumprod(zero_terminal_snr=True).double()
+    table = {0: 0.99915, 1: 0.99823, 10: 0.98979, 100: 0.88676, 200: 0.73706, 500: 0.24102, 900: 0.0029604}
+    for step, value in table.items():
+        assert alphas[step].item() == pytest.approx(value, rel=1e-4)
+    assert alphas[999] == 0 and alphas[998].item() == pytest.approx(1.9679e-7, rel=1e-3)
+    weights = snr_weight(snr(alphas), "v_prediction", 5)
+    assert weights[0].item() == pytest.approx(0.0042500, rel=1e-3) and weights[999] == 0 and weights.isfinite().all()

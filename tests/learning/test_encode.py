@@ -23,7 +23,7 @@ from lora_atelier.trainer_core.encode import encode_pixels, encode_plan, pixels
 from lora_atelier.trainer_core.images import cut, load_picture
 from lora_atelier.trainer_core.loss import sample_losses
 from lora_atelier.trainer_core.masks import cut_mask, latent_mask, load_mask
-from lora_atelier.trainer_core.models import encode_tokens, load_base_model, tokenize
+from lora_atelier.trainer_core.models import encode_caption, load_base_model
 from lora_atelier.trainer_core.noise import add_noise, alphas_cumprod, build_target
 from lora_atelier.trainer_core.plan import Plan, build_plan
 from lora_atelier.trainer_core.scan import scan
@@ -63,14 +63,14 @@ def test_a_batch_from_the_store_is_the_batch_without_one(base, pictures, tmp_pat
     with Store(tmp_path) as store:
         cold = encode_plan(base, plan, store, CPU, Callbacks(), prompts=set())
     warm = encode_plan(base, plan, Store(tmp_path), CPU, Callbacks(phase=pytest.fail), prompts=set())
-    text_encoder, base.text_encoder = base.text_encoder, None
+    texts, base.texts = base.texts, ()
     dataset, drawn = config.dataset, set()
     for step in range(plan.steps):
         for micro_batch in plan.step(step):
             first, second = (build_batch(base, e, micro_batch, plan, config, alphas, CPU) for e in (cold, warm))
             for i, sample in enumerate(micro_batch.samples):
                 picture = plan.manifest.pictures[sample.picture]
-                mean, std = encode_pixels(base.vae, pixels(cut(load_picture(picture.path), sample.crop))[None])
+                mean, std = encode_pixels(base.vae, pixels(cut(load_picture(picture.path), sample.crop))[None], 1.0)
                 assert torch.equal(cold.latents(sample)[0], mean[0]) and torch.equal(cold.latents(sample)[1], std[0])
                 masks = dataset.concepts[0].masks
                 if picture.mask:
@@ -78,8 +78,8 @@ def test_a_batch_from_the_store_is_the_batch_without_one(base, pictures, tmp_pat
                     assert torch.equal(cold.mask(sample), latent_mask(cut_mask(whole, sample.crop)))
                 else:
                     assert cold.mask(sample) is None
-                context = encode_tokens(text_encoder, tokenize(base.tokenizer, sample.caption))
-                assert torch.equal(warm.context(sample.caption), context)
+                context = encode_caption(texts, base.tokenizer, sample.caption, CPU).context
+                assert torch.equal(warm.conditioning(sample.caption).context, context)
                 drawn.add((sample.use_mask, picture.mask is None))
                 assert first.prior_weight is None or float(first.prior_weight[i]) == (0.5 if sample.use_mask else 0)
             losses = []

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from tiny_models import family_tensors
 
 from lora_atelier.trainer_core import train as train_module
 from lora_atelier.trainer_core.callbacks import Callbacks
@@ -283,3 +284,31 @@ def test_samples_show_the_trained_network(config, tmp_path):
     assert few.samples.shape == (2, 96, 64, 3) and 0 <= few.samples.min() <= few.samples.max() <= 1
     more = run(change(config.replace(sample=sample), "train", steps=8), tmp_path)
     assert not torch.equal(few.samples, more.samples)
+
+
+@pytest.mark.parametrize(("family", "prefixes"), [("sd2", {"lora_te"}), ("sdxl", {"lora_te1", "lora_te2"})])
+def test_other_families_train_their_unet_and_text_encoders(config, tmp_path, family, prefixes):
+    marker = {"v_pred": torch.zeros(1), "ztsnr": torch.zeros(1)}
+    save_file(family_tensors(family) | marker, tmp_path / "toy.safetensors")
+    config = change(config, "base_model", path=str(tmp_path / "toy.safetensors"))
+    sample = SampleConfig(prompts=("thing",), width=64, height=64, steps=2)
+    cached = run(config.replace(sample=sample), tmp_path)
+    assert all(map(math.isfinite, cached.losses)) and cached.samples.isfinite().all()
+    names = {key.rsplit(".", 2)[0] for key in cached.tensors}
+    assert any("input_blocks" in name for name in names) == (family == "sdxl")
+    rates = {"text_encoder_learning_rate": 1e-3, "text_encoder_2_learning_rate": 1e-3}
+    result = run(change(config, "optimizer", **rates), tmp_path)
+    assert result.losses[0] == pytest.approx(cached.losses[0], rel=1e-4)  # cached or not, the same conditioning
+    ups = {k: t for k, t in result.tensors.items() if k.endswith("lora_up.weight") and k.startswith("lora_te")}
+    assert {key.split("_text_model")[0] for key in ups} == prefixes and all(t.any() for t in ups.values())
+    with safe_open(result.path, "pt") as file:
+        metadata = file.metadata()
+    assert metadata["ss_base_model_version"] == {"sd2": "sd_v2_v", "sdxl": "sdxl_base_v1-0"}[family]
+    assert metadata["ss_zero_terminal_snr"] == "True" and metadata["modelspec.prediction_type"] == "v"
+    first = run(change(change(config, "optimizer", text_encoder_learning_rate=1e-3), "train", steps=1), tmp_path)
+    assert {key.split("_text_model")[0] for key in first.tensors if key.startswith("lora_te")} == {min(prefixes)}
+
+
+def test_zero_terminal_snr_with_a_model_that_predicts_noise_is_refused(config, tmp_path):
+    with pytest.raises(ValueError, match="zero_terminal_snr is on, but the model predicts epsilon"):
+        run(change(config, "base_model", zero_terminal_snr="on"), tmp_path)

@@ -1,5 +1,6 @@
 """What is trained is what ComfyUI later uses: text, prediction, sampling, decoding and LoRA against its own classes."""
 
+import dataclasses
 import logging
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from safetensors.torch import save_file
 
 from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig, SampleConfig
-from lora_atelier.trainer_core.models import encode_tokens, load_base_model, tokenize
+from lora_atelier.trainer_core.models import encode_caption, load_base_model
 from lora_atelier.trainer_core.models.names import unet_ldm_names, vae_ldm_names
+from lora_atelier.trainer_core.models.sd import Conditions
 from lora_atelier.trainer_core.networks import Network
 from lora_atelier.trainer_core.sample import decode_latents, sample_latents
 
@@ -55,7 +57,8 @@ def comfy_text(clip, prompt):
 
 def our_text(base, prompt, clip_skip=1):
     with torch.no_grad():
-        return encode_tokens(base.text_encoder, tokenize(base.tokenizer, prompt), clip_skip)[None]
+        texts = [dataclasses.replace(text, layer=clip_skip) for text in base.texts]
+        return encode_caption(texts, base.tokenizer, prompt, "cpu").context[None]
 
 
 def close(mine, theirs, tolerance=1e-4):
@@ -98,7 +101,7 @@ def test_prediction_is_comfyuis(base, loaded, timestep):
 def test_decoding_is_comfyuis(base, loaded):
     latents = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(1))
     raw = latents / 0.18215
-    assert torch.allclose(decode_latents(base.vae, latents), loaded[2].decode(raw), atol=2e-3)
+    assert torch.allclose(decode_latents(base.vae, latents, 0.18215), loaded[2].decode(raw), atol=2e-3)
 
 
 def test_sampling_is_comfyuis(base, loaded, comfy_modules):
@@ -106,7 +109,7 @@ def test_sampling_is_comfyuis(base, loaded, comfy_modules):
 
     settings = SampleConfig(prompts=(PROMPTS[0],), steps=8, cfg=4.0, seed=5, width=128, height=128)
     contexts = torch.cat([our_text(base, PROMPTS[0]), our_text(base, "")])
-    mine = sample_latents(base.unet, contexts, settings, seed=5, prediction="epsilon", check=lambda: None)
+    mine = sample_latents(base, Conditions(context=contexts), settings, seed=5, check=lambda: None)
     conditions = [loaded[1].encode_from_tokens_scheduled(loaded[1].tokenize(text)) for text in (PROMPTS[0], "")]
     empty = torch.zeros(1, 4, 16, 16)
     noise = comfy.sample.prepare_noise(empty, 5)
@@ -116,7 +119,9 @@ def test_sampling_is_comfyuis(base, loaded, comfy_modules):
 
 @pytest.mark.parametrize("preset", ["attn-only", "full"])
 def test_a_saved_lora_does_in_comfyui_what_it_did_in_training(base, loaded, comfy_modules, preset, caplog, tmp_path):
-    network = Network(base.unet, base.text_encoder, LoraConfig(rank=4, alpha=2, preset=preset), seed=0)
+    network = Network(
+        base.unet, {"lora_te": (base.texts[0].model, 99)}, LoraConfig(rank=4, alpha=2, preset=preset), seed=0
+    )
     for i, layer in enumerate(network.layers.values()):
         torch.nn.init.normal_(layer.up, std=0.05, generator=torch.Generator().manual_seed(i))
     save_file({k: t.contiguous() for k, t in network.tensors().items()}, tmp_path / "a.safetensors")
@@ -161,7 +166,7 @@ def test_every_layer_of_a_full_size_sd15_has_its_weight_in_comfyui(comfy_modules
         k: tuple(v.shape) for k, v in model.state_dict().items() if k.startswith("diffusion_model.")
     }
     keys = comfy.lora.model_lora_keys_clip(clip, comfy.lora.model_lora_keys_unet(model, {}))
-    network = Network(unet, text, LoraConfig(rank=2, preset="full"), seed=0)
+    network = Network(unet, {"lora_te": (text, 12)}, LoraConfig(rank=2, preset="full"), seed=0)
     assert len(network.layers) == 282 + 72
     weights = {**model.state_dict(), **clip.state_dict()}
     for name, layer in network.layers.items():

@@ -1,12 +1,15 @@
 """Model families: detection, loading, and what they compute."""
 
-from .sd import BaseModel, check_base_model, load_base_model
+from .family import Family
+from .sd import BaseModel, Conditions, check_base_model, load_base_model, noise_model, predict, unet_layer_names
 from .text import (
     CHUNK,
     MAX_CHUNKS,
+    Conditioning,
+    TextEncoder,
     batch_context,
     count_tokens,
-    encode_tokens,
+    encode_caption,
     find_tokenizer,
     left_out,
     load_tokenizer,
@@ -17,13 +20,20 @@ __all__ = [
     "CHUNK",
     "MAX_CHUNKS",
     "BaseModel",
+    "Conditioning",
+    "Conditions",
+    "Family",
+    "TextEncoder",
     "batch_context",
     "check_base_model",
     "count_tokens",
-    "encode_tokens",
+    "encode_caption",
     "find_tokenizer",
     "left_out",
     "load_base_model",
     "load_tokenizer",
+    "noise_model",
+    "predict",
     "tokenize",
+    "unet_layer_names",
 ]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from torch import Tensor
+
 RESNET = {
     "norm1": "in_layers.0",
     "conv1": "in_layers.2",
@@ -20,6 +22,8 @@ UNET_OUTSIDE = {
     "conv_in": "input_blocks.0.0",
     "time_embedding.linear_1": "time_embed.0",
     "time_embedding.linear_2": "time_embed.2",
+    "add_embedding.linear_1": "label_emb.0.0",
+    "add_embedding.linear_2": "label_emb.0.2",
     "conv_norm_out": "out.0",
     "conv_out": "out.2",
 }
@@ -82,3 +86,39 @@ def tiny_vae_names(names: Iterable[str]) -> dict[str, str]:
         return f"taesd_{side}.{int(index) + (side == 'decoder')}.{rest}"
 
     return {name: place(name) for name in names}
+
+
+OPEN_CLIP = {
+    "embeddings.token_embedding.weight": "token_embedding.weight",
+    "embeddings.position_embedding.weight": "positional_embedding",
+    "final_layer_norm.weight": "ln_final.weight",
+    "final_layer_norm.bias": "ln_final.bias",
+}
+OPEN_CLIP_LAYER = {
+    "layer_norm1": "ln_1",
+    "layer_norm2": "ln_2",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+    "self_attn.out_proj": "attn.out_proj",
+}
+
+
+def from_open_clip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return OpenCLIP's text tensors under transformers' names (without `text_model.`), queries, keys and values apart.
+
+    The projection is stored there as (in, out).
+    """
+    found = {name: tensors[source] for name, source in OPEN_CLIP.items() if source in tensors}
+    blocks = sorted({int(m[1]) for k in tensors if (m := re.match(r"transformer\.resblocks\.(\d+)\.", k))})
+    for i in blocks:
+        source, name = f"transformer.resblocks.{i}.", f"encoder.layers.{i}."
+        for kind in ("weight", "bias"):
+            for mine, theirs in OPEN_CLIP_LAYER.items():
+                if f"{source}{theirs}.{kind}" in tensors:
+                    found[f"{name}{mine}.{kind}"] = tensors[f"{source}{theirs}.{kind}"]
+            if (together := tensors.get(f"{source}attn.in_proj_{kind}")) is not None:
+                for part, piece in zip("qkv", together.chunk(3), strict=True):
+                    found[f"{name}self_attn.{part}_proj.{kind}"] = piece
+    if "text_projection" in tensors:
+        found["text_projection.weight"] = tensors["text_projection"].t()
+    return found

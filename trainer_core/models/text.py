@@ -6,8 +6,9 @@ import functools
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,15 +44,57 @@ def load_tokenizer(folder: Path) -> Any:
     return CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
-def tokenize(tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS) -> Tensor:
-    """Cut a caption into rows of 77 token ids, BOS + up to 75 + EOS padding; (chunks, 77) int64.
+@dataclass(kw_only=True)
+class TextEncoder:
+    """A text encoder in memory, and how it conditions a UNet."""
+
+    model: Any
+    layer: int  # hidden state in use, counted from the end
+    final_norm: bool
+    pooled: bool  # gives the pooled embedding as well
+    open_clip: bool  # rows are padded with 0 after the first EOS
+    kohya: str  # what names of its layers in a LoRA file begin with
+    absent: int = 0  # last layers that the file leaves out, as they are not used
+
+    @property
+    def depth(self) -> int:
+        """Return how many of the model's layers act on the conditioning; those behind them have nothing to learn."""
+        layers = self.model.config.num_hidden_layers
+        return layers if self.pooled else layers + self.absent - (self.layer - 1)
+
+
+class Conditioning(NamedTuple):
+    """What a caption becomes."""
+
+    context: Tensor  # (L, D)
+    pooled: Tensor | None  # (P,), of families that use one
+
+
+def encode_caption(encoders: Sequence[TextEncoder], tokenizer: Any, caption: str, device: Any) -> Conditioning:
+    """Encode a caption as ComfyUI does at inference: chunks of 75 tokens, encoders side by side."""
+    contexts, pooled = [], None
+    for encoder in encoders:
+        tokens = tokenize(tokenizer, caption, pad=0 if encoder.open_clip else None).to(device)
+        output = encoder.model(tokens, output_hidden_states=True)
+        hidden = output.hidden_states[encoder.absent - encoder.layer]
+        if encoder.final_norm:
+            hidden = getattr(encoder.model, "text_model", encoder.model).final_layer_norm(hidden)
+        contexts.append(hidden.flatten(0, 1))
+        if encoder.pooled:
+            pooled = output.text_embeds[0]
+    return Conditioning(torch.cat(contexts, dim=-1), pooled)
+
+
+def tokenize(tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS, pad: int | None = None) -> Tensor:
+    """Cut a caption into rows of 77 token ids, BOS + up to 75 + EOS + padding (EOS by default); (chunks, 77) int64.
 
     Tokens beyond `max_chunks` rows are left out; `count_tokens` tells beforehand.
     """
     ids = _ids(tokenizer, caption)[: CHUNK * max_chunks]
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     rows = [ids[i : i + CHUNK] for i in range(0, max(len(ids), 1), CHUNK)]
-    return torch.tensor([[bos, *row, *[eos] * (CHUNK + 1 - len(row))] for row in rows])
+    fill = eos if pad is None else pad
+    return torch.tensor([[bos, *row, eos, *[fill] * (CHUNK - len(row))] for row in rows])
 
 
 def count_tokens(tokenizer: Any, caption: str) -> int:
@@ -66,13 +109,6 @@ def left_out(tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS) -> str:
 
 def _ids(tokenizer: Any, caption: str) -> list[int]:
     return tokenizer(caption, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
-
-
-def encode_tokens(encoder: Any, tokens: Tensor, clip_skip: int = 1) -> Tensor:
-    """Encode (chunks, 77) token ids to (77 * chunks, D): hidden state -clip_skip through the final norm."""
-    hidden = encoder(tokens, output_hidden_states=True).hidden_states[-clip_skip]
-    body = getattr(encoder, "text_model", encoder)
-    return body.final_layer_norm(hidden).flatten(0, 1)
 
 
 def batch_context(contexts: Sequence[Tensor]) -> Tensor:

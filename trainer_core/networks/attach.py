@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,14 +18,26 @@ TEXT_LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 class Network(nn.Module):
     """Everything that is trained: LoRA layers by kohya name, and the frozen layers they stand beside."""
 
-    def __init__(self, unet: nn.Module | None, text_encoder: nn.Module | None, config: LoraConfig, seed: int) -> None:
-        """Build a layer for each target in the models that are given; None leaves a model untrained."""
+    def __init__(
+        self,
+        unet: nn.Module | None,
+        text_encoders: Mapping[str, tuple[nn.Module, int]],
+        config: LoraConfig,
+        seed: int,
+        unet_names: Callable[[str], str] = str,
+    ) -> None:
+        """Build a layer for each target in the models that are given; a model that is not given stays untrained.
+
+        text_encoders: by what names of their layers in a LoRA file begin with, and how deep they are in use.
+        unet_names: turns the diffusers name of a UNet layer into the one that LoRA files of its family use.
+        """
         super().__init__()
         targets: dict[str, Layer] = {}
         if unet is not None:
-            targets |= {f"lora_unet_{_flat(name)}": module for name, module in unet_layers(unet, config.preset)}
-        if text_encoder is not None:
-            targets |= {f"lora_te_{_flat(name)}": module for name, module in text_layers(text_encoder)}
+            layers_of_unet = unet_layers(unet, config.preset)
+            targets |= {f"lora_unet_{_flat(unet_names(name))}": module for name, module in layers_of_unet}
+        for prefix, (encoder, depth) in text_encoders.items():
+            targets |= {f"{prefix}_{_flat(name)}": module for name, module in text_layers(encoder, depth)}
         self._targets = targets
         layers = {}
         for name, module in targets.items():
@@ -73,12 +85,13 @@ class Network(nn.Module):
         finally:
             self.attach()
 
-    def groups(self, learning_rate: float, text_encoder_learning_rate: float) -> list[dict[str, Any]]:
-        """Return optimizer parameter groups, UNet first; a group without layers or rate is left out."""
-        rates = {"lora_unet_": learning_rate, "lora_te_": text_encoder_learning_rate}
+    def groups(self, rates: Mapping[str, float]) -> list[dict[str, Any]]:
+        """Return optimizer parameter groups by what their layers' names begin with; without layers or rate none."""
         groups = []
         for prefix, rate in rates.items():
-            params = [p for name, layer in self._layers.items() if name.startswith(prefix) for p in layer.parameters()]
+            params = [
+                p for name, layer in self._layers.items() if name.startswith(f"{prefix}_") for p in layer.parameters()
+            ]
             if params and rate > 0:
                 groups.append({"params": params, "lr": rate, "base_lr": rate})
         return groups
@@ -98,9 +111,11 @@ def _with_delta(forward: Any, layer: nn.Module) -> Any:
 def unet_layers(unet: nn.Module, preset: str) -> list[tuple[str, Layer]]:
     """Return (diffusers name, layer) for the linear and convolution layers a preset trains.
 
-    attn-only: attention projections; attn-mlp: everything inside the transformers; full: every layer.
+    attn-only: attention projections; attn-mlp: everything inside the transformers; full: every layer but those that
+    embed the size numbers of Stable Diffusion XL, which other trainers leave as they are, too.
     """
-    layers: list[tuple[str, Layer]] = [(n, m) for n, m in unet.named_modules() if isinstance(m, Layer)]
+    modules = ((n, m) for n, m in unet.named_modules() if not n.startswith("add_embedding"))
+    layers: list[tuple[str, Layer]] = [(n, m) for n, m in modules if isinstance(m, Layer)]
     if preset == "attn-only":
         layers = [(name, m) for name, m in layers if ".attn1." in name or ".attn2." in name]
     elif preset == "attn-mlp":
@@ -110,13 +125,18 @@ def unet_layers(unet: nn.Module, preset: str) -> list[tuple[str, Layer]]:
     return layers
 
 
-def text_layers(text_encoder: nn.Module) -> list[tuple[str, Layer]]:
-    """Return (transformers name with `text_model.`, layer) for the projections of a CLIP text encoder."""
+def text_layers(text_encoder: nn.Module, depth: int) -> list[tuple[str, Layer]]:
+    """Return (transformers name with `text_model.`, layer) for the projections in a CLIP encoder's first layers."""
     return [
         (f"text_model.{name.removeprefix('text_model.')}", m)
         for name, m in text_encoder.named_modules()
-        if name.rpartition(".")[2] in TEXT_LAYERS and isinstance(m, nn.Linear)
+        if name.rpartition(".")[2] in TEXT_LAYERS and isinstance(m, nn.Linear) and _number(name) < depth
     ]
+
+
+def _number(name: str) -> int:
+    """Return the number of the layer that a text encoder's module belongs to."""
+    return next(int(part) for part in name.split(".") if part.isdecimal())
 
 
 def _flat(name: str) -> str:
