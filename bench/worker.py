@@ -15,8 +15,8 @@ from lora_atelier.bench.bases import BASES, Base, load_unet, ready
 from lora_atelier.bench.contenders import CONTENDERS, build_batch, race
 from lora_atelier.bench.loop import time_loop
 from lora_atelier.bench.measure import describe_machine, read_peak, start_peak
-from lora_atelier.trainer_core.models.family import read_header
-from lora_atelier.trainer_core.models.sd import UNET, unet_shape
+from lora_atelier.trainer_core.models.family import UNET, detect_family, read_header
+from lora_atelier.trainer_core.models.sd import unet_shape
 from lora_atelier.trainer_core.networks.attach import unet_layers
 
 MEMORY_STEPS = 3  # the second step is the first with optimizer state, the third repeats it
@@ -36,7 +36,9 @@ def measure_memory(unet: torch.nn.Module, resolution: int, contender: str, devic
 def describe_base(base: Base, resolution: int) -> dict[str, Any]:
     """Return what the runner needs to know of a base model, made if it is not there yet."""
     path = ready(base)
-    shape = unet_shape({k.removeprefix(UNET): v for k, v in read_header(path).shapes.items() if k.startswith(UNET)})
+    header = read_header(path)
+    shapes = {k.removeprefix(UNET): v for k, v in header.shapes.items() if k.startswith(UNET)}
+    shape = unet_shape(shapes, detect_family(header))
     with torch.device("meta"):
         unet = UNet2DConditionModel(**shape)
     return {

@@ -8,13 +8,12 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-import torch
-
 from .buckets import Crop, Placement, Size, buckets_of, cover, merge_buckets, parse_resolution, place, variant
 from .captions import compose_caption, mentions_side, plain_caption, varies
-from .config import ConceptConfig, DatasetConfig, TrainConfig
+from .config import DatasetConfig, TrainConfig
 from .rng import generator, uniforms
 from .scan import Manifest
+from .visits import cycle_starts, shuffled, trained_resolutions, visit_offsets, visit_rates
 
 Item = tuple[int, int]  # (index of the picture, number of its visit in the run)
 Group = tuple[Size, int]  # (bucket, concept, or -1 where concepts mix): what may share a batch
@@ -55,12 +54,12 @@ class Plan:
         self.train = train
         pictures = manifest.pictures
         self.concepts = [dataset.concepts[p.concept] for p in pictures]
-        self.resolutions = [_resolutions(concept, train) for concept in self.concepts]  # of each picture
+        self.resolutions = [trained_resolutions(concept, train) for concept in self.concepts]  # of each picture
         self.trained = [i for i, concept in enumerate(self.concepts) if concept.role != "validation"]
-        self.rates = _rates(manifest, self.concepts, [len(r) for r in self.resolutions], train)
-        self._offsets = _offsets(self.trained, self.concepts, manifest, train.seed)
+        self.rates = visit_rates(manifest, self.concepts, [len(r) for r in self.resolutions], train)
+        self._offsets = visit_offsets(self.trained, manifest, train.seed)
         self._buckets = self._place_pictures()
-        self._starts = _starts(len(pictures), train.seed)
+        self._starts = cycle_starts(len(pictures), train.seed)
         self._texts = [self._fixed_caption(i) for i in range(len(pictures))]
         self.guarded = [
             concept.flip and any(map(mentions_side, picture.lines))
@@ -260,9 +259,9 @@ class Plan:
             batches: list[_Batch] = []
             for (bucket, concept), items in sorted(self._groups(epoch).items()):
                 index = (epoch, *bucket) if concept < 0 else (epoch, *bucket, concept)
-                order = _shuffled(items, generator(seed, "order", *index))
+                order = shuffled(items, generator(seed, "order", *index))
                 batches += [(bucket, tuple(order[i : i + size])) for i in range(0, len(order), size)]
-            self._order = (epoch, _shuffled(batches, generator(seed, "order", epoch)))
+            self._order = (epoch, shuffled(batches, generator(seed, "order", epoch)))
         return self._order[1]
 
     def _groups(self, epoch: int) -> dict[Group, list[Item]]:
@@ -358,63 +357,3 @@ def build_plan(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -
             f"No concept has the role train, only {' and '.join(sorted(roles))}; set the role of one to train."
         )
     return Plan(manifest, dataset, train)
-
-
-def _resolutions(concept: ConceptConfig, train: TrainConfig) -> tuple[str, ...]:
-    """Return the resolutions a concept is trained at, without repetitions."""
-    return tuple(dict.fromkeys(concept.resolutions or train.buckets.resolutions or (str(train.resolution),)))
-
-
-def _rates(
-    manifest: Manifest, concepts: list[ConceptConfig], resolutions: list[int], train: TrainConfig
-) -> list[Fraction]:
-    """Return the visits per epoch of each picture.
-
-    repeats times the repeats of its folder; or its share of `samples`. Regularisation pictures without `samples` are
-    visited as often as all training pictures together, as sd-scripts does.
-    """
-    every = train.buckets.resolution_mode == "all"
-    own = [
-        Fraction(concept.repeats).limit_denominator(1000) * picture.repeats * (count if every else 1)
-        for picture, concept, count in zip(manifest.pictures, concepts, resolutions, strict=True)
-    ]
-    total: defaultdict[int, Fraction] = defaultdict(Fraction)
-    for picture, rate in zip(manifest.pictures, own, strict=True):
-        total[picture.concept] += rate
-    wanted = {
-        picture.concept: Fraction(concept.samples)
-        for picture, concept in zip(manifest.pictures, concepts, strict=True)
-        if concept.samples
-    }
-    role = {picture.concept: concept.role for picture, concept in zip(manifest.pictures, concepts, strict=True)}
-    trained = sum((wanted.get(c, total[c]) for c in total if role[c] == "train"), Fraction())
-    free = [c for c in total if role[c] == "regularisation" and c not in wanted]
-    together = sum((total[c] for c in free), Fraction())
-    wanted |= {c: trained * total[c] / together for c in free}
-    return [
-        rate * wanted[picture.concept] / total[picture.concept] if picture.concept in wanted else rate
-        for picture, rate in zip(manifest.pictures, own, strict=True)
-    ]
-
-
-def _offsets(trained: list[int], concepts: list[ConceptConfig], manifest: Manifest, seed: int) -> dict[int, Fraction]:
-    """Return a different offset k/n in [0, 1) for each of the n pictures of a concept, in random order."""
-    members: defaultdict[int, list[int]] = defaultdict(list)
-    for i in trained:
-        members[manifest.pictures[i].concept].append(i)
-    return {
-        i: Fraction(place, len(each))
-        for concept, each in members.items()
-        for place, i in enumerate(_shuffled(each, generator(seed, "turns", concept)))
-    }
-
-
-def _starts(pictures: int, seed: int) -> list[tuple[int, int]]:
-    """Return two random numbers for each picture: where its cycles of resolutions and of variants begin."""
-    draws = torch.randint(0, 2**31, (pictures, 2), generator=generator(seed, "starts")).tolist()
-    return [(first, second) for first, second in draws]
-
-
-def _shuffled(entries: list, draws: torch.Generator) -> list:
-    """Return the entries in a random order."""
-    return [entries[i] for i in torch.randperm(len(entries), generator=draws).tolist()]

@@ -139,3 +139,8 @@ def test_a_block_of_the_page_is_replaced_and_the_rest_stays(tmp_path):
         "# Title\n\n<!-- bench:a -->\nnew \\1\n<!-- /bench:a -->\n\nprose\n"
         "\n<!-- bench:b -->\nmore\n<!-- /bench:b -->\n"
     )
+
+
+def test_a_base_is_described_from_its_header():
+    told = worker.describe_base(bases.BASES["tiny"], 128)
+    assert told["layers"] == 119 and told["path"].endswith("atelier-tiny.safetensors")

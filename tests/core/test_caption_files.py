@@ -12,15 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lora_atelier.trainer_core.caption_files import (
-    TABLE_NAMES,
-    TEXT_LIMIT,
-    caption_lines,
-    find_table,
-    read_table,
-    read_text,
-    table_captions,
-)
+from lora_atelier.trainer_core.caption_files import TEXT_LIMIT, caption_lines, read_text
+from lora_atelier.trainer_core.caption_tables import TABLE_NAMES, find_table, read_table, table_captions
 
 Write = Callable[..., Path]
 several = settings(max_examples=60, deadline=None)

@@ -12,9 +12,10 @@ ROOT = Path(__file__).resolve().parents[2]
 ROWS = [
     {"config", "rng", "callbacks"},
     {"buckets", "captions", "caption_files"},
-    {"images"},
+    {"images", "caption_tables"},
     {"masks"},
     {"scan"},
+    {"visits"},
     {"plan", "store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"},
     {"encode", "report", "run", "export", "sample", "resize", "preview"},
     {"batch"},
@@ -22,7 +23,7 @@ ROWS = [
     {"train"},
 ]
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
-DATASET_SIDE = {"buckets", "captions", "caption_files", "images", "masks", "scan"}
+DATASET_SIDE = {"buckets", "captions", "caption_files", "caption_tables", "images", "masks", "scan", "visits"}
 # Of the row that builds on config and rng, only the plan reads the dataset side.
 KNOW_NO_DATASET = {"store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"}
 

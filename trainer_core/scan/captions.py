@@ -7,7 +7,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from ..caption_files import caption_lines, find_table, read_table, read_text, table_captions
+from ..caption_files import caption_lines, read_text
+from ..caption_tables import find_table, read_table, table_captions
 from ..captions import has_wildcards
 from ..config import CaptionConfig
 from .folder import File, count, names, numbered, same_name
