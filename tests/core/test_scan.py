@@ -35,6 +35,7 @@ from lora_atelier.trainer_core.config import (
 from lora_atelier.trainer_core.encode import encode_plan
 from lora_atelier.trainer_core.images import load_picture
 from lora_atelier.trainer_core.masks import load_mask
+from lora_atelier.trainer_core.models.family import FAMILIES
 from lora_atelier.trainer_core.plan import Plan, build_plan
 from lora_atelier.trainer_core.report import report
 from lora_atelier.trainer_core.scan import (
@@ -962,7 +963,7 @@ class Halves(torch.nn.Module):
         return SimpleNamespace(latents=torch.cat([means, means[:, :1]], dim=1))
 
 
-BASE: Any = SimpleNamespace(vae=Halves(), identity={"vae": "means"}, name="base", clip_skip=1, dtype=torch.float32)
+BASE: Any = SimpleNamespace(vae=Halves(), identity={"vae": "means"}, name="base", family=FAMILIES["sd1"], texts=())
 TRAIN = TrainConfig(
     epochs=1, resolution=64, bucket_step=32, buckets=BucketConfig(resolutions=("64", "96"), resolution_mode="all")
 )
