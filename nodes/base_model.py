@@ -7,6 +7,8 @@ from ..trainer_core.models import check_base_model, noise_model
 from . import bridge
 from .sockets import CATEGORY, BaseModelSocket, io
 
+BAKED = "baked"
+
 
 class AtelierLoadBaseModel(io.ComfyNode):
     """Name the base model once, for training and for ComfyUI's own nodes."""
@@ -71,6 +73,16 @@ class AtelierLoadBaseModel(io.ComfyNode):
                     "its kin do). Only with v_prediction.",
                     advanced=True,
                 ),
+                io.Combo.Input(
+                    "vae",
+                    options=[BAKED, *bridge.vae_names()],
+                    default=BAKED,
+                    optional=True,
+                    socketless=True,
+                    tooltip="The autoencoder that encodes your pictures and comes out as VAE. baked: the checkpoint's "
+                    "own; else a file of models/vae, for checkpoints that have none or a bad one.",
+                    advanced=True,
+                ),
             ],
             outputs=[
                 BaseModelSocket.Output(display_name="BASE_MODEL", tooltip="Which model to train on, for Train LoRA."),
@@ -81,10 +93,11 @@ class AtelierLoadBaseModel(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, checkpoint: str, **_: object) -> str:
-        """Notice a checkpoint that was replaced under the same name."""
+    def fingerprint_inputs(cls, checkpoint: str, vae: str = BAKED, **_: object) -> str:
+        """Notice a file that was replaced under the same name."""
         path = bridge.checkpoint_path(checkpoint)
         files = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]
+        files += [] if vae == BAKED else [bridge.vae_path(vae)]
         return " ".join(f"{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
 
     @classmethod
@@ -96,10 +109,12 @@ class AtelierLoadBaseModel(io.ComfyNode):
         precision: str,
         vae_precision: str = "auto",
         zero_terminal_snr: str = "auto",
+        vae: str = BAKED,
     ) -> io.NodeOutput:
         """Check the file, then load it through ComfyUI."""
         config = BaseModelConfig(
             path=str(bridge.checkpoint_path(checkpoint)),
+            vae="" if vae == BAKED else str(bridge.vae_path(vae)),
             tokenizer=str(bridge.tokenizer_path()),
             prediction=prediction,
             clip_skip=clip_skip,

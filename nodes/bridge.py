@@ -80,6 +80,19 @@ def checkpoint_path(name: str) -> Path:
     raise ValueError(f"There is no checkpoint {name!r}; choose one from the list (press R to refresh it).")
 
 
+def vae_names() -> list[str]:
+    """Return the files of autoencoders that can be used instead of a checkpoint's own."""
+    return [name for name in folder_paths.get_filename_list("vae") if name.endswith(".safetensors")]
+
+
+def vae_path(name: str) -> Path:
+    """Return the file of a name in the list of autoencoders."""
+    found = folder_paths.get_full_path("vae", name)
+    if found is None:
+        raise ValueError(f"There is no VAE {name!r}; choose one from the list (press R to refresh it).")
+    return Path(found)
+
+
 def tokenizer_path() -> Path:
     """Return the folder of ComfyUI's own CLIP tokenizer."""
     return Path(comfy.sd1_clip.__file__).parent / "sd1_tokenizer"
@@ -205,6 +218,9 @@ def load_models(config: BaseModelConfig, prediction: str, zero_terminal_snr: boo
         model, clip, vae = comfy.diffusers_load.load_diffusers(config.path, embedding_directory=embeddings)
     else:
         model, clip, vae = comfy.sd.load_checkpoint_guess_config(config.path, embedding_directory=embeddings)[:3]
+    if config.vae:
+        vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(config.vae))
+        vae.throw_exception_if_invalid()
     if config.clip_skip > 1:
         clip = clip.clone()
         clip.clip_layer(-config.clip_skip)
@@ -240,7 +256,7 @@ def check_models(header: FileHeader, model: Any, clip: Any, *, trains_text: bool
     if not trains_text:
         return
     tensors = clip.cond_stage_model.state_dict()
-    for text in detect_family(header).texts:
+    for text in detect_family(header, vae=False).texts:
         embedding = "embeddings.token_embedding.weight"
         names = (f"{text.prefix}{name}" for name in (f"text_model.{embedding}", embedding, "token_embedding.weight"))
         wanted = next((shapes[name] for name in names if name in shapes), None)

@@ -118,7 +118,7 @@ class AtelierTrain(io.ComfyNode):
                     max=8192,
                     step=8,
                     tooltip="Pixels: each picture is scaled to about resolution x resolution, in the shape nearest to "
-                    "its own. 512 suits Stable Diffusion 1.",
+                    "its own. 512 suits Stable Diffusion 1, 1024 suits XL.",
                 ),
                 io.Int.Input(
                     "bucket_step",

@@ -95,6 +95,7 @@ class BaseModelConfig(Config):
     """Which base model, and how its frozen part is read."""
 
     path: str  # a .safetensors file in the original layout, or a diffusers folder
+    vae: str = ""  # a .safetensors file of an autoencoder to use instead of the model's own
     tokenizer: str = ""  # folder with vocab.json and merges.txt; "" looks beside the model and in COMFYUI_PATH
     prediction: Prediction = "auto"
     clip_skip: int = 1  # 1 = last layer, 2 = the one before (ComfyUI's stop_at_clip_layer -2)

@@ -41,6 +41,27 @@ def test_a_single_file_gives_the_model_it_was_made_from(checkpoint, comfyui):
     assert type(base.vae) is AutoencoderTiny
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_files_may_be_stored_in_any_precision_and_with_averages_beside(dtype, comfyui, tmp_path):
+    stored = {k: v.to(dtype) for k, v in checkpoint_tensors().items()}
+    averages = {f"model_ema.{k.replace('.', '')}": v for k, v in list(stored.items())[:5]}
+    save_file(stored | averages, tmp_path / "stored.safetensors")
+    base = load_base_model(BaseModelConfig(path=str(tmp_path / "stored.safetensors")))
+    expected = tiny_unet().state_dict()
+    assert all(torch.equal(v, expected[k].to(dtype).float()) for k, v in base.unet.state_dict().items())
+    assert {p.dtype for part in (base.unet, base.vae, base.texts[0].model) for p in part.parameters()} == {
+        torch.float32
+    }
+
+
+def test_weights_that_are_not_finite_are_named(comfyui, tmp_path):
+    tensors = checkpoint_tensors()
+    tensors["model.diffusion_model.out.2.bias"][1] = float("nan")
+    save_file(tensors, tmp_path / "broken.safetensors")
+    with pytest.raises(ValueError, match=r"the UNet of broken.safetensors: out.2.bias holds values that are not"):
+        load_base_model(BaseModelConfig(path=str(tmp_path / "broken.safetensors")))
+
+
 def test_a_diffusers_folder_gives_the_same_model(checkpoint, comfyui, tmp_path):
     base = load_base_model(BaseModelConfig(path=str(checkpoint)))
     tiny_unet().save_pretrained(tmp_path / "unet")
@@ -72,14 +93,7 @@ def test_the_architecture_of_sd15_is_read_from_its_shapes():
 
 
 def test_a_kl_autoencoder_is_built_from_its_tensors():
-    torch.manual_seed(0)
-    vae = AutoencoderKL(
-        block_out_channels=(32, 64),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=2,
-        latent_channels=4,
-    ).eval()
+    vae = kl_autoencoder()
     state = vae.state_dict()
     names = vae_ldm_names(state, 2)
     stored = {
@@ -89,6 +103,41 @@ def test_a_kl_autoencoder_is_built_from_its_tensors():
     pictures = torch.rand(1, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(built.encode(pictures).latent_dist.mean, vae.encode(pictures).latent_dist.mean)
+
+
+def kl_autoencoder():
+    torch.manual_seed(0)
+    return AutoencoderKL(
+        block_out_channels=(32, 64),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        layers_per_block=2,
+        latent_channels=4,
+    ).eval()
+
+
+@pytest.mark.parametrize("layout", ["ldm", "checkpoint", "diffusers"])
+def test_another_autoencoder_takes_the_place_of_the_models_own(layout, comfyui, tmp_path):
+    vae = kl_autoencoder()
+    state = vae.state_dict()
+    names = {k: k for k in state} if layout == "diffusers" else vae_ldm_names(state, 2)
+    prefix = "first_stage_model." if layout == "checkpoint" else ""
+    save_file({prefix + names[k]: v.clone() for k, v in state.items()}, tmp_path / "vae.safetensors")
+    save_file(without("first_stage_model."), tmp_path / "bare.safetensors")
+    config = BaseModelConfig(path=str(tmp_path / "bare.safetensors"), vae=str(tmp_path / "vae.safetensors"))
+    check_base_model(config)
+    base = load_base_model(config)
+    assert all(torch.equal(v, base.vae.state_dict()[k]) for k, v in state.items())
+    with pytest.raises(ValueError, match=r"bare\.safetensors has no VAE"):
+        check_base_model(BaseModelConfig(path=str(tmp_path / "bare.safetensors")))
+    other = AutoencoderKL(latent_channels=16, use_quant_conv=False, use_post_quant_conv=False).state_dict()
+    save_file(dict(other), tmp_path / "flux.safetensors")
+    for name, sentence in (
+        ("flux", "of 16 latent channels; .*needs one of 4"),
+        ("bare", "is not a Stable Diffusion auto"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            check_base_model(config.replace(vae=str(tmp_path / f"{name}.safetensors")))
 
 
 @pytest.mark.parametrize("declared", ["marker", "metadata"])

@@ -26,7 +26,12 @@ NODES = [
     "AtelierScheduler",
     "AtelierTrain",
 ]
-LISTS_OF_COMFYUI = ("checkpoint", "sampler_name", "scheduler")  # their options differ between machines and versions
+LISTS_OF_COMFYUI = (
+    "checkpoint",
+    "vae",
+    "sampler_name",
+    "scheduler",
+)  # their options differ between machines and versions
 PUBLIC = ("input", "input_order", "output", "output_name", "output_tooltips", "display_name", "category", "output_node")
 
 

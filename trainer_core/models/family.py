@@ -144,6 +144,7 @@ OTHER_KINDS = (
     ("emb_params", "a textual inversion embedding"),
     ("control_model.", "a ControlNet"),
 )
+LATENT_CHANNELS = 4  # of all families here
 TRAINED = "Stable Diffusion 1, 2 and XL"
 
 
@@ -191,8 +192,24 @@ def read_header(path: Path) -> FileHeader:
     return FileHeader(path=path, shapes={k: tuple(v["shape"]) for k, v in header.items()}, metadata=metadata)
 
 
-def detect_family(header: FileHeader) -> Family:
-    """Tell the family of a checkpoint from its tensors; refuse any other file, saying what it is instead."""
+def check_vae(header: FileHeader, family: Family) -> None:
+    """Refuse a file that is not an autoencoder for a family, saying why."""
+    name, shapes = header.path.name, header.shapes
+    convolution = next((shapes[key] for key in shapes if key.endswith("decoder.conv_in.weight")), None)
+    if convolution is None or not any(key.endswith("encoder.conv_in.weight") for key in shapes):
+        raise ValueError(f"{name} is not a Stable Diffusion autoencoder (first tensor: {next(iter(shapes))}).")
+    if convolution[1] != LATENT_CHANNELS or len(convolution) != 4:
+        raise ValueError(
+            f"{name} is an autoencoder of {convolution[1]} latent channels; {family.title} needs one of "
+            f"{LATENT_CHANNELS}."
+        )
+
+
+def detect_family(header: FileHeader, *, vae: bool = True) -> Family:
+    """Tell the family of a checkpoint from its tensors; refuse any other file, saying what it is instead.
+
+    vae: the file must hold an autoencoder.
+    """
     name, shapes = header.path.name, header.shapes
     for part, kind in OTHER_KINDS:
         if any(part in key for key in shapes):
@@ -212,9 +229,9 @@ def detect_family(header: FileHeader) -> Family:
     texts = family.texts if family else ()
     if not texts or not all(any(key.startswith(text.prefix) for key in shapes) for text in texts):
         missing.append("text encoder" if len(texts) < 2 else "second text encoder")
-    if not any(key.startswith(VAE) for key in shapes):
+    if vae and not any(key.startswith(VAE) for key in shapes):
         missing.append("VAE")
-    if len(missing) == 3:
+    if len(missing) == 2 + vae:
         raise ValueError(f"{name} is not a Stable Diffusion checkpoint (first tensor: {next(iter(shapes))}).")
     if missing or family is None:
         raise ValueError(f"{name} has no {' and no '.join(missing)}; choose a full checkpoint.")

@@ -22,6 +22,7 @@ from .family import (
     Family,
     Shapes,
     TextPart,
+    check_vae,
     detect_family,
     detect_prediction,
     detect_zero_terminal_snr,
@@ -79,7 +80,11 @@ def load_base_model(config: BaseModelConfig, dtype: torch.dtype = torch.float32)
     """Load a base model to the CPU, frozen, offline. Raises ValueError that names file and reason."""
     path = Path(config.path)
     tokenizer = load_tokenizer(find_tokenizer(config.tokenizer, path))
-    base = _load_folder(path, tokenizer) if path.is_dir() else _load_file(path, tokenizer)
+    base = _load_folder(path, tokenizer) if path.is_dir() else _load_file(path, tokenizer, own_vae=not config.vae)
+    if config.vae:
+        tensors = read_vae(Path(config.vae), base.family)
+        base.vae = build_vae(tensors, Path(config.vae).name)
+        base.identity["vae"] = _hash(tensors)
     for part, part_dtype in (
         (base.unet, dtype),
         *((text.model, dtype) for text in base.texts),
@@ -108,14 +113,13 @@ def noise_model(config: BaseModelConfig) -> tuple[str, bool]:
         zero = bool(scheduler.get("rescale_betas_zero_snr", False))
     else:
         header = read_header(path)
-        prediction, zero = detect_prediction(header, detect_family(header)), detect_zero_terminal_snr(header)
+        prediction = detect_prediction(header, detect_family(header, vae=False))
+        zero = detect_zero_terminal_snr(header)
     if config.prediction != "auto":
         prediction = config.prediction
-    zero = (
-        zero and prediction == "v_prediction"
-        if config.zero_terminal_snr == "auto"
-        else config.zero_terminal_snr == "on"
-    )
+    if config.zero_terminal_snr == "auto":
+        return prediction, zero and prediction == "v_prediction"
+    zero = config.zero_terminal_snr == "on"
     if zero and prediction != "v_prediction":
         raise ValueError("zero_terminal_snr is on, but the model predicts epsilon; turn it off, or set v_prediction.")
     return prediction, zero
@@ -124,27 +128,27 @@ def noise_model(config: BaseModelConfig) -> tuple[str, bool]:
 def check_base_model(config: BaseModelConfig) -> None:
     """Raise ValueError for a model that cannot be trained, from its header alone."""
     path = Path(config.path)
-    if path.is_dir():
-        _check_folder(path)
-    else:
-        detect_family(read_header(path))
+    family = _check_folder(path) if path.is_dir() else detect_family(read_header(path), vae=not config.vae)
+    if config.vae:
+        check_vae(read_header(Path(config.vae)), family)
     noise_model(config)
     find_tokenizer(config.tokenizer, path)
 
 
-def _load_file(path: Path, tokenizer: Any) -> BaseModel:
+def _load_file(path: Path, tokenizer: Any, own_vae: bool) -> BaseModel:
     """Load UNet, text encoders and VAE of a single-file checkpoint, with prediction type and hashes."""
     header = read_header(path)
-    family = detect_family(header)
+    family = detect_family(header, vae=own_vae)
     with safe_open(path, framework="pt") as file:
-        unet, vae = (read_part(file, header.shapes, prefix) for prefix in (UNET, VAE))
+        unet = read_part(file, header.shapes, UNET)
+        vae = read_part(file, header.shapes, VAE) if own_vae else {}
         texts = [read_part(file, header.shapes, part.prefix) for part in family.texts]
     return BaseModel(
         family=family,
         name=path.name,
         unet=build_unet(unet, family, path.name),
         texts=tuple(build_text(t, part, path.name) for t, part in zip(texts, family.texts, strict=True)),
-        vae=build_vae(vae, path.name),
+        vae=build_vae(vae, path.name) if own_vae else None,
         tokenizer=tokenizer,
         identity={"unet": _hash(unet), "text_encoder": "/".join(map(_hash, texts)), "vae": _hash(vae)},
     )
@@ -258,6 +262,23 @@ def _text(model: Any, part: TextPart) -> TextEncoder:
     )
 
 
+def read_vae(path: Path, family: Family) -> dict[str, Tensor]:
+    """Read an autoencoder's file under the original names; diffusers' names are understood."""
+    header = read_header(path)
+    check_vae(header, family)
+    first = "encoder.conv_in.weight"
+    prefix = next(key.removesuffix(first) for key in header.shapes if key.endswith(first))
+    with safe_open(path, framework="pt") as file:
+        tensors = read_part(file, header.shapes, prefix)
+    if any(".down_blocks." in name for name in tensors):
+        for old, new in (("query", "to_q"), ("key", "to_k"), ("value", "to_v"), ("proj_attn", "to_out.0")):
+            tensors = {name.replace(f".{old}.", f".{new}."): tensor for name, tensor in tensors.items()}
+        levels = 1 + max(int(m[1]) for k in tensors if (m := re.match(r"encoder\.down_blocks\.(\d)\.", k)))
+        names = vae_ldm_names(tensors, levels)
+        tensors = {names[name]: tensor for name, tensor in tensors.items()}
+    return tensors
+
+
 def build_vae(tensors: dict[str, Tensor], source: str) -> nn.Module:
     """Build the autoencoder: TAESD-shaped or the original KL one, as the tensors say."""
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
@@ -283,7 +304,7 @@ def build_vae(tensors: dict[str, Tensor], source: str) -> nn.Module:
 
 
 def _fill(module: nn.Module, names: dict[str, str], tensors: dict[str, Tensor], what: str) -> nn.Module:
-    """Give a meta-device module its tensors by mapped names; a missing or misshapen one raises ValueError."""
+    """Give a meta-device module its tensors by mapped names; a missing, misshapen or broken one raises ValueError."""
     wanted = module.state_dict()
     state = {}
     for name, source in names.items():
@@ -292,6 +313,8 @@ def _fill(module: nn.Module, names: dict[str, str], tensors: dict[str, Tensor], 
         tensor, shape = tensors[source], wanted[name].shape
         if tensor.numel() != shape.numel():  # same count, other shape: a 1x1 conv stored for a linear layer
             raise ValueError(f"{what}: {source} has shape {tuple(tensor.shape)}, expected {tuple(shape)}.")
+        if not (tensor.half() if tensor.element_size() == 1 else tensor).isfinite().all():
+            raise ValueError(f"{what}: {source} holds values that are not finite; get the file again.")
         state[name] = tensor.reshape(shape)
     module.load_state_dict(state, assign=True)
     return module
