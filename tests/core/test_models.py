@@ -44,7 +44,7 @@ def test_a_single_file_gives_the_model_it_was_made_from(checkpoint, comfyui):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
 def test_files_may_be_stored_in_any_precision_and_with_averages_beside(dtype, comfyui, tmp_path):
     stored = {k: v.to(dtype) for k, v in checkpoint_tensors().items()}
-    averages = {f"model_ema.{k.replace('.', '')}": v for k, v in list(stored.items())[:5]}
+    averages = {f"model_ema.{k.replace('.', '')}": v.clone() for k, v in list(stored.items())[:5]}
     save_file(stored | averages, tmp_path / "stored.safetensors")
     base = load_base_model(BaseModelConfig(path=str(tmp_path / "stored.safetensors")))
     expected = tiny_unet().state_dict()
