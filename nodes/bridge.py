@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import io
 import math
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +20,8 @@ import comfy.sd
 import comfy.sd1_clip
 import comfy.utils
 import folder_paths
-import numpy as np
 import torch
 from comfy_execution.graph_utils import ExecutionBlocker
-from PIL import Image
 from safetensors.torch import load_file
 from server import PromptServer
 from torch import Tensor
@@ -43,7 +37,6 @@ EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pic
 DIFFUSERS = "diffusers/"  # in front of diffusers folders in the list of checkpoints
 UPSCALE_METHODS = ["nearest-exact", "bilinear", "area", "bicubic", "bislerp"]
 SAVED_EVENT = "atelier.lora_saved"
-PICTURES_KEPT = 30 * 86400  # seconds that pictures from a graph are kept after their last use
 TEXT_INTERVAL = 0.2  # seconds between two lines of live text
 
 NOTHING = ExecutionBlocker(None)  # nodes linked to an output of this value are skipped without a message
@@ -170,42 +163,9 @@ def fingerprint(folder: Path, **concept: Any) -> str:
         return fingerprint(DatasetConfig(concepts=(ConceptConfig(folder=str(folder), **concept),)), index)
 
 
-def save_pictures(pictures: Sequence[Tensor], captions: Sequence[str], masks: Sequence[Tensor | None]) -> Path:
-    """Write pictures (H, W, C) in 0..1, captions and masks (H, W) to a folder named by their content; return it.
-
-    Folders that have not been asked for in a month are removed.
-    """
-    root = Path(folder_paths.get_system_user_directory("atelier")) / "pictures"
-    root.mkdir(parents=True, exist_ok=True)
-    for old in root.iterdir():
-        if time.time() - old.stat().st_mtime > PICTURES_KEPT:
-            shutil.rmtree(old, ignore_errors=True)
-    digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as temporary:
-        new = Path(temporary) / "pictures"
-        new.mkdir()
-        digits = len(str(len(pictures)))
-        for i, (picture, caption, mask) in enumerate(zip(pictures, captions, masks, strict=True)):
-            name = str(i + 1).zfill(digits)
-            files = {f"{name}.png": _png(picture), f"{name}.txt": caption.encode("utf-8", "surrogatepass")}
-            if mask is not None:
-                files[f"{name}-masklabel.png"] = _png(mask[..., None])
-            for file, data in files.items():
-                (new / file).write_bytes(data)
-                digest.update(f"{file} {len(data)} ".encode() + data)
-        folder = root / digest.hexdigest()[:32]
-        if not folder.is_dir():
-            os.replace(new, folder)
-    os.utime(folder)
-    return folder
-
-
-def _png(pixels: Tensor) -> bytes:
-    """Return (H, W, C) values in 0..1 as PNG, rounded as ComfyUI's SaveImage does."""
-    values = np.clip(255.0 * pixels.detach().cpu().float().numpy(), 0, 255).astype(np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).save(buffer, "PNG", compress_level=4)
-    return buffer.getvalue()
+def pictures_folder() -> Path:
+    """Return where pictures that the graph made are kept; ComfyUI serves nothing from there."""
+    return Path(folder_paths.get_system_user_directory("atelier")) / "pictures"
 
 
 # --- models ------------------------------------------------------------------------------------------------

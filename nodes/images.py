@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from ..trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
 from . import bridge
 from .sockets import CATEGORY, DatasetSocket, io
+
+PICTURES_KEPT = 30 * 86400  # seconds that pictures are kept after their last use
 
 
 class AtelierImageConcept(io.ComfyNode):
@@ -134,7 +146,7 @@ class AtelierImageConcept(io.ComfyNode):
         pictures = [picture for batch in images for picture in batch]
         covers = [mask for batch in masks or [] for mask in batch]
         texts = captions_of(captions, len(pictures))
-        folder = bridge.save_pictures(pictures, texts, masks_of(covers, pictures))
+        folder = save_pictures(pictures, texts, masks_of(covers, pictures))
         one = {name: value[0] for name, value in values.items()}
         weights = {name: one.pop(name) for name in ("unmasked_weight", "unmasked_probability")}
         concept = ConceptConfig(
@@ -182,3 +194,43 @@ def masks_of(masks: list[torch.Tensor], pictures: list[torch.Tensor]) -> list[to
                 f"Mask {number + 1} is {width}x{height} and its picture {columns}x{rows}; resize it to the picture."
             )
     return list(masks)
+
+
+def save_pictures(
+    pictures: Sequence[torch.Tensor], captions: Sequence[str], masks: Sequence[torch.Tensor | None]
+) -> Path:
+    """Write pictures (H, W, C) in 0..1, captions and masks (H, W) to a folder named by their content; return it.
+
+    Folders that have not been asked for in a month are removed.
+    """
+    root = bridge.pictures_folder()
+    root.mkdir(parents=True, exist_ok=True)
+    for old in root.iterdir():
+        if time.time() - old.stat().st_mtime > PICTURES_KEPT:
+            shutil.rmtree(old, ignore_errors=True)  # what another process holds stays until next time
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as temporary:
+        new = Path(temporary) / "pictures"
+        new.mkdir()
+        digits = len(str(len(pictures)))
+        for i, (picture, caption, mask) in enumerate(zip(pictures, captions, masks, strict=True)):
+            name = str(i + 1).zfill(digits)
+            files = {f"{name}.png": _png(picture), f"{name}.txt": caption.encode("utf-8", "surrogatepass")}
+            if mask is not None:
+                files[f"{name}-masklabel.png"] = _png(mask[..., None])
+            for file, data in files.items():
+                (new / file).write_bytes(data)
+                digest.update(f"{file} {len(data)} ".encode() + data)
+        folder = root / digest.hexdigest()[:32]
+        if not folder.is_dir():
+            os.replace(new, folder)
+    os.utime(folder)
+    return folder
+
+
+def _png(pixels: torch.Tensor) -> bytes:
+    """Return (H, W, C) values in 0..1 as PNG, rounded as ComfyUI's SaveImage does."""
+    values = np.clip(255.0 * pixels.detach().cpu().float().numpy(), 0, 255).astype(np.uint8)
+    buffer = BytesIO()
+    Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).save(buffer, "PNG", compress_level=4)
+    return buffer.getvalue()
