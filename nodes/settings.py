@@ -30,8 +30,8 @@ class AtelierOptimizer(io.ComfyNode):
                     "name",
                     options=["adamw", "adamw8bit"],
                     default="adamw",
-                    tooltip="adamw runs everywhere. adamw8bit keeps its state in 8 bits: less memory, needs an NVIDIA "
-                    "GPU and the bitsandbytes package.",
+                    tooltip="adamw runs everywhere. adamw8bit keeps its state in 8 bits: less memory, needs the "
+                    "bitsandbytes package.",
                 ),
                 io.Float.Input(
                     "learning_rate",
