@@ -1,0 +1,49 @@
+"""The report says what would otherwise be found out too late."""
+
+from pathlib import Path
+
+import pytest
+
+from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, TrainConfig
+from lora_atelier.trainer_core.models import count_tokens, left_out, load_tokenizer
+from lora_atelier.trainer_core.plan import build_plan
+from lora_atelier.trainer_core.report import long_captions
+from lora_atelier.trainer_core.scan import Manifest, Picture
+
+
+@pytest.fixture(scope="module")
+def tokenizer(comfyui):
+    return load_tokenizer(comfyui / "comfy" / "sd1_tokenizer")
+
+
+def sentences(tokenizer, *texts: str, **captions) -> list[str]:
+    """Return what is said of the lengths of some captions."""
+    pictures = tuple(
+        Picture(path=Path(n), name=n, concept=0, width=512, height=512, digest=n, lines=(text,))
+        for n, text in ((f"{i}.png", text) for i, text in enumerate(texts))
+    )
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder="x", captions=CaptionConfig(**captions)),))
+    return long_captions(build_plan(Manifest(pictures=pictures), dataset, TrainConfig()), tokenizer)
+
+
+def test_captions_within_the_window_are_not_mentioned(tokenizer) -> None:
+    assert sentences(tokenizer, "", "a cat", "cat " * 75, "a" * 60) == []
+
+
+def test_captions_beyond_the_window_are_named_with_their_tokens_and_what_would_be_cut(tokenizer) -> None:
+    endless = "cat " * 225 + "the end of the story"
+    long, cut = sentences(tokenizer, "cat " * 76, "cat", endless, "cat " * 225)
+    assert (
+        long
+        == "2 captions are longer than 75 tokens and encoded in parts of 75: 0.png (76 tokens), 3.png (225 tokens)."
+    )
+    assert cut == '1 caption is longer than 225 tokens and cut: 2.png (230 tokens, without "the end of the story").'
+    assert count_tokens(tokenizer, endless) == 230 and left_out(tokenizer, endless) == "the end of the story"
+
+
+def test_prefix_and_every_line_count_and_a_caption_of_50_kilobytes_is_no_trouble(tokenizer) -> None:
+    assert sentences(tokenizer, "cat " * 74) == []
+    assert len(sentences(tokenizer, "cat " * 74, prefix="two words")) == 1
+    (cut,) = sentences(tokenizer, "word, " * 8500)
+    assert cut.startswith("1 caption is longer than 225 tokens and cut: 0.png (17000 tokens") and cut.endswith('...").')
+    assert len(sentences(tokenizer, "cat " * 80 + ", dog", shuffle=True, tag_dropout=0.5)) == 1
