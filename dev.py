@@ -360,8 +360,8 @@ def test(options: argparse.Namespace) -> int:
     paths = [part for part in options.rest if (ROOT / part.split("::")[0]).exists()]
     others = [part for part in options.rest if part not in paths]
     # Tests of the core share nothing and compute on one thread each; all others share servers and a browser.
-    paths = paths or [f"tests/{name}" for name in ("core", "learning", "nodes", "browser", "dev")]
-    together = [path for path in paths if path.startswith(("tests/core", "tests/learning"))]
+    paths = paths or [f"tests/{name}" for name in ("core", "parity", "learning", "nodes", "browser", "dev")]
+    together = [path for path in paths if path.startswith(("tests/core", "tests/parity", "tests/learning"))]
     alone = [path for path in paths if path not in together]
     pytest = [venv_python(), "-m", "pytest", "-c", "tests/pytest.ini"]
     parallel = ["-n", "logical", "--maxprocesses", "8", "--dist", "worksteal"]

@@ -112,7 +112,8 @@ class AtelierDatasetPreview(io.ComfyNode):
             manifest = scan(dataset, index, progress.callbacks())
         plan = build_plan(manifest, dataset, train)
         sheet = to_image(render_preview(plan, epoch=epoch, columns=columns, limit=limit))
-        text = "\n".join([report(plan), *long_captions(plan, load_tokenizer(bridge.tokenizer_path()))])
+        long = long_captions(plan, load_tokenizer(bridge.tokenizer_path()))
+        text = "\n".join([report(plan), *(f"- {sentence}" for sentence in long)])
         progress.text(text)
         shown = {**ui.PreviewImage(sheet, cls=cls).as_dict(), **ui.PreviewText(text).as_dict()}
         return io.NodeOutput(sheet, text, manifest_table(plan), ui=shown)

@@ -626,7 +626,7 @@ def _masks() -> list[Odd]:
         bad("link to nowhere", lambda p: p.symlink_to("gone.png"), unread + ".*link", where="posix"),
         bad("pipe", pipe, r"1 picture has no mask", where="posix"),
         bad("folder", lambda p: p.mkdir(), r"1 picture has no mask"),
-        left_out("mask: none", fine, r"1 picture has no mask \(<name>-masklabel\.png\)", masks=MASKS),
+        left_out("mask: none", fine, r"1 picture has no mask \(NAME-masklabel\.png\)", masks=MASKS),
         trained("mask: alpha", saved(flat("RGBA", (*GREEN, 77))), mask=77, masks=alpha, colour=None),
         left_out("mask: no alpha", saved(flat()), r"1 picture has no alpha channel", masks=alpha),
         unused("mask: without its picture", saved(flat("L", 9)), "b-masklabel.png", "a mask by its name"),

@@ -23,7 +23,7 @@ COLUMNS = (
 
 def report(plan: Plan) -> str:
     """Return what a person should know before the run: length, concepts, buckets, losses of area, remarks."""
-    remarks = "\n".join((*_remarks(plan), *plan.manifest.notes))
+    remarks = "\n".join(f"- {remark}" for remark in (*_remarks(plan), *plan.manifest.notes))
     parts = ["\n".join(_head(plan)), _concepts(plan), _buckets(plan), remarks]
     return _writable("\n\n".join(part for part in parts if part))
 
@@ -81,10 +81,10 @@ def _head(plan: Plan) -> Iterator[str]:
     each = "" if plan.same_every_epoch else " about"
     yield (
         f"{count(plan.trained, 'picture', 'pictures')}{held},{each} {visits:g} visits and {plan.batches_in(0)} batches "
-        "per epoch"
+        "per epoch."
     )
     size = f"batch {train.batch_size}" + (f" x {train.accumulate} accumulated" if train.accumulate > 1 else "")
-    yield f"{plan.steps} steps of {size} = {plan.epochs:.4g} epochs"
+    yield f"{plan.steps} steps of {size} = {plan.epochs:.4g} epochs."
 
 
 def _concepts(plan: Plan) -> str:
@@ -145,10 +145,14 @@ def _writable(text: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Lay out a table in columns of equal width."""
+    """Lay out a Markdown table in columns of equal width: the editor renders it, and it is legible as it is."""
     cells = [list(map(str, row)) for row in (head, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    return "\n".join(" | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
+    rule = [f"{'-' * (width - 1)}:" for width in widths]
+    lines = (
+        [cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in (cells[0], rule, *cells[1:])
+    )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _remarks(plan: Plan) -> Iterator[str]:

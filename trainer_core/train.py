@@ -79,7 +79,7 @@ def train_lora(
     plan = build_plan(manifest, config.dataset, config.train)
     check_schedule(plan.steps, config.scheduler)
     tokenizer = load_tokenizer(find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path)))
-    callbacks.note("\n".join([report(plan), *long_captions(plan, tokenizer)]))
+    callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long_captions(plan, tokenizer))]))
 
     base = load_base_model(config.base_model, choose_dtype(config.base_model.precision, device))
     rates = learning_rates(config, base)

@@ -182,9 +182,18 @@ def test_the_report_says_what_will_happen() -> None:
     assert "10 pictures, 20 visits and 6 batches per epoch" in text
     assert "9 steps of batch 4 x 2 accumulated = 3 epochs" in text
     concept = next(line for line in text.splitlines() if "c0" in line)
-    assert [cell.strip() for cell in concept.split("|")] == ["c0", "train", "10", "2", "20", "1", "10", "6 of 10"]
+    assert [cell.strip() for cell in concept.strip("|").split("|")] == [
+        "c0",
+        "train",
+        "10",
+        "2",
+        "20",
+        "1",
+        "10",
+        "6 of 10",
+    ]
     bucket = next(line for line in text.splitlines() if "640x384" in line)
-    assert [cell.strip() for cell in bucket.split("|")][1:3] == ["3", "2 (1 smaller)"]
+    assert [cell.strip() for cell in bucket.strip("|").split("|")][1:3] == ["3", "2 (1 smaller)"]
     assert "512x512" in text
     assert "640x384" in text
 

@@ -53,7 +53,7 @@ def test_alpha_masks_are_the_pictures_themselves(tmp_path: Path) -> None:
 
 def test_missing_masks_are_an_error_or_a_note(tmp_path: Path) -> None:
     draw(tmp_path / "a.png")
-    with pytest.raises(ValueError, match=r"1 picture has no mask \(<name>-masklabel\.png\) in .*: a\.png"):
+    with pytest.raises(ValueError, match=r"1 picture has no mask \(NAME-masklabel\.png\) in .*: a\.png"):
         read(tmp_path, masks=MaskConfig())
     manifest = read(tmp_path, masks=MaskConfig(missing="ones"))
     assert manifest.pictures[0].mask is None
@@ -86,7 +86,7 @@ def test_pictures_without_a_mask_can_be_left_out(tmp_path: Path) -> None:
     manifest = read(tmp_path, masks=MaskConfig(missing="leave_out"))
     assert [p.name for p in manifest.pictures] == ["1.png"]
     assert any(
-        note == f"Left out: 3 pictures have no mask (<name>-masklabel.png) in {tmp_path}: 0.png, 2.png, 3.png."
+        note == f"Left out: 3 pictures have no mask (NAME-masklabel.png) in {tmp_path}: 0.png, 2.png, 3.png."
         for note in manifest.notes
     )
     fates = {f.name: (f.fate, f.why) for f in manifest.fates}

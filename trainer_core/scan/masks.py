@@ -104,7 +104,7 @@ def _tell(
     report: Report,
 ) -> None:
     """Put the mask problems of one concept into sentences."""
-    lacking = "alpha channel" if config.source == "alpha" else f"mask (<name>{' or '.join(config.suffixes)})"
+    lacking = "alpha channel" if config.source == "alpha" else f"mask (NAME{' or '.join(config.suffixes)})"
     some = count(missing, "picture has", "pictures have")
     if missing and config.missing == "error":
         sentence = f"{some} no {lacking} in {folder}: {names(missing)}"
