@@ -113,8 +113,3 @@ def decode_latents(vae: Any, latents: Tensor, latent_scale: float) -> Tensor:
     scaled = latents if type(vae).__name__ == "AutoencoderTiny" else latents / latent_scale
     decoded = vae.decode(scaled.to(dtype)).sample.float()
     return (decoded / 2 + 0.5).clamp(0, 1).movedim(1, -1)
-
-
-def image_grid(images: Sequence[Tensor] | Tensor) -> Tensor:
-    """Put (H, W, 3) pictures side by side, (H, N * W, 3)."""
-    return torch.cat(list(images), dim=1)
