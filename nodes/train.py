@@ -14,6 +14,7 @@ from ..trainer_core.config import (
     BucketConfig,
     DatasetConfig,
     LoraConfig,
+    MemoryConfig,
     ObjectiveConfig,
     OptimizerConfig,
     RunConfig,
@@ -49,7 +50,6 @@ TRAIN_FIELDS = (
     "resolution",
     "bucket_step",
     "seed",
-    "gradient_checkpointing",
     "latent_sampling",
     "save_dtype",
 )
@@ -294,6 +294,7 @@ class AtelierTrain(io.ComfyNode):
             scheduler=scheduler,
             objective=objective or ObjectiveConfig(),
             train=train,
+            memory=MemoryConfig(checkpointing="full" if values["gradient_checkpointing"] else "auto"),
             sample=SampleConfig(
                 prompts=tuple(line.strip() for line in sample_prompts.splitlines() if line.strip()),
                 negative=sample_negative,

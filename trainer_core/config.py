@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from PIL import ImageColor
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Weights = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8", "nf4"]
 Prediction = Literal["auto", "epsilon", "v_prediction"]
 CaptionSource = Literal["text_file", "one_file", "table", "file_name", "folder_name", "none"]
 Preset = Literal["attn-only", "attn-mlp", "full"]
@@ -96,10 +97,14 @@ class BaseModelConfig(Config):
 
     path: str  # a .safetensors file in the original layout, or a diffusers folder
     vae: str = ""  # a .safetensors file of an autoencoder to use instead of the model's own
+    text_encoder: str = ""  # a .safetensors file of a text encoder to use instead of the model's (first) one
+    text_encoder_2: str = ""  # the same for the second one, in models that have two
     tokenizer: str = ""  # folder with vocab.json and merges.txt; "" looks beside the model and in COMFYUI_PATH
     prediction: Prediction = "auto"
     clip_skip: int = 1  # 1 = last layer, 2 = the one before (ComfyUI's stop_at_clip_layer -2)
-    precision: Precision = "auto"  # frozen weights and activations; LoRA weights and loss stay float32
+    precision: Precision = "auto"  # of activations, and of frozen weights left at auto; the loss is always float32
+    unet_weights: Weights = "auto"  # how frozen weights are kept; auto = in `precision`, in which all are computed
+    text_weights: Weights = "auto"
     vae_precision: Precision = "auto"  # of the autoencoder while pictures are encoded; auto = float32
     zero_terminal_snr: Literal["auto", "on", "off"] = "auto"  # noise ends in pure noise; auto = as the file says
 
@@ -286,6 +291,9 @@ class OptimizerConfig(Config):
     beta2: float = 0.999
     eps: float = 1e-8
     max_grad_norm: float = 1.0  # 0 = no clipping
+    text_encoder_stop: int = 0  # the (first) text encoder stays as it is from then on; 0 = trains to the end
+    text_encoder_2_stop: int = 0
+    stop_unit: Literal["steps", "epochs"] = "steps"  # of the two above
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -297,6 +305,8 @@ class OptimizerConfig(Config):
         _check_range(self, "beta2", 0, 0.999999)
         _check_range(self, "eps", 0)
         _check_range(self, "max_grad_norm", 0)
+        _check_range(self, "text_encoder_stop", 0)
+        _check_range(self, "text_encoder_2_stop", 0)
         if not self.learning_rate and not self.text_encoder_learning_rate and not self.text_encoder_2_learning_rate:
             raise ValueError("All learning rates are 0, nothing would be trained; set learning_rate above 0.")
 
@@ -316,6 +326,18 @@ class SchedulerConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BeneathConfig(Config):
+    """A LoRA that is added to the base model's weights before another one is trained on it."""
+
+    path: str  # a .safetensors file
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_range(self, "strength", -10, 10)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoraConfig(Config):
     """The network that is attached and trained."""
 
@@ -324,6 +346,9 @@ class LoraConfig(Config):
     preset: Preset = "attn-mlp"
     conv_rank: int = 0  # rank of 3x3 convolutions (preset full); 0 = rank
     conv_alpha: float = 0.0  # 0 = alpha
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of its weights; bfloat16 is rounded stochastically
+    start: str = ""  # a LoRA file to continue: layers, ranks and alphas are the file's
+    beneath: tuple[BeneathConfig, ...] = ()
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -365,7 +390,6 @@ class TrainConfig(Config):
     bucket_step: int = 64  # pixels; bucket sides are multiples of it
     buckets: BucketConfig = field(default_factory=BucketConfig)
     seed: int = 0
-    gradient_checkpointing: bool = False
     latent_sampling: Literal["sample", "mean"] = "sample"
     validate_every: int = 0  # steps between validation losses; 0 = at the start and the end only
     save_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
@@ -385,6 +409,21 @@ class TrainConfig(Config):
                 f"bucket_step is {self.bucket_step}; it must be a multiple of 8 no larger than the resolution "
                 f"{self.resolution}."
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryConfig(Config):
+    """What is given up for memory or speed; what is learned stays the same but for rounding. auto fits the device."""
+
+    checkpointing: Literal["auto", "0", "1", "2", "3", "full"] = "auto"  # outermost levels of the UNet recomputed
+    offload_weights: Literal["auto", "none", "half", "all"] = "auto"  # frozen UNet weights kept in RAM, streamed
+    offload_activations: Literal["auto", "off", "on"] = "auto"  # what the backward pass needs waits in RAM
+    attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"  # kernel of scaled dot product attention
+    channels_last: Literal["auto", "off", "on"] = "auto"  # memory order of convolutions
+    compile: bool = False  # torch.compile of the UNet's repeated blocks
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -420,4 +459,5 @@ class RunConfig(Config):
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)

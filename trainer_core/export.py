@@ -146,7 +146,7 @@ def build_metadata(
         "lr_warmup_steps": config.scheduler.warmup_steps,
         "max_grad_norm": optimizer.max_grad_norm,
         "gradient_accumulation_steps": train.accumulate,
-        "gradient_checkpointing": train.gradient_checkpointing,
+        "gradient_checkpointing": config.memory.checkpointing not in ("auto", "0"),
         "mixed_precision": {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(base.dtype, "no"),
         "max_train_steps": plan.steps,
         "steps": steps,

@@ -152,7 +152,7 @@ def train(
     validation: list[tuple[int, float]],
 ) -> None:
     """Run every step of the plan on an attached network; append to `losses` and `validation` as they come."""
-    if config.train.gradient_checkpointing:
+    if config.memory.checkpointing not in ("auto", "0"):
         enable_checkpointing([base.unet, *(text.model for text in base.texts)])
     optimizer = build_optimizer(config.optimizer, network.groups(learning_rates(config, base)))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

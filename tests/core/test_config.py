@@ -55,7 +55,6 @@ def test_every_field_of_a_run_changes_its_digest() -> None:
             "save_dtype": "float32",
             "resolution": 768,
             "bucket_step": 32,
-            "gradient_checkpointing": True,
             "buckets": c.BucketConfig(no_upscale=True),
         }.get(field.name, value + 1 if isinstance(value, int) else None)
         changed = RUN.replace(train=RUN.train.replace(**{field.name: other}))

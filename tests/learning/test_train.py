@@ -141,7 +141,7 @@ def test_the_gradient_of_a_window_is_the_mean_over_its_samples(config, tmp_path,
 
 def test_gradient_checkpointing_changes_no_number(config, tmp_path):
     plain = run(config, tmp_path)
-    recomputed = run(change(config, "train", gradient_checkpointing=True), tmp_path)
+    recomputed = run(change(config, "memory", checkpointing="full"), tmp_path)
     assert recomputed.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
