@@ -5,6 +5,7 @@ from .bridge import register_assets
 from .dataset import AtelierConceptDataset
 from .images import AtelierImageConcept
 from .masks import AtelierMaskLoader
+from .memory import AtelierMemory
 from .preview import AtelierDatasetPreview
 from .resize import AtelierResizeLora
 from .sample import AtelierSample
@@ -29,6 +30,7 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierImageConcept,
     AtelierAugment,
     AtelierBuckets,
+    AtelierMemory,
 ]
 
 

@@ -284,8 +284,7 @@ def training_session() -> Iterator[torch.device]:
         if not management.is_oom(error):
             raise
         raise RuntimeError(
-            "Not enough memory for this run: lower batch_size (raise accumulate by the same factor), turn on "
-            "gradient_checkpointing, or lower the resolution."
+            "Not enough memory to prepare this run: lower the resolution, or close what else uses the GPU."
         ) from None
     finally:
         torch.backends.cudnn.benchmark = benchmark

@@ -13,6 +13,7 @@ OptimizerSocket = io.Custom("ATELIER_OPTIMIZER")  # OptimizerConfig
 SchedulerSocket = io.Custom("ATELIER_SCHEDULER")  # SchedulerConfig
 LoraConfigSocket = io.Custom("ATELIER_LORA_CONFIG")  # LoraConfig
 BucketsSocket = io.Custom("ATELIER_BUCKETS")  # BucketConfig
+MemorySocket = io.Custom("ATELIER_MEMORY")  # MemoryConfig
 ObjectiveSocket = io.Custom("ATELIER_OBJECTIVE")  # ObjectiveConfig
 
 
@@ -32,6 +33,7 @@ __all__ = [
     "ComfyExtension",
     "DatasetSocket",
     "LoraConfigSocket",
+    "MemorySocket",
     "ObjectiveSocket",
     "OptimizerSocket",
     "SchedulerSocket",

@@ -33,6 +33,7 @@ from .sockets import (
     BucketsSocket,
     DatasetSocket,
     LoraConfigSocket,
+    MemorySocket,
     ObjectiveSocket,
     OptimizerSocket,
     SchedulerSocket,
@@ -141,7 +142,8 @@ class AtelierTrain(io.ComfyNode):
                 io.Boolean.Input(
                     "gradient_checkpointing",
                     default=False,
-                    tooltip="Needs much less memory and takes about a third longer; the result is the same.",
+                    tooltip="Needs much less memory and takes about a third longer; the result is the same. Off: only "
+                    "as far as the run would not fit otherwise. A linked Memory node decides instead.",
                 ),
                 io.Combo.Input(
                     "latent_sampling",
@@ -234,6 +236,12 @@ class AtelierTrain(io.ComfyNode):
                     "pictures. 0 = at the start and the end only.",
                     advanced=True,
                 ),
+                MemorySocket.Input(
+                    "memory",
+                    optional=True,
+                    tooltip="Optional, from Memory: fixes what is given up for memory or speed. Takes the place of "
+                    "gradient_checkpointing.",
+                ),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="The model with the LoRA on it, for KSampler or Sample."),
@@ -277,6 +285,7 @@ class AtelierTrain(io.ComfyNode):
         model: Any = None,
         clip: Any = None,
         buckets: BucketConfig | None = None,
+        memory: MemoryConfig | None = None,
         **values: Any,
     ) -> io.NodeOutput:
         """Train, verify, save, and put the LoRA on MODEL and CLIP."""
@@ -294,7 +303,7 @@ class AtelierTrain(io.ComfyNode):
             scheduler=scheduler,
             objective=objective or ObjectiveConfig(),
             train=train,
-            memory=MemoryConfig(checkpointing="full" if values["gradient_checkpointing"] else "auto"),
+            memory=memory or MemoryConfig(checkpointing="full" if values["gradient_checkpointing"] else "auto"),
             sample=SampleConfig(
                 prompts=tuple(line.strip() for line in sample_prompts.splitlines() if line.strip()),
                 negative=sample_negative,

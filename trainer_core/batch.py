@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from .config import RunConfig
 from .encode import Encoded
 from .loss import snr_weight
 from .masks import loss_mask
-from .models import BaseModel, Conditions, encode_caption
+from .models import BaseModel, Conditioning, Conditions
 from .noise import sample_noise, sample_timesteps, snr
 from .plan import MicroBatch, Plan, Sample
 from .rng import generator
@@ -95,12 +95,12 @@ def _masks(
 
 
 def build_sample_conditions(
-    base: BaseModel, encoded: Encoded, plan: Plan, samples: Sequence[Sample], device: torch.device
+    base: BaseModel,
+    encode: Callable[[str], Conditioning],
+    plan: Plan,
+    samples: Sequence[Sample],
+    device: torch.device,
 ) -> Conditions:
-    """Return what the UNet is told about some samples: captions from the store or with gradients, true crops."""
+    """Return what the UNet is told about some samples: their captions as `encode` gives them, true crops."""
     sizes = torch.tensor([sample.crop.size_conditioning(plan.size(sample.picture)) for sample in samples])
-    if base.texts:
-        each = [encode_caption(base.texts, base.tokenizer, sample.caption, device) for sample in samples]
-    else:
-        each = [encoded.conditioning(sample.caption) for sample in samples]
-    return build_conditions(base, each, sizes, device)
+    return build_conditions(base, [encode(sample.caption) for sample in samples], sizes, device)

@@ -415,7 +415,7 @@ class TrainConfig(Config):
 class MemoryConfig(Config):
     """What is given up for memory or speed; what is learned stays the same but for rounding. auto fits the device."""
 
-    checkpointing: Literal["auto", "0", "1", "2", "3", "full"] = "auto"  # outermost levels of the UNet recomputed
+    checkpointing: Literal["auto", "0", "1", "2", "3", "4", "full"] = "auto"  # how much is computed twice
     offload_weights: Literal["auto", "none", "half", "all"] = "auto"  # frozen UNet weights kept in RAM, streamed
     offload_activations: Literal["auto", "off", "on"] = "auto"  # what the backward pass needs waits in RAM
     attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"  # kernel of scaled dot product attention

@@ -118,6 +118,10 @@ class Plan:
         """Return the number of micro-batches of one epoch."""
         return self._epoch_start(epoch + 1) - self._epoch_start(epoch)
 
+    def steps_of(self, epochs: int) -> int:
+        """Return the number of the step with which so many epochs are over."""
+        return -(-self._epoch_start(epochs) // self.train.accumulate)
+
     # --- what the run asks for in all -------------------------------------------------------------------------
 
     def crops(self) -> set[tuple[int, Crop]]:

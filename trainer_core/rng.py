@@ -7,13 +7,14 @@ import hashlib
 import torch
 
 
-def generator(seed: int, purpose: str, *index: int) -> torch.Generator:
-    """Return a CPU generator that depends on its arguments alone.
+def generator(seed: int, purpose: str, *index: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a generator that depends on its arguments alone.
 
     The name is hashed, not added up, so that neighbouring seeds and indices are unrelated. Draws are made on
-    the CPU on purpose: the same run on another device sees the same numbers.
+    the CPU on purpose: the same run on another device sees the same numbers; only what would be
+    too much to carry over is drawn on another device.
     """
-    return torch.Generator().manual_seed(int.from_bytes(_digest(seed, purpose, index, 8), "little") >> 1)
+    return torch.Generator(device).manual_seed(int.from_bytes(_digest(seed, purpose, index, 8), "little") >> 1)
 
 
 def sample_uniform(seed: int, purpose: str, *index: int) -> float:

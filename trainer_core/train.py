@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,13 +13,29 @@ from torch import Tensor
 
 from .batch import build_batch, build_sample_conditions
 from .callbacks import Callbacks, StepReport
-from .config import RunConfig
+from .config import MemoryConfig, RunConfig
 from .encode import Encoded, encode_plan
 from .export import build_metadata, save_lora, unused_path
 from .loss import sample_losses
-from .memory import DTYPES, choose_dtype, enable_checkpointing
+from .memory import (
+    DTYPES,
+    Stream,
+    attention_kernel,
+    check_weights,
+    choose_dtype,
+    compile_blocks,
+    describe,
+    give_back,
+    keep_weights,
+    kept_activations,
+    out_of_memory,
+    prepare,
+    recompute,
+    rungs,
+)
 from .models import (
     BaseModel,
+    Conditioning,
     check_base_model,
     find_tokenizer,
     load_base_model,
@@ -36,10 +52,12 @@ from .sample import sample_images
 from .scan import Index, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
+from .texts import text_reader, text_stops
 from .validate import validation_loss
 
 INDEX = "index.sqlite"  # in the cache folder: what the scan knows of every file
 NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
+TO_LOWER = "lower batch_size (raise accumulate by the same factor) or the resolution, or keep weights as float8 or nf4."
 FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
 
 
@@ -53,6 +71,21 @@ class Result:
     validation: list[tuple[int, float]]  # (steps finished, loss of the validation pictures)
     samples: Tensor  # (N, H, W, 3) in 0..1
     plan: Plan
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What the steps of a run work with, and what has happened so far."""
+
+    base: BaseModel
+    network: Network
+    plan: Plan
+    encoded: Encoded
+    config: RunConfig
+    device: torch.device
+    callbacks: Callbacks
+    losses: list[float] = field(default_factory=list)  # of each step, NaN where it was not finite
+    validation: list[tuple[int, float]] = field(default_factory=list)  # (steps finished, loss)
 
 
 def train_lora(
@@ -74,6 +107,8 @@ def train_lora(
     device, callbacks, started = torch.device(device), callbacks or Callbacks(), time.time()
     check_base_model(config.base_model)
     check_optimizer(config.optimizer, device)
+    for setting in ("unet_weights", "text_weights"):
+        check_weights(getattr(config.base_model, setting), setting)
     with Index(cache / INDEX) as index:
         manifest = scan(config.dataset, index, callbacks)
     plan = build_plan(manifest, config.dataset, config.train)
@@ -81,9 +116,16 @@ def train_lora(
     tokenizer = load_tokenizer(find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path)))
     callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long_captions(plan, tokenizer))]))
 
-    base = load_base_model(config.base_model, choose_dtype(config.base_model.precision, device))
+    dtype = choose_dtype(config.base_model.precision, device)
+    ladder = rungs(config.memory, device)
+
+    base = load_base_model(config.base_model, dtype)
     rates = learning_rates(config, base)
     train_text = any(rates[text.kohya] > 0 for text in base.texts)
+    if (kind := config.base_model.text_weights) != "auto":
+        for text in base.texts:
+            keep_weights(text.model, kind, dtype, device)
+        base.identity["text_encoder"] += f"/{kind}"
     prompts = None if train_text else {*config.sample.prompts, config.sample.negative}
     with Store(cache, cache_limit) as store:
         vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
@@ -93,43 +135,36 @@ def train_lora(
     for text in base.texts:
         text.model.to(device)
 
-    base.unet.to(device)
     network = Network(
         base.unet if rates["lora_unet"] > 0 else None,
         {text.kohya: (text.model, text.depth) for text in base.texts if rates[text.kohya] > 0},
         config.lora,
         config.train.seed,
         unet_layer_names(base),
-    ).to(device)
-    losses: list[float] = []
-    validation: list[tuple[int, float]] = []
+    ).to(device, DTYPES[config.lora.dtype])
+    run = Run(base=base, network=network, plan=plan, encoded=encoded, config=config, device=device, callbacks=callbacks)
 
-    def describe(path: Path) -> dict[str, str]:
-        return build_metadata(config, plan, base, name=path.stem, steps=len(losses), started=started)
+    def metadata(path: Path) -> dict[str, str]:
+        return build_metadata(config, plan, base, name=path.stem, steps=len(run.losses), started=started)
 
     try:
-        with network.attached():
+        with network.attached(), attention_kernel(config.memory.attention, device):
             try:
-                train(base, network, plan, encoded, config, device, callbacks, losses, validation)
+                train(run, ladder)
                 path = unused_path(output)
-                tensors = save_lora(path, network.tensors(), describe(path), config.train.save_dtype, verify)
+                tensors = save_lora(path, network.tensors(), metadata(path), config.train.save_dtype, verify)
             except BaseException:
-                if losses:
-                    stopped = unused_path(output.with_name(f"{output.stem}-stopped-at-{len(losses)}.safetensors"))
-                    save_lora(stopped, network.tensors(), describe(stopped), "float32")
-                    callbacks.note(f"Stopped at step {len(losses)} of {plan.steps}; what was learned is in {stopped}.")
+                if steps := len(run.losses):
+                    stopped = unused_path(output.with_name(f"{output.stem}-stopped-at-{steps}.safetensors"))
+                    save_lora(stopped, network.tensors(), metadata(stopped), "float32")
+                    callbacks.note(f"Stopped at step {steps} of {plan.steps}; what was learned is in {stopped}.")
                 raise
-            samples = sample_images(
-                base,
-                config.sample,
-                device,
-                encode=None if train_text else encoded.conditioning,
-                callbacks=callbacks,
-            )
+            encode = None if train_text else encoded.conditioning
+            samples = sample_images(base, config.sample, device, encode=encode, callbacks=callbacks)
     finally:
         base.unet, base.texts, base.vae = None, (), None
         network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
-    return Result(path=path, tensors=tensors, losses=losses, validation=validation, samples=samples, plan=plan)
+    return Result(path=path, tensors=tensors, losses=run.losses, validation=run.validation, samples=samples, plan=plan)
 
 
 def learning_rates(config: RunConfig, base: BaseModel) -> dict[str, float]:
@@ -140,54 +175,57 @@ def learning_rates(config: RunConfig, base: BaseModel) -> dict[str, float]:
     return {"lora_unet": optimizer.learning_rate, **dict(zip(kohya, texts, strict=False))}
 
 
-def train(
-    base: BaseModel,
-    network: Network,
-    plan: Plan,
-    encoded: Encoded,
-    config: RunConfig,
-    device: torch.device,
-    callbacks: Callbacks,
-    losses: list[float],
-    validation: list[tuple[int, float]],
-) -> None:
-    """Run every step of the plan on an attached network; append to `losses` and `validation` as they come."""
-    if config.memory.checkpointing not in ("auto", "0"):
-        enable_checkpointing([base.unet, *(text.model for text in base.texts)])
-    optimizer = build_optimizer(config.optimizer, network.groups(learning_rates(config, base)))
+def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
+    """Run every step of the plan on an attached network; what happens is appended to `run.losses` and `run.validation`.
+
+    ladder: the memory settings to work with, then those to fall back on when memory runs out.
+    """
+    base, plan, config, device, callbacks = run.base, run.plan, run.config, run.device, run.callbacks
+    rates = learning_rates(config, base)
+    stops = text_stops(config.optimizer, base, plan)
+    memory, *harder = ladder
+    stream = Stream(device)
+    if config.memory.compile:
+        compile_blocks(base.unet, callbacks.note)
+    settle(run, memory, stream)
+    optimizer = build_optimizer(config.optimizer, run.network.groups(rates), config.train.seed)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     scaler = torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16)
     alphas = alphas_cumprod(zero_terminal_snr=base.zero_terminal_snr)
+    encode = text_reader(base, run.encoded, device, learning=True)
     not_finite = 0
 
     def validate(steps: int) -> None:
         if plan.validation:
-            validation.append((steps, validation_loss(base, encoded, plan, config, alphas, device, callbacks)))
-            callbacks.validation(*validation[-1])
+            loss = validation_loss(base, run.encoded, encode, plan, config, alphas, device, callbacks)
+            run.validation.append((steps, loss))
+            callbacks.validation(steps, loss)
 
     validate(0)
     for step in range(plan.steps):
         began = time.perf_counter()
-        micro_batches = plan.step(step)
-        window = sum(len(micro_batch.samples) for micro_batch in micro_batches)
-        step_loss = torch.zeros((), device=device)
-        areas: list[Tensor] = []  # mean of the masks of each micro-batch
-        for micro_batch in micro_batches:
-            callbacks.check()
-            batch = build_batch(base, encoded, micro_batch, plan, config, alphas, device)
-            conditions = build_sample_conditions(base, encoded, plan, micro_batch.samples, device)
-            noised = add_noise(batch.latents, batch.noise, batch.alphas)
-            prediction = predict(base, noised, batch.timesteps, conditions)
-            target = build_target(base.prediction, batch.latents, batch.noise, batch.alphas)
-            prior = None
-            if batch.prior_weight is not None:
-                with torch.no_grad(), network.detached():
-                    prior = predict(base, noised, batch.timesteps, conditions)
-            each = sample_losses(prediction, target, batch.mask, batch.normalize, prior, batch.prior_weight)
-            loss = (each * batch.weights).sum() / window
-            scaler.scale(loss).backward()
-            step_loss += loss.detach()
-            areas += [batch.mask.mean()] if batch.mask is not None else []
+        for prefix in [prefix for prefix, stop in stops.items() if stop == step]:
+            run.network.freeze(prefix)
+            rates[prefix] = 0.0
+            if not any(rates[text.kohya] > 0 for text in base.texts):
+                encode = text_reader(base, run.encoded, device, learning=False)
+        for again in (False, True):
+            try:
+                step_loss, areas = accumulate_gradients(run, step, encode, alphas, scaler, memory)
+                break
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                if again or not harder:
+                    raise RuntimeError(
+                        f"Memory ran out at step {step + 1} with {describe(memory)}: {TO_LOWER}"
+                    ) from None
+            # outside `except`, whose error holds on to the activations
+            optimizer.zero_grad(set_to_none=True)
+            give_back(device)
+            memory, *harder = harder
+            settle(run, memory, stream)
+            callbacks.note(f"Memory ran out at step {step + 1}; the step is taken again with {describe(memory)}.")
 
         factor = lr_factor(step, plan.steps, config.scheduler)
         for group in optimizer.param_groups:
@@ -201,12 +239,12 @@ def train(
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
-        losses.append(loss_value if finite else math.nan)
+        run.losses.append(loss_value if finite else math.nan)
         callbacks.step(
             StepReport(
                 step=step + 1,
                 steps=plan.steps,
-                loss=losses[-1],
+                loss=run.losses[-1],
                 grad_norm=grad_norm,
                 learning_rate=optimizer.param_groups[0]["lr"],
                 updated=finite,
@@ -223,3 +261,46 @@ def train(
         every = config.train.validate_every
         if step + 1 == plan.steps or (every and (step + 1) % every == 0):
             validate(step + 1)
+
+
+def accumulate_gradients(
+    run: Run,
+    step: int,
+    encode: Callable[[str], Conditioning],
+    alphas: Tensor,
+    scaler: torch.amp.GradScaler,
+    memory: MemoryConfig,
+) -> tuple[Tensor, list[Tensor]]:
+    """Take the forward and backward passes of one step; return its loss and the mean mask of each micro-batch."""
+    base, plan, config, device = run.base, run.plan, run.config, run.device
+    micro_batches = plan.step(step)
+    window = sum(len(micro_batch.samples) for micro_batch in micro_batches)
+    step_loss = torch.zeros((), device=device)
+    areas: list[Tensor] = []
+    for micro_batch in micro_batches:
+        run.callbacks.check()
+        batch = build_batch(base, run.encoded, micro_batch, plan, config, alphas, device)
+        noised = add_noise(batch.latents, batch.noise, batch.alphas)
+        with kept_activations(memory, base.unet, device):
+            conditions = build_sample_conditions(base, encode, plan, micro_batch.samples, device)
+            prediction = predict(base, noised, batch.timesteps, conditions)
+        target = build_target(base.prediction, batch.latents, batch.noise, batch.alphas)
+        prior = None
+        if batch.prior_weight is not None:
+            with torch.no_grad(), run.network.detached():
+                prior = predict(base, noised, batch.timesteps, conditions)
+        each = sample_losses(prediction, target, batch.mask, batch.normalize, prior, batch.prior_weight)
+        loss = (each * batch.weights).sum() / window
+        scaler.scale(loss).backward()
+        step_loss += loss.detach()
+        areas += [batch.mask.mean()] if batch.mask is not None else []
+    return step_loss, areas
+
+
+def settle(run: Run, memory: MemoryConfig, stream: Stream) -> None:
+    """Bring the models to the device as the memory settings say, or further down from what they were."""
+    base, weights = run.base, run.config.base_model.unet_weights
+    with run.network.detached():
+        prepare(base.unet, memory, weights, base.dtype, run.device, stream)
+    for text in base.texts:
+        recompute(text.model, memory.checkpointing)

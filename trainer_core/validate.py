@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from .callbacks import Callbacks
 from .config import RunConfig
 from .encode import Encoded
 from .loss import sample_losses
-from .models import BaseModel, predict
+from .models import BaseModel, Conditioning, predict
 from .noise import TIMESTEPS, add_noise, build_target
 from .plan import Plan
 from .rng import generator
@@ -22,6 +24,7 @@ TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # noise levels, as shares of all timesteps
 def validation_loss(
     base: BaseModel,
     encoded: Encoded,
+    encode: Callable[[str], Conditioning],
     plan: Plan,
     config: RunConfig,
     alphas: Tensor,
@@ -42,7 +45,7 @@ def validation_loss(
             draws = [generator(config.train.seed, "validation", sample.picture, i) for i in part]
             noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
             clean, levels = latents.expand(len(part), -1, -1, -1).to(device), alphas[timesteps[list(part)]].to(device)
-            conditions = build_sample_conditions(base, encoded, plan, [sample] * len(part), device)
+            conditions = build_sample_conditions(base, encode, plan, [sample] * len(part), device)
             prediction = predict(base, add_noise(clean, noise, levels), timesteps[list(part)].to(device), conditions)
             total += sample_losses(prediction, build_target(base.prediction, clean, noise, levels)).sum()
     return float(total) / (len(plan.validation) * len(timesteps))

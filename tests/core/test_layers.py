@@ -18,7 +18,7 @@ ROWS = [
     {"visits"},
     {"plan", "store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"},
     {"encode", "report", "run", "export", "sample", "resize", "preview"},
-    {"batch"},
+    {"batch", "texts"},
     {"validate"},
     {"train"},
 ]

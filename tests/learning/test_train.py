@@ -104,9 +104,10 @@ def test_the_gradient_of_a_window_is_the_mean_over_its_samples(config, tmp_path,
     def cut_into(size):
         original = train_module.train
 
-        def train(base, network, plan, encoded, settings, device, callbacks, losses, validation):
+        def train(work, ladder):
+            plan = work.plan
             whole = train_module.build_batch(
-                base, encoded, plan.step(0)[0], plan, settings, train_module.alphas_cumprod(), device
+                work.base, work.encoded, plan.step(0)[0], plan, work.config, train_module.alphas_cumprod(), work.device
             )
             (micro,) = plan.step(0)
             pieces = [micro.samples[i : i + size] for i in range(0, len(micro.samples), size)]
@@ -124,7 +125,7 @@ def test_the_gradient_of_a_window_is_the_mean_over_its_samples(config, tmp_path,
             monkeypatch.setattr(train_module, "build_batch", lambda *_: next(batches))
             windows = tuple(cut(index=0, samples=piece, bucket=micro.bucket) for piece in pieces)
             monkeypatch.setattr(type(plan), "step", lambda self, k: windows)
-            original(base, network, plan, encoded, settings, device, callbacks, losses, validation)
+            original(work, ladder)
 
         with monkeypatch.context() as patch:
             patch.setattr(train_module, "train", train)
@@ -143,6 +144,84 @@ def test_gradient_checkpointing_changes_no_number(config, tmp_path):
     plain = run(config, tmp_path)
     recomputed = run(change(config, "memory", checkpointing="full"), tmp_path)
     assert recomputed.losses == pytest.approx(plain.losses, rel=1e-5)
+
+
+def out_of_memory_at(monkeypatch, times):
+    """Let the backward pass run out of memory the first `times` times after the first step."""
+    original, calls = torch.Tensor.backward, [0]
+
+    def backward(self, *args, **kwargs):
+        calls[0] += 1
+        if 1 < calls[0] <= 1 + times:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
+
+
+def test_a_step_for_which_memory_runs_out_is_taken_again_with_less_and_gives_the_same(config, tmp_path, monkeypatch):
+    plain = run(config, tmp_path)
+    notes = []
+    out_of_memory_at(monkeypatch, 1)
+    again = run(config, tmp_path, callbacks=Callbacks(note=notes.append))
+    assert again.losses == pytest.approx(plain.losses, rel=1e-5)
+    said = [note for note in notes if "Memory ran out" in note]
+    assert said == ["Memory ran out at step 2; the step is taken again with checkpointing 1."]
+
+
+def test_memory_that_runs_out_twice_ends_the_run_with_what_was_learned(config, tmp_path, monkeypatch):
+    out_of_memory_at(monkeypatch, 2)
+    with pytest.raises(RuntimeError, match=r"Memory ran out at step 2 with checkpointing 1: lower batch_size"):
+        run(config, tmp_path)
+    assert (tmp_path / "out" / "lora-stopped-at-1.safetensors").is_file()
+
+
+def test_fixed_memory_settings_are_not_changed_when_memory_runs_out(config, tmp_path, monkeypatch):
+    out_of_memory_at(monkeypatch, 1)
+    with pytest.raises(RuntimeError, match="Memory ran out at step 2 with checkpointing 0"):
+        run(change(config, "memory", checkpointing="0"), tmp_path)
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "float8", "int8"])
+def test_weights_kept_small_train_nearly_the_same(config, tmp_path, weights):
+    config = change(config, "optimizer", text_encoder_learning_rate=1e-3)
+    plain = run(config, tmp_path)
+    small = run(change(config, "base_model", unet_weights=weights, text_weights=weights), tmp_path)
+    assert small.losses == pytest.approx(plain.losses, rel=0.0 if weights == "float32" else 0.1)
+    assert (small.losses != plain.losses) == (weights != "float32")
+
+
+def test_texts_encoded_with_small_weights_are_not_taken_for_others(config, tmp_path):
+    config = config.replace(train=config.train.replace(steps=1))
+    first = run(change(config, "base_model", text_weights="float8"), tmp_path, cache=tmp_path / "cache")
+    assert first.losses != run(config, tmp_path, cache=tmp_path / "cache").losses
+
+
+def test_a_text_encoder_stops_after_a_step_or_an_epoch(config, tmp_path):
+    config = change(config, "optimizer", text_encoder_learning_rate=1e-3)
+    stopped = run(change(config, "optimizer", text_encoder_stop=2), tmp_path)
+    two = run(config.replace(train=config.train.replace(steps=2)), tmp_path)
+    text = {k: t for k, t in stopped.tensors.items() if k.startswith("lora_te_")}
+    assert text and all(torch.equal(t, two.tensors[k]) for k, t in text.items())
+    unet = [k for k in stopped.tensors if k.startswith("lora_unet_") and k.endswith("lora_up.weight")]
+    assert any(not torch.equal(stopped.tensors[k], two.tensors[k]) for k in unet)
+    assert stopped.losses[:2] == two.losses
+    per_epoch = stopped.plan.batches_in(0)
+    config = config.replace(train=config.train.replace(steps=per_epoch + 1))
+    by_epoch = run(change(config, "optimizer", text_encoder_stop=1, stop_unit="epochs"), tmp_path)
+    by_step = run(change(config, "optimizer", text_encoder_stop=per_epoch), tmp_path)
+    assert same(by_epoch, by_step)
+
+
+def test_a_lora_in_bfloat16_learns_what_one_in_float32_does(config, tmp_path):
+    config = config.replace(train=config.train.replace(steps=12))
+    plain, small = run(config, tmp_path), run(change(config, "lora", dtype="bfloat16"), tmp_path)
+    ups = [k for k in plain.tensors if k.endswith("lora_up.weight")]
+    whole = torch.cat([plain.tensors[k].flatten() for k in ups])
+    rounded = torch.cat([small.tensors[k].flatten() for k in ups])
+    assert torch.nn.functional.cosine_similarity(whole, rounded, dim=0) > 0.98
+    assert rounded.norm() == pytest.approx(float(whole.norm()), rel=0.02)
+    assert torch.equal(rounded, rounded.bfloat16().float())
 
 
 @pytest.mark.parametrize("learning_rate", [1e-3, 0.0])

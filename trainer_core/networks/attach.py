@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -47,20 +48,21 @@ class Network(nn.Module):
             layers[name] = LoraLayer(module, rank, alpha, name=name, seed=seed)
         self._layers: dict[str, LoraLayer] = layers
         self.layers = nn.ModuleDict(layers)
-        self._originals: dict[str, Any] = {}
 
     def attach(self) -> None:
         """Add every layer's delta to the output of its frozen layer from now on."""
         for name, module in self._targets.items():
-            if name not in self._originals:
-                self._originals[name] = module.forward
-                module.forward = _with_delta(module.forward, self._layers[name])
+            if not isinstance(module, WithDelta):
+                # By class, not by a function of its own for each layer: torch.compile then sees that blocks are alike.
+                module.__class__ = _with_delta(type(module))
+                module.__dict__["delta"] = self._layers[name]  # no child: the frozen model stays the frozen model
 
     def detach(self) -> None:
         """Leave the frozen layers exactly as they were."""
-        for name in list(self._originals):
-            self._targets[name].__dict__.pop("forward")
-            del self._originals[name]
+        for module in self._targets.values():
+            if isinstance(module, WithDelta):
+                del module.__dict__["delta"]
+                module.__class__ = type(module).__bases__[1]
 
     def let_go(self) -> None:
         """Detach and forget the frozen layers, so that their memory can be freed."""
@@ -85,6 +87,12 @@ class Network(nn.Module):
         finally:
             self.attach()
 
+    def freeze(self, prefix: str) -> None:
+        """Let the layers whose names begin with `prefix` stay as they are from now on."""
+        for name, layer in self._layers.items():
+            if name.startswith(f"{prefix}_"):
+                layer.requires_grad_(False)
+
     def groups(self, rates: Mapping[str, float]) -> list[dict[str, Any]]:
         """Return optimizer parameter groups by what their layers' names begin with; without layers or rate none."""
         groups = []
@@ -101,11 +109,19 @@ class Network(nn.Module):
         return {f"{name}.{k}": t for name, layer in self._layers.items() for k, t in layer.tensors().items()}
 
 
-def _with_delta(forward: Any, layer: nn.Module) -> Any:
-    def forward_with_delta(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return layer(x, forward(x, *args, **kwargs))
+class WithDelta(nn.Module):
+    """What a frozen layer is besides while a network is attached."""
 
-    return forward_with_delta
+    delta: LoraLayer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the frozen layer's output plus its delta."""
+        return self.delta(x, super().forward(x))
+
+
+@functools.cache
+def _with_delta(kind: type) -> type:
+    return type(f"{kind.__name__}WithDelta", (WithDelta, kind), {})
 
 
 def unet_layers(unet: nn.Module, preset: str) -> list[tuple[str, Layer]]:

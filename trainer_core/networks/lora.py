@@ -12,6 +12,13 @@ from torch import Tensor, nn
 from ..rng import generator
 
 
+def weight_shape(layer: nn.Linear | nn.Conv2d) -> tuple[int, ...]:
+    """Return the shape of a frozen layer's weight, in whatever form it is kept."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, layer.in_features
+    return layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size
+
+
 class LoraLayer(nn.Module):
     """delta(x) = scale * up(down(x)) beside one frozen layer; `up` starts at zero, so delta starts at zero.
 
@@ -20,12 +27,12 @@ class LoraLayer(nn.Module):
 
     def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, alpha: float, *, name: str, seed: int) -> None:
         super().__init__()
-        weight = base.weight
-        ones = (1,) * (weight.ndim - 2)
-        bound = 1 / math.sqrt(weight[0].numel())  # kaiming uniform with a = sqrt(5)
-        down = torch.rand(rank, *weight.shape[1:], generator=generator(seed, f"init/{name}")) * (2 * bound) - bound
+        outputs, *inputs = weight_shape(base)
+        ones = (1,) * (len(inputs) - 1)
+        bound = 1 / math.sqrt(math.prod(inputs))  # kaiming uniform with a = sqrt(5)
+        down = torch.rand(rank, *inputs, generator=generator(seed, f"init/{name}")) * (2 * bound) - bound
         self.down = nn.Parameter(down)
-        self.up = nn.Parameter(torch.zeros(weight.shape[0], rank, *ones))
+        self.up = nn.Parameter(torch.zeros(outputs, rank, *ones))
         self.rank, self.alpha = rank, float(alpha)
         self.scale = self.alpha / rank
         self.geometry: dict[str, Any] = {}

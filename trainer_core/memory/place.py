@@ -1,11 +1,11 @@
-"""Where tensors live and in which precision; what is given back."""
+"""Where tensors live and in which precision."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
+import psutil
 import torch
 from torch import nn
 
@@ -13,7 +13,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of frozen weights and activations; "auto" is float32 on CPU, bfloat16 or float16 on GPUs."""
+    """Return the dtype of activations; "auto" is float32 on CPU, bfloat16 or float16 on GPUs."""
     if precision != "auto":
         return DTYPES[precision]
     if device.type == "cuda":
@@ -31,11 +31,15 @@ def placed(module: nn.Module, device: torch.device) -> Iterator[nn.Module]:
         module.to("cpu")
 
 
-def enable_checkpointing(modules: Iterable[Any]) -> None:
-    """Recompute activations in the backward pass instead of keeping them."""
-    for module in modules:
-        if hasattr(module, "gradient_checkpointing_enable"):  # transformers
-            module.gradient_checkpointing_enable({"use_reentrant": False})
-            module.train()  # transformers checkpoints in training mode only; these models have no dropout
-        else:
-            module.enable_gradient_checkpointing()
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that a run can take: on a GPU also what torch holds without using it."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return psutil.virtual_memory().available
+
+
+def give_back(device: torch.device) -> None:
+    """Return to the system what torch holds on a GPU without using it."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,209 @@
+"""Memory settings give up time, never numbers: predictions and gradients with each equal those without."""
+
+import contextlib
+import importlib.util
+
+import pytest
+import torch
+from tiny_models import tiny_unet
+
+from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig
+from lora_atelier.trainer_core.memory import (
+    LEVELS,
+    Stream,
+    activations_in_ram,
+    check_weights,
+    compile_blocks,
+    keep_weights,
+    prepare,
+    recompute,
+    rungs,
+    weight_bytes,
+)
+from lora_atelier.trainer_core.memory.checkpoint import Recomputed
+from lora_atelier.trainer_core.memory.weights import Kept, kept_layers
+from lora_atelier.trainer_core.networks import Network
+from lora_atelier.trainer_core.optim import round_stochastically
+
+CPU = torch.device("cpu")
+
+
+def passes(prepared=lambda unet: None, context=lambda unet: contextlib.nullcontext(), times=3):
+    """Return (prediction, gradient of the network) of the last of some passes through a small UNet."""
+    unet = tiny_unet().requires_grad_(False).eval()
+    network = Network(unet, {}, LoraConfig(rank=4, alpha=4, preset="full"), 0)
+    draws = torch.Generator().manual_seed(1)
+    for name, parameter in network.named_parameters():
+        if name.endswith("up"):
+            parameter.data = 0.05 * torch.randn(parameter.shape, generator=draws)
+    prepared(unet)
+    latents, words = torch.randn(2, 4, 8, 8, generator=draws), torch.randn(2, 5, 64, generator=draws)
+    with network.attached():
+        for _ in range(times):
+            network.zero_grad()
+            with context(unet):
+                prediction = unet(latents, torch.tensor([5, 500]), encoder_hidden_states=words).sample
+            prediction.square().mean().backward()
+    return prediction.detach(), torch.cat([p.grad.flatten() for p in network.parameters()])
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return passes()
+
+
+def difference(mine, other):
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(mine, other, strict=True))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_recomputing_changes_nothing(plain, level):
+    assert difference(passes(lambda unet: recompute(unet, level)), plain) == 0
+
+
+def test_each_level_recomputes_more_than_the_one_before():
+    unet = tiny_unet()
+    counts = []
+    for level in LEVELS:
+        recompute(unet, level)
+        counts.append(sum(isinstance(m.__dict__.get("forward"), Recomputed) for m in unet.modules()))
+    blocks = [m for m in unet.modules() if type(m).__name__ in ("ResnetBlock2D", "BasicTransformerBlock")]
+    assert counts[0] == 0 and counts == sorted(counts) and counts[-1] == len(blocks)
+    assert counts[1] == 3 and counts[2] > counts[1]  # the narrow transformer blocks, then the outermost resnets
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("float32", 0.0), ("bfloat16", 0.02), ("float16", 0.003), ("float8", 0.2), ("int8", 0.04)]
+)
+def test_small_weights_compute_nearly_the_same_and_take_less(plain, kind, most):
+    sizes = []
+
+    def keep(unet):
+        whole = weight_bytes(unet)
+        keep_weights(unet, kind, torch.float32, CPU)
+        sizes.append(weight_bytes(unet) / whole)
+
+    found = difference(passes(keep), plain)
+    assert found <= most and (found > 0) == (kind != "float32")
+    expected = {"float32": 1.0, "bfloat16": 0.51, "float16": 0.51, "float8": 0.28, "int8": 0.28}[kind]
+    assert sizes[0] == pytest.approx(expected, abs=0.03)
+
+
+@pytest.mark.parametrize("kind", ["float8", "int8", "nf4"])
+def test_sizes_on_the_meta_device_are_the_true_ones(kind):
+    weight = torch.randn(64, 32, 3, 3, generator=torch.Generator().manual_seed(0))
+    true, meta = Kept(weight, kind), Kept(weight.to("meta"), kind)
+    assert [p.nbytes for p in true.parts] == [p.nbytes for p in meta.parts]
+    assert meta.weight(torch.bfloat16).shape == weight.shape
+
+
+@pytest.mark.parametrize(("kind", "most"), [("float8", 0.03), ("int8", 0.01), ("nf4", 0.1)])
+def test_a_kept_weight_comes_back(kind, most):
+    weight = 0.02 * torch.randn(48, 40, generator=torch.Generator().manual_seed(0))
+    back = Kept(weight, kind).weight(torch.float32)
+    assert back.dtype == torch.float32 and float((back - weight).norm() / weight.norm()) < most
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_streamed_weights_change_nothing(plain, share):
+    streams = []
+
+    def stream(unet):
+        streams.append(Stream(CPU))
+        keep_weights(unet, "auto", torch.float32, CPU, share=share, stream=streams[0])
+        recompute(unet, "full")
+        layers = kept_layers(unet)
+        away = sum(kept.size for kept in layers if kept.stream is not None)
+        assert away / sum(kept.size for kept in layers) == pytest.approx(share, abs=0.1)
+
+    assert difference(passes(stream), plain) == 0
+
+
+def test_a_stream_learns_the_order_and_sends_ahead():
+    stream = Stream(CPU)
+    layers = [Kept(torch.full((2, 2), float(i)), "float32") for i in range(6)]
+    sent = []
+    original = stream._send
+    stream._send = lambda kept: sent.append(layers.index(kept)) or original(kept)
+    for kept in layers * 2:
+        stream.fetch(kept)
+    sent.clear()
+    assert [float(stream.fetch(kept)[0][0, 0]) for kept in layers] == [0, 1, 2, 3, 4, 5]
+    assert sent == [3, 4, 5, 0, 1, 2]  # each three uses ahead, and none of them twice
+
+
+def test_memory_settings_can_go_further_down_during_a_run(plain):
+    def twice(unet):
+        stream = Stream(CPU)
+        prepare(unet, MemoryConfig(checkpointing="0", offload_weights="none"), "auto", torch.float32, CPU, stream)
+        prepare(unet, MemoryConfig(checkpointing="full", offload_weights="all"), "auto", torch.float32, CPU, stream)
+        assert all(kept.stream is stream for kept in kept_layers(unet)) and kept_layers(unet)
+
+    assert difference(passes(twice), plain) == 0
+
+
+@pytest.mark.parametrize("level", ["0", "full"])
+def test_activations_in_ram_change_nothing(plain, level):
+    found = passes(lambda unet: recompute(unet, level), lambda unet: activations_in_ram(CPU, unet, least=100))
+    assert difference(found, plain) < 1e-5  # copies may take another order of summation
+
+
+def test_channels_last_changes_nothing_but_rounding(plain):
+    memory = MemoryConfig(checkpointing="0", channels_last="on")
+    found = passes(lambda unet: prepare(unet, memory, "auto", torch.float32, CPU, Stream(CPU)))
+    assert difference(found, plain) < 1e-5
+
+
+def test_blocks_that_are_alike_are_compiled_once_and_compute_the_same(plain, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda forward: torch_compile(forward, backend="eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    notes = []
+    found = passes(lambda unet: compile_blocks(unet, notes.append))
+    assert difference(found, plain) < 1e-5 and not notes
+    # 14 resnets and transformer blocks in six shapes; each shape with and without what others do not have
+    assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 10
+    torch._dynamo.reset()
+
+
+torch_compile = torch.compile
+
+
+def test_where_compiling_fails_the_run_goes_on_and_says_so_once(plain, monkeypatch):
+    def broken(graph, inputs):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", lambda forward: torch_compile(forward, backend=broken))
+    torch._dynamo.reset()
+    notes = []
+    assert difference(passes(lambda unet: compile_blocks(unet, notes.append)), plain) == 0
+    assert len(notes) == 1 and "goes on without it" in notes[0] and "no compiler here" in notes[0]
+    torch._dynamo.reset()
+
+
+def test_rungs_go_from_fast_to_small_and_leave_what_is_fixed():
+    gpu = torch.device("cuda")
+    found = rungs(MemoryConfig(), gpu)
+    assert [rung.checkpointing for rung in found] == [*LEVELS, "full", "full", "full"]
+    assert [rung.offload_weights for rung in found][-3:] == ["half", "all", "all"]
+    fixed = rungs(MemoryConfig(checkpointing="2", offload_activations="off"), gpu)
+    assert {(rung.checkpointing, rung.offload_activations) for rung in fixed} == {("2", "off")}
+    assert [rung.offload_weights for rung in fixed] == ["none", "half", "all"]
+    assert len(rungs(MemoryConfig(), CPU)) == len(LEVELS)
+
+
+def test_a_kind_that_needs_bitsandbytes_says_so(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"unet_weights nf4 needs the package bitsandbytes: pip install bitsandbytes"):
+        check_weights("nf4", "unet_weights")
+    check_weights("float8", "unet_weights")
+
+
+def test_stochastic_rounding_keeps_the_mean():
+    values = torch.full((200_000,), 1.001)  # between 1 and 1.0078125, near the first
+    rounded = round_stochastically(values, torch.Generator().manual_seed(0)).float()
+    assert set(rounded.unique().tolist()) == {1.0, 1.0078125}
+    assert float(rounded.mean()) == pytest.approx(1.001, abs=5 * 0.0026 / 200_000**0.5)
+    exact = torch.tensor([0.0, -1.5, 3.0, -0.0078125])
+    assert torch.equal(round_stochastically(exact, torch.Generator().manual_seed(1)).float(), exact)
+    assert float(round_stochastically(-values, torch.Generator().manual_seed(2)).float().mean()) < -1.0

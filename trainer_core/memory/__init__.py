@@ -1,0 +1,33 @@
+"""Where tensors live, how small they are kept, and what is computed twice instead of kept."""
+
+from .checkpoint import LEVELS, blocks, recompute
+from .compiled import compile_blocks
+from .place import DTYPES, choose_dtype, free_bytes, give_back, placed
+from .setup import attention_kernel, describe, kept_activations, out_of_memory, prepare, rungs
+from .stream import Stream, activations_in_ram
+from .weights import SHARES, Kept, check_weights, keep_weights, weight_bytes
+
+__all__ = [
+    "DTYPES",
+    "LEVELS",
+    "SHARES",
+    "Kept",
+    "Stream",
+    "activations_in_ram",
+    "attention_kernel",
+    "blocks",
+    "check_weights",
+    "choose_dtype",
+    "compile_blocks",
+    "describe",
+    "free_bytes",
+    "give_back",
+    "keep_weights",
+    "kept_activations",
+    "out_of_memory",
+    "placed",
+    "prepare",
+    "recompute",
+    "rungs",
+    "weight_bytes",
+]

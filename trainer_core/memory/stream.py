@@ -1,0 +1,103 @@
+"""Copies between RAM and a GPU beside its computing: weights ahead of their use, activations until they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+AHEAD = 3  # weights that are on their way at a time
+WORTH_MOVING = 1 << 20  # bytes; smaller activations stay
+
+
+class Parts(Protocol):
+    """What can be fetched: tensors in RAM."""
+
+    parts: tuple[Tensor, ...]
+
+
+class Stream:
+    """Brings weights to the device in the order in which the step before has used them.
+
+    Which use follows which is learned while it happens. The forward and the backward pass, and what is computed again
+    in it, are told apart, since each has its own order. A wrong guess costs a wait, nothing else.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._arriving: dict[Parts, tuple[tuple[Tensor, ...], Any]] = {}
+        self._following: dict[tuple[Parts, bool], tuple[Parts, bool]] = {}
+        self._last: tuple[Parts, bool] | None = None
+
+    def host(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return the tensors in RAM, pinned where that makes copies run beside computing."""
+        return tuple(_pinned(part.cpu()) if self._side else part.cpu() for part in parts)
+
+    def fetch(self, kept: Parts) -> tuple[Tensor, ...]:
+        """Return a weight's tensors on the device, and send for those that will be asked for next."""
+        use = (kept, torch._C._current_graph_task_id() != -1)
+        if self._last is not None:
+            self._following[self._last] = use
+        self._last = use
+        parts, arrived = self._arriving.pop(kept, None) or self._send(kept)
+        if self._side:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(arrived)
+            for part in parts:
+                part.record_stream(current)
+        following = use
+        expected = []
+        while len(expected) < AHEAD and (following := self._following.get(following)) is not None:
+            expected.append(following[0])
+        for other in [other for other in self._arriving if other not in expected]:
+            del self._arriving[other]
+        for other in expected:
+            if other is not kept and other not in self._arriving:
+                self._arriving[other] = self._send(other)
+        return parts
+
+    def _send(self, kept: Parts) -> tuple[tuple[Tensor, ...], Any]:
+        with torch.cuda.stream(self._side) if self._side else nullcontext():
+            parts = tuple(part.to(self.device, non_blocking=True) for part in kept.parts)
+        return parts, self._side.record_event() if self._side else None
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_pinned() else tensor.pin_memory()
+
+
+@contextmanager
+def activations_in_ram(device: torch.device, model: nn.Module, least: int = WORTH_MOVING) -> Iterator[None]:
+    """Keep in RAM what a forward pass saves for the backward pass, for the length of a `with` block.
+
+    Weights of `model`, and tensors of fewer than `least` bytes, stay where they are.
+    """
+    frozen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def pack(tensor: Tensor) -> Any:
+        if tensor.nbytes < least or tensor.untyped_storage().data_ptr() in frozen:
+            return tensor
+        if side is None:
+            return (tensor.clone(), None)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            away = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            tensor.record_stream(side)
+        return (away, side.record_event())
+
+    def unpack(saved: Any) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        away, written = saved
+        if written is None:
+            return away
+        torch.cuda.current_stream(device).wait_event(written)
+        return away.to(device, non_blocking=True)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield

@@ -1,0 +1,212 @@
+"""Frozen weights kept smaller than they are computed in, and, if asked for, in RAM until they are needed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
+
+from .place import DTYPES
+from .stream import Stream
+
+FLOAT8_MAX = 448.0  # of e4m3
+NF4_BLOCK = 64  # values that share one scale
+NEEDS_BITSANDBYTES = ("int8", "nf4")
+QUANTISED = ("float8", *NEEDS_BITSANDBYTES)
+SHARES = {"none": 0.0, "half": 0.5, "all": 1.0}
+# outermost layers, small and sensitive: never quantised
+OUTSIDE = ("conv_in", "conv_out", "time_embedding", "add_embedding")
+
+
+def check_weights(kind: str, setting: str) -> None:
+    """Raise ValueError when weights cannot be kept in this way here."""
+    if kind in NEEDS_BITSANDBYTES and importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError(
+            f"{setting} {kind} needs the package bitsandbytes: pip install bitsandbytes; or choose float8, which needs "
+            "none."
+        )
+
+
+class Kept:
+    """One frozen weight: small tensors from which it is made anew, in the dtype of the computation, at each use.
+
+    pack: float8 has one scale per row, int8 one per row (bitsandbytes' LLM.int8 form), nf4 one per 64 values (Dettmers
+    et al. 2023, QLoRA); a plain dtype has none.
+    """
+
+    def __init__(self, weight: Tensor, kind: str) -> None:
+        self.kind, self.shape = kind, weight.shape
+        self.parts = _pack(weight, kind)
+        self.stream: Stream | None = None  # brings the parts from RAM; None: they are where they are used
+
+    def weight(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight in its own shape, on the device of the computation."""
+        parts = self.parts if self.stream is None else self.stream.fetch(self)
+        return _unpack(parts, self.kind, self.shape, dtype)
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that are kept."""
+        return sum(part.nbytes for part in self.parts)
+
+
+def _pack(weight: Tensor, kind: str) -> tuple[Tensor, ...]:
+    if kind in DTYPES:
+        return (weight.to(DTYPES[kind]),)
+    rows = weight.flatten(1).float()
+    if kind == "float8":
+        scale = rows.abs().amax(1, keepdim=True).clamp(min=1e-12) / FLOAT8_MAX
+        return (rows / scale).to(torch.float8_e4m3fn), scale
+    count = weight.numel()
+    if weight.is_meta:  # sizes alone, for estimates
+        if kind == "int8":
+            return rows.to(torch.int8), rows.new_empty(len(rows))
+        return rows.new_empty(-(-count // 2), dtype=torch.uint8), rows.new_empty(-(-count // NF4_BLOCK))
+    import bitsandbytes.functional as bitsandbytes
+
+    if kind == "int8":
+        values, scale, _ = bitsandbytes.int8_vectorwise_quant(rows.half() if rows.is_cuda else rows)
+        return values, scale
+    values, state = bitsandbytes.quantize_4bit(rows, blocksize=NF4_BLOCK, quant_type="nf4")
+    return values, cast(Tensor, state.absmax)
+
+
+def _unpack(parts: tuple[Tensor, ...], kind: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    if kind in DTYPES:
+        return parts[0].to(dtype)
+    values, scale = parts
+    if kind == "float8":
+        return (values.to(dtype) * scale.to(dtype)).view(shape)
+    if values.is_meta:
+        return values.new_empty(shape, dtype=dtype)
+    if kind == "int8":
+        return (values.to(dtype) * (scale / 127).to(dtype)[:, None]).view(shape)
+    import bitsandbytes.functional as bitsandbytes
+
+    state = bitsandbytes.QuantState(absmax=scale, shape=shape, dtype=dtype, blocksize=NF4_BLOCK, quant_type="nf4")
+    return bitsandbytes.dequantize_4bit(values, state).view(shape)
+
+
+class _Linear(torch.autograd.Function):
+    """x W^T + b, whose backward pass makes W anew instead of holding it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Kept, bias: Tensor | None) -> Tensor:
+        ctx.kept = kept
+        return F.linear(x, kept.weight(x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return grads[0] @ ctx.kept.weight(grads[0].dtype), None, None
+
+
+class _Conv2d(torch.autograd.Function):
+    """A convolution whose backward pass makes its weight anew instead of holding it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Kept, bias: Tensor | None, geometry: tuple[Any, ...]) -> Tensor:
+        ctx.kept, ctx.geometry, ctx.shape = kept, geometry, x.shape
+        return F.conv2d(x, kept.weight(x.dtype), bias, *geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        weight = ctx.kept.weight(grads[0].dtype)
+        return conv2d_input(ctx.shape, weight, grads[0], *ctx.geometry), None, None, None
+
+
+class _KeptLayer(nn.Module):
+    """What both kinds of layers share: their kept weight moves with them, and never changes its dtype."""
+
+    kept: Kept
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        super()._apply(fn, recurse)
+        if self.kept.stream is None:
+            device = fn(torch.empty(0, device=self.kept.parts[0].device)).device
+            self.kept.parts = tuple(part.to(device) for part in self.kept.parts)
+        return self
+
+
+class KeptLinear(_KeptLayer, nn.Linear):
+    """A frozen linear layer whose weight is kept as `kept`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return x W^T + b."""
+        return cast(Tensor, _Linear.apply(input, self.kept, self.bias))
+
+
+class KeptConv2d(_KeptLayer, nn.Conv2d):
+    """A frozen convolution whose weight is kept as `kept`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the convolution of x."""
+        geometry = (self.stride, self.padding, self.dilation, self.groups)
+        return cast(Tensor, _Conv2d.apply(input, self.kept, self.bias, geometry))
+
+
+def keep_weights(
+    model: nn.Module,
+    kind: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    share: float = 0.0,
+    stream: Stream | None = None,
+) -> None:
+    """Move a frozen model to `device`, its layers' weights kept as `kind`, a share of their bytes (0..1) in RAM.
+
+    Everything but the weights of linear layers and convolutions is moved in `dtype`. May be called again with a larger
+    share. stream brings what stays in RAM. One layer is moved at a time.
+    """
+    kind = next(name for name, d in DTYPES.items() if d == dtype) if kind == "auto" else kind
+    for name, module in model.named_modules():
+        plain = isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _KeptLayer)
+        if plain and (share or DTYPES.get(kind) != dtype) and not (kind in QUANTISED and _outside(name)):
+            _keep(module, kind, device)
+    nn.Module.to(model, device, dtype)
+    _settle(kept_layers(model), device, share, stream)
+
+
+def kept_layers(model: nn.Module) -> list[Kept]:
+    """Return the weights of a model that are kept apart, in the order of its layers."""
+    return [m.kept for m in model.modules() if isinstance(m, _KeptLayer)]
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's parameters, buffers and kept weights, those in RAM left out."""
+    own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    return own + sum(kept.size for kept in kept_layers(model) if kept.stream is None)
+
+
+def _outside(name: str) -> bool:
+    return name.startswith(OUTSIDE)
+
+
+def _keep(module: nn.Module, kind: str, device: torch.device) -> None:
+    """Turn a layer into one whose weight is kept; the weight is packed where the packing is fast."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    weight = weight.detach()
+    kept = Kept(weight if kind in DTYPES else weight.to(device), kind)
+    module.__class__ = KeptLinear if isinstance(module, nn.Linear) else KeptConv2d  # type: ignore[assignment]
+    del module.weight
+    module.__dict__["kept"] = kept
+
+
+def _settle(layers: Iterable[Kept], device: torch.device, share: float, stream: Stream | None) -> None:
+    """Put every weight where it belongs; those in RAM lie between the others, so that copies run beside computing."""
+    seen = due = 0.0
+    for kept in layers:
+        seen += kept.size
+        away = stream is not None and seen * share - due >= kept.size / 2
+        if away and stream is not None:
+            due += kept.size
+            kept.parts = stream.host(kept.parts) if kept.stream is None else kept.parts
+            kept.stream = stream
+        elif kept.stream is None:
+            kept.parts = tuple(part.to(device) for part in kept.parts)
