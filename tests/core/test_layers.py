@@ -17,8 +17,8 @@ ROWS = [
     {"scan"},
     {"visits"},
     {"plan", "store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"},
-    {"encode", "report", "run", "export", "sample", "resize", "preview"},
-    {"batch", "texts"},
+    {"encode", "estimate", "report", "run", "export", "sample", "resize", "preview", "existing"},
+    {"batch", "texts", "preflight"},
     {"validate"},
     {"train"},
 ]
