@@ -35,6 +35,8 @@ class Stream:
 
     def host(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the tensors in RAM, pinned where that makes copies run beside computing."""
+        if self.device.type == "meta":  # a dry run
+            return parts
         return tuple(_pinned(part.cpu()) if self._side else part.cpu() for part in parts)
 
     def fetch(self, kept: Parts) -> tuple[Tensor, ...]:
@@ -61,6 +63,8 @@ class Stream:
         return parts
 
     def _send(self, kept: Parts) -> tuple[tuple[Tensor, ...], Any]:
+        if self.device.type == "meta":
+            return tuple(torch.empty_like(part) for part in kept.parts), None
         with torch.cuda.stream(self._side) if self._side else nullcontext():
             parts = tuple(part.to(self.device, non_blocking=True) for part in kept.parts)
         return parts, self._side.record_event() if self._side else None
@@ -76,12 +80,14 @@ def activations_in_ram(device: torch.device, model: nn.Module, least: int = WORT
 
     Weights of `model`, and tensors of fewer than `least` bytes, stay where they are.
     """
-    frozen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    frozen = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def pack(tensor: Tensor) -> Any:
-        if tensor.nbytes < least or tensor.untyped_storage().data_ptr() in frozen:
+        if tensor.nbytes < least or tensor.untyped_storage()._cdata in frozen:
             return tensor
+        if tensor.is_meta:  # a dry run: away is away
+            return (None, (tensor.shape, tensor.stride(), tensor.dtype))
         if side is None:
             return (tensor.clone(), None)
         side.wait_stream(torch.cuda.current_stream(device))
@@ -94,6 +100,9 @@ def activations_in_ram(device: torch.device, model: nn.Module, least: int = WORT
         if isinstance(saved, Tensor):
             return saved
         away, written = saved
+        if away is None:
+            shape, stride, dtype = written
+            return torch.empty_strided(shape, stride, dtype=dtype, device=device)
         if written is None:
             return away
         torch.cuda.current_stream(device).wait_event(written)

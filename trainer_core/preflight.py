@@ -1,0 +1,118 @@
+"""Will the run fit? Memory settings are chosen from an estimate before any model is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .config import MemoryConfig, RunConfig
+from .estimate import Estimate, estimate_step
+from .memory import Stream, describe, free_bytes, kept_activations, prepare, recompute, rungs, weight_bytes
+from .models import CHUNK, MAX_CHUNKS, count_tokens, outline_base_model
+from .plan import Plan
+
+ERROR = 0.1  # of the estimate; only what is larger by more than this is refused
+RESERVE = 250e6  # bytes that kernels and torch's own bookkeeping take on a GPU besides
+OTHER_WEIGHTS = ("float8", "nf4")  # what to propose to somebody whose run does not fit
+
+
+def fit_memory(
+    config: RunConfig, plan: Plan, tokenizer: Any, dtype: torch.dtype, device: torch.device
+) -> tuple[list[MemoryConfig], str]:
+    """Return the memory settings to start with and those to fall back on, and a sentence on what is needed.
+
+    The settings are the fastest of those that the person has not fixed and that fit into what is free. Raises
+    ValueError that names the cheapest settings that would fit when those do not.
+    """
+    free = free_bytes(device) - (RESERVE if device.type == "cuda" else 0)
+    shape = largest_micro_batch(plan, tokenizer)
+    ladder = rungs(config.memory, device)
+    for i, memory in enumerate(ladder):
+        estimate = estimate_run(config, memory, shape, dtype, device)
+        if estimate.total <= free or (i + 1 == len(ladder) and estimate.total * (1 - ERROR) <= free):
+            tight = "" if estimate.total <= free else ", which is tight"
+            return ladder[i:], (
+                f"Memory: about {estimate.gigabytes} of {free / 1e9:.1f} GB that are free, with {describe(memory)}{tight}."
+            )
+    remedies = "; or ".join(_remedies(config, shape, dtype, device, free)) or "lower the resolution"
+    raise ValueError(
+        f"This run needs about {estimate.gigabytes} of memory with {describe(memory)}, and {free / 1e9:.1f} GB are "
+        f"free: set {remedies}."
+    )
+
+
+def largest_micro_batch(plan: Plan, tokenizer: Any) -> tuple[int, tuple[int, int], int]:
+    """Return (samples, (width, height) in pixels, tokens of the conditioning) of the run's largest micro-batch."""
+    batches = plan.batch_sizes(0).items()
+    size, count = max(((size, max(counts)) for size, counts in batches), key=lambda b: b[1] * b[0][0] * b[0][1])
+    chunks = {min(MAX_CHUNKS, max(1, -(-count_tokens(tokenizer, text) // CHUNK))) for text in plan.captions()}
+    return count, size, (CHUNK + 2) * (math.lcm(*chunks) if count > 1 else max(chunks))
+
+
+def estimate_run(
+    config: RunConfig,
+    memory: MemoryConfig,
+    shape: tuple[int, tuple[int, int], int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Estimate:
+    """Estimate the peak memory of a run's steps with some memory settings, in a dry run; shape as above."""
+    meta = torch.device("meta")
+    optimizer = config.optimizer
+    texts = {0: optimizer.text_encoder_learning_rate, 1: optimizer.text_encoder_2_learning_rate}
+    base = outline_base_model(config.base_model, dtype)
+    trained = {"lora_unet"} if optimizer.learning_rate else set()
+    trained |= {text.kohya for i, text in enumerate(base.texts) if texts[i]}
+    if trained <= {"lora_unet"}:
+        base.texts = ()
+    prepare(base.unet, memory, config.base_model.unet_weights, dtype, meta, Stream(meta))
+    for text in base.texts:
+        recompute(text.model, memory.checkpointing)
+    count, (width, height), tokens = shape
+    with kept_activations(memory, base.unet, meta):
+        return estimate_step(
+            base,
+            config.lora,
+            batch_size=count,
+            latent_size=(height // 8, width // 8),
+            context_length=tokens,
+            trained=trained,
+            optimizer=optimizer.name,
+            accumulates=config.train.accumulate > 1,
+            attention=memory.attention,
+            weight_bytes=sum(weight_bytes(m) for m in (base.unet, *(text.model for text in base.texts))),
+            block=512 if device.type == "cuda" else 1,
+        )
+
+
+def _remedies(
+    config: RunConfig,
+    shape: tuple[int, tuple[int, int], int],
+    dtype: torch.dtype,
+    device: torch.device,
+    free: float,
+) -> Iterator[str]:
+    """Yield the cheapest change of each kind that makes a run fit: memory settings, weights, batch size."""
+
+    def fits(config: RunConfig, memory: MemoryConfig, count: int) -> Estimate | None:
+        estimate = estimate_run(config, memory, (count, *shape[1:]), dtype, device)
+        return estimate if estimate.total <= free else None
+
+    every = rungs(MemoryConfig(attention=config.memory.attention), device)
+    for memory in every:
+        if estimate := fits(config, memory, shape[0]):
+            yield f"{describe(memory)} ({estimate.gigabytes})"
+            return
+    smallest = every[-1]
+    for weights in OTHER_WEIGHTS:
+        small = config.replace(base_model=config.base_model.replace(unet_weights=weights))
+        if estimate := fits(small, smallest, shape[0]):
+            yield f"unet_weights {weights} with {describe(smallest)} ({estimate.gigabytes})"
+            break
+    for count in sorted({1, *(shape[0] // n for n in (2, 4) if shape[0] // n)}, reverse=True):
+        if count < shape[0] and (estimate := fits(config, smallest, count)):
+            yield f"batch_size {count} with {describe(smallest)} ({estimate.gigabytes})"
+            return
