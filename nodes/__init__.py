@@ -3,6 +3,7 @@
 from .base_model import AtelierLoadBaseModel
 from .bridge import register_assets
 from .dataset import AtelierConceptDataset
+from .existing import AtelierExistingLora
 from .images import AtelierImageConcept
 from .masks import AtelierMaskLoader
 from .preview import AtelierDatasetPreview
@@ -29,6 +30,7 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierImageConcept,
     AtelierAugment,
     AtelierBuckets,
+    AtelierExistingLora,
 ]
 
 

@@ -15,6 +15,7 @@ from .batch import build_batch, build_sample_conditions
 from .callbacks import Callbacks, StepReport
 from .config import RunConfig
 from .encode import Encoded, encode_plan
+from .existing import build_network, check_lora_files, load_start, merge_beneath
 from .export import build_metadata, save_lora, unused_path
 from .loss import sample_losses
 from .memory import DTYPES, choose_dtype, enable_checkpointing
@@ -25,7 +26,6 @@ from .models import (
     load_base_model,
     load_tokenizer,
     predict,
-    unet_layer_names,
 )
 from .networks import Network
 from .noise import add_noise, alphas_cumprod, build_target
@@ -73,6 +73,7 @@ def train_lora(
     """
     device, callbacks, started = torch.device(device), callbacks or Callbacks(), time.time()
     check_base_model(config.base_model)
+    check_lora_files(config)
     check_optimizer(config.optimizer, device)
     with Index(cache / INDEX) as index:
         manifest = scan(config.dataset, index, callbacks)
@@ -81,31 +82,34 @@ def train_lora(
     tokenizer = load_tokenizer(find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path)))
     callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long_captions(plan, tokenizer))]))
 
-    base = load_base_model(config.base_model, choose_dtype(config.base_model.precision, device))
+    start = load_start(config)
+    base = load_base_model(
+        config.base_model,
+        choose_dtype(config.base_model.precision, device),
+        amend=lambda base: merge_beneath(base, config.lora.beneath),
+    )
     rates = learning_rates(config, base)
     train_text = any(rates[text.kohya] > 0 for text in base.texts)
     prompts = None if train_text else {*config.sample.prompts, config.sample.negative}
-    with Store(cache, cache_limit) as store:
+    network = build_network(base, config, rates, start).to(device)
+    continued = start.describe() if start else None
+    del start
+    with Store(cache, cache_limit) as store, network.attached():  # what is continued acts on captions, too
         vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
         encoded = encode_plan(base, plan, store, device, callbacks, prompts=prompts, vae_dtype=vae_dtype)
         store.prune()
-    base.texts = base.texts if train_text else ()
+    if not train_text:
+        network.let_go(*(text.kohya for text in base.texts))
+        base.texts = ()
     for text in base.texts:
         text.model.to(device)
 
     base.unet.to(device)
-    network = Network(
-        base.unet if rates["lora_unet"] > 0 else None,
-        {text.kohya: (text.model, text.depth) for text in base.texts if rates[text.kohya] > 0},
-        config.lora,
-        config.train.seed,
-        unet_layer_names(base),
-    ).to(device)
     losses: list[float] = []
     validation: list[tuple[int, float]] = []
 
     def describe(path: Path) -> dict[str, str]:
-        return build_metadata(config, plan, base, name=path.stem, steps=len(losses), started=started)
+        return build_metadata(config, plan, base, name=path.stem, steps=len(losses), started=started, start=continued)
 
     try:
         with network.attached():

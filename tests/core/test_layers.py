@@ -17,7 +17,7 @@ ROWS = [
     {"scan"},
     {"visits"},
     {"plan", "store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"},
-    {"encode", "report", "run", "export", "sample", "resize", "preview"},
+    {"encode", "report", "run", "export", "sample", "resize", "preview", "existing"},
     {"batch"},
     {"validate"},
     {"train"},
