@@ -3,6 +3,7 @@
 from .base_model import AtelierLoadBaseModel
 from .bridge import register_assets
 from .dataset import AtelierConceptDataset
+from .existing import AtelierExistingLora
 from .images import AtelierImageConcept
 from .masks import AtelierMaskLoader
 from .memory import AtelierMemory
@@ -31,6 +32,7 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierAugment,
     AtelierBuckets,
     AtelierMemory,
+    AtelierExistingLora,
 ]
 
 

@@ -86,6 +86,19 @@ def vae_path(name: str) -> Path:
     return Path(found)
 
 
+def lora_names() -> list[str]:
+    """Return the LoRA files that can be continued or merged."""
+    return [name for name in folder_paths.get_filename_list("loras") if name.endswith(".safetensors")]
+
+
+def lora_path(name: str) -> Path:
+    """Return the file of a name in the list of LoRAs."""
+    found = folder_paths.get_full_path("loras", name)
+    if found is None:
+        raise ValueError(f"There is no LoRA {name!r}; choose one from the list (press R to refresh it).")
+    return Path(found)
+
+
 def tokenizer_path() -> Path:
     """Return the folder of ComfyUI's own CLIP tokenizer."""
     return Path(comfy.sd1_clip.__file__).parent / "sd1_tokenizer"
@@ -166,6 +179,11 @@ def fingerprint(folder: Path, **concept: Any) -> str:
 def pictures_folder() -> Path:
     """Return where pictures that the graph made are kept; ComfyUI serves nothing from there."""
     return Path(folder_paths.get_system_user_directory("atelier")) / "pictures"
+
+
+def loras_folder() -> Path:
+    """Return where LoRAs that the graph made are kept; ComfyUI serves nothing from there."""
+    return Path(folder_paths.get_system_user_directory("atelier")) / "loras"
 
 
 # --- models ------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from ..trainer_core.config import (
     SchedulerConfig,
     TrainConfig,
 )
+from ..trainer_core.existing import check_lora_files, comfy_tensors
 from ..trainer_core.models import check_base_model, noise_model
 from ..trainer_core.models.family import read_header
 from . import bridge
@@ -214,12 +215,14 @@ class AtelierTrain(io.ComfyNode):
                     "model",
                     optional=True,
                     tooltip="Optional: what the LoRA is put on for the output MODEL, also a relative of the base model "
-                    "or one with other LoRAs. Not linked = the base model. Training does not depend on it.",
+                    "or one with other LoRAs. Not linked = the base model, with the LoRAs beneath. A linked one is "
+                    "taken as it is. Training does not depend on it.",
                 ),
                 io.Clip.Input(
                     "clip",
                     optional=True,
-                    tooltip="Optional: what the LoRA is put on for the output CLIP. Not linked = the base model's.",
+                    tooltip="Optional: what the LoRA is put on for the output CLIP. Not linked = the base model's, "
+                    "with the LoRAs beneath. A linked one is taken as it is.",
                 ),
                 BucketsSocket.Input(
                     "buckets",
@@ -363,12 +366,19 @@ def file_name(name: str) -> str:
 
 
 def output_models(config: RunConfig, model: Any, clip: Any) -> tuple[Any, Any]:
-    """Return MODEL and CLIP that get the LoRA: those linked, else the base model's; raises if they do not fit."""
+    """Return MODEL and CLIP that get the LoRA: those linked, else the base model's with the LoRAs beneath it.
+
+    Raises ValueError if they do not fit.
+    """
     path = Path(config.base_model.path)
     check_base_model(config.base_model)
+    check_lora_files(config)
     if model is None or clip is None:
-        loaded = bridge.load_models(config.base_model, *noise_model(config.base_model))
-        model, clip = model or loaded[0], clip or loaded[1]
+        own_model, own_clip, _ = bridge.load_models(config.base_model, *noise_model(config.base_model))
+        for beneath in config.lora.beneath:
+            tensors = comfy_tensors(Path(beneath.path), config.base_model)
+            own_model, own_clip = bridge.apply_lora(own_model, own_clip, tensors, beneath.strength)
+        model, clip = model or own_model, clip or own_clip
     if path.is_file():
         rates = (config.optimizer.text_encoder_learning_rate, config.optimizer.text_encoder_2_learning_rate)
         bridge.check_models(read_header(path), model, clip, trains_text=any(rates))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .config import LoraConfig
 from .loss import sample_losses
 from .models import CHUNK, MAX_CHUNKS, BaseModel, Conditions, batch_context, encode_caption, predict
 from .networks import Network
@@ -208,12 +207,11 @@ class _LongCaption:
 
 def estimate_step(
     base: BaseModel,
-    lora: LoraConfig,
+    network: Network,
     *,
     batch_size: int,
     latent_size: tuple[int, int],
     context_length: int = CHUNK + 2,
-    trained: Collection[str] = ("lora_unet",),
     optimizer: str = "adamw",
     accumulates: bool = False,
     prior: bool = False,
@@ -224,13 +222,13 @@ def estimate_step(
     """Estimate the memory of one step of training, as `train` takes it, from the second step on.
 
     base: models on the meta device in base.dtype, prepared as for the run (checkpointing and all else that changes
-    what is kept); they are frozen and left as they were otherwise. base.texts: text encoders that are run in each
+    what is kept); they are frozen and left as they were otherwise. network: built for them, on the meta device, and
+    without its models afterwards. base.texts: text encoders that are run in each
     step, none when captions come from the store. latent_size: (H, W) of the largest bucket, in latent pixels.
-    context_length: of the conditioning in tokens, a multiple of 77. trained: the models with a network, by what names
-    of their layers in a LoRA file begin with. accumulates: gradients of an earlier micro-batch are there already.
-    prior: the frozen model predicts, too (masked prior preservation). attention: "math" writes out every attention
-    weight. weight_bytes: frozen weights on the device, where that is not what the modules hold. block: bytes in which
-    memory is given out.
+    context_length: of the conditioning in tokens, a multiple of 77. accumulates: gradients of an earlier micro-batch
+    are there already. prior: the frozen model predicts, too (masked prior preservation). attention: "math" writes out
+    every attention weight. weight_bytes: frozen weights on the device, where that is not what the modules hold. block:
+    bytes in which memory is given out.
 
     Encoding pictures before the run and drawing them after it are not part of it. A validation is, as it needs less
     at every layer: it keeps nothing for a backward pass.
@@ -240,14 +238,7 @@ def estimate_step(
         model.requires_grad_(False)
     if weight_bytes is None:
         weight_bytes = LiveBytes(block).count(t for m in models for t in (*m.parameters(), *m.buffers()))
-    with torch.device("meta"):
-        network = Network(
-            base.unet if "lora_unet" in trained else None,
-            {text.kohya: (text.model, text.depth) for text in base.texts if text.kohya in trained},
-            lora,
-            seed=0,
-        )
-    parameters = list(network.parameters())
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     live = LiveBytes(block)
     fused = nullcontext() if attention == "math" else fused_attention()
     with live, fused, network.attached():

@@ -10,6 +10,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -107,9 +108,19 @@ def unused_path(path: Path) -> Path:
 
 
 def build_metadata(
-    config: RunConfig, plan: Plan, base: BaseModel, *, name: str, steps: int, started: float
+    config: RunConfig,
+    plan: Plan,
+    base: BaseModel,
+    *,
+    name: str,
+    steps: int,
+    started: float,
+    start: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Return the metadata other tools read (`ss_*`, `modelspec.*`) and the whole configuration (`atelier.*`)."""
+    """Return the metadata other tools read (`ss_*`, `modelspec.*`) and the whole configuration (`atelier.*`).
+
+    start: file, hash, rank and alpha of the LoRA that was continued.
+    """
     lora, optimizer, train, objective = config.lora, config.optimizer, config.train, config.objective
     finished = datetime.datetime.now(datetime.timezone.utc)
     family, predicts_v = base.family, base.prediction == "v_prediction"
@@ -119,9 +130,10 @@ def build_metadata(
     folders = {Path(c.folder).name: {"n_repeats": c.repeats, "img_count": 0} for c in config.dataset.concepts}
     for picture in plan.manifest.pictures:
         folders[Path(config.dataset.concepts[picture.concept].folder).name]["img_count"] += 1
-    network_args = {}
-    if lora.preset == "full":
-        network_args = {"conv_dim": lora.conv_rank or lora.rank, "conv_alpha": lora.conv_alpha or lora.alpha}
+    size = {"rank": lora.rank, "alpha": lora.alpha} if start is None else start
+    network_args: dict[str, Any] = {} if start is not None else {"preset": lora.preset}
+    if start is None and lora.preset == "full":
+        network_args |= {"conv_dim": lora.conv_rank or lora.rank, "conv_alpha": lora.conv_alpha or lora.alpha}
     prefixes = (concept.captions.prefix.strip(" ,") for concept in config.dataset.concepts)
     triggers = dict.fromkeys(prefix for prefix in prefixes if prefix)
     roles = Counter(config.dataset.concepts[picture.concept].role for picture in plan.manifest.pictures)
@@ -130,9 +142,9 @@ def build_metadata(
         "base_model_version": family.base_version + ("_v" if family.name == "sd2" and predicts_v else ""),
         "sd_model_name": base.name,
         "network_module": "networks.lora",
-        "network_dim": lora.rank,
-        "network_alpha": lora.alpha,
-        "network_args": json.dumps({"preset": lora.preset, **network_args}),
+        "network_dim": size["rank"],
+        "network_alpha": size["alpha"],
+        "network_args": json.dumps(network_args),
         "output_name": name,
         "session_id": config.digest()[:16],
         "training_started_at": started,
@@ -179,6 +191,9 @@ def build_metadata(
     public = config.to_dict()
     vae = Path(config.base_model.vae).name if config.base_model.vae else ""
     public["base_model"] |= {"path": base.name, "vae": vae, "tokenizer": ""}
+    public["lora"]["start"] = Path(config.lora.start).name
+    for beneath in public["lora"]["beneath"]:
+        beneath["path"] = Path(beneath["path"]).name
     for concept in public["dataset"]["concepts"]:  # folder names only, never a path of the person's machine
         for place, name in ((concept, "folder"), (concept["masks"] or {}, "folder"), (concept["captions"], "file")):
             if place.get(name):
@@ -188,4 +203,5 @@ def build_metadata(
         **{f"modelspec.{k}": v for k, v in spec.items() if v},
         "atelier.version": VERSION,
         "atelier.config": json.dumps(public, sort_keys=True, ensure_ascii=False),
+        **({"atelier.start": json.dumps(start, ensure_ascii=False)} if start is not None else {}),
     }

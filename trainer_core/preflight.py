@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from .config import MemoryConfig, RunConfig
-from .estimate import Estimate, estimate_step
-from .memory import Stream, describe, free_bytes, kept_activations, prepare, recompute, rungs, weight_bytes
+from .estimate import CUDA_BLOCK, Estimate, estimate_step
+from .existing import build_network, learning_rates, load_start
+from .memory import DTYPES, Stream, describe, free_bytes, kept_activations, prepare, recompute, rungs, weight_bytes
 from .models import CHUNK, MAX_CHUNKS, count_tokens, outline_base_model
 from .plan import Plan
 
@@ -34,9 +35,8 @@ def fit_memory(
         estimate = estimate_run(config, memory, shape, dtype, device)
         if estimate.total <= free or (i + 1 == len(ladder) and estimate.total * (1 - ERROR) <= free):
             tight = "" if estimate.total <= free else ", which is tight"
-            return ladder[i:], (
-                f"Memory: about {estimate.gigabytes} of {free / 1e9:.1f} GB that are free, with {describe(memory)}{tight}."
-            )
+            room = f"{estimate.gigabytes} of {free / 1e9:.1f} GB that are free"
+            return ladder[i:], f"Memory: about {room}, with {describe(memory)}{tight}."
     remedies = "; or ".join(_remedies(config, shape, dtype, device, free)) or "lower the resolution"
     raise ValueError(
         f"This run needs about {estimate.gigabytes} of memory with {describe(memory)}, and {free / 1e9:.1f} GB are "
@@ -61,12 +61,12 @@ def estimate_run(
 ) -> Estimate:
     """Estimate the peak memory of a run's steps with some memory settings, in a dry run; shape as above."""
     meta = torch.device("meta")
-    optimizer = config.optimizer
-    texts = {0: optimizer.text_encoder_learning_rate, 1: optimizer.text_encoder_2_learning_rate}
     base = outline_base_model(config.base_model, dtype)
-    trained = {"lora_unet"} if optimizer.learning_rate else set()
-    trained |= {text.kohya for i, text in enumerate(base.texts) if texts[i]}
-    if trained <= {"lora_unet"}:
+    rates = learning_rates(config.optimizer, base)
+    with meta:
+        network = build_network(base, config, rates, load_start(config, outline=True))
+    network.to(DTYPES[config.lora.dtype])
+    if not any(rates[text.kohya] > 0 for text in base.texts):
         base.texts = ()
     prepare(base.unet, memory, config.base_model.unet_weights, dtype, meta, Stream(meta))
     for text in base.texts:
@@ -75,16 +75,16 @@ def estimate_run(
     with kept_activations(memory, base.unet, meta):
         return estimate_step(
             base,
-            config.lora,
+            network,
             batch_size=count,
             latent_size=(height // 8, width // 8),
             context_length=tokens,
-            trained=trained,
-            optimizer=optimizer.name,
+            optimizer=config.optimizer.name,
             accumulates=config.train.accumulate > 1,
+            prior=any(c.masks is not None and c.masks.prior_weight > 0 for c in config.dataset.concepts),
             attention=memory.attention,
             weight_bytes=sum(weight_bytes(m) for m in (base.unet, *(text.model for text in base.texts))),
-            block=512 if device.type == "cuda" else 1,
+            block=CUDA_BLOCK if device.type == "cuda" else 1,
         )
 
 

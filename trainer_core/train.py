@@ -15,6 +15,7 @@ from .batch import build_batch, build_sample_conditions
 from .callbacks import Callbacks, StepReport
 from .config import MemoryConfig, RunConfig
 from .encode import Encoded, encode_plan
+from .existing import build_network, check_lora_files, learning_rates, load_start, merge_beneath
 from .export import build_metadata, save_lora, unused_path
 from .loss import sample_losses
 from .memory import (
@@ -31,7 +32,6 @@ from .memory import (
     out_of_memory,
     prepare,
     recompute,
-    rungs,
 )
 from .models import (
     BaseModel,
@@ -41,12 +41,12 @@ from .models import (
     load_base_model,
     load_tokenizer,
     predict,
-    unet_layer_names,
 )
 from .networks import Network
 from .noise import add_noise, alphas_cumprod, build_target
 from .optim import build_optimizer, check_optimizer
 from .plan import Plan, build_plan
+from .preflight import fit_memory
 from .report import long_captions, report
 from .sample import sample_images
 from .scan import Index, scan
@@ -106,6 +106,7 @@ def train_lora(
     """
     device, callbacks, started = torch.device(device), callbacks or Callbacks(), time.time()
     check_base_model(config.base_model)
+    check_lora_files(config)
     check_optimizer(config.optimizer, device)
     for setting in ("unet_weights", "text_weights"):
         check_weights(getattr(config.base_model, setting), setting)
@@ -117,35 +118,36 @@ def train_lora(
     callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long_captions(plan, tokenizer))]))
 
     dtype = choose_dtype(config.base_model.precision, device)
-    ladder = rungs(config.memory, device)
+    ladder, needed = fit_memory(config, plan, tokenizer, dtype, device)
+    callbacks.note(needed)
 
-    base = load_base_model(config.base_model, dtype)
-    rates = learning_rates(config, base)
+    start = load_start(config)
+    base = load_base_model(config.base_model, dtype, amend=lambda base: merge_beneath(base, config.lora.beneath))
+    rates = learning_rates(config.optimizer, base)
     train_text = any(rates[text.kohya] > 0 for text in base.texts)
     if (kind := config.base_model.text_weights) != "auto":
         for text in base.texts:
             keep_weights(text.model, kind, dtype, device)
         base.identity["text_encoder"] += f"/{kind}"
     prompts = None if train_text else {*config.sample.prompts, config.sample.negative}
-    with Store(cache, cache_limit) as store:
+    network = build_network(base, config, rates, start).to(device, DTYPES[config.lora.dtype])
+    continued = start.describe() if start else None
+    del start
+    with Store(cache, cache_limit) as store, network.attached():  # what is continued acts on captions, too
         vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
         encoded = encode_plan(base, plan, store, device, callbacks, prompts=prompts, vae_dtype=vae_dtype)
         store.prune()
-    base.texts = base.texts if train_text else ()
+    if not train_text:
+        network.let_go(*(text.kohya for text in base.texts))
+        base.texts = ()
     for text in base.texts:
         text.model.to(device)
 
-    network = Network(
-        base.unet if rates["lora_unet"] > 0 else None,
-        {text.kohya: (text.model, text.depth) for text in base.texts if rates[text.kohya] > 0},
-        config.lora,
-        config.train.seed,
-        unet_layer_names(base),
-    ).to(device, DTYPES[config.lora.dtype])
     run = Run(base=base, network=network, plan=plan, encoded=encoded, config=config, device=device, callbacks=callbacks)
 
     def metadata(path: Path) -> dict[str, str]:
-        return build_metadata(config, plan, base, name=path.stem, steps=len(run.losses), started=started)
+        steps = len(run.losses)
+        return build_metadata(config, plan, base, name=path.stem, steps=steps, started=started, start=continued)
 
     try:
         with network.attached(), attention_kernel(config.memory.attention, device):
@@ -167,21 +169,13 @@ def train_lora(
     return Result(path=path, tensors=tensors, losses=run.losses, validation=run.validation, samples=samples, plan=plan)
 
 
-def learning_rates(config: RunConfig, base: BaseModel) -> dict[str, float]:
-    """Return the learning rate of each model by what names of its layers in a LoRA file begin with."""
-    optimizer = config.optimizer
-    texts = (optimizer.text_encoder_learning_rate, optimizer.text_encoder_2_learning_rate)
-    kohya = (text.kohya for text in base.family.texts)
-    return {"lora_unet": optimizer.learning_rate, **dict(zip(kohya, texts, strict=False))}
-
-
 def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
     """Run every step of the plan on an attached network; what happens is appended to `run.losses` and `run.validation`.
 
     ladder: the memory settings to work with, then those to fall back on when memory runs out.
     """
     base, plan, config, device, callbacks = run.base, run.plan, run.config, run.device, run.callbacks
-    rates = learning_rates(config, base)
+    rates = learning_rates(config.optimizer, base)
     stops = text_stops(config.optimizer, base, plan)
     memory, *harder = ladder
     stream = Stream(device)

@@ -1,5 +1,7 @@
 """The whole line: repeatable, exact under accumulation and checkpointing, safe when stopped."""
 
+import hashlib
+import json
 import math
 
 import pytest
@@ -13,6 +15,7 @@ from lora_atelier.trainer_core.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
     AugmentConfig,
     BaseModelConfig,
+    BeneathConfig,
     BucketConfig,
     CaptionConfig,
     ConceptConfig,
@@ -26,6 +29,8 @@ from lora_atelier.trainer_core.config import (
     SchedulerConfig,
     TrainConfig,
 )
+from lora_atelier.trainer_core.models import load_base_model
+from lora_atelier.trainer_core.networks import Network
 from lora_atelier.trainer_core.train import train_lora
 
 
@@ -397,3 +402,69 @@ def test_other_families_train_their_unet_and_text_encoders(config, tmp_path, fam
 def test_zero_terminal_snr_with_a_model_that_predicts_noise_is_refused(config, tmp_path):
     with pytest.raises(ValueError, match="zero_terminal_snr is on, but the model predicts epsilon"):
         run(change(config, "base_model", zero_terminal_snr="on"), tmp_path)
+
+
+def start_file(config, folder):
+    """Write a LoRA of UNet and text encoder that says something; return its path and tensors."""
+    base = load_base_model(config.base_model)
+    texts = {text.kohya: (text.model, text.depth) for text in base.texts}
+    network = Network(base.unet, texts, LoraConfig(rank=3, alpha=2, preset="attn-mlp"), 5)
+    for i, layer in enumerate(network.layers.values()):
+        torch.nn.init.normal_(layer.up, std=0.2, generator=torch.Generator().manual_seed(i))
+    folder.mkdir(exist_ok=True)
+    save_file(network.tensors(), folder / "old.safetensors", {"ss_network_dim": "3"})
+    return folder / "old.safetensors", {k: t.clone() for k, t in network.tensors().items()}
+
+
+def test_a_lora_is_continued_from_what_it_was(config, tmp_path):
+    """Continued or beneath, cached text or live, the first loss is the same: that of the base with the old LoRA."""
+    path, old = start_file(config, tmp_path)
+    config = concept(config, flip=False)
+    plain = run(config, tmp_path)
+    continued = run(change(config, "lora", start=str(path)), tmp_path)
+    beneath = run(change(config, "lora", beneath=(BeneathConfig(path=str(path)),)), tmp_path)
+    live = change(change(config, "lora", start=str(path)), "optimizer", text_encoder_learning_rate=1e-3)
+    live = run(live, tmp_path)
+    assert continued.losses[0] == pytest.approx(beneath.losses[0], rel=1e-5)
+    assert continued.losses[0] == pytest.approx(live.losses[0], rel=1e-5)
+    assert continued.losses[0] != pytest.approx(plain.losses[0], rel=1e-3)
+    assert plain.tensors.keys() == beneath.tensors.keys()
+
+    # All of the file is in the new one, with its ranks and alphas; without a learning rate the very same numbers.
+    assert continued.tensors.keys() == live.tensors.keys() == old.keys()
+    for key, tensor in continued.tensors.items():
+        kept = key.startswith("lora_te_") or key.endswith(".alpha")
+        assert torch.equal(tensor, old[key]) == kept, key
+    moved = next(key for key in old if key.startswith("lora_te_") and "lora_up" in key)
+    assert not torch.equal(live.tensors[moved], old[moved])
+
+    with safe_open(continued.path, "pt") as file:
+        metadata = file.metadata()
+    with path.open("rb") as file:
+        content = file.read()
+    start = json.loads(metadata["atelier.start"])
+    assert start["file"] == "old.safetensors" and (start["rank"], start["alpha"]) == (3, 2.0)
+    body = content[8 + int.from_bytes(content[:8], "little") :]
+    assert start["sshs_model_hash"] == hashlib.sha256(body).hexdigest()
+    assert (metadata["ss_network_dim"], metadata["ss_network_alpha"]) == ("3", "2.0")
+    with safe_open(beneath.path, "pt") as file:
+        under = file.metadata()
+    assert json.loads(under["atelier.config"])["lora"]["beneath"] == [{"path": "old.safetensors", "strength": 1.0}]
+    assert "atelier.start" not in under and str(tmp_path) not in str(metadata) + str(under)
+
+
+def test_a_lora_of_the_unet_can_stay_as_it_is_too(config, tmp_path):
+    path, old = start_file(config, tmp_path)
+    config = change(config, "optimizer", learning_rate=0.0, text_encoder_learning_rate=1e-3)
+    result = run(change(config, "lora", start=str(path)), tmp_path)
+    changed = {key for key, tensor in result.tensors.items() if not torch.equal(tensor, old[key])}
+    assert result.tensors.keys() == old.keys() and changed and all(key.startswith("lora_te_") for key in changed)
+
+
+def test_a_lora_that_does_not_fit_is_refused_before_the_pictures_are_looked_for(config, tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_file({"lora_unet_x.lora_up.weight": torch.ones(4, 2), "lora_unet_x.lora_down.weight": torch.ones(2, 4)}, path)
+    nowhere = concept(config, folder=str(tmp_path / "nowhere"))
+    for lora in ({"start": str(path)}, {"beneath": (BeneathConfig(path=str(path)),)}):
+        with pytest.raises(ValueError, match=r"1 of 1 layers of x.safetensors have no place in random-tiny"):
+            run(change(nowhere, "lora", **lora), tmp_path)

@@ -15,6 +15,7 @@ NODES = [
     "AtelierBuckets",
     "AtelierConceptDataset",
     "AtelierDatasetPreview",
+    "AtelierExistingLora",
     "AtelierImageConcept",
     "AtelierLoadBaseModel",
     "AtelierLoraConfig",
@@ -28,6 +29,7 @@ NODES = [
 ]
 LISTS_OF_COMFYUI = (
     "checkpoint",
+    "lora_name",
     "vae",
     "sampler_name",
     "scheduler",

@@ -22,7 +22,7 @@ from lora_atelier.trainer_core.config import (
     TrainConfig,
 )
 from lora_atelier.trainer_core.estimate import Estimate, LiveBytes, _optimizer_state, estimate_step, fused_attention
-from lora_atelier.trainer_core.memory import enable_checkpointing
+from lora_atelier.trainer_core.memory import recompute as recompute_blocks
 from lora_atelier.trainer_core.models import BaseModel, load_base_model
 from lora_atelier.trainer_core.models.family import FAMILIES
 from lora_atelier.trainer_core.networks import Network
@@ -157,14 +157,18 @@ def meta_base(checkpointing=False, dtype=torch.float32):
     with torch.device("meta"):
         unet = torch.nn.Module.to(tiny_unet().eval(), dtype)
     if checkpointing:
-        enable_checkpointing([unet])
+        recompute_blocks(unet, "full")
     return BaseModel(family=FAMILIES["sd1"], name="", unet=unet, texts=(), vae=None, tokenizer=None, dtype=dtype)
 
 
 def estimate(base=None, rank=4, **options):
     """Estimate a step at 128 px, counted to the byte."""
     options = {"batch_size": 1, "latent_size": (16, 16), "block": 1, **options}
-    return estimate_step(base or meta_base(), LoraConfig(rank=rank, alpha=4, preset="full"), **options)
+    base, trained = base or meta_base(), options.pop("trained", ("lora_unet",))
+    texts = {text.kohya: (text.model, text.depth) for text in base.texts if text.kohya in trained}
+    with torch.device("meta"):
+        network = Network(base.unet, texts, LoraConfig(rank=rank, alpha=4, preset="full"), seed=0)
+    return estimate_step(base, network, **options)
 
 
 @pytest.fixture
@@ -209,14 +213,14 @@ def measure_loop(config, folder, monkeypatch, record=False):
     """
     loop, peaks = train_module.train, []
 
-    def measured(base, network, *args):
+    def measured(work, ladder):
         live = LiveBytes()
-        parameters = live.count(network.parameters())
+        parameters = live.count(work.network.parameters())
         if record:
-            peaks.append(parameters + recorded_peak(lambda: loop(base, network, *args)))
+            peaks.append(parameters + recorded_peak(lambda: loop(work, ladder)))
             return
         with live:
-            loop(base, network, *args)
+            loop(work, ladder)
         peaks.append(live.peak)
 
     monkeypatch.setattr(train_module, "train", measured)
@@ -254,7 +258,8 @@ def test_text_encoders_that_are_trained_are_part_of_it(folder, comfyui, monkeypa
     models = [base.unet, *(text.model for text in base.texts)]
     for model in models:
         model.to("meta")
-    enable_checkpointing(models)
+    for model in models:
+        recompute_blocks(model, "full")
     found = estimate(base, batch_size=2, trained=("lora_unet", "lora_te1", "lora_te2"))
     assert found.network + found.activations == pytest.approx(measure_loop(config, folder, monkeypatch), rel=0.005)
     assert found.weights == sum(t.nbytes for model in models for t in (*model.parameters(), *model.buffers()))

@@ -1,7 +1,16 @@
 """Model families: detection, loading, and what they compute."""
 
 from .family import Family
-from .sd import BaseModel, Conditions, check_base_model, load_base_model, noise_model, predict, unet_layer_names
+from .sd import (
+    BaseModel,
+    Conditions,
+    check_base_model,
+    load_base_model,
+    noise_model,
+    outline_base_model,
+    predict,
+    unet_layer_names,
+)
 from .text import (
     CHUNK,
     MAX_CHUNKS,
@@ -33,6 +42,7 @@ __all__ = [
     "load_base_model",
     "load_tokenizer",
     "noise_model",
+    "outline_base_model",
     "predict",
     "tokenize",
     "unet_layer_names",

@@ -76,8 +76,15 @@ def unet_layer_names(base: BaseModel) -> Callable[[str], str]:
     return lambda name: table[f"{name}.weight"].removesuffix(".weight")
 
 
-def load_base_model(config: BaseModelConfig, dtype: torch.dtype = torch.float32) -> BaseModel:
-    """Load a base model to the CPU, frozen, offline. Raises ValueError that names file and reason."""
+def load_base_model(
+    config: BaseModelConfig,
+    dtype: torch.dtype = torch.float32,
+    amend: Callable[[BaseModel], None] | None = None,
+) -> BaseModel:
+    """Load a base model to the CPU, frozen, offline. Raises ValueError that names file and reason.
+
+    amend: changes the weights while they are as in the file, before they are cast to dtype.
+    """
     path = Path(config.path)
     tokenizer = load_tokenizer(find_tokenizer(config.tokenizer, path))
     base = _load_folder(path, tokenizer) if path.is_dir() else _load_file(path, tokenizer, own_vae=not config.vae)
@@ -85,6 +92,9 @@ def load_base_model(config: BaseModelConfig, dtype: torch.dtype = torch.float32)
         tensors = read_vae(Path(config.vae), base.family)
         base.vae = build_vae(tensors, Path(config.vae).name)
         base.identity["vae"] = _hash(tensors)
+    base.dtype = dtype
+    if amend is not None:
+        amend(base)
     for part, part_dtype in (
         (base.unet, dtype),
         *((text.model, dtype) for text in base.texts),
@@ -96,7 +106,6 @@ def load_base_model(config: BaseModelConfig, dtype: torch.dtype = torch.float32)
         raise ValueError(f"clip_skip is {config.clip_skip}, but a text encoder of {path.name} has {layers} layers.")
     for text in base.texts:
         text.layer = max(text.layer, config.clip_skip)
-    base.dtype = dtype
     base.prediction, base.zero_terminal_snr = noise_model(config)
     return base
 
@@ -133,6 +142,40 @@ def check_base_model(config: BaseModelConfig) -> None:
         check_vae(read_header(Path(config.vae)), family)
     noise_model(config)
     find_tokenizer(config.tokenizer, path)
+
+
+def outline_base_model(config: BaseModelConfig, dtype: torch.dtype = torch.float32) -> BaseModel:
+    """Build UNet and text encoders without any weights (on torch's meta device), from headers and configs alone."""
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    path = Path(config.path)
+    if path.is_dir():
+        family = _check_folder(path)
+        with torch.device("meta"):
+            unet: Any = UNet2DConditionModel.from_config(json.loads((path / "unet" / "config.json").read_text("utf-8")))
+            texts = tuple(
+                _text(
+                    (CLIPTextModelWithProjection if part.pooled else CLIPTextModel)(
+                        CLIPTextConfig.from_pretrained(path / part.folder)
+                    ),
+                    part,
+                )
+                for part in family.texts
+            )
+    else:
+        header = read_header(path)
+        family = detect_family(header, vae=not config.vae)
+        tensors = {name: torch.empty(shape, device="meta") for name, shape in header.shapes.items()}
+        parts = {
+            prefix: {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+            for prefix in (UNET, *(part.prefix for part in family.texts))
+        }
+        unet = build_unet(parts[UNET], family, path.name)
+        texts = tuple(build_text(parts[part.prefix], part, path.name) for part in family.texts)
+    for model in (unet, *(text.model for text in texts)):
+        nn.Module.to(model.requires_grad_(False).eval(), dtype)
+    return BaseModel(family=family, name=path.name, unet=unet, texts=texts, vae=None, tokenizer=None, dtype=dtype)
 
 
 def _load_file(path: Path, tokenizer: Any, own_vae: bool) -> BaseModel:
@@ -313,7 +356,8 @@ def _fill(module: nn.Module, names: dict[str, str], tensors: dict[str, Tensor], 
         tensor, shape = tensors[source], wanted[name].shape
         if tensor.numel() != shape.numel():  # same count, other shape: a 1x1 conv stored for a linear layer
             raise ValueError(f"{what}: {source} has shape {tuple(tensor.shape)}, expected {tuple(shape)}.")
-        if not (tensor.half() if tensor.element_size() == 1 else tensor).isfinite().all():
+        values = tensor.half() if tensor.element_size() == 1 else tensor
+        if not tensor.is_meta and not values.isfinite().all():
             raise ValueError(f"{what}: {source} holds values that are not finite; get the file again.")
         state[name] = tensor.reshape(shape)
     module.load_state_dict(state, assign=True)

@@ -1,5 +1,5 @@
-"""What is attached to a base model and trained."""
+"""What is attached to a base model and trained, and what files hold of it."""
 
-from .attach import Network
+from .attach import Network, Start, named_layers
 
-__all__ = ["Network"]
+__all__ = ["Network", "Start", "named_layers"]

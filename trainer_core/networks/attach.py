@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -14,6 +14,14 @@ from .lora import LoraLayer
 
 Layer = nn.Linear | nn.Conv2d
 TEXT_LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+
+
+class Start(NamedTuple):
+    """What a layer begins with that an earlier run has trained."""
+
+    down: Tensor  # (rank, in[, k, k])
+    up: Tensor  # (out, rank[, 1, 1])
+    alpha: float
 
 
 class Network(nn.Module):
@@ -26,18 +34,23 @@ class Network(nn.Module):
         config: LoraConfig,
         seed: int,
         unet_names: Callable[[str], str] = str,
+        start: Mapping[str, Start] | None = None,
     ) -> None:
         """Build a layer for each target in the models that are given; a model that is not given stays untrained.
 
         text_encoders: by what names of their layers in a LoRA file begin with, and how deep they are in use.
         unet_names: turns the diffusers name of a UNet layer into the one that LoRA files of its family use.
+        start: layers of an earlier run by kohya name. These and no others are built, whatever the preset says.
         """
         super().__init__()
         targets: dict[str, Layer] = {}
-        if unet is not None:
+        if start is not None:
+            modules = named_layers(unet, text_encoders, unet_names)
+            targets = {name: modules[name][1] for name in start}
+        elif unet is not None:
             layers_of_unet = unet_layers(unet, config.preset)
             targets |= {f"lora_unet_{_flat(unet_names(name))}": module for name, module in layers_of_unet}
-        for prefix, (encoder, depth) in text_encoders.items():
+        for prefix, (encoder, depth) in text_encoders.items() if start is None else ():
             targets |= {f"{prefix}_{_flat(name)}": module for name, module in text_layers(encoder, depth)}
         self._targets = targets
         layers = {}
@@ -45,7 +58,12 @@ class Network(nn.Module):
             conv = isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1)
             rank = config.conv_rank if conv and config.conv_rank else config.rank
             alpha = config.conv_alpha if conv and config.conv_alpha else config.alpha
+            if start is not None:
+                rank, alpha = start[name].down.shape[0], start[name].alpha
             layers[name] = LoraLayer(module, rank, alpha, name=name, seed=seed)
+            if start is not None:
+                layers[name].down.data.copy_(start[name].down)
+                layers[name].up.data.copy_(start[name].up)
         self._layers: dict[str, LoraLayer] = layers
         self.layers = nn.ModuleDict(layers)
 
@@ -64,10 +82,11 @@ class Network(nn.Module):
                 del module.__dict__["delta"]
                 module.__class__ = type(module).__bases__[1]
 
-    def let_go(self) -> None:
-        """Detach and forget the frozen layers, so that their memory can be freed."""
+    def let_go(self, *prefixes: str) -> None:
+        """Detach and forget the frozen layers whose names begin so, or all, so that their memory can be freed."""
         self.detach()
-        self._targets = {}
+        kept = {name: module for name, module in self._targets.items() if not name.startswith(prefixes)}
+        self._targets = kept if prefixes else {}
 
     @contextmanager
     def attached(self) -> Iterator[Network]:
@@ -94,12 +113,17 @@ class Network(nn.Module):
                 layer.requires_grad_(False)
 
     def groups(self, rates: Mapping[str, float]) -> list[dict[str, Any]]:
-        """Return optimizer parameter groups by what their layers' names begin with; without layers or rate none."""
+        """Return optimizer parameter groups by what their layers' names begin with; without layers or rate none.
+
+        Layers without a rate stay as they are and get no gradient.
+        """
         groups = []
         for prefix, rate in rates.items():
             params = [
                 p for name, layer in self._layers.items() if name.startswith(f"{prefix}_") for p in layer.parameters()
             ]
+            for parameter in params:
+                parameter.requires_grad_(rate > 0)
             if params and rate > 0:
                 groups.append({"params": params, "lr": rate, "base_lr": rate})
         return groups
@@ -124,6 +148,21 @@ def _with_delta(kind: type) -> type:
     return type(f"{kind.__name__}WithDelta", (WithDelta, kind), {})
 
 
+def named_layers(
+    unet: nn.Module | None, text_encoders: Mapping[str, tuple[nn.Module, int]], unet_names: Callable[[str], str] = str
+) -> dict[str, tuple[str, Any]]:
+    """Return (own name, module) of every module that has a weight, by the name that LoRA files give it."""
+    found: dict[str, tuple[str, Any]] = {}
+    for name, module in unet.named_modules() if unet is not None else ():
+        if isinstance(getattr(module, "weight", None), Tensor):
+            found[f"lora_unet_{_flat(unet_names(name))}"] = name, module
+    for prefix, (encoder, _) in text_encoders.items():
+        for name, module in encoder.named_modules():
+            if isinstance(getattr(module, "weight", None), Tensor):
+                found[f"{prefix}_{_flat(_text_name(name))}"] = _text_name(name), module
+    return found
+
+
 def unet_layers(unet: nn.Module, preset: str) -> list[tuple[str, Layer]]:
     """Return (diffusers name, layer) for the linear and convolution layers a preset trains.
 
@@ -144,10 +183,15 @@ def unet_layers(unet: nn.Module, preset: str) -> list[tuple[str, Layer]]:
 def text_layers(text_encoder: nn.Module, depth: int) -> list[tuple[str, Layer]]:
     """Return (transformers name with `text_model.`, layer) for the projections in a CLIP encoder's first layers."""
     return [
-        (f"text_model.{name.removeprefix('text_model.')}", m)
+        (_text_name(name), m)
         for name, m in text_encoder.named_modules()
         if name.rpartition(".")[2] in TEXT_LAYERS and isinstance(m, nn.Linear) and _number(name) < depth
     ]
+
+
+def _text_name(name: str) -> str:
+    """Return a text encoder's module name with `text_model.`, which newer transformers leave out."""
+    return name if name.startswith(("text_model.", "text_projection")) else f"text_model.{name}"
 
 
 def _number(name: str) -> int:

@@ -1,0 +1,188 @@
+"""What the tensors of a LoRA file are: the names that trainers give them, and the weights that they make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# How tensor names end, by what the tensor is: kohya and LyCORIS, peft (with or without its adapter's name), diffusers.
+ENDINGS = {
+    "down": r"lora_down\.weight|lora_A(?:\.\w+)?\.weight|lora_A|lora\.down\.weight|lora_linear_layer\.down\.weight",
+    "up": r"lora_up\.weight|lora_B(?:\.\w+)?\.weight|lora_B|lora\.up\.weight|lora_linear_layer\.up\.weight",
+    "mid": r"lora_mid\.weight",
+    "diff": r"diff|w_norm",
+    "diff_b": r"diff_b|b_norm",
+    **{
+        name: name
+        for name in (
+            *("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"),
+            *("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"),
+            *("alpha", "dora_scale"),
+        )
+    },
+}
+# (layer, ending): a dot between them, or for diffusers' old attention processors `to_q_lora.down.weight`
+_TENSOR = re.compile(
+    rf"(?P<layer>.+?)(?:\.(?:{'|'.join(f'(?P<{part}>{ending})' for part, ending in ENDINGS.items())})"
+    r"|_(?:lora\.(?:(?P<old_down>down)|(?P<old_up>up))\.weight))"
+)
+
+_LOKR_LEFT = ({"lokr_w1"}, {"lokr_w1_a", "lokr_w1_b"})
+_LOKR_RIGHT = ({"lokr_w2"}, {"lokr_w2_a", "lokr_w2_b"}, {"lokr_w2_a", "lokr_w2_b", "lokr_t2"})
+_LOHA = {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}
+# What a layer is by which tensors it has, beside alpha, dora_scale and the bias' difference.
+FORMS: dict[frozenset[str], str] = {
+    frozenset({"down", "up"}): "LoRA",
+    frozenset({"down", "up", "mid"}): "Tucker LoRA",
+    frozenset(_LOHA): "LoHa",
+    frozenset({*_LOHA, "hada_t1", "hada_t2"}): "LoHa",
+    **{frozenset(left | right): "LoKr" for left in _LOKR_LEFT for right in _LOKR_RIGHT},
+    frozenset({"diff"}): "full difference",
+    frozenset(): "full difference",  # of the bias alone
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileLayer:
+    """One layer of a LoRA file."""
+
+    source: str  # its name in the file
+    kind: str  # LoRA, Tucker LoRA, LoHa, LoKr, DoRA, full difference
+    tensors: dict[str, Tensor]  # by part, as ENDINGS names them; on the meta device when only the header was read
+    alpha: float  # 0: as the rank, so that the scale is 1
+
+    def scale(self, rank: int) -> float:
+        """Return alpha / rank."""
+        return self.alpha / rank if self.alpha else 1.0
+
+
+def group_tensors(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """Return {layer: {part: tensor name}} as a file has them, and the names that are not understood."""
+    layers: dict[str, dict[str, str]] = {}
+    unknown = []
+    for name in names:
+        match = _TENSOR.fullmatch(name)
+        part = next((p for p, found in match.groupdict().items() if found and p != "layer"), "") if match else ""
+        part = part.removeprefix("old_")
+        if match is None or part in layers.get(match["layer"], {}):  # twice, as with two adapters in one file
+            unknown.append(name)
+        else:
+            layers.setdefault(match["layer"], {})[part] = name
+    return layers, unknown
+
+
+def layer_kind(parts: Iterable[str]) -> str:
+    """Return what a layer with these parts is, "" when some are missing or do not belong together."""
+    have = set(parts)
+    kind = FORMS.get(frozenset(have - {"alpha", "dora_scale", "diff_b"}), "")
+    if kind == "full difference":
+        return kind if have & {"diff", "diff_b"} and "dora_scale" not in have else ""
+    return "DoRA" if kind and "dora_scale" in have else kind
+
+
+def delta_weight(layer: FileLayer) -> Tensor:
+    """Return what a layer adds to a weight at strength 1, (out, in[, k, k]) or that with the last axes flat, float32.
+
+    LoRA s B A, for convolutions with Tucker's core; LoHa (Hyeon-Woo et al. 2022), LoKr (Edalati et al. 2022) in
+    LyCORIS' forms. A LoKr of two full factors has no rank, and so the scale 1.
+    """
+    t = {part: tensor.float() for part, tensor in layer.tensors.items()}
+    if "diff" in t:
+        return t["diff"]
+    if "down" in t:
+        down = t["down"].flatten(1)
+        if "mid" in t:
+            down = torch.einsum("m n x y, n i -> m i x y", t["mid"], down).flatten(1)
+        return layer.scale(t["down"].shape[0]) * (t["up"].flatten(1) @ down)
+    if "hada_w1_a" in t:
+        one = _product(t["hada_w1_a"], t["hada_w1_b"], t.get("hada_t1"))
+        return layer.scale(t["hada_w1_b"].shape[0]) * one * _product(t["hada_w2_a"], t["hada_w2_b"], t.get("hada_t2"))
+    left, right, scale = _lokr_factors(layer)
+    return scale * torch.kron(left.view(*left.shape, *(1,) * (right.ndim - 2)), right)
+
+
+def _lokr_factors(layer: FileLayer) -> tuple[Tensor, Tensor, float]:
+    """Return both full factors of a LoKr and its scale."""
+    t = {part: tensor.float() for part, tensor in layer.tensors.items()}
+    ranks = [t[part].shape[0] for part in ("lokr_w2_b", "lokr_w1_b") if part in t]
+    left = t["lokr_w1"] if "lokr_w1" in t else t["lokr_w1_a"] @ t["lokr_w1_b"]
+    right = t["lokr_w2"] if "lokr_w2" in t else _product(t["lokr_w2_a"], t["lokr_w2_b"], t.get("lokr_t2"))
+    return left.contiguous(), right.contiguous(), layer.scale(ranks[0]) if ranks else 1.0
+
+
+def without_lokr_core(layer: FileLayer) -> FileLayer:
+    """Return a LoKr with Tucker's core as one of two full factors: ComfyUI leaves out layers that have the core."""
+    if "lokr_t2" not in layer.tensors:
+        return layer
+    left, right, scale = _lokr_factors(layer)
+    others = {part: tensor for part, tensor in layer.tensors.items() if not part.startswith("lokr_")}
+    tensors = {**others, "lokr_w1": left, "lokr_w2": scale * right}
+    return FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0)
+
+
+def _product(a: Tensor, b: Tensor, core: Tensor | None) -> Tensor:
+    """Return a b, or with Tucker's core (rank, rank, k, k) the convolution that the three make."""
+    return a @ b if core is None else torch.einsum("i j x y, j r, i p -> p r x y", core, b, a)
+
+
+def merged_weight(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
+    """Return the float32 weight with `strength` times a layer added; a layer of the bias alone leaves it.
+
+    DoRA (Liu et al. 2024): W + strength * (m V / norm - W) with V = W + delta. As in ComfyUI, a magnitude per input
+    divides by the norm of V, as in the paper, and a magnitude per output by the norm of W.
+    """
+    weight = weight.float()
+    if not set(layer.tensors) - {"diff_b"}:
+        return weight
+    change = delta_weight(layer).reshape(weight.shape)
+    if "dora_scale" not in layer.tensors:
+        return weight + strength * change
+    magnitude, changed = layer.tensors["dora_scale"].float(), weight + change
+    per_output = magnitude.shape[0] == weight.shape[0]
+    axes = [axis for axis in range(weight.ndim) if axis != (0 if per_output else 1)]
+    norm = torch.linalg.vector_norm(weight if per_output else changed, dim=axes, keepdim=True)
+    factor = magnitude.reshape(norm.shape) / (norm + torch.finfo(torch.float32).eps)
+    return weight + strength * (changed * factor - weight)
+
+
+def fits(layer: FileLayer, weight: torch.Size, bias: torch.Size | None) -> bool:
+    """Tell whether a layer can be added to a weight and bias of these shapes; nothing is computed."""
+    tensors = {part: torch.empty(tensor.shape, device="meta") for part, tensor in layer.tensors.items()}
+    if "diff_b" in tensors and tensors.pop("diff_b").shape != bias:
+        return False
+    if not tensors:
+        return True
+    try:
+        if "dora_scale" in tensors:
+            magnitude = tensors["dora_scale"].shape
+            if magnitude.numel() != (weight[0] if magnitude[0] == weight[0] else weight[1]):
+                return False
+        delta = delta_weight(FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0))
+    except (RuntimeError, IndexError):  # how torch says that shapes do not go together
+        return False
+    return delta.shape[0] == weight[0] and delta.numel() == weight.numel()
+
+
+TEXT_WIDTHS = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "Stable Diffusion XL"}
+MARKS = (
+    (r"double_blocks|single_transformer_blocks|single_blocks", "FLUX or a model like it"),
+    (r"joint_blocks|attn_add_[qkv]_proj|lora_te3_", "Stable Diffusion 3 or a model like it"),
+    (r"input_blocks_7_1_transformer_blocks_9|lora_te2_|text_encoder_2", "Stable Diffusion XL"),
+)
+
+
+def made_for(layers: Mapping[str, FileLayer], metadata: Mapping[str, str]) -> str:
+    """Guess for which models a file was made, "" when nothing tells."""
+    for name, layer in layers.items():  # cross attention reads text, whose width differs
+        if re.search(r"attn2[._](processor[._])?to_k$", name) and "down" in layer.tensors:
+            width = layer.tensors["down"].flatten(1).shape[1]
+            if width in TEXT_WIDTHS:
+                return TEXT_WIDTHS[width]
+    for pattern, model in MARKS:
+        if any(re.search(pattern, name.replace(".", "_")) for name in layers):
+            return model
+    return metadata.get("modelspec.architecture") or metadata.get("ss_base_model_version") or ""
