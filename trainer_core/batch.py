@@ -103,4 +103,5 @@ def build_sample_conditions(
         each = [encode_caption(base.texts, base.tokenizer, sample.caption, device) for sample in samples]
     else:
         each = [encoded.conditioning(sample.caption) for sample in samples]
-    return build_conditions(base, each, sizes, device)
+    told = [painted for sample in samples if (painted := encoded.painted(sample)) is not None]
+    return build_conditions(base, each, sizes, device, torch.stack(told) if told else None)

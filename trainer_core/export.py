@@ -177,8 +177,8 @@ def build_metadata(
         "encoder_layer": str(config.base_model.clip_skip),
     }
     public = config.to_dict()
-    vae = Path(config.base_model.vae).name if config.base_model.vae else ""
-    public["base_model"] |= {"path": base.name, "vae": vae, "tokenizer": ""}
+    files = {name: Path(public["base_model"][name]).name for name in ("vae", "text_encoder", "text_encoder_2")}
+    public["base_model"] |= {"path": base.name, "tokenizer": "", **files}
     for concept in public["dataset"]["concepts"]:  # folder names only, never a path of the person's machine
         for place, name in ((concept, "folder"), (concept["masks"] or {}, "folder"), (concept["captions"], "file")):
             if place.get(name):

@@ -25,6 +25,7 @@ from .models import (
     load_base_model,
     load_tokenizer,
     predict,
+    remarks,
     unet_layer_names,
 )
 from .networks import Network
@@ -36,7 +37,7 @@ from .sample import sample_images
 from .scan import Index, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
-from .validate import validation_loss
+from .validate import check_prediction, validation_loss
 
 INDEX = "index.sqlite"  # in the cache folder: what the scan knows of every file
 NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
@@ -101,6 +102,9 @@ def train_lora(
         config.train.seed,
         unet_layer_names(base),
     ).to(device)
+    alphas = alphas_cumprod(zero_terminal_snr=base.zero_terminal_snr)
+    for sentence in (*remarks(config.base_model), *check_prediction(base, encoded, plan, config, alphas, device)):
+        callbacks.note(sentence)
     losses: list[float] = []
     validation: list[tuple[int, float]] = []
 

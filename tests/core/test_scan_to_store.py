@@ -47,7 +47,9 @@ class Halves(torch.nn.Module):
         return SimpleNamespace(latents=torch.cat([means, means[:, :1]], dim=1))
 
 
-BASE: Any = SimpleNamespace(vae=Halves(), identity={"vae": "means"}, name="base", family=FAMILIES["sd1"], texts=())
+BASE: Any = SimpleNamespace(
+    vae=Halves(), identity={"vae": "means"}, name="base", family=FAMILIES["sd1"], texts=(), inpainting=False
+)
 TRAIN = TrainConfig(
     epochs=1, resolution=64, bucket_step=32, buckets=BucketConfig(resolutions=("64", "96"), resolution_mode="all")
 )

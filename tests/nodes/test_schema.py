@@ -29,6 +29,8 @@ NODES = [
 LISTS_OF_COMFYUI = (
     "checkpoint",
     "vae",
+    "text_encoder",
+    "text_encoder_2",
     "sampler_name",
     "scheduler",
 )  # their options differ between machines and versions

@@ -1,6 +1,8 @@
 """Model families: detection, loading, and what they compute."""
 
+from .autoencoder import encode_blank, encode_painted, encode_pixels
 from .family import Family
+from .remarks import remarks
 from .sd import BaseModel, Conditions, check_base_model, load_base_model, noise_model, predict, unet_layer_names
 from .text import (
     CHUNK,
@@ -27,13 +29,17 @@ __all__ = [
     "batch_context",
     "check_base_model",
     "count_tokens",
+    "encode_blank",
     "encode_caption",
+    "encode_painted",
+    "encode_pixels",
     "find_tokenizer",
     "left_out",
     "load_base_model",
     "load_tokenizer",
     "noise_model",
     "predict",
+    "remarks",
     "tokenize",
     "unet_layer_names",
 ]
