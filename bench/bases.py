@@ -115,7 +115,8 @@ def load_unet(path: Path, device: torch.device, dtype: torch.dtype) -> nn.Module
     from safetensors import safe_open
 
     from lora_atelier.trainer_core.models.family import FAMILIES, UNET
-    from lora_atelier.trainer_core.models.sd import build_unet, read_part
+    from lora_atelier.trainer_core.models.header import read_part
+    from lora_atelier.trainer_core.models.unet import build_unet
 
     with safe_open(path, framework="pt") as file:
         unet = build_unet(read_part(file, list(file.keys()), UNET), FAMILIES["sd1"], path.name)

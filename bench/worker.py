@@ -15,8 +15,9 @@ from lora_atelier.bench.bases import BASES, Base, load_unet, ready
 from lora_atelier.bench.contenders import CONTENDERS, build_batch, race
 from lora_atelier.bench.loop import time_loop
 from lora_atelier.bench.measure import describe_machine, read_peak, start_peak
-from lora_atelier.trainer_core.models.family import UNET, detect_family, read_header
-from lora_atelier.trainer_core.models.sd import unet_shape
+from lora_atelier.trainer_core.models.family import UNET, detect_family
+from lora_atelier.trainer_core.models.header import read_header
+from lora_atelier.trainer_core.models.unet import unet_shape
 from lora_atelier.trainer_core.networks.attach import unet_layers
 
 MEMORY_STEPS = 3  # the second step is the first with optimizer state, the third repeats it

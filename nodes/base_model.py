@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from ..trainer_core.config import BaseModelConfig
-from ..trainer_core.models import check_base_model, noise_model
+from typing import get_args
+
+from ..trainer_core.config import BaseModelConfig, Weights
+from ..trainer_core.models import check_base_model, noise_model, remarks
 from . import bridge
-from .sockets import CATEGORY, BaseModelSocket, io
+from .sockets import CATEGORY, BaseModelSocket, io, ui
 
 BAKED = "baked"
+TEXT_TOOLTIPS = {
+    "text_encoder": "The (first) text encoder, CLIP-L for Stable Diffusion 1 and XL, OpenCLIP-H for 2. baked: the "
+    "checkpoint's own; else a file of models/text_encoders, which takes its place in training and in CLIP.",
+    "text_encoder_2": "The second text encoder, CLIP-G, of Stable Diffusion XL only. baked: the checkpoint's own; else "
+    "a file of models/text_encoders, which takes its place in training and in CLIP.",
+}
+WEIGHTS_TOOLTIPS = {
+    "unet_weights": "How the UNet's frozen weights are kept while training; everything is computed in `precision` "
+    "either way. auto: in `precision`. float8 takes half the memory of bfloat16, int8 as much, nf4 a quarter; int8 and "
+    "nf4 need bitsandbytes. The smaller, the less exact.",
+    "text_weights": "How the text encoders' frozen weights are kept while training; choices as for unet_weights.",
+}
 
 
 class AtelierLoadBaseModel(io.ComfyNode):
@@ -83,6 +97,29 @@ class AtelierLoadBaseModel(io.ComfyNode):
                     "own; else a file of models/vae, for checkpoints that have none or a bad one.",
                     advanced=True,
                 ),
+                *(
+                    io.Combo.Input(
+                        name,
+                        options=[BAKED, *bridge.text_encoder_names()],
+                        default=BAKED,
+                        optional=True,
+                        socketless=True,
+                        tooltip=tooltip,
+                        advanced=True,
+                    )
+                    for name, tooltip in TEXT_TOOLTIPS.items()
+                ),
+                *(
+                    io.Combo.Input(
+                        name,
+                        options=list(get_args(Weights)),
+                        default="auto",
+                        optional=True,
+                        tooltip=tooltip,
+                        advanced=True,
+                    )
+                    for name, tooltip in WEIGHTS_TOOLTIPS.items()
+                ),
             ],
             outputs=[
                 BaseModelSocket.Output(display_name="BASE_MODEL", tooltip="Which model to train on, for Train LoRA."),
@@ -93,11 +130,19 @@ class AtelierLoadBaseModel(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, checkpoint: str, vae: str = BAKED, **_: object) -> str:
+    def fingerprint_inputs(
+        cls,
+        checkpoint: str,
+        vae: str = BAKED,
+        text_encoder: str = BAKED,
+        text_encoder_2: str = BAKED,
+        **_: object,
+    ) -> str:
         """Notice a file that was replaced under the same name."""
         path = bridge.checkpoint_path(checkpoint)
         files = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]
         files += [] if vae == BAKED else [bridge.vae_path(vae)]
+        files += [bridge.text_encoder_path(name) for name in (text_encoder, text_encoder_2) if name != BAKED]
         return " ".join(f"{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
 
     @classmethod
@@ -110,17 +155,27 @@ class AtelierLoadBaseModel(io.ComfyNode):
         vae_precision: str = "auto",
         zero_terminal_snr: str = "auto",
         vae: str = BAKED,
+        text_encoder: str = BAKED,
+        text_encoder_2: str = BAKED,
+        unet_weights: str = "auto",
+        text_weights: str = "auto",
     ) -> io.NodeOutput:
         """Check the file, then load it through ComfyUI."""
         config = BaseModelConfig(
             path=str(bridge.checkpoint_path(checkpoint)),
             vae="" if vae == BAKED else str(bridge.vae_path(vae)),
+            text_encoder="" if text_encoder == BAKED else str(bridge.text_encoder_path(text_encoder)),
+            text_encoder_2="" if text_encoder_2 == BAKED else str(bridge.text_encoder_path(text_encoder_2)),
             tokenizer=str(bridge.tokenizer_path()),
             prediction=prediction,
             clip_skip=clip_skip,
             precision=precision,
+            unet_weights=unet_weights,
+            text_weights=text_weights,
             vae_precision=vae_precision,
             zero_terminal_snr=zero_terminal_snr,
         )
         check_base_model(config)
-        return io.NodeOutput(config, *bridge.load_models(config, *noise_model(config)))
+        models = bridge.load_models(config, *noise_model(config))
+        sentences = remarks(config)
+        return io.NodeOutput(config, *models, ui=ui.PreviewText("\n".join(sentences)) if sentences else None)

@@ -30,7 +30,10 @@ import nodes as comfy_nodes
 
 from ..trainer_core.callbacks import Callbacks, StepReport
 from ..trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig
-from ..trainer_core.models.family import UNET, FileHeader, detect_family
+from ..trainer_core.models.encoder import embedding_shape, read_text
+from ..trainer_core.models.family import TEXT_FILES, UNET, VAE_FILE, detect_family, unet_prefix
+from ..trainer_core.models.header import read_header
+from ..trainer_core.models.sd import given_files
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pictures that come with the pack
@@ -96,6 +99,19 @@ def lora_path(name: str) -> Path:
     found = folder_paths.get_full_path("loras", name)
     if found is None:
         raise ValueError(f"There is no LoRA {name!r}; choose one from the list (press R to refresh it).")
+    return Path(found)
+
+
+def text_encoder_names() -> list[str]:
+    """Return the files of text encoders that can be used instead of a checkpoint's own."""
+    return [name for name in folder_paths.get_filename_list("text_encoders") if name.endswith(".safetensors")]
+
+
+def text_encoder_path(name: str) -> Path:
+    """Return the file of a name in the list of text encoders."""
+    found = folder_paths.get_full_path("text_encoders", name)
+    if found is None:
+        raise ValueError(f"There is no text encoder {name!r}; choose one from the list (press R to refresh it).")
     return Path(found)
 
 
@@ -191,18 +207,56 @@ def loras_folder() -> Path:
 
 def load_models(config: BaseModelConfig, prediction: str, zero_terminal_snr: bool) -> tuple[Any, Any, Any]:
     """Load MODEL, CLIP and VAE as ComfyUI does, with clip skip, prediction type and noise schedule applied."""
-    embeddings = folder_paths.get_folder_paths("embeddings")
+    embeddings, given = folder_paths.get_folder_paths("embeddings"), given_files(config)
+    parts = {"output_vae": VAE_FILE not in given, "output_clip": not given.keys() & set(TEXT_FILES)}
     if Path(config.path).is_dir():
-        model, clip, vae = comfy.diffusers_load.load_diffusers(config.path, embedding_directory=embeddings)
+        model, clip, vae = comfy.diffusers_load.load_diffusers(config.path, embedding_directory=embeddings, **parts)
     else:
-        model, clip, vae = comfy.sd.load_checkpoint_guess_config(config.path, embedding_directory=embeddings)[:3]
-    if config.vae:
+        loaded = comfy.sd.load_checkpoint_guess_config(config.path, embedding_directory=embeddings, **parts)
+        model, clip, vae = loaded[:3]
+    if not parts["output_clip"]:
+        clip = _load_clip(Path(config.path), given, embeddings)
+    if not parts["output_vae"]:
         vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(config.vae))
         vae.throw_exception_if_invalid()
     if config.clip_skip > 1:
         clip = clip.clone()
         clip.clip_layer(-config.clip_skip)
     return with_sampling(model, prediction, zero_terminal_snr), clip, vae
+
+
+def _load_clip(path: Path, given: dict[str, Path], embeddings: list[str]) -> Any:
+    """Load a CLIP whose text encoders are those of the files given, the others the model's own."""
+    named = {
+        name: {k if k.startswith("text_proj") else f"text_model.{k}": t for k, t in read_text(given[name]).items()}
+        for name in TEXT_FILES
+        if name in given
+    }
+    if path.is_dir():
+        folders = [name for name in TEXT_FILES if name in named or (path / name).is_dir()]
+        stored = [named.get(name) or comfy.utils.load_torch_file(str(_weights(path / name))) for name in folders]
+        return comfy.sd.load_text_encoder_state_dicts(stored, embedding_directory=embeddings)
+    # ComfyUI tells the kind of CLIP from the whole checkpoint, so that is what it gets, with other text encoders in it.
+    header = read_header(path)
+    tensors = comfy.utils.load_torch_file(str(path))
+    if unet_prefix(header.shapes) == "":
+        tensors = {UNET + name: tensor for name, tensor in tensors.items()}
+    for name, part in zip(TEXT_FILES, detect_family(header, (VAE_FILE, *TEXT_FILES)).texts, strict=False):
+        if name in named:
+            place = f"{part.prefix.removesuffix('transformer.')}transformer."
+            tensors = {k: t for k, t in tensors.items() if not k.startswith(part.prefix)}
+            tensors |= {place + k: t for k, t in named[name].items() if part.open_clip or k.startswith("text_model.")}
+    options = {"output_vae": False, "output_model": False, "embedding_directory": embeddings}
+    return comfy.sd.load_state_dict_guess_config(tensors, **options)[1]
+
+
+def _weights(folder: Path) -> Path:
+    """Return the weights in a folder of a diffusers model, those that ComfyUI takes."""
+    names = (folder / name for name in ("model.fp16.safetensors", "model.safetensors"))
+    found = next((path for path in names if path.is_file()), None)
+    if found is None:
+        raise ValueError(f"{folder} holds no model.safetensors; get the folder again, or choose another text encoder.")
+    return found
 
 
 def with_sampling(model: Any, prediction: str, zero_terminal_snr: bool) -> Any:
@@ -222,10 +276,11 @@ def with_sampling(model: Any, prediction: str, zero_terminal_snr: bool) -> Any:
     return model
 
 
-def check_models(header: FileHeader, model: Any, clip: Any, *, trains_text: bool) -> None:
-    """Raise ValueError when the LoRA of a base model with this header cannot be put on MODEL or CLIP."""
-    shapes = header.shapes
-    unet = {f"{UNET}{k}": v for k, v in model.model.diffusion_model.state_dict().items()}
+def check_models(config: BaseModelConfig, model: Any, clip: Any, *, trains_text: bool) -> None:
+    """Raise ValueError when the LoRA of a base model in one file cannot be put on MODEL or CLIP."""
+    header, given = read_header(Path(config.path)), given_files(config)
+    shapes, prefix = header.shapes, unet_prefix(header.shapes)
+    unet = {f"{prefix}{k}": v for k, v in model.model.diffusion_model.state_dict().items()}
     if unequal := [k for k, v in unet.items() if math.prod(shapes.get(k, (0,))) != v.numel()]:
         raise ValueError(
             f"The MODEL linked to Train LoRA is built otherwise than the base model (at {unequal[0]}); link one of "
@@ -234,11 +289,11 @@ def check_models(header: FileHeader, model: Any, clip: Any, *, trains_text: bool
     if not trains_text:
         return
     tensors = clip.cond_stage_model.state_dict()
-    for text in detect_family(header, vae=False).texts:
-        embedding = "embeddings.token_embedding.weight"
-        names = (f"{text.prefix}{name}" for name in (f"text_model.{embedding}", embedding, "token_embedding.weight"))
-        wanted = next((shapes[name] for name in names if name in shapes), None)
-        found = tensors.get(f"{text.comfy}.transformer.text_model.{embedding}")
+    texts = detect_family(header, (VAE_FILE, *TEXT_FILES)).texts
+    for name, text in zip(TEXT_FILES, texts, strict=False):
+        own = embedding_shape(shapes, text.prefix)
+        wanted = embedding_shape(read_header(given[name]).shapes) if name in given else own
+        found = tensors.get(f"{text.comfy}.transformer.text_model.embeddings.token_embedding.weight")
         if found is None or tuple(found.shape) != wanted:
             raise ValueError(
                 "The CLIP linked to Train LoRA is built otherwise than the base model's; link one of the same kind, or "

@@ -24,7 +24,6 @@ from ..trainer_core.config import (
 )
 from ..trainer_core.existing import check_lora_files, comfy_tensors
 from ..trainer_core.models import check_base_model, noise_model
-from ..trainer_core.models.family import read_header
 from . import bridge
 from .plot import draw_losses
 from .preview import to_image
@@ -381,7 +380,7 @@ def output_models(config: RunConfig, model: Any, clip: Any) -> tuple[Any, Any]:
         model, clip = model or own_model, clip or own_clip
     if path.is_file():
         rates = (config.optimizer.text_encoder_learning_rate, config.optimizer.text_encoder_2_learning_rate)
-        bridge.check_models(read_header(path), model, clip, trains_text=any(rates))
+        bridge.check_models(config.base_model, model, clip, trains_text=any(rates))
     return model, clip
 
 

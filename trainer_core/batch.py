@@ -96,6 +96,7 @@ def _masks(
 
 def build_sample_conditions(
     base: BaseModel,
+    encoded: Encoded,
     encode: Callable[[str], Conditioning],
     plan: Plan,
     samples: Sequence[Sample],
@@ -103,4 +104,6 @@ def build_sample_conditions(
 ) -> Conditions:
     """Return what the UNet is told about some samples: their captions as `encode` gives them, true crops."""
     sizes = torch.tensor([sample.crop.size_conditioning(plan.size(sample.picture)) for sample in samples])
-    return build_conditions(base, [encode(sample.caption) for sample in samples], sizes, device)
+    told = [painted for sample in samples if (painted := encoded.painted(sample)) is not None]
+    each = [encode(sample.caption) for sample in samples]
+    return build_conditions(base, each, sizes, device, torch.stack(told) if told else None)

@@ -9,25 +9,32 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from .buckets import Crop
+from .buckets import Crop, Size
 from .callbacks import Callbacks
 from .images import DECODER_ERRORS, cut, load_picture, reason, strict_decoding
-from .masks import cut_mask, latent_mask, read_mask
+from .masks import cut_mask, latent_mask, painting_masks, read_mask
 from .memory import placed
-from .models import MAX_CHUNKS, BaseModel, Conditioning, encode_caption
+from .models import (
+    MAX_CHUNKS,
+    BaseModel,
+    Conditioning,
+    encode_blank,
+    encode_caption,
+    encode_painted,
+    encode_pixels,
+)
 from .plan import Plan, Sample
 from .scan import count, names
-from .store import Store, latent_key, mask_key, text_key
+from .store import Store, blank_key, latent_key, mask_key, painted_key, text_key
 
 AHEAD = 4  # pictures that are decoded while the autoencoder works on the one before
 Item = tuple[int, Crop]  # (index of the picture, how it is cut)
@@ -41,6 +48,7 @@ class Encoded:
     latent_keys: dict[Item, str]
     mask_keys: dict[Item, str]
     text_keys: dict[str, str]
+    painted_keys: dict[Item | Size, str] = field(default_factory=dict)  # of inpainting models; by size where all is
 
     def latents(self, sample: Sample) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of a sample's latents in model scale, (C, H, W) each."""
@@ -51,6 +59,16 @@ class Encoded:
         """Return a sample's mask at latent size, (1, H, W) in 0..1, or None when its picture has no mask."""
         key = self.mask_keys.get((sample.picture, sample.crop))
         return None if key is None else self._read(key)["mask"]
+
+    def painted(self, sample: Sample) -> Tensor | None:
+        """Return what an inpainting model is told of a sample, (5, H, W): mask and latents of the rest; else None.
+
+        Without a mask, or on a visit that does not use it, all of the picture is painted.
+        """
+        if not self.painted_keys:
+            return None
+        key = (sample.picture, sample.crop) if sample.use_mask else sample.crop.bucket
+        return self._read(self.painted_keys[key])["painted"]
 
     def conditioning(self, caption: str) -> Conditioning:
         """Return what a caption has become."""
@@ -110,11 +128,14 @@ def encode_plan(
         if not store.has(key):
             callbacks.check()
             store.put(key, {"mask": latent_mask(cut_mask(_mask(plan, i), crop))})
+    painted_keys = _encode_painted(base, plan, store, device, callbacks) if base.inpainting else {}
     text_keys: dict[str, str] = {}
     if prompts is not None:
         text_keys = _encode_texts(base, plan.captions() | prompts, store, device, callbacks)
     store.flush()
-    return Encoded(store=store, latent_keys=latent_keys, mask_keys=mask_keys, text_keys=text_keys)
+    return Encoded(
+        store=store, latent_keys=latent_keys, mask_keys=mask_keys, text_keys=text_keys, painted_keys=painted_keys
+    )
 
 
 def _encode_pictures(
@@ -140,16 +161,62 @@ def _encode_pictures(
                 mean, std = encode_pixels(vae, pixels.to(device), scale)
                 again.append(plan.manifest.pictures[item[0]].name)
             if not _finite(mean, std):
-                raise ValueError(
-                    f"The VAE of {base.name} gives values that are not finite for "
-                    f"{plan.manifest.pictures[item[0]].name}; use another VAE."
-                )
+                raise _not_finite(base, plan, item)
             store.put(keys[item], {"mean": mean[0].cpu(), "std": std[0].cpu()})
             callbacks.phase("encoding pictures", done + 1, len(missing))
     if again:
         some = count(again, "picture", "pictures")
         short = str(dtype).removeprefix("torch.")
         callbacks.note(f"The VAE overflows in {short} on {some}, encoded in float32 instead: {names(again)}.")
+
+
+def _encode_painted(
+    base: BaseModel, plan: Plan, store: Store, device: torch.device, callbacks: Callbacks
+) -> dict[Item | Size, str]:
+    """Encode what an inpainting model is told of the plan's samples, in float32, and return the keys."""
+    pictures, concepts = plan.manifest.pictures, plan.concepts
+    masked, blank = plan.masked_crops()
+    items, scale, vae_id = (
+        sorted(masked, key=lambda i: (i[0], repr(i[1]))),
+        base.family.latent_scale,
+        base.identity["vae"],
+    )
+    keys: dict[Item | Size, str] = {size: blank_key(size=size, vae_id=vae_id) for size in sorted(blank)}
+    for i, crop in items:
+        masks = concepts[i].masks
+        assert masks is not None, "the plan has found a mask"
+        keys[i, crop] = painted_key(
+            picture_digest=pictures[i].digest,
+            mask_digest=pictures[i].mask_digest,
+            crop=crop,
+            background=concepts[i].background,
+            masks={"source": masks.source, "invert": masks.invert, "threshold": masks.threshold},
+            vae_id=vae_id,
+        )
+    missing = [item for item in items if not store.has(keys[item])]
+    sizes = [size for size in sorted(blank) if not store.has(keys[size])]
+    if not missing and not sizes:
+        return keys
+    _check_space(store, missing)
+    with placed(base.vae, device) as vae:
+        for size in sizes:
+            store.put(keys[size], {"painted": encode_blank(vae, size, scale)[0]})
+        for done, (item, picture) in enumerate(_prepared(plan, missing)):
+            callbacks.check()
+            pixel_mask, mask = (m[None].to(device) for m in painting_masks(cut_mask(_mask(plan, item[0]), item[1])))
+            told = encode_painted(vae, picture.to(device), pixel_mask, mask, scale)
+            if not _finite(told):
+                raise _not_finite(base, plan, item)
+            store.put(keys[item], {"painted": told[0]})
+            callbacks.phase("encoding masked pictures", done + 1, len(missing))
+    return keys
+
+
+def _not_finite(base: BaseModel, plan: Plan, item: Item) -> ValueError:
+    return ValueError(
+        f"The VAE of {base.name} gives values that are not finite for {plan.manifest.pictures[item[0]].name}; use "
+        "another VAE."
+    )
 
 
 def _prepared(plan: Plan, items: list[Item]) -> Iterator[tuple[Item, Tensor]]:
@@ -207,17 +274,6 @@ def _bytes(path: Path, digest: str, name: str) -> bytes:
 def pixels(image: Image.Image) -> Tensor:
     """Turn an RGB picture into (3, H, W) float32 values in -1..1."""
     return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).float() / 127.5 - 1
-
-
-@torch.no_grad()
-def encode_pixels(vae: Any, batch: Tensor, latent_scale: float) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of the latents of (B, 3, H, W) pixels in model scale, float32."""
-    encoded = vae.encode(batch.to(vae.dtype))
-    if hasattr(encoded, "latent_dist"):
-        latents = encoded.latent_dist
-        return latents.mean.float() * latent_scale, latents.std.float() * latent_scale
-    # a TAESD-shaped autoencoder gives scaled latents and no distribution
-    return encoded.latents.float(), torch.zeros_like(encoded.latents, dtype=torch.float32)
 
 
 def _finite(*tensors: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .config import BaseModelConfig, BeneathConfig, OptimizerConfig, RunConfig
 from .models import BaseModel, outline_base_model, unet_layer_names
-from .models.family import FileHeader, read_header
+from .models.header import FileHeader, read_header
 from .models.names import unet_ldm_names
 from .networks import Network, Start, named_layers
 from .networks.files import FileLayer, fits, group_tensors, layer_kind, made_for, merged_weight, without_lokr_core

@@ -189,8 +189,8 @@ def build_metadata(
         "encoder_layer": str(config.base_model.clip_skip),
     }
     public = config.to_dict()
-    vae = Path(config.base_model.vae).name if config.base_model.vae else ""
-    public["base_model"] |= {"path": base.name, "vae": vae, "tokenizer": ""}
+    files = {name: Path(public["base_model"][name]).name for name in ("vae", "text_encoder", "text_encoder_2")}
+    public["base_model"] |= {"path": base.name, "tokenizer": "", **files}
     public["lora"]["start"] = Path(config.lora.start).name
     for beneath in public["lora"]["beneath"]:
         beneath["path"] = Path(beneath["path"]).name

@@ -102,6 +102,16 @@ def latent_mask(mask: Image.Image, factor: int = 8) -> Tensor:
     return blocks.mean(dim=(1, 3)).clamp(0, 1)[None]
 
 
+def painting_masks(mask: Image.Image, factor: int = 8) -> tuple[Tensor, Tensor]:
+    """Return a cut mask as ComfyUI gives it to inpainting models, 1 = painted: (1, H, W) pixels, (1, h, w) latents.
+
+    Both are rounded; the small one is read bilinearly between the pixels in the middle of each latent pixel.
+    """
+    pixels = torch.from_numpy(np.array(mask, dtype=np.float32))[None] / 255
+    small = torch.nn.functional.interpolate(pixels[None], scale_factor=1 / factor, mode="bilinear")[0]
+    return pixels.round(), small.round()
+
+
 def loss_mask(mask: Tensor, use_mask: Tensor, unmasked_weight: float) -> Tensor:
     """Return m' = max(m, unmasked_weight), with m = 1 for samples that train without their mask.
 

@@ -126,19 +126,30 @@ class Plan:
 
     def crops(self) -> set[tuple[int, Crop]]:
         """Return every (picture, crop) the run will ask for."""
-        found = {(sample.picture, sample.crop) for sample in self.validation}
+        return {(picture, crop) for picture, crop, _ in self._looks(masked=False)}
+
+    def masked_crops(self) -> tuple[set[tuple[int, Crop]], set[Size]]:
+        """Return every (picture, crop) that is trained with its mask, and the buckets of samples without one."""
+        looks = self._looks(masked=True)
+        return {(i, crop) for i, crop, used in looks if used}, {crop.bucket for _, crop, used in looks if not used}
+
+    def _looks(self, masked: bool) -> set[tuple[int, Crop, bool]]:
+        """Return every (picture, crop, with its mask) of the run; masked: tell visits with and without masks apart."""
+        found = {(sample.picture, sample.crop, False) for sample in self.validation}
         for picture, visits in self.visits().items():
             augment = self.concepts[picture].augment
             most = len(self.resolutions[picture]) * (augment.variants if augment else 1)
             most *= 2 if self._flips(picture) else 1
-            seen: set[tuple[int, int, bool]] = set()
+            most *= 2 if masked and self.manifest.pictures[picture].mask is not None else 1
+            seen: set[tuple[int, int, bool, bool]] = set()
             for visit in visits:
-                seen.add((*self._turn(picture, visit), self._draws(picture, visit)[0]))
+                flip, use_mask = self._draws(picture, visit)
+                seen.add((*self._turn(picture, visit), flip, use_mask and masked))
                 if len(seen) == most:
                     break
-            for resolution, number, flip in seen:
+            for resolution, number, flip, use_mask in seen:
                 crop = self._crop(picture, resolution, number)
-                found.add((picture, replace(crop, flip=True) if flip else crop))
+                found.add((picture, replace(crop, flip=True) if flip else crop, use_mask))
         return found
 
     def captions(self) -> set[str]:

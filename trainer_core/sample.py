@@ -11,7 +11,7 @@ from torch import Tensor
 from .callbacks import Callbacks
 from .config import SampleConfig
 from .memory import placed
-from .models import BaseModel, Conditioning, Conditions, batch_context, encode_caption, predict
+from .models import BaseModel, Conditioning, Conditions, batch_context, encode_blank, encode_caption, predict
 from .noise import TIMESTEPS, alphas_cumprod
 
 LEAST_ALPHA = 4.8973451890853435e-08  # pure noise has no finite sigma; ComfyUI's samplers start here instead
@@ -33,10 +33,14 @@ def sample_images(
     device, callbacks = torch.device(device), callbacks or Callbacks()
     base.unet.to(device)
     encode = encode or _encoder(base, device)
-    pictures = []
+    pictures, painted = [], None
+    if base.inpainting and config.prompts:
+        with placed(base.vae, device) as vae:
+            painted = encode_blank(vae, (config.width, config.height), base.family.latent_scale).expand(2, -1, -1, -1)
     with torch.no_grad():
         for i, prompt in enumerate(config.prompts):
-            both = build_conditions(base, [encode(prompt), encode(config.negative)], whole_pictures(config, 2), device)
+            each, sizes = [encode(prompt), encode(config.negative)], whole_pictures(config, 2)
+            both = build_conditions(base, each, sizes, device, painted)
             latents = sample_latents(base, both, config, seed=config.seed + i, check=callbacks.check)
             with placed(base.vae, device) as vae:
                 pictures.append(decode_latents(vae, latents, base.family.latent_scale).cpu())
@@ -56,14 +60,20 @@ def whole_pictures(config: SampleConfig, count: int) -> Tensor:
 
 
 def build_conditions(
-    base: BaseModel, conditionings: Sequence[Conditioning], sizes: Tensor, device: torch.device
+    base: BaseModel,
+    conditionings: Sequence[Conditioning],
+    sizes: Tensor,
+    device: torch.device,
+    painted: Tensor | None = None,
 ) -> Conditions:
-    """Put the conditionings of a batch together on the device; sizes (B, 6)."""
+    """Put the conditionings of a batch together on the device; sizes (B, 6), painted (B, 5, H, W) where inpainting."""
     context = batch_context([c.context for c in conditionings]).to(device, base.dtype)
     pooled = [c.pooled for c in conditionings if c.pooled is not None]
+    painted = None if painted is None else painted.to(device)
     if not pooled:
-        return Conditions(context=context)
-    return Conditions(context=context, pooled=torch.stack(pooled).to(device, base.dtype), sizes=sizes.to(device))
+        return Conditions(context=context, painted=painted)
+    pooled = torch.stack(pooled).to(device, base.dtype)
+    return Conditions(context=context, pooled=pooled, sizes=sizes.to(device), painted=painted)
 
 
 def sample_latents(
@@ -75,7 +85,7 @@ def sample_latents(
     without churn, on the discrete model's noise levels.
     """
     levels, sigmas = noise_levels(config.steps, base.zero_terminal_snr)
-    shape = (1, base.unet.config.in_channels, config.height // 8, config.width // 8)
+    shape = (1, base.unet.config.out_channels, config.height // 8, config.width // 8)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     x = noise.to(conditions.context.device) * float((1 + sigmas[0] ** 2) ** 0.5)
     for i, level in enumerate(levels.tolist()):

@@ -73,6 +73,26 @@ def latent_key(*, picture_digest: str, crop: Crop, background: str, vae_id: str,
     )
 
 
+def painted_key(
+    *, picture_digest: str, mask_digest: str, crop: Crop, background: str, masks: dict[str, Any], vae_id: str
+) -> str:
+    """Name what an inpainting model is told of a masked picture: as latents are, with mask and how it is read."""
+    return _key(
+        kind="painted",
+        picture=picture_digest,
+        mask=mask_digest,
+        crop=dataclasses.asdict(crop),
+        background=background,
+        masks=masks,
+        vae=vae_id,
+    )
+
+
+def blank_key(*, size: tuple[int, int], vae_id: str) -> str:
+    """Name what an inpainting model is told where all of a picture is painted."""
+    return _key(kind="blank", size=size, vae=vae_id)
+
+
 def mask_key(*, mask_digest: str, crop: Crop, source: str, invert: bool, threshold: float) -> str:
     """Name one mask at latent size: content, geometry, where it is read from and how its grey levels are read."""
     return _key(

@@ -41,6 +41,7 @@ from .models import (
     load_base_model,
     load_tokenizer,
     predict,
+    remarks,
 )
 from .networks import Network
 from .noise import add_noise, alphas_cumprod, build_target
@@ -53,7 +54,7 @@ from .scan import Index, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
 from .texts import text_reader, text_stops
-from .validate import validation_loss
+from .validate import check_prediction, validation_loss
 
 INDEX = "index.sqlite"  # in the cache folder: what the scan knows of every file
 NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
@@ -119,7 +120,8 @@ def train_lora(
 
     dtype = choose_dtype(config.base_model.precision, device)
     ladder, needed = fit_memory(config, plan, tokenizer, dtype, device)
-    callbacks.note(needed)
+    for sentence in (needed, *remarks(config.base_model)):
+        callbacks.note(sentence)
 
     start = load_start(config)
     base = load_base_model(config.base_model, dtype, amend=lambda base: merge_beneath(base, config.lora.beneath))
@@ -195,6 +197,8 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
             run.validation.append((steps, loss))
             callbacks.validation(steps, loss)
 
+    for sentence in check_prediction(base, run.encoded, encode, plan, config, alphas, device):
+        callbacks.note(sentence)
     validate(0)
     for step in range(plan.steps):
         began = time.perf_counter()
@@ -276,7 +280,7 @@ def accumulate_gradients(
         batch = build_batch(base, run.encoded, micro_batch, plan, config, alphas, device)
         noised = add_noise(batch.latents, batch.noise, batch.alphas)
         with kept_activations(memory, base.unet, device):
-            conditions = build_sample_conditions(base, encode, plan, micro_batch.samples, device)
+            conditions = build_sample_conditions(base, run.encoded, encode, plan, micro_batch.samples, device)
             prediction = predict(base, noised, batch.timesteps, conditions)
         target = build_target(base.prediction, batch.latents, batch.noise, batch.alphas)
         prior = None

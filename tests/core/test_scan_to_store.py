@@ -21,6 +21,7 @@ from lora_atelier.trainer_core.config import (
     BucketConfig,
     ConceptConfig,
     DatasetConfig,
+    LoraConfig,
     MaskConfig,
     RunConfig,
     TrainConfig,
@@ -47,7 +48,9 @@ class Halves(torch.nn.Module):
         return SimpleNamespace(latents=torch.cat([means, means[:, :1]], dim=1))
 
 
-BASE: Any = SimpleNamespace(vae=Halves(), identity={"vae": "means"}, name="base", family=FAMILIES["sd1"], texts=())
+BASE: Any = SimpleNamespace(
+    vae=Halves(), identity={"vae": "means"}, name="base", family=FAMILIES["sd1"], texts=(), inpainting=False
+)
 TRAIN = TrainConfig(
     epochs=1, resolution=64, bucket_step=32, buckets=BucketConfig(resolutions=("64", "96"), resolution_mode="all")
 )
@@ -129,7 +132,8 @@ def test_a_run_says_in_one_sentence_what_changed_under_its_feet(
     folder = masked_folder(tmp_path / "pictures")
     for name in ("check_base_model", "find_tokenizer", "load_tokenizer"):
         monkeypatch.setattr(train_module, name, lambda *_: None)
-    monkeypatch.setattr(train_module, "load_base_model", lambda *_: BASE)
+    monkeypatch.setattr(train_module, "load_base_model", lambda *_, **__: BASE)
+    monkeypatch.setattr(train_module, "build_network", lambda *_: train_module.Network(None, {}, LoraConfig(), 0))
     config = RunConfig(base_model=BaseModelConfig(path="x.safetensors"), dataset=dataset_of(folder), train=TRAIN)
     notes: list[str] = []
 

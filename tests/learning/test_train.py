@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_models import family_tensors
+from tiny_models import family_tensors, tiny_text_encoder
 
 from lora_atelier.trainer_core import train as train_module
 from lora_atelier.trainer_core.callbacks import Callbacks
@@ -91,6 +91,13 @@ def test_the_file_is_whole_named_and_described(config, tmp_path):
     assert metadata["modelspec.trigger_phrase"] == "mossling"
     assert str(tmp_path) not in str(metadata) and str(config.dataset.concepts[0].folder) not in str(metadata)
     assert run(config, tmp_path).path.name == "lora-2.safetensors"
+    encoder = tmp_path / "secret" / "encoder.safetensors"
+    encoder.parent.mkdir()
+    save_file({k: v.clone() for k, v in tiny_text_encoder().state_dict().items()}, encoder)
+    other = run(change(config, "base_model", text_encoder=str(encoder)), tmp_path)
+    with safe_open(other.path, "pt") as file:
+        metadata = str(file.metadata())
+    assert "encoder.safetensors" in metadata and "secret" not in metadata
 
 
 def test_training_lowers_the_loss(config, tmp_path):

@@ -14,7 +14,7 @@ from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig
 from lora_atelier.trainer_core.models import Conditions, encode_caption, load_base_model, predict, unet_layer_names
 from lora_atelier.trainer_core.models.family import FAMILIES
 from lora_atelier.trainer_core.models.names import unet_ldm_names
-from lora_atelier.trainer_core.models.sd import unet_shape
+from lora_atelier.trainer_core.models.unet import unet_shape
 from lora_atelier.trainer_core.networks import Network
 
 UNET = "model.diffusion_model."

@@ -31,6 +31,8 @@ LISTS_OF_COMFYUI = (
     "checkpoint",
     "lora_name",
     "vae",
+    "text_encoder",
+    "text_encoder_2",
     "sampler_name",
     "scheduler",
 )  # their options differ between machines and versions

@@ -7,8 +7,9 @@ import torch
 from tiny_models import tiny_unet
 
 from lora_atelier.bench import bases, contenders, layers, loop, report, worker
-from lora_atelier.trainer_core.models.family import FAMILIES, UNET, FileHeader, detect_family
-from lora_atelier.trainer_core.models.sd import unet_shape
+from lora_atelier.trainer_core.models.family import FAMILIES, UNET, detect_family
+from lora_atelier.trainer_core.models.header import FileHeader
+from lora_atelier.trainer_core.models.unet import unet_shape
 from lora_atelier.trainer_core.networks.lora import LoraLayer
 
 CPU = torch.device("cpu")

@@ -1,16 +1,10 @@
 """Model families: detection, loading, and what they compute."""
 
+from .autoencoder import encode_blank, encode_painted, encode_pixels
 from .family import Family
-from .sd import (
-    BaseModel,
-    Conditions,
-    check_base_model,
-    load_base_model,
-    noise_model,
-    outline_base_model,
-    predict,
-    unet_layer_names,
-)
+from .outline import outline_base_model
+from .remarks import remarks
+from .sd import BaseModel, Conditions, check_base_model, load_base_model, noise_model, predict, unet_layer_names
 from .text import (
     CHUNK,
     MAX_CHUNKS,
@@ -36,7 +30,10 @@ __all__ = [
     "batch_context",
     "check_base_model",
     "count_tokens",
+    "encode_blank",
     "encode_caption",
+    "encode_painted",
+    "encode_pixels",
     "find_tokenizer",
     "left_out",
     "load_base_model",
@@ -44,6 +41,7 @@ __all__ = [
     "noise_model",
     "outline_base_model",
     "predict",
+    "remarks",
     "tokenize",
     "unet_layer_names",
 ]

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
-from safetensors import safe_open
-
-PICKLE_SUFFIXES = {".ckpt", ".pt", ".pth", ".bin", ".pkl"}
-
-Shapes = Mapping[str, tuple[int, ...]]
+from .header import FileHeader, Shapes, opened, under
+from .other import name_other
 
 UNET, VAE = "model.diffusion_model.", "first_stage_model."  # tensors in a checkpoint begin with these
+SIZE_CHANNELS = 256  # of each of the six size and crop numbers that Stable Diffusion XL is told
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,72 +119,105 @@ FAMILIES = {
     )
 }
 
-# (a tensor name or a part of it, what such a file is)
-OTHER_KINDS = (
-    ("joint_blocks.", "a Stable Diffusion 3 model"),
-    ("double_blocks.", "a FLUX-like model"),
-    ("img_mod.1.", "a Qwen-Image model"),
-    ("noise_refiner.", "a Lumina or Z-Image model"),
-    ("blocks.0.cross_attn.k_img", "a Wan video model"),
-    ("blocks.0.cross_attn.norm_k", "a Wan video model"),
-    ("temporal_transformer", "a video model"),
-    ("time_stack", "a Stable Video Diffusion model"),
-    ("adaln_single.", "a PixArt-like model"),
-    ("clip_txt_mapper", "a Stable Cascade model"),
-    ("lora_down", "a LoRA"),
-    ("lora_A", "a LoRA"),
-    ("lora.down", "a LoRA"),
-    ("hada_w1", "a LoHa"),
-    ("lokr_w", "a LoKr"),
-    ("emb_params", "a textual inversion embedding"),
-    ("control_model.", "a ControlNet"),
-)
 LATENT_CHANNELS = 4  # of all families here
+INPAINTING_CHANNELS = 9  # noised latents, mask, latents of the picture without what the mask covers
 TRAINED = "Stable Diffusion 1, 2 and XL"
+VAE_FILE, TEXT_FILES = "vae", ("text_encoder", "text_encoder_2")  # parts that files of their own can give
+OTHER_CHANNELS = {  # what UNets of other input channels are
+    5: "a depth model",
+    7: "an upscaling model",
+    8: "an edit model (as InstructPix2Pix)",
+}
+OF_WIDTH = {768: "sd1", 1024: "sd2"}  # families by the width of the text that their UNets take
+SPREAD = "output_blocks.11.1.transformer_blocks.0.norm1.bias"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileHeader:
-    """The header of a safetensors file: shapes by tensor name, and its metadata."""
-
-    path: Path
-    shapes: dict[str, tuple[int, ...]]
-    metadata: dict[str, str]
+def unet_prefix(shapes: Shapes) -> str | None:
+    """Return what a UNet's tensors begin with in a file, "" in files that hold nothing else, None without one."""
+    return next((prefix for prefix in (UNET, "") if f"{prefix}input_blocks.0.0.weight" in shapes), None)
 
 
-def read_header(path: Path) -> FileHeader:
-    """Read and check a safetensors header without touching a tensor.
+def detect_family(header: FileHeader, given: Collection[str] = ()) -> Family:
+    """Tell the family of a checkpoint from its tensors; refuse any other file, saying what it is instead.
 
-    Raises ValueError that says what the file is when it is not a whole safetensors file.
+    given: of VAE_FILE and TEXT_FILES, what other files give, so that this one need not hold it.
     """
-    if not path.is_file():
-        raise ValueError(f"There is no model file at {path}; choose one that exists.")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        if start[:4] == b"GGUF":
-            raise ValueError(f"{path.name} is a GGUF file; training needs a .safetensors checkpoint.")
-        if path.suffix.lower() in PICKLE_SUFFIXES or start[:2] in (b"PK", b"\x80\x02"):
-            raise ValueError(
-                f"{path.name} is a pickle, which can run code when opened; convert it to .safetensors first."
-            )
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= min(size - 8, 100_000_000):
-            raise ValueError(f"{path.name} is not a whole safetensors file ({size} bytes); get it again.")
-        try:
-            header = json.loads(file.read(length))
-        except (UnicodeDecodeError, json.JSONDecodeError):
-            raise ValueError(f"{path.name} has a broken safetensors header; get the file again.") from None
-    metadata = header.pop("__metadata__", None) or {}
-    ends = [entry["data_offsets"][1] for entry in header.values()]
-    if not ends:
-        raise ValueError(f"{path.name} holds no tensors; choose a checkpoint.")
-    if size != 8 + length + max(ends):
+    name, shapes = header.path.name, header.shapes
+    if kind := name_other(shapes):
+        raise ValueError(f"{name} is {kind}; choose a checkpoint of {TRAINED}, the kinds trained here.")
+    prefix = unet_prefix(shapes)
+    if prefix is not None and any(key.startswith("conditioner.embedders.0.model.") for key in shapes):
+        raise ValueError(f"{name} is the refiner of Stable Diffusion XL; choose the base model or one made from it.")
+    found = [
+        family
+        for family in FAMILIES.values()
+        if any(key.startswith(text.prefix) for text in family.texts for key in shapes)
+    ]
+    if not found and prefix is None:
+        raise ValueError(f"{name} is not a Stable Diffusion checkpoint (first tensor: {next(iter(shapes))}).")
+    family = found[0] if found else _family_of_unet(under(shapes, prefix or ""))
+    _check_whole(header, family, given)
+    _check_kind(name, under(shapes, prefix or ""), family)
+    return family
+
+
+def _family_of_unet(shapes: Shapes) -> Family:
+    """Tell the family of a UNet without text encoders, by the text and the size numbers that it takes."""
+    if "label_emb.0.0.weight" in shapes:
+        return FAMILIES["sdxl"]
+    linear = any(key.endswith("1.proj_in.weight") and len(shape) == 2 for key, shape in shapes.items())
+    return FAMILIES[OF_WIDTH.get(context_width(shapes), "sd2" if linear else "sd1")]
+
+
+def context_width(shapes: Shapes) -> int:
+    """Return the width of the text that a UNet takes, 0 when its tensors do not tell."""
+    return next((s[1] for key, s in shapes.items() if key.endswith("attn2.to_k.weight") and len(s) == 2), 0)
+
+
+def text_widths(family: Family, context: int, told: int) -> tuple[int, ...]:
+    """Return how wide each text encoder must be for a UNet that takes a context of that width.
+
+    told: channels of what the UNet is told beside it, the pooled embedding of the second encoder and six numbers.
+    """
+    if len(family.texts) == 1:
+        return (context,)
+    pooled = told - 6 * SIZE_CHANNELS
+    return context - pooled, pooled
+
+
+def _check_whole(header: FileHeader, family: Family, given: Collection[str]) -> None:
+    """Refuse a checkpoint that lacks a part which no other file gives."""
+    name, shapes = header.path.name, header.shapes
+    missing = [] if unet_prefix(shapes) is not None else ["UNet"]
+    lacking = [
+        place
+        for place, text, file in zip(("first", "second"), family.texts, TEXT_FILES, strict=False)
+        if file not in given and not any(key.startswith(text.prefix) for key in shapes)
+    ]
+    if lacking:
+        one = "text encoder" if len(family.texts) == 1 else f"{lacking[0]} text encoder"
+        missing.append("text encoders" if len(lacking) == 2 else one)
+    if VAE_FILE not in given and not any(key.startswith(VAE) for key in shapes):
+        missing.append("VAE")
+    if missing:
+        other = "" if "UNet" in missing else ", or another file for what is missing"
+        raise ValueError(f"{name} has no {' and no '.join(missing)}; choose a full checkpoint{other}.")
+
+
+def _check_kind(name: str, shapes: Shapes, family: Family) -> None:
+    """Refuse a UNet (shapes without prefix) that is told something else than those trained here."""
+    check_channels(name, shapes["input_blocks.0.0.weight"][1], family)
+    if family.name != "sdxl" and "label_emb.0.0.weight" in shapes:
+        raise ValueError(f"{name} is an unCLIP model, which is told a picture; choose an ordinary {family.title} one.")
+
+
+def check_channels(name: str, channels: int, family: Family) -> None:
+    """Refuse a UNet of other input channels than ordinary and inpainting models have."""
+    if channels not in (LATENT_CHANNELS, INPAINTING_CHANNELS):
         raise ValueError(
-            f"{path.name} is cut short or damaged: it has {size} bytes, its header needs {8 + length + max(ends)}; "
-            "get the file again."
+            f"{name} takes {channels} input channels, it is {OTHER_CHANNELS.get(channels, 'no ordinary model')}; "
+            f"choose an ordinary or an inpainting checkpoint of {family.title}."
         )
-    return FileHeader(path=path, shapes={k: tuple(v["shape"]) for k, v in header.items()}, metadata=metadata)
 
 
 def check_vae(header: FileHeader, family: Family) -> None:
@@ -198,66 +226,48 @@ def check_vae(header: FileHeader, family: Family) -> None:
     convolution = next((shapes[key] for key in shapes if key.endswith("decoder.conv_in.weight")), None)
     if convolution is None or not any(key.endswith("encoder.conv_in.weight") for key in shapes):
         raise ValueError(f"{name} is not a Stable Diffusion autoencoder (first tensor: {next(iter(shapes))}).")
-    if convolution[1] != LATENT_CHANNELS or len(convolution) != 4:
+    if len(convolution) != 4 or convolution[1] != LATENT_CHANNELS:
         raise ValueError(
             f"{name} is an autoencoder of {convolution[1]} latent channels; {family.title} needs one of "
             f"{LATENT_CHANNELS}."
         )
 
 
-def detect_family(header: FileHeader, *, vae: bool = True) -> Family:
-    """Tell the family of a checkpoint from its tensors; refuse any other file, saying what it is instead.
+def check_own_vae(header: FileHeader, family: Family) -> None:
+    """Refuse a checkpoint whose own autoencoder has other latents than its family."""
+    for name in (f"{VAE}decoder.conv_in.weight", f"{VAE}taesd_decoder.1.weight"):
+        channels = header.shapes.get(name, (0, LATENT_CHANNELS))[1]
+        if channels != LATENT_CHANNELS:
+            raise ValueError(
+                f"The VAE of {header.path.name} has {channels} latent channels, {family.title} needs one of "
+                f"{LATENT_CHANNELS}; choose another file as vae."
+            )
 
-    vae: the file must hold an autoencoder.
+
+def declared_prediction(header: FileHeader, family: Family) -> tuple[str, str] | None:
+    """Return what a file says that it predicts, "epsilon" or "v_prediction", and by what; None if it says nothing.
+
+    Markers count first: a `v_pred` tensor or modelspec. A Stable Diffusion 2 file without one is told by a bias that is
+    spread wide in v models only, the rule by which ComfyUI tells them (its inpainting models all predict noise).
     """
-    name, shapes = header.path.name, header.shapes
-    for part, kind in OTHER_KINDS:
-        if any(part in key for key in shapes):
-            raise ValueError(f"{name} is {kind}; choose a checkpoint of {TRAINED}, the kinds trained here.")
-    if "edm_mean" in shapes or "edm_vpred.sigma_max" in shapes:
-        raise ValueError(f"{name} is an EDM model (as Playground 2.5 and CosXL), whose noise is not trained here.")
-    has_unet = f"{UNET}input_blocks.0.0.weight" in shapes
-    if has_unet and any(key.startswith("conditioner.embedders.0.model.") for key in shapes):
-        raise ValueError(f"{name} is the refiner of Stable Diffusion XL; choose the base model or one made from it.")
-    found = [
-        family
-        for family in FAMILIES.values()
-        if any(key.startswith(text.prefix) for text in family.texts for key in shapes)
-    ]
-    missing = [] if has_unet else ["UNet"]
-    family = found[0] if found else None
-    texts = family.texts if family else ()
-    if not texts or not all(any(key.startswith(text.prefix) for key in shapes) for text in texts):
-        missing.append("text encoder" if len(texts) < 2 else "second text encoder")
-    if vae and not any(key.startswith(VAE) for key in shapes):
-        missing.append("VAE")
-    if len(missing) == 2 + vae:
-        raise ValueError(f"{name} is not a Stable Diffusion checkpoint (first tensor: {next(iter(shapes))}).")
-    if missing or family is None:
-        raise ValueError(f"{name} has no {' and no '.join(missing)}; choose a full checkpoint.")
-    channels = shapes[f"{UNET}input_blocks.0.0.weight"][1]
-    if channels != 4:
-        raise ValueError(
-            f"{name} takes {channels} input channels (an inpainting or edit model); choose one with 4, an ordinary "
-            f"{family.title} checkpoint."
-        )
-    return family
+    said = header.metadata.get("modelspec.prediction_type", "")
+    if "v_pred" in header.shapes:
+        return "v_prediction", "a v_pred tensor"
+    if said in ("v", "v_prediction", "epsilon", "eps"):
+        return "v_prediction" if said.startswith("v") else "epsilon", "modelspec.prediction_type in its metadata"
+    prefix = unet_prefix(header.shapes)
+    spread, first = f"{prefix}{SPREAD}", f"{prefix}input_blocks.0.0.weight"
+    if family.name != "sd2" or spread not in header.shapes or header.shapes[first][1] != LATENT_CHANNELS:
+        return None
+    with opened(header) as file:
+        wide = float(file.get_tensor(spread).float().std(unbiased=False)) > 0.09
+    return "v_prediction" if wide else "epsilon", "the spread of one of its biases"
 
 
 def detect_prediction(header: FileHeader, family: Family) -> str:
-    """Return what the file says that it predicts: "epsilon" or "v_prediction".
-
-    Markers count first: a `v_pred` tensor or modelspec. A Stable Diffusion 2 file without one is told by a bias that is
-    spread wide in v models only, the rule by which ComfyUI tells them.
-    """
-    declared = header.metadata.get("modelspec.prediction_type", "")
-    if "v_pred" in header.shapes or declared in ("v", "v_prediction"):
-        return "v_prediction"
-    spread = f"{UNET}output_blocks.11.1.transformer_blocks.0.norm1.bias"
-    if family.name == "sd2" and not declared and spread in header.shapes:
-        with safe_open(header.path, framework="pt") as file:
-            return "v_prediction" if float(file.get_tensor(spread).float().std(unbiased=False)) > 0.09 else "epsilon"
-    return "epsilon"
+    """Return what the file says that it predicts: "epsilon" (also where it says nothing) or "v_prediction"."""
+    declared = declared_prediction(header, family)
+    return declared[0] if declared else "epsilon"
 
 
 def detect_zero_terminal_snr(header: FileHeader) -> bool:

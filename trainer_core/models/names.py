@@ -68,7 +68,7 @@ def vae_ldm_names(names: Iterable[str], levels: int) -> dict[str, str]:
     def place(name: str) -> str:
         name = name.replace("conv_norm_out", "norm_out").replace("conv_shortcut", "nin_shortcut")
         if m := re.match(r"(encoder|decoder)\.mid_block\.attentions\.0\.(.+)\.(weight|bias)", name):
-            return f"{m[1]}.mid.attn_1.{VAE_ATTENTION[m[2]]}.{m[3]}"
+            return f"{m[1]}.mid.attn_1.{VAE_ATTENTION.get(m[2], m[2])}.{m[3]}"
         name = re.sub(r"mid_block\.resnets\.(\d)", lambda m: f"mid.block_{int(m[1]) + 1}", name)
         name = re.sub(r"down_blocks\.(\d)\.downsamplers\.0", r"down.\1.downsample", name)
         name = re.sub(r"down_blocks\.(\d)\.resnets", r"down.\1.block", name)

@@ -1,0 +1,103 @@
+"""Name files that are no base model trained here, by their tensors; most signatures are those ComfyUI goes by."""
+
+from __future__ import annotations
+
+from .header import Shapes
+
+PREFIXES = (
+    "model.diffusion_model.",
+    "model.model.",
+    "diffusion_model.",
+    "model.",
+    "net.",
+    "transformer.",
+)  # of whole models
+
+# (part of a tensor's name, what such a file is)
+ADDED = (
+    ("lora_down", "a LoRA"),
+    ("lora_up", "a LoRA"),
+    ("lora_A", "a LoRA"),
+    ("lora.down", "a LoRA"),
+    ("hada_w1", "a LoHa"),
+    ("lokr_w", "a LoKr"),
+    ("oft_blocks", "an OFT network"),
+    ("emb_params", "a textual inversion embedding"),
+    ("control_model.", "a ControlNet"),
+    ("controlnet_", "a ControlNet"),
+    ("motion_modules.", "a motion module of AnimateDiff"),
+    (".time_stack.", "a Stable Video Diffusion model"),
+    ("temporal_transformer", "a video model"),
+)
+# (how a tensor's name begins behind one of PREFIXES, what such a file is); the more special first
+MODELS = (
+    ("joint_blocks.", "a Stable Diffusion 3 model"),
+    ("transformer_blocks.0.norm1_context.", "a Stable Diffusion 3 or FLUX model in diffusers' layout"),
+    ("clip_txt_mapper.", "a Stable Cascade model"),
+    ("clip_mapper.", "a Stable Cascade model"),
+    ("clf.1.", "a Stable Cascade model"),
+    ("transformer.rotary_pos_emb.", "a Stable Audio model"),
+    ("rotary_pos_emb.", "a Stable Audio model"),
+    ("double_layers.0.attn.w1q", "an AuraFlow model"),
+    ("mlp_t5.", "a Hunyuan DiT model"),
+    ("txt_in.individual_token_refiner.", "a HunyuanVideo model"),
+    ("latent_in.", "a Hunyuan3D model"),
+    ("double_stream_modulation_img.", "a FLUX.2 model"),
+    ("distilled_guidance_layer.", "a Chroma model"),
+    ("double_blocks.", "a FLUX-like model"),
+    ("single_transformer_blocks.", "a FLUX-like model"),
+    ("t5_yproj.", "a Mochi video model"),
+    ("patchify_proj.", "an LTX video model"),
+    ("adaln_single.", "a PixArt-like model"),
+    ("t_block.1.", "a PixArt model"),
+    ("genre_embedder.", "an ACE-Step audio model"),
+    ("blocks.block0.blocks.0.", "a Cosmos model"),
+    ("blocks.0.mlp.layer1.", "a Cosmos or Anima model"),
+    ("cap_pad_token", "a Z-Image model"),
+    ("noise_refiner.", "a Lumina or Z-Image model"),
+    ("blocks.0.cross_attn.", "a Wan video model"),
+    ("head.modulation", "a Wan video model"),
+    ("blocks.0.norm1.linear.", "a CogVideoX model"),
+    ("caption_projection.0.linear.", "a HiDream model"),
+    ("time_caption_embed.", "an OmniGen2 model"),
+    ("visual_transformer_blocks.", "a Kandinsky 5 model"),
+    ("txt_norm.", "a Qwen-Image model"),
+    ("transformer_blocks.0.img_mod.", "a Qwen-Image model"),
+    ("encoder_hid_proj.", "a Kolors model"),
+    ("down_blocks.0.resnets.", "a UNet in diffusers' layout, alone"),
+    ("encoder.block.0.", "a T5 text encoder"),
+    ("text_model.encoder.layers.0.", "a CLIP text encoder"),
+    ("encoder.layers.0.self_attn.", "a CLIP text encoder"),
+    ("layers.0.self_attn.", "a language model"),
+    ("decoder.conv_in.", "an autoencoder (VAE)"),
+)
+KOLORS = ("model.diffusion_model.label_emb.0.0.weight", 5632)  # channels of what is told beside the text
+
+
+def name_other(shapes: Shapes) -> str | None:
+    """Return what a file is that is no Stable Diffusion checkpoint; None for anything that may be one."""
+    for part, kind in ADDED:
+        if any(part in key for key in shapes):
+            return kind
+    whole = {_behind(key) for key in shapes}
+    for start, kind in MODELS:
+        if any(key.startswith(start) for key in whole):
+            return kind
+    if shapes.get(KOLORS[0], (0, 0))[1:] == (KOLORS[1],):
+        return "a Kolors model"
+    if "edm_mean" in shapes or "edm_vpred.sigma_max" in shapes:
+        return "an EDM model (as Playground 2.5 and CosXL), whose noise is not trained here"
+    if any(key.endswith((".scale_weight", "scaled_fp8", ".weight_scale", ".comfy_quant")) for key in shapes):
+        return "a checkpoint of scaled weights (fp8 with factors beside), which are not read here"
+    unet = any(key.startswith(("model.diffusion_model.", "input_blocks.")) for key in shapes)
+    if not unet and any(key.startswith("model_ema.") for key in shapes):
+        return "a file of averaged (EMA) weights without the ordinary ones, which ComfyUI does not read"
+    return None
+
+
+def _behind(key: str) -> str:
+    """Return a tensor's name without the prefix of a whole model."""
+    for prefix in PREFIXES:
+        if key.startswith(prefix):
+            return key[len(prefix) :]
+    return key

@@ -1,0 +1,65 @@
+"""Put stored tensors into modules, and name them by their content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Value = TypeVar("Value")
+
+
+class Complete(dict[str, Value]):
+    """Tensors or shapes by name, of which a missing one raises a ValueError that says what lacks it."""
+
+    def __init__(self, values: Mapping[str, Value], what: str) -> None:
+        super().__init__(values)
+        self.what = what
+
+    def __missing__(self, key: str) -> Value:
+        raise ValueError(f"{self.what} lacks the tensor {key}; the file is incomplete.")
+
+
+def fill(module: nn.Module, names: dict[str, str], tensors: dict[str, Tensor], what: str) -> nn.Module:
+    """Give a meta-device module its tensors by mapped names; a missing, misshapen or broken one raises ValueError."""
+    wanted, tensors = module.state_dict(), Complete(tensors, what)
+    state = {}
+    for name, source in names.items():
+        tensor, shape = tensors[source], wanted[name].shape
+        if tensor.numel() != shape.numel():  # same count, other shape: a 1x1 conv stored for a linear layer
+            raise ValueError(f"{what}: {source} has shape {tuple(tensor.shape)}, expected {tuple(shape)}.")
+        check_finite({source: tensor}, what)
+        state[name] = tensor.reshape(shape)
+    module.load_state_dict(state, assign=True)
+    return module
+
+
+def check_finite(tensors: Mapping[str, Tensor], what: str) -> None:
+    """Raise ValueError that names the first tensor with a value that is not finite."""
+    for name, tensor in tensors.items():
+        if not tensor.is_meta and not (tensor.half() if tensor.element_size() == 1 else tensor).isfinite().all():
+            raise ValueError(f"{what}: {name} holds values that are not finite; get the file again.")
+
+
+def hash_tensors(tensors: dict[str, Tensor]) -> str:
+    """Return the sha256 of tensors: names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def hash_folder(folder: Path) -> str:
+    """Return the sha256 of the safetensors files of a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
