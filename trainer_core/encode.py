@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import shutil
 from collections import deque
@@ -22,7 +23,7 @@ from .buckets import Crop, Size
 from .callbacks import Callbacks
 from .images import DECODER_ERRORS, cut, load_picture, reason, strict_decoding
 from .masks import cut_mask, latent_mask, painting_masks, read_mask
-from .memory import placed
+from .memory import placed, with_room
 from .models import (
     MAX_CHUNKS,
     BaseModel,
@@ -150,20 +151,27 @@ def _encode_pictures(
 ) -> None:
     """Encode pictures one by one; what a smaller dtype cannot hold is done again in float32, and said."""
     again: list[str] = []
-    scale = base.family.latent_scale
+    no_room = 0
+    encode = functools.partial(encode_pixels, latent_scale=base.family.latent_scale)
     with ExitStack() as stack:
         vae = stack.enter_context(placed(base.vae, device))
         small = copy.deepcopy(vae).to(dtype) if dtype != torch.float32 else vae
         for done, (item, pixels) in enumerate(_prepared(plan, missing)):
             callbacks.check()
-            mean, std = encode_pixels(small, pixels.to(device), scale)
+            (mean, std), slow = with_room(encode, small, device, pixels)
             if small is not vae and not _finite(mean, std):
-                mean, std = encode_pixels(vae, pixels.to(device), scale)
+                (mean, std), slow = with_room(encode, vae, device, pixels)
                 again.append(plan.manifest.pictures[item[0]].name)
             if not _finite(mean, std):
                 raise _not_finite(base, plan, item)
+            no_room += slow
             store.put(keys[item], {"mean": mean[0].cpu(), "std": std[0].cpu()})
             callbacks.phase("encoding pictures", done + 1, len(missing))
+    if no_room:
+        callbacks.note(
+            f"{no_room} of {len(missing)} pictures were encoded on the CPU, as the GPU had no room for the VAE's work; "
+            "vae_precision bfloat16 needs half of it."
+        )
     if again:
         some = count(again, "picture", "pictures")
         short = str(dtype).removeprefix("torch.")
@@ -198,16 +206,17 @@ def _encode_painted(
     if not missing and not sizes:
         return keys
     _check_space(store, missing)
+    encode = functools.partial(encode_painted, latent_scale=scale)
     with placed(base.vae, device) as vae:
         for size in sizes:
-            store.put(keys[size], {"painted": encode_blank(vae, size, scale)[0]})
+            store.put(keys[size], {"painted": encode_blank(vae, size, scale)[0].cpu()})
         for done, (item, picture) in enumerate(_prepared(plan, missing)):
             callbacks.check()
-            pixel_mask, mask = (m[None].to(device) for m in painting_masks(cut_mask(_mask(plan, item[0]), item[1])))
-            told = encode_painted(vae, picture.to(device), pixel_mask, mask, scale)
+            pixel_mask, mask = (m[None] for m in painting_masks(cut_mask(_mask(plan, item[0]), item[1])))
+            told, _ = with_room(encode, vae, device, picture, pixel_mask, mask)
             if not _finite(told):
                 raise _not_finite(base, plan, item)
-            store.put(keys[item], {"painted": told[0]})
+            store.put(keys[item], {"painted": told[0].cpu()})
             callbacks.phase("encoding masked pictures", done + 1, len(missing))
     return keys
 

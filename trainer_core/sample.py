@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from .callbacks import Callbacks
 from .config import SampleConfig
-from .memory import placed
+from .memory import placed, with_room
 from .models import BaseModel, Conditioning, Conditions, batch_context, encode_blank, encode_caption, predict
 from .noise import TIMESTEPS, alphas_cumprod
 
@@ -33,6 +34,7 @@ def sample_images(
     device, callbacks = torch.device(device), callbacks or Callbacks()
     base.unet.to(device)
     encode = encode or _encoder(base, device)
+    decode = functools.partial(decode_latents, latent_scale=base.family.latent_scale)
     pictures, painted = [], None
     if base.inpainting and config.prompts:
         with placed(base.vae, device) as vae:
@@ -43,7 +45,8 @@ def sample_images(
             both = build_conditions(base, each, sizes, device, painted)
             latents = sample_latents(base, both, config, seed=config.seed + i, check=callbacks.check)
             with placed(base.vae, device) as vae:
-                pictures.append(decode_latents(vae, latents, base.family.latent_scale).cpu())
+                picture, _ = with_room(decode, vae, device, latents)
+            pictures.append(picture.cpu())
             callbacks.phase("sampling", i + 1, len(config.prompts))
     return torch.cat(pictures) if pictures else torch.empty(0, config.height, config.width, 3)
 

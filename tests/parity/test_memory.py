@@ -19,6 +19,7 @@ from lora_atelier.trainer_core.memory import (
     recompute,
     rungs,
     weight_bytes,
+    with_room,
 )
 from lora_atelier.trainer_core.memory.checkpoint import Recomputed
 from lora_atelier.trainer_core.memory.weights import Kept, kept_layers
@@ -207,3 +208,27 @@ def test_stochastic_rounding_keeps_the_mean():
     exact = torch.tensor([0.0, -1.5, 3.0, -0.0078125])
     assert torch.equal(round_stochastically(exact, torch.Generator().manual_seed(1)).float(), exact)
     assert float(round_stochastically(-values, torch.Generator().manual_seed(2)).float().mean()) < -1.0
+
+
+def test_work_for_which_a_device_has_no_room_is_done_on_the_cpu():
+    asked, moves = [], []
+    module = torch.nn.Linear(1, 1)
+    module.to = lambda device: moves.append(str(device))
+
+    def work(linear):
+        asked.append(linear)
+        if len(asked) == 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return 7
+
+    assert with_room(work, module, torch.device("cpu")) == (7, False) and not moves
+    assert with_room(work, module, torch.device("cuda")) == (7, True)
+    assert asked == [module] * 3 and moves == ["cpu", "cuda"]
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_room():
+    def work(linear):
+        raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        with_room(work, torch.nn.Linear(1, 1), torch.device("cuda"))

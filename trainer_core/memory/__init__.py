@@ -2,8 +2,8 @@
 
 from .checkpoint import LEVELS, blocks, recompute
 from .compiled import compile_blocks
-from .place import DTYPES, choose_dtype, free_bytes, give_back, placed
-from .setup import attention_kernel, describe, kept_activations, out_of_memory, prepare, rungs
+from .place import DTYPES, choose_dtype, free_bytes, give_back, out_of_memory, placed, with_room
+from .setup import attention_kernel, describe, kept_activations, prepare, rungs
 from .stream import Stream, activations_in_ram
 from .weights import SHARES, Kept, check_weights, keep_weights, weight_bytes
 
@@ -30,4 +30,5 @@ __all__ = [
     "recompute",
     "rungs",
     "weight_bytes",
+    "with_room",
 ]

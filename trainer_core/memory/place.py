@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+Result = TypeVar("Result")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -43,3 +46,28 @@ def give_back(device: torch.device) -> None:
     """Return to the system what torch holds on a GPU without using it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Tell whether an error says that memory has run out, on a GPU or in RAM."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def with_room(
+    work: Callable[..., Result], module: nn.Module, device: torch.device, *tensors: Tensor
+) -> tuple[Result, bool]:
+    """Return `work(module, *tensors)` done on `device`, or on the CPU where the device has no room; and which.
+
+    The second value is True when it was the CPU that did it. The module is on `device` before and after.
+    """
+    try:
+        return work(module, *(tensor.to(device) for tensor in tensors)), False
+    except RuntimeError as error:
+        if device.type == "cpu" or not out_of_memory(error):
+            raise
+    give_back(device)
+    module.to("cpu")
+    try:
+        return work(module, *(tensor.cpu() for tensor in tensors)), True
+    finally:
+        module.to(device)

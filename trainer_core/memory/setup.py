@@ -37,10 +37,11 @@ def rungs(config: MemoryConfig, device: torch.device) -> list[MemoryConfig]:
     fields = ("checkpointing", "offload_weights", "offload_activations")
     found: list[MemoryConfig] = []
     for rung in RUNGS:
-        if device.type == "cpu" and rung[1:] != ("none", "off"):
-            continue  # everything is in RAM already
-        fixed = {name: value for name in fields if (value := getattr(config, name)) != "auto"}
-        candidate = config.replace(**(dict(zip(fields, rung, strict=True)) | fixed))
+        settings = dict(zip(fields, rung, strict=True))
+        settings |= {name: value for name in fields if (value := getattr(config, name)) != "auto"}
+        if device.type == "cpu":  # everything is in RAM already
+            settings |= {"offload_weights": "none", "offload_activations": "off"}
+        candidate = config.replace(**settings)
         if candidate not in found:
             found.append(candidate)
     return found
@@ -88,8 +89,3 @@ def attention_kernel(name: str, device: torch.device) -> Iterator[None]:
         return
     with sdpa_kernel(ATTENTION[name]):
         yield
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """Tell whether an error says that memory has run out, on a GPU or in RAM."""
-    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
