@@ -146,7 +146,12 @@ def set_up(*, dev: bool) -> dict[str, str]:
     comfyui = comfyui_folder()
     if not os.environ.get("ATELIER_PYTHON"):
         install(requirements(comfyui, dev=dev))
-    env = {**os.environ, "COMFYUI_PATH": str(comfyui), "ATELIER_BASE": str(BASE), "PYTHONUTF8": "1"}
+    return environment() | {"COMFYUI_PATH": str(comfyui)}
+
+
+def environment() -> dict[str, str]:
+    """Return the environment for child processes, without a ComfyUI that is not named there."""
+    env = {**os.environ, "ATELIER_BASE": str(BASE), "PYTHONUTF8": "1"}
     # `import lora_atelier.trainer_core` works from any script that has tests/ on its path.
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     return env
@@ -371,8 +376,12 @@ def test(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Run the benchmarks; arguments go to bench/run.py."""
-    return run([venv_python(), ROOT / "bench" / "run.py", *options.rest], set_up(dev=True))
+    """Run the benchmarks; arguments go to bench/run.py.
+
+    With --gpu and ATELIER_PYTHON nothing is installed or downloaded: such a machine may have no network.
+    """
+    bare = "--gpu" in options.rest and os.environ.get("ATELIER_PYTHON")
+    return run([venv_python(), ROOT / "bench" / "run.py", *options.rest], environment() if bare else set_up(dev=True))
 
 
 def main() -> int:

@@ -1,55 +1,101 @@
-"""Three ways through the same UNet: the frozen pass, this pack's LoRA, and diffusers with peft."""
+"""Ways through the same UNet: the frozen pass, this pack's LoRA eager and compiled, and diffusers with peft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from lora_atelier.bench.measure import now
-from lora_atelier.trainer_core.config import LoraConfig, OptimizerConfig
+from lora_atelier.bench.cases import PLAIN, Setting
+from lora_atelier.bench.measure import Marks
+from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig, OptimizerConfig
+from lora_atelier.trainer_core.estimate import estimate_step
+from lora_atelier.trainer_core.memory import Stream, compile_blocks, kept_activations, weight_bytes
+from lora_atelier.trainer_core.memory import prepare as prepare_unet
+from lora_atelier.trainer_core.models import BaseModel
+from lora_atelier.trainer_core.models.family import FAMILIES
 from lora_atelier.trainer_core.networks import Network
 from lora_atelier.trainer_core.networks.attach import unet_layers
 from lora_atelier.trainer_core.optim import build_optimizer
 
-RANK = 8
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4, max_grad_norm=1.0)
+TOKENS = 77  # of a caption
+SAME = {torch.float32: 1e-3, torch.bfloat16: 3e-2}  # relative difference of first losses that is rounding
 
 Step = Callable[[], dict[str, float]]  # takes one training step; returns seconds by phase, and the loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What every contender is given, one picture."""
+    """What every contender is given, B pictures."""
 
-    noised: Tensor  # (1, 4, H/8, W/8)
+    noised: Tensor  # (B, 4, H/8, W/8)
     noise: Tensor  # the target, same shape, float32
-    timesteps: Tensor  # (1,)
-    context: Tensor  # (1, 77, D)
+    timesteps: Tensor  # (B,)
+    context: Tensor  # (B, 77, D)
+    added: dict[str, Tensor] = field(default_factory=dict)  # pooled embedding (B, P) and size numbers (B, 6)
 
 
-def build_batch(unet: nn.Module, resolution: int) -> Batch:
-    """Draw a seeded batch of one picture of resolution x resolution pixels."""
+def build_batch(unet: nn.Module, resolution: int, batch: int, device: torch.device, dtype: torch.dtype) -> Batch:
+    """Draw a seeded batch of pictures of resolution x resolution pixels for a UNet."""
     config: Any = unet.config
-    parameter = next(unet.parameters())
     seeded = torch.Generator().manual_seed(0)
-    size = (1, config.in_channels, resolution // 8, resolution // 8)
-    noised, noise, context = (
-        torch.randn(shape, generator=seeded) for shape in (size, size, (1, 77, config.cross_attention_dim))
-    )
+    shapes = {
+        "noised": (batch, config.in_channels, resolution // 8, resolution // 8),
+        "noise": (batch, config.in_channels, resolution // 8, resolution // 8),
+        "context": (batch, TOKENS, config.cross_attention_dim),
+    }
+    if config.addition_embed_type == "text_time":
+        shapes["pooled"] = (batch, config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim)
+    drawn = {name: torch.randn(shape, generator=seeded).to(device) for name, shape in shapes.items()}
+    added = {}
+    if "pooled" in drawn:
+        sizes = torch.tensor([[resolution, resolution, 0, 0, resolution, resolution]], dtype=torch.float32)
+        added = {"text_embeds": drawn["pooled"].to(dtype), "time_ids": sizes.expand(batch, -1).to(device)}
     return Batch(
-        noised=noised.to(parameter),
-        noise=noise.to(parameter.device),
-        timesteps=torch.tensor([500], device=parameter.device),
-        context=context.to(parameter),
+        noised=drawn["noised"].to(dtype),
+        noise=drawn["noise"],
+        timesteps=torch.full((batch,), 500, device=device),
+        context=drawn["context"].to(dtype),
+        added=added,
     )
 
 
-def build_frozen(unet: nn.Module, batch: Batch) -> Step:
+def prepare(unet: nn.Module, memory: MemoryConfig, weights: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Bring a frozen UNet of any dtype and place to `device` as the memory settings say; return it."""
+    if memory.compile:
+        compile_blocks(unet, _no_compiling, backend="inductor" if device.type == "cuda" else "eager")
+    prepare_unet(unet, memory, weights, dtype, device, Stream(device))
+    return unet
+
+
+def _no_compiling(sentence: str) -> None:
+    raise RuntimeError(sentence)  # a race of what is not compiled would be a false result
+
+
+def estimated(unet: nn.Module, batch: Batch, lora: LoraConfig, setting: Setting) -> float:
+    """Return the peak memory in MB that the preflight foretells for training a UNet (on the meta device)."""
+    meta, dtype = torch.device("meta"), batch.noised.dtype
+    with meta:
+        network = Network(unet, {}, lora, seed=0)
+    prepare_unet(unet, setting.memory, setting.weights, dtype, meta, Stream(meta))
+    family = FAMILIES["sdxl" if batch.added else "sd1"]
+    base = BaseModel(family=family, name="", unet=unet, texts=(), vae=None, tokenizer=None, dtype=dtype)
+    count, _, height, width = batch.noised.shape
+    with kept_activations(setting.memory, unet, meta):
+        estimate = estimate_step(
+            base, network, batch_size=count, latent_size=(height, width), weight_bytes=weight_bytes(unet)
+        )
+    return estimate.total / 1e6
+
+
+def build_frozen(unet: nn.Module, batch: Batch, lora: LoraConfig) -> Step:
     """Run forward and backward pass with no network, the gradient taken to the input latents: the limit."""
     noised = batch.noised.clone().requires_grad_()
 
@@ -59,40 +105,43 @@ def build_frozen(unet: nn.Module, batch: Batch) -> Step:
     return lambda: _step(unet, noised, batch, update)
 
 
-def build_ours(unet: nn.Module, batch: Batch) -> Step:
-    """Train this pack's network on all layers, attached for the length of a step."""
-    network = Network(unet, {}, LoraConfig(rank=RANK, alpha=RANK, preset="full"), seed=0).to(batch.noised.device)
+def build_ours(unet: nn.Module, batch: Batch, lora: LoraConfig) -> Step:
+    """Train this pack's network, attached to the UNet from now on."""
+    network = Network(unet, {}, lora, seed=0).to(batch.noised.device)
+    network.attach()
     optimizer = build_optimizer(OPTIMIZER, network.groups({"lora_unet": OPTIMIZER.learning_rate}))
     update = _update(list(network.parameters()), optimizer)
-
-    def step() -> dict[str, float]:
-        with network.attached():
-            return _step(unet, batch.noised, batch, update)
-
-    return step
+    return lambda: _step(unet, batch.noised, batch, update)
 
 
-def build_peft(unet: nn.Module, batch: Batch) -> Step:
-    """Train peft's LoRA on the same layers of a second UNet over the very same weight tensors, same optimizer."""
+def build_peft(unet: Any, batch: Batch, lora: LoraConfig) -> Step:
+    """Train peft's LoRA on the same layers with the same optimizer."""
     import peft
 
-    twin: Any = share_weights(unet)
-    names = [name for name, _ in unet_layers(unet, "full")]
-    twin.add_adapter(peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names))
-    trained = [p for p in twin.parameters() if p.requires_grad]
+    names = [name for name, _ in unet_layers(unet, lora.preset)]
+    unet.add_adapter(peft.LoraConfig(r=lora.rank, lora_alpha=int(lora.alpha), target_modules=names))
+    trained = [p for p in unet.parameters() if p.requires_grad]
     if len(trained) != 2 * len(names):
         raise RuntimeError(f"peft trains {len(trained)} tensors on {len(names)} layers; expected two for each.")
     for parameter in trained:
         parameter.data = parameter.data.float()
     optimizer = build_optimizer(OPTIMIZER, [{"params": trained, "lr": OPTIMIZER.learning_rate}])
     update = _update(trained, optimizer)
-    return lambda: _step(twin, batch.noised, batch, update)
+    return lambda: _step(unet, batch.noised, batch, update)
 
 
-CONTENDERS: dict[str, Callable[[nn.Module, Batch], Step]] = {
-    "frozen": build_frozen,
-    "ours": build_ours,
-    "peft": build_peft,
+class Contender(NamedTuple):
+    """What takes steps, and the settings of the UNet it takes them on."""
+
+    build: Callable[[nn.Module, Batch, LoraConfig], Step]
+    memory: MemoryConfig = PLAIN
+
+
+CONTENDERS = {
+    "frozen": Contender(build_frozen),
+    "ours": Contender(build_ours),
+    "compiled": Contender(build_ours, PLAIN.replace(compile=True)),
+    "peft": Contender(build_peft),
 }
 
 
@@ -104,35 +153,59 @@ def share_weights(unet: nn.Module) -> nn.Module:
     return twin.requires_grad_(False).eval()
 
 
-def race(unet: nn.Module, batch: Batch, steps: int) -> list[dict[str, dict[str, float]]]:
-    """Let all contenders take one step in turn, `steps` times after one that is not counted.
+def race(
+    unet: nn.Module, batch: Batch, lora: LoraConfig, names: Iterable[str], steps: int
+) -> list[dict[str, dict[str, float]]]:
+    """Let contenders, each with its own UNet over the very same weights, take one step in turn; `steps` times.
 
-    Raises RuntimeError when their first predictions differ: untrained networks change nothing.
+    Some turns before are not counted. Raises RuntimeError when their first predictions differ: untrained networks
+    change nothing.
     """
-    contenders = {name: build(unet, batch) for name, build in CONTENDERS.items()}
-    first = {name: step()["loss"] for name, step in contenders.items()}
-    if max(first.values()) - min(first.values()) > 1e-3 * first["frozen"]:
+    device, dtype = batch.noised.device, batch.noised.dtype
+    unet = prepare(unet, PLAIN, "auto", dtype, device)
+    runners = {}
+    for name in names:
+        build, memory = CONTENDERS[name]
+        runners[name] = build(prepare(share_weights(unet), memory, "auto", dtype, device), batch, lora)
+    first = {name: step()["loss"] for name, step in runners.items()}
+    if max(first.values()) - min(first.values()) > SAME[dtype] * first["frozen"]:
         raise RuntimeError(f"The contenders do not compute the same: first losses {first}.")
-    return [{name: step() for name, step in contenders.items()} for _ in range(steps)]
+    for _ in range(warm_up(device) - 1):
+        for step in runners.values():
+            step()
+    return [{name: step() for name, step in runners.items()} for _ in range(steps)]
+
+
+def warm_up(device: torch.device) -> int:
+    """Return how many steps are not counted: on a GPU, kernels are chosen and memory is laid out in the first ones."""
+    return 1 if device.type == "cpu" else 3
+
+
+def count_flops(unet: nn.Module, batch: Batch) -> float:
+    """Count the floating point operations of one frozen forward and backward pass; UNet and batch on the meta device.
+
+    Attention is counted as its plain products: what fused kernels compute twice is no work of the model.
+    """
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        _loss(unet, batch.noised.clone().requires_grad_(), batch).backward()
+    return counter.get_total_flops()
+
+
+def _loss(unet: nn.Module, noised: Tensor, batch: Batch) -> Tensor:
+    more = {"added_cond_kwargs": batch.added} if batch.added else {}
+    prediction = unet(noised, batch.timesteps, encoder_hidden_states=batch.context, **more).sample
+    return F.mse_loss(prediction.float(), batch.noise)
 
 
 def _step(unet: nn.Module, noised: Tensor, batch: Batch, update: Callable[[], None]) -> dict[str, float]:
-    device = noised.device
-    began = now(device)
-    prediction = unet(noised, batch.timesteps, encoder_hidden_states=batch.context).sample
-    loss = F.mse_loss(prediction.float(), batch.noise)
-    predicted = now(device)
+    marks = Marks(noised.device)
+    loss = _loss(unet, noised, batch)
+    marks.set("forward")
     loss.backward()
-    derived = now(device)
+    marks.set("backward")
     update()
-    ended = now(device)
-    return {
-        "seconds": ended - began,
-        "forward": predicted - began,
-        "backward": derived - predicted,
-        "update": ended - derived,
-        "loss": float(loss.detach()),
-    }
+    marks.set("update")
+    return {**marks.seconds(), "loss": float(loss.detach())}
 
 
 def _update(parameters: list[Any], optimizer: torch.optim.Optimizer) -> Callable[[], None]:

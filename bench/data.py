@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lora_atelier.bench.bases import BASES, ready
+from lora_atelier.bench.bases import ready
+from lora_atelier.bench.cases import BASES
 from lora_atelier.bench.measure import describe_machine, now, read_peak, start_peak
 from lora_atelier.trainer_core.callbacks import Callbacks
 from lora_atelier.trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig, TrainConfig
@@ -66,7 +67,7 @@ def measure_scan(folder: Path, index: Path) -> dict[str, float]:
 
 def measure_encoding(model: str, device: torch.device, count: int, resolution: int) -> dict[str, Any]:
     """Encode pictures bare and through the store, in turn; return seconds of each per picture."""
-    base = load_base_model(BaseModelConfig(path=str(ready(BASES[model]))))
+    base = load_base_model(BaseModelConfig(path=str(ready(model))))
     base.unet, base.texts = None, ()
     rows: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as name:

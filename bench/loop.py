@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from lora_atelier.bench.contenders import OPTIMIZER, RANK
+from lora_atelier.bench.bases import ready
+from lora_atelier.bench.cases import PLAIN, Case
+from lora_atelier.bench.contenders import OPTIMIZER
 from lora_atelier.bench.measure import now
 from lora_atelier.trainer_core.callbacks import Callbacks, StepReport
 from lora_atelier.trainer_core.config import (
@@ -26,13 +28,14 @@ from lora_atelier.trainer_core.train import train_lora
 PICTURES = 4
 
 
-def time_loop(base: Path, resolution: int, steps: int, device: torch.device) -> list[dict[str, float]]:
+def time_loop(case: Case) -> list[dict[str, float]]:
     """Train on pictures of noise with `train_lora`; return for each step but the first its seconds by part.
 
     The parts are timed from outside, by standing in front of the UNet's forward, Tensor.backward and the optimizer.
     """
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
+    device = torch.device(case.device)
     spent: dict[str, float] = {}
     rows: list[dict[str, float]] = []
 
@@ -42,11 +45,12 @@ def time_loop(base: Path, resolution: int, steps: int, device: torch.device) -> 
 
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
         config = RunConfig(
-            base_model=BaseModelConfig(path=str(base), precision="bfloat16" if device.type == "cuda" else "float32"),
-            dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(write_pictures(Path(folder), resolution))),)),
-            lora=LoraConfig(rank=RANK, alpha=RANK, preset="full"),
+            base_model=BaseModelConfig(path=str(ready(case.base)), precision=case.dtype),  # type: ignore[arg-type]
+            dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(write_pictures(Path(folder), case.resolution))),)),
+            lora=LoraConfig(rank=case.rank, alpha=case.rank, preset=case.preset),  # type: ignore[arg-type]
             optimizer=OPTIMIZER,
-            train=TrainConfig(steps=steps + 1, resolution=resolution),
+            train=TrainConfig(steps=case.loop_steps + 1, batch_size=case.batch, resolution=case.resolution),
+            memory=PLAIN,
         )
         with (
             timed(UNet2DConditionModel, "forward", "forward", spent, device),
@@ -57,14 +61,14 @@ def time_loop(base: Path, resolution: int, steps: int, device: torch.device) -> 
     return rows[1:]
 
 
-def write_pictures(folder: Path, resolution: int) -> Path:
+def write_pictures(folder: Path, resolution: int, count: int = PICTURES) -> Path:
     """Write square pictures of seeded noise with captions; return their folder."""
     from PIL import Image
 
     pictures = folder / "pictures"
     pictures.mkdir()
     seeded = torch.Generator().manual_seed(0)
-    for i in range(PICTURES):
+    for i in range(count):
         values = torch.randint(0, 256, (resolution, resolution, 3), generator=seeded, dtype=torch.uint8)
         Image.fromarray(values.numpy()).save(pictures / f"{i}.png")
         (pictures / f"{i}.txt").write_text(f"a thing, number {i}", encoding="utf-8")

@@ -7,7 +7,9 @@ import platform
 import re
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +22,32 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+class Marks:
+    """Times of the phases of a step. On CUDA they are events of the stream: nothing waits before the step ends."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._began = device, now(device)
+        self._marks: list[tuple[str, Any]] = []
+        self.set("")
+
+    def set(self, name: str) -> None:
+        """End the phase `name` here."""
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((name, event))
+        else:
+            self._marks.append((name, time.perf_counter()))
+
+    def seconds(self) -> dict[str, float]:
+        """Wait for the device and return seconds by phase, and of all as `seconds`."""
+        taken = {"seconds": now(self._device) - self._began}
+        for (_, before), (name, after) in pairwise(self._marks):
+            cuda = self._device.type == "cuda"
+            taken[name] = before.elapsed_time(after) / 1000 if cuda else after - before
+        return taken
 
 
 def start_peak(device: torch.device) -> float:
@@ -39,6 +67,11 @@ def read_peak(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     return _status("VmHWM") if STATUS.exists() else _highest()
+
+
+def read_reserved(device: torch.device) -> float | None:
+    """Return the most MB that torch took from a CUDA device since `start_peak`; more than it used, never given back."""
+    return torch.cuda.max_memory_reserved(device) / 1e6 if device.type == "cuda" else None
 
 
 def _status(name: str) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 TITLES = {
     "frozen": "frozen pass (no network)",
     "ours": "**LoRA Atelier**",
+    "compiled": "**LoRA Atelier**, compiled",
     "peft": "diffusers + peft",
     "stock": "ComfyUI's TrainLoraNode",
 }
@@ -45,14 +46,10 @@ def build_ratio(name: str, values: Sequence[float], *, least: float | None = Non
 
 def build_ratios(result: dict[str, Any]) -> list[Ratio]:
     """Compare pair by pair: steps taken in turn, and rounds for what ran in another process."""
-    steps = [step for round_ in result["rounds"] for step in round_["race"]]
-
-    def pairs(upper: str, lower: str) -> list[float]:
-        return [step[upper]["seconds"] / step[lower]["seconds"] for step in steps]
-
     ratios = [
-        build_ratio("seconds per step, ours / frozen pass", pairs("ours", "frozen"), most=1.15),
-        build_ratio("seconds per step, ours / diffusers + peft", pairs("ours", "peft"), most=1.03),
+        build_ratio(f"seconds per step, ours / {title}", values, most=most)
+        for other, title, most in (("frozen", "frozen pass", 1.15), ("peft", "diffusers + peft", 1.03))
+        if (values := pairs(result, "ours", other))
     ]
     stock = [round_ for round_ in result["rounds"] if round_.get("stock")]
     if stock:
@@ -61,8 +58,15 @@ def build_ratios(result: dict[str, Any]) -> list[Ratio]:
         ours = result["memory"]["ours"]["peak"]
         values = [ours / r["stock"]["peak"] for r in stock]
         ratios.append(build_ratio("peak memory, ours / TrainLoraNode", values, most=0.4))
-    ratios.append(build_ratio("share of a step that is bookkeeping", bookkeeping(result["loop"]), most=0.02))
+    if result["loop"]:
+        ratios.append(build_ratio("share of a step that is bookkeeping", bookkeeping(result["loop"]), most=0.02))
     return ratios
+
+
+def pairs(result: dict[str, Any], upper: str, lower: str) -> list[float]:
+    """Return the ratios of two contenders' seconds, turn by turn."""
+    steps = [step for round_ in result["rounds"] for step in round_["race"]]
+    return [step[upper]["seconds"] / step[lower]["seconds"] for step in steps if upper in step and lower in step]
 
 
 def bookkeeping(loop: Sequence[dict[str, float]]) -> list[float]:
@@ -72,10 +76,10 @@ def bookkeeping(loop: Sequence[dict[str, float]]) -> list[float]:
 
 
 def seconds(result: dict[str, Any], contender: str, part: str = "seconds") -> list[float]:
-    """Return all measured seconds of a contender."""
+    """Return all measured seconds of a contender, none of one that was left out."""
     if contender == "stock":
         return [s for r in result["rounds"] if r.get("stock") for s in r["stock"]["seconds"]]
-    return [step[contender][part] for r in result["rounds"] for step in r["race"]]
+    return [step[contender][part] for r in result["rounds"] for step in r["race"] if contender in step]
 
 
 def memory(result: dict[str, Any], contender: str) -> dict[str, float]:
@@ -86,25 +90,31 @@ def memory(result: dict[str, Any], contender: str) -> dict[str, float]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """Write one model's results as Markdown: what was measured where, absolute numbers, ratios against targets."""
-    machine = result["machine"]
-    where = machine["device"] if machine["device"] != "CPU" else machine["cpu"]
+    """Write one case's results as Markdown: what was measured where, absolute numbers, ratios against targets."""
+    case, described = result["case"], result["described"]
+    machine, title = described["machine"], described["title"]
     lines = [
-        f"### {result['title'][0].upper()}{result['title'][1:]}, {machine['device']}",
+        f"### {title[0].upper()}{title[1:]}, {machine['device']}",
         "",
-        f"{result['resolution']} px, batch 1, {result['precision']}, rank 8 on all {result['layers']} linear and "
-        f"convolution layers. {result['date']}, commit {result['commit']}, {where}, {machine['cores']} cores, "
-        f"{machine['threads']} threads ({machine['simd']}), torch {machine['torch']}, "
-        f"Python {machine['python']}, load average before the start {machine['load']}. Command: `{result['command']}`.",
+        f"{case['resolution']} px, batch {case['batch']}, {case['dtype']}, rank {case['rank']} on all "
+        f"{described['layers']} layers of the preset {case['preset']}. {result['date']}, commit {result['commit']}, "
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads ({machine['simd']}), "
+        f"torch {machine['torch']}, Python {machine['python']}, load average before the start {machine['load']}. "
+        f"Command: `{result['command']}`.",
         "",
         "| | s / step | quartiles | forward | backward | update | peak memory | over the loaded model |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    lines += [_row(result, contender) for contender in TITLES if contender != "stock" or seconds(result, "stock")]
+    lines += [_row(result, contender) for contender in TITLES if seconds(result, contender)]
     lines += ["", "| ratio | median | spread | target | |", "|---|---|---|---|---|"]
-    lines += [_verdict(ratio, result["targets"]) for ratio in build_ratios(result)]
+    lines += [verdict(ratio, has_targets(result)) for ratio in build_ratios(result)]
     lines += ["", *_notes(result)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def has_targets(result: dict[str, Any]) -> bool:
+    """Tell whether the targets are meant for a case: those of full-size models."""
+    return result["case"]["base"] in ("sd15", "sdxl")
 
 
 def _row(result: dict[str, Any], contender: str) -> str:
@@ -117,27 +127,33 @@ def _row(result: dict[str, Any], contender: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _verdict(ratio: Ratio, targets: bool) -> str:
-    target, verdict = "", ""
-    if targets:
+def verdict(ratio: Ratio, targets: bool) -> str:
+    """Write a ratio as a table's row, with its target where it has one."""
+    target, met = "", ""
+    if targets and (ratio.most is not None or ratio.least is not None):
         target = f"≤ {ratio.most:g}" if ratio.most is not None else f"≥ {ratio.least:g}"
-        verdict = "met" if ratio.met else "**missed**"
+        met = "met" if ratio.met else "**missed**"
     spread = f"{ratio.low:.3f} – {ratio.high:.3f}, n = {ratio.count}"
-    return f"| {ratio.name} | {ratio.middle:.3f} | {spread} | {target} | {verdict} |"
+    return f"| {ratio.name} | {ratio.middle:.3f} | {spread} | {target} | {met} |"
+
+
+def stock_notes(result: dict[str, Any]) -> list[str]:
+    """Say what ComfyUI's node computed in and trained; nothing where it was left out."""
+    stock = next((r["stock"] for r in result["rounds"] if r.get("stock")), None)
+    if stock is None:
+        return []
+    return [
+        f"TrainLoraNode computed in {', '.join(stock['compute_dtype'])} and trained {stock['tensors']} tensors, "
+        f"{stock['adapters']} LoRA layers among them; norms, biases and every alpha are trained as well."
+    ]
 
 
 def _notes(result: dict[str, Any]) -> list[str]:
-    notes = []
-    if stock := next((r["stock"] for r in result["rounds"] if r.get("stock")), None):
-        notes.append(
-            f"TrainLoraNode computed in {', '.join(stock['compute_dtype'])} and trained {stock['tensors']} tensors, "
-            f"{stock['adapters']} LoRA layers among them; norms, biases and every alpha are trained as well."
-        )
-    if result.get("skipped"):
-        notes.append(result["skipped"])
-    if not result["targets"]:
+    notes = [*stock_notes(result), *result["left_out"]]
+    if not has_targets(result):
         notes.append("The targets are set for the full-size model; this table shows how the parts compare when small.")
-    if result["machine"]["load"] > 0.5 * result["machine"]["cores"]:
+    machine = result["described"]["machine"]
+    if machine["load"] > 0.5 * machine["cores"]:
         notes.append("**The machine was busy with other work, so these numbers are noisy.**")
     return notes
 
@@ -175,7 +191,7 @@ def render_data(result: dict[str, Any], command: str, stamp: str) -> str:
         "",
         "| ratio | median | spread | target | |",
         "|---|---|---|---|---|",
-        _verdict(ratio, True),
+        verdict(ratio, True),
     ]
     return "\n".join(lines) + "\n"
 

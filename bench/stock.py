@@ -16,27 +16,29 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from lora_atelier.bench.cases import BASES, CASES, Case
+
+SIZE_NUMBERS = 6 * 256  # channels of Stable Diffusion XL's size and crop numbers
+
 
 def main() -> None:
     """Read the options, run the node and write what was measured as JSON."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True, type=Path)
-    parser.add_argument("--resolution", required=True, type=int)
-    parser.add_argument("--steps", required=True, type=int)
-    parser.add_argument("--device", required=True)
+    parser.add_argument("--part", required=True, type=json.loads)
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
+    case = CASES[options.part["case"]]
     # ComfyUI reads the command line when it is imported, and `import nodes` must find its own.
-    sys.argv = [sys.argv[0], *(["--cpu"] if options.device == "cpu" else [])]
+    sys.argv = [sys.argv[0], *(["--cpu"] if case.device == "cpu" else [])]
     sys.path[0] = os.environ["COMFYUI_PATH"]
     import comfy.options
 
     comfy.options.enable_args_parsing()
-    options.out.write_text(json.dumps(run_stock(options.model, options.resolution, options.steps, options.device)))
+    options.out.write_text(json.dumps(run_stock(case)))
 
 
-def run_stock(path: Path, resolution: int, steps: int, device_name: str) -> dict[str, Any]:
-    """Train `steps` steps after one that is not counted; return seconds of each, memory in MB and what was trained."""
+def run_stock(case: Case) -> dict[str, Any]:
+    """Train a case's steps after uncounted ones; return seconds of each, memory in MB and what was trained."""
     import comfy.sd
     import comfy_extras.nodes_train as stock
     import torch
@@ -44,10 +46,10 @@ def run_stock(path: Path, resolution: int, steps: int, device_name: str) -> dict
     from torch.nn.modules.module import register_module_forward_hook
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from lora_atelier.bench.measure import now, read_peak, start_peak
+    from lora_atelier.bench.measure import now, read_peak, read_reserved, start_peak
 
-    device = torch.device(device_name)
-    precision = "fp32" if device.type == "cpu" else "bf16"
+    device = torch.device(case.device)
+    uncounted = 1 if case.device == "cpu" else 2
     register_tiny()
     ends: list[float] = []
     computed: set[str] = set()
@@ -61,24 +63,28 @@ def run_stock(path: Path, resolution: int, steps: int, device_name: str) -> dict
         ends.append(now(device))
 
     with torch.inference_mode():  # as ComfyUI's executor
-        model = comfy.sd.load_checkpoint_guess_config(str(path), output_vae=False, output_clip=False)[0]
+        path = str(BASES[case.base].path)
+        model = comfy.sd.load_checkpoint_guess_config(path, output_vae=False, output_clip=False)[0]
         unet = model.model.diffusion_model
         seeded = torch.Generator().manual_seed(0)
-        width = unet.input_blocks[1][1].transformer_blocks[0].attn2.to_k.weight.shape[1]
+        width = next(p.shape[1] for n, p in unet.named_parameters() if n.endswith("attn2.to_k.weight"))
         context = torch.randn(1, 77, width, generator=seeded)
-        latents = torch.randn(1, 4, resolution // 8, resolution // 8, generator=seeded)
+        more = {}
+        if hasattr(unet, "label_emb"):
+            more["pooled_output"] = torch.randn(1, unet.label_emb[0][0].in_features - SIZE_NUMBERS, generator=seeded)
+        latents = torch.randn(case.batch, 4, case.resolution // 8, case.resolution // 8, generator=seeded)
         values: dict[str, Any] = {
             "latents": {"samples": latents},
-            "positive": [[context, {}]],
-            "batch_size": 1,
-            "steps": steps + 1,
+            "positive": [[context, more]],
+            "batch_size": case.batch,
+            "steps": case.stock_steps + uncounted,
             "grad_accumulation_steps": 1,
             "learning_rate": 0.0005,
-            "rank": 8,
+            "rank": case.rank,
             "optimizer": "AdamW",
             "loss_function": "MSE",
             "seed": 0,
-            "training_dtype": precision,
+            "training_dtype": {"float32": "fp32", "bfloat16": "bf16"}[case.dtype],
             "lora_dtype": "fp32",
             "quantized_backward": False,
             "algorithm": next(iter(adapter_maps)),
@@ -97,10 +103,11 @@ def run_stock(path: Path, resolution: int, steps: int, device_name: str) -> dict
         hook.remove()
     lora = output.args[0]
     return {
-        "seconds": [later - earlier for earlier, later in pairwise(ends)],
+        "seconds": [later - earlier for earlier, later in pairwise(ends)][uncounted - 1 :],
         "whole": time.perf_counter() - began,
         "loaded": loaded,
         "peak": read_peak(device),
+        "reserved": read_reserved(device),
         "compute_dtype": sorted(computed),
         "adapters": sum(name.endswith(("lora_up.weight", "lora_B.weight")) for name in lora),
         "tensors": len(lora),

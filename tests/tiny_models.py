@@ -2,6 +2,7 @@
 
 import torch
 
+from lora_atelier.bench.checkpoints import open_clip_tensors
 from lora_atelier.trainer_core.models.names import tiny_vae_names, unet_ldm_names
 
 
@@ -48,28 +49,6 @@ def checkpoint_tensors() -> dict[str, torch.Tensor]:
     tensors |= {f"cond_stage_model.transformer.text_model.{k.removeprefix('text_model.')}": v for k, v in text.items()}
     tensors |= {f"first_stage_model.{vae_names[k]}": v for k, v in vae.items()}
     return {k: v.clone().contiguous() for k, v in tensors.items()}
-
-
-def open_clip_tensors(model) -> dict[str, torch.Tensor]:
-    """Return a transformers text encoder's tensors as OpenCLIP stores them."""
-    state = {k.removeprefix("text_model."): v for k, v in model.state_dict().items()}
-    found = {
-        "token_embedding.weight": state["embeddings.token_embedding.weight"],
-        "positional_embedding": state["embeddings.position_embedding.weight"],
-        "ln_final.weight": state["final_layer_norm.weight"],
-        "ln_final.bias": state["final_layer_norm.bias"],
-    }
-    parts = {"layer_norm1": "ln_1", "layer_norm2": "ln_2", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}
-    parts["self_attn.out_proj"] = "attn.out_proj"
-    for i in range(model.config.num_hidden_layers):
-        mine, theirs = f"encoder.layers.{i}.", f"transformer.resblocks.{i}."
-        for kind in ("weight", "bias"):
-            found |= {f"{theirs}{name}.{kind}": state[f"{mine}{part}.{kind}"] for part, name in parts.items()}
-            rows = [state[f"{mine}self_attn.{x}_proj.{kind}"] for x in "qkv"]
-            found[f"{theirs}attn.in_proj_{kind}"] = torch.cat(rows)
-    if "text_projection.weight" in state:
-        found["text_projection"] = state["text_projection.weight"].t()
-    return found
 
 
 def tiny_clip(width: int, layers: int, *, open_clip: bool, projected: bool, seed: int):

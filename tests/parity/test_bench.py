@@ -1,19 +1,36 @@
 """The benchmark itself, at toy size: it runs, its contenders compute the same, and it reports what it measured."""
 
 import copy
+import importlib.util
+import json
 
 import pytest
 import torch
-from tiny_models import tiny_unet
+from tiny_models import family_tensors, tiny_unet
 
-from lora_atelier.bench import bases, contenders, layers, loop, report, worker
+from lora_atelier.bench import (
+    cases,
+    checkpoints,
+    contenders,
+    full_size,
+    gpu_report,
+    layers,
+    loop,
+    report,
+    results,
+    run,
+    worker,
+)
+from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig
+from lora_atelier.trainer_core.models import Conditions, load_base_model, predict
 from lora_atelier.trainer_core.models.family import FAMILIES, UNET, detect_family
 from lora_atelier.trainer_core.models.header import FileHeader
-from lora_atelier.trainer_core.models.unet import unet_shape
+from lora_atelier.trainer_core.models.unet import build_unet, unet_shape
 from lora_atelier.trainer_core.networks.lora import LoraLayer
 
 CPU = torch.device("cpu")
 PARTS = {"seconds", "forward", "backward", "update", "loss"}
+LORA = LoraConfig(rank=8, alpha=8, preset="full")
 
 
 @pytest.fixture
@@ -21,17 +38,39 @@ def unet():
     return tiny_unet().requires_grad_(False).eval()
 
 
-def test_contenders_take_turns_on_one_set_of_weights(unet):
+def xl_unet():
+    tensors = {k.removeprefix(UNET): v for k, v in family_tensors("sdxl").items() if k.startswith(UNET)}
+    return build_unet(tensors, FAMILIES["sdxl"], "toy").requires_grad_(False).eval()
+
+
+def batch_for(unet, count=1):
+    return contenders.build_batch(unet, 64, count, next(unet.parameters()).device, torch.float32)
+
+
+@pytest.mark.parametrize("build", [tiny_unet, xl_unet])
+def test_contenders_take_turns_on_one_set_of_weights(build):
+    unet = build().requires_grad_(False).eval()
     before = copy.deepcopy(unet.state_dict())
-    steps = contenders.race(unet, contenders.build_batch(unet, 64), 2)
+    steps = contenders.race(unet, batch_for(unet, 2), LORA, ["frozen", "ours", "peft"], 2)
     assert len(steps) == 2
     for step in steps:
         assert set(step) == {"frozen", "ours", "peft"}
         assert all(set(taken) == PARTS and taken["seconds"] > 0 for taken in step.values())
-    assert steps[0]["frozen"]["loss"] == steps[1]["frozen"]["loss"]  # frozen, and ours is detached again
+    assert steps[0]["frozen"]["loss"] == steps[1]["frozen"]["loss"]  # frozen: ours is attached to a UNet of its own
     assert steps[0]["ours"]["loss"] != steps[1]["ours"]["loss"]
     assert steps[1]["ours"]["loss"] < steps[1]["frozen"]["loss"]
     assert all(torch.equal(value, before[name]) for name, value in unet.state_dict().items())
+
+
+def test_a_contender_that_computes_something_else_is_refused(unet, monkeypatch):
+    monkeypatch.setattr(
+        contenders, "share_weights", lambda unet: tiny_unet().requires_grad_(False) if turns.pop() else unet
+    )
+    turns = [True, False]
+    with torch.no_grad():
+        next(p for n, p in unet.named_parameters() if n == "conv_out.weight").mul_(3)
+    with pytest.raises(RuntimeError, match="do not compute the same"):
+        contenders.race(unet, batch_for(unet), LORA, ["frozen", "ours"], 1)
 
 
 def test_the_second_unet_holds_the_very_same_tensors(unet):
@@ -40,24 +79,54 @@ def test_the_second_unet_holds_the_very_same_tensors(unet):
     assert all(mine[name].data_ptr() == twin[name].data_ptr() for name in mine)
 
 
-def test_memory_of_one_contender_alone(unet):
-    measured = worker.measure_memory(unet, 64, "ours", CPU)
-    assert 0 < measured["loaded"] <= measured["peak"]
+def test_work_is_counted_without_weights_and_grows_with_the_batch():
+    unet = xl_unet().to("meta")
+    one, two = (contenders.count_flops(unet, batch_for(unet, count)) for count in (1, 2))
+    assert two == 2 * one
+    conv = unet.conv_in  # the last of the backward pass: it is counted there and back
+    assert one > 2 * 2 * conv.weight.numel() * 8 * 8
 
 
-def test_the_training_loop_is_timed_in_parts(checkpoint):
-    rows = loop.time_loop(checkpoint, 64, 2, CPU)
+def test_the_training_loop_is_timed_in_parts():
+    rows = loop.time_loop(cases.Case(name="x", base="tiny", resolution=64, race_steps=1, loop_steps=2))
     assert len(rows) == 2
     assert all(0 < share < 1 for share in report.bookkeeping(rows))
 
 
-def test_the_full_size_base_is_a_whole_checkpoint(monkeypatch, tmp_path):
-    monkeypatch.setattr(bases, "_random", lambda name, tensor, seeded: tensor)  # shapes only
-    shapes = {name: tuple(tensor.shape) for name, tensor in bases.sd15_tensors()}
-    assert detect_family(FileHeader(path=tmp_path / "sd15.safetensors", shapes=shapes, metadata={})) is FAMILIES["sd1"]
-    shape = unet_shape({k.removeprefix(UNET): s for k, s in shapes.items() if k.startswith(UNET)}, FAMILIES["sd1"])
-    assert shape["block_out_channels"] == (320, 640, 1280, 1280) and shape["cross_attention_dim"] == 768
-    assert sum(torch.Size(s).numel() for s in shapes.values()) == 1_066_235_307  # Stable Diffusion 1.5 itself
+@pytest.mark.parametrize(
+    ("name", "channels", "text_width", "count", "prediction"),
+    [
+        ("sd15", (320, 640, 1280, 1280), 768, 1_066_235_307, "epsilon"),
+        ("sd2", (320, 640, 1280, 1280), 1024, 1_303_597_228, "v_prediction"),
+        ("sdxl", (320, 640, 1280), 2048, 3_468_837_868, "epsilon"),
+    ],
+)
+def test_a_full_size_base_is_a_whole_checkpoint(name, channels, text_width, count, prediction, tmp_path):
+    architecture = checkpoints.ARCHITECTURES[name]
+    shapes = {k: tuple(tensor.shape) for k, tensor in checkpoints.checkpoint_shapes(architecture).items()}
+    header = FileHeader(path=tmp_path / "x.safetensors", shapes=shapes, metadata={"modelspec.prediction_type": ""})
+    family = FAMILIES[architecture.family]
+    assert detect_family(header) is family and declared_prediction(header, family) == (
+        (prediction, "a v_pred tensor") if name == "sd2" else None
+    )
+    shape = unet_shape({k.removeprefix(UNET): s for k, s in shapes.items() if k.startswith(UNET)}, family)
+    assert shape["block_out_channels"] == channels and shape["cross_attention_dim"] == text_width
+    assert sum(torch.Size(s).numel() for s in shapes.values()) == count  # that of the published model
+
+
+def test_a_checkpoint_is_written_tensor_by_tensor_and_gives_finite_values(tmp_path, monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    path = tmp_path / "toy.safetensors"
+    checkpoints.write_checkpoint(path, checkpoints.ARCHITECTURES["toy-sdxl"])
+    base = load_base_model(BaseModelConfig(path=str(path)))
+    batch = contenders.build_batch(base.unet, 64, 1, CPU, torch.float32)
+    conditions = Conditions(context=batch.context, pooled=batch.added["text_embeds"], sizes=batch.added["time_ids"])
+    with torch.no_grad():
+        prediction = predict(base, batch.noised, batch.timesteps, conditions)
+        hidden = base.texts[1].model(torch.arange(77)[None], output_hidden_states=True)
+    assert prediction.isfinite().all() and prediction.std() > 0.01
+    assert hidden.text_embeds.isfinite().all() and hidden.text_embeds.std() > 0.01
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 @pytest.mark.parametrize("name", [name for name in layers.FORMS if not name.startswith("kept")])
@@ -89,22 +158,23 @@ def test_forms_are_timed():
     assert sum(layers.layer_shapes().values()) == 282
 
 
-def measured(ours=2.2):
+def measured(ours=2.2, case=cases.CASES["sd15-cpu"]):
     parts = {"forward": 1.0, "backward": 1.0, "update": 0.1}
     race = [{name: {"seconds": s, **parts} for name, s in (("frozen", 2.0), ("ours", ours), ("peft", 2.5))}] * 5
     machine = {"device": "CPU", "cpu": "a CPU", "cores": 2, "threads": 2, "simd": "AVX2", "load": 0}
     stock = {"seconds": [11.0, 11.0], "loaded": 4000, "peak": 16000, "compute_dtype": ["float32"]}
     return {
-        "title": "a base",
-        "resolution": 256,
-        "precision": "float32",
-        "layers": 282,
-        "targets": True,
-        "machine": machine | {"torch": "2", "python": "3"},
+        "case": run.asdict(case),
+        "described": {
+            "title": "a base",
+            "machine": machine | {"torch": "2", "python": "3"},
+            "layers": 282,
+            "flops": 8e12,
+        },
         "rounds": [{"race": race, "stock": stock | {"tensors": 9, "adapters": 3}}],
         "memory": {name: {"loaded": 4000, "peak": 4800} for name in ("frozen", "ours", "peft")},
         "loop": [{"seconds": 2.0, "forward": 1.0, "backward": 0.9, "optimizer": 0.08}],
-        "skipped": "",
+        "left_out": [],
         "date": "2026-01-01",
         "commit": "abc",
         "command": "python3 dev.py bench",
@@ -124,11 +194,11 @@ def test_a_missed_target_is_printed_as_missed():
     assert "| seconds per step, ours / frozen pass | 1.300 | 1.300 – 1.300, n = 5 | ≤ 1.15 | **missed** |" in text
 
 
-def test_without_memory_for_the_stock_node_the_rest_is_reported():
-    result = measured() | {"skipped": "TrainLoraNode was left out."}
+def test_without_stock_node_and_loop_the_rest_is_reported():
+    result = measured() | {"left_out": ["TrainLoraNode was left out: no room."], "loop": []}
     del result["rounds"][0]["stock"]
     text = report.render(result)
-    assert "TrainLoraNode was left out." in text and "TrainLoraNode / ours" not in text
+    assert "TrainLoraNode was left out: no room." in text and "TrainLoraNode / ours" not in text
 
 
 def test_a_block_of_the_page_is_replaced_and_the_rest_stays(tmp_path):
@@ -142,6 +212,122 @@ def test_a_block_of_the_page_is_replaced_and_the_rest_stays(tmp_path):
     )
 
 
-def test_a_base_is_described_from_its_header():
-    told = worker.describe_base(bases.BASES["tiny"], 128)
-    assert told["layers"] == 119 and told["path"].endswith("atelier-tiny.safetensors")
+def test_a_case_is_described_from_the_header_of_its_base(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    told = worker.measure({"what": "describe", "case": "tiny-1-dry"})
+    assert told["layers"] == 84 and told["missing"] == ["peft"] and told["flops"] > 1e8
+
+
+def test_the_gpu_suite_runs_dry_and_is_not_measured_twice(tmp_path, monkeypatch):
+    monkeypatch.delenv("COMFYUI_PATH", raising=False)
+    path = tmp_path / "gpu.json"
+    first = results.Results(path, results.measure_here, "dry", resume=True)
+    run.measure_gpu(cases.GPU_DRY, 1, first)
+    assert not first.failed
+    text = gpu_report.render(first.data)
+    for title in ("frozen pass", "**LoRA Atelier** |", "**LoRA Atelier**, compiled |", "diffusers + peft"):
+        assert text.count(f"\n| {title}") == (1 if "compiled" in title else 2)
+    assert "TrainLoraNode was left out: COMFYUI_PATH names no ComfyUI folder." in text
+    assert all(f"\n| {setting.name} |" in text for setting in cases.CURVE)
+    assert set(first.data["suite"]) == {"device", "tiny-1-dry", "tiny-1-dry-curve", "toy-sdxl-2-dry"}
+
+    def refuse(part):
+        raise AssertionError(f"measured again: {part}")
+
+    again = results.Results(path, refuse, "dry", resume=True)
+    run.measure_gpu(cases.GPU_DRY, 1, again)
+    assert gpu_report.render(again.data) == text
+
+
+def test_results_of_other_sources_are_not_kept(tmp_path, monkeypatch):
+    path, part = tmp_path / "r.json", {"what": "x"}
+    assert results.Results(path, lambda part: {"n": 1}, "c", resume=True).get(part) == {"n": 1}
+    assert results.Results(path, lambda part: {"n": 2}, "c", resume=True).get(part) == {"n": 1}
+    assert results.Results(path, lambda part: {"n": 3}, "c", resume=False).get(part) == {"n": 3}
+    monkeypatch.setattr(results, "sources_digest", lambda: "other")
+    assert results.Results(path, lambda part: {"n": 4}, "c", resume=True).get(part) == {"n": 4}
+
+
+def test_a_part_that_fails_is_told_and_tried_again(tmp_path):
+    def fail(part):
+        return results.child("worker.py", "--part", json.dumps({"what": "race", "case": "no such case"}))
+
+    path, part = tmp_path / "r.json", {"what": "race"}
+    kept = results.Results(path, fail, "c", resume=True)
+    assert kept.get(part) == {"left_out": "it failed (KeyError: 'no such case')"} and kept.failed
+    assert results.Results(path, lambda part: {"steps": []}, "c", resume=True).get(part) == {"steps": []}
+
+
+def test_a_case_without_race_memory_or_node_is_still_reported(tmp_path, monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    case = cases.CASES["sdxl-1024-1-gpu"]
+    described = measured()["described"] | {"missing": ["peft"]}
+
+    def measure(part):
+        if part["what"] == "describe":
+            return described
+        if part["what"] == "alone" and part["contender"] == "ours":
+            return {"seconds": [0.5, 0.5], "loaded": 1, "peak": 9, "reserved": 10}
+        return {"left_out": f"no {part['what']} here"}
+
+    result = run.measure_case(case, 1, results.Results(tmp_path / "r.json", measure, "c", resume=False))
+    assert result["left_out"] == [
+        "peft was left out: it is not installed.",
+        "The race was left out: no race here.",
+        "TrainLoraNode was left out: no stock here.",
+        "frozen alone was left out: no alone here.",
+        "compiled alone was left out: no alone here.",
+    ]
+    device = {"machine": described["machine"], "measured": 1e14, "megabytes": 1}
+    data = {"suite": {"device": device, case.name: result}, "date": "d", "commit": "c", "command": "x"}
+    assert "| **LoRA Atelier** | 2 | 0.5000 – 0.5000 |  | 16.0% | 9 MB | 10 MB |" in gpu_report.render(data)
+
+
+def suite(compiled=1.8, peak=5000, estimated=5200):
+    result = measured(case=cases.CASES["sdxl-1024-4-gpu"])
+    for step in result["rounds"][0]["race"]:
+        step["compiled"] = {"seconds": compiled, "forward": 1, "backward": 1, "update": 0}
+    device = result["described"]["machine"] | {"device": "NVIDIA H200"}
+    curve = {
+        "checkpointing 0": {"seconds": [1.0], "peak": 9000, "estimated": 9000},
+        "checkpointing full": {"seconds": [1.5], "peak": peak, "estimated": estimated},
+        "full, weights in nf4": {"left_out": "bitsandbytes is not there"},
+    }
+    told = {"date": "2026-01-01", "commit": "abc", "command": "python3 dev.py bench --gpu"}
+    parts = {"sdxl-1024-4-gpu": result, "sdxl-1024-1-gpu-curve": curve}
+    return {"suite": {"device": {"machine": device, "measured": 8e14, "megabytes": 150_000}, **parts}, **told}
+
+
+def test_goals_of_the_gpu_suite_are_judged():
+    text = gpu_report.render(suite())
+    assert "989 TFLOP/s by the maker's data sheet, 800 TFLOP/s measured" in text
+    assert "0.4% of the peak, 111.1% of the frozen pass | met |" in text
+    assert "1.39x at the least (sdxl-1024-4-gpu) | met |" in text
+    assert "5,000 MB, checkpointing full | met |" in text and "4.0% off" in text
+    assert "| full, weights in nf4 | | | | | bitsandbytes is not there |" in text
+    text = gpu_report.render(suite(compiled=2.4, peak=7000))
+    assert "0.4% of the peak, 90.9% of the frozen pass | **missed** |" in text
+    assert "1.04x at the least (sdxl-1024-4-gpu) | **missed** |" in text
+    assert "7,000 MB, checkpointing full | **missed** |" in text and "25.7% off" in text
+
+
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [("NVIDIA H200", 989.4e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA L40S", 362e12), ("GTX 9", None)],
+)
+def test_the_peak_of_a_card_is_found_by_its_name(device, peak):
+    assert gpu_report.listed_peak(device) == peak
+
+
+def test_one_step_goes_all_the_way_into_comfyui(tmp_path, monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    lora = tmp_path / "lora.safetensors"
+    train = full_size.train_one_step("tiny", lora)
+    load = results.child("full_size.py", "load", "--model", "tiny", "--lora", str(lora))
+    result = {"train": train, "load": load}
+    full_size.check("tiny", result)
+    assert train["layers"] == {"unet": 119, "te": 18} and load["unet"] == 119 and load["text"] == 18
+    text = full_size.render({"tiny": result | {"stamp": "today", "command": "bench --full-size"}})
+    assert "| tiny | float32 | 64 | 119 unet + 18 te | 119 + 18 | 0 |" in text and "met" in text
+    with pytest.raises(RuntimeError, match="117 \\+ 18 of 137 layers"):
+        full_size.check("tiny", {"train": train, "load": load | {"unet": 117}})

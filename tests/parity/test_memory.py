@@ -155,29 +155,24 @@ def test_channels_last_changes_nothing_but_rounding(plain):
     assert difference(found, plain) < 1e-5
 
 
-def test_blocks_that_are_alike_are_compiled_once_and_compute_the_same(plain, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda forward: torch_compile(forward, backend="eager"))
+def test_blocks_that_are_alike_are_compiled_once_and_compute_the_same(plain):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     notes = []
-    found = passes(lambda unet: compile_blocks(unet, notes.append))
+    found = passes(lambda unet: compile_blocks(unet, notes.append, "eager"))
     assert difference(found, plain) < 1e-5 and not notes
     # 14 resnets and transformer blocks in six shapes; each shape with and without what others do not have
     assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 10
     torch._dynamo.reset()
 
 
-torch_compile = torch.compile
-
-
-def test_where_compiling_fails_the_run_goes_on_and_says_so_once(plain, monkeypatch):
+def test_where_compiling_fails_the_run_goes_on_and_says_so_once(plain):
     def broken(graph, inputs):
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(torch, "compile", lambda forward: torch_compile(forward, backend=broken))
     torch._dynamo.reset()
     notes = []
-    assert difference(passes(lambda unet: compile_blocks(unet, notes.append)), plain) == 0
+    assert difference(passes(lambda unet: compile_blocks(unet, notes.append, broken)), plain) == 0
     assert len(notes) == 1 and "goes on without it" in notes[0] and "no compiler here" in notes[0]
     torch._dynamo.reset()
 

@@ -14,8 +14,10 @@ from .checkpoint import blocks
 class Compiled:
     """A forward that is compiled when it is first called, and stays as it was where that fails."""
 
-    def __init__(self, forward: Callable[..., Any], note: Callable[[str], None], shared: list[bool]) -> None:
-        self.forward, self.compiled = forward, torch.compile(forward)
+    def __init__(
+        self, forward: Callable[..., Any], note: Callable[[str], None], shared: list[bool], backend: Any
+    ) -> None:
+        self.forward, self.compiled = forward, torch.compile(forward, backend=backend)
         self.note, self.gave_up = note, shared
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -32,11 +34,12 @@ class Compiled:
         return self.forward(*args, **kwargs)
 
 
-def compile_blocks(unet: nn.Module, note: Callable[[str], None]) -> None:
+def compile_blocks(unet: nn.Module, note: Callable[[str], None], backend: Any = "inductor") -> None:
     """Compile every repeated block by itself: blocks that are alike share one compilation.
 
-    note: is told in one sentence when it cannot be done here. Call it before `recompute`, which stays outside.
+    note: is told in one sentence when it cannot be done here. backend: torch.compile's. Call it before `recompute`,
+    which stays outside.
     """
     shared: list[bool] = []
     for block in blocks(unet):
-        block.forward = Compiled(block.forward, note, shared)
+        block.forward = Compiled(block.forward, note, shared, backend)

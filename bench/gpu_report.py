@@ -1,0 +1,179 @@
+"""The GPU suite as Markdown: speed and share of the card's peak, memory against speed, goals. Needs only Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from lora_atelier.bench.cases import GPU, GPU_DRY
+from lora_atelier.bench.report import TITLES, Ratio, build_ratio, memory, pairs, seconds, stock_notes, verdict
+
+# Dense bfloat16 operations per second with float32 sums, from the makers' data sheets; (part of the name, 1e12/s).
+# The first that fits counts, so the longer name stands first.
+PEAKS = (
+    ("H200", 989.4),
+    ("H100 PCIe", 756.0),
+    ("H100 NVL", 835.0),
+    ("H100", 989.4),
+    ("A100", 312.0),
+    ("A10", 125.0),
+    ("L40S", 362.0),
+    ("L4", 121.0),
+    ("RTX A6000", 154.8),
+    ("RTX 3090 Ti", 80.0),
+    ("RTX 3090", 71.0),
+    ("RTX 4090", 165.2),
+    ("RTX 5090", 209.5),
+)
+GOAL_PEAK, GOAL_FROZEN, GOAL_PEFT, GOAL_ESTIMATE = 0.45, 0.95, 1.3, 0.1
+GOAL_MEGABYTES = {"sd15-512-1-gpu": 2_800, "sdxl-1024-1-gpu": 5_800}
+GOAL_CASE = "sdxl-1024-4-gpu"
+
+
+def listed_peak(device: str) -> float | None:
+    """Return the bfloat16 operations per second that a card's maker states; None for a card not in the table."""
+    return next((peak * 1e12 for name, peak in PEAKS if name in device), None)
+
+
+def render(data: dict[str, Any]) -> str:
+    """Write what has been measured so far as one block of the page."""
+    suite = data["suite"]
+    device = suite["device"]
+    machine, stated = device["machine"], listed_peak(device["machine"]["device"])
+    size = f", {device['megabytes'] / 1000:,.0f} GB" if device["megabytes"] else ""
+    told = "not in the table here" if stated is None else f"{stated / 1e12:,.0f} TFLOP/s by the maker's data sheet"
+    lines = [
+        f"### One card: {machine['device']}",
+        "",
+        f"{data['date']}, commit {data['commit']}, {machine['device']}{size}, torch {machine['torch']}, Python "
+        f"{machine['python']}. Peak in dense bfloat16: {told}, {device['measured'] / 1e12:,.3g} TFLOP/s measured with "
+        f"a large matrix product in the same run. Command: `{data['command']}`.",
+        "",
+        "Share of the peak: the operations of one frozen forward and backward pass (a LoRA's own not counted), by "
+        "seconds per step. Memory is the most that torch had allocated, of each contender alone in its process.",
+    ]
+    for case in (*GPU, *GPU_DRY):
+        if case.name in suite:
+            lines += ["", *_case(suite[case.name], device["measured"], stated)]
+        if f"{case.name}-curve" in suite:
+            lines += ["", *_curve(suite[f"{case.name}-curve"])]
+    lines += ["", "| goal | measured | |", "|---|---|---|", *_goals(suite, stated or device["measured"])]
+    return "\n".join(lines) + "\n"
+
+
+def speeds(result: dict[str, Any], contender: str) -> list[float]:
+    """Return a contender's seconds per step: taken in turn with the others, else alone where the race was left out."""
+    return seconds(result, contender) or result["memory"].get(contender, {}).get("seconds", [])
+
+
+def _case(result: dict[str, Any], measured: float, stated: float | None) -> list[str]:
+    case, described = result["case"], result["described"]
+    lines = [
+        f"**{described['title']}, {case['resolution']} px, batch {case['batch']}**: {case['dtype']}, rank "
+        f"{case['rank']} on {described['layers']} layers (preset {case['preset']}), {described['flops'] / 1e12:.3g} "
+        "TFLOP per step.",
+        "",
+        "| | steps / s | s / step, quartiles | share of stated peak | of measured peak | peak memory | reserved |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for contender in TITLES:
+        taken = speeds(result, contender)
+        if not taken:
+            continue
+        spread = build_ratio("", taken)
+        rate = described["flops"] / spread.middle
+        used = memory(result, contender) if contender == "stock" else result["memory"].get(contender)
+        cells = [TITLES[contender], f"{1 / spread.middle:.3g}", f"{spread.low:.4f} – {spread.high:.4f}"]
+        cells += ["" if stated is None else f"{rate / stated:.1%}", f"{rate / measured:.1%}"]
+        cells += [_megabytes(used, "peak"), _megabytes(used, "reserved")]
+        lines.append(f"| {' | '.join(cells)} |")
+    ratios = [verdict(ratio, True) for ratio in _ratios(result)]
+    if ratios:
+        lines += ["", "| ratio | median | spread | target | |", "|---|---|---|---|---|", *ratios]
+    notes = [*stock_notes(result), *result["left_out"]]
+    return [*lines, "", *notes] if notes else lines
+
+
+def _ratios(result: dict[str, Any]) -> Iterator[Ratio]:
+    """Yield how many times faster than others ours is, turn by turn."""
+    for contender, other, least in (
+        ("ours", "frozen", None),
+        ("compiled", "frozen", None),
+        ("ours", "peft", None),
+        ("compiled", "peft", GOAL_PEFT),
+    ):
+        if values := pairs(result, other, contender):
+            title = "LoRA Atelier" + (", compiled," if contender == "compiled" else "")
+            yield build_ratio(f"speed, {title} / {TITLES[other]}", values, least=least)
+    if (stock := seconds(result, "stock")) and (ours := seconds(result, "ours")):
+        yield build_ratio("speed, LoRA Atelier / TrainLoraNode", [median(stock) / median(ours)])
+
+
+def _curve(curve: dict[str, dict[str, Any]]) -> list[str]:
+    """Write memory against speed, setting by setting."""
+    lines = [
+        "| settings | peak memory | reserved | steps / s | speed kept | estimated / measured |",
+        "|---|---|---|---|---|---|",
+    ]
+    fastest = min((median(row["seconds"]) for row in curve.values() if "seconds" in row), default=0.0)
+    for name, row in curve.items():
+        if "left_out" in row:
+            lines.append(f"| {name} | | | | | {row['left_out']} |")
+            continue
+        middle = median(row["seconds"])
+        share = f"{row['estimated'] / row['peak']:.3f}" if "estimated" in row else ""
+        cells = [name, _megabytes(row, "peak"), _megabytes(row, "reserved"), f"{1 / middle:.3g}"]
+        lines.append(f"| {' | '.join([*cells, f'{fastest / middle:.0%}', share])} |")
+    return lines
+
+
+def _goals(suite: dict[str, Any], peak: float) -> Iterator[str]:
+    """Yield a row for each goal of which something was measured."""
+    if result := suite.get(GOAL_CASE):
+        shares, kept = [], []
+        for contender in ("ours", "compiled"):
+            if taken := speeds(result, contender):
+                shares.append(result["described"]["flops"] / median(taken) / peak)
+            if values := pairs(result, "frozen", contender):
+                kept.append(median(values))
+        if shares:
+            told = f"{max(shares):.1%} of the peak" + (f", {max(kept):.1%} of the frozen pass" if kept else "")
+            met = max(shares) >= GOAL_PEAK or max(kept, default=0.0) >= GOAL_FROZEN
+            yield _goal("SDXL 1024 px, batch 4: ≥ 45 % of the peak, or ≥ 95 % of the frozen pass's speed", told, met)
+    compiled = {n: median(v) for n, r in suite.items() if "described" in r and (v := pairs(r, "peft", "compiled"))}
+    if compiled:
+        name, least = min(compiled.items(), key=lambda item: item[1])
+        told = f"{least:.2f}x at the least ({name})"
+        yield _goal("compiled: ≥ 1.3x the speed of diffusers + peft", told, least >= GOAL_PEFT)
+    for case, limit in GOAL_MEGABYTES.items():
+        rows = [(name, row) for name, row in suite.get(f"{case}-curve", {}).items() if "peak" in row]
+        if rows:
+            fitting = [item for item in rows if item[1]["peak"] < limit]
+            if fitting:
+                name, row = min(fitting, key=lambda item: median(item[1]["seconds"]))
+            else:
+                name, row = min(rows, key=lambda item: item[1]["peak"])
+            told = f"{row['peak']:,.0f} MB, {name}"
+            yield _goal(f"{case}: < {limit:,} MB (the fastest settings that fit)", told, bool(fitting))
+    errors = [
+        (abs(row["estimated"] / row["peak"] - 1), f"{case} {name}")
+        for case, curve in suite.items()
+        if case.endswith("-curve")
+        for name, row in curve.items()
+        if "estimated" in row
+    ]
+    if errors:
+        error, name = max(errors)
+        yield _goal(
+            "memory estimate within 10 % of what is measured", f"{error:.1%} off ({name})", error <= GOAL_ESTIMATE
+        )
+
+
+def _goal(goal: str, told: str, met: bool) -> str:
+    return f"| {goal} | {told} | {'met' if met else '**missed**'} |"
+
+
+def _megabytes(used: dict[str, Any] | None, name: str) -> str:
+    value = (used or {}).get(name)
+    return "" if value is None else f"{value:,.0f} MB"
