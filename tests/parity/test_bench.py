@@ -106,9 +106,7 @@ def test_a_full_size_base_is_a_whole_checkpoint(name, channels, text_width, coun
     shapes = {k: tuple(tensor.shape) for k, tensor in checkpoints.checkpoint_shapes(architecture).items()}
     header = FileHeader(path=tmp_path / "x.safetensors", shapes=shapes, metadata={"modelspec.prediction_type": ""})
     family = FAMILIES[architecture.family]
-    assert detect_family(header) is family and declared_prediction(header, family) == (
-        (prediction, "a v_pred tensor") if name == "sd2" else None
-    )
+    assert detect_family(header) is family and detect_prediction(header, family) == prediction
     shape = unet_shape({k.removeprefix(UNET): s for k, s in shapes.items() if k.startswith(UNET)}, family)
     assert shape["block_out_channels"] == channels and shape["cross_attention_dim"] == text_width
     assert sum(torch.Size(s).numel() for s in shapes.values()) == count  # that of the published model
