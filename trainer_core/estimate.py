@@ -265,7 +265,7 @@ def _micro_batch(
     timesteps = torch.empty(batch_size, dtype=torch.int64, device="meta")
     alphas, weights = latents.new_empty(batch_size), latents.new_empty(batch_size)
     mask = prior = prior_weight = None
-    conditions = _conditions(base, batch_size, context_length)
+    conditions = _conditions(base, batch_size, latent_size, context_length)
     noised = add_noise(latents, noise, alphas)
     prediction = predict(base, noised, timesteps, conditions)
     target = build_target(base.prediction, latents, noise, alphas)
@@ -278,7 +278,7 @@ def _micro_batch(
     loss.backward()
 
 
-def _conditions(base: BaseModel, batch_size: int, context_length: int) -> Conditions:
+def _conditions(base: BaseModel, batch_size: int, latent_size: tuple[int, int], context_length: int) -> Conditions:
     """Return what the UNet is told about a micro-batch, from the text encoders if they run in each step."""
     config = base.unet.config
     context = torch.empty(batch_size, context_length, config.cross_attention_dim, dtype=base.dtype, device="meta")
@@ -293,7 +293,10 @@ def _conditions(base: BaseModel, batch_size: int, context_length: int) -> Condit
         each = [encode_caption(base.texts, caption, "", "meta") for _ in range(batch_size)]
         context = batch_context([c.context.repeat(context_length // len(c.context), 1) for c in each]).to(base.dtype)
         pooled = None if pooled is None else torch.stack([c.pooled for c in each if c.pooled is not None])
-    return Conditions(context=context, pooled=pooled, sizes=sizes)
+    painted = None
+    if base.inpainting:
+        painted = torch.empty(batch_size, config.in_channels - config.out_channels, *latent_size, device="meta")
+    return Conditions(context=context, pooled=pooled, sizes=sizes, painted=painted)
 
 
 def _optimizer_state(parameters: Iterable[Tensor], name: str) -> list[Tensor]:

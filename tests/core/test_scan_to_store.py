@@ -23,6 +23,7 @@ from lora_atelier.trainer_core.config import (
     DatasetConfig,
     LoraConfig,
     MaskConfig,
+    MemoryConfig,
     RunConfig,
     TrainConfig,
 )
@@ -133,6 +134,8 @@ def test_a_run_says_in_one_sentence_what_changed_under_its_feet(
     for name in ("check_base_model", "find_tokenizer", "load_tokenizer"):
         monkeypatch.setattr(train_module, name, lambda *_: None)
     monkeypatch.setattr(train_module, "load_base_model", lambda *_, **__: BASE)
+    monkeypatch.setattr(train_module, "fit_memory", lambda *_: ([MemoryConfig()], "fits"))
+    monkeypatch.setattr(train_module, "remarks", lambda *_: [])
     monkeypatch.setattr(train_module, "build_network", lambda *_: train_module.Network(None, {}, LoraConfig(), 0))
     config = RunConfig(base_model=BaseModelConfig(path="x.safetensors"), dataset=dataset_of(folder), train=TRAIN)
     notes: list[str] = []

@@ -68,7 +68,7 @@ def test_each_visit_is_told_its_mask_and_the_rest_of_its_picture(config, tmp_pat
     samples = [sample for k in range(plan.steps) for batch in plan.step(k) for sample in batch.samples]
     for sample in samples:
         picture = plan.manifest.pictures[sample.picture]
-        told = build_sample_conditions(base, warm, plan, [sample], CPU).painted
+        told = build_sample_conditions(base, warm, warm.conditioning, plan, [sample], CPU).painted
         assert torch.equal(told[0], encoded.painted(sample))
         width, height = sample.crop.bucket
         if sample.use_mask:
