@@ -20,6 +20,7 @@ NODES = [
     "AtelierLoadBaseModel",
     "AtelierLoraConfig",
     "AtelierMaskLoader",
+    "AtelierMemory",
     "AtelierObjective",
     "AtelierOptimizer",
     "AtelierResizeLora",

@@ -39,6 +39,7 @@ class Stream:
             return parts
         return tuple(_pinned(part.cpu()) if self._side else part.cpu() for part in parts)
 
+    @torch.compiler.disable  # it is of time and place, not of arithmetic
     def fetch(self, kept: Parts) -> tuple[Tensor, ...]:
         """Return a weight's tensors on the device, and send for those that will be asked for next."""
         use = (kept, torch._C._current_graph_task_id() != -1)

@@ -46,7 +46,7 @@ class Kept:
 
     def weight(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in its own shape, on the device of the computation."""
-        parts = self.parts if self.stream is None else self.stream.fetch(self)
+        parts = self.parts if self.stream is None else self.stream.fetch(self)  # pyright: ignore[reportAttributeAccessIssue]
         return _unpack(parts, self.kind, self.shape, dtype)
 
     @property
