@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--gpu", action="store_true", help="measure on one NVIDIA card instead of the CPU")
     parser.add_argument("--layers", action="store_true", help="compare forms of a LoRA layer instead")
     parser.add_argument("--data", action="store_true", help="measure scanning and encoding of pictures instead")
+    parser.add_argument("--estimates", action="store_true", help="count memory by settings in dry runs instead")
     parser.add_argument("--full-size", action="store_true", help="full-size models from load to ComfyUI instead")
     parser.add_argument("--model", choices=[*cases.BASES, "all"], default="all")
     parser.add_argument("--rounds", type=int, help="rounds of race and stock node (default 3, 2 with --gpu)")
@@ -57,6 +58,8 @@ def main() -> int:
     try:
         if options.render:
             return write_gpu_page(json.loads(options.render.read_text(encoding="utf-8")))
+        if options.estimates:
+            return run_estimates(command)
         if options.gpu and not options.data:
             return run_gpu(options, command)
         if not has_comfyui():
@@ -70,6 +73,16 @@ def main() -> int:
         return run_cpu(options, command)
     except PartFailed as problem:
         sys.exit(str(problem))
+
+
+def run_estimates(command: str) -> int:
+    """Count memory by settings and write the block."""
+    from lora_atelier.bench.estimates import render as render_estimates  # here, as it loads torch
+
+    text = f"{render_estimates()}\n\nCommand: `{command}`, {stamp()}."
+    print(text)
+    write_block(PAGE, "estimates", text)
+    return 0
 
 
 def run_cpu(options: argparse.Namespace, command: str) -> int:

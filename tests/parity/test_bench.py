@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import json
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from lora_atelier.bench import (
     cases,
     checkpoints,
     contenders,
+    estimates,
     full_size,
     gpu_report,
     layers,
@@ -332,3 +334,12 @@ def test_one_step_goes_all_the_way_into_comfyui(tmp_path, monkeypatch, comfyui):
     assert "| tiny | float32 | 64 | 119 unet + 18 te | 119 + 18 | 0 |" in text and "met" in text
     with pytest.raises(RuntimeError, match="117 \\+ 18 of 137 layers"):
         full_size.check("tiny", {"train": train, "load": load | {"unet": 117}})
+
+
+def test_memory_is_foretold_by_settings_and_falls_with_each(monkeypatch):
+    case = next(case for case in cases.GPU if case.base == "sd15")
+    chosen = [setting for setting in cases.CURVE if setting.name in ("checkpointing 0", "full, weights in nf4")]
+    text = estimates.render([case], chosen)
+    assert "| Stable Diffusion 1.5 at full size, 512 px, batch 1 |" in text
+    fastest, smallest = (int(found.replace(",", "")) for found in re.findall(r"\| ([\d,]+) MB \|", text))
+    assert 2_500 < fastest < 3_000 and 600 < smallest < 1_000  # 1,719 MB of weights in bfloat16, a quarter in nf4
