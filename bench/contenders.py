@@ -88,7 +88,7 @@ def estimated(unet: nn.Module, batch: Batch, lora: LoraConfig, setting: Setting)
     family = FAMILIES["sdxl" if batch.added else "sd1"]
     base = BaseModel(family=family, name="", unet=unet, texts=(), vae=None, tokenizer=None, dtype=dtype)
     count, _, height, width = batch.noised.shape
-    with kept_activations(setting.memory, unet, meta):
+    with kept_activations(setting.memory, [unet], meta):
         estimate = estimate_step(
             base, network, batch_size=count, latent_size=(height, width), weight_bytes=weight_bytes(unet)
         )

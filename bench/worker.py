@@ -18,7 +18,7 @@ from lora_atelier.bench.contenders import CONTENDERS, build_batch, count_flops, 
 from lora_atelier.bench.loop import time_loop
 from lora_atelier.bench.measure import describe_machine, now, read_peak, read_reserved, start_peak
 from lora_atelier.trainer_core.config import LoraConfig
-from lora_atelier.trainer_core.memory import DTYPES, kept_activations
+from lora_atelier.trainer_core.memory import DTYPES, kept_activations, room_for_programs
 from lora_atelier.trainer_core.networks.attach import unet_layers
 
 META = torch.device("meta")
@@ -34,7 +34,8 @@ def measure(part: dict[str, Any]) -> dict[str, Any]:
         if part["what"] == "describe":
             return describe_case(case)
         if part["what"] == "race":
-            return {"steps": race_case(case, part["contenders"])}
+            with room_for_programs("compiled" in part["contenders"]):
+                return {"steps": race_case(case, part["contenders"])}
         if part["what"] == "alone":
             return measure_alone(case, part["contender"], part.get("setting", CURVE[0].name))
         return {"steps": time_loop(case)}
@@ -74,7 +75,7 @@ def measure_alone(case: Case, contender: str, setting_name: str) -> dict[str, An
     gc.collect()
     loaded = start_peak(device)
     step = build(unet, batch, _lora(case))
-    with kept_activations(memory, unet, device):
+    with kept_activations(memory, [unet], device), room_for_programs(memory.compile):
         steps = [step() for _ in range(warm_up(device) + (ALONE_STEPS if device.type == "cpu" else case.race_steps))]
     result = {
         "seconds": [taken["seconds"] for taken in steps[warm_up(device) :]],

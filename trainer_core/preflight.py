@@ -72,7 +72,7 @@ def estimate_run(
     for text in base.texts:
         recompute(text.model, memory.checkpointing)
     count, (width, height), tokens = shape
-    with kept_activations(memory, base.unet, meta):
+    with kept_activations(memory, (base.unet, *(text.model for text in base.texts)), meta):
         return estimate_step(
             base,
             network,

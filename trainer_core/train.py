@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from .memory import (
     out_of_memory,
     prepare,
     recompute,
+    room_for_programs,
 )
 from .models import (
     BaseModel,
@@ -109,6 +111,9 @@ def train_lora(
     check_base_model(config.base_model)
     check_lora_files(config)
     check_optimizer(config.optimizer, device)
+    dtype = choose_dtype(config.base_model.precision, device)
+    if config.lora.dtype == "bfloat16" and dtype == torch.float16:  # float16 scales gradients, CUDA none in bfloat16
+        raise ValueError("A LoRA in bfloat16 does not go with precision float16; set dtype of LoRA Config to float32.")
     for setting in ("unet_weights", "text_weights"):
         check_weights(getattr(config.base_model, setting), setting)
     with Index(cache / INDEX) as index:
@@ -118,7 +123,6 @@ def train_lora(
     tokenizer = load_tokenizer(find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path)))
     callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long_captions(plan, tokenizer))]))
 
-    dtype = choose_dtype(config.base_model.precision, device)
     ladder, needed = fit_memory(config, plan, tokenizer, dtype, device)
     for sentence in (needed, *remarks(config.base_model)):
         callbacks.note(sentence)
@@ -130,6 +134,7 @@ def train_lora(
     if (kind := config.base_model.text_weights) != "auto":
         for text in base.texts:
             keep_weights(text.model, kind, dtype, device)
+            text.model.to("cpu")
         base.identity["text_encoder"] += f"/{kind}"
     prompts = None if train_text else {*config.sample.prompts, config.sample.negative}
     network = build_network(base, config, rates, start).to(device, DTYPES[config.lora.dtype])
@@ -152,9 +157,10 @@ def train_lora(
         return build_metadata(config, plan, base, name=path.stem, steps=steps, started=started, start=continued)
 
     try:
-        with network.attached(), attention_kernel(config.memory.attention, device):
+        with network.attached():
             try:
-                train(run, ladder)
+                with attention_kernel(config.memory.attention, device), room_for_programs(config.memory.compile):
+                    train(run, ladder)
                 path = unused_path(output)
                 tensors = save_lora(path, network.tensors(), metadata(path), config.train.save_dtype, verify)
             except BaseException:
@@ -168,6 +174,7 @@ def train_lora(
     finally:
         base.unet, base.texts, base.vae = None, (), None
         network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
+        give_back(device)
     return Result(path=path, tensors=tensors, losses=run.losses, validation=run.validation, samples=samples, plan=plan)
 
 
@@ -208,22 +215,17 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
             if not any(rates[text.kohya] > 0 for text in base.texts):
                 encode = text_reader(base, run.encoded, device, learning=False)
         for again in (False, True):
-            try:
-                step_loss, areas = accumulate_gradients(run, step, encode, alphas, scaler, memory)
+            if (done := accumulated(run, step, encode, alphas, scaler, memory)) is not None:
                 break
-            except RuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-                if again or not harder:
-                    raise RuntimeError(
-                        f"Memory ran out at step {step + 1} with {describe(memory)}: {TO_LOWER}"
-                    ) from None
-            # outside `except`, whose error holds on to the activations
             optimizer.zero_grad(set_to_none=True)
             give_back(device)
+            if again or not harder:
+                raise RuntimeError(f"Memory ran out at step {step + 1} with {describe(memory)}: {TO_LOWER}")
             memory, *harder = harder
             settle(run, memory, stream)
             callbacks.note(f"Memory ran out at step {step + 1}; the step is taken again with {describe(memory)}.")
+        assert done is not None
+        step_loss, areas = done
 
         factor = lr_factor(step, plan.steps, config.scheduler)
         for group in optimizer.param_groups:
@@ -261,6 +263,16 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
             validate(step + 1)
 
 
+def accumulated(*args: Any) -> tuple[Tensor, list[Tensor]] | None:
+    """Return what `accumulate_gradients` does, None when memory has run out: nothing holds on to the step then."""
+    try:
+        return accumulate_gradients(*args)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+    return None
+
+
 def accumulate_gradients(
     run: Run,
     step: int,
@@ -279,7 +291,7 @@ def accumulate_gradients(
         run.callbacks.check()
         batch = build_batch(base, run.encoded, micro_batch, plan, config, alphas, device)
         noised = add_noise(batch.latents, batch.noise, batch.alphas)
-        with kept_activations(memory, base.unet, device):
+        with kept_activations(memory, (base.unet, *(text.model for text in base.texts)), device):
             conditions = build_sample_conditions(base, run.encoded, encode, plan, micro_batch.samples, device)
             prediction = predict(base, noised, batch.timesteps, conditions)
         target = build_target(base.prediction, batch.latents, batch.noise, batch.alphas)

@@ -225,6 +225,21 @@ def test_a_text_encoder_stops_after_a_step_or_an_epoch(config, tmp_path):
     assert same(by_epoch, by_step)
 
 
+def test_a_lora_in_bfloat16_is_refused_with_float16(config, tmp_path):
+    config = change(change(config, "lora", dtype="bfloat16"), "base_model", precision="float16")
+    with pytest.raises(ValueError, match="does not go with precision float16; set dtype of LoRA Config to float32"):
+        run(config, tmp_path)
+
+
+def test_a_lora_with_text_layers_is_continued_on_small_text_encoders(config, tmp_path):
+    config = change(config, "optimizer", text_encoder_learning_rate=1e-3)
+    first = run(config, tmp_path)
+    config = change(change(config, "base_model", text_weights="float8"), "lora", start=str(first.path))
+    second = run(config, tmp_path)
+    assert second.tensors.keys() == first.tensors.keys()
+    assert any(not torch.equal(t, first.tensors[k]) for k, t in second.tensors.items() if k.startswith("lora_te_"))
+
+
 def test_a_lora_in_bfloat16_learns_what_one_in_float32_does(config, tmp_path):
     config = config.replace(train=config.train.replace(steps=12))
     plain, small = run(config, tmp_path), run(change(config, "lora", dtype="bfloat16"), tmp_path)

@@ -15,8 +15,10 @@ from lora_atelier.trainer_core.memory import (
     check_weights,
     compile_blocks,
     keep_weights,
+    out_of_memory,
     prepare,
     recompute,
+    room_for_programs,
     rungs,
     weight_bytes,
     with_room,
@@ -145,7 +147,7 @@ def test_memory_settings_can_go_further_down_during_a_run(plain):
 
 @pytest.mark.parametrize("level", ["0", "full"])
 def test_activations_in_ram_change_nothing(plain, level):
-    found = passes(lambda unet: recompute(unet, level), lambda unet: activations_in_ram(CPU, unet, least=100))
+    found = passes(lambda unet: recompute(unet, level), lambda unet: activations_in_ram(CPU, [unet], least=100))
     assert difference(found, plain) < 1e-5  # copies may take another order of summation
 
 
@@ -164,6 +166,35 @@ def test_blocks_that_are_alike_are_compiled_once_and_compute_the_same(plain):
     # 14 resnets and transformer blocks in six shapes; each shape with and without what others do not have
     assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 10
     torch._dynamo.reset()
+
+
+def test_there_is_room_for_a_program_for_every_shape_and_only_then():
+    import torch._dynamo as dynamo
+
+    before = dynamo.config.recompile_limit
+    with room_for_programs(False):
+        assert dynamo.config.recompile_limit == before
+    with room_for_programs(True):
+        assert dynamo.config.recompile_limit > 48
+    assert dynamo.config.recompile_limit == before
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"),
+            True,
+        ),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_memory_that_ran_out_is_known_by_what_the_libraries_say(error, expected):
+    assert out_of_memory(error) == expected
 
 
 def test_where_compiling_fails_the_run_goes_on_and_says_so_once(plain):

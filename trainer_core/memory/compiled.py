@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from .checkpoint import blocks
+
+PROGRAMS = 128  # of one function
 
 
 class Compiled:
@@ -32,6 +35,22 @@ class Compiled:
                 reason = " ".join(str(error).split())[:200] or type(error).__name__
                 self.note(f"compile is on but does not work here, so the run goes on without it: {reason}")
         return self.forward(*args, **kwargs)
+
+
+@contextmanager
+def room_for_programs(on: bool) -> Iterator[None]:
+    """Let the compiler keep a program for every shape of a block for the length of a `with` block.
+
+    It gives up a function after eight; a UNet's resnets alone have a dozen shapes, twice: with gradients and without.
+    """
+    if not on:
+        yield
+        return
+    import torch._dynamo as dynamo
+
+    name = "recompile_limit" if hasattr(dynamo.config, "recompile_limit") else "cache_size_limit"
+    with dynamo.config.patch({name: PROGRAMS}):
+        yield
 
 
 def compile_blocks(unet: nn.Module, note: Callable[[str], None], backend: Any = "inductor") -> None:

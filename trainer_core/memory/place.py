@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -9,6 +10,9 @@ from typing import TypeVar
 import psutil
 import torch
 from torch import Tensor, nn
+
+# of memory that has run out, as CUDA, its libraries and torch on the CPU say it
+SIGNS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
 
 Result = TypeVar("Result")
 
@@ -20,7 +24,9 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision != "auto":
         return DTYPES[precision]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        # torch calls bfloat16 supported where it is emulated, which is very slow
+        native = torch.version.hip or torch.cuda.get_device_properties(device).major >= 8
+        return torch.bfloat16 if native else torch.float16
     return torch.float32
 
 
@@ -43,14 +49,16 @@ def free_bytes(device: torch.device) -> int:
 
 
 def give_back(device: torch.device) -> None:
-    """Return to the system what torch holds on a GPU without using it."""
+    """Return to the system what torch holds without using it: on a GPU, and pinned in RAM."""
+    gc.collect()  # graphs of a step that failed hang together in circles
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        getattr(torch._C, "_host_emptyCache", lambda: None)()  # not in older versions
 
 
 def out_of_memory(error: RuntimeError) -> bool:
     """Tell whether an error says that memory has run out, on a GPU or in RAM."""
-    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)
 
 
 def with_room(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -22,9 +23,10 @@ RUNGS = (
     ("full", "all", "on"),
 )
 ATTENTION = {
-    "flash": [SDPBackend.FLASH_ATTENTION],
+    # flash takes no mask, which CLIP has, and no float32: the next in the row does it then
+    "flash": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION],
     "efficient": [SDPBackend.EFFICIENT_ATTENTION],
-    "cudnn": [SDPBackend.CUDNN_ATTENTION],
+    "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
     "math": [SDPBackend.MATH],
     # Flash is fastest where it runs (16-bit numbers on newer cards), efficient runs everywhere else on CUDA, and math
     # always does. cuDNN is left out: it makes a plan for every new shape, and pictures come in many.
@@ -76,9 +78,11 @@ def prepare(
     recompute(unet, memory.checkpointing if memory.checkpointing != "auto" else "0")
 
 
-def kept_activations(memory: MemoryConfig, unet: nn.Module, device: torch.device) -> AbstractContextManager[None]:
+def kept_activations(
+    memory: MemoryConfig, models: Iterable[nn.Module], device: torch.device
+) -> AbstractContextManager[None]:
     """Return the context in which a forward pass runs: what it saves goes to RAM, or stays."""
-    return activations_in_ram(device, unet) if memory.offload_activations == "on" else nullcontext()
+    return activations_in_ram(device, models) if memory.offload_activations == "on" else nullcontext()
 
 
 @contextmanager
@@ -87,5 +91,6 @@ def attention_kernel(name: str, device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    with sdpa_kernel(ATTENTION[name]):
+    in_order = {"set_priority": True} if "set_priority" in inspect.signature(sdpa_kernel).parameters else {}
+    with sdpa_kernel(ATTENTION[name], **in_order):
         yield

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ class Stream:
         self._side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._arriving: dict[Parts, tuple[tuple[Tensor, ...], Any]] = {}
         self._following: dict[tuple[Parts, bool], tuple[Parts, bool]] = {}
+        self._used: deque[Any] = deque()
         self._last: tuple[Parts, bool] | None = None
 
     def host(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -52,6 +54,10 @@ class Stream:
             current.wait_event(arrived)
             for part in parts:
                 part.record_stream(current)
+            # The CPU may be far ahead of the GPU; memory of weights that are used up comes back as fast as they are.
+            self._used.append(current.record_event())
+            if len(self._used) > 2 * AHEAD:
+                self._used.popleft().synchronize()
         following = use
         expected = []
         while len(expected) < AHEAD and (following := self._following.get(following)) is not None:
@@ -71,17 +77,23 @@ class Stream:
         return parts, self._side.record_event() if self._side else None
 
 
+def _kept_parts(model: nn.Module) -> Iterator[Tensor]:
+    for module in model.modules():
+        yield from getattr(module.__dict__.get("kept"), "parts", ())
+
+
 def _pinned(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_pinned() else tensor.pin_memory()
 
 
 @contextmanager
-def activations_in_ram(device: torch.device, model: nn.Module, least: int = WORTH_MOVING) -> Iterator[None]:
+def activations_in_ram(device: torch.device, models: Iterable[nn.Module], least: int = WORTH_MOVING) -> Iterator[None]:
     """Keep in RAM what a forward pass saves for the backward pass, for the length of a `with` block.
 
-    Weights of `model`, and tensors of fewer than `least` bytes, stay where they are.
+    Weights of `models`, and tensors of fewer than `least` bytes, stay where they are.
     """
-    frozen = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    weights = [tensor for model in models for tensor in (*model.parameters(), *_kept_parts(model))]
+    frozen = {tensor.untyped_storage()._cdata for tensor in weights}
     side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def pack(tensor: Tensor) -> Any:

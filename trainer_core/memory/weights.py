@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -164,12 +164,22 @@ def keep_weights(
     share. stream brings what stays in RAM. One layer is moved at a time.
     """
     kind = next(name for name, d in DTYPES.items() if d == dtype) if kind == "auto" else kind
+    seen = away = 0.0
     for name, module in model.named_modules():
         plain = isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _KeptLayer)
         if plain and (share or DTYPES.get(kind) != dtype) and not (kind in QUANTISED and _outside(name)):
             _keep(module, kind, device)
+        if isinstance(module, _KeptLayer):
+            kept = module.kept
+            seen += kept.size
+            # those in RAM lie between the others, so that copies run beside computing
+            if stream is not None and seen * share - away >= kept.size / 2:
+                away += kept.size
+                kept.parts = kept.parts if kept.stream else stream.host(kept.parts)
+                kept.stream = stream
+            elif kept.stream is None:
+                kept.parts = tuple(part.to(device) for part in kept.parts)
     nn.Module.to(model, device, dtype)
-    _settle(kept_layers(model), device, share, stream)
 
 
 def kept_layers(model: nn.Module) -> list[Kept]:
@@ -196,17 +206,3 @@ def _keep(module: nn.Module, kind: str, device: torch.device) -> None:
     module.__class__ = KeptLinear if isinstance(module, nn.Linear) else KeptConv2d  # type: ignore[assignment]
     del module.weight
     module.__dict__["kept"] = kept
-
-
-def _settle(layers: Iterable[Kept], device: torch.device, share: float, stream: Stream | None) -> None:
-    """Put every weight where it belongs; those in RAM lie between the others, so that copies run beside computing."""
-    seen = due = 0.0
-    for kept in layers:
-        seen += kept.size
-        away = stream is not None and seen * share - due >= kept.size / 2
-        if away and stream is not None:
-            due += kept.size
-            kept.parts = stream.host(kept.parts) if kept.stream is None else kept.parts
-            kept.stream = stream
-        elif kept.stream is None:
-            kept.parts = tuple(part.to(device) for part in kept.parts)

@@ -154,11 +154,11 @@ def named_layers(
     """Return (own name, module) of every module that has a weight, by the name that LoRA files give it."""
     found: dict[str, tuple[str, Any]] = {}
     for name, module in unet.named_modules() if unet is not None else ():
-        if isinstance(getattr(module, "weight", None), Tensor):
+        if _has_weight(module):
             found[f"lora_unet_{_flat(unet_names(name))}"] = name, module
     for prefix, (encoder, _) in text_encoders.items():
         for name, module in encoder.named_modules():
-            if isinstance(getattr(module, "weight", None), Tensor):
+            if _has_weight(module):
                 found[f"{prefix}_{_flat(_text_name(name))}"] = _text_name(name), module
     return found
 
@@ -201,3 +201,8 @@ def _number(name: str) -> int:
 
 def _flat(name: str) -> str:
     return name.replace(".", "_")
+
+
+def _has_weight(module: nn.Module) -> bool:
+    """Tell whether a module has a weight, as it is or kept small."""
+    return isinstance(getattr(module, "weight", None), Tensor) or hasattr(module, "kept")
