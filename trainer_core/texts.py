@@ -30,9 +30,23 @@ def text_reader(
 
 def text_stops(optimizer: OptimizerConfig, base: BaseModel, plan: Plan) -> dict[str, int]:
     """Return the step before which each text encoder stops learning, by what names of its layers begin with."""
+    steps = (steps for _, steps in _rates_and_stops(optimizer, plan))
+    return {part.kohya: step for part, step in zip(base.family.texts, steps, strict=False) if step}
+
+
+def check_stops(optimizer: OptimizerConfig, plan: Plan) -> None:
+    """Raise ValueError when a run would go on after all that learns has stopped."""
+    last = [step or plan.steps for rate, step in _rates_and_stops(optimizer, plan) if rate > 0]
+    if optimizer.learning_rate == 0 and last and max(last) < plan.steps:
+        raise ValueError(
+            f"learning_rate is 0 and the text encoders stop after step {max(last)} of {plan.steps}, so nothing would "
+            "learn from then on; make the run shorter, or set learning_rate."
+        )
+
+
+def _rates_and_stops(optimizer: OptimizerConfig, plan: Plan) -> list[tuple[float, int]]:
+    """Return (learning rate, step before which it stops, 0 = never) of both text encoders."""
+    rates = (optimizer.text_encoder_learning_rate, optimizer.text_encoder_2_learning_rate)
     stops = (optimizer.text_encoder_stop, optimizer.text_encoder_2_stop)
-    return {
-        part.kohya: plan.steps_of(stop) if optimizer.stop_unit == "epochs" else stop
-        for part, stop in zip(base.family.texts, stops, strict=False)
-        if stop
-    }
+    in_epochs = optimizer.stop_unit == "epochs"
+    return [(rate, plan.steps_of(n) if n and in_epochs else n) for rate, n in zip(rates, stops, strict=True)]

@@ -55,7 +55,7 @@ from .sample import sample_images
 from .scan import Index, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
-from .texts import text_reader, text_stops
+from .texts import check_stops, text_reader, text_stops
 from .validate import check_prediction, validation_loss
 
 INDEX = "index.sqlite"  # in the cache folder: what the scan knows of every file
@@ -120,6 +120,7 @@ def train_lora(
         manifest = scan(config.dataset, index, callbacks)
     plan = build_plan(manifest, config.dataset, config.train)
     check_schedule(plan.steps, config.scheduler)
+    check_stops(config.optimizer, plan)
     tokenizer = load_tokenizer(find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path)))
     callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long_captions(plan, tokenizer))]))
 
