@@ -4,7 +4,6 @@ import csv
 import io
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ from comfy_client import ComfyClient, ComfyServer, Result
 from lora_atelier.dev import TINY_BASE
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
-
-
-@pytest.fixture
-def pictures(server: ComfyServer, tmp_path: Path) -> Iterator[Path]:
-    """Return a folder of pictures inside ComfyUI's input folder."""
-    folder = draw_pictures(server.base / "input" / tmp_path.name)
-    yield folder
-    shutil.rmtree(folder)
 
 
 def preview(dataset: list, **inputs: object) -> dict:

@@ -3,26 +3,17 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import ImageChops
 from safetensors import safe_open
-from train_graph import changed, draw_pictures, node, sample, train_graph
+from train_graph import changed, node, sample, train_graph
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import TINY_BASE
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
-
-
-@pytest.fixture
-def pictures(server: ComfyServer, tmp_path: Path) -> Iterator[Path]:
-    """Return a folder of pictures inside ComfyUI's input folder."""
-    folder = draw_pictures(server.base / "input" / tmp_path.name)
-    yield folder
-    shutil.rmtree(folder)
 
 
 def existing(config: list, **inputs: object) -> dict:

@@ -264,12 +264,6 @@ def declared_prediction(header: FileHeader, family: Family) -> tuple[str, str] |
     return "v_prediction" if wide else "epsilon", "the spread of one of its biases"
 
 
-def detect_prediction(header: FileHeader, family: Family) -> str:
-    """Return what the file says that it predicts: "epsilon" (also where it says nothing) or "v_prediction"."""
-    declared = declared_prediction(header, family)
-    return declared[0] if declared else "epsilon"
-
-
 def detect_zero_terminal_snr(header: FileHeader) -> bool:
     """Tell whether the file says that its noise schedule ends in pure noise (a `ztsnr` tensor)."""
     return "ztsnr" in header.shapes
