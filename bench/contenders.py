@@ -21,7 +21,7 @@ from lora_atelier.trainer_core.memory import prepare as prepare_unet
 from lora_atelier.trainer_core.models import BaseModel
 from lora_atelier.trainer_core.models.family import FAMILIES
 from lora_atelier.trainer_core.networks import Network
-from lora_atelier.trainer_core.networks.attach import unet_layers
+from lora_atelier.trainer_core.networks.choose import unet_layers
 from lora_atelier.trainer_core.optim import build_optimizer
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4, max_grad_norm=1.0)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
 
-from lora_atelier.trainer_core.networks.attach import unet_layers
+from lora_atelier.trainer_core.networks.choose import unet_layers
 from lora_atelier.trainer_core.networks.lora import LoraLayer
 
 RANK = 8

@@ -19,7 +19,7 @@ from lora_atelier.bench.loop import time_loop
 from lora_atelier.bench.measure import describe_machine, now, read_peak, read_reserved, start_peak
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.memory import DTYPES, kept_activations, room_for_programs
-from lora_atelier.trainer_core.networks.attach import unet_layers
+from lora_atelier.trainer_core.networks.choose import unet_layers
 
 META = torch.device("meta")
 ALONE_STEPS = 2  # on the CPU, after one more: the second is the first with optimizer state, the third repeats it

@@ -5,12 +5,15 @@ from .bridge import register_assets
 from .dataset import AtelierConceptDataset
 from .existing import AtelierExistingLora
 from .images import AtelierImageConcept
+from .lora_config import AtelierLoraConfig
 from .masks import AtelierMaskLoader
 from .memory import AtelierMemory
+from .objective import AtelierObjective
+from .optimizer import AtelierOptimizer
 from .preview import AtelierDatasetPreview
 from .resize import AtelierResizeLora
 from .sample import AtelierSample
-from .settings import AtelierLoraConfig, AtelierObjective, AtelierOptimizer, AtelierScheduler
+from .scheduler import AtelierScheduler
 from .sockets import ComfyExtension, io
 from .tiny import register_tiny_model
 from .train import AtelierTrain

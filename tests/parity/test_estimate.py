@@ -26,7 +26,7 @@ from lora_atelier.trainer_core.memory import recompute as recompute_blocks
 from lora_atelier.trainer_core.models import BaseModel, load_base_model
 from lora_atelier.trainer_core.models.family import FAMILIES
 from lora_atelier.trainer_core.networks import Network
-from lora_atelier.trainer_core.networks.attach import unet_layers
+from lora_atelier.trainer_core.networks.choose import unet_layers
 from lora_atelier.trainer_core.optim import build_optimizer
 from lora_atelier.trainer_core.train import train_lora
 

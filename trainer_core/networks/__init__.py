@@ -1,5 +1,6 @@
 """What is attached to a base model and trained, and what files hold of it."""
 
-from .attach import Network, Start, named_layers
+from .attach import Network, Start
+from .choose import named_layers
 
 __all__ = ["Network", "Start", "named_layers"]

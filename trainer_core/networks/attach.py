@@ -1,4 +1,4 @@
-"""Find the layers a preset names, put a network beside them, take it away again."""
+"""Put a network beside the layers it changes, and take it away again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ..config import LoraConfig
-from .lora import LoraLayer
-
-Layer = nn.Linear | nn.Conv2d
-TEXT_LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+from .build import build_layer
+from .choose import Target, choose_targets, named_layers
+from .layer import NetworkLayer
 
 
 class Start(NamedTuple):
@@ -25,7 +24,7 @@ class Start(NamedTuple):
 
 
 class Network(nn.Module):
-    """Everything that is trained: LoRA layers by kohya name, and the frozen layers they stand beside."""
+    """Everything that is trained: layers by kohya name, and the frozen layers they stand beside."""
 
     def __init__(
         self,
@@ -43,28 +42,17 @@ class Network(nn.Module):
         start: layers of an earlier run by kohya name. These and no others are built, whatever the preset says.
         """
         super().__init__()
-        targets: dict[str, Layer] = {}
-        if start is not None:
+        if start is None:
+            targets = choose_targets(unet, text_encoders, config, unet_names)
+        else:
             modules = named_layers(unet, text_encoders, unet_names)
-            targets = {name: modules[name][1] for name in start}
-        elif unet is not None:
-            layers_of_unet = unet_layers(unet, config.preset)
-            targets |= {f"lora_unet_{_flat(unet_names(name))}": module for name, module in layers_of_unet}
-        for prefix, (encoder, depth) in text_encoders.items() if start is None else ():
-            targets |= {f"{prefix}_{_flat(name)}": module for name, module in text_layers(encoder, depth)}
-        self._targets = targets
-        layers = {}
-        for name, module in targets.items():
-            conv = isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1)
-            rank = config.conv_rank if conv and config.conv_rank else config.rank
-            alpha = config.conv_alpha if conv and config.conv_alpha else config.alpha
-            if start is not None:
-                rank, alpha = start[name].down.shape[0], start[name].alpha
-            layers[name] = LoraLayer(module, rank, alpha, name=name, seed=seed)
-            if start is not None:
-                layers[name].down.data.copy_(start[name].down)
-                layers[name].up.data.copy_(start[name].up)
-        self._layers: dict[str, LoraLayer] = layers
+            targets = [Target(name, modules[name][1], s.down.shape[0], s.alpha) for name, s in start.items()]
+        self._targets: dict[str, Any] = {target.name: target.module for target in targets}
+        layers: dict[str, Any] = {target.name: build_layer(target, config, seed) for target in targets}
+        for name, begin in (start or {}).items():
+            layers[name].down.data.copy_(begin.down)
+            layers[name].up.data.copy_(begin.up)
+        self._layers: dict[str, NetworkLayer] = layers
         self.layers = nn.ModuleDict(layers)
 
     def attach(self) -> None:
@@ -74,12 +62,13 @@ class Network(nn.Module):
                 # By class, not by a function of its own for each layer: torch.compile then sees that blocks are alike.
                 module.__class__ = _with_delta(type(module))
                 module.__dict__["delta"] = self._layers[name]  # no child: the frozen model stays the frozen model
+                self._layers[name].__dict__["frozen"] = module
 
     def detach(self) -> None:
         """Leave the frozen layers exactly as they were."""
-        for module in self._targets.values():
+        for name, module in self._targets.items():
             if isinstance(module, WithDelta):
-                del module.__dict__["delta"]
+                del module.__dict__["delta"], self._layers[name].__dict__["frozen"]
                 module.__class__ = type(module).__bases__[1]
 
     def let_go(self, *prefixes: str) -> None:
@@ -136,73 +125,14 @@ class Network(nn.Module):
 class WithDelta(nn.Module):
     """What a frozen layer is besides while a network is attached."""
 
-    delta: LoraLayer
+    delta: NetworkLayer
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the frozen layer's output plus its delta."""
+        """Return the frozen layer's output as the network changes it."""
+        x = self.delta.enter(x)
         return self.delta(x, super().forward(x))
 
 
 @functools.cache
 def _with_delta(kind: type) -> type:
     return type(f"{kind.__name__}WithDelta", (WithDelta, kind), {})
-
-
-def named_layers(
-    unet: nn.Module | None, text_encoders: Mapping[str, tuple[nn.Module, int]], unet_names: Callable[[str], str] = str
-) -> dict[str, tuple[str, Any]]:
-    """Return (own name, module) of every module that has a weight, by the name that LoRA files give it."""
-    found: dict[str, tuple[str, Any]] = {}
-    for name, module in unet.named_modules() if unet is not None else ():
-        if _has_weight(module):
-            found[f"lora_unet_{_flat(unet_names(name))}"] = name, module
-    for prefix, (encoder, _) in text_encoders.items():
-        for name, module in encoder.named_modules():
-            if _has_weight(module):
-                found[f"{prefix}_{_flat(_text_name(name))}"] = _text_name(name), module
-    return found
-
-
-def unet_layers(unet: nn.Module, preset: str) -> list[tuple[str, Layer]]:
-    """Return (diffusers name, layer) for the linear and convolution layers a preset trains.
-
-    attn-only: attention projections; attn-mlp: everything inside the transformers; full: every layer but those that
-    embed the size numbers of Stable Diffusion XL, which other trainers leave as they are, too.
-    """
-    modules = ((n, m) for n, m in unet.named_modules() if not n.startswith("add_embedding"))
-    layers: list[tuple[str, Layer]] = [(n, m) for n, m in modules if isinstance(m, Layer)]
-    if preset == "attn-only":
-        layers = [(name, m) for name, m in layers if ".attn1." in name or ".attn2." in name]
-    elif preset == "attn-mlp":
-        layers = [(name, m) for name, m in layers if ".attentions." in name]
-    if not layers:
-        raise ValueError(f"The preset {preset} matches no layer of this UNet; choose another.")
-    return layers
-
-
-def text_layers(text_encoder: nn.Module, depth: int) -> list[tuple[str, Layer]]:
-    """Return (transformers name with `text_model.`, layer) for the projections in a CLIP encoder's first layers."""
-    return [
-        (_text_name(name), m)
-        for name, m in text_encoder.named_modules()
-        if name.rpartition(".")[2] in TEXT_LAYERS and isinstance(m, nn.Linear) and _number(name) < depth
-    ]
-
-
-def _text_name(name: str) -> str:
-    """Return a text encoder's module name with `text_model.`, which newer transformers leave out."""
-    return name if name.startswith(("text_model.", "text_projection")) else f"text_model.{name}"
-
-
-def _number(name: str) -> int:
-    """Return the number of the layer that a text encoder's module belongs to."""
-    return next(int(part) for part in name.split(".") if part.isdecimal())
-
-
-def _flat(name: str) -> str:
-    return name.replace(".", "_")
-
-
-def _has_weight(module: nn.Module) -> bool:
-    """Tell whether a module has a weight, as it is or kept small."""
-    return isinstance(getattr(module, "weight", None), Tensor) or hasattr(module, "kept")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..rng import generator
+from .layer import NetworkLayer
 
 
 def weight_shape(layer: nn.Linear | nn.Conv2d) -> tuple[int, ...]:
@@ -19,7 +20,7 @@ def weight_shape(layer: nn.Linear | nn.Conv2d) -> tuple[int, ...]:
     return layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size
 
 
-class LoraLayer(nn.Module):
+class LoraLayer(NetworkLayer):
     """delta(x) = scale * up(down(x)) beside one frozen layer; `up` starts at zero, so delta starts at zero.
 
     down: (rank, in[, k, k]) and up: (out, rank[, 1, 1]), float32 parameters. alpha is a plain number.
@@ -56,6 +57,10 @@ class LoraLayer(nn.Module):
         """Return scale * up @ down in the base weight's shape, float32."""
         down = self.down.detach().float()
         return (self.scale * self.up.detach().float().flatten(1) @ down.flatten(1)).view(-1, *down.shape[1:])
+
+    def changed_weight(self, weight: Tensor) -> Tensor:
+        """Return W + delta, float32."""
+        return weight.float() + self.delta_weight()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors under kohya's suffixes."""

@@ -1,0 +1,81 @@
+"""What every configuration is: frozen, strict when read, with a stable digest."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+ConfigT = TypeVar("ConfigT", bound="Config")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Base of every configuration: strict reading, plain writing, a stable digest."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return nested dicts, lists and scalars that `from_dict` and JSON understand."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_dict(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
+        """Build from nested plain values; an unknown key raises ValueError and is named."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(f"{cls.__name__} does not know {unknown}; it knows {sorted(known)}.")
+        hints = _hints(cls)
+        return cls(**{name: _read(hints[name], value) for name, value in values.items()})
+
+    def canonical_json(self) -> str:
+        """Return the one JSON text of this configuration (sorted keys, no spaces)."""
+        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    def digest(self) -> str:
+        """Return the sha256 of the canonical JSON."""
+        return hashlib.sha256(self.canonical_json().encode("utf-8", "surrogatepass")).hexdigest()
+
+    def replace(self: ConfigT, **changes: Any) -> ConfigT:
+        """Return a copy with some fields changed, checked again."""
+        return dataclasses.replace(self, **changes)
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """Turn plain JSON values back into the annotated type: nested configs and tuples."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return None if value is None else _read(next(a for a in args if a is not type(None)), value)
+    if origin is tuple:
+        return tuple(_read(args[0], item) for item in value)
+    if isinstance(hint, type) and issubclass(hint, Config):
+        return value if isinstance(value, hint) else hint.from_dict(value)
+    return value
+
+
+@functools.cache
+def _hints(cls: type[Config]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def check_choices(config: Config) -> None:
+    """Refuse a value outside its Literal, naming field, value and choices; store whole floats as floats.
+
+    4 and 4.0 are the same setting and must have the same digest.
+    """
+    for name, hint in _hints(type(config)).items():
+        if hint is float:
+            object.__setattr__(config, name, float(getattr(config, name)))
+        if typing.get_origin(hint) is Literal and getattr(config, name) not in typing.get_args(hint):
+            raise ValueError(f"{name} is {getattr(config, name)!r}; choose one of {list(typing.get_args(hint))}.")
+
+
+def check_range(config: Config, name: str, low: float, high: float = float("inf")) -> None:
+    """Refuse a number outside [low, high] (NaN included)."""
+    value = getattr(config, name)
+    if not low <= value <= high:
+        limit = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+        raise ValueError(f"{name} is {value}; it must be {limit}.")

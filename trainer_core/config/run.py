@@ -1,0 +1,84 @@
+"""The whole run, its length and its samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .base import Config, check_choices, check_range
+from .dataset import BucketConfig, DatasetConfig
+from .model import BaseModelConfig, MemoryConfig
+from .network import LoraConfig
+from .objective import ObjectiveConfig
+from .optimizer import OptimizerConfig
+from .scheduler import SchedulerConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig(Config):
+    """Length, size and memory of the run."""
+
+    steps: int = 1000  # optimizer steps; used when epochs is 0
+    epochs: int = 0  # visits of the whole dataset; 0 = use steps
+    batch_size: int = 1
+    accumulate: int = 1  # micro-batches per optimizer step
+    resolution: int = 512  # pixels: buckets hold about resolution x resolution
+    bucket_step: int = 64  # pixels; bucket sides are multiples of it
+    buckets: BucketConfig = field(default_factory=BucketConfig)
+    seed: int = 0
+    latent_sampling: Literal["sample", "mean"] = "sample"
+    validate_every: int = 0  # steps between validation losses; 0 = at the start and the end only
+    save_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_range(self, "steps", 1)
+        check_range(self, "epochs", 0)
+        check_range(self, "batch_size", 1)
+        check_range(self, "accumulate", 1)
+        check_range(self, "resolution", 64, 8192)
+        check_range(self, "bucket_step", 8, 512)
+        check_range(self, "seed", 0, 2**64 - 1)
+        check_range(self, "validate_every", 0)
+        if self.bucket_step % 8 or self.resolution < self.bucket_step:
+            raise ValueError(
+                f"bucket_step is {self.bucket_step}; it must be a multiple of 8 no larger than the resolution "
+                f"{self.resolution}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleConfig(Config):
+    """The pictures made from the training copy at the end of the run."""
+
+    prompts: tuple[str, ...] = ()
+    negative: str = ""
+    steps: int = 20
+    cfg: float = 7.0
+    seed: int = 0
+    width: int = 512  # pixels, multiples of 8
+    height: int = 512
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_range(self, "steps", 1, 1000)
+        check_range(self, "cfg", 0, 100)
+        for side in ("width", "height"):
+            check_range(self, side, 16, 8192)
+            if getattr(self, side) % 8:
+                raise ValueError(f"sample {side} is {getattr(self, side)}; it must be a multiple of 8.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig(Config):
+    """A whole run: everything that decides the trained weights."""
+
+    base_model: BaseModelConfig
+    dataset: DatasetConfig
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)

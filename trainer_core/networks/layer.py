@@ -1,0 +1,31 @@
+"""What every layer of a network is: it stands beside one frozen layer and changes what comes out."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class NetworkLayer(nn.Module):
+    """Beside one frozen layer: `enter` may change what goes into it, `forward` what comes out.
+
+    A new layer changes nothing, to the last bit. While a network is attached, `frozen` is the frozen layer, for those
+    that need its weight or bias; it is no child, so the frozen model stays the frozen model.
+    """
+
+    frozen: nn.Module | None = None
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return what the frozen layer gets instead of x; most change nothing here."""
+        return x
+
+    def forward(self, x: Tensor, base_output: Tensor) -> Tensor:
+        """Return the changed output; base_output is the frozen layer's own result for x = enter(…)."""
+        raise NotImplementedError
+
+    def changed_weight(self, weight: Tensor) -> Tensor:
+        """Return what the frozen weight has become, float32, in its own shape."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what the file holds of this layer, by kohya's or LyCORIS' suffixes."""
+        raise NotImplementedError
