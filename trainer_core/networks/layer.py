@@ -13,6 +13,9 @@ class NetworkLayer(nn.Module):
     """
 
     frozen: nn.Module | None = None
+    lr_factor: float = 1.0  # multiplies the learning rate of its model
+    plus: tuple[str, ...] = ()  # parameters that LoRA+ moves faster: those that begin with 0 beside another
+    no_decay: tuple[str, ...] = ("scalar", "magnitude")  # parameters that weight decay leaves alone
 
     def enter(self, x: Tensor) -> Tensor:
         """Return what the frozen layer gets instead of x; most change nothing here."""

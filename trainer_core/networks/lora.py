@@ -26,6 +26,8 @@ class LoraLayer(NetworkLayer):
     down: (rank, in[, k, k]) and up: (out, rank[, 1, 1]), float32 parameters. alpha is a plain number.
     """
 
+    plus = ("up",)
+
     def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, alpha: float, *, name: str, seed: int) -> None:
         super().__init__()
         outputs, *inputs = weight_shape(base)
