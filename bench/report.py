@@ -55,9 +55,9 @@ def build_ratios(result: dict[str, Any]) -> list[Ratio]:
     if stock:
         values = [median(r["stock"]["seconds"]) / median(s["ours"]["seconds"] for s in r["race"]) for r in stock]
         ratios.append(build_ratio("seconds per step, TrainLoraNode / ours", values, least=4))
-        ours = result["memory"]["ours"]["peak"]
-        values = [ours / r["stock"]["peak"] for r in stock]
-        ratios.append(build_ratio("peak memory, ours / TrainLoraNode", values, most=0.4))
+        if ours := memory(result, "ours"):
+            values = [ours["peak"] / r["stock"]["peak"] for r in stock]
+            ratios.append(build_ratio("peak memory, ours / TrainLoraNode", values, most=0.4))
     if result["loop"]:
         ratios.append(build_ratio("share of a step that is bookkeeping", bookkeeping(result["loop"]), most=0.02))
     return ratios
@@ -83,10 +83,10 @@ def seconds(result: dict[str, Any], contender: str, part: str = "seconds") -> li
 
 
 def memory(result: dict[str, Any], contender: str) -> dict[str, float]:
-    """Return loaded and peak MB of a contender."""
+    """Return loaded and peak MB of a contender, nothing of one whose measurement failed."""
     if contender == "stock":
         return max((r["stock"] for r in result["rounds"] if r.get("stock")), key=lambda stock: stock["peak"])
-    return result["memory"][contender]
+    return result["memory"].get(contender, {})
 
 
 def render(result: dict[str, Any]) -> str:
@@ -123,7 +123,7 @@ def _row(result: dict[str, Any], contender: str) -> str:
     if contender != "stock":
         parts = [f"{median(seconds(result, contender, p)):.3f}" for p in ("forward", "backward", "update")]
     cells = [TITLES[contender], f"{spread.middle:.3f}", f"{spread.low:.3f} – {spread.high:.3f}", *parts]
-    cells += [f"{used['peak']:,.0f} MB", f"{used['peak'] - used['loaded']:,.0f} MB"]
+    cells += [f"{used['peak']:,.0f} MB", f"{used['peak'] - used['loaded']:,.0f} MB"] if used else ["", ""]
     return f"| {' | '.join(cells)} |"
 
 

@@ -262,6 +262,15 @@ def test_a_part_that_fails_is_told_and_tried_again(tmp_path):
     assert results.Results(path, lambda part: {"steps": []}, "c", resume=True).get(part) == {"steps": []}
 
 
+def test_a_contender_whose_memory_could_not_be_measured_keeps_its_seconds():
+    full, result = measured(), measured()
+    del result["memory"]["frozen"], result["memory"]["ours"]
+    table = [line for line in report.render(result).splitlines() if line.startswith("| frozen pass")]
+    whole = [line for line in report.render(full).splitlines() if line.startswith("| frozen pass")]
+    assert table[0].split("|")[2] == whole[0].split("|")[2] and "MB" in whole[0] and "MB" not in table[0]
+    assert "peak memory, ours" not in report.render(result)
+
+
 def test_a_case_without_race_memory_or_node_is_still_reported(tmp_path, monkeypatch, comfyui):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     case = cases.CASES["sdxl-1024-1-gpu"]
