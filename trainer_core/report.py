@@ -146,7 +146,7 @@ def _writable(text: str) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Lay out a Markdown table in columns of equal width: the editor renders it, and it is legible as it is."""
-    cells = [list(map(str, row)) for row in (head, *rows)]
+    cells = [[str(cell).replace("|", r"\|") for cell in row] for row in (head, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
     rule = [f"{'-' * (width - 1)}:" for width in widths]
     lines = (

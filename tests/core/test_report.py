@@ -7,7 +7,7 @@ import pytest
 from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, TrainConfig
 from lora_atelier.trainer_core.models import count_tokens, left_out, load_tokenizer
 from lora_atelier.trainer_core.plan import build_plan
-from lora_atelier.trainer_core.report import long_captions
+from lora_atelier.trainer_core.report import long_captions, report
 from lora_atelier.trainer_core.scan import Manifest, Picture
 
 
@@ -47,3 +47,12 @@ def test_prefix_and_every_line_count_and_a_caption_of_50_kilobytes_is_no_trouble
     (cut,) = sentences(tokenizer, "word, " * 8500)
     assert cut.startswith("1 caption is longer than 225 tokens and cut: 0.png (17000 tokens") and cut.endswith('...").')
     assert len(sentences(tokenizer, "cat " * 80 + ", dog", shuffle=True, tag_dropout=0.5)) == 1
+
+
+def test_a_bar_in_a_folders_name_does_not_break_the_table() -> None:
+    picture = Picture(path=Path("a"), name="a.png", concept=0, width=512, height=512, digest="a", lines=("cat",))
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder="cat|dog"),))
+    lines = report(build_plan(Manifest(pictures=(picture,)), dataset, TrainConfig())).splitlines()
+    (row,) = (line for line in lines if "cat" in line and line.startswith("|"))
+    rule = next(line for line in lines if line.startswith("|") and set(line) <= set("|-: "))
+    assert row.replace(r"\|", "").count("|") == rule.count("|")
