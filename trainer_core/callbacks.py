@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Norms(NamedTuple):
+    """How large the deltas of a network's layers are after scale_weight_norms."""
+
+    shrunk: int  # layers that were larger
+    mean: float  # Frobenius norm
+    largest: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +27,7 @@ class StepReport:
     updated: bool  # False: loss or gradient was not finite, the weights stayed as they were
     seconds: float  # wall time of the step
     masked_area: float | None = None  # mean of the loss masks of the step, None without masks
+    norms: Norms | None = None  # with scale_weight_norms, after an update
 
 
 def _ignore(*_: object) -> None:

@@ -249,6 +249,7 @@ def estimate_step(
         if accumulates:
             for parameter in parameters:
                 parameter.grad = torch.empty_like(parameter)
+        network.at(0)
         _micro_batch(base, network if prior else None, batch_size, latent_size, context_length)
         torch.nn.utils.clip_grad_norm_(parameters, math.inf)
         del state

@@ -20,6 +20,8 @@ from .captions import tag_frequency
 from .config import RunConfig
 from .memory import DTYPES
 from .models import BaseModel
+from .networks.files import FileLayer, delta_weight, group_tensors, layer_kind
+from .networks.layer import pair_norm
 from .plan import Plan
 
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}  # relative, of a layer's delta norm
@@ -27,17 +29,32 @@ VERSION = "0.1.0"
 
 
 def delta_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return ||alpha/rank * up @ down||_F of every LoRA layer, from rank x rank products alone."""
+    """Return the Frobenius norm of what every layer of a LoRA file adds to its weight at strength 1, by layer.
+
+    Of LoRA from rank x rank products alone. DoRA's magnitudes, differences of biases, and tensors of other forms have
+    norms of their own, by their names.
+    """
+    grouped, unknown = group_tensors(tensors)
     norms = {}
-    for key in tensors:
-        if not key.endswith(".lora_up.weight"):
-            continue
-        name = key.removesuffix(".lora_up.weight")
-        up, down = tensors[key].double().flatten(1), tensors[f"{name}.lora_down.weight"].double().flatten(1)
-        scale = float(tensors[f"{name}.alpha"]) / down.shape[0]
-        squared = ((up.t() @ up) * (down @ down.t())).sum()
-        norms[name] = scale * float(squared.clamp(min=0).sqrt())
-    return norms
+    for name, parts in grouped.items():
+        kind = layer_kind(parts)
+        alone = {"dora_scale", "diff_b"} if kind else set(parts)
+        unknown += [tensor for part, tensor in parts.items() if part in alone]
+        found = {part: tensors[tensor] for part, tensor in parts.items() if part not in alone}
+        alpha = float(found.pop("alpha", torch.tensor(0.0)))
+        if found:
+            layer = FileLayer(source=name, kind=kind, tensors=found, alpha=alpha)
+            norms[name] = _lora_norm(layer) if "down" in found else float(delta_weight(layer).double().norm())
+    return norms | {name: float(tensors[name].double().norm()) for name in unknown}
+
+
+def _lora_norm(layer: FileLayer) -> float:
+    """Return ||alpha/rank * up @ down||_F of a LoRA, with Tucker's core in down."""
+    up, down = layer.tensors["up"].double().flatten(1), layer.tensors["down"].double()
+    scale = layer.scale(len(down))
+    if "mid" in layer.tensors:
+        down = torch.einsum("m n x y, n i -> m i x y", layer.tensors["mid"].double(), down.flatten(1))
+    return scale * float(pair_norm(up, down.flatten(1)))
 
 
 def save_lora(

@@ -46,6 +46,7 @@ from .models import (
     remarks,
 )
 from .networks import Network
+from .networks.bake import bake_network
 from .noise import add_noise, alphas_cumprod, build_target
 from .optim import build_optimizer, check_optimizer
 from .plan import Plan, build_plan
@@ -163,7 +164,11 @@ def train_lora(
                 with attention_kernel(config.memory.attention, device), room_for_programs(config.memory.compile):
                     train(run, ladder)
                 path = unused_path(output)
-                tensors = save_lora(path, network.tensors(), metadata(path), config.train.save_dtype, verify)
+                tensors = network.tensors()
+                if config.lora.bake:
+                    tensors, sentence = bake_network(network, config.train.seed)
+                    callbacks.note(sentence)
+                tensors = save_lora(path, tensors, metadata(path), config.train.save_dtype, verify)
             except BaseException:
                 if steps := len(run.losses):
                     stopped = unused_path(output.with_name(f"{output.stem}-stopped-at-{steps}.safetensors"))
@@ -235,8 +240,11 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         limit = config.optimizer.max_grad_norm or math.inf
         grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
         finite = math.isfinite(grad_norm) and math.isfinite(loss_value := float(step_loss))
+        norms = None
         if finite:
             scaler.step(optimizer)
+            if config.lora.scale_weight_norms:
+                norms = run.network.limit_norms(config.lora.scale_weight_norms)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
@@ -251,6 +259,7 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
                 updated=finite,
                 seconds=time.perf_counter() - began,
                 masked_area=float(torch.stack(areas).mean()) if areas else None,
+                norms=norms,
             )
         )
         not_finite = 0 if finite else not_finite + 1
@@ -290,6 +299,7 @@ def accumulate_gradients(
     areas: list[Tensor] = []
     for micro_batch in micro_batches:
         run.callbacks.check()
+        run.network.at(micro_batch.index)
         batch = build_batch(base, run.encoded, micro_batch, plan, config, alphas, device)
         noised = add_noise(batch.latents, batch.noise, batch.alphas)
         with kept_activations(memory, (base.unet, *(text.model for text in base.texts)), device):
@@ -305,6 +315,7 @@ def accumulate_gradients(
         scaler.scale(loss).backward()
         step_loss += loss.detach()
         areas += [batch.mask.mean()] if batch.mask is not None else []
+    run.network.at(None)
     return step_loss, areas
 
 

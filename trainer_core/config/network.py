@@ -72,3 +72,37 @@ class LoraConfig(Config):
         check_range(self, "scale_weight_norms", 0)
         if not 0 < self.alpha < float("inf"):
             raise ValueError(f"alpha is {self.alpha}; it must be above 0.")
+        _check_options(self)
+
+
+PRODUCTS = ("lora", "loha", "lokr")  # algorithms whose delta is a product of trained factors
+GOES_WITH: dict[str, tuple[str, ...]] = {  # options that act on some algorithms only
+    "dora": PRODUCTS,
+    "tucker": PRODUCTS,
+    "rs_lora": PRODUCTS,
+    "use_scalar": PRODUCTS,
+    "rank_dropout": PRODUCTS,
+    "scale_weight_norms": PRODUCTS,
+    "init": ("lora",),
+    "dropout": ("lora",),
+}
+STARTS_AS = ("dora", "tucker", "rs_lora", "use_scalar", "init")  # options of a new network, not of a continued one
+
+
+def _check_options(config: LoraConfig) -> None:
+    """Raise ValueError for options that do not go together: each does something, or is refused."""
+    chosen = {name for name in {*GOES_WITH, *STARTS_AS} if getattr(config, name) not in (False, 0, "default")}
+    for name in sorted(chosen):
+        if config.algorithm not in GOES_WITH[name]:
+            raise ValueError(
+                f"{name} does not go with the algorithm {config.algorithm}, only with {', '.join(GOES_WITH[name])}; "
+                "leave it as it was."
+            )
+    if config.init != "default" and (others := sorted(chosen & {"tucker", "use_scalar", "scale_weight_norms"})):
+        raise ValueError(f"init {config.init} does not go with {', '.join(others)}; choose one of them.")
+    if config.bake and not config.dora and config.algorithm not in ("oft", "boft", "ia3"):
+        raise ValueError(
+            f"bake is for dora, oft, boft and ia3: a file of {config.algorithm} is exact as it is; switch bake off."
+        )
+    if config.start and (others := sorted(chosen & set(STARTS_AS))):
+        raise ValueError(f"{', '.join(others)} can only be chosen for a new LoRA; switch it off to continue one.")

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
+from ..callbacks import Norms
 from ..config import LoraConfig
 from .build import build_layer
 from .choose import Target, choose_targets, named_layers
+from .dora import frozen_weight
 from .layer import NetworkLayer
 
 
@@ -48,6 +51,7 @@ class Network(nn.Module):
             modules = named_layers(unet, text_encoders, unet_names)
             targets = [Target(name, modules[name][1], s.down.shape[0], s.alpha) for name, s in start.items()]
         self._targets: dict[str, Any] = {target.name: target.module for target in targets}
+        self._ranks = {target.name: target.rank for target in targets}
         layers: dict[str, Any] = {target.name: build_layer(target, config, seed) for target in targets}
         for name, begin in (start or {}).items():
             layers[name].down.data.copy_(begin.down)
@@ -95,6 +99,35 @@ class Network(nn.Module):
         finally:
             self.attach()
 
+    def at(self, micro_batch: int | None) -> None:
+        """Let dropouts leave out from now on what they do at a micro-batch, running over the run; None: nothing.
+
+        None is how it begins, and how it has to be in validation and samples. What a micro-batch's backward pass
+        computes again leaves out the same, so keep it until then.
+        """
+        for layer in self._layers.values():
+            if layer.dropouts:
+                layer.dropouts.micro_batch = micro_batch
+
+    @torch.no_grad()
+    def limit_norms(self, limit: float) -> Norms | None:
+        """Shrink the delta of every layer that learns to a norm of `limit`, each of its q factors by kappa^(1/q).
+
+        What is smaller stays. To be called after an update of the optimizer. Return what the norms are then; None
+        where no layer has one.
+        """
+        layers = [layer for layer in self._layers.values() if any(f.requires_grad for f in layer.factors())]
+        if not layers:
+            return None
+        norms = torch.stack([layer.delta_norm().float() for layer in layers])
+        shares = limit / norms.clamp(min=limit)
+        for layer, share in zip(layers, shares.unbind(), strict=True):
+            for factor in (factors := layer.factors()):
+                factor.mul_(share ** (1 / len(factors)))
+        norms = norms.clamp(max=limit)
+        shrunk, mean, largest = torch.stack([(shares < 1).sum(), norms.mean(), norms.max()]).tolist()
+        return Norms(int(shrunk), mean, largest)
+
     def freeze(self, prefix: str) -> None:
         """Let the layers whose names begin with `prefix` stay as they are from now on."""
         for name, layer in self._layers.items():
@@ -119,7 +152,18 @@ class Network(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors under their kohya names."""
-        return {f"{name}.{k}": t for name, layer in self._layers.items() for k, t in layer.tensors().items()}
+        return {
+            f"{name}.{suffix}": tensor
+            for name, layer in self._layers.items()
+            for suffix, tensor in (layer.tensors() | layer.magnitude_tensors()).items()
+        }
+
+    def changes(self) -> Iterator[tuple[str, Tensor, int]]:
+        """Yield name, W' - W (float32, in W's shape) and rank of every layer with a matrix; its model must be there."""
+        for name, module in self._targets.items():
+            weight = frozen_weight(module, torch.float32)
+            if weight.ndim > 1:
+                yield name, self._layers[name].changed_weight(weight).detach() - weight, self._ranks[name]
 
 
 class WithDelta(nn.Module):
