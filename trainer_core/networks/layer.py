@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor, nn
+
+from .dora import EPS, column_norms, frozen_weight, magnitude_factor, per_column
+from .dropout import Dropouts
 
 
 class NetworkLayer(nn.Module):
@@ -13,22 +19,102 @@ class NetworkLayer(nn.Module):
     """
 
     frozen: nn.Module | None = None
+    dropouts: Dropouts | None = None  # what is left out while it learns; None: nothing ever
     lr_factor: float = 1.0  # multiplies the learning rate of its model
+    sees_entered: bool = True  # forward gets what `enter` returned; False: what `enter` got
     plus: tuple[str, ...] = ()  # parameters that LoRA+ moves faster: those that begin with 0 beside another
     no_decay: tuple[str, ...] = ("scalar", "magnitude")  # parameters that weight decay leaves alone
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("magnitude", None)
+        self.norms: Tensor | None = None  # (1, in[, 1, 1]), of the frozen weight when the layer became a DoRA
+
+    def decompose(self, base: nn.Module) -> None:
+        """Make this a DoRA on the input axis (Liu et al. 2024): a magnitude per input is trained, too.
+
+        `magnitude` (in,) is how far it has moved from ||W|| + EPS: it begins with 0, so that a new layer changes
+        nothing whatever form its weights and the frozen ones are kept in, and takes the same steps as the magnitude.
+        """
+        weight = frozen_weight(base, torch.float32)
+        self.norms = column_norms(weight).view(1, -1, *(1,) * (weight.ndim - 2))
+        self.magnitude = nn.Parameter(torch.zeros_like(self.norms.flatten()))
+
     def enter(self, x: Tensor) -> Tensor:
-        """Return what the frozen layer gets instead of x; most change nothing here."""
-        return x
+        """Return what the frozen layer gets instead of x: of a DoRA each input by its factor, else x."""
+        if self.magnitude is None:
+            return x
+        assert self.frozen is not None
+        factor = magnitude_factor(self.magnitude, frozen_weight(self.frozen, x.dtype), self.low_rank, self.delta_weight)
+        factor = factor.to(x.dtype)
+        kept = self.dropouts.samples(x) if self.dropouts else None
+        if kept is not None:
+            factor = 1 + kept[:, None] * (factor - 1)
+        return x * per_column(factor, x, channels=isinstance(self.frozen, nn.Conv2d))
 
     def forward(self, x: Tensor, base_output: Tensor) -> Tensor:
         """Return the changed output; base_output is the frozen layer's own result for x = enter(…)."""
+        left_out = self.dropouts is not None and self.dropouts.layers > 0
+        return self.where_kept(self.change(x, base_output.clone() if left_out else base_output), base_output)
+
+    def where_kept(self, changed: Tensor, plain: Tensor) -> Tensor:
+        """Return `changed` for the samples that the layer acts on, `plain` for those it is left out of."""
+        kept = self.dropouts.samples(changed) if self.dropouts else None
+        return changed if kept is None else torch.where(kept.view(-1, *(1,) * (changed.ndim - 1)) > 0, changed, plain)
+
+    def change(self, x: Tensor, base_output: Tensor) -> Tensor:
+        """Return the changed output of all samples; base_output may be overwritten."""
+        raise NotImplementedError
+
+    def low_rank(self) -> tuple[Tensor, Tensor] | None:
+        """Return (out, R), (R, in * k * k) whose product is `delta_weight`, flat; None where there is no such pair."""
+        return None
+
+    def delta_weight(self) -> Tensor:
+        """Return what is added to the frozen weight, float32, in its shape; without a DoRA's magnitude."""
         raise NotImplementedError
 
     def changed_weight(self, weight: Tensor) -> Tensor:
         """Return what the frozen weight has become, float32, in its own shape."""
-        raise NotImplementedError
+        weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        changed = weight + self.delta_weight()
+        if self.magnitude is None:
+            return changed
+        factor = (column_norms(weight) + EPS + self.magnitude.detach()) / (column_norms(changed) + EPS)
+        return changed * factor.view(-1, *(1,) * (weight.ndim - 2))
+
+    def factors(self) -> tuple[nn.Parameter, ...]:
+        """Return the parameters of which `delta_weight` is a product, () where its norm is not bounded."""
+        return ()
+
+    def delta_norm(self) -> Tensor:
+        """Return the Frobenius norm of `delta_weight`, a float32 scalar on the device."""
+        pair = self.low_rank()
+        return torch.linalg.vector_norm(self.delta_weight()) if pair is None else pair_norm(*pair)
+
+    def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
+        """Begin with what a file holds of this layer, parts as files.ENDINGS names them; alpha 0 stands for the rank.
+
+        The file's form and rank count, not those that the layer was built with. Raises ValueError for parts that the
+        layer cannot begin with.
+        """
+        raise ValueError(
+            f"a layer of {', '.join(sorted(parts))} cannot be continued; use the file beneath a new LoRA instead."
+        )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what the file holds of this layer, by kohya's or LyCORIS' suffixes."""
+        """Return what the file holds of this layer, by kohya's or LyCORIS' suffixes; a DoRA's magnitude is added."""
         raise NotImplementedError
+
+    def magnitude_tensors(self) -> dict[str, Tensor]:
+        """Return a DoRA's magnitude (1, in[, 1, 1]) by its suffix, nothing of other layers."""
+        if self.magnitude is None:
+            return {}
+        assert self.norms is not None
+        moved = self.magnitude.detach().to(self.norms.device, torch.float32)
+        return {"dora_scale": self.norms + EPS + moved.view(self.norms.shape)}
+
+
+def pair_norm(up: Tensor, down: Tensor) -> Tensor:
+    """Return ||up @ down||_F of (out, R) and (R, n) from R x R products alone."""
+    return ((up.t() @ up) * (down @ down.t())).sum().clamp(min=0).sqrt()

@@ -1,0 +1,64 @@
+"""DoRA on the input axis without making the changed weight (Liu et al. 2024, section 4.3 for the detached norm).
+
+With V = W + s B A and g = m / (||V|| + EPS) per input, W' x = V (x g), and
+||V_j||^2 = ||W_j||^2 + 2 s sum_r A_rj (W^T B)_jr + s^2 (A^T B^T B A)_jj.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+EPS = 2.0**-10  # added to norms; of float16, in which GPUs merge DoRA at inference
+
+
+def frozen_weight(layer: nn.Module, dtype: torch.dtype) -> Tensor:
+    """Return a frozen layer's weight, as it is or as it is made anew from what is kept of it."""
+    kept = layer.__dict__.get("kept")
+    return layer.weight.detach().to(dtype) if kept is None else kept.weight(dtype)  # type: ignore[union-attr]
+
+
+def column_norms(weight: Tensor) -> Tensor:
+    """Return the norm (in,) of what each input of (out, in[, k, k]) acts with, at least float32."""
+    axes = [axis for axis in range(weight.ndim) if axis != 1]
+    return torch.linalg.vector_norm(weight, dim=axes, dtype=torch.promote_types(weight.dtype, torch.float32))
+
+
+@torch.no_grad()
+def changed_norms(weight: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the column norms of W and of W + up @ down, both (in,); up (out, R), down (R, in * k * k).
+
+    Both are equal to the last bit when up @ down is zero. W is read in its own dtype and never copied.
+    """
+    squares = column_norms(weight).square()
+    crossed = (up.t().to(weight.dtype) @ weight.flatten(1)).to(down.dtype)  # (R, in * k * k)
+    change = ((2 * crossed + (up.t() @ up) @ down) * down).sum(0)
+    change = change.view(weight.shape[1], -1).sum(1)
+    return squares.sqrt(), (squares + change).clamp(min=0).sqrt()
+
+
+def magnitude_factor(
+    moved: Tensor,
+    weight: Tensor,
+    low_rank: Callable[[], tuple[Tensor, Tensor] | None],
+    delta_weight: Callable[[], Tensor],
+) -> Tensor:
+    """Return the factor (in,) of each input, exactly 1 for a new layer; only `moved` gets a gradient.
+
+    moved (in,): the magnitude's way from ||W|| + EPS. The delta comes as a thin pair, or else as a whole weight.
+    """
+    with torch.no_grad():
+        if (pair := low_rank()) is not None:
+            own, changed = changed_norms(weight, *pair)
+        else:
+            own, changed = column_norms(weight), column_norms(weight + delta_weight())
+    return (own + EPS + moved) / (changed + EPS)
+
+
+def per_column(factor: Tensor, x: Tensor, *, channels: bool) -> Tensor:
+    """Return factors (in,) or (B, in) in the shape that multiplies x: (B, in, H, W) with channels, else (B, …, in)."""
+    if channels:
+        return factor.view(*factor.shape, 1, 1)
+    return factor if factor.ndim == 1 else factor.view(len(factor), *(1,) * (x.ndim - 2), -1)
