@@ -40,6 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="dev.py bench", description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="measure on one NVIDIA card instead of the CPU")
     parser.add_argument("--layers", action="store_true", help="compare forms of a LoRA layer instead")
+    parser.add_argument("--networks", action="store_true", help="compare algorithms with LyCORIS' instead")
     parser.add_argument("--data", action="store_true", help="measure scanning and encoding of pictures instead")
     parser.add_argument("--estimates", action="store_true", help="count memory by settings in dry runs instead")
     parser.add_argument("--full-size", action="store_true", help="full-size models from load to ComfyUI instead")
@@ -66,6 +67,8 @@ def main() -> int:
             sys.exit("bench: COMFYUI_PATH must name a ComfyUI folder; `python3 dev.py bench` sets it.")
         if options.layers:
             return run_layers(command)
+        if options.networks:
+            return run_networks(command, options.rounds or 15, dry=options.dry)
         if options.data:
             return run_data("cuda" if options.gpu else "cpu", command, dry=options.dry)
         if options.full_size:
@@ -208,6 +211,15 @@ def run_layers(command: str) -> int:
     text = child("layers.py")
     write_block(PAGE, "layers", f"{text['table']}\nCommand: `{command}`, {stamp()}.")
     print(text["table"])
+    return 0
+
+
+def run_networks(command: str, rounds: int, *, dry: bool) -> int:
+    """Compare each algorithm with LyCORIS' own."""
+    text = child("networks.py", "--rounds", str(rounds), *(["--dry"] if dry else []))
+    print(text["table"])
+    if not dry:
+        write_block(PAGE, "networks", f"{text['table']}\nCommand: `{command}`, {stamp()}.")
     return 0
 
 

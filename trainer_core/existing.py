@@ -24,6 +24,7 @@ from .networks.files import FileLayer, fits, group_tensors, layer_kind, made_for
 
 UNET_PREFIXES = ("lora_unet_", "unet_", "diffusion_model_", "model_diffusion_model_", "lycoris_", "lycoris_unet_", "")
 ENDINGS = {"down": "lora_down.weight", "up": "lora_up.weight", "mid": "lora_mid.weight"}  # others end as they are named
+ENDINGS |= {part: f"{part}.weight" for part in ("a1", "a2", "b1", "b2")}
 FEW = 3  # names in a sentence
 
 
@@ -94,7 +95,7 @@ def _lora_file(header: FileHeader, tensors: Mapping[str, Tensor], **more: str) -
     if unknown:
         raise ValueError(
             f"{name} holds {len(unknown)} tensors of a kind that is not understood ({_some(unknown)}); use a file of "
-            "LoRA, LoHa, LoKr, DoRA or full differences."
+            "LoRA, LoHa, LoKr, GLoRA, OFT, DoRA or full differences."
         )
     adapter, layers = _adapter(header), {}
     for layer, parts in grouped.items():
@@ -350,6 +351,6 @@ def comfy_tensors(path: Path, config: BaseModelConfig) -> dict[str, Tensor]:
         layer = without_lokr_core(stored)
         for part, tensor in layer.tensors.items():
             tensors[f"{places[name].comfy}.{ENDINGS.get(part, part)}"] = tensor
-        if layer.alpha:
+        if layer.alpha or "oft_blocks" in layer.tensors:  # without it ComfyUI leaves BOFT's layers as they were
             tensors[f"{places[name].comfy}.alpha"] = torch.tensor(layer.alpha)
     return tensors

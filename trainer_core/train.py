@@ -45,7 +45,7 @@ from .models import (
     predict,
     remarks,
 )
-from .networks import Network
+from .networks import Network, remarks_on_algorithm
 from .networks.bake import bake_network
 from .noise import add_noise, alphas_cumprod, build_target
 from .optim import build_optimizer, check_optimizer
@@ -126,7 +126,7 @@ def train_lora(
     callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long_captions(plan, tokenizer))]))
 
     ladder, needed = fit_memory(config, plan, tokenizer, dtype, device)
-    for sentence in (needed, *remarks(config.base_model)):
+    for sentence in (needed, *remarks(config.base_model), *remarks_on_algorithm(config.lora)):
         callbacks.note(sentence)
 
     start = load_start(config)

@@ -39,7 +39,7 @@ class LoraConfig(Config):
     factor: int = -1  # lokr: how the sides of a weight are split; -1 = as square as possible
     decompose_both: bool = False  # lokr: the small factor has the rank, too
     full_matrix: bool = False  # lokr: both factors whole, the rank does not count
-    constraint: float = 0.0  # oft, boft: how far the rotation may go; 0 = as far as it likes
+    constraint: float = 0.0  # oft, boft: how far the rotation may go, per output; 0 = as far as it likes
     rs_lora: bool = False  # scale = alpha / sqrt(rank)
     init: Literal["default", "orthogonal", "pissa"] = "default"  # lora: what down and up begin with
     dropout: float = 0.0  # chance that an element after `down` is left out, 0..1; training only, as the next two
@@ -73,6 +73,7 @@ class LoraConfig(Config):
         if not 0 < self.alpha < float("inf"):
             raise ValueError(f"alpha is {self.alpha}; it must be above 0.")
         _check_options(self)
+        _check_algorithm(self)
 
 
 PRODUCTS = ("lora", "loha", "lokr")  # algorithms whose delta is a product of trained factors
@@ -106,3 +107,21 @@ def _check_options(config: LoraConfig) -> None:
         )
     if config.start and (others := sorted(chosen & set(STARTS_AS))):
         raise ValueError(f"{', '.join(others)} can only be chosen for a new LoRA; switch it off to continue one.")
+
+
+def _check_algorithm(config: LoraConfig) -> None:
+    """Raise ValueError for settings that only another algorithm has, or that leave each other nothing to do."""
+    owners = {"factor": ("lokr",), "decompose_both": ("lokr",), "full_matrix": ("lokr",), "constraint": ("oft", "boft")}
+    for name, algorithms in owners.items():
+        if config.algorithm not in algorithms and getattr(config, name) not in (False, 0, -1):
+            raise ValueError(
+                f"{name} is for {' and '.join(algorithms)}, and the algorithm is {config.algorithm}; set it back to "
+                "its default."
+            )
+    if config.factor == 0:
+        raise ValueError("factor is 0; it must be above 0, or -1 for factors as near to each other as possible.")
+    if config.full_matrix and (config.decompose_both or config.tucker or config.rank_dropout):
+        raise ValueError(
+            "full_matrix leaves LoKr no rank, so decompose_both, tucker and rank_dropout would do nothing; switch them "
+            "or full_matrix off."
+        )

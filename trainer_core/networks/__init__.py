@@ -2,5 +2,6 @@
 
 from .attach import Network, Start
 from .choose import named_layers
+from .remarks import remarks_on_algorithm
 
-__all__ = ["Network", "Start", "named_layers"]
+__all__ = ["Network", "Start", "named_layers", "remarks_on_algorithm"]

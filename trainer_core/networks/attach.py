@@ -173,8 +173,8 @@ class WithDelta(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the frozen layer's output as the network changes it."""
-        x = self.delta.enter(x)
-        return self.delta(x, super().forward(x))
+        entered = self.delta.enter(x)
+        return self.delta(entered if self.delta.sees_entered else x, super().forward(entered))
 
 
 @functools.cache

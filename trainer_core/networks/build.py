@@ -1,32 +1,102 @@
-"""The layer of a network that the configuration asks for."""
+"""The layer of a network that the configuration asks for, or that a file holds."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
 
 from ..config import LoraConfig
 from .choose import Target
 from .dropout import Dropouts
+from .full import FullLayer, NormLayer
+from .glora import GloraLayer
+from .ia3 import Ia3Layer
 from .layer import NetworkLayer
+from .loha import LohaLayer
+from .lokr import LokrLayer
 from .lora import LoraLayer
+from .oft import BoftLayer, OftLayer
 
 
-def build_layer(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
-    """Build what stands beside one frozen layer; a new one changes nothing."""
-    # rank-stabilised (Kalajdzievski 2023): alpha / sqrt(rank) = (alpha * sqrt(rank)) / rank, which every loader knows
-    alpha = target.alpha * math.sqrt(target.rank) if config.rs_lora else target.alpha
-    layer = LoraLayer(
+def _lora(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
+    return LoraLayer(
         target.module,
         target.rank,
-        alpha,
+        target.alpha,
         name=target.name,
         seed=seed,
         tucker=config.tucker,
         use_scalar=config.use_scalar,
         init=config.init,
     )
-    if config.dora:
-        layer.decompose(target.module)
+
+
+def _loha(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
+    return LohaLayer(
+        target.module,
+        target.rank,
+        target.alpha,
+        tucker=config.tucker,
+        name=target.name,
+        seed=seed,
+        use_scalar=config.use_scalar,
+    )
+
+
+def _lokr(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
+    return LokrLayer(
+        target.module,
+        target.rank,
+        target.alpha,
+        factor=config.factor,
+        decompose_both=config.decompose_both,
+        full_matrix=config.full_matrix,
+        tucker=config.tucker,
+        name=target.name,
+        seed=seed,
+        use_scalar=config.use_scalar,
+    )
+
+
+def _glora(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
+    return GloraLayer(
+        target.module, target.rank, target.alpha, name=target.name, seed=seed, use_scalar=config.use_scalar
+    )
+
+
+def _oft(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
+    return OftLayer(target.module, target.rank, constraint=config.constraint)
+
+
+def _boft(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
+    return BoftLayer(target.module, target.rank, constraint=config.constraint)
+
+
+ALGORITHMS: dict[str, Callable[[Target, LoraConfig, int], NetworkLayer]] = {
+    "lora": _lora,
+    "loha": _loha,
+    "lokr": _lokr,
+    "glora": _glora,
+    "ia3": lambda target, config, seed: Ia3Layer(target.module, name=target.name),
+    "oft": _oft,
+    "boft": _boft,
+    "full": lambda target, config, seed: FullLayer(target.module),
+}
+
+
+def build_layer(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
+    """Build what stands beside one frozen layer; a new one changes nothing. Norms have their differences trained."""
+    if isinstance(target.module, nn.GroupNorm | nn.LayerNorm):
+        layer: NetworkLayer = NormLayer(target.module)
+    else:
+        if config.rs_lora:
+            # rank-stabilised (Kalajdzievski 2023): alpha / sqrt(rank) = (alpha * sqrt(rank)) / rank, which loaders know
+            target = target._replace(alpha=target.alpha * math.sqrt(target.rank))
+        layer = ALGORITHMS[config.algorithm](target, config, seed)
+        if config.dora:
+            layer.decompose(target.module)
     if config.dropout or config.rank_dropout or config.module_dropout:
         layer.dropouts = Dropouts(
             elements=config.dropout,
@@ -37,3 +107,12 @@ def build_layer(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
             name=target.name,
         )
     return layer
+
+
+def algorithm_of(parts: Mapping[str, Tensor]) -> str:
+    """Return the algorithm that trains a layer whose file has these parts; "" for one that none does."""
+    if "oft_blocks" in parts:
+        return "oft" if parts["oft_blocks"].ndim == 3 else "boft"
+    signs = {"down": "lora", "hada_w1_a": "loha", "a1": "glora", "diff": "full", "diff_b": "full"}
+    signs |= {"lokr_w1": "lokr", "lokr_w1_a": "lokr"}
+    return next((algorithm for part, algorithm in signs.items() if part in parts), "")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .oft import skew, turn, turned_weight
+
 # How tensor names end, by what the tensor is: kohya and LyCORIS, peft (with or without its adapter's name), diffusers.
 ENDINGS = {
     "down": r"lora_down\.weight|lora_A(?:\.\w+)?\.weight|lora_A|lora\.down\.weight|lora_linear_layer\.down\.weight",
@@ -16,12 +18,13 @@ ENDINGS = {
     "mid": r"lora_mid\.weight",
     "diff": r"diff|w_norm",
     "diff_b": r"diff_b|b_norm",
+    **{part: rf"{part}\.weight" for part in ("a1", "a2", "b1", "b2")},
     **{
         name: name
         for name in (
             *("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"),
             *("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"),
-            *("alpha", "dora_scale"),
+            *("oft_blocks", "rescale", "alpha", "dora_scale"),
         )
     },
 }
@@ -41,9 +44,13 @@ FORMS: dict[frozenset[str], str] = {
     frozenset(_LOHA): "LoHa",
     frozenset({*_LOHA, "hada_t1", "hada_t2"}): "LoHa",
     **{frozenset(left | right): "LoKr" for left in _LOKR_LEFT for right in _LOKR_RIGHT},
+    frozenset({"a1", "a2", "b1", "b2"}): "GLoRA",
+    frozenset({"oft_blocks"}): "OFT",
+    frozenset({"oft_blocks", "rescale"}): "OFT",
     frozenset({"diff"}): "full difference",
     frozenset(): "full difference",  # of the bias alone
 }
+OF_WEIGHT = ("GLoRA", "OFT")  # kinds whose change of a weight depends on that weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +58,9 @@ class FileLayer:
     """One layer of a LoRA file."""
 
     source: str  # its name in the file
-    kind: str  # LoRA, Tucker LoRA, LoHa, LoKr, DoRA, full difference
+    kind: str  # LoRA, Tucker LoRA, LoHa, LoKr, GLoRA, OFT (and BOFT), DoRA, full difference
     tensors: dict[str, Tensor]  # by part, as ENDINGS names them; on the meta device when only the header was read
-    alpha: float  # 0: as the rank, so that the scale is 1
+    alpha: float  # 0: as the rank, so that the scale is 1; of OFT the limit of its rotation, 0: none
 
     def scale(self, rank: int) -> float:
         """Return alpha / rank."""
@@ -79,8 +86,10 @@ def layer_kind(parts: Iterable[str]) -> str:
     """Return what a layer with these parts is, "" when some are missing or do not belong together."""
     have = set(parts)
     kind = FORMS.get(frozenset(have - {"alpha", "dora_scale", "diff_b"}), "")
-    if kind == "full difference":
-        return kind if have & {"diff", "diff_b"} and "dora_scale" not in have else ""
+    if kind == "full difference" and not have & {"diff", "diff_b"}:
+        return ""
+    if kind in ("full difference", "OFT"):
+        return kind if "dora_scale" not in have else ""
     return "DoRA" if kind and "dora_scale" in have else kind
 
 
@@ -88,7 +97,7 @@ def delta_weight(layer: FileLayer) -> Tensor:
     """Return what a layer adds to a weight at strength 1, (out, in[, k, k]) or that with the last axes flat, float32.
 
     LoRA s B A, for convolutions with Tucker's core; LoHa (Hyeon-Woo et al. 2022), LoKr (Edalati et al. 2022) in
-    LyCORIS' forms. A LoKr of two full factors has no rank, and so the scale 1.
+    LyCORIS' forms. A LoKr of two full factors has no rank, and so the scale 1. Kinds of OF_WEIGHT have no delta alone.
     """
     t = {part: tensor.float() for part, tensor in layer.tensors.items()}
     if "diff" in t:
@@ -138,7 +147,9 @@ def merged_weight(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
     weight = weight.float()
     if not set(layer.tensors) - {"diff_b"}:
         return weight
-    change = delta_weight(layer).reshape(weight.shape)
+    if "oft_blocks" in layer.tensors:
+        return weight + _turned(weight, layer, strength)
+    change = (_glora(weight, layer) if "a1" in layer.tensors else delta_weight(layer)).reshape(weight.shape)
     if "dora_scale" not in layer.tensors:
         return weight + strength * change
     magnitude, changed = layer.tensors["dora_scale"].float(), weight + change
@@ -147,6 +158,25 @@ def merged_weight(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
     norm = torch.linalg.vector_norm(weight if per_output else changed, dim=axes, keepdim=True)
     factor = magnitude.reshape(norm.shape) / (norm + torch.finfo(torch.float32).eps)
     return weight + strength * (changed * factor - weight)
+
+
+def _glora(weight: Tensor, layer: FileLayer) -> Tensor:
+    """Return what GLoRA adds to a float32 weight (Chavan et al. 2023, in LyCORIS' form): s (W a1 a2 + b1 b2)."""
+    a1, a2, b1, b2 = (layer.tensors[part].float().flatten(1) for part in ("a1", "a2", "b1", "b2"))
+    entering = torch.einsum("o i ..., i j -> o j ...", weight, a1 @ a2)
+    return layer.scale(len(a2)) * (entering + (b1 @ b2).view(weight.shape))
+
+
+def _turned(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
+    """Return what OFT or BOFT adds to a float32 weight.
+
+    As ComfyUI: the strength acts on the change of each rotation and on that of the weight, and rescale on BOFT alone.
+    """
+    blocks = layer.tensors["oft_blocks"].float()
+    change = turned_weight(weight, strength * turn(skew(blocks, layer.alpha)))
+    if "rescale" in layer.tensors and blocks.ndim == 4:
+        change = (weight + change) * layer.tensors["rescale"].float().view(-1, *(1,) * (weight.ndim - 1)) - weight
+    return strength * change
 
 
 def fits(layer: FileLayer, weight: torch.Size, bias: torch.Size | None) -> bool:
@@ -161,7 +191,12 @@ def fits(layer: FileLayer, weight: torch.Size, bias: torch.Size | None) -> bool:
             magnitude = tensors["dora_scale"].shape
             if magnitude.numel() != (weight[0] if magnitude[0] == weight[0] else weight[1]):
                 return False
-        delta = delta_weight(FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0))
+        if "oft_blocks" in tensors:
+            *_, count, size, side = tensors["oft_blocks"].shape
+            rescale = tensors["rescale"].numel() if "rescale" in tensors else weight[0]
+            return size == side and count * size == rescale == weight[0]
+        empty = FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0)
+        delta = _glora(torch.empty(weight, device="meta"), empty) if "a1" in tensors else delta_weight(empty)
     except (RuntimeError, IndexError):  # how torch says that shapes do not go together
         return False
     return delta.shape[0] == weight[0] and delta.numel() == weight.numel()

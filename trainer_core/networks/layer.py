@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,7 @@ class NetworkLayer(nn.Module):
     frozen: nn.Module | None = None
     dropouts: Dropouts | None = None  # what is left out while it learns; None: nothing ever
     lr_factor: float = 1.0  # multiplies the learning rate of its model
+    sees_entered: bool = True  # forward gets what `enter` returned; False: what `enter` got
     plus: tuple[str, ...] = ()  # parameters that LoRA+ moves faster: those that begin with 0 beside another
     no_decay: tuple[str, ...] = ("scalar", "magnitude")  # parameters that weight decay leaves alone
 
@@ -51,6 +54,16 @@ class NetworkLayer(nn.Module):
 
     def forward(self, x: Tensor, base_output: Tensor) -> Tensor:
         """Return the changed output; base_output is the frozen layer's own result for x = enter(…)."""
+        left_out = self.dropouts is not None and self.dropouts.layers > 0
+        return self.where_kept(self.change(x, base_output.clone() if left_out else base_output), base_output)
+
+    def where_kept(self, changed: Tensor, plain: Tensor) -> Tensor:
+        """Return `changed` for the samples that the layer acts on, `plain` for those it is left out of."""
+        kept = self.dropouts.samples(changed) if self.dropouts else None
+        return changed if kept is None else torch.where(kept.view(-1, *(1,) * (changed.ndim - 1)) > 0, changed, plain)
+
+    def change(self, x: Tensor, base_output: Tensor) -> Tensor:
+        """Return the changed output of all samples; base_output may be overwritten."""
         raise NotImplementedError
 
     def low_rank(self) -> tuple[Tensor, Tensor] | None:
@@ -79,6 +92,16 @@ class NetworkLayer(nn.Module):
         """Return the Frobenius norm of `delta_weight`, a float32 scalar on the device."""
         pair = self.low_rank()
         return torch.linalg.vector_norm(self.delta_weight()) if pair is None else pair_norm(*pair)
+
+    def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
+        """Begin with what a file holds of this layer, parts as files.ENDINGS names them; alpha 0 stands for the rank.
+
+        The file's form and rank count, not those that the layer was built with. Raises ValueError for parts that the
+        layer cannot begin with.
+        """
+        raise ValueError(
+            f"a layer of {', '.join(sorted(parts))} cannot be continued; use the file beneath a new LoRA instead."
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what the file holds of this layer, by kohya's or LyCORIS' suffixes; a DoRA's magnitude is added."""

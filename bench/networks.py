@@ -1,0 +1,229 @@
+"""Compare each algorithm of a network with LyCORIS' own, on the layers of two blocks of Stable Diffusion 1.5.
+
+Both stand beside the same frozen layers, take turns in one process, and go forward and backward. LyCORIS has two modes:
+it rebuilds the changed weight, or goes around it (bypass). The network's own time is what it adds to the frozen pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lora_atelier.trainer_core.config import LoraConfig
+from lora_atelier.trainer_core.networks.attach import Network
+from lora_atelier.trainer_core.networks.build import build_layer
+from lora_atelier.trainer_core.networks.choose import Target
+
+RANK, CONV_SIDE = 8, 16
+OTHERS = ("frozen", "rebuild", "bypass")
+
+
+class Shape(NamedTuple):
+    """A layer of the two blocks: a resnet block and a transformer block with 640 channels, at 256 px."""
+
+    title: str
+    kernel: int  # 0: linear
+    inputs: int
+    outputs: int
+    tokens: int  # of linear layers
+    count: int
+
+
+SHAPES = (
+    Shape("attention, proj of time", 0, 640, 640, 256, 6),
+    Shape("cross attention to text", 0, 768, 640, 77, 2),
+    Shape("mlp in", 0, 640, 5120, 256, 1),
+    Shape("mlp out", 0, 2560, 640, 256, 1),
+    Shape("1x1", 1, 640, 640, 0, 2),
+    Shape("3x3", 3, 640, 640, 0, 2),
+)
+TINY = (Shape("linear", 0, 16, 32, 5, 1), Shape("3x3", 3, 16, 32, 0, 1))
+# title -> (settings, LyCORIS' class in lycoris.modules, its settings, goal of own time against best and rebuild)
+CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], tuple[str, float]]] = {
+    "LoRA / LoCon": ({}, "locon.LoConModule", {}, ("best", 1)),
+    "LoCon, Tucker": ({"tucker": True}, "locon.LoConModule", {"use_tucker": True}, ("best", 1)),
+    "DoRA": ({"dora": True}, "locon.LoConModule", {"weight_decompose": True, "wd_on_out": False}, ("best", 1)),
+    "LoHa": ({"algorithm": "loha"}, "loha.LohaModule", {}, ("rebuild", 2)),
+    "LoHa, rank 32": ({"algorithm": "loha", "rank": 32}, "loha.LohaModule", {"lora_dim": 32}, ("rebuild", 2)),
+    "LoKr": ({"algorithm": "lokr"}, "lokr.LokrModule", {}, ("best", 1)),
+    "LoKr, full matrix": (
+        {"algorithm": "lokr", "full_matrix": True},
+        "lokr.LokrModule",
+        {"full_matrix": True},
+        ("best", 1),
+    ),
+    "GLoRA": ({"algorithm": "glora"}, "glora.GLoRAModule", {}, ("best", 1)),
+    "OFT": ({"algorithm": "oft"}, "diag_oft.DiagOFTModule", {}, ("rebuild", 2)),
+    "BOFT": ({"algorithm": "boft", "rank": 10}, "boft.ButterflyOFTModule", {"lora_dim": 10}, ("rebuild", 2)),
+    "(IA)^3": ({"algorithm": "ia3"}, "ia3.IA3Module", {}, ("best", 1)),
+    "full difference": ({"algorithm": "full"}, "full.FullModule", {}, ("best", 1)),
+}
+
+
+def build_base(shape: Shape) -> tuple[nn.Module, Tensor]:
+    """Return a frozen layer and its input, which gets a gradient."""
+    if shape.kernel:
+        base: nn.Module = nn.Conv2d(shape.inputs, shape.outputs, shape.kernel, padding=shape.kernel // 2)
+        return base.requires_grad_(False), torch.randn(1, shape.inputs, CONV_SIDE, CONV_SIDE, requires_grad=True)
+    base = nn.Linear(shape.inputs, shape.outputs).requires_grad_(False)
+    return base, torch.randn(1, shape.tokens, shape.inputs, requires_grad=True)
+
+
+def beside(base: nn.Module, settings: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """Return what our network makes of the frozen layer."""
+    config = LoraConfig(**{"rank": RANK, "alpha": 1.0, **settings})
+    network = Network.__new__(Network)
+    nn.Module.__init__(network)
+    layer = build_layer(Target("lora_unet_to_k", base, config.rank, config.alpha), config, seed=0)  # type: ignore[arg-type]
+    network._targets, network._layers = {"x": base}, {"x": layer}
+    network.attach()
+    _fill(layer)
+    return base
+
+
+def lycoris(base: nn.Module, name: str, settings: dict[str, Any], *, bypass: bool) -> Callable[[Tensor], Tensor]:
+    """Return what LyCORIS makes of the frozen layer in one of its modes."""
+    import importlib
+
+    module, _, kind = name.partition(".")
+    build = getattr(importlib.import_module(f"lycoris.modules.{module}"), kind)
+    layer = build("x", base, 1.0, **{"lora_dim": RANK, "alpha": 1.0, **settings}, bypass_mode=bypass)
+    layer.apply_to()
+    layer.train()
+    _fill(layer)
+    base.__dict__["beside"] = layer
+    return base
+
+
+def _fill(layer: nn.Module) -> None:
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.01)
+
+
+def contenders(shape: Shape, case: str) -> tuple[dict[str, Callable[[Tensor], Tensor]], Tensor]:
+    """Return everybody who computes a layer, and its input; all have the same frozen weights."""
+    settings, name, theirs, _ = CASES[case]
+    base, x = build_base(shape)
+
+    def again() -> nn.Module:
+        copy, _ = build_base(shape)
+        copy.load_state_dict(base.state_dict())
+        return copy
+
+    found: dict[str, Callable[[Tensor], Tensor]] = {"frozen": base, "ours": beside(again(), settings)}
+    found["rebuild"] = lycoris(again(), name, theirs, bypass=False)
+    if "weight_decompose" not in theirs and name != "full.FullModule":  # these have no other mode
+        found["bypass"] = lycoris(again(), name, theirs, bypass=True)
+    return found, x
+
+
+def time_layer(shape: Shape, case: str, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return each contender's seconds of every round, taken in turn, and the MB that it keeps for the backward pass."""
+    found, x = contenders(shape, case)
+    taken: dict[str, list[float]] = {name: [] for name in found}
+    grad = torch.randn_like(found["frozen"](x))
+    for turn in range(rounds + 1):
+        names = list(found)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            began = time.perf_counter()
+            found[name](x).backward(grad)
+            taken[name].append(time.perf_counter() - began)
+            x.grad = None
+            _forget(found[name])
+    return {name: values[1:] for name, values in taken.items()}, {name: _kept(run, x) for name, run in found.items()}
+
+
+def _forget(run: Any) -> None:
+    for layer in (run, run.__dict__.get("delta"), run.__dict__.get("beside")):
+        for parameter in layer.parameters() if layer is not None else ():
+            parameter.grad = None
+
+
+def _kept(run: Any, x: Tensor) -> float:
+    """Return the MB that one forward pass keeps for its backward pass, besides parameters and input."""
+    known = {x.untyped_storage().data_ptr()}
+    for layer in (run, run.__dict__.get("delta"), run.__dict__.get("beside")):
+        tensors = (*layer.parameters(), *layer.buffers()) if layer is not None else ()
+        known |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in known:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = run(x)
+    size = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / 1e6
+    del output
+    return size
+
+
+def time_case(case: str, shapes: tuple[Shape, ...], rounds: int) -> dict[str, Any]:
+    """Return milliseconds, MB and ratios of own time of one algorithm over all layers of the blocks."""
+    sums: dict[str, list[float]] = {}
+    kept: dict[str, float] = {}
+    for shape in shapes:
+        taken, size = time_layer(shape, case, rounds)
+        for name, values in taken.items():
+            old = sums.get(name, [0.0] * rounds)
+            sums[name] = [a + shape.count * b for a, b in zip(old, values, strict=True)]
+            kept[name] = kept.get(name, 0.0) + shape.count * size[name]
+    middle = {name: 1000 * median(values) for name, values in sums.items()}
+    own = {name: value - middle["frozen"] for name, value in middle.items() if name != "frozen"}
+    best = min(own[name] for name in own if name != "ours")
+    return {
+        "ms": middle,
+        "own": own,
+        "kept": {name: value - kept["frozen"] for name, value in kept.items()},
+        "best": best / own["ours"],
+        "rebuild": own["rebuild"] / own["ours"],
+    }
+
+
+def render(found: dict[str, dict[str, Any]], rounds: int) -> str:
+    """Write the table: own milliseconds and MB of each contender, and how many times faster ours is."""
+    lines = [
+        "Own time: what a network adds to the forward and backward pass of a resnet block and a transformer block with "
+        f"640 channels at 256 px (frozen alone {median(r['ms']['frozen'] for r in found.values()):.0f} ms), float32, "
+        f"rank {RANK} unless told, median of {rounds} rounds in turn. MB: kept for the backward pass.",
+        "",
+        "| | ours, ms | LyCORIS rebuilt | bypass | LyCORIS' best / ours | rebuilt / ours | goal | | ours, MB | rebuilt "
+        "| bypass |",
+        "|---" * 11 + "|",
+    ]
+    for case, row in found.items():
+        own, kept, (against, least) = row["own"], row["kept"], CASES[case][3]
+        cells = [case, *(f"{own[name]:.1f}" if name in own else "" for name in ("ours", "rebuild", "bypass"))]
+        cells += [f"{row['best']:.2f}", f"{row['rebuild']:.2f}", f"{against} ≥ {least:g}"]
+        cells += ["met" if row[against] >= least else "**missed**"]
+        cells += [f"{kept[name]:.1f}" if name in kept else "" for name in ("ours", "rebuild", "bypass")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Time every algorithm and write a table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--only", help="one algorithm")
+    parser.add_argument("--out", required=True, type=Path)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    shapes, rounds = (TINY, 1) if options.dry else (SHAPES, options.rounds)
+    cases = [options.only] if options.only else list(CASES)
+    found = {case: time_case(case, shapes, rounds) for case in cases}
+    options.out.write_text(json.dumps({"table": render(found, rounds), "cases": found}))
+
+
+if __name__ == "__main__":
+    main()

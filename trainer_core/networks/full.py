@@ -1,0 +1,83 @@
+"""Whole differences of weights and biases, of linear and convolution layers and of norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .layer import NetworkLayer
+from .lora import weight_shape
+from .product import wide
+
+Norm = nn.GroupNorm | nn.LayerNorm
+
+
+class FullLayer(NetworkLayer):
+    """W' = W + diff, b' = b + diff_b; both differences start at zero. A layer without bias gets none."""
+
+    suffixes = ("diff", "diff_b")  # in files
+
+    def __init__(self, base: nn.Linear | nn.Conv2d | Norm) -> None:
+        super().__init__()
+        shape = base.weight.shape if isinstance(base, Norm) else weight_shape(base)
+        self.diff = nn.Parameter(torch.zeros(shape))
+        self.diff_b = nn.Parameter(torch.zeros(shape[0])) if base.bias is not None else None
+        self.geometry: dict[str, Any] = {}
+        if isinstance(base, nn.Conv2d):
+            self.geometry = {"stride": base.stride, "padding": base.padding, "dilation": base.dilation}
+
+    def change(self, x: Tensor, base_output: Tensor) -> Tensor:
+        """Return base_output + diff x + diff_b; base_output may be overwritten."""
+        diff, diff_b = self._differences(x.dtype)
+        if self.geometry:
+            return base_output.add_(F.conv2d(x, diff, diff_b, **self.geometry))
+        return base_output + F.linear(x, diff, diff_b)
+
+    def _differences(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        return self.diff.to(dtype), None if self.diff_b is None else self.diff_b.to(dtype)
+
+    def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
+        """Begin with what a file holds."""
+        if not set(parts) <= {name for name, _ in self.named_parameters()}:
+            super().load(parts, alpha)
+        for part, tensor in parts.items():
+            getattr(self, part).data.copy_(tensor)
+
+    def factors(self) -> tuple[nn.Parameter, ...]:
+        """Return the parameters whose product is the delta."""
+        return (self.diff,)
+
+    def delta_weight(self) -> Tensor:
+        """Return the weight's difference, at least float32, detached."""
+        return wide(self.diff)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the differences under LyCORIS' suffixes."""
+        found = zip(self.suffixes, (self.diff, self.diff_b), strict=True)
+        return {suffix: tensor.detach() for suffix, tensor in found if tensor is not None}
+
+
+class NormLayer(FullLayer):
+    """Beside a norm, whose result is linear in its weight and bias: what both differences make of x is added."""
+
+    suffixes = ("w_norm", "b_norm")
+
+    def __init__(self, base: Norm) -> None:
+        super().__init__(base)
+        self.groups = base.num_groups if isinstance(base, nn.GroupNorm) else 0
+        self.eps = base.eps
+
+    def change(self, x: Tensor, base_output: Tensor) -> Tensor:
+        """Return base_output + the norm of x with the differences for weight and bias."""
+        diff, diff_b = self._differences(x.dtype)
+        if self.groups:
+            return base_output + F.group_norm(x, self.groups, diff, diff_b, self.eps)
+        return base_output + F.layer_norm(x, diff.shape, diff, diff_b, self.eps)
+
+    def factors(self) -> tuple[nn.Parameter, ...]:
+        """Return nothing: a norm's weights are no product, and their size is none of a delta's."""
+        return ()

@@ -1,0 +1,82 @@
+"""(IA)^3: one number per output or input of a layer multiplies it (Liu et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from .dora import EPS, frozen_weight
+from .layer import NetworkLayer
+from .lora import weight_shape
+from .product import wide
+
+INPUT_SIDE = ("ff_net_2", "mlp_fc2")  # layers whose inputs are multiplied: the last of each feed-forward network
+
+
+class Ia3Layer(NetworkLayer):
+    """W' = diag(1 + v) W, or W diag(1 + v) on the input side; the bias stays as it is, v starts at zero.
+
+    ia3: v, (out,) or (in,).
+    """
+
+    def __init__(self, base: nn.Linear | nn.Conv2d, *, name: str) -> None:
+        super().__init__()
+        self.shape = weight_shape(base)
+        self.axis = 1 if name.endswith(INPUT_SIDE) else 0
+        self.ia3 = nn.Parameter(torch.zeros(self.shape[self.axis]))
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return x (1 + v) on the input side."""
+        return self.where_kept(torch.addcmul(x, x, self._like(x)), x) if self.axis else x
+
+    def change(self, x: Tensor, base_output: Tensor) -> Tensor:
+        """Return (base_output - b) (1 + v) + b on the output side."""
+        if self.axis:
+            return base_output
+        factor = self._like(base_output)
+        output = torch.addcmul(base_output, base_output, factor)
+        bias = cast(Tensor | None, self._attached().bias)
+        if bias is None:
+            return output
+        return output.addcmul_(bias.detach().to(factor.dtype).view(factor.shape), factor, value=-1)
+
+    def _attached(self) -> nn.Module:
+        assert self.frozen is not None, "the network is not attached"
+        return self.frozen
+
+    def _like(self, y: Tensor) -> Tensor:
+        """Return v in the dtype of activations, its axis where theirs is."""
+        v = self.ia3.to(y.dtype)
+        return v[:, None, None] if len(self.shape) > 2 else v
+
+    def _along(self, tensor: Tensor) -> Tensor:
+        """Return numbers per output as (out, 1, …), per input as (1, in, 1, …)."""
+        return tensor.view(*(1,) * self.axis, -1, *(1,) * (len(self.shape) - 1 - self.axis))
+
+    def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
+        """Begin with what a file holds; needs the frozen layer."""
+        self.ia3.data = (parts["dora_scale"].flatten().float() / self._norm().cpu() - 1).to(self.ia3.device)
+
+    def _norm(self) -> Tensor:
+        """Return the norms of the frozen weight's rows or columns, EPS added, float32."""
+        rows = frozen_weight(self._attached(), torch.float32).transpose(0, self.axis).flatten(1)
+        return torch.linalg.vector_norm(rows, dim=1) + EPS
+
+    def changed_weight(self, weight: Tensor) -> Tensor:
+        """Return the weight with its rows or columns multiplied, at least float32."""
+        return wide(weight) * (1 + self._along(wide(self.ia3)))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the layer as a DoRA that changes magnitudes alone: ComfyUI has no (IA)^3, and this is the same."""
+        outputs, inputs, *kernel = self.shape
+        ones = (1,) * len(kernel)
+        v = self.ia3.detach().float()
+        return {
+            "lora_down.weight": v.new_zeros(1, inputs, *kernel),
+            "lora_up.weight": v.new_zeros(outputs, 1, *ones),
+            "alpha": torch.tensor(1.0),
+            "dora_scale": self._along(self._norm().to(v.device) * (1 + v)),
+        }

@@ -1,0 +1,140 @@
+"""LoHa: the delta is the elementwise product of two low-rank matrices (Hyeon-Woo et al. 2022)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .product import ProductLayer, add_low_rank, wide
+
+
+class LohaLayer(ProductLayer):
+    """delta = scale * (a1 b1) * (a2 b2), elementwise; a2 starts at zero.
+
+    hada_w1_a, hada_w2_a: (out, rank), hada_w1_b, hada_w2_b: (rank, in k k). In Tucker's form of a convolution the
+    sides are (rank, out) and (rank, in), and each product has a core hada_t1, hada_t2: (rank, rank, k, k).
+    """
+
+    parts = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2")
+    plus = ("hada_w2_a",)
+
+    def __init__(
+        self, base: nn.Linear | nn.Conv2d, rank: int, alpha: float, *, tucker: bool = False, **common: Any
+    ) -> None:
+        super().__init__(base, rank, alpha, **common)
+        outputs, inputs, *kernel = self.shape
+        core = tucker and math.prod(kernel) > 1
+        wide = inputs if core else inputs * math.prod(kernel)
+        for number, std in ((1, 0.1), (2, 0.1 if self.scalar is not None else 0.0)):
+            side = (rank, outputs) if core else (outputs, rank)
+            if std:
+                self.begin_normal(f"hada_w{number}_a", *side, std=std)
+            else:
+                self.begin_zero(f"hada_w{number}_a", *side)
+            self.begin_normal(f"hada_w{number}_b", rank, wide, std=1)
+            if core:
+                self.begin_normal(f"hada_t{number}", rank, rank, *kernel, std=0.1)
+
+    def file_rank(self) -> int:
+        """Return the rank that the parameters have."""
+        return self._parameters["hada_w1_b"].shape[0]  # type: ignore[union-attr]
+
+    def _sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return a1, b1, a2, b2: (out, rank) and (rank, in k k) each, Tucker's core multiplied into b."""
+        sides = []
+        for number in (1, 2):
+            a, b, core = (cast(Tensor, self._parameters[f"hada_{s.format(number)}"]) for s in ("w{}_a", "w{}_b", "t{}"))
+            if core is not None:
+                a, b = a.t(), torch.einsum("i j x y, j r -> i r x y", core, b).flatten(1)
+            sides += [a, b]
+        sides[2] = self.with_scalar(sides[2])
+        return sides[0], sides[1], sides[2], sides[3]
+
+    def change(self, x: Tensor, base_output: Tensor) -> Tensor:
+        """Return base_output + delta(x); base_output may be overwritten."""
+        a1, b1, a2, b2 = self._sides()
+        b2 = self.ranks_kept(b2)
+        if self._is_thin():
+            up, down = (factor.to(x.dtype) for factor in _pair(a1, b1, a2, b2))
+            up, down = up.view(*up.shape, *(1,) * (len(self.shape) - 2)), down.view(-1, *self.shape[1:])
+            return add_low_rank(x, base_output, down, up, self.scale, self.geometry)
+        sides = (side.to(x.dtype) for side in (a1, b1, a2, b2))
+        return cast(Tensor, _Hadamard.apply(x, base_output, *sides, self.scale, self.shape, self.geometry))
+
+    def _is_thin(self) -> bool:
+        """Tell whether the delta is less work as a LoRA of rank^2, which it always is, too."""
+        outputs, inputs = self.shape[0], math.prod(self.shape[1:])
+        return self.rank**2 * (outputs + inputs) <= outputs * inputs
+
+    @torch.no_grad()
+    def low_rank(self) -> tuple[Tensor, Tensor] | None:
+        """Return (out, rank^2), (rank^2, in * k * k) whose product is the delta, None where these are not thin."""
+        if not self._is_thin():
+            return None
+        up, down = _pair(*(wide(side) for side in self._sides()))
+        return self.scale * up, down
+
+    def delta_weight(self) -> Tensor:
+        """Return the delta in the base weight's shape, at least float32, detached."""
+        a1, b1, a2, b2 = (wide(side) for side in self._sides())
+        return (self.scale * (a1 @ b1) * (a2 @ b2)).view(self.shape)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors under LyCORIS' suffixes."""
+        return self.file_tensors("hada_w1_a")
+
+
+def _pair(a1: Tensor, b1: Tensor, a2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
+    """Return up (out, rank^2), down (rank^2, n) with up @ down = (a1 b1) * (a2 b2): every rank with every other."""
+    return (a1[:, :, None] * a2[:, None, :]).flatten(1), (b1[:, None] * b2[None]).flatten(0, 1)
+
+
+class _Hadamard(torch.autograd.Function):
+    """Adds what the whole delta makes of x; the backward pass builds the delta anew instead of holding it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        base_output: Tensor,
+        a1: Tensor,
+        b1: Tensor,
+        a2: Tensor,
+        b2: Tensor,
+        scale: float,
+        shape: tuple[int, ...],
+        geometry: dict[str, Any],
+    ) -> Tensor:
+        ctx.save_for_backward(x, a1, b1, a2, b2)
+        ctx.scale, ctx.shape, ctx.geometry = scale, shape, geometry
+        delta = ((a1 @ b1).mul_(a2 @ b2)).mul_(scale).view(shape)
+        if geometry:
+            return F.conv2d(x, delta, **geometry).add_(base_output)
+        flat = base_output.reshape(-1, shape[0])
+        return torch.addmm(flat, x.reshape(-1, shape[1]), delta.t()).view(base_output.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        grad = grads[0]
+        x, a1, b1, a2, b2 = ctx.saved_tensors
+        need_x = ctx.needs_input_grad[0]
+        first, second = a1 @ b1, a2 @ b2
+        delta = (first * second).mul_(ctx.scale).view(ctx.shape) if need_x or ctx.geometry else None
+        if ctx.geometry:
+            g = ctx.geometry
+            args = (None, g["stride"], g["padding"], g["dilation"], False, (0, 0), 1, (need_x, True, False))
+            grad_x, grad_delta, _ = torch.ops.aten.convolution_backward(grad, x, delta, *args)
+        else:
+            rows = grad.reshape(-1, ctx.shape[0])
+            grad_x = (rows @ delta).view(x.shape) if delta is not None else None
+            grad_delta = rows.t() @ x.reshape(-1, ctx.shape[1])
+        del delta
+        grad_delta = grad_delta.flatten(1).mul_(ctx.scale)
+        first.mul_(grad_delta)  # from here on: the gradients of the second product and the first
+        second.mul_(grad_delta)
+        of_sides = (second @ b1.t(), a1.t() @ second, first @ b2.t(), a2.t() @ first)
+        return grad_x, grad, *of_sides, None, None, None
