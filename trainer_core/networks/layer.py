@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 
@@ -32,3 +34,17 @@ class NetworkLayer(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         """Return what the file holds of this layer, by kohya's or LyCORIS' suffixes."""
         raise NotImplementedError
+
+    def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
+        """Begin with what a file holds of this layer, parts as files.ENDINGS names them; alpha 0 stands for the rank.
+
+        The file's form and rank count, not those that the layer was built with. Raises ValueError for parts that the
+        layer cannot begin with.
+        """
+        raise ValueError(
+            f"a layer of {', '.join(sorted(parts))} cannot be continued; use the file beneath a new LoRA instead."
+        )
+
+    def load_magnitude(self, magnitude: Tensor) -> None:
+        """Begin with a DoRA's magnitude of a file, (1, in[, 1, 1]). Raises ValueError for one along another axis."""
+        raise ValueError("a DoRA layer cannot be continued; use the file beneath a new LoRA instead.")

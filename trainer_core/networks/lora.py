@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -71,3 +72,10 @@ class LoraLayer(NetworkLayer):
             "lora_up.weight": self.up.detach(),
             "alpha": torch.tensor(self.alpha),
         }
+
+    def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
+        """Begin with `down` and `up` of an earlier run; a 1x1 convolution's may be stored as matrices."""
+        if set(parts) != {"down", "up"}:
+            super().load(parts, alpha)
+        self.down.data.copy_(parts["down"].reshape(self.down.shape))
+        self.up.data.copy_(parts["up"].reshape(self.up.shape))
