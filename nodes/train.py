@@ -22,7 +22,7 @@ from ..trainer_core.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from ..trainer_core.existing import check_lora_files, comfy_tensors
+from ..trainer_core.existing import check_lora_files, comfy_tensors, outline_network
 from ..trainer_core.models import check_base_model, noise_model
 from . import bridge
 from .plot import draw_losses
@@ -372,6 +372,7 @@ def output_models(config: RunConfig, model: Any, clip: Any) -> tuple[Any, Any]:
     path = Path(config.base_model.path)
     check_base_model(config.base_model)
     check_lora_files(config)
+    outline_network(config)  # a choice of layers that cannot be is refused before anything is loaded
     if model is None or clip is None:
         own_model, own_clip, _ = bridge.load_models(config.base_model, *noise_model(config.base_model))
         for beneath in config.lora.beneath:

@@ -48,10 +48,10 @@ class Continued:
     digest: str
     model_hash: str
 
-    def describe(self) -> dict[str, str | int | float]:
+    def describe(self) -> dict[str, Any]:
         """Return what a new file tells of this one; rank and alpha are those of the largest layer."""
-        largest = max(self.layers.values(), key=lambda layer: layer.down.shape[0])
-        size = {"rank": largest.down.shape[0], "alpha": largest.alpha}
+        largest = max(self.layers.values(), key=lambda layer: layer.rank)
+        size = {"rank": largest.rank, "alpha": largest.alpha, "kinds": sorted({s.kind for s in self.layers.values()})}
         return {"file": self.name, "sshs_model_hash": self.model_hash, **size}
 
 
@@ -207,32 +207,27 @@ def _some(names: list[str]) -> str:
 
 
 def start_layers(lora: LoraFile, base: BaseModel, places: Mapping[str, Place]) -> dict[str, Start]:
-    """Return what each layer of a file that is continued begins with, by kohya name.
+    """Return what each layer of a file that is continued begins with, by kohya name; kinds may differ by layer.
 
-    Raises ValueError for anything but plain LoRA on linear and convolution layers.
+    Raises ValueError for layers of a kind of module that is not trained.
     """
-    fitting = fit(lora, base, places)
-    for name, layer in fitting.items():
-        plain = layer.kind == "LoRA" and "diff_b" not in layer.tensors
-        if not plain or not isinstance(places[name].module, nn.Linear | nn.Conv2d):
-            what = (
-                f"a {layer.kind} layer" if layer.kind != "LoRA" else "more than a LoRA of a linear or convolution layer"
-            )
+    starts = {}
+    for name, layer in fit(lora, base, places).items():
+        module = places[name].module
+        norm = isinstance(module, nn.GroupNorm | nn.LayerNorm) and set(layer.tensors) <= {"diff", "diff_b"}
+        if not norm and not isinstance(module, nn.Linear | nn.Conv2d):
+            what = type(module).__name__
             raise ValueError(
-                f"{layer.source} in {lora.name} is {what}, and only plain LoRA can be continued; use the file beneath "
-                "a new LoRA instead."
+                f"{layer.source} in {lora.name} changes a module of the kind {what}, which is not trained; use the "
+                "file beneath a new LoRA instead."
             )
-    result = {}
-    for name, layer in fitting.items():
-        weight = places[name].module.weight
-        down, up = layer.tensors["down"].float(), layer.tensors["up"].float()
-        rank = down.shape[0]
-        result[name] = Start(
-            down=down.reshape(rank, *weight.shape[1:]),
-            up=up.reshape(weight.shape[0], rank, *(1,) * (weight.ndim - 2)),
-            alpha=layer.alpha or float(rank),
+        start = Start(
+            kind=layer.kind, tensors={part: t.float() for part, t in layer.tensors.items()}, alpha=layer.alpha
         )
-    return result
+        starts[name] = (
+            start if "oft_blocks" in layer.tensors else start._replace(alpha=layer.alpha or float(start.rank))
+        )
+    return starts
 
 
 def check_lora_files(config: RunConfig) -> None:
@@ -260,6 +255,19 @@ def check_lora_files(config: RunConfig) -> None:
                 f"{setting} is {rate:g}, but {lora.name} has no layer there ({prefix}_…) that could be continued; "
                 "set it to 0."
             )
+
+
+def outline_network(config: RunConfig, dtype: torch.dtype = torch.float32) -> tuple[BaseModel, Network]:
+    """Build what a run trains, and what it is trained on in dtype, without weights: shapes on the meta device.
+
+    Raises ValueError for a choice of layers that does not go with the base model, and for files whose layers cannot be
+    continued.
+    """
+    base = outline_base_model(config.base_model, dtype)
+    with torch.device("meta"):
+        return base, build_network(
+            base, config, learning_rates(config.optimizer, base), load_start(config, outline=True)
+        )
 
 
 def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .captions import tag_frequency
-from .config import RunConfig
+from .config import SPATIAL, LoraConfig, RunConfig
 from .memory import DTYPES
 from .models import BaseModel
 from .networks.files import FileLayer, delta_weight, group_tensors, layer_kind
@@ -136,7 +136,7 @@ def build_metadata(
 ) -> dict[str, str]:
     """Return the metadata other tools read (`ss_*`, `modelspec.*`) and the whole configuration (`atelier.*`).
 
-    start: file, hash, rank and alpha of the LoRA that was continued.
+    start: file, hash, rank, alpha and kinds of layers of the LoRA that was continued.
     """
     lora, optimizer, train, objective = config.lora, config.optimizer, config.train, config.objective
     finished = datetime.datetime.now(datetime.timezone.utc)
@@ -147,10 +147,6 @@ def build_metadata(
     folders = {Path(c.folder).name: {"n_repeats": c.repeats, "img_count": 0} for c in config.dataset.concepts}
     for picture in plan.manifest.pictures:
         folders[Path(config.dataset.concepts[picture.concept].folder).name]["img_count"] += 1
-    size = {"rank": lora.rank, "alpha": lora.alpha} if start is None else start
-    network_args: dict[str, Any] = {} if start is not None else {"preset": lora.preset}
-    if start is None and lora.preset == "full":
-        network_args |= {"conv_dim": lora.conv_rank or lora.rank, "conv_alpha": lora.conv_alpha or lora.alpha}
     prefixes = (concept.captions.prefix.strip(" ,") for concept in config.dataset.concepts)
     triggers = dict.fromkeys(prefix for prefix in prefixes if prefix)
     roles = Counter(config.dataset.concepts[picture.concept].role for picture in plan.manifest.pictures)
@@ -158,10 +154,7 @@ def build_metadata(
         "v2": family.name == "sd2",
         "base_model_version": family.base_version + ("_v" if family.name == "sd2" and predicts_v else ""),
         "sd_model_name": base.name,
-        "network_module": "networks.lora",
-        "network_dim": size["rank"],
-        "network_alpha": size["alpha"],
-        "network_args": json.dumps(network_args),
+        **network_metadata(lora, start),
         "output_name": name,
         "session_id": config.digest()[:16],
         "training_started_at": started,
@@ -222,3 +215,55 @@ def build_metadata(
         "atelier.config": json.dumps(public, sort_keys=True, ensure_ascii=False),
         **({"atelier.start": json.dumps(start, ensure_ascii=False)} if start is not None else {}),
     }
+
+
+def network_metadata(lora: LoraConfig, start: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what `ss_network_*` tell of a network, in the words of sd-scripts (its own LoRA) or LyCORIS (all else).
+
+    start: as for `build_metadata`; its layers, ranks and alphas then take the place of the configuration's.
+    """
+    plain = lora.algorithm == "lora" and not (lora.dora or lora.tucker or lora.use_scalar or lora.train_norm)
+    kinds = start["kinds"] if start is not None else ["LoRA" if plain else ""]
+    module = "networks.lora" if kinds == ["LoRA"] else "lycoris.kohya"
+    size = {"rank": lora.rank, "alpha": lora.alpha} if start is None else start
+    args: dict[str, Any] = {"rank_dropout": lora.rank_dropout, "module_dropout": lora.module_dropout}
+    if start is None:
+        args |= {"preset": lora.preset, "rs_lora": lora.rs_lora, "include": lora.include, "exclude": lora.exclude}
+        if lora.preset in SPATIAL:
+            args |= {"conv_dim": lora.conv_rank or lora.rank, "conv_alpha": lora.conv_alpha or lora.alpha}
+        args |= {
+            "block_dims": _list(lora.block_ranks),
+            "block_alphas": _list(lora.block_alphas),
+            "conv_block_dims": _list(lora.conv_block_ranks),
+            "conv_block_alphas": _list(lora.conv_block_alphas),
+            "block_lr_weight": _list(lora.block_weights),
+        }
+        if module == "lycoris.kohya":
+            args |= {
+                "algo": "locon" if lora.algorithm == "lora" else lora.algorithm,
+                "dora_wd": lora.dora,
+                **({"wd_on_output": "False"} if lora.dora else {}),
+                "use_tucker": lora.tucker,
+                "use_scalar": lora.use_scalar,
+                "train_norm": lora.train_norm,
+                "constraint": lora.constraint,
+            }
+        if lora.algorithm == "lokr":
+            args |= {
+                "factor": lora.factor,
+                "decompose_both": lora.decompose_both,
+                "full_matrix": lora.full_matrix,
+            }
+    return {
+        "network_module": module,
+        "network_dim": size["rank"],
+        "network_alpha": size["alpha"],
+        "network_args": json.dumps({name: value for name, value in args.items() if value not in (0, "", ())}),
+        "network_dropout": lora.dropout or None,
+        "scale_weight_norms": lora.scale_weight_norms or None,
+    }
+
+
+def _list(numbers: Sequence[float]) -> str:
+    """Write numbers as sd-scripts reads them."""
+    return ",".join(f"{number:g}" for number in numbers)

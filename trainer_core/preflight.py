@@ -10,9 +10,9 @@ import torch
 
 from .config import MemoryConfig, RunConfig
 from .estimate import CUDA_BLOCK, Estimate, estimate_step
-from .existing import build_network, learning_rates, load_start
+from .existing import learning_rates, outline_network
 from .memory import DTYPES, Stream, describe, free_bytes, kept_activations, prepare, recompute, rungs, weight_bytes
-from .models import CHUNK, MAX_CHUNKS, count_tokens, outline_base_model
+from .models import CHUNK, MAX_CHUNKS, count_tokens
 from .plan import Plan
 
 ERROR = 0.1  # of the estimate; only what is larger by more than this is refused
@@ -61,10 +61,8 @@ def estimate_run(
 ) -> Estimate:
     """Estimate the peak memory of a run's steps with some memory settings, in a dry run; shape as above."""
     meta = torch.device("meta")
-    base = outline_base_model(config.base_model, dtype)
+    base, network = outline_network(config, dtype)
     rates = learning_rates(config.optimizer, base)
-    with meta:
-        network = build_network(base, config, rates, load_start(config, outline=True))
     network.to(DTYPES[config.lora.dtype])
     if not any(rates[text.kohya] > 0 for text in base.texts):
         base.texts = ()

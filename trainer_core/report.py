@@ -113,7 +113,7 @@ def _concepts(plan: Plan) -> str:
                 masked,
             )
         )
-    return _table(("concept", "role", "pictures", "repeats", "visits/epoch", "weight", "captions", "masks"), rows)
+    return table(("concept", "role", "pictures", "repeats", "visits/epoch", "weight", "captions", "masks"), rows)
 
 
 def _buckets(plan: Plan) -> str:
@@ -136,7 +136,7 @@ def _buckets(plan: Plan) -> str:
                 f"{scale:.2f}x" if scale > 1 else "none",
             )
         )
-    return _table(("bucket", "pictures", "batches", "mean crop", "largest crop", "largest upscale"), rows)
+    return table(("bucket", "pictures", "batches", "mean crop", "largest crop", "largest upscale"), rows)
 
 
 def _writable(text: str) -> str:
@@ -144,7 +144,7 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Lay out a Markdown table in columns of equal width: the editor renders it, and it is legible as it is."""
     cells = [[str(cell).replace("|", r"\|") for cell in row] for row in (head, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]

@@ -45,6 +45,7 @@ from .models import (
     predict,
     remarks,
 )
+from .network_report import describe_network, measure_run
 from .networks import Network, remarks_on_algorithm
 from .networks.bake import bake_network
 from .noise import add_noise, alphas_cumprod, build_target
@@ -111,6 +112,7 @@ def train_lora(
     device, callbacks, started = torch.device(device), callbacks or Callbacks(), time.time()
     check_base_model(config.base_model)
     check_lora_files(config)
+    network_size = describe_network(measure_run(config))
     check_optimizer(config.optimizer, device)
     dtype = choose_dtype(config.base_model.precision, device)
     if config.lora.dtype == "bfloat16" and dtype == torch.float16:  # float16 scales gradients, CUDA none in bfloat16
@@ -124,6 +126,7 @@ def train_lora(
     check_stops(config.optimizer, plan)
     tokenizer = load_tokenizer(find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path)))
     callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long_captions(plan, tokenizer))]))
+    callbacks.note(network_size)
 
     ladder, needed = fit_memory(config, plan, tokenizer, dtype, device)
     for sentence in (needed, *remarks(config.base_model), *remarks_on_algorithm(config.lora)):

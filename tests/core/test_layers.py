@@ -18,7 +18,7 @@ ROWS = [
     {"visits"},
     {"plan", "store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"},
     {"encode", "estimate", "report", "run", "export", "sample", "resize", "preview", "existing"},
-    {"batch", "texts", "preflight"},
+    {"batch", "texts", "preflight", "network_report"},
     {"validate"},
     {"train"},
 ]

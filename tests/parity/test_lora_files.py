@@ -23,6 +23,7 @@ from lora_atelier.trainer_core.existing import (
     load_start,
     merge_beneath,
     outline_lora,
+    outline_network,
     start_layers,
 )
 from lora_atelier.trainer_core.export import delta_norms
@@ -106,8 +107,9 @@ def test_every_tensor_of_files_that_trainers_wrote_has_its_place(sd15, tmp_path,
     wanted = {"diffusers_example": "onetrainer_full"}.get(trainer, trainer)
     assert len(layers) == len(SHAPES[trainer]) and set(layers) <= set(SHAPES[wanted])
     assert {layer.alpha for layer in layers.values()} == {8.0 if trainer == "diffusers_example" else 4.0}
-    assert {layer.down.shape[0] for layer in layers.values()} == {8}
-    assert all(layer.down.shape[1:] == places[name].module.weight.shape[1:] for name, layer in layers.items())
+    assert {layer.rank for layer in layers.values()} == {8}
+    network = Network(sd15.unet, {}, LoraConfig(rank=2), seed=0, start=layers)
+    assert all(network.layers[n].down.shape[1:] == places[n].module.weight.shape[1:] for n in layers)
 
 
 UNET_NAME = "down_blocks.1.attentions.0.transformer_blocks.1.attn2.to_out.0"
@@ -153,7 +155,8 @@ def test_every_spelling_of_a_layer_is_understood(outline, tmp_path, name):
     save_file({name: random(2, width), up: random(out, 2)}, tmp_path / "a.safetensors")
     assert list(fit(outline_lora(tmp_path / "a.safetensors"), base, places)) == [kohya]
     layer = start_layers(load_lora(tmp_path / "a.safetensors"), base, places)[kohya]
-    assert layer.alpha == 2.0 and torch.equal(layer.down, random(2, width)) and torch.equal(layer.up, random(out, 2))
+    assert layer.alpha == 2.0 and torch.equal(layer.tensors["down"], random(2, width))
+    assert torch.equal(layer.tensors["up"], random(out, 2))
 
 
 def test_pefts_alpha_is_read_from_metadata_and_from_its_own_file(outline, tmp_path):
@@ -251,7 +254,7 @@ def test_files_that_are_no_whole_lora_are_refused(checkpoint, tmp_path):
         outline_lora(tmp_path / "a.pt")
 
 
-def test_only_plain_lora_is_continued_and_only_where_there_is_a_rate(checkpoint, comfyui, tmp_path):
+def test_only_what_a_layer_can_begin_with_is_continued_and_only_where_there_is_a_rate(checkpoint, comfyui, tmp_path):
     base = BaseModelConfig(path=str(checkpoint))
     places = find_places(outline_base_model(base))
     unet, text = (next(n for n in places if n.startswith(p) and n.endswith("to_q" if "unet" in p else "fc1"))
@@ -259,17 +262,24 @@ def test_only_plain_lora_is_continued_and_only_where_there_is_a_rate(checkpoint,
 
     def check(**tensors):
         save_file({name.replace("__", "."): t for name, t in tensors.items()}, tmp_path / "a.safetensors")
-        check_lora_files(run_of(base, start=str(tmp_path / "a.safetensors")))
+        run = run_of(base, start=str(tmp_path / "a.safetensors"))
+        check_lora_files(run)
+        outline_network(run)
 
     def pair(name):
         out, width = places[name].module.weight.shape
         return {f"{name}.lora_down.weight": torch.ones(2, width), f"{name}.lora_up.weight": torch.ones(out, 2)}
 
     check(**pair(unet), **pair(text))
-    with pytest.raises(ValueError, match=rf"{unet} in a.safetensors is a DoRA layer, .* use the file beneath"):
-        check(**pair(unet), **pair(text), **{f"{unet}.dora_scale": torch.ones(1, places[unet].module.weight.shape[1])})
-    with pytest.raises(ValueError, match="is a full difference layer, and only plain LoRA can be continued"):
-        check(**pair(text), **{f"{unet}.diff": torch.ones(places[unet].module.weight.shape)})
+    biased = "lora_unet_conv_in"
+    small = {f"{biased}.lora_down.weight": torch.ones(2, 4, 3, 3), f"{biased}.lora_up.weight": torch.ones(32, 2, 1, 1)}
+    with pytest.raises(
+        ValueError, match=rf"{biased}: a layer of diff_b, down, up cannot be continued; use the file be"
+    ):
+        check(**pair(unet), **pair(text), **small, **{f"{biased}.diff_b": torch.ones(32)})
+    table = "lora_te_text_model_embeddings_token_embedding"
+    with pytest.raises(ValueError, match=rf"{table} in a.safetensors changes a module of the kind Embedding, which is"):
+        check(**pair(unet), **pair(text), **pair(table))
     with pytest.raises(ValueError, match=r"text_encoder_learning_rate is 0.001, but a.safetensors has no layer there"):
         check(**pair(unet))
     with pytest.raises(ValueError, match=r"^learning_rate is 0.001, but a.safetensors has no layer .*lora_unet_"):
@@ -298,6 +308,7 @@ def test_a_continued_network_is_the_file_and_changes_nothing_at_first(checkpoint
         "file": "old.safetensors",
         "rank": 3,
         "alpha": 2.0,
+        "kinds": ["LoRA"],
         "sshs_model_hash": start.model_hash,
     }
     rates = {"lora_unet": 1e-3, **{text.kohya: 0.0 for text in base.texts}}

@@ -11,13 +11,17 @@ from .dataset import (
     MaskConfig,
 )
 from .model import BaseModelConfig, MemoryConfig, Precision, Prediction, Weights
-from .network import BeneathConfig, LoraConfig, Preset
+from .network import SPATIAL, UNET_ONLY, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
 from .objective import ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .run import RunConfig, SampleConfig, TrainConfig
 from .scheduler import SchedulerConfig
 
 __all__ = [
+    "SPATIAL",
+    "UNET_ONLY",
+    "WITHOUT_RANK",
+    "Algorithm",
     "AugmentConfig",
     "BaseModelConfig",
     "BeneathConfig",

@@ -9,6 +9,11 @@ from .base import Config, check_choices, check_range
 
 Algorithm = Literal["lora", "loha", "lokr", "glora", "ia3", "oft", "boft", "full"]
 Preset = Literal["attn-only", "attn-mlp", "full-lin", "full", "unet-transformer-only", "unet-convblock-only"]
+UNET_ONLY = ("unet-transformer-only", "unet-convblock-only")  # presets that train no text encoder
+PLACES = ("include", "exclude", "train_norm", "block_ranks", "block_alphas", "block_weights")
+WITHOUT_RANK = ("ia3", "full")
+WITHOUT_ALPHA = ("oft", "boft")
+SPATIAL = ("full", "unet-convblock-only")  # presets that train 3x3 convolutions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +35,8 @@ class LoraConfig(Config):
     rank: int = 16
     alpha: float = 16.0  # scale = alpha / rank; a constant, never trained
     preset: Preset = "attn-mlp"
-    conv_rank: int = 0  # rank of 3x3 convolutions (preset full); 0 = rank
-    conv_alpha: float = 0.0  # 0 = alpha
+    conv_rank: int = 0  # rank of 3x3 convolutions; 0 = as that of the block's other layers
+    conv_alpha: float = 0.0  # 0 = as that of the block's other layers
     dtype: Literal["float32", "bfloat16"] = "float32"  # of its weights; bfloat16 is rounded stochastically
     algorithm: Algorithm = "lora"  # full: the whole difference of each weight
     dora: bool = False  # magnitude and direction apart, along the input axis (lora, loha, lokr)
@@ -49,12 +54,12 @@ class LoraConfig(Config):
     use_scalar: bool = False  # a trained number multiplies each layer, and begins with 0 in the place of `up`
     scale_weight_norms: float = 0.0  # norm that no layer's delta may exceed; 0 = any
     train_norm: bool = False  # norm layers are trained, too
-    include: tuple[str, ...] = ()  # patterns of layers that are trained besides or instead of the preset's
+    include: tuple[str, ...] = ()  # patterns of layers that are trained besides the preset's
     exclude: tuple[str, ...] = ()  # patterns of layers that are not trained
     block_ranks: tuple[int, ...] = ()  # of each block of the UNet, 0 = not trained; () = rank
-    block_alphas: tuple[float, ...] = ()  # () = alpha
+    block_alphas: tuple[float, ...] = ()  # () = alpha; 0 = as the block's rank
     conv_block_ranks: tuple[int, ...] = ()  # of 3x3 convolutions; () = as those of the block's other layers
-    conv_block_alphas: tuple[float, ...] = ()
+    conv_block_alphas: tuple[float, ...] = ()  # () = as those of the block's other layers; 0 = as the rank
     block_weights: tuple[float, ...] = ()  # multiply the learning rate of each block of the UNet, 0 = not trained
     bake: bool = False  # dora, oft, boft, ia3: the file holds a plain LoRA that comes nearest
     start: str = ""  # a LoRA file to continue: layers, ranks and alphas are the file's
@@ -74,6 +79,7 @@ class LoraConfig(Config):
             raise ValueError(f"alpha is {self.alpha}; it must be above 0.")
         _check_options(self)
         _check_algorithm(self)
+        _check_layers(self)
 
 
 PRODUCTS = ("lora", "loha", "lokr")  # algorithms whose delta is a product of trained factors
@@ -125,3 +131,41 @@ def _check_algorithm(config: LoraConfig) -> None:
             "full_matrix leaves LoKr no rank, so decompose_both, tucker and rank_dropout would do nothing; switch them "
             "or full_matrix off."
         )
+
+
+def _check_layers(config: LoraConfig) -> None:
+    """Refuse numbers of blocks that are out of range, and settings of layers that would do nothing."""
+    for name in ("block_ranks", "conv_block_ranks"):
+        if not all(isinstance(rank, int) and 0 <= rank <= 4096 for rank in getattr(config, name)):
+            raise ValueError(f"{name} is {getattr(config, name)}; its numbers must be whole and between 0 and 4096.")
+    for name in ("block_alphas", "conv_block_alphas", "block_weights"):
+        object.__setattr__(config, name, tuple(map(float, getattr(config, name))))  # 4 and 4.0 are the same setting
+        if not all(0 <= number < float("inf") for number in getattr(config, name)):
+            raise ValueError(f"{name} is {getattr(config, name)}; its numbers must be at least 0.")
+    if not all(pattern.strip() for pattern in (*config.include, *config.exclude)):
+        raise ValueError("include or exclude has an empty pattern; leave it out.")
+    ranks, alphas = ("conv_rank", "conv_block_ranks"), ("conv_alpha", "conv_block_alphas")
+    useless: list[tuple[bool, tuple[str, ...], str]] = [  # settings, and where they do nothing
+        (bool(config.start), (*PLACES, *ranks, *alphas), "a LoRA that is continued has layers and ranks of its own"),
+        (
+            config.preset not in SPATIAL and not config.include,
+            (*ranks, *alphas),
+            f"the preset {config.preset} trains no 3x3 convolution; choose full",
+        ),
+        (bool(config.conv_block_ranks), ranks[:1], "conv_block_ranks says the rank of every 3x3 convolution"),
+        (bool(config.conv_block_alphas), alphas[:1], "conv_block_alphas says the alpha of every 3x3 convolution"),
+        (
+            config.algorithm in WITHOUT_RANK or config.full_matrix,
+            (*ranks, *alphas, "block_ranks", "block_alphas"),
+            f"{config.algorithm} has no rank here; leave blocks out by a block_weights of 0",
+        ),
+        (config.algorithm in WITHOUT_ALPHA, (*alphas, "block_alphas"), f"{config.algorithm} has no alpha"),
+        (
+            config.algorithm == "ia3" and config.preset not in ("attn-mlp", "unet-transformer-only"),
+            ("preset",),
+            "ia3 has layers of its own (keys, values, MLP); choose attn-mlp or unet-transformer-only",
+        ),
+    ]
+    for met, names, why in useless:
+        if met and (found := [name for name in names if getattr(config, name)]):
+            raise ValueError(f"{found[0]} would do nothing: {why}, or set {found[0]} back to its default.")

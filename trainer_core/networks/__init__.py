@@ -1,7 +1,16 @@
 """What is attached to a base model and trained, and what files hold of it."""
 
 from .attach import Network, Start
+from .blocks import block_names, parse_numbers, remarks_on_blocks
 from .choose import named_layers
 from .remarks import remarks_on_algorithm
 
-__all__ = ["Network", "Start", "named_layers", "remarks_on_algorithm"]
+__all__ = [
+    "Network",
+    "Start",
+    "block_names",
+    "named_layers",
+    "parse_numbers",
+    "remarks_on_algorithm",
+    "remarks_on_blocks",
+]

@@ -12,18 +12,44 @@ from torch import Tensor, nn
 
 from ..callbacks import Norms
 from ..config import LoraConfig
-from .build import build_layer
+from .blocks import block_finder
+from .build import algorithm_of, build_layer
 from .choose import Target, choose_targets, named_layers
 from .dora import frozen_weight
 from .layer import NetworkLayer
+
+RANKED = ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "a2")  # tensors that have a row for each rank
 
 
 class Start(NamedTuple):
     """What a layer begins with that an earlier run has trained."""
 
-    down: Tensor  # (rank, in[, k, k])
-    up: Tensor  # (out, rank[, 1, 1])
-    alpha: float
+    kind: str  # as `layer_kind` calls it
+    tensors: dict[str, Tensor]  # by part, as networks/files.py names them
+    alpha: float  # of OFT the limit of its rotation
+
+    @property
+    def rank(self) -> int:
+        """Return the rank, of OFT the size of its blocks, 1 for what has none."""
+        if "oft_blocks" in self.tensors:
+            return self.tensors["oft_blocks"].shape[-1]
+        return next((self.tensors[part].shape[0] for part in RANKED if part in self.tensors), 1)
+
+    def config(self, config: LoraConfig) -> LoraConfig:
+        """Return the configuration under which a new layer has these parts; what acts in training alone stays."""
+        parts = set(self.tensors)
+        algorithm: Any = algorithm_of(self.tensors) or "lora"
+        return config.replace(
+            start="",
+            algorithm=algorithm,
+            dora="dora_scale" in parts,
+            tucker=bool(parts & {"mid", "hada_t1", "lokr_t2"}),
+            factor=-1,
+            decompose_both="lokr_w1_a" in parts,
+            full_matrix=algorithm == "lokr" and not parts & {"lokr_w1_a", "lokr_w2_a"},
+            rs_lora=False,
+            init="default",
+        )
 
 
 class Network(nn.Module):
@@ -49,13 +75,22 @@ class Network(nn.Module):
             targets = choose_targets(unet, text_encoders, config, unet_names)
         else:
             modules = named_layers(unet, text_encoders, unet_names)
-            targets = [Target(name, modules[name][1], s.down.shape[0], s.alpha) for name, s in start.items()]
+            find = block_finder(unet) if unet is not None else str
+            targets = []
+            for name, begin in start.items():
+                path, module = modules[name]
+                block = find(path) if name.startswith("lora_unet_") else ""
+                targets.append(Target(name, module, begin.rank, begin.alpha, path, block))
+        layers: dict[str, Any] = {}
+        for target in targets:
+            layer = build_layer(target, config, seed) if start is None else _continued(target, config, seed, start)
+            layer.lr_factor = target.lr_factor
+            layers[target.name] = layer
         self._targets: dict[str, Any] = {target.name: target.module for target in targets}
         self._ranks = {target.name: target.rank for target in targets}
-        layers: dict[str, Any] = {target.name: build_layer(target, config, seed) for target in targets}
-        for name, begin in (start or {}).items():
-            layers[name].down.data.copy_(begin.down)
-            layers[name].up.data.copy_(begin.up)
+        self.chosen = tuple(
+            target._replace(module=None) for target in targets
+        )  # what was built, without what it changes
         self._layers: dict[str, NetworkLayer] = layers
         self.layers = nn.ModuleDict(layers)
 
@@ -164,6 +199,19 @@ class Network(nn.Module):
             weight = frozen_weight(module, torch.float32)
             if weight.ndim > 1:
                 yield name, self._layers[name].changed_weight(weight).detach() - weight, self._ranks[name]
+
+
+def _continued(target: Target, config: LoraConfig, seed: int, start: Mapping[str, Start]) -> NetworkLayer:
+    """Build the layer that an earlier run has trained; ValueError, with its name, where that is not possible."""
+    begin = start[target.name]
+    try:
+        layer = build_layer(target, begin.config(config), seed)
+        layer.load({part: t for part, t in begin.tensors.items() if part != "dora_scale"}, begin.alpha)
+        if "dora_scale" in begin.tensors:
+            layer.load_magnitude(begin.tensors["dora_scale"])
+    except ValueError as error:
+        raise ValueError(f"{target.name}: {error}") from error
+    return layer
 
 
 class WithDelta(nn.Module):

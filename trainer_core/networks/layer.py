@@ -107,6 +107,17 @@ class NetworkLayer(nn.Module):
         """Return what the file holds of this layer, by kohya's or LyCORIS' suffixes; a DoRA's magnitude is added."""
         raise NotImplementedError
 
+    def load_magnitude(self, magnitude: Tensor) -> None:
+        """Begin with a DoRA's magnitude of a file, (1, in[, 1, 1]). Raises ValueError for one along another axis."""
+        assert self.magnitude is not None and self.norms is not None
+        if magnitude.numel() != self.norms.numel() or magnitude.shape[0] != 1:
+            raise ValueError(
+                f"its DoRA has a magnitude of shape {tuple(magnitude.shape)}, one for each output, and only one for "
+                "each input can be continued; use the file beneath a new LoRA instead."
+            )
+        moved = magnitude.to(self.norms.device, torch.float32).view(self.norms.shape) - self.norms - EPS
+        self.magnitude.data.copy_(moved.flatten())
+
     def magnitude_tensors(self) -> dict[str, Tensor]:
         """Return a DoRA's magnitude (1, in[, 1, 1]) by its suffix, nothing of other layers."""
         if self.magnitude is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -135,6 +136,14 @@ class LoraLayer(NetworkLayer):
         middle = {} if self.mid is None else {"lora_mid.weight": self.mid.detach()}
         alpha = torch.tensor(self.alpha * (len(down) / self.rank))
         return {"lora_down.weight": down, "lora_up.weight": up, **middle, "alpha": alpha}
+
+    def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
+        """Begin with what an earlier run has trained; a 1x1 convolution's factors may be stored as matrices."""
+        own = {"down": self.down, "up": self.up} | ({} if self.mid is None else {"mid": self.mid})
+        if set(parts) != set(own):
+            super().load(parts, alpha)
+        for part, parameter in own.items():
+            parameter.data.copy_(parts[part].reshape(parameter.shape))
 
 
 def _kaiming(shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
