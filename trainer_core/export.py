@@ -20,6 +20,7 @@ from .captions import tag_frequency
 from .config import RunConfig
 from .memory import DTYPES
 from .models import BaseModel
+from .optim import describe
 from .plan import Plan
 
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}  # relative, of a layer's delta norm
@@ -134,6 +135,8 @@ def build_metadata(
     network_args: dict[str, Any] = {} if start is not None else {"preset": lora.preset}
     if start is None and lora.preset == "full":
         network_args |= {"conv_dim": lora.conv_rank or lora.rank, "conv_alpha": lora.conv_alpha or lora.alpha}
+    if optimizer.lora_plus_ratio != 1:
+        network_args["loraplus_lr_ratio"] = optimizer.lora_plus_ratio
     prefixes = (concept.captions.prefix.strip(" ,") for concept in config.dataset.concepts)
     triggers = dict.fromkeys(prefix for prefix in prefixes if prefix)
     roles = Counter(config.dataset.concepts[picture.concept].role for picture in plan.manifest.pictures)
@@ -153,7 +156,7 @@ def build_metadata(
         "unet_lr": optimizer.learning_rate,
         "text_encoder_lr": optimizer.text_encoder_learning_rate or None,
         "zero_terminal_snr": base.zero_terminal_snr,
-        "optimizer": optimizer.name,
+        "optimizer": describe(optimizer),
         "lr_scheduler": config.scheduler.name,
         "lr_warmup_steps": config.scheduler.warmup_steps,
         "max_grad_norm": optimizer.max_grad_norm,
