@@ -400,8 +400,8 @@ class NodeProgress:
         each = (now - self._began) / report.step
         area = "" if report.masked_area is None else f"mask {report.masked_area:.0%} · "
         self._live(
-            f"step {report.step}/{report.steps} · loss {loss:.4f} · {area}{speed(each)} · "
-            f"{clock(each * (report.steps - report.step))} left",
+            f"step {report.step}/{report.steps} · loss {loss:.4f} · lr {report.learning_rate:.2g} · {area}"
+            f"{speed(each)} · {clock(each * (report.steps - report.step))} left",
             final=report.step == report.steps,
         )
         self._bar.update_absolute(report.step, report.steps)

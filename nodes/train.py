@@ -176,7 +176,8 @@ class AtelierTrain(io.ComfyNode):
                     "sample_prompts",
                     multiline=True,
                     default="",
-                    tooltip="Prompts to draw at the end, one per line, for the output SAMPLES. Empty = none.",
+                    tooltip="Prompts to draw at the end, one per line, for the output SAMPLES. Empty = none. With a "
+                    "running average of the weights (ema_decay of Optimizer) all are drawn again with that.",
                 ),
                 io.String.Input(
                     "sample_negative", default="", tooltip="What these pictures should avoid.", advanced=True
@@ -337,6 +338,8 @@ class AtelierTrain(io.ComfyNode):
         finally:
             bridge.announce_lora()  # a run that is cancelled leaves a file too
         report = summary(result.path, result.losses, time.monotonic() - began)
+        if result.other:
+            report += f"\nSaved beside it as {result.other.name}, which the outputs do not hold"
         progress.text(report)
         return io.NodeOutput(
             *bridge.apply_lora(model, clip, result.tensors, strength),

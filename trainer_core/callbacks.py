@@ -23,7 +23,7 @@ class StepReport:
     steps: int
     loss: float  # mean over the samples of the step; NaN when it was not finite
     grad_norm: float  # before clipping
-    learning_rate: float  # of the first parameter group
+    learning_rate: float  # of the first parameter group, times the step size that the optimizer has found, if it does
     updated: bool  # False: loss or gradient was not finite, the weights stayed as they were
     seconds: float  # wall time of the step
     masked_area: float | None = None  # mean of the loss masks of the step, None without masks

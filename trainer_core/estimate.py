@@ -15,13 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .config import OptimizerConfig
 from .loss import sample_losses
 from .models import CHUNK, MAX_CHUNKS, BaseModel, Conditions, batch_context, encode_caption, predict
 from .networks import Network
 from .noise import add_noise, build_target
+from .optim import build_optimizer
 
 CUDA_BLOCK = 512  # bytes; torch's allocator on CUDA gives out whole blocks
 SMALLEST_8BIT = 4096  # values; bitsandbytes keeps the state of smaller parameters in float32
+EIGHT_BITS = {"adamw8bit": 2, "paged_adamw8bit": 2, "lion8bit": 1}  # values kept of each weight
 ABSMAX_BLOCK = 256  # 8-bit values that share one float32 scale
 
 
@@ -212,7 +215,7 @@ def estimate_step(
     batch_size: int,
     latent_size: tuple[int, int],
     context_length: int = CHUNK + 2,
-    optimizer: str = "adamw",
+    optimizer: OptimizerConfig | None = None,
     accumulates: bool = False,
     prior: bool = False,
     attention: str = "auto",
@@ -239,12 +242,14 @@ def estimate_step(
     if weight_bytes is None:
         weight_bytes = LiveBytes(block).count(t for m in models for t in (*m.parameters(), *m.buffers()))
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    kept = optimizer_state(parameters, optimizer or OptimizerConfig())
     live = LiveBytes(block)
     fused = nullcontext() if attention == "math" else fused_attention()
     with live, fused, network.attached():
-        # From the second step on the optimizer's state is there; nothing else is added by its update, which is fused.
+        # From the second step on the optimizer's state is there. What an update needs besides where it is not fused is
+        # not counted: activations, which took more as a rule, are gone by then.
         weights = live.count(parameters)
-        state = _optimizer_state(parameters, optimizer)
+        state = [torch.empty(size, dtype=dtype, device="meta") for size, dtype in kept]
         network_bytes = live.now + weights  # gradients are as large as what they belong to
         if accumulates:
             for parameter in parameters:
@@ -300,16 +305,36 @@ def _conditions(base: BaseModel, batch_size: int, latent_size: tuple[int, int], 
     return Conditions(context=context, pooled=pooled, sizes=sizes, painted=painted)
 
 
-def _optimizer_state(parameters: Iterable[Tensor], name: str) -> list[Tensor]:
-    """Allocate what AdamW keeps of each parameter: two float32 values each, or two of 8 bits and their scales."""
-    state = []
+def optimizer_state(parameters: Iterable[Tensor], config: OptimizerConfig) -> list[tuple[int, torch.dtype]]:
+    """Return count and dtype of the tensors that an optimizer keeps of parameters, and those of a running average.
+
+    Found by a step of the very optimizer on one small parameter of each shape. Those of bitsandbytes may not run on
+    this CPU: two (Lion: one) of 8 bits and their scales.
+    """
+    shapes: dict[tuple[int, ...], list[tuple[int, torch.dtype]]] = {}
+    kept = []
     for parameter in parameters:
-        count = parameter.numel()
-        if name == "adamw":
-            kinds = [(count, torch.float32)] * 2 + [(1, torch.float32)]  # the number of steps is a tensor, too
-        elif count < SMALLEST_8BIT:
-            kinds = [(count, torch.float32)] * 2
-        else:
-            kinds = [(count, torch.uint8), (math.ceil(count / ABSMAX_BLOCK), torch.float32)] * 2
-        state += [torch.empty(size, dtype=dtype, device="meta") for size, dtype in kinds]
-    return state
+        shape, count = tuple(parameter.shape), parameter.numel()
+        if shape not in shapes:
+            shapes[shape] = _state_of(shape, config)
+        kept += shapes[shape]
+        if config.ema_decay and config.ema_device == "same":
+            kept.append((count, torch.float32))
+    return kept
+
+
+def _state_of(shape: tuple[int, ...], config: OptimizerConfig) -> list[tuple[int, torch.dtype]]:
+    """Return count and dtype of the tensors that an optimizer keeps of one float32 parameter."""
+    count = math.prod(shape)
+    if config.name in EIGHT_BITS:
+        if count < SMALLEST_8BIT:
+            return [(count, torch.float32)] * EIGHT_BITS[config.name]
+        one = [(count, torch.uint8), (math.ceil(count / ABSMAX_BLOCK), torch.float32)]
+        return one * EIGHT_BITS[config.name]
+    parameter = torch.nn.Parameter(torch.ones(shape))
+    parameter.grad = torch.ones(shape)
+    optimizer = build_optimizer(config, [{"params": [parameter], "lr": 1e-4}])
+    for _ in range(2):  # some begin with a step that keeps nothing
+        optimizer.step()
+    state = optimizer.state[parameter].values()
+    return [(t.untyped_storage().nbytes() // t.itemsize, t.dtype) for t in _tensors(list(state))]

@@ -22,6 +22,7 @@ from .memory import DTYPES
 from .models import BaseModel
 from .networks.files import FileLayer, delta_weight, group_tensors, layer_kind
 from .networks.layer import pair_norm
+from .optim import describe
 from .plan import Plan
 
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}  # relative, of a layer's delta norm
@@ -154,7 +155,7 @@ def build_metadata(
         "v2": family.name == "sd2",
         "base_model_version": family.base_version + ("_v" if family.name == "sd2" and predicts_v else ""),
         "sd_model_name": base.name,
-        **network_metadata(lora, start),
+        **network_metadata(lora, start, optimizer.lora_plus_ratio),
         "output_name": name,
         "session_id": config.digest()[:16],
         "training_started_at": started,
@@ -163,7 +164,7 @@ def build_metadata(
         "unet_lr": optimizer.learning_rate,
         "text_encoder_lr": optimizer.text_encoder_learning_rate or None,
         "zero_terminal_snr": base.zero_terminal_snr,
-        "optimizer": optimizer.name,
+        "optimizer": describe(optimizer),
         "lr_scheduler": config.scheduler.name,
         "lr_warmup_steps": config.scheduler.warmup_steps,
         "max_grad_norm": optimizer.max_grad_norm,
@@ -217,7 +218,9 @@ def build_metadata(
     }
 
 
-def network_metadata(lora: LoraConfig, start: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def network_metadata(
+    lora: LoraConfig, start: Mapping[str, Any] | None = None, lora_plus_ratio: float = 1.0
+) -> dict[str, Any]:
     """Return what `ss_network_*` tell of a network, in the words of sd-scripts (its own LoRA) or LyCORIS (all else).
 
     start: as for `build_metadata`; its layers, ranks and alphas then take the place of the configuration's.
@@ -227,6 +230,7 @@ def network_metadata(lora: LoraConfig, start: Mapping[str, Any] | None = None) -
     module = "networks.lora" if kinds == ["LoRA"] else "lycoris.kohya"
     size = {"rank": lora.rank, "alpha": lora.alpha} if start is None else start
     args: dict[str, Any] = {"rank_dropout": lora.rank_dropout, "module_dropout": lora.module_dropout}
+    args |= {"loraplus_lr_ratio": lora_plus_ratio} if lora_plus_ratio != 1 else {}
     if start is None:
         args |= {"preset": lora.preset, "rs_lora": lora.rs_lora, "include": lora.include, "exclude": lora.exclude}
         if lora.preset in SPATIAL:

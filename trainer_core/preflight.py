@@ -77,7 +77,7 @@ def estimate_run(
             batch_size=count,
             latent_size=(height // 8, width // 8),
             context_length=tokens,
-            optimizer=config.optimizer.name,
+            optimizer=config.optimizer,
             accumulates=config.train.accumulate > 1,
             prior=any(c.masks is not None and c.masks.prior_weight > 0 for c in config.dataset.concepts),
             attention=memory.attention,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,8 @@ from .network_report import describe_network, measure_run
 from .networks import Network, remarks_on_algorithm
 from .networks.bake import bake_network
 from .noise import add_noise, alphas_cumprod, build_target
-from .optim import build_optimizer, check_optimizer
+from .optim import Ema, averaged, build_optimizer, check_optimizer, learning_rate, move, take_average
+from .optim import remarks as optimizer_remarks
 from .plan import Plan, build_plan
 from .preflight import fit_memory
 from .report import long_captions, report
@@ -70,12 +73,13 @@ FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
 class Result:
     """What a run leaves behind."""
 
-    path: Path  # the LoRA file
+    path: Path  # the LoRA file; of the average of the weights where outputs get that
     tensors: dict[str, Tensor]  # as they are in the file
     losses: list[float]  # of each step, NaN where it was not finite
     validation: list[tuple[int, float]]  # (steps finished, loss of the validation pictures)
-    samples: Tensor  # (N, H, W, 3) in 0..1
+    samples: Tensor  # (N, H, W, 3) in 0..1; where there is an average those of the plain weights, then its own
     plan: Plan
+    other: Path | None = None  # with an average of the weights: the file that `path` is not
 
 
 @dataclass(kw_only=True)
@@ -91,6 +95,8 @@ class Run:
     callbacks: Callbacks
     losses: list[float] = field(default_factory=list)  # of each step, NaN where it was not finite
     validation: list[tuple[int, float]] = field(default_factory=list)  # (steps finished, loss)
+    optimizer: Any = None
+    ema: Ema | None = None  # the running average of the weights
 
 
 def train_lora(
@@ -113,7 +119,7 @@ def train_lora(
     check_base_model(config.base_model)
     check_lora_files(config)
     network_size = describe_network(measure_run(config))
-    check_optimizer(config.optimizer, device)
+    check_optimizer(config.optimizer, config.scheduler, device)
     dtype = choose_dtype(config.base_model.precision, device)
     if config.lora.dtype == "bfloat16" and dtype == torch.float16:  # float16 scales gradients, CUDA none in bfloat16
         raise ValueError("A LoRA in bfloat16 does not go with precision float16; set dtype of LoRA Config to float32.")
@@ -129,7 +135,8 @@ def train_lora(
     callbacks.note(network_size)
 
     ladder, needed = fit_memory(config, plan, tokenizer, dtype, device)
-    for sentence in (needed, *remarks(config.base_model), *remarks_on_algorithm(config.lora)):
+    own = (*remarks(config.base_model), *remarks_on_algorithm(config.lora), *optimizer_remarks(config.optimizer))
+    for sentence in (needed, *own):
         callbacks.note(sentence)
 
     start = load_start(config)
@@ -161,30 +168,58 @@ def train_lora(
         steps = len(run.losses)
         return build_metadata(config, plan, base, name=path.stem, steps=steps, started=started, start=continued)
 
+    def versions() -> list[tuple[str, Callable[[], Any]]]:
+        """Return what a file's name ends in and what sets the weights for it: as they are, and their average."""
+        take_average(run.optimizer)
+        return [("", nullcontext), *([("-ema", run.ema.swapped)] if run.ema else [])]
+
+    def save(
+        path: Path, dtype: str, verify: Callable[[Path], None] | None = None, *, bake: bool = False
+    ) -> list[tuple[Path, Any]]:
+        path, saved = unused_path(path), []
+        for ending, weights in versions():
+            file = unused_path(path.with_name(f"{path.stem}{ending}.safetensors"))
+            with weights():
+                kind = {"atelier.average": "ema"} if ending else {}
+                tensors = network.tensors()
+                if bake:
+                    tensors, sentence = bake_network(network, config.train.seed)
+                    callbacks.note(sentence)
+                saved.append((file, save_lora(file, tensors, metadata(file) | kind, dtype, verify)))
+        return saved
+
     try:
         with network.attached():
             try:
                 with attention_kernel(config.memory.attention, device), room_for_programs(config.memory.compile):
                     train(run, ladder)
-                path = unused_path(output)
-                tensors = network.tensors()
-                if config.lora.bake:
-                    tensors, sentence = bake_network(network, config.train.seed)
-                    callbacks.note(sentence)
-                tensors = save_lora(path, tensors, metadata(path), config.train.save_dtype, verify)
+                saved = save(output, config.train.save_dtype, verify, bake=config.lora.bake)
             except BaseException:
                 if steps := len(run.losses):
-                    stopped = unused_path(output.with_name(f"{output.stem}-stopped-at-{steps}.safetensors"))
-                    save_lora(stopped, network.tensors(), metadata(stopped), "float32")
+                    ((stopped, _), *_) = save(
+                        output.with_name(f"{output.stem}-stopped-at-{steps}.safetensors"), "float32"
+                    )
                     callbacks.note(f"Stopped at step {steps} of {plan.steps}; what was learned is in {stopped}.")
                 raise
             encode = None if train_text else encoded.conditioning
-            samples = sample_images(base, config.sample, device, encode=encode, callbacks=callbacks)
+            samples = []
+            for _, weights in versions():
+                with weights():
+                    samples.append(sample_images(base, config.sample, device, encode=encode, callbacks=callbacks))
     finally:
         base.unet, base.texts, base.vae = None, (), None
         network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
         give_back(device)
-    return Result(path=path, tensors=tensors, losses=run.losses, validation=run.validation, samples=samples, plan=plan)
+    (path, tensors), *others = saved if config.optimizer.ema_output == "plain" else saved[::-1]
+    return Result(
+        path=path,
+        tensors=tensors,
+        losses=run.losses,
+        validation=run.validation,
+        samples=torch.cat(samples),
+        plan=plan,
+        other=others[0][0] if others else None,
+    )
 
 
 def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
@@ -200,8 +235,13 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
     if config.memory.compile:
         compile_blocks(base.unet, callbacks.note)
     settle(run, memory, stream)
-    optimizer = build_optimizer(config.optimizer, run.network.groups(rates), config.train.seed)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    settings = config.optimizer
+    groups = run.network.groups(rates, settings.conv_learning_rate, settings.lora_plus_ratio)
+    run.optimizer = optimizer = build_optimizer(settings, groups, config.train.seed)
+    if settings.ema_decay:
+        parameters = [p for group in groups for p in group["params"]]
+        run.ema = Ema(parameters, settings.ema_decay, settings.ema_every, settings.ema_device)
+    in_use = run.ema.swapped if run.ema and settings.ema_output == "average" else functools.partial(averaged, optimizer)
     scaler = torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16)
     alphas = alphas_cumprod(zero_terminal_snr=base.zero_terminal_snr)
     encode = text_reader(base, run.encoded, device, learning=True)
@@ -209,7 +249,9 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
 
     def validate(steps: int) -> None:
         if plan.validation:
-            loss = validation_loss(base, run.encoded, encode, plan, config, alphas, device, callbacks)
+            with in_use():  # other weights than those that training's reader may remember captions of
+                read = text_reader(base, run.encoded, device, learning=True)
+                loss = validation_loss(base, run.encoded, read, plan, config, alphas, device, callbacks)
             run.validation.append((steps, loss))
             callbacks.validation(steps, loss)
 
@@ -239,17 +281,13 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         factor = lr_factor(step, plan.steps, config.scheduler)
         for group in optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        scaler.unscale_(optimizer)
-        limit = config.optimizer.max_grad_norm or math.inf
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
-        finite = math.isfinite(grad_norm) and math.isfinite(loss_value := float(step_loss))
+        loss_value = float(step_loss)
+        grad_norm, finite = move(optimizer, scaler, loss_value, settings)
         norms = None
-        if finite:
-            scaler.step(optimizer)
-            if config.lora.scale_weight_norms:
-                norms = run.network.limit_norms(config.lora.scale_weight_norms)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        if finite and config.lora.scale_weight_norms:
+            norms = run.network.limit_norms(config.lora.scale_weight_norms)
+        if run.ema:
+            run.ema.update(step + 1)
 
         run.losses.append(loss_value if finite else math.nan)
         callbacks.step(
@@ -258,7 +296,7 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
                 steps=plan.steps,
                 loss=run.losses[-1],
                 grad_norm=grad_norm,
-                learning_rate=optimizer.param_groups[0]["lr"],
+                learning_rate=learning_rate(optimizer),
                 updated=finite,
                 seconds=time.perf_counter() - began,
                 masked_area=float(torch.stack(areas).mean()) if areas else None,

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from lora_atelier.trainer_core import train as train_module
 from lora_atelier.trainer_core.config import (
+    OPTIMIZERS,
     BaseModelConfig,
     BucketConfig,
     ConceptConfig,
@@ -21,7 +22,7 @@ from lora_atelier.trainer_core.config import (
     RunConfig,
     TrainConfig,
 )
-from lora_atelier.trainer_core.estimate import Estimate, LiveBytes, _optimizer_state, estimate_step, fused_attention
+from lora_atelier.trainer_core.estimate import Estimate, LiveBytes, estimate_step, fused_attention, optimizer_state
 from lora_atelier.trainer_core.memory import recompute as recompute_blocks
 from lora_atelier.trainer_core.models import BaseModel, load_base_model
 from lora_atelier.trainer_core.models.family import FAMILIES
@@ -273,16 +274,28 @@ def test_torch_itself_records_the_same_peak(checkpointing, checkpoint, folder, c
     assert found.network + found.activations == pytest.approx(recorded, rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["adamw", "adamw8bit"])
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "paged_adamw8bit"])
 def test_the_state_is_as_large_as_that_of_the_optimizer(name):
-    parameters = [torch.nn.Parameter(torch.ones(size)) for size in (100, 4095, 4096, 20_000)]
-    optimizer = build_optimizer(OptimizerConfig(name=name), [{"params": parameters}])
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    kept = [t for state in optimizer.state.values() for key, t in state.items() if isinstance(t, torch.Tensor)]
-    tables = 2 * 256 * 4 if name == "adamw8bit" else 0  # of 8-bit values, one for all parameters
-    assert LiveBytes().count(_optimizer_state(parameters, name)) == LiveBytes().count(kept) - tables
+    parameters = [torch.nn.Parameter(torch.ones(size)) for size in (100, (5, 819), 4096, (8, 50, 50))]
+    config = OptimizerConfig(name=name, learning_rate=1.0)
+    optimizer = build_optimizer(config, [{"params": parameters, "lr": 1.0}])
+    for _ in range(2):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    kept = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    tables = 256 * 4 * {"adamw8bit": 2, "lion8bit": 1}.get(name, 0)  # of 8-bit values, one for all parameters
+    found = sum(count * dtype.itemsize for count, dtype in optimizer_state(parameters, config))
+    assert found == LiveBytes().count(kept) - tables
+
+
+def test_a_running_average_is_part_of_the_state_where_it_is_kept():
+    parameters = [torch.nn.Parameter(torch.ones(8, 50)), torch.nn.Parameter(torch.ones(7))]
+    sizes = [
+        sum(count * dtype.itemsize for count, dtype in optimizer_state(parameters, OptimizerConfig(**options)))
+        for options in ({}, {"ema_decay": 0.99}, {"ema_decay": 0.99, "ema_device": "cpu"})
+    ]
+    assert sizes == [sizes[0], sizes[0] + 4 * 407, sizes[0]]
 
 
 def test_activations_grow_with_the_batch_and_nothing_else_does():

@@ -202,3 +202,30 @@ def test_groups_have_their_own_rates():
     assert (unet["lr"], text["lr"]) == (1e-3, 1e-4)
     assert len(unet["params"]) + len(text["params"]) == len(list(network.parameters()))
     assert len(network.groups({"lora_unet": 1e-3, "lora_te": 0})) == 1
+
+
+def test_groups_split_by_convolution_factor_plus_and_decay():
+    network = Network(tiny_unet(), {"lora_te": (tiny_text_encoder(), 2)}, LoraConfig(rank=2, preset="full"), seed=0)
+    layers = dict(network.layers.items())
+    large = {name for name, layer in layers.items() if layer.down.ndim == 4 and layer.down.shape[-1] > 1}
+    slow, still, lonely = "lora_unet_conv_in", "lora_unet_conv_out", "lora_te_text_model_encoder_layers_0_mlp_fc1"
+    layers[slow].lr_factor, layers[still].lr_factor = 0.5, 0.0
+    layers[lonely].no_decay = ("up",)
+    groups = network.groups({"lora_unet": 1e-3, "lora_te": 1e-4}, conv_rate=2e-3, plus_ratio=4.0)
+    found = {id(p): group for group in groups for p in group["params"]}
+    for name, layer in layers.items():
+        base = 1e-4 if name.startswith("lora_te_") else 2e-3 if name in large else 1e-3
+        for key, parameter in layer.named_parameters():
+            if name == still:
+                assert id(parameter) not in found and not parameter.requires_grad
+                continue
+            group = found[id(parameter)]
+            assert group["lr"] == group["base_lr"] == layer.lr_factor * base * (4 if key == "up" else 1)
+            assert group["decays"] == ((name, key) != (lonely, "up"))
+            assert name.startswith(group["model"])
+    assert len({(g["lr"], g["decays"], g["model"]) for g in groups}) == len(groups)
+    assert still in large and slow in large and any(name not in large for name in layers if "unet" in name)
+    layers[slow].register_parameter("gain", torch.nn.Parameter(torch.ones(())))
+    groups = network.groups({"lora_unet": 1e-3})
+    assert [g["decays"] for g in groups if any(p is layers[slow].gain for p in g["params"])] == [False]
+    assert all(g["lr"] in (1e-3, 5e-4) for g in groups)

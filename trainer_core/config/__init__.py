@@ -14,10 +14,12 @@ from .model import BaseModelConfig, MemoryConfig, Precision, Prediction, Weights
 from .network import SPATIAL, UNET_ONLY, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
 from .objective import ObjectiveConfig
 from .optimizer import OptimizerConfig
+from .optimizers import OPTIMIZERS
 from .run import RunConfig, SampleConfig, TrainConfig
 from .scheduler import SchedulerConfig
 
 __all__ = [
+    "OPTIMIZERS",
     "SPATIAL",
     "UNET_ONLY",
     "WITHOUT_RANK",

@@ -169,21 +169,31 @@ class Network(nn.Module):
             if name.startswith(f"{prefix}_"):
                 layer.requires_grad_(False)
 
-    def groups(self, rates: Mapping[str, float]) -> list[dict[str, Any]]:
-        """Return optimizer parameter groups by what their layers' names begin with; without layers or rate none.
+    def groups(
+        self, rates: Mapping[str, float], conv_rate: float = 0.0, plus_ratio: float = 1.0
+    ) -> list[dict[str, Any]]:
+        """Return optimizer parameter groups {"params", "lr", "base_lr", "decays", "model"}, none empty.
 
-        Layers without a rate stay as they are and get no gradient.
+        rates: by what names of layers begin with, the "model". Convolutions larger than 1x1 learn at conv_rate where
+        that is not 0. Each layer multiplies its rate by lr_factor, and that of the parameters in `plus` by plus_ratio
+        (LoRA+, Hayou et al. 2024). "decays" is False for parameters that weight decay must leave alone. Layers
+        without a rate stay as they are and get no gradient.
         """
-        groups = []
-        for prefix, rate in rates.items():
-            params = [
-                p for name, layer in self._layers.items() if name.startswith(f"{prefix}_") for p in layer.parameters()
-            ]
-            for parameter in params:
-                parameter.requires_grad_(rate > 0)
-            if params and rate > 0:
-                groups.append({"params": params, "lr": rate, "base_lr": rate})
-        return groups
+        groups: dict[tuple[str, float, bool], dict[str, Any]] = {}
+        for model, rate in rates.items():
+            for name, layer in self._layers.items():
+                if not name.startswith(f"{model}_"):
+                    continue
+                large = max(getattr(self._targets[name], "kernel_size", (1,))) > 1
+                own = layer.lr_factor * (conv_rate if large and rate and conv_rate else rate)
+                for key, parameter in layer.named_parameters():
+                    parameter.requires_grad_(own > 0)
+                    if own > 0:
+                        lr = own * (plus_ratio if key in layer.plus else 1.0)
+                        decays = parameter.ndim > 0 and key not in layer.no_decay
+                        group = {"params": [], "lr": lr, "base_lr": lr, "decays": decays, "model": model}
+                        groups.setdefault((model, lr, decays), group)["params"].append(parameter)
+        return list(groups.values())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors under their kohya names."""

@@ -1,0 +1,272 @@
+"""The optimizers by name: where each comes from, what it can be told, and what is good for a LoRA. Plain data."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+
+class Setting(NamedTuple):
+    """One parameter of an optimizer's own."""
+
+    name: str
+    default: bool | int | float | str  # good for a LoRA; its type is the parameter's
+    tooltip: str
+    low: float = 0.0
+    high: float = math.inf  # of numbers
+
+
+class Optimizer(NamedTuple):
+    """One optimizer: its class, its own parameters, and when to use it."""
+
+    path: str  # module and class; empty: the person names it
+    package: str  # what pip calls it
+    settings: tuple[Setting, ...]
+    learning_rate: float  # where to start with a LoRA
+    when: str  # one or two sentences for the person
+    wanted: str = ""  # oldest version that works, "4.0"; empty: any
+    instead: str = "adamw"  # what to choose where this one is not to be had
+    estimates: bool = False  # it finds its step size d by itself; learning rates multiply it
+    averages: bool = False  # schedule-free: what is used is an average of what learns
+
+
+DECAY = "How strongly weights are pulled towards 0, as a share of the learning rate. 0 = not."
+INTO_GRADIENT = "How strongly weights are pulled towards 0: this share of each is added to its gradient. 0 = not."
+
+
+def _decay(default: float, tooltip: str = DECAY) -> Setting:
+    return Setting("weight_decay", default, tooltip, high=100)
+
+
+def _betas(beta1: float, beta2: float, least: float = 0.0) -> tuple[Setting, Setting]:
+    mean = f"Memory of the mean gradient, {least:g} to 0.999999. {beta1:g} averages about {1 / (1 - beta1):.0f} steps."
+    square = (
+        f"Memory of the mean squared gradient, 0 to 0.999999. {beta2:g} averages about {1 / (1 - beta2):.0f} steps."
+    )
+    return Setting("beta1", beta1, mean, least, 0.999999), Setting("beta2", beta2, square, 0, 0.999999)
+
+
+def _eps(default: float, low: float = 0.0) -> Setting:
+    text = f"Added to the divisor so that tiny gradients do not make huge steps. {default:g} is usual."
+    return Setting("eps", default, text, low, 1)
+
+
+ADAM = (_decay(0.01), *_betas(0.9, 0.999), _eps(1e-8))
+LION = (
+    _decay(0.05),
+    Setting(
+        "beta1", 0.9, "Share of the running mean in the direction of a step, 0 to 0.999999. 0.9 is usual.", 0, 0.999999
+    ),
+    Setting("beta2", 0.99, "Memory of the running mean of gradients, 0 to 0.999999. 0.99 is usual.", 0, 0.999999),
+)
+D0 = Setting(
+    "d0", 1e-6, "First guess of the step size, which only ever grows. 1e-6 is usual; smaller is safe.", 1e-12, 1
+)
+D_COEF = Setting(
+    "d_coef", 1.0, "Multiplies the estimated step size; 0.5 to 2 to learn more slowly or faster.", 0.001, 100
+)
+SEPARATE = (
+    "A step size is estimated for the UNet and for each text encoder by itself. Off: one for those of equal rates."
+)
+CLIP = Setting("clip_threshold", 1.0, "Longest root mean square of an update, above 0. 1 is usual.", 0.001, 1000)
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    # torch's own, fused: one kernel for all weights.
+    "adamw": Optimizer("torch.optim.AdamW", "torch", ADAM, 1e-4, "adamw runs everywhere and is a good first choice."),
+    # bitsandbytes is the only one with kernels for 8-bit state.
+    "adamw8bit": Optimizer(
+        "bitsandbytes.optim.AdamW8bit",
+        "bitsandbytes",
+        ADAM,
+        1e-4,
+        "AdamW with its state in 8 bits: a quarter of its memory. Not available: adamw, or lion with half the state.",
+        wanted="0.45",
+    ),
+    "paged_adamw8bit": Optimizer(
+        "bitsandbytes.optim.PagedAdamW8bit",
+        "bitsandbytes",
+        ADAM,
+        1e-4,
+        "AdamW 8-bit whose state may move to RAM when the GPU's memory is full. NVIDIA GPUs only.",
+        wanted="0.45",
+        instead="adamw8bit",
+    ),
+    # From transformers, which is needed anyway; sd-scripts uses the same class, so its settings mean the same.
+    "adafactor": Optimizer(
+        "transformers.optimization.Adafactor",
+        "transformers",
+        (
+            _decay(0.0),
+            Setting(
+                "beta1", 0.0, "Memory of the mean update, 0 to 0.999999. 0 = none, which saves memory.", 0, 0.999999
+            ),
+            CLIP,
+            Setting(
+                "decay_rate", -0.8, "How fast the memory of squared gradients grows with the steps, -1 to 0.", -1, 0
+            ),
+            Setting("scale_parameter", False, "Steps are in proportion to the size of the weights. Off suits LoRAs."),
+            Setting(
+                "relative_step",
+                False,
+                "The learning rate follows from the number of steps (1 / sqrt(step), at most 0.01): those set here "
+                "only say what learns (0 = not), and the schedule has to be constant.",
+            ),
+            Setting("warmup_init", False, "With relative_step: starts with very small steps that grow."),
+        ),
+        1e-4,
+        "Little memory: one number for each row and column. With a constant schedule, best after a warm-up.",
+    ),
+    # pytorch-optimizer keeps these four current and tested; their papers' repositories are not on PyPI or not kept.
+    "came": Optimizer(
+        "pytorch_optimizer.CAME",
+        "pytorch-optimizer",
+        (
+            _decay(0.01),
+            *_betas(0.9, 0.999),
+            Setting("beta3", 0.9999, "Memory of how sure updates are, 0 to 0.999999. 0.9999 is usual.", 0, 0.999999),
+            CLIP,
+        ),
+        1e-4,
+        "As sparing as Adafactor, with steps held back where they are unsure. Goes well with a REX schedule.",
+        wanted="4.0",
+        instead="adafactor",
+    ),
+    # The authors' package: it alone keeps a slice of each weight (slice_p), which halves the memory.
+    "prodigy": Optimizer(
+        "prodigyopt.Prodigy",
+        "prodigyopt",
+        (
+            *ADAM[:3],
+            _eps(1e-8, 1e-30),
+            D0,
+            D_COEF,
+            Setting("use_bias_correction", True, "First steps as AdamW's, without its warm-up of the means."),
+            Setting(
+                "safeguard_warmup", True, "Keeps a warm-up of the schedule from raising the estimate. On with any."
+            ),
+            Setting(
+                "slice_p", 11, "The estimate looks at every n-th weight: 11 saves memory, 1 looks at all.", 1, 1000
+            ),
+            Setting("separate", False, SEPARATE),
+        ),
+        1.0,
+        "Finds its step size by itself. learning_rate is 1 for everything that learns (a factor on what it finds, 0 = "
+        "not); no schedule with restarts; a batch of 2 or more helps.",
+        wanted="1.1",
+        estimates=True,
+    ),
+    "prodigy_plus_schedule_free": Optimizer(
+        "prodigyplus.prodigy_plus_schedulefree.ProdigyPlusScheduleFree",
+        "prodigy-plus-schedule-free",
+        (
+            _decay(0.0),
+            *_betas(0.9, 0.99, 0.001),
+            _eps(1e-8, 1e-30),
+            D0,
+            D_COEF,
+            Setting(
+                "prodigy_steps",
+                0,
+                "The step size stays as it is from this step on. 0 = it is estimated to the end.",
+                0,
+                1e9,
+            ),
+            Setting("use_speed", False, "Another estimate of the step size, which reacts less to weight decay."),
+            Setting("use_bias_correction", False, "Starts as RAdam does, with small steps."),
+            Setting("use_stableadamw", True, "Limits each update's root mean square; then max_grad_norm can be 0."),
+            Setting("factored", True, "One number for each row and column in place of every weight's: less memory."),
+            Setting("separate", True, SEPARATE),
+        ),
+        1.0,
+        "Prodigy without a schedule: it averages instead. learning_rate is 1 for everything that learns (0 = not); "
+        "constant schedule only.",
+        wanted="2.0",
+        instead="prodigy",
+        estimates=True,
+        averages=True,
+    ),
+    # The authors' package, where the method is developed.
+    "schedulefree_adamw": Optimizer(
+        "schedulefree.AdamWScheduleFree",
+        "schedulefree",
+        (_decay(0.01), *_betas(0.9, 0.999, 0.001), _eps(1e-8)),
+        3e-4,
+        "AdamW that averages in place of a schedule, so the run may end at any time. Constant schedule only (with a "
+        "warm-up if wanted); a learning rate of 1 to 10 times AdamW's.",
+        wanted="1.2",
+        averages=True,
+    ),
+    "lion": Optimizer(
+        "pytorch_optimizer.Lion",
+        "pytorch-optimizer",
+        LION,
+        2e-5,
+        "Only the sign of the mean gradient counts: half of AdamW's state. A learning rate of a fifth to a tenth of "
+        "AdamW's, weight decay three to ten times.",
+        wanted="4.0",
+    ),
+    "lion8bit": Optimizer(
+        "bitsandbytes.optim.Lion8bit",
+        "bitsandbytes",
+        LION,
+        2e-5,
+        "Lion with its state in 8 bits: an eighth of AdamW's. Not available: lion.",
+        wanted="0.45",
+        instead="lion",
+    ),
+    "adopt": Optimizer(
+        "pytorch_optimizer.ADOPT",
+        "pytorch-optimizer",
+        (_decay(0.01), *_betas(0.9, 0.9999), _eps(1e-6)),
+        1e-4,
+        "Adam that converges whatever beta2 is: the step is divided by what was known before it. Settings as AdamW's.",
+        wanted="4.0",
+    ),
+    "sgd": Optimizer(
+        "torch.optim.SGD",
+        "torch",
+        (
+            _decay(0.0, INTO_GRADIENT),
+            Setting("momentum", 0.9, "Memory of earlier steps, 0 to 0.999999. 0 = none and no state.", 0, 0.999999),
+            Setting("nesterov", True, "Looks one step ahead; needs momentum."),
+        ),
+        0.1,
+        "Plain gradient descent with momentum. Steps are as long as gradients, so the learning rate must be found by "
+        "trial, and is far larger than AdamW's.",
+    ),
+    "rmsprop": Optimizer(
+        "torch.optim.RMSprop",
+        "torch",
+        (
+            _decay(0.0, INTO_GRADIENT),
+            Setting("alpha", 0.99, "Memory of the mean squared gradient, 0 to 0.999999. 0.99 is usual.", 0, 0.999999),
+            _eps(1e-8),
+            Setting("momentum", 0.0, "Memory of earlier steps, 0 to 0.999999. 0 = none.", 0, 0.999999),
+            Setting("centered", False, "Divides by the spread of the gradient around its mean."),
+        ),
+        1e-4,
+        "Adam without the mean of gradients: quick to turn, half the state.",
+    ),
+    "radam": Optimizer(
+        "torch.optim.RAdam", "torch", ADAM, 1e-4, "AdamW that warms up by itself, for runs without a warm-up."
+    ),
+    "custom": Optimizer(
+        "",
+        "pytorch-optimizer",
+        (
+            Setting(
+                "optimizer",
+                "AdEMAMix",
+                "Name of a class of torch.optim or of the package pytorch-optimizer, for example AdEMAMix.",
+            ),
+            Setting(
+                "arguments",
+                "",
+                "Its parameters as name=value, …, for example betas=(0.9, 0.999, 0.9999), weight_decay=0.01. Those "
+                "left out have the library's defaults.",
+            ),
+        ),
+        1e-4,
+        "Any other optimizer by name, tried on a few numbers before the run.",
+    ),
+}

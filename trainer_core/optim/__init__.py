@@ -1,0 +1,17 @@
+"""Optimizers by name, how their steps are limited and rounded, and averages of the weights."""
+
+from .average import Ema, averaged, take_average
+from .build import build_optimizer, check_optimizer, describe, remarks
+from .step import learning_rate, move
+
+__all__ = [
+    "Ema",
+    "averaged",
+    "build_optimizer",
+    "check_optimizer",
+    "describe",
+    "learning_rate",
+    "move",
+    "remarks",
+    "take_average",
+]
