@@ -12,12 +12,13 @@ from .dataset import (
 )
 from .model import BaseModelConfig, MemoryConfig, Precision, Prediction, Weights
 from .network import BeneathConfig, LoraConfig, Preset
-from .objective import ObjectiveConfig
+from .objective import MIN_SNR, ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .run import RunConfig, SampleConfig, TrainConfig
 from .scheduler import SchedulerConfig
 
 __all__ = [
+    "MIN_SNR",
     "AugmentConfig",
     "BaseModelConfig",
     "BeneathConfig",
