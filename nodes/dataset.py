@@ -165,12 +165,14 @@ class AtelierConceptDataset(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "role",
-                    options=["train", "regularisation", "validation"],
+                    options=["train", "regularisation", "validation", "prior_prediction"],
                     default="train",
                     optional=True,
                     tooltip="train: these pictures teach the LoRA. regularisation: pictures of the general class that "
                     "keep the model as it was (prior preservation); visited as often as all training pictures together "
-                    "unless samples says otherwise. validation: never trained, only the loss on them is measured.",
+                    "unless samples says otherwise. validation: never trained, only the loss on them is measured. "
+                    "prior_prediction: with these captions the model shall go on predicting what it did before; the "
+                    "training pictures themselves will do, with captions of the general class.",
                 ),
                 io.Boolean.Input(
                     "enabled",

@@ -63,10 +63,11 @@ class AtelierImageConcept(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "role",
-                    options=["train", "regularisation", "validation"],
+                    options=["train", "regularisation", "validation", "prior_prediction"],
                     default="train",
                     tooltip="train: these pictures teach the LoRA. regularisation: they keep the model as it was. "
-                    "validation: only the loss on them is measured.",
+                    "validation: only the loss on them is measured. prior_prediction: with these captions the model "
+                    "goes on predicting what it did before.",
                 ),
                 io.Float.Input(
                     "loss_weight",

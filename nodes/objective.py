@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..trainer_core.config import ObjectiveConfig
+from typing import Any
+
+from ..trainer_core.config import MIN_SNR, ObjectiveConfig
 from .sockets import CATEGORY, ObjectiveSocket, io
 
 
@@ -28,7 +30,7 @@ class AtelierObjective(io.ComfyNode):
                     step=0.5,
                     round=1e-4,
                     tooltip="Weighs down nearly clean pictures, whose loss drowns the rest (Min-SNR). 5 is usual, "
-                    "0 = every timestep weighs the same.",
+                    "0 = every timestep weighs the same. Acts with the weightings min_snr and soft_min_snr alone.",
                 ),
                 io.Float.Input(
                     "noise_offset",
@@ -56,11 +58,235 @@ class AtelierObjective(io.ComfyNode):
                     tooltip="The most noise that is trained, 0 (clean) to 999 (pure noise).",
                     advanced=True,
                 ),
+                io.DynamicCombo.Input(
+                    "loss",
+                    options=[
+                        io.DynamicCombo.Option("mse", []),
+                        io.DynamicCombo.Option("l1", []),
+                        io.DynamicCombo.Option("huber", _huber(0.1)),
+                        io.DynamicCombo.Option("smooth_l1", _huber(0.1)),
+                        io.DynamicCombo.Option("huber_true", _huber(1.0)),
+                        io.DynamicCombo.Option("log_cosh", []),
+                    ],
+                    optional=True,
+                    tooltip="How an error counts. mse (default): squared, what the base model was trained with. l1: by "
+                    "its size. huber, smooth_l1: squared when small and by size when large, as sd-scripts has them; "
+                    "they ignore outliers such as text or blemishes in some pictures. huber_true: Huber's own form. "
+                    "log_cosh: much the same without a setting. A loss other than mse wants other learning rates.",
+                    extra_dict={"advanced": True},
+                ),
+                io.DynamicCombo.Input(
+                    "weighting",
+                    options=[
+                        io.DynamicCombo.Option("min_snr", []),
+                        io.DynamicCombo.Option("soft_min_snr", []),
+                        io.DynamicCombo.Option("debiased", []),
+                        io.DynamicCombo.Option(
+                            "p2", [_number("p2_gamma", 1.0, 0.0001, 100.0, 0.1, "How strongly; 0.5 to 1 is usual.")]
+                        ),
+                        io.DynamicCombo.Option("v_scaled", []),
+                        io.DynamicCombo.Option(
+                            "v_like",
+                            [
+                                _number(
+                                    "v_like_weight", 0.1, 0.0001, 1000.0, 0.05, "The share of the v loss; 0.1 is small."
+                                )
+                            ],
+                        ),
+                    ],
+                    optional=True,
+                    tooltip="How noise levels weigh against each other. min_snr (default): as min_snr_gamma says. "
+                    "soft_min_snr: the same without a corner. debiased: the noisiest weigh most, for composition. p2: "
+                    "clean ones weigh less, as p2_gamma says. v_scaled: v models as if they predicted noise. "
+                    "v_like: noise models with a share of the v loss.",
+                    extra_dict={"advanced": True},
+                ),
+                _number(
+                    "snr_weight_floor",
+                    0.0,
+                    0.0,
+                    1.0,
+                    0.01,
+                    "No noise level weighs less than this, 0 to 1. 0 (default) = weights as published. 0.1 where noise "
+                    "ends in pure noise (zero_terminal_snr), whose last timestep has no weight otherwise.",
+                    optional=True,
+                ),
+                io.DynamicCombo.Input(
+                    "timestep_distribution",
+                    options=[
+                        io.DynamicCombo.Option("uniform", []),
+                        io.DynamicCombo.Option(
+                            "logit_normal",
+                            [
+                                _number("logit_mean", 0.0, -10.0, 10.0, 0.1, "Below 0: less noise. Above: more."),
+                                _number("logit_scale", 1.0, 0.01, 10.0, 0.1, "Its width; 1 is usual, small = narrow."),
+                            ],
+                        ),
+                        io.DynamicCombo.Option(
+                            "sigmoid",
+                            [
+                                _number("sigmoid_center", 0.5, 0.0, 1.0, 0.05, "Where in the range the step lies."),
+                                _number(
+                                    "sigmoid_slope",
+                                    10.0,
+                                    -100.0,
+                                    100.0,
+                                    1.0,
+                                    "How steep. Above 0: mostly more noise than at the center. Below: mostly less.",
+                                ),
+                            ],
+                        ),
+                        io.DynamicCombo.Option(
+                            "beta",
+                            [
+                                _number("beta_a", 2.0, 0.05, 100.0, 0.1, "Larger = more noise."),
+                                _number("beta_b", 2.0, 0.05, 100.0, 0.1, "Larger = less noise."),
+                            ],
+                        ),
+                        io.DynamicCombo.Option("snr_uniform", []),
+                    ],
+                    optional=True,
+                    tooltip="How often each noise level between min_timestep and max_timestep is trained. uniform "
+                    "(default): equally often. logit_normal: mostly the middle (what others call sigmoid). sigmoid: a "
+                    "soft step, mostly one end. beta: any hump. snr_uniform: evenly in the logarithm of "
+                    "signal-to-noise, so mostly little noise.",
+                    extra_dict={"advanced": True},
+                ),
+                io.Boolean.Input(
+                    "stratified_timesteps",
+                    default=False,
+                    optional=True,
+                    tooltip="The samples of a step share the noise levels out among them instead of drawing each for "
+                    "itself: the same on average, and steps differ less by luck. Needs several samples a step.",
+                    advanced=True,
+                ),
+                io.DynamicCombo.Input(
+                    "noise_offset_strength",
+                    options=[
+                        io.DynamicCombo.Option("fixed", []),
+                        io.DynamicCombo.Option("random", []),
+                        io.DynamicCombo.Option(
+                            "adaptive",
+                            [
+                                _number(
+                                    "offset_adaptation",
+                                    0.1,
+                                    -100.0,
+                                    100.0,
+                                    0.01,
+                                    "Added to noise_offset for each unit that a channel of the picture is off zero; "
+                                    "about as large as noise_offset is usual.",
+                                )
+                            ],
+                        ),
+                        io.DynamicCombo.Option("by_timestep", []),
+                    ],
+                    optional=True,
+                    tooltip="How strong the noise offset is for a sample. fixed (default): noise_offset. random: 0 to "
+                    "noise_offset. adaptive: more for very dark and very bright pictures. by_timestep: "
+                    "noise_offset at the noisiest timestep, nearly none below (generalised offset noise).",
+                    extra_dict={"advanced": True},
+                ),
+                io.DynamicCombo.Input(
+                    "pyramid_noise",
+                    options=[
+                        io.DynamicCombo.Option("off", []),
+                        io.DynamicCombo.Option(
+                            "on",
+                            [
+                                io.Int.Input(
+                                    "pyramid_iterations",
+                                    default=6,
+                                    min=1,
+                                    max=16,
+                                    tooltip="How many sizes of noise, 1 to 16; 6 to 10 are usual.",
+                                ),
+                                _number(
+                                    "pyramid_discount",
+                                    0.3,
+                                    0.0,
+                                    1.0,
+                                    0.05,
+                                    "Strength of each size relative to the one before, 0 to 1; 0.1 to 0.4 is usual.",
+                                ),
+                            ],
+                        ),
+                    ],
+                    optional=True,
+                    tooltip="Adds noise of coarser and coarser patches, so that the brightness of whole areas can be "
+                    "learned (multi-resolution noise). off (default), or on for contrast instead of a noise offset.",
+                    extra_dict={"advanced": True},
+                ),
+                _number(
+                    "input_perturbation",
+                    0.0,
+                    0.0,
+                    10.0,
+                    0.01,
+                    "Extra noise that the network sees but shall not predict, which makes it robust against its own "
+                    "errors. 0 (default) = off, 0.1 is usual.",
+                    optional=True,
+                ),
+                io.Combo.Input(
+                    "loss_on",
+                    options=["prediction", "x0"],
+                    default="prediction",
+                    optional=True,
+                    tooltip="prediction (default): what the base model predicts, noise or v. x0: a diagnostic, the "
+                    "error of the clean picture that the prediction implies, to compare models of both kinds; needs "
+                    "min_snr_gamma 0 and weighting min_snr.",
+                    advanced=True,
+                ),
             ],
             outputs=[ObjectiveSocket.Output(display_name="OBJECTIVE", tooltip="For Train LoRA's input objective.")],
         )
 
     @classmethod
-    def execute(cls, **values: object) -> io.NodeOutput:
+    def execute(cls, **values: Any) -> io.NodeOutput:
         """Return the configuration."""
-        return io.NodeOutput(ObjectiveConfig(**values))
+        settings: dict[str, Any] = {}
+        for name, value in values.items():
+            settings |= value if isinstance(value, dict) else {name: value}  # a choice and the fields of it
+        settings.pop("pyramid_noise", None)  # off has no fields, and none is no pyramid
+        if settings.get("weighting", "min_snr") not in MIN_SNR:
+            settings.pop("min_snr_gamma")
+        return io.NodeOutput(ObjectiveConfig(**settings))
+
+
+def _number(
+    name: str, default: float, low: float, high: float, step: float, tooltip: str, optional: bool = False
+) -> io.Float.Input:
+    """Return an input for a number."""
+    return io.Float.Input(
+        name,
+        default=default,
+        min=low,
+        max=high,
+        step=step,
+        round=1e-4,
+        optional=optional,
+        tooltip=tooltip,
+        advanced=optional or None,
+    )
+
+
+def _huber(threshold: float) -> list[Any]:
+    """Return the fields of a Huber loss."""
+    return [
+        _number(
+            "huber_c",
+            threshold,
+            0.0001,
+            1000.0,
+            0.05,
+            f"The error at which it turns from squared to by size; {threshold:g} is usual.",
+        ),
+        io.Combo.Input(
+            "huber_schedule",
+            options=["constant", "exponential", "snr"],
+            default="constant",
+            tooltip="huber_c at each noise level. constant: the same. exponential, snr: 1 where there is no noise, "
+            "falling to huber_c where there is most, by the timestep or by signal-to-noise.",
+        ),
+        _number("huber_scale", 1.0, 0.0001, 1000.0, 0.1, "Multiplies huber_c at every noise level; 1 is usual."),
+    ]

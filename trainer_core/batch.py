@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .config import RunConfig
+from .config import ObjectiveConfig, RunConfig
 from .encode import Encoded
-from .loss import snr_weight
 from .masks import loss_mask
 from .models import BaseModel, Conditioning, Conditions
-from .noise import sample_noise, sample_timesteps, snr
+from .noise import build_target, implied_latents, perturb
+from .objective import draw_noise, loss_thresholds, loss_weights, timestep_probabilities
 from .plan import MicroBatch, Plan, Sample
 from .rng import generator
 from .sample import build_conditions
+from .timesteps import sample_strata, sample_timesteps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,13 +25,16 @@ class Batch:
     """One micro-batch on the device; B samples of one bucket."""
 
     latents: Tensor  # (B, C, H, W) float32, model scale
-    noise: Tensor  # (B, C, H, W) float32
+    noise: Tensor  # (B, C, H, W) float32, to be predicted
+    seen: Tensor  # (B, C, H, W) float32, the noise that the network sees: the same unless the input is perturbed
     timesteps: Tensor  # (B,) int64
     alphas: Tensor  # (B,) float32, cumulative alphas at the timesteps
     mask: Tensor | None  # (B, 1, H, W); None when no sample has one
     normalize: Tensor | None  # (B,) bool, divide the loss by the mask's mean
     prior_weight: Tensor | None  # (B,); None when no sample holds to what the frozen model predicts
+    held: Tensor | None  # (B,) bool, samples that learn what the frozen model predicts; None when none does
     weights: Tensor  # (B,) concept weight x SNR weight
+    huber_c: Tensor  # (B,) where the Huber losses turn from squared to absolute
 
 
 def build_batch(
@@ -54,21 +58,60 @@ def build_batch(
     if config.train.latent_sampling == "sample":
         draws = [torch.randn(std.shape, generator=generator(seed, "latent", index, i)) for i, std in enumerate(stds)]
         latents = latents + torch.stack(stds) * torch.stack(draws)
-    noise = sample_noise(seed, index, latents.shape, objective.noise_offset)
-    timesteps = sample_timesteps(seed, index, len(samples), objective.min_timestep, objective.max_timestep)
+    timesteps = _timesteps(base, micro_batch, config)
+    noise = draw_noise(objective, seed, index, latents, timesteps)
+    seen = perturb(noise, seed, index, objective.input_perturbation) if objective.input_perturbation else noise
     levels = alphas[timesteps]
     weights = torch.tensor([sample.weight for sample in samples])
-    weights = weights * snr_weight(snr(levels), base.prediction, objective.min_snr_gamma)
+    weights = weights * loss_weights(objective, base.prediction, levels)
+    held = torch.tensor([plan.concepts[sample.picture].role == "prior_prediction" for sample in samples])
     mask, normalize, prior_weight = _masks(encoded, micro_batch, plan, config)
     return Batch(
         latents=latents.to(device),
         noise=noise.to(device),
+        seen=seen.to(device),
         timesteps=timesteps.to(device),
         alphas=levels.to(device),
         mask=None if mask is None else mask.to(device),
         normalize=None if normalize is None else normalize.to(device),
         prior_weight=None if prior_weight is None else prior_weight.to(device),
+        held=held.to(device) if held.any() else None,
         weights=weights.to(device),
+        huber_c=loss_thresholds(objective, timesteps, levels).to(device),
+    )
+
+
+def loss_terms(
+    kind: str, objective: ObjectiveConfig, batch: Batch, noised: Tensor, prediction: Tensor, frozen: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Return what `sample_losses` compares: prediction, target, mask, normalize, the frozen model's prediction, weight.
+
+    kind: what the model predicts. frozen: the frozen model's prediction, which is the target of samples that are held.
+    """
+    if objective.loss_on == "x0":
+        prediction = implied_latents(kind, prediction, noised, batch.alphas)
+        frozen = None if frozen is None else implied_latents(kind, frozen, noised, batch.alphas)
+    target = build_target("x0" if objective.loss_on == "x0" else kind, batch.latents, batch.noise, batch.alphas)
+    if batch.held is not None and frozen is not None:
+        target = torch.where(batch.held.view(-1, 1, 1, 1), frozen, target)
+    return prediction, target, batch.mask, batch.normalize, frozen, batch.prior_weight
+
+
+def _timesteps(base: BaseModel, micro_batch: MicroBatch, config: RunConfig) -> Tensor:
+    """Draw the timesteps of a micro-batch, (B,) int64."""
+    objective, train, count = config.objective, config.train, len(micro_batch.samples)
+    strata = None
+    if objective.stratified_timesteps:
+        step, first = micro_batch.index // train.accumulate, micro_batch.before
+        strata = sample_strata(train.seed, step, micro_batch.together)[first : first + count]
+    return sample_timesteps(
+        train.seed,
+        micro_batch.index,
+        count,
+        timestep_probabilities(objective, base.zero_terminal_snr),
+        objective.min_timestep,
+        strata,
+        micro_batch.together,
     )
 
 

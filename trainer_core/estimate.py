@@ -229,9 +229,9 @@ def estimate_step(
     without its models afterwards. base.texts: text encoders that are run in each
     step, none when captions come from the store. latent_size: (H, W) of the largest bucket, in latent pixels.
     context_length: of the conditioning in tokens, a multiple of 77. accumulates: gradients of an earlier micro-batch
-    are there already. prior: the frozen model predicts, too (masked prior preservation). attention: "math" writes out
-    every attention weight. weight_bytes: frozen weights on the device, where that is not what the modules hold. block:
-    bytes in which memory is given out.
+    are there already. prior: the frozen model predicts, too (masked prior preservation, prior prediction). attention:
+    "math" writes out every attention weight. weight_bytes: frozen weights on the device, where that is not what the
+    modules hold. block: bytes in which memory is given out.
 
     Encoding pictures before the run and drawing them after it are not part of it. A validation is, as it needs less
     at every layer: it keeps nothing for a backward pass.
@@ -278,6 +278,8 @@ def _micro_batch(
     if prior_of is not None:
         mask, prior_weight = latents.new_empty(batch_size, 1, *latent_size), latents.new_empty(batch_size)
         with torch.no_grad(), prior_of.detached():
+            if base.texts:
+                conditions = _conditions(base, batch_size, latent_size, context_length)
             prior = predict(base, noised, timesteps, conditions)
     each = sample_losses(prediction, target, mask, None, prior, prior_weight)
     loss = (each * weights).sum() / batch_size

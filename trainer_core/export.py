@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .captions import tag_frequency
-from .config import SPATIAL, LoraConfig, RunConfig
+from .config import SPATIAL, LoraConfig, ObjectiveConfig, RunConfig
 from .memory import DTYPES
 from .models import BaseModel
 from .networks.files import FileLayer, delta_weight, group_tensors, layer_kind
@@ -151,6 +151,7 @@ def build_metadata(
     prefixes = (concept.captions.prefix.strip(" ,") for concept in config.dataset.concepts)
     triggers = dict.fromkeys(prefix for prefix in prefixes if prefix)
     roles = Counter(config.dataset.concepts[picture.concept].role for picture in plan.manifest.pictures)
+    prior_weights = {concept.loss_weight for concept in config.dataset.concepts if concept.role == "regularisation"}
     kohya = {
         "v2": family.name == "sd2",
         "base_model_version": family.base_version + ("_v" if family.name == "sd2" and predicts_v else ""),
@@ -177,11 +178,10 @@ def build_metadata(
         "num_batches_per_epoch": plan.batches_in(0),
         "seed": train.seed,
         "clip_skip": config.base_model.clip_skip,
-        "min_snr_gamma": objective.min_snr_gamma or None,
-        "noise_offset": objective.noise_offset or None,
-        "loss_type": "l2",
+        **_objective_metadata(objective),
         "num_train_images": roles["train"],
         "num_reg_images": roles["regularisation"],
+        "prior_loss_weight": prior_weights.pop() if len(prior_weights) == 1 else None,
         "total_batch_size": train.batch_size,
         "resolution": f"({train.resolution}, {train.resolution})",
         "dataset_dirs": json.dumps(folders),
@@ -197,6 +197,7 @@ def build_metadata(
         "date": finished.isoformat(timespec="seconds"),
         "prediction_type": "v" if predicts_v else "epsilon",
         "trigger_phrase": ", ".join(triggers),
+        "timestep_range": f"{objective.min_timestep},{objective.max_timestep}",
         "encoder_layer": str(config.base_model.clip_skip),
     }
     public = config.to_dict()
@@ -215,6 +216,27 @@ def build_metadata(
         "atelier.version": VERSION,
         "atelier.config": json.dumps(public, sort_keys=True, ensure_ascii=False),
         **({"atelier.start": json.dumps(start, ensure_ascii=False)} if start is not None else {}),
+    }
+
+
+def _objective_metadata(objective: ObjectiveConfig) -> dict[str, Any]:
+    """Return what the objective is in kohya's terms; None for what is off, and nothing for what kohya does not know."""
+    weighting, pyramid = objective.weighting, objective.pyramid_iterations
+    huber = objective.loss in ("huber", "smooth_l1")
+    strength = objective.noise_offset_strength
+    return {
+        "min_snr_gamma": (objective.min_snr_gamma or None) if weighting == "min_snr" else None,
+        "debiased_estimation": weighting == "debiased",
+        "noise_offset": objective.noise_offset or None,
+        "noise_offset_random_strength": strength == "random",
+        "adaptive_noise_scale": objective.offset_adaptation if strength == "adaptive" else None,
+        "multires_noise_iterations": pyramid or None,
+        "multires_noise_discount": objective.pyramid_discount if pyramid else None,
+        "ip_noise_gamma": objective.input_perturbation or None,
+        "loss_type": "l2" if objective.loss == "mse" else objective.loss,
+        "huber_schedule": objective.huber_schedule if huber else None,
+        "huber_c": objective.huber_c if huber else None,
+        "huber_scale": objective.huber_scale if huber else None,
     }
 
 

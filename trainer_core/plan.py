@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import accumulate
 
 from .buckets import Crop, Placement, Size, buckets_of, cover, merge_buckets, parse_resolution, place, variant
 from .captions import compose_caption, mentions_side, plain_caption, varies
@@ -39,6 +40,8 @@ class MicroBatch:
     index: int  # running over the run
     samples: tuple[Sample, ...]
     bucket: Size
+    before: int = 0  # samples of the same optimizer step in earlier micro-batches
+    together: int = 1  # samples of the whole optimizer step
 
 
 class Plan:
@@ -94,7 +97,12 @@ class Plan:
             raise ValueError(f"Step {k} is not part of this run of {self.steps} steps (0 to {self.steps - 1}).")
         first = k * self.train.accumulate
         last = min(first + self.train.accumulate, self.micro_batches)
-        return tuple(self._micro_batch(index) for index in range(first, last))
+        parts = [self._micro_batch(index) for index in range(first, last)]
+        ends = list(accumulate(len(part.samples) for part in parts))
+        return tuple(
+            replace(part, before=end - len(part.samples), together=ends[-1])
+            for part, end in zip(parts, ends, strict=True)
+        )
 
     def sample(self, picture: int, visit: int) -> Sample:
         """Return one visit of one picture, whenever it happens."""

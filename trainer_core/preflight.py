@@ -79,7 +79,10 @@ def estimate_run(
             context_length=tokens,
             optimizer=config.optimizer,
             accumulates=config.train.accumulate > 1,
-            prior=any(c.masks is not None and c.masks.prior_weight > 0 for c in config.dataset.concepts),
+            prior=any(
+                c.role == "prior_prediction" or (c.masks is not None and c.masks.prior_weight > 0)
+                for c in config.dataset.concepts
+            ),
             attention=memory.attention,
             weight_bytes=sum(weight_bytes(m) for m in (base.unet, *(text.model for text in base.texts))),
             block=CUDA_BLOCK if device.type == "cuda" else 1,

@@ -13,9 +13,7 @@ from .callbacks import Callbacks
 from .config import SampleConfig
 from .memory import placed, with_room
 from .models import BaseModel, Conditioning, Conditions, batch_context, encode_blank, encode_caption, predict
-from .noise import TIMESTEPS, alphas_cumprod
-
-LEAST_ALPHA = 4.8973451890853435e-08  # pure noise has no finite sigma; ComfyUI's samplers start here instead
+from .noise import LEAST_ALPHA, TIMESTEPS, alphas_cumprod
 
 
 def sample_images(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import build_batch, build_sample_conditions
+from .batch import Batch, build_batch, build_sample_conditions, loss_terms
 from .callbacks import Callbacks, StepReport
 from .config import MemoryConfig, RunConfig
 from .encode import Encoded, encode_plan
@@ -40,6 +40,7 @@ from .memory import (
 from .models import (
     BaseModel,
     Conditioning,
+    Conditions,
     check_base_model,
     find_tokenizer,
     load_base_model,
@@ -50,10 +51,11 @@ from .models import (
 from .network_report import describe_network, measure_run
 from .networks import Network, remarks_on_algorithm
 from .networks.bake import bake_network
-from .noise import add_noise, alphas_cumprod, build_target
+from .noise import add_noise, alphas_cumprod
+from .objective import check_objective, objective_remarks
 from .optim import Ema, averaged, build_optimizer, check_optimizer, learning_rate, move, take_average
 from .optim import remarks as optimizer_remarks
-from .plan import Plan, build_plan
+from .plan import MicroBatch, Plan, build_plan
 from .preflight import fit_memory
 from .report import long_captions, report
 from .sample import sample_images
@@ -117,6 +119,7 @@ def train_lora(
     """
     device, callbacks, started = torch.device(device), callbacks or Callbacks(), time.time()
     check_base_model(config.base_model)
+    check_objective(config)
     check_lora_files(config)
     network_size = describe_network(measure_run(config))
     check_optimizer(config.optimizer, config.scheduler, device)
@@ -135,8 +138,8 @@ def train_lora(
     callbacks.note(network_size)
 
     ladder, needed = fit_memory(config, plan, tokenizer, dtype, device)
-    own = (*remarks(config.base_model), *remarks_on_algorithm(config.lora), *optimizer_remarks(config.optimizer))
-    for sentence in (needed, *own):
+    settings = (*objective_remarks(config), *remarks_on_algorithm(config.lora), *optimizer_remarks(config.optimizer))
+    for sentence in (needed, *remarks(config.base_model), *settings):
         callbacks.note(sentence)
 
     start = load_start(config)
@@ -342,22 +345,35 @@ def accumulate_gradients(
         run.callbacks.check()
         run.network.at(micro_batch.index)
         batch = build_batch(base, run.encoded, micro_batch, plan, config, alphas, device)
-        noised = add_noise(batch.latents, batch.noise, batch.alphas)
+        noised = add_noise(batch.latents, batch.seen, batch.alphas)
         with kept_activations(memory, (base.unet, *(text.model for text in base.texts)), device):
             conditions = build_sample_conditions(base, run.encoded, encode, plan, micro_batch.samples, device)
             prediction = predict(base, noised, batch.timesteps, conditions)
-        target = build_target(base.prediction, batch.latents, batch.noise, batch.alphas)
-        prior = None
-        if batch.prior_weight is not None:
-            with torch.no_grad(), run.network.detached():
-                prior = predict(base, noised, batch.timesteps, conditions)
-        each = sample_losses(prediction, target, batch.mask, batch.normalize, prior, batch.prior_weight)
+        frozen = None
+        if batch.prior_weight is not None or batch.held is not None:
+            frozen = predict_frozen(run, micro_batch, batch, noised, conditions)
+        compared = loss_terms(base.prediction, config.objective, batch, noised, prediction, frozen)
+        each = sample_losses(*compared, config.objective.loss, batch.huber_c)
         loss = (each * batch.weights).sum() / window
         scaler.scale(loss).backward()
         step_loss += loss.detach()
         areas += [batch.mask.mean()] if batch.mask is not None else []
     run.network.at(None)
     return step_loss, areas
+
+
+@torch.no_grad()
+def predict_frozen(run: Run, micro_batch: MicroBatch, batch: Batch, noised: Tensor, conditions: Conditions) -> Tensor:
+    """Return what the base model predicts without the network, (B, C, H, W).
+
+    Text encoders that learn read the captions again without it; captions from the store are read as the run reads them.
+    """
+    base, device = run.base, run.device
+    with run.network.detached():
+        if base.texts:
+            encode = text_reader(base, run.encoded, device, learning=True)
+            conditions = build_sample_conditions(base, run.encoded, encode, run.plan, micro_batch.samples, device)
+        return predict(base, noised, batch.timesteps, conditions)
 
 
 def settle(run: Run, memory: MemoryConfig, stream: Stream) -> None:

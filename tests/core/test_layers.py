@@ -16,8 +16,8 @@ ROWS = [
     {"masks"},
     {"scan"},
     {"visits"},
-    {"plan", "store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"},
-    {"encode", "estimate", "report", "run", "export", "sample", "resize", "preview", "existing"},
+    {"plan", "store", "models", "noise", "timesteps", "weighting", "loss", "networks", "optim", "schedule", "memory"},
+    {"encode", "estimate", "report", "run", "export", "sample", "resize", "preview", "existing", "objective"},
     {"batch", "texts", "preflight", "network_report"},
     {"validate"},
     {"train"},
@@ -25,7 +25,18 @@ ROWS = [
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 DATASET_SIDE = {"buckets", "captions", "caption_files", "caption_tables", "images", "masks", "scan", "visits"}
 # Of the row that builds on config and rng, only the plan reads the dataset side.
-KNOW_NO_DATASET = {"store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"}
+KNOW_NO_DATASET = {
+    "store",
+    "models",
+    "noise",
+    "timesteps",
+    "weighting",
+    "loss",
+    "networks",
+    "optim",
+    "schedule",
+    "memory",
+}
 
 COMFYUI = {
     "app",

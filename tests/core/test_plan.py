@@ -231,6 +231,7 @@ def test_asking_for_a_step_is_quick() -> None:
 # --- any dataset ----------------------------------------------------------------------------------------------
 
 AREAS = {"128": 128 * 128, "256": 256 * 256, "448x320": 448 * 320}  # so far apart that a bucket tells its resolution
+ROLES = ["train", "regularisation", "validation", "prior_prediction"]
 RESOLUTIONS = [(), ("128",), ("256",), ("448x320",), ("128", "256"), ("256", "448x320"), ("128", "256", "448x320")]
 AUGMENT = AugmentConfig(variants=3, crop_jitter=1, zoom=0.3, rotation=10, brightness=0.2)
 LINES = ("a, b, c", "seen from the left", "x, {y|z}")
@@ -286,7 +287,7 @@ class Run:
 @st.composite
 def runs(draw: st.DrawFn, whole: bool = False, plain: bool = False) -> Run:
     """Draw a run; whole: of whole epochs. plain: without folder repeats."""
-    roles = ["train", *draw(st.lists(st.sampled_from(["train", "regularisation", "validation"]), max_size=3))]
+    roles = ["train", *draw(st.lists(st.sampled_from(ROLES), max_size=3))]
     concepts = tuple(
         ConceptConfig(
             folder=f"c{i}",
@@ -333,7 +334,7 @@ def runs(draw: st.DrawFn, whole: bool = False, plain: bool = False) -> Run:
         ),
     )
     run = Run(concepts, pictures, train)
-    if epochs and all(epochs * run.rates()[i] < 1 for i in run.of("train", "regularisation")):
+    if epochs and all(epochs * run.rates()[i] < 1 for i in run.of("train", "regularisation", "prior_prediction")):
         run = replace(run, train=train.replace(epochs=math.ceil(1 / max(run.rates()[i] for i in run.of("train")))))
     return run
 
@@ -364,7 +365,7 @@ def test_any_picture_is_visited_as_often_as_planned_and_nothing_is_dropped_or_do
     samples = samples_of(batches)
     counts = Counter(sample.picture for sample in samples)
     assert plan.rates == rates
-    for i in run.of("train", "regularisation"):
+    for i in run.of("train", "regularisation", "prior_prediction"):
         assert math.floor(epochs * rates[i]) <= counts[i] <= math.ceil(epochs * rates[i])
     assert not set(run.of("validation")) & counts.keys()
     assert Counter((s.picture, s.visit) for s in samples) == {(i, v): 1 for i in counts for v in range(counts[i])}
@@ -466,6 +467,17 @@ def test_resolutions_and_variants_of_any_picture_are_used_equally_often(run: Run
             shown = Counter(crop for crop in each if resolution_of(crop.bucket) == name)
             assert len(shown) == min(variants, count)
             assert max(shown.values()) - min(shown.values()) <= 1 or len(shown) < variants
+
+
+@given(runs())
+@settings(max_examples=30, deadline=None)
+def test_micro_batches_know_their_place_in_the_step(run: Run) -> None:
+    plan = run.plan()
+    for k in range(min(plan.steps, 5)):
+        parts = plan.step(k)
+        sizes = [len(part.samples) for part in parts]
+        assert [part.before for part in parts] == [sum(sizes[:i]) for i in range(len(parts))]
+        assert {part.together for part in parts} == {sum(sizes)}
 
 
 @given(runs(whole=True, plain=True))

@@ -251,22 +251,22 @@ def test_a_tiny_picture_is_named_and_a_strip_can_be_allowed(tmp_path: Path) -> N
 
 
 def test_every_role_is_scanned_alike_and_planned_by_what_it_is_for(tmp_path: Path) -> None:
-    folders = {"train": 4, "regularisation": 2, "validation": 3}
+    folders = {"train": 4, "regularisation": 2, "validation": 3, "prior_prediction": 1}
     for number, (role, count) in enumerate(folders.items()):
         for i in range(count):
             draw(tmp_path / role / f"{i}.png", (10 * number, i, 0))
     concepts = tuple(ConceptConfig(folder=str(tmp_path / role), role=role) for role in folders)  # type: ignore
     dataset = DatasetConfig(concepts=concepts)
     manifest = scan(dataset)
-    assert Counter(p.concept for p in manifest.pictures) == {0: 4, 1: 2, 2: 3}
+    assert Counter(p.concept for p in manifest.pictures) == {0: 4, 1: 2, 2: 3, 3: 1}
     assert Counter((f.concept, f.fate) for f in manifest.fates) == {
         (number, fate): count for number, count in enumerate(folders.values()) for fate in ("picture", "caption")
     }
     plan = build_plan(manifest, dataset, TrainConfig(epochs=1, resolution=64))
     visits = Counter(sample.picture for k in range(plan.steps) for mb in plan.step(k) for sample in mb.samples)
-    assert visits == {0: 1, 1: 1, 2: 1, 3: 1, 4: 2, 5: 2}
+    assert visits == {0: 1, 1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 9: 1}
     assert [sample.picture for sample in plan.validation] == [6, 7, 8]
-    with pytest.raises(ValueError, match="No concept has the role train, only regularisation and validation"):
+    with pytest.raises(ValueError, match="role train, only prior_prediction and regularisation and validation"):
         rest = dataset.replace(concepts=concepts[1:])
         build_plan(scan(rest), rest, TrainConfig())
 

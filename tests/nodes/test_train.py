@@ -242,6 +242,40 @@ def test_an_empty_range_of_timesteps_is_refused(comfy: ComfyClient, pictures: Pa
     refused(comfy, graph, "error", "min_timestep 500 is above max_timestep 100")
 
 
+def test_choices_of_the_objective_and_their_fields_reach_the_run(comfy: ComfyClient, pictures: Path) -> None:
+    """Fields of a choice as the editor sends them; a workflow that knows none of them learns as ever."""
+    graph = changed(train_graph(pictures.name, steps=1), "train", objective=["objective", 0], dataset=["held", 0])
+    graph["held"] = concept(pictures.name, dataset=["data", 0], role="prior_prediction", caption_prefix="a picture,")
+    old = {"min_snr_gamma": 5.0, "noise_offset": 0.1, "min_timestep": 0, "max_timestep": 999}
+    choices = {
+        "loss": "huber",
+        "loss.huber_c": 0.2,
+        "loss.huber_schedule": "snr",
+        "loss.huber_scale": 1.0,
+        "weighting": "p2",
+        "weighting.p2_gamma": 0.5,
+        "snr_weight_floor": 0.01,
+        "timestep_distribution": "beta",
+        "timestep_distribution.beta_a": 2.0,
+        "timestep_distribution.beta_b": 3.0,
+        "stratified_timesteps": True,
+        "noise_offset_strength": "adaptive",
+        "noise_offset_strength.offset_adaptation": 0.2,
+        "pyramid_noise": "on",
+        "pyramid_noise.pyramid_iterations": 3,
+        "pyramid_noise.pyramid_discount": 0.2,
+        "input_perturbation": 0.1,
+        "loss_on": "prediction",
+    }
+    for given in ({}, choices):
+        graph["objective"] = node("AtelierObjective", **old, **given)
+        with safe_open(lora_path(comfy.queue(graph)), "pt") as file:
+            found = json.loads(file.metadata()["atelier.config"])["objective"]
+        wanted = {**old, **{key.split(".")[-1]: value for key, value in given.items() if key != "pyramid_noise"}}
+        wanted["min_snr_gamma"] = 0.0 if given else 5.0  # p2 has no use for it
+        assert {key: found[key] for key in wanted} == wanted
+
+
 def test_problems_of_the_dataset_are_named_before_training(comfy: ComfyClient, pictures: Path) -> None:
     graph = train_graph(pictures.name, name=pictures.name)
     (pictures / "2.txt").unlink()

@@ -1,24 +1,25 @@
-"""Noise, targets, weights and loss: closed forms, published values, and diffusers as the reference."""
+"""Targets, weights and loss: closed forms, published values, and diffusers as the reference."""
 
+import itertools
+import math
+import typing
+
+import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler
 
-from lora_atelier.trainer_core.loss import sample_losses, snr_weight
+from lora_atelier.trainer_core.batch import Batch, loss_terms
+from lora_atelier.trainer_core.config import MIN_SNR, ObjectiveConfig
+from lora_atelier.trainer_core.config.objective import HUBER, Loss, Weighting
+from lora_atelier.trainer_core.loss import element_errors, huber_thresholds, sample_losses
 from lora_atelier.trainer_core.masks import loss_mask
-from lora_atelier.trainer_core.noise import (
-    add_noise,
-    alphas_cumprod,
-    build_target,
-    sample_noise,
-    sample_timesteps,
-    snr,
-)
+from lora_atelier.trainer_core.noise import add_noise, alphas_cumprod, build_target, implied_latents, snr
+from lora_atelier.trainer_core.objective import loss_thresholds, loss_weights
+from lora_atelier.trainer_core.weighting import snr_weight
 
-REFERENCE = {
-    kind: DDPMScheduler(1000, 0.00085, 0.012, "scaled_linear", prediction_type=kind)
-    for kind in ("epsilon", "v_prediction")
-}
+KINDS = ("epsilon", "v_prediction")
+REFERENCE = {kind: DDPMScheduler(1000, 0.00085, 0.012, "scaled_linear", prediction_type=kind) for kind in KINDS}
 
 
 def test_alphas_are_those_of_diffusers():
@@ -53,48 +54,212 @@ def test_latents_and_noise_come_back_from_v():
     assert torch.allclose(s * noised + a * v, noise)
 
 
-# timestep, SNR, min-SNR-5 weight for epsilon, for v
+# timestep, SNR; weights for epsilon and v: min-SNR-5, debiased, P2 of gamma 1; min-SNR-5 for v with zero terminal SNR
 SNR_TABLE = [
-    (0, 1175.5, 0.0042536, 0.0042500),
-    (1, 585.86, 0.0085344, 0.0085199),
-    (10, 103.51, 0.048306, 0.047843),
-    (100, 8.4539, 0.59144, 0.52888),
-    (200, 3.0600, 1, 0.75369),
-    (500, 0.38185, 1, 0.27633),
-    (900, 0.014354, 1, 0.014151),
-    (999, 0.0046819, 1, 0.0046601),
+    (0, 1175.5, (0.0042536, 0.0042500), (0.031623, 0.000999), (0.00085, 0.00084928), 0.0042500),
+    (1, 585.86, (0.0085344, 0.0085199), (0.041314, 0.001704), (0.001704, 0.0017011), 0.0088328),
+    (10, 103.51, (0.048306, 0.047843), (0.098291, 0.0095687), (0.0095687, 0.009478), 0.051031),
+    (100, 8.4539, (0.59144, 0.52888), (0.34393, 0.10578), (0.10578, 0.095658), 0.56619),
+    (200, 3.0600, (1, 0.75369), (0.57167, 0.24631), (0.24631, 0.19763), 0.73706),
+    (500, 0.38185, (1, 0.27633), (1.6183, 0.72367), (0.72367, 0.41984), 0.24102),
+    (900, 0.014354, (1, 0.014151), (8.3466, 0.98585), (0.98585, 0.49644), 0.0029604),
+    (999, 0.0046819, (1, 0.0046601), (14.615, 0.99534), (0.99534, 0.49883), 0),
 ]
 
 
-@pytest.mark.parametrize(("timestep", "ratio", "epsilon", "v"), SNR_TABLE)
-def test_min_snr_weights(timestep, ratio, epsilon, v):
+@pytest.mark.parametrize(("timestep", "ratio", "min_snr", "debiased", "p2", "terminal"), SNR_TABLE)
+def test_weights_have_the_published_values(timestep, ratio, min_snr, debiased, p2, terminal):
     value = snr(alphas_cumprod().double()[[timestep]])
     assert value.item() == pytest.approx(ratio, rel=2e-4)
-    assert snr_weight(value, "epsilon", 5).item() == pytest.approx(epsilon, rel=2e-4)
-    assert snr_weight(value, "v_prediction", 5).item() == pytest.approx(v, rel=2e-4)
-    assert snr_weight(value, "epsilon", 0).item() == 1
+    for kind, *expected in zip(KINDS, min_snr, debiased, p2, strict=True):
+        found = [
+            snr_weight(value, kind, weighting, min_snr_gamma=gamma).item()
+            for weighting, gamma in (("min_snr", 5), ("debiased", 0), ("p2", 0))
+        ]
+        assert found == pytest.approx(expected, rel=3e-4)
+        assert snr_weight(value, kind).item() == 1
+        # the smooth form bends below min-SNR around gamma, and is half of it there
+        noise = kind == "epsilon"
+        smooth = 5 * value / (5 + value) / (value if noise else value + 1)
+        assert snr_weight(value, kind, "soft_min_snr", min_snr_gamma=5).item() == pytest.approx(smooth.item())
+        assert snr_weight(value, kind, "p2", floor=0.1).item() == pytest.approx(max(0.1, expected[2]), rel=3e-4)
+    ended = snr(alphas_cumprod(zero_terminal_snr=True).double()[[timestep]])
+    assert snr_weight(ended, "v_prediction", min_snr_gamma=5).item() == pytest.approx(terminal, rel=3e-4)
+    as_noise, as_v = (
+        snr_weight(value, kind, weighting, v_like_weight=0.5).item()
+        for kind, weighting in (("v_prediction", "v_scaled"), ("epsilon", "v_like"))
+    )
+    limited = min(ratio, 1000)
+    assert as_noise == pytest.approx(limited / (limited + 1), rel=2e-4)
+    assert as_v == pytest.approx(1 + 0.5 * (limited + 1) / limited, rel=2e-4)
 
 
-def test_draws_depend_on_seed_and_index_alone():
-    first = sample_noise(3, 17, (4, 4, 8, 8), 0.1)
-    torch.manual_seed(99)
-    assert torch.equal(first, sample_noise(3, 17, (4, 4, 8, 8), 0.1))
-    assert torch.equal(first[:2], sample_noise(3, 17, (2, 4, 8, 8), 0.1))  # not of the batch's size
-    assert not torch.equal(first, sample_noise(3, 18, (4, 4, 8, 8), 0.1))
-    assert torch.equal(sample_timesteps(3, 5, 8), sample_timesteps(3, 5, 8))
+def test_no_weight_for_v_is_infinite_where_the_noise_ends_in_pure_noise():
+    ratios = snr(alphas_cumprod(zero_terminal_snr=True))
+    for weighting in ("min_snr", "soft_min_snr", "debiased", "p2", "v_scaled"):
+        weights = snr_weight(ratios, "v_prediction", weighting, min_snr_gamma=5)
+        assert weights.isfinite().all() and (weights >= 0).all()
+        assert (snr_weight(ratios, "v_prediction", weighting, min_snr_gamma=5, floor=0.01) >= 0.01).all()
 
 
-def test_timesteps_fill_their_range_evenly():
-    draws = torch.cat([sample_timesteps(0, i, 10, 200, 299) for i in range(500)])
-    assert draws.min() == 200 and draws.max() == 299
-    assert abs(draws.double().mean().item() - 249.5) < 4 * 28.87 / 5000**0.5
+# |error|, mse, huber c=.1, smooth_l1 c=.1, huber c=1, huber_true 1, log_cosh
+LOSS_TABLE = [
+    (0.1, 0.01, 0.0082843, 0.082843, 0.0099751, 0.005, 0.0049917),
+    (0.5, 0.25, 0.08198, 0.8198, 0.23607, 0.125, 0.12011),
+    (1, 1, 0.18100, 1.8100, 0.82843, 0.5, 0.43378),
+    (2, 4, 0.38050, 3.8050, 2.4721, 1.5, 1.3250),
+]
 
 
-def test_noise_offset_moves_the_mean_of_each_channel():
-    plain, moved = sample_noise(0, 0, (256, 4, 8, 8)), sample_noise(0, 0, (256, 4, 8, 8), 0.5)
-    shift = (moved - plain).flatten(2)
-    assert shift.std(dim=2).max() < 1e-6
-    assert shift[..., 0].std().item() == pytest.approx(0.5, rel=0.1)
+@pytest.mark.parametrize("row", LOSS_TABLE)
+def test_errors_of_elements_have_the_published_values(row):
+    size, *expected = row
+    kinds = [("mse", 0), ("huber", 0.1), ("smooth_l1", 0.1), ("huber", 1), ("huber_true", 1), ("log_cosh", 0)]
+    zero = torch.zeros(1, 1, 1, 1)
+    for sign in (1, -1):
+        error = torch.full((1, 1, 1, 1), sign * size)
+        found = [element_errors(error, zero, loss, torch.tensor([c])).item() for loss, c in kinds]
+        assert found == pytest.approx(expected, rel=1e-4)
+        assert element_errors(error, zero, "l1").item() == pytest.approx(size)
+
+
+def test_small_errors_keep_their_digits_and_large_ones_stay_finite():
+    sizes = torch.tensor([1e-4, 1e-2, 3.0, 300.0]).view(4, 1, 1, 1)
+    zero, c = torch.zeros_like(sizes), torch.full((4,), 0.1)
+    exact = sizes.double()
+    root = (exact.square() + 0.01).sqrt() - 0.1
+    assert torch.allclose(element_errors(sizes, zero, "huber", c).double(), 2 * 0.1 * root, rtol=1e-5)
+    assert torch.allclose(element_errors(sizes, zero, "smooth_l1", c).double(), 2 * root, rtol=1e-5)
+    hubers = torch.nn.functional.huber_loss(sizes, zero, reduction="none", delta=0.1)
+    assert torch.allclose(element_errors(sizes, zero, "huber_true", c), hubers)
+    assert torch.allclose(element_errors(sizes, zero, "log_cosh").double()[1:3], exact.cosh().log()[1:3], rtol=2e-3)
+
+
+def test_huber_thresholds_follow_their_schedules():
+    steps = torch.tensor([0, 100, 500, 900, 999])
+    alphas = alphas_cumprod()[steps]
+    table = {
+        "constant": (0.1, 0.1, 0.1, 0.1, 0.1),
+        "exponential": (1, 0.79433, 0.31623, 0.12589, 0.10023),
+        "snr": (0.94971, 0.59830, 0.23128, 0.11030, 0.10369),
+    }
+    for schedule, expected in table.items():
+        for scale in (1, 0.5):
+            found = huber_thresholds(0.1, schedule, scale, steps / 1000, alphas)
+            assert found.tolist() == pytest.approx([scale * c for c in expected], rel=1e-4)
+    ended = huber_thresholds(0.1, "snr", 1, torch.ones(1), torch.zeros(1))  # pure noise
+    assert ended.item() == pytest.approx(0.1)
+
+
+def test_clean_latents_come_back_from_what_models_predict():
+    latents, noise = torch.randn(2, 3, 4, 4, 4, generator=torch.Generator().manual_seed(1))
+    alphas = alphas_cumprod()[[3, 400, 990]]
+    noised = add_noise(latents, noise, alphas)
+    for kind in KINDS:
+        target = build_target(kind, latents, noise, alphas)
+        assert torch.allclose(implied_latents(kind, target, noised, alphas), latents, atol=1e-4)
+    assert build_target("x0", latents, noise, alphas) is latents
+
+
+def hand_computed(prediction, target, mask, prior, prior_weight, loss, c):
+    """Return the loss of one sample with loops and Python's own floats."""
+    area = inside = outside = 0.0
+    for (i, y, x), p in np.ndenumerate(prediction.numpy()):
+        m = 1.0 if mask is None else float(mask[0, y, x])
+        for other, share, kind in ((target, m, "target"), (prior, 1 - m, "prior")):
+            d = abs(float(p) - float(other[i, y, x]))
+            error = {
+                "mse": d * d,
+                "l1": d,
+                "huber": 2 * c * (math.sqrt(d * d + c * c) - c),
+                "smooth_l1": 2 * (math.sqrt(d * d + c * c) - c),
+                "huber_true": d * d / 2 if d <= c else c * (d - c / 2),
+                "log_cosh": math.log(math.cosh(d)),
+            }[loss]
+            inside, outside = inside + (kind == "target") * share * error, outside + (kind == "prior") * share * error
+        area += 1
+    return (inside + (0 if mask is None else prior_weight * outside)) / area
+
+
+@pytest.mark.parametrize("loss", typing.get_args(Loss))
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_combination_of_loss_weighting_prediction_and_mask(loss, kind):
+    """Each once: finite, of the right shape, with a finite gradient, and what a loop over the elements gives."""
+    draws = torch.Generator().manual_seed(5)
+    latents, noise, predicted, frozen = torch.randn(4, 2, 3, 4, 4, generator=draws)
+    grey = torch.rand(2, 1, 4, 4, generator=draws)
+    timesteps = torch.tensor([20, 700])
+    alphas = alphas_cumprod()[timesteps]
+    noised = add_noise(latents, noise, alphas)
+    for loss_on, mask, prior in itertools.product(("prediction", "x0"), (None, grey), (None, frozen)):
+        objective = ObjectiveConfig(loss=loss, loss_on=loss_on, **({"huber_schedule": "snr"} if loss in HUBER else {}))
+        thresholds = loss_thresholds(objective, timesteps, alphas)
+        batch = Batch(
+            latents=latents,
+            noise=noise,
+            seen=noise,
+            timesteps=timesteps,
+            alphas=alphas,
+            mask=mask,
+            normalize=None,
+            prior_weight=None if prior is None else torch.tensor([0.5, 2.0]),
+            held=None,
+            weights=torch.ones(2),
+            huber_c=thresholds,
+        )
+        leaf = predicted.clone().requires_grad_()
+        terms = loss_terms(kind, objective, batch, noised, leaf, prior)
+        each = sample_losses(*terms, loss, thresholds)
+        assert each.shape == (2,) and each.dtype == torch.float32
+        for i in range(2):
+            other, weight = (terms[4], float(batch.prior_weight[i])) if prior is not None else (terms[1], 0.0)
+            expected = hand_computed(
+                terms[0][i].detach(),
+                terms[1][i],
+                None if mask is None else mask[i],
+                other[i],
+                weight,
+                loss,
+                float(thresholds[i]),
+            )
+            assert each[i].item() == pytest.approx(expected, rel=2e-4)
+        weightings = typing.get_args(Weighting) if loss_on == "prediction" else ["min_snr"]
+        for weighting in weightings:
+            gamma = 5.0 if weighting in MIN_SNR and loss_on == "prediction" else 0.0
+            weights = loss_weights(objective.replace(weighting=weighting, min_snr_gamma=gamma), kind, alphas)
+            (slope,) = torch.autograd.grad((each * weights).sum(), leaf, retain_graph=True)
+            assert weights.shape == (2,) and (weights > 0).all() and weights.isfinite().all()
+            assert slope.shape == leaf.shape and slope.isfinite().all() and slope.any()
+
+
+def test_a_held_sample_learns_what_the_frozen_model_predicts_and_its_neighbour_the_target():
+    latents, noise, predicted, frozen = torch.randn(4, 2, 3, 4, 4, generator=torch.Generator().manual_seed(6))
+    alphas = alphas_cumprod()[[20, 700]]
+    values = dict.fromkeys(("mask", "normalize", "prior_weight"), None)
+    batch = Batch(
+        **values,
+        latents=latents,
+        noise=noise,
+        seen=noise,
+        timesteps=torch.tensor([20, 700]),
+        alphas=alphas,
+        held=torch.tensor([True, False]),
+        weights=torch.ones(2),
+        huber_c=torch.ones(2),
+    )
+    noised = add_noise(latents, noise, alphas)
+    for loss_on in ("prediction", "x0"):
+        terms = loss_terms("epsilon", ObjectiveConfig(loss_on=loss_on), batch, noised, predicted, frozen)
+        plain = loss_on == "prediction"
+        assert torch.equal(terms[1][1], noise[1] if plain else latents[1])
+        held = frozen if plain else implied_latents("epsilon", frozen, noised, alphas)
+        assert torch.equal(terms[1][0], held[0])
+        assert (
+            sample_losses(*loss_terms("epsilon", ObjectiveConfig(loss_on=loss_on), batch, noised, frozen, frozen))[
+                0
+            ].item()
+            == 0
+        )
 
 
 def test_the_loss_is_the_mean_of_each_sample():
@@ -163,5 +328,3 @@ def test_zero_terminal_snr_has_the_published_alphas():
     for step, value in table.items():
         assert alphas[step].item() == pytest.approx(value, rel=1e-4)
     assert alphas[999] == 0 and alphas[998].item() == pytest.approx(1.9679e-7, rel=1e-3)
-    weights = snr_weight(snr(alphas), "v_prediction", 5)
-    assert weights[0].item() == pytest.approx(0.0042500, rel=1e-3) and weights[999] == 0 and weights.isfinite().all()

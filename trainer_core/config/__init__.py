@@ -12,13 +12,14 @@ from .dataset import (
 )
 from .model import BaseModelConfig, MemoryConfig, Precision, Prediction, Weights
 from .network import SPATIAL, UNET_ONLY, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
-from .objective import ObjectiveConfig
+from .objective import MIN_SNR, ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .optimizers import OPTIMIZERS
 from .run import RunConfig, SampleConfig, TrainConfig
 from .scheduler import SchedulerConfig
 
 __all__ = [
+    "MIN_SNR",
     "OPTIMIZERS",
     "SPATIAL",
     "UNET_ONLY",

@@ -110,7 +110,7 @@ class ConceptConfig(Config):
 
     folder: str
     recursive: bool = True
-    role: Literal["train", "regularisation", "validation"] = "train"
+    role: Literal["train", "regularisation", "validation", "prior_prediction"] = "train"
     repeats: float = 1.0  # visits of each picture per epoch, > 0; 0.5 visits each in every other epoch
     samples: int = 0  # visits of the whole concept per epoch; 0 = as repeats say
     folder_repeats: bool = True  # sub-folders named as 10_cat repeat 10 times more, as sd-scripts reads them

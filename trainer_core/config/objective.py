@@ -1,20 +1,67 @@
-"""What is predicted and how errors weigh."""
+"""What is predicted, at which noise, and how errors weigh."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Literal
 
 from .base import Config, check_choices, check_range
+
+Loss = Literal["mse", "l1", "huber", "smooth_l1", "huber_true", "log_cosh"]
+Weighting = Literal["min_snr", "soft_min_snr", "debiased", "p2", "v_scaled", "v_like"]
+Distribution = Literal["uniform", "logit_normal", "sigmoid", "beta", "snr_uniform"]
+
+HUBER = ("huber", "smooth_l1", "huber_true")
+MIN_SNR = ("min_snr", "soft_min_snr")
+
+# Settings that act with some choices of another setting only: with any other choice they must be left at their default.
+ACTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
+    "min_snr_gamma": ("weighting", MIN_SNR),
+    "p2_gamma": ("weighting", ("p2",)),
+    "v_like_weight": ("weighting", ("v_like",)),
+    "huber_c": ("loss", HUBER),
+    "huber_schedule": ("loss", HUBER),
+    "huber_scale": ("loss", HUBER),
+    "logit_mean": ("timestep_distribution", ("logit_normal",)),
+    "logit_scale": ("timestep_distribution", ("logit_normal",)),
+    "sigmoid_center": ("timestep_distribution", ("sigmoid",)),
+    "sigmoid_slope": ("timestep_distribution", ("sigmoid",)),
+    "beta_a": ("timestep_distribution", ("beta",)),
+    "beta_b": ("timestep_distribution", ("beta",)),
+    "offset_adaptation": ("noise_offset_strength", ("adaptive",)),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConfig(Config):
-    """What is predicted and how errors weigh."""
+    """What is predicted, at which noise, and how errors weigh."""
 
-    min_snr_gamma: float = 0.0  # 0 = every timestep weighs the same; 5 is usual
+    min_snr_gamma: float = 0.0  # of weighting min_snr and soft_min_snr; 0 = every timestep weighs the same, 5 is usual
     noise_offset: float = 0.0  # 0.03..0.1 lets very dark and very bright pictures be learned
     min_timestep: int = 0  # 0..999
     max_timestep: int = 999
+    loss: Loss = "mse"  # of one element; huber and smooth_l1 are sd-scripts' pseudo forms
+    huber_c: float = 0.1  # error at which a Huber loss turns from squared to absolute, > 0
+    huber_schedule: Literal["constant", "exponential", "snr"] = "constant"  # c at a noise level: c, or from 1 down to c
+    huber_scale: float = 1.0  # multiplies c at every noise level, > 0
+    loss_on: Literal["prediction", "x0"] = "prediction"  # x0: a diagnostic, on the latents that a prediction implies
+    weighting: Weighting = "min_snr"  # of noise levels, by their SNR
+    p2_gamma: float = 1.0  # of weighting p2, > 0
+    v_like_weight: float = 0.1  # of weighting v_like: share of the v loss that is added, > 0
+    snr_weight_floor: float = 0.0  # no noise level weighs less, 0..1; 0 = the published weights
+    timestep_distribution: Distribution = "uniform"  # over min_timestep..max_timestep
+    logit_mean: float = 0.0  # of logit_normal; below 0 = less noise
+    logit_scale: float = 1.0  # of logit_normal, > 0; small = narrow
+    sigmoid_center: float = 0.5  # of sigmoid: where in the range its step lies, 0..1
+    sigmoid_slope: float = 10.0  # of sigmoid, not 0; > 0 = mostly more noise than at the center, < 0 = mostly less
+    beta_a: float = 2.0  # of beta, > 0; large = more noise
+    beta_b: float = 2.0  # of beta, > 0; large = less noise
+    stratified_timesteps: bool = False  # the samples of an optimizer step share the noise levels out among them
+    noise_offset_strength: Literal["fixed", "random", "adaptive", "by_timestep"] = "fixed"
+    offset_adaptation: float = 0.1  # of adaptive: what each unit of a channel's mean adds to noise_offset
+    pyramid_iterations: int = 0  # levels of pyramid noise; 0 = none, 6..10 are usual
+    pyramid_discount: float = 0.3  # strength of a level relative to the one before, 0..1
+    input_perturbation: float = 0.0  # noise that the network sees and shall not predict; 0.1 is usual
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -24,3 +71,52 @@ class ObjectiveConfig(Config):
         check_range(self, "max_timestep", 0, 999)
         if self.min_timestep > self.max_timestep:
             raise ValueError(f"min_timestep {self.min_timestep} is above max_timestep {self.max_timestep}.")
+        check_range(self, "huber_c", 1e-6, 1000)
+        check_range(self, "huber_scale", 1e-6, 1e6)
+        check_range(self, "p2_gamma", 1e-6, 100)
+        check_range(self, "v_like_weight", 1e-6, 1e6)
+        check_range(self, "snr_weight_floor", 0, 1)
+        check_range(self, "logit_mean", -10, 10)
+        check_range(self, "logit_scale", 0.01, 10)
+        check_range(self, "sigmoid_center", 0, 1)
+        check_range(self, "sigmoid_slope", -100, 100)
+        check_range(self, "beta_a", 0.05, 100)
+        check_range(self, "beta_b", 0.05, 100)
+        check_range(self, "offset_adaptation", -100, 100)
+        check_range(self, "pyramid_iterations", 0, 16)
+        check_range(self, "pyramid_discount", 0, 1)
+        check_range(self, "input_perturbation", 0, 10)
+        self._check_combinations()
+
+    @property
+    def weighted(self) -> bool:
+        """Tell whether noise levels weigh differently."""
+        return self.weighting != "min_snr" or self.min_snr_gamma > 0
+
+    def _check_combinations(self) -> None:
+        """Refuse settings that would do nothing beside the others."""
+        defaults = {field.name: field.default for field in fields(self)}
+        for name, (choice, kinds) in ACTS_WITH.items():
+            if getattr(self, choice) not in kinds and getattr(self, name) != defaults[name]:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)} and acts with {choice} {' or '.join(kinds)} only, not with "
+                    f"{getattr(self, choice)}; leave it at {defaults[name]}."
+                )
+        if self.weighting == "soft_min_snr" and self.min_snr_gamma == 0:
+            raise ValueError("weighting is soft_min_snr and min_snr_gamma is 0; set min_snr_gamma, 5 is usual.")
+        if self.snr_weight_floor and not self.weighted:
+            raise ValueError("snr_weight_floor has no weights to act on; set min_snr_gamma, or the floor to 0.")
+        if self.sigmoid_slope == 0:
+            raise ValueError("sigmoid_slope is 0, where every timestep is as likely; choose the distribution uniform.")
+        if self.noise_offset_strength in ("random", "by_timestep") and self.noise_offset == 0:
+            raise ValueError(
+                f"noise_offset_strength is {self.noise_offset_strength} and noise_offset is 0, so nothing is shifted; "
+                "raise noise_offset, or set the strength to fixed."
+            )
+        if self.pyramid_iterations == 0 and self.pyramid_discount != defaults["pyramid_discount"]:
+            raise ValueError("pyramid_discount acts on pyramid noise and there is none; set pyramid_iterations.")
+        if self.loss_on == "x0" and self.weighted:
+            raise ValueError(
+                "loss_on x0 is a diagnostic and weighs noise levels by itself; set weighting to min_snr and "
+                "min_snr_gamma to 0."
+            )

@@ -98,7 +98,8 @@ def scan(dataset: DatasetConfig, index: Index | None = None, callbacks: Callback
         raise ValueError(printable(" ".join(errors)))
     notes = [note for report in reports for note in report.notes]
     first: dict[str, Picture] = {}
-    copies = [p.name for p in pictures if first.setdefault(p.digest, p) is not p]
+    taught = [p for p in pictures if dataset.concepts[p.concept].role != "prior_prediction"]  # others repeat on purpose
+    copies = [p.name for p in taught if first.setdefault(p.digest, p) is not p]
     if copies:
         some = count(copies, "picture repeats", "pictures repeat")
         notes.append(f"{some} another one byte for byte: {names(copies)}.")
