@@ -229,7 +229,8 @@ def has_accelerator() -> bool:
 # --- workflow files ----------------------------------------------------------------------------------------
 
 SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize")
-WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COMFY_DYNAMICCOMBO_V3")
+DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"  # a choice whose options have inputs of their own, named combo.field
+WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", DYNAMIC_COMBO)
 NOTES = ("Note", "MarkdownNote")
 MUTED, BYPASSED = 2, 4
 
@@ -254,7 +255,7 @@ def take_widgets(inputs: dict, order: dict, values: list, prefix: str = "") -> d
             controlled = options.get("control_after_generate") or name in ("seed", "noise_seed")
             if controlled and values and values[0] in SEED_CONTROLS:
                 values.pop(0)
-            if spec[0] == "COMFY_DYNAMICCOMBO_V3":
+            if spec[0] == DYNAMIC_COMBO:
                 chosen = next((option for option in options["options"] if option["key"] == value), None)
                 if chosen:
                     taken |= take_widgets(chosen["inputs"], {}, values, f"{prefix}{name}.")

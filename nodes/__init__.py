@@ -12,6 +12,7 @@ from .objective import AtelierObjective
 from .optimizer import AtelierOptimizer
 from .preview import AtelierDatasetPreview
 from .resize import AtelierResizeLora
+from .routes import register_routes
 from .sample import AtelierSample
 from .scheduler import AtelierScheduler
 from .sockets import ComfyExtension, io
@@ -43,9 +44,10 @@ class AtelierExtension(ComfyExtension):
     """What ComfyUI loads."""
 
     async def on_load(self) -> None:
-        """Make the shipped tiny base model known to ComfyUI's loader and its list of checkpoints."""
+        """Make the shipped tiny base model known to ComfyUI's loader and its list of checkpoints; add our routes."""
         register_tiny_model()
         register_assets()
+        register_routes()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """Return the node classes."""

@@ -6,7 +6,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import comfy.sd1_clip
 import comfy.utils
 import folder_paths
 import torch
+from aiohttp import web
 from comfy_execution.graph_utils import ExecutionBlocker
 from safetensors.torch import load_file
 from server import PromptServer
@@ -443,6 +444,11 @@ def clock(seconds: float) -> str:
 def sampler_names() -> list[str]:
     """Return the samplers of this ComfyUI."""
     return comfy.samplers.KSampler.SAMPLERS
+
+
+def add_route(path: str, answer: Callable[[web.Request], Awaitable[web.Response]]) -> None:
+    """Let the server answer POST requests to a path; only while ComfyUI starts."""
+    PromptServer.instance.routes.post(path)(answer)
 
 
 def scheduler_names() -> list[str]:

@@ -2,8 +2,135 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..trainer_core.config import SchedulerConfig
+from ..trainer_core.schedule import check_curve
 from .sockets import CATEGORY, SchedulerSocket, io
+
+
+def options() -> list[io.DynamicCombo.Option]:
+    """Return the shapes with their own inputs; the first is the default."""
+    cycles = io.Int.Input(
+        "cycles", default=2, min=1, max=100, tooltip="How often it starts from its peak, 1 to 100. 2 = one restart."
+    )
+    d = io.Float.Input(
+        "d",
+        default=0.9,
+        min=0.0,
+        max=0.999,
+        step=0.01,
+        round=1e-6,
+        tooltip="How long it stays high, 0 to 0.999. 0 is a straight line, 0.5 as in the paper, 0.9 usual for LoRAs.",
+    )
+    fields: dict[str, list[io.Input]] = {
+        "cosine": [],
+        "constant": [],
+        "linear": [],
+        "rex": [d],
+        "rex_restarts": [
+            cycles,
+            io.Float.Input(
+                "gamma",
+                default=0.9,
+                min=0.0,
+                max=1.0,
+                step=0.01,
+                round=1e-6,
+                tooltip="Each cycle's peak as a share of the one before, 0 to 1. 1 = all start as high as the first.",
+            ),
+            d,
+            io.Float.Input(
+                "cycle_multiplier",
+                default=1.0,
+                min=0.1,
+                max=10.0,
+                step=0.1,
+                round=1e-6,
+                tooltip="Each cycle's length as a multiple of the one before, 0.1 to 10. 1 = all are equally long.",
+            ),
+        ],
+        "cosine_with_restarts": [cycles],
+        "cosine_soft_restarts": [cycles],
+        "polynomial": [
+            io.Float.Input(
+                "power",
+                default=2.0,
+                min=0.01,
+                max=100.0,
+                step=0.1,
+                round=1e-6,
+                tooltip="How steeply it falls at first, 0.01 to 100. 1 is a straight line, 2 a parabola; below 1 it "
+                "stays high and falls at the end.",
+            )
+        ],
+        "inverse_sqrt": [
+            io.Int.Input(
+                "timescale",
+                default=100,
+                min=1,
+                max=1_000_000,
+                tooltip="Steps that set its pace: after 3 times as many the rate has halved. 1 to 1000000.",
+            )
+        ],
+        "warmup_stable_decay": [
+            io.Float.Input(
+                "decay_share",
+                default=0.2,
+                min=0.001,
+                max=1.0,
+                step=0.01,
+                round=1e-6,
+                tooltip="The share of the curve in which it falls, at the end, 0.001 to 1. 0.1 to 0.2 is usual.",
+            ),
+            io.Combo.Input(
+                "decay_shape",
+                options=["linear", "cosine", "1-sqrt"],
+                default="linear",
+                tooltip="How it falls: a straight line, half a cosine, or fast and then ever slower (1-sqrt).",
+            ),
+        ],
+        "one_cycle": [
+            io.Float.Input(
+                "rise_share",
+                default=0.3,
+                min=0.001,
+                max=0.999,
+                step=0.01,
+                round=1e-6,
+                tooltip="The share of the curve in which it rises, 0.001 to 0.999. 0.3 is usual.",
+            ),
+            io.Float.Input(
+                "start",
+                default=0.04,
+                min=0.0,
+                max=1.0,
+                step=0.01,
+                round=1e-6,
+                tooltip="Where it starts, as a share of the learning rate, 0 to 1. It ends at min_lr_ratio.",
+            ),
+        ],
+        "expression": [
+            io.String.Input(
+                "expression",
+                default="0.5 * (1 + cos(pi * t))",
+                tooltip="The factor on the learning rate, 0 or more, as a formula of t (0 at the first step after the "
+                "warm-up, 1 at the end), step and total (steps after the warm-up, from 0). It may use + - * / // % **, "
+                "comparisons, a if b else c, sin cos tan exp log sqrt min max abs floor ceil, pi and e.",
+            )
+        ],
+        "points": [
+            io.String.Input(
+                "points",
+                default="0:0, 0.1:1, 0.6:1, 1:0",
+                multiline=True,
+                tooltip="A curve drawn by hand: position:factor, with commas between. Positions lie between 0 (first "
+                "step after the warm-up) and 1 (the end), factors are 0 or more; straight lines join them. The same "
+                "position twice makes a jump.",
+            )
+        ],
+    }
+    return [io.DynamicCombo.Option(key, inputs) for key, inputs in fields.items()]
 
 
 class AtelierScheduler(io.ComfyNode):
@@ -16,22 +143,25 @@ class AtelierScheduler(io.ComfyNode):
             node_id="AtelierScheduler",
             display_name="Scheduler",
             category=CATEGORY,
-            description="How the learning rate changes from the first step to the last.",
-            search_aliases=["learning rate schedule", "cosine", "warmup", "train lora", "atelier"],
+            description="How the learning rate changes from the first step to the last; drawn on the node.",
+            search_aliases=["learning rate schedule", "cosine", "rex", "restarts", "warmup", "train lora", "atelier"],
             inputs=[
-                io.Combo.Input(
+                io.DynamicCombo.Input(
                     "name",
-                    options=["constant", "linear", "cosine"],
-                    default="cosine",
-                    tooltip="constant: the same throughout. linear: a straight line down. cosine: slow, fast, slow "
-                    "down; a good choice for most runs.",
+                    options=options(),
+                    tooltip="cosine: slow, fast, slow down; a good choice for most runs. constant: the same "
+                    "throughout. linear: a straight line down. rex: high for long, then fast down. rex_restarts and "
+                    "cosine_with_restarts start again from a peak, cosine_soft_restarts swings back up. polynomial, "
+                    "inverse_sqrt: steep at first. warmup_stable_decay: full until the last part. one_cycle: up, then "
+                    "down. expression, points: a curve of your own.",
                 ),
                 io.Int.Input(
                     "warmup_steps",
                     default=0,
                     min=0,
                     max=1_000_000,
-                    tooltip="Steps in which the learning rate rises from 0 before the shape begins. 0 = none.",
+                    tooltip="How long the learning rate rises from near 0 before the shape begins, in steps or percent "
+                    "(warmup_unit). 0 = not at all; 5 to 10 percent of the run helps with high learning rates.",
                 ),
                 io.Float.Input(
                     "min_lr_ratio",
@@ -40,7 +170,28 @@ class AtelierScheduler(io.ComfyNode):
                     max=1.0,
                     step=0.01,
                     round=1e-6,
-                    tooltip="Where linear and cosine end, as a share of the learning rate, 0 to 1.",
+                    tooltip="The floor, as a share of the learning rate, 0 to 1: the shape runs between it and the "
+                    "full rate. 0 = a shape that goes down ends at 0.",
+                    advanced=True,
+                ),
+                io.Combo.Input(
+                    "warmup_unit",
+                    options=["steps", "percent"],
+                    default="steps",
+                    optional=True,
+                    tooltip="What warmup_steps counts: steps, or percent of the whole curve (then up to 99).",
+                    advanced=True,
+                ),
+                io.Int.Input(
+                    "planned_steps",
+                    default=0,
+                    min=0,
+                    max=1_000_000,
+                    optional=True,
+                    tooltip="The length of the run that the curve is made for. 0 = this run, so that a longer run "
+                    "gets a longer curve. To extend a finished run on its own curve, write its old number of steps "
+                    "here: further steps stay at the rate where the curve ended, which min_lr_ratio keeps above 0. A "
+                    "number above the steps of the run trains only the first part of a longer curve.",
                     advanced=True,
                 ),
             ],
@@ -48,6 +199,16 @@ class AtelierScheduler(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, **values: object) -> io.NodeOutput:
+    def execute(cls, name: dict[str, Any] | None = None, **values: Any) -> io.NodeOutput:
         """Return the configuration."""
-        return io.NodeOutput(SchedulerConfig(**values))
+        return io.NodeOutput(read_scheduler(name, values))
+
+
+def read_scheduler(name: dict[str, Any] | None, values: dict[str, Any]) -> SchedulerConfig:
+    """Return the configuration of the node's inputs, its curve checked; raises ValueError if there is none."""
+    if name is None:  # how ComfyUI passes an option that it does not know
+        raise ValueError(f"name of Scheduler is not one of {[option.key for option in options()]}; choose one.")
+    own = {field: value for field, value in name.items() if value is not None}
+    config = SchedulerConfig(**{**values, **own})
+    check_curve(config)
+    return config

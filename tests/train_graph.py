@@ -59,8 +59,17 @@ def draw_pictures(folder: Path, count: int = 3, captions: bool = True) -> Path:
     return folder
 
 
-def train_graph(folder: str | Path, optimizer: dict | None = None, lora: dict | None = None, **train: Any) -> dict:
-    """Return a prompt: nodes base, data, optimizer, scheduler, lora, train, and a text preview of the path."""
+def train_graph(
+    folder: str | Path,
+    optimizer: dict | None = None,
+    lora: dict | None = None,
+    scheduler: dict | None = None,
+    **train: Any,
+) -> dict:
+    """Return a prompt: nodes base, data, optimizer, scheduler, lora, train, and a text preview of the path.
+
+    optimizer, lora, scheduler: inputs of these nodes that are not as below; `chosen` writes those of a dynamic combo.
+    """
     return {
         "base": node("AtelierLoadBaseModel", checkpoint=CHECKPOINT, prediction="auto", clip_skip=1, precision="auto"),
         "data": concept(folder),
@@ -78,7 +87,9 @@ def train_graph(folder: str | Path, optimizer: dict | None = None, lora: dict | 
                 **(optimizer or {}),
             },
         ),
-        "scheduler": node("AtelierScheduler", name="constant", warmup_steps=0, min_lr_ratio=0.0),
+        "scheduler": node(
+            "AtelierScheduler", **{"name": "constant", "warmup_steps": 0, "min_lr_ratio": 0.0, **(scheduler or {})}
+        ),
         "lora": node(
             "AtelierLoraConfig",
             **{"rank": 4, "alpha": 4.0, "preset": "full", "conv_rank": 0, "conv_alpha": 0.0, **(lora or {})},
@@ -99,6 +110,11 @@ def train_graph(folder: str | Path, optimizer: dict | None = None, lora: dict | 
 def node(class_type: str, **inputs: Any) -> dict:
     """Return one node of a prompt."""
     return {"class_type": class_type, "inputs": inputs}
+
+
+def chosen(combo: str, option: str, **fields: Any) -> dict:
+    """Return the inputs of a dynamic combo: its option, and the option's own fields under their full names."""
+    return {combo: option, **{f"{combo}.{field}": value for field, value in fields.items()}}
 
 
 def concept(folder: str | Path, **inputs: Any) -> dict:

@@ -24,6 +24,7 @@ from .networks.files import FileLayer, delta_weight, group_tensors, layer_kind
 from .networks.layer import pair_norm
 from .optim import describe
 from .plan import Plan
+from .schedule import warmup_steps
 
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}  # relative, of a layer's delta norm
 VERSION = "0.1.0"
@@ -167,7 +168,7 @@ def build_metadata(
         "zero_terminal_snr": base.zero_terminal_snr,
         "optimizer": describe(optimizer),
         "lr_scheduler": config.scheduler.name,
-        "lr_warmup_steps": config.scheduler.warmup_steps,
+        "lr_warmup_steps": warmup_steps(plan.steps, config.scheduler),
         "max_grad_norm": optimizer.max_grad_norm,
         "gradient_accumulation_steps": train.accumulate,
         "gradient_checkpointing": config.memory.checkpointing not in ("auto", "0"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from comfy_client import ComfyClient
-from lora_atelier.dev import ROOT, to_prompt
+from lora_atelier.dev import DYNAMIC_COMBO, ROOT, to_prompt
 
 pytestmark = pytest.mark.browser
 
@@ -43,6 +43,41 @@ def test_every_node_can_be_added_and_queues_what_it_shows(editor, comfy: ComfyCl
     assert sorted(entry["class_type"] for entry in shown["output"].values()) == sorted(kinds)
     converted = to_prompt(shown["workflow"], comfy.object_info())
     assert inputs(converted) == inputs(shown["output"])
+    assert editor.errors == []
+
+
+CHOOSE = """choices => choices.map(([type, combo, option], i) => {
+    const node = window.LiteGraph.createNode(type);
+    node.pos = [60 + 380 * (i % 8), 60 + 640 * Math.floor(i / 8)];
+    window.app.graph.add(node);
+    node.widgets.find(widget => widget.name === combo).value = option;
+    return node.id;
+})"""
+
+
+def test_every_option_of_a_dynamic_combo_queues_what_it_shows_also_when_opened_again(
+    editor, comfy: ComfyClient
+) -> None:
+    info = comfy.object_info()
+    choices = [
+        (kind, name, option["key"])
+        for kind in our_types(comfy)
+        for group in info[kind]["input"].values()
+        for name, spec in group.items()
+        if spec[0] == DYNAMIC_COMBO
+        for option in spec[1]["options"]
+    ]
+    nodes = editor.run(CHOOSE, choices)
+    editor.run("() => window.app.extensionManager.command.execute('Comfy.Canvas.FitView')")
+    editor.settle()
+    shown = editor.run("async () => await window.app.graphToPrompt()")
+    for node, (_, name, option) in zip(nodes, choices, strict=True):
+        assert shown["output"][str(node)]["inputs"][name] == option
+    assert inputs(to_prompt(shown["workflow"], info)) == inputs(shown["output"])
+    editor.run("() => window.app.graph.clear()")
+    editor.load(shown["workflow"])
+    again = editor.run("async () => await window.app.graphToPrompt()")
+    assert inputs(again["output"]) == inputs(shown["output"])
     assert editor.errors == []
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Each row imports only from rows above it, not from its own row. Imports for type checkers alone are free.
 ROWS = [
     {"config", "rng", "callbacks"},
-    {"buckets", "captions", "caption_files"},
+    {"buckets", "captions", "caption_files", "expression"},
     {"images", "caption_tables"},
     {"masks"},
     {"scan"},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import PACK
+from lora_atelier.dev import DYNAMIC_COMBO, PACK
 
 SNAPSHOT = Path(__file__).with_name("object_info.json")
 NODES = [
@@ -53,8 +53,13 @@ def public_format(info: dict) -> dict:
 
 
 def inputs(schema: dict) -> dict:
-    """Return the inputs of a node, required and optional."""
-    return {**schema["input"].get("required", {}), **schema["input"].get("optional", {})}
+    """Return the inputs of a node, required and optional; those of a dynamic combo's options as combo.option.field."""
+    found = {**schema["input"].get("required", {}), **schema["input"].get("optional", {})}
+    for name, (kind, details) in list(found.items()):
+        for option in details["options"] if kind == DYNAMIC_COMBO else []:
+            own = inputs({"input": option["inputs"]})
+            found |= {f"{name}.{option['key']}.{field}": spec for field, spec in own.items()}
+    return found
 
 
 def test_the_schema_is_the_snapshot(any_server: ComfyServer) -> None:
@@ -81,7 +86,8 @@ def test_every_node_input_and_output_explains_itself(comfy: ComfyClient) -> None
 def test_the_help_page_names_every_input_and_output(comfy: ComfyClient, name: str) -> None:
     page = comfy.request(f"/extensions/{PACK}/docs/{name}.md").decode()
     schema = comfy.get(f"/object_info/{name}")[name]
-    missing = [key for key in [*inputs(schema), *schema["output_name"]] if f"`{key}`" not in page]
+    fields = [name.rpartition(".")[2] for name in inputs(schema)]
+    missing = [key for key in [*fields, *schema["output_name"]] if f"`{key}`" not in page]
     assert not missing
 
 

@@ -1,0 +1,71 @@
+"""What the editor asks the server: the curve that the Scheduler node draws on itself."""
+
+from __future__ import annotations
+
+import json
+import typing
+from typing import Any
+
+from aiohttp import web
+
+from ..trainer_core.config import SchedulerConfig
+from ..trainer_core.schedule import check_length, lr_factor, warmup_steps
+from . import bridge
+from .scheduler import read_scheduler
+
+LARGEST = 8192  # bytes of a question
+LONGEST = 10_000_000  # steps of a run
+POINTS = 241  # of a curve
+USUAL = 1000  # steps drawn where nothing says how many the run has
+
+
+def register_routes() -> None:
+    """Add the routes to the server."""
+    bridge.add_route("/atelier/schedule", answer_schedule)
+
+
+async def answer_schedule(request: web.Request) -> web.Response:
+    """Answer {values: the Scheduler's widgets, steps: of the run or null} with a curve, or {error: a sentence}."""
+    if request.content_length is None or request.content_length > LARGEST:
+        return web.json_response({"error": f"A question has at most {LARGEST} bytes."}, status=413)
+    try:
+        question = json.loads(await request.read())
+    except ValueError:  # neither text nor JSON
+        return web.json_response({"error": "The question is no JSON."}, status=400)
+    try:
+        return web.json_response(curve(question))
+    except ValueError as problem:
+        return web.json_response({"error": str(problem)})
+
+
+def curve(question: Any) -> dict[str, Any]:
+    """Return steps, warm-up, floor and [step, factor] at up to POINTS steps; raises ValueError with a sentence."""
+    if not isinstance(question, dict) or not isinstance(question.get("values"), dict):
+        raise ValueError("The question needs the Scheduler's values.")
+    config, steps = scheduler_of(question["values"]), question.get("steps")
+    if steps is None:
+        steps = config.planned_steps or max(USUAL, 2 * warmup_steps(USUAL, config))
+    if type(steps) is not int or not 1 <= steps <= LONGEST:
+        raise ValueError(f"steps is {steps!r}; it must be a whole number between 1 and {LONGEST}.")
+    check_length(steps, config)
+    shown = range(steps) if steps <= POINTS else [round(i * (steps - 1) / (POINTS - 1)) for i in range(POINTS)]
+    return {
+        "steps": steps,
+        "warmup": warmup_steps(steps, config),
+        "floor": config.min_lr_ratio,
+        "points": [[step, round(lr_factor(step, steps, config), 6)] for step in shown],
+    }
+
+
+def scheduler_of(values: dict[str, Any]) -> SchedulerConfig:
+    """Return the configuration of widgets by their names (`name`, `name.cycles` …), as strict as a prompt is."""
+    hints = typing.get_type_hints(SchedulerConfig)
+    own: dict[str, Any] = {}  # of the chosen shape
+    others: dict[str, Any] = {}
+    for key, value in values.items():
+        field = key.removeprefix("name.")
+        kinds = {int: (int,), float: (int, float)}.get(hints.get(field, object), (str,))
+        if field not in hints or isinstance(value, bool) or not isinstance(value, kinds):
+            raise ValueError(f"Scheduler has no {field} that could be {value!r}.")
+        (own if key == "name" or field != key else others)[field] = value
+    return read_scheduler(own if "name" in own else None, others)
