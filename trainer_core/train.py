@@ -18,6 +18,8 @@ from .config import MemoryConfig, RunConfig
 from .encode import Encoded, encode_plan
 from .existing import build_network, check_lora_files, learning_rates, load_start, merge_beneath
 from .export import build_metadata, save_lora, unused_path
+from .gradient_noise import NoiseScale
+from .log import check_log, logged
 from .loss import sample_losses
 from .memory import (
     DTYPES,
@@ -56,7 +58,7 @@ from .scan import Index, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
 from .texts import check_stops, text_reader, text_stops
-from .validate import check_prediction, validation_loss
+from .validate import Best, better, check_prediction, check_validation, validation_loss, without_improvement
 
 INDEX = "index.sqlite"  # in the cache folder: what the scan knows of every file
 NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
@@ -71,7 +73,11 @@ class Result:
     path: Path  # the LoRA file
     tensors: dict[str, Tensor]  # as they are in the file
     losses: list[float]  # of each step, NaN where it was not finite
+    concepts: dict[str, list[float]]  # mean loss of each concept's samples in each step, NaN where there were none
     validation: list[tuple[int, float]]  # (steps finished, loss of the validation pictures)
+    best: tuple[int, float] | None  # where the best weights were asked for: (their step, their validation loss)
+    last: Path | None  # the file of the last weights, where those of the other one are not
+    log: Path | None  # folder of the log
     samples: Tensor  # (N, H, W, 3) in 0..1
     plan: Plan
 
@@ -88,7 +94,10 @@ class Run:
     device: torch.device
     callbacks: Callbacks
     losses: list[float] = field(default_factory=list)  # of each step, NaN where it was not finite
+    concepts: dict[str, list[float]] = field(default_factory=dict)  # of each step, NaN where it had no sample of one
     validation: list[tuple[int, float]] = field(default_factory=list)  # (steps finished, loss)
+    best: Best | None = None  # where it is asked for
+    at: int = 0  # steps after which the network's weights are
 
 
 def train_lora(
@@ -99,18 +108,20 @@ def train_lora(
     callbacks: Callbacks | None = None,
     verify: Callable[[Path], None] | None = None,
     cache_limit: int = 0,
+    logs: Path | None = None,
 ) -> Result:
     """Train a LoRA and write it to `output` (another number is added when the name is taken).
 
     cache: folder of the store, which is kept below cache_limit bytes (0 = any size). verify: a last word on the
-    finished file, raises to refuse it. Everything wrong with the input raises ValueError before a model is loaded.
-    When the run is stopped or fails after its first step, what was learned is saved beside `output` before the
-    exception leaves.
+    finished file, raises to refuse it. logs: folder in which the run's log, if it writes one, gets a folder of its own.
+    Everything wrong with the input raises ValueError before a model is loaded. When the run is stopped or fails after
+    its first step, what was learned is saved beside `output` before the exception leaves.
     """
     device, callbacks, started = torch.device(device), callbacks or Callbacks(), time.time()
     check_base_model(config.base_model)
     check_lora_files(config)
     check_optimizer(config.optimizer, device)
+    check_log(config.train.log, logs)
     dtype = choose_dtype(config.base_model.precision, device)
     if config.lora.dtype == "bfloat16" and dtype == torch.float16:  # float16 scales gradients, CUDA none in bfloat16
         raise ValueError("A LoRA in bfloat16 does not go with precision float16; set dtype of LoRA Config to float32.")
@@ -121,6 +132,7 @@ def train_lora(
     plan = build_plan(manifest, config.dataset, config.train)
     check_schedule(plan.steps, config.scheduler)
     check_stops(config.optimizer, plan)
+    check_validation(config.train, plan)
     tokenizer = load_tokenizer(find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path)))
     callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long_captions(plan, tokenizer))]))
 
@@ -152,23 +164,41 @@ def train_lora(
         text.model.to(device)
 
     run = Run(base=base, network=network, plan=plan, encoded=encoded, config=config, device=device, callbacks=callbacks)
+    run.concepts = {name: [] for name in plan.concept_names().values()}
+    columns = [f"lr_{model}" for model, rate in rates.items() if rate > 0] + [f"loss_{name}" for name in run.concepts]
+    log = last = None
 
-    def metadata(path: Path) -> dict[str, str]:
-        steps = len(run.losses)
-        return build_metadata(config, plan, base, name=path.stem, steps=steps, started=started, start=continued)
+    def save(path: Path, dtype: str = "float32", verify: Callable[[Path], None] | None = None) -> dict[str, Tensor]:
+        about = {"steps": run.at, "validation_loss": dict(run.validation).get(run.at)}
+        metadata = build_metadata(config, plan, base, name=path.stem, started=started, start=continued, **about)
+        return save_lora(path, network.tensors(), metadata, dtype, verify)
 
     try:
         with network.attached():
             try:
-                with attention_kernel(config.memory.attention, device), room_for_programs(config.memory.compile):
+                with (
+                    attention_kernel(config.memory.attention, device),
+                    room_for_programs(config.memory.compile),
+                    logged(callbacks, config.train.log, logs, unused_path(output).stem, columns) as (
+                        run.callbacks,
+                        log,
+                    ),
+                ):
                     train(run, ladder)
                 path = unused_path(output)
-                tensors = save_lora(path, network.tensors(), metadata(path), config.train.save_dtype, verify)
+                if run.best:
+                    last = unused_path(path.with_name(f"{path.stem}-last.safetensors"))
+                    last = return_to_best(run, run.best, last, save)
+                tensors = save(path, config.train.save_dtype, verify)
             except BaseException:
-                if steps := len(run.losses):
+                if steps := run.at:
                     stopped = unused_path(output.with_name(f"{output.stem}-stopped-at-{steps}.safetensors"))
-                    save_lora(stopped, network.tensors(), metadata(stopped), "float32")
+                    save(stopped)
                     callbacks.note(f"Stopped at step {steps} of {plan.steps}; what was learned is in {stopped}.")
+                    if run.best and run.best.steps < steps:
+                        network.load_state_dict(run.best.weights)
+                        run.at = run.best.steps
+                        save(unused_path(output.with_name(f"{output.stem}-best-at-{run.at}.safetensors")))
                 raise
             encode = None if train_text else encoded.conditioning
             samples = sample_images(base, config.sample, device, encode=encode, callbacks=callbacks)
@@ -176,7 +206,33 @@ def train_lora(
         base.unet, base.texts, base.vae = None, (), None
         network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
         give_back(device)
-    return Result(path=path, tensors=tensors, losses=run.losses, validation=run.validation, samples=samples, plan=plan)
+    return Result(
+        path=path,
+        tensors=tensors,
+        losses=run.losses,
+        concepts=run.concepts,
+        validation=run.validation,
+        best=(run.best.steps, run.best.loss) if run.best else None,
+        last=last,
+        log=log,
+        samples=samples,
+        plan=plan,
+    )
+
+
+def return_to_best(run: Run, best: Best, last: Path, save: Callable[[Path], object]) -> Path | None:
+    """Give the network its best weights back and say so; return the file of the last ones, None if those are best."""
+    (_, start), *_ = run.validation
+    gain = "" if best.loss < start else f" (before the first step it was {start:.4f}: nothing was gained)"
+    found = f"The validation loss was lowest after step {best.steps}: {best.loss:.4f}{gain}."
+    if best.steps == run.at:
+        run.callbacks.note(found)
+        return None
+    save(last)  # in float32, as what one would go on from
+    run.callbacks.note(f"{found} The LoRA is the one of that step; the one of step {run.at} is {last.name}.")
+    run.network.load_state_dict(best.weights)
+    run.at = best.steps
+    return last
 
 
 def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
@@ -197,12 +253,17 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
     scaler = torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16)
     alphas = alphas_cumprod(zero_terminal_snr=base.zero_terminal_snr)
     encode = text_reader(base, run.encoded, device, learning=True)
+    noise_scale = NoiseScale(parameters)
+    names = plan.concept_names()
+    stopped: dict[str, float] = {}  # learning rates of models that have stopped
     not_finite = 0
 
     def validate(steps: int) -> None:
         if plan.validation:
             loss = validation_loss(base, run.encoded, encode, plan, config, alphas, device, callbacks)
             run.validation.append((steps, loss))
+            if config.train.keeps_by:
+                run.best = better(run.best, run.validation, run.network)
             callbacks.validation(steps, loss)
 
     for sentence in check_prediction(base, run.encoded, encode, plan, config, alphas, device):
@@ -212,11 +273,11 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         began = time.perf_counter()
         for prefix in [prefix for prefix, stop in stops.items() if stop == step]:
             run.network.freeze(prefix)
-            rates[prefix] = 0.0
+            rates[prefix] = stopped[prefix] = 0.0
             if not any(rates[text.kohya] > 0 for text in base.texts):
                 encode = text_reader(base, run.encoded, device, learning=False)
         for again in (False, True):
-            if (done := accumulated(run, step, encode, alphas, scaler, memory)) is not None:
+            if (done := accumulated(run, step, encode, alphas, scaler, memory, noise_scale)) is not None:
                 break
             optimizer.zero_grad(set_to_none=True)
             give_back(device)
@@ -226,31 +287,43 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
             settle(run, memory, stream)
             callbacks.note(f"Memory ran out at step {step + 1}; the step is taken again with {describe(memory)}.")
         assert done is not None
-        step_loss, areas = done
 
         factor = lr_factor(step, plan.steps, config.scheduler)
         for group in optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
         scaler.unscale_(optimizer)
+        noise = noise_scale.finished(len(done.concepts))
         limit = config.optimizer.max_grad_norm or math.inf
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
-        finite = math.isfinite(grad_norm) and math.isfinite(loss_value := float(step_loss))
+        norm = torch.nn.utils.clip_grad_norm_(parameters, limit).float()
+        # One list, so that the device is waited for once.
+        numbers = torch.cat([torch.stack([done.loss, norm]), noise, *done.losses, *done.areas]).tolist()
+        (loss_value, grad_norm, *pair), numbers = numbers[:4], numbers[4:]
+        losses, areas = numbers[: len(done.concepts)], numbers[len(done.concepts) :]
+        finite = math.isfinite(grad_norm) and math.isfinite(loss_value)
         if finite:
             scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
+        run.at = step + 1
         run.losses.append(loss_value if finite else math.nan)
+        by_concept = mean_by(done.concepts, losses)
+        for number, name in names.items():
+            run.concepts[name].append(by_concept.get(number, math.nan))
         callbacks.step(
             StepReport(
                 step=step + 1,
                 steps=plan.steps,
                 loss=run.losses[-1],
                 grad_norm=grad_norm,
-                learning_rate=optimizer.param_groups[0]["lr"],
+                learning_rates={group["model"]: group["lr"] for group in reversed(optimizer.param_groups)} | stopped,
                 updated=finite,
                 seconds=time.perf_counter() - began,
-                masked_area=float(torch.stack(areas).mean()) if areas else None,
+                epoch=plan.epochs_after(step + 1),
+                masked_area=sum(areas) / len(areas) if areas else None,
+                concepts={names[number]: loss for number, loss in by_concept.items()},
+                noise_scale=noise_scale.record(*pair),
+                peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
             )
         )
         not_finite = 0 if finite else not_finite + 1
@@ -262,9 +335,37 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         every = config.train.validate_every
         if step + 1 == plan.steps or (every and (step + 1) % every == 0):
             validate(step + 1)
+            share, patience = config.train.early_stop_min_improvement, config.train.early_stop_patience
+            if patience and step + 1 < plan.steps and without_improvement(run.validation, share) >= patience:
+                fallen = f"by more than {share:.1%} " if share else ""
+                callbacks.note(
+                    f"Ended early after step {step + 1} of {plan.steps}: the validation loss has not fallen {fallen}in "
+                    f"{patience} measurements."
+                )
+                break
+    if sentence := noise_scale.sentence(config.train.batch_size * config.train.accumulate):
+        callbacks.note(sentence)
 
 
-def accumulated(*args: Any) -> tuple[Tensor, list[Tensor]] | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accumulated:
+    """What the passes of a step give beside the gradients."""
+
+    loss: Tensor  # scalar, that of the step
+    losses: list[Tensor]  # (B,) of each micro-batch: those of its samples, weighted
+    areas: list[Tensor]  # (1,) mean mask of each micro-batch that has masks
+    concepts: list[int]  # which concept each sample is of
+
+
+def mean_by(keys: Sequence[int], values: Sequence[float]) -> dict[int, float]:
+    """Return the mean of the values of each key."""
+    found: dict[int, list[float]] = {}
+    for key, value in zip(keys, values, strict=True):
+        found.setdefault(key, []).append(value)
+    return {key: sum(each) / len(each) for key, each in sorted(found.items())}
+
+
+def accumulated(*args: Any) -> Accumulated | None:
     """Return what `accumulate_gradients` does, None when memory has run out: nothing holds on to the step then."""
     try:
         return accumulate_gradients(*args)
@@ -281,14 +382,16 @@ def accumulate_gradients(
     alphas: Tensor,
     scaler: torch.amp.GradScaler,
     memory: MemoryConfig,
-) -> tuple[Tensor, list[Tensor]]:
-    """Take the forward and backward passes of one step; return its loss and the mean mask of each micro-batch."""
+    noise_scale: NoiseScale,
+) -> Accumulated:
+    """Take the forward and backward passes of one step."""
     base, plan, config, device = run.base, run.plan, run.config, run.device
     micro_batches = plan.step(step)
     window = sum(len(micro_batch.samples) for micro_batch in micro_batches)
     step_loss = torch.zeros((), device=device)
+    losses: list[Tensor] = []
     areas: list[Tensor] = []
-    for micro_batch in micro_batches:
+    for number, micro_batch in enumerate(micro_batches, 1):
         run.callbacks.check()
         batch = build_batch(base, run.encoded, micro_batch, plan, config, alphas, device)
         noised = add_noise(batch.latents, batch.noise, batch.alphas)
@@ -301,11 +404,17 @@ def accumulate_gradients(
             with torch.no_grad(), run.network.detached():
                 prior = predict(base, noised, batch.timesteps, conditions)
         each = sample_losses(prediction, target, batch.mask, batch.normalize, prior, batch.prior_weight)
-        loss = (each * batch.weights).sum() / window
+        each = each * batch.weights
+        loss = each.sum() / window
         scaler.scale(loss).backward()
         step_loss += loss.detach()
-        areas += [batch.mask.mean()] if batch.mask is not None else []
-    return step_loss, areas
+        losses.append(each.detach())
+        areas += [batch.mask.mean()[None]] if batch.mask is not None else []
+        if number == len(micro_batches) // 2:
+            noise_scale.halfway(sum(map(len, losses)), scaler.get_scale)
+    pictures = plan.manifest.pictures
+    concepts = [pictures[sample.picture].concept for micro_batch in micro_batches for sample in micro_batch.samples]
+    return Accumulated(loss=step_loss, losses=losses, areas=areas, concepts=concepts)
 
 
 def settle(run: Run, memory: MemoryConfig, stream: Stream) -> None:

@@ -10,13 +10,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Each row imports only from rows above it, not from its own row. Imports for type checkers alone are free.
 ROWS = [
-    {"config", "rng", "callbacks"},
+    {"config", "rng", "callbacks", "smooth"},
     {"buckets", "captions", "caption_files"},
     {"images", "caption_tables"},
     {"masks"},
     {"scan"},
     {"visits"},
-    {"plan", "store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"},
+    {"plan", "store", "models", "noise", "loss", "networks", "optim", "schedule", "memory", "gradient_noise", "log"},
     {"encode", "estimate", "report", "run", "export", "sample", "resize", "preview", "existing"},
     {"batch", "texts", "preflight"},
     {"validate"},
@@ -25,7 +25,18 @@ ROWS = [
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 DATASET_SIDE = {"buckets", "captions", "caption_files", "caption_tables", "images", "masks", "scan", "visits"}
 # Of the row that builds on config and rng, only the plan reads the dataset side.
-KNOW_NO_DATASET = {"store", "models", "noise", "loss", "networks", "optim", "schedule", "memory"}
+KNOW_NO_DATASET = {
+    "store",
+    "models",
+    "noise",
+    "loss",
+    "networks",
+    "optim",
+    "schedule",
+    "memory",
+    "gradient_noise",
+    "log",
+}
 
 COMFYUI = {
     "app",

@@ -114,7 +114,7 @@ class Network(nn.Module):
             for parameter in params:
                 parameter.requires_grad_(rate > 0)
             if params and rate > 0:
-                groups.append({"params": params, "lr": rate, "base_lr": rate})
+                groups.append({"params": params, "lr": rate, "base_lr": rate, "model": prefix})
         return groups
 
     def tensors(self) -> dict[str, Tensor]:
