@@ -35,6 +35,7 @@ from ..trainer_core.models.encoder import embedding_shape, read_text
 from ..trainer_core.models.family import TEXT_FILES, UNET, VAE_FILE, detect_family, unet_prefix
 from ..trainer_core.models.header import read_header
 from ..trainer_core.models.sd import given_files
+from .plot import draw_losses
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pictures that come with the pack
@@ -42,6 +43,9 @@ DIFFUSERS = "diffusers/"  # in front of diffusers folders in the list of checkpo
 UPSCALE_METHODS = ["nearest-exact", "bilinear", "area", "bicubic", "bislerp"]
 SAVED_EVENT = "atelier.lora_saved"
 TEXT_INTERVAL = 0.2  # seconds between two lines of live text
+PLOT_INTERVAL = 5.0  # seconds between two live pictures of the losses
+PLOT_SHARE = 0.005  # of the time that drawing them may take
+MOST_CONCEPTS = 4  # whose losses are in the line of live text
 
 NOTHING = ExecutionBlocker(None)  # nodes linked to an output of this value are skipped without a message
 
@@ -191,6 +195,11 @@ def fingerprint(folder: Path, **concept: Any) -> str:
 
     with Index(index_file()) as index:
         return fingerprint(DatasetConfig(concepts=(ConceptConfig(folder=str(folder), **concept),)), index)
+
+
+def logs_folder() -> Path:
+    """Return where each run's log gets a folder of its own."""
+    return Path(folder_paths.get_output_directory()) / "atelier" / "logs"
 
 
 def pictures_folder() -> Path:
@@ -369,14 +378,17 @@ def training_session() -> Iterator[torch.device]:
 
 
 class NodeProgress:
-    """Show a run on its node: the progress bar and one line of live text; and let Cancel stop it."""
+    """Show a run on its node: the progress bar, one line of live text, the losses so far; and let Cancel stop it."""
 
-    def __init__(self, node_id: str) -> None:
+    def __init__(self, node_id: str, name: str = "") -> None:
         self.node_id = node_id
         self.notes: list[str] = []
+        self._name = name
         self._bar = comfy.utils.ProgressBar(1, node_id=node_id)
         self._losses: list[float] = []
-        self._began = self._shown = 0.0
+        self._concepts: dict[str, list[float]] = {}
+        self._measured: list[tuple[int, float]] = []
+        self._began = self._shown = self._next_plot = 0.0
 
     def callbacks(self) -> Callbacks:
         """Return what the core calls."""
@@ -395,19 +407,35 @@ class NodeProgress:
         now = time.perf_counter()
         if report.step == 1:
             self._began = now - report.seconds
-        if report.updated:
-            self._losses = [*self._losses[-19:], report.loss]
-        loss = sum(self._losses) / len(self._losses) if self._losses else math.nan
+            self._next_plot = now + PLOT_INTERVAL
+        self._losses.append(report.loss)
+        for name in {*self._concepts, *report.concepts}:
+            curve = self._concepts.setdefault(name, [math.nan] * (report.step - 1))
+            curve.append(report.concepts.get(name, math.nan))
         each = (now - self._began) / report.step
-        area = "" if report.masked_area is None else f"mask {report.masked_area:.0%} · "
-        self._live(
-            f"step {report.step}/{report.steps} · loss {loss:.4f} · lr {report.learning_rate:.2g} · {area}"
-            f"{speed(each)} · {clock(each * (report.steps - report.step))} left",
-            final=report.step == report.steps,
-        )
-        self._bar.update_absolute(report.step, report.steps)
+        parts = [f"step {report.step}/{report.steps}", f"loss {recent(self._losses):.4f}"]
+        if 1 < len(self._concepts) <= MOST_CONCEPTS:
+            parts += [f"{name} {recent(curve):.4f}" for name, curve in sorted(self._concepts.items())]
+        if self._measured:
+            parts.append(f"validation {self._measured[-1][1]:.4f}")
+        if report.masked_area is not None:
+            parts.append(f"mask {report.masked_area:.0%}")
+        parts.append(f"lr {next(iter(report.learning_rates.values())):.2g}")
+        parts += [speed(each), f"{clock(each * (report.steps - report.step))} left"]
+        self._live(" · ".join(parts), final=report.step == report.steps)
+        self._bar.update_absolute(report.step, report.steps, self._plot(now, report.step))
+
+    def _plot(self, now: float, steps: int) -> tuple[str, Any, int] | None:
+        """Return the losses so far as a preview of the node, None as long as the last one is fresh."""
+        if now < self._next_plot:
+            return None
+        picture = draw_losses(self._losses, f"{self._name}: loss over {steps} steps", self._measured, self._concepts)
+        done = time.perf_counter()
+        self._next_plot = done + max(PLOT_INTERVAL, (done - now) / PLOT_SHARE)
+        return "JPEG", picture, max(picture.size)
 
     def _validation(self, steps: int, loss: float) -> None:
+        self._measured.append((steps, loss))
         self._note(f"Validation loss after {steps} steps: {loss:.4f}")
 
     def _note(self, text: str) -> None:
@@ -419,6 +447,12 @@ class NodeProgress:
         if final or now - self._shown >= TEXT_INTERVAL:
             self._shown = now
             self.text(text)
+
+
+def recent(losses: list[float]) -> float:
+    """Return the mean of the last finite losses, at most twenty."""
+    finite = [loss for loss in losses[-200:] if math.isfinite(loss)][-20:]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def announce_lora() -> None:

@@ -1,72 +1,134 @@
-"""Draw the loss of a run."""
+"""Draw the losses of a run."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 
-SIZE, LEFT, RIGHT, TOP, BOTTOM = (960, 480), 76, 24, 44, 44
-GROUND, GRID, RAW, SMOOTH = (24, 25, 28), (52, 55, 60), (104, 92, 66), (255, 176, 66)
+from ..trainer_core.smooth import smooth, window_of
+
+SIZE, LEFT, RIGHT, TOP, BOTTOM = (960, 480), 76, 76, 80, 58
+GROUND, GRID, RAW, SMOOTH = (24, 25, 28), (52, 55, 60), (84, 76, 60), (255, 176, 66)
 HELD_OUT = (96, 180, 255)
 BRIGHT, DIM = (232, 233, 236), (152, 156, 164)
+CONCEPTS = [(126, 211, 120), (240, 120, 150), (190, 150, 255), (90, 210, 200), (220, 220, 110), (235, 130, 90)]
+POINTS = 600  # of a curve at most: more than the eye tells apart
+
+Curve = Sequence[tuple[float, float]]  # (step, loss)
 
 
-def smooth(losses: Sequence[float], window: int) -> list[float]:
-    """Return exponential means over about `window` steps, without the pull to the start; NaN steps carry over."""
-    decay, total, weight, means = 1 - 1 / window, 0.0, 0.0, []
-    for loss in losses:
-        if math.isfinite(loss):
-            total, weight = decay * total + loss, decay * weight + 1
-        means.append(total / weight if weight else math.nan)
-    return means
+def draw_losses(
+    losses: Sequence[float],
+    title: str,
+    validation: Sequence[tuple[int, float]] = (),
+    concepts: Mapping[str, Sequence[float]] | None = None,
+    best: int | None = None,
+) -> Image.Image:
+    """Draw each step's loss and its running mean, those of each concept, and the validation loss on an axis of its own.
 
-
-def draw_losses(losses: Sequence[float], title: str, validation: Sequence[tuple[int, float]] = ()) -> Image.Image:
-    """Draw each step's loss and its running mean, gaps where a loss was not finite; and validation losses as dots."""
+    validation: (steps finished, loss); concepts: losses of each, NaN in a step without it, drawn where there are
+    several; best: the step whose validation loss is marked. Losses that are not finite are left out.
+    """
     image = Image.new("RGB", SIZE, GROUND)
     draw = ImageDraw.Draw(image)
     small, large = ImageFont.load_default(size=13), ImageFont.load_default(size=16)
-    finite = sorted(loss for loss in losses if math.isfinite(loss)) or [0.0]
+    window, end = window_of(len(losses)), max(len(losses), 2)
+    raw = thin(enumerate(losses, 1), end)
+    mean = thin(enumerate(smooth(losses, window), 1), end)
+    several = concepts if concepts and len(concepts) > 1 else {}
+    each = {name: thin(visited(values, window), end) for name, values in several.items()}
+    held_out = [(max(step, 1), loss) for step, loss in validation if math.isfinite(loss)]
+
     # A few very high steps would flatten everything else: the axis ends at the 99th percentile.
-    low, high = finite[0], finite[min(len(finite) - 1, int(len(finite) * 0.99))]
-    measured = [loss for _, loss in validation if math.isfinite(loss)]
-    low, high = min([low, *measured]), max([high, *measured])
-    low, high = (low - 0.05 * (high - low), high + 0.05 * (high - low)) if high > low else (low - 0.5, low + 0.5)
+    values = sorted(loss for loss in losses if math.isfinite(loss))
+    shown = [loss for curve in (mean, *each.values()) for _, loss in curve]
+    left = limits([*values[: max(1, int(len(values) * 0.99))], *shown])
+    right = limits([loss for _, loss in held_out])
     width, height = SIZE[0] - LEFT - RIGHT, SIZE[1] - TOP - BOTTOM
 
-    def place(step: int, loss: float) -> tuple[float, float]:
-        across = step / max(len(losses) - 1, 1)
-        up = min(max((loss - low) / (high - low), 0), 1)
-        return LEFT + across * width, TOP + (1 - up) * height
+    def place(point: tuple[float, float], axis: tuple[float, float]) -> tuple[float, float]:
+        step, loss = point
+        up = min(max((loss - axis[0]) / (axis[1] - axis[0]), 0), 1)
+        return LEFT + (step - 1) / (end - 1) * width, TOP + (1 - up) * height
+
+    def line(curve: Curve, axis: tuple[float, float], colour: tuple[int, int, int], thickness: int) -> None:
+        points = [place(point, axis) for point in curve]
+        if len(points) == 1:
+            dot(points[0], colour, 3)
+        for one, other in itertools.pairwise(points):
+            draw.line((*one, *other), fill=colour, width=thickness)
+
+    def dot(at: tuple[float, float], colour: tuple[int, int, int], radius: int, filled: bool = True) -> None:
+        box = (at[0] - radius, at[1] - radius, at[0] + radius, at[1] + radius)
+        draw.ellipse(box, fill=colour if filled else None, outline=colour, width=2)
 
     for i in range(5):
-        value = low + (high - low) * i / 4
-        y = place(0, value)[1]
+        y = TOP + height * (1 - i / 4)
         draw.line((LEFT, y, LEFT + width, y), fill=GRID)
-        draw.text((LEFT - 8, y), f"{value:.4f}", fill=DIM, font=small, anchor="rm")
-        step = round((len(losses) - 1) * i / 4)
-        draw.text((place(step, low)[0], TOP + height + 8), str(step + 1), fill=DIM, font=small, anchor="mt")
-    window = max(1, len(losses) // 20)
-    for values, colour, thickness in ((losses, RAW, 1), (smooth(losses, window), SMOOTH, 3)):
-        points = [place(i, v) if math.isfinite(v) else None for i, v in enumerate(values)]
-        for start, end in itertools.pairwise(points):
-            if start and end:
-                draw.line((*start, *end), fill=colour, width=thickness)
-        if len(points) == 1 and points[0]:
-            x, y = points[0]
-            draw.ellipse((x - 3, y - 3, x + 3, y + 3), fill=colour)
-    dots = [place(steps - 1 if steps else 0, loss) for steps, loss in validation if math.isfinite(loss)]
-    for start, end in itertools.pairwise(dots):
-        draw.line((*start, *end), fill=HELD_OUT, width=2)
-    for x, y in dots:
-        draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=HELD_OUT)
-    last = smooth(losses, window)[-1] if losses else math.nan
+        draw.text((LEFT - 8, y), f"{left[0] + (left[1] - left[0]) * i / 4:.4f}", fill=DIM, font=small, anchor="rm")
+        if held_out:
+            value = f"{right[0] + (right[1] - right[0]) * i / 4:.4f}"
+            draw.text((LEFT + width + 8, y), value, fill=HELD_OUT, font=small, anchor="lm")
+        step = 1 + round((end - 1) * i / 4)
+        x = place((step, left[0]), left)[0]
+        draw.text((x, TOP + height + 8), str(step), fill=DIM, font=small, anchor="mt")
+    draw.text((LEFT + width / 2, SIZE[1] - 12), "step", fill=DIM, font=small, anchor="mb")
+
+    line(raw, left, RAW, 1)
+    colours = list(zip(each.items(), CONCEPTS, strict=False))  # as many as can be told apart
+    for (_, curve), colour in colours:
+        line(curve, left, colour, 2)
+    line(mean, left, SMOOTH, 3)
+    line(held_out, right, HELD_OUT, 2)
+    for step, loss in held_out:
+        dot(place((step, loss), right), HELD_OUT, 3)
+
     draw.text((LEFT, 12), title, fill=BRIGHT, font=large)
-    draw.text((SIZE[0] - RIGHT, 14), f"mean loss at the end {last:.4f}", fill=SMOOTH, font=small, anchor="rt")
-    if measured:
-        text = f"validation {measured[0]:.4f} to {measured[-1]:.4f}"
-        draw.text((SIZE[0] - RIGHT - 190, 14), text, fill=HELD_OUT, font=small, anchor="rt")
+    last = f" {mean[-1][1]:.4f}" if mean else ""
+    legend = [(f"training, mean{last}", SMOOTH)]
+    legend += [(f"{label(name)} {curve[-1][1]:.4f}", colour) for (name, curve), colour in colours if curve]
+    if len(each) > len(colours):
+        legend.append((f"and {len(each) - len(colours)} more", DIM))
+    if held_out:  # its numbers stand at the right, as its axis does
+        text = f"validation {held_out[0][1]:.4f} to {held_out[-1][1]:.4f}"
+        for at in [point for point in held_out if point[0] == best]:
+            dot(place(at, right), BRIGHT, 8, filled=False)
+            text += f", lowest {at[1]:.4f} after step {best}"
+        draw.text((LEFT + width, 14), text, fill=HELD_OUT, font=small, anchor="rt")
+    x, y = float(LEFT), 44
+    for text, colour in legend:
+        if x + 20 + (long := draw.textlength(text, font=small)) > SIZE[0]:
+            x, y = float(LEFT), y + 18
+        draw.line((x, y, x + 14, y), fill=colour, width=3)
+        draw.text((x + 20, y), text, fill=colour, font=small, anchor="lm")
+        x += 36 + long
     return image
+
+
+def thin(points: Iterable[tuple[float, float]], steps: int) -> list[tuple[float, float]]:
+    """Return finite points, at most about POINTS of so many steps, the last one among them."""
+    finite = [point for point in points if math.isfinite(point[1])]
+    every = max(1, steps // POINTS)
+    return finite[(len(finite) - 1) % every :: every] if finite else []
+
+
+def visited(values: Sequence[float], window: int) -> list[tuple[float, float]]:
+    """Return a concept's running mean at the steps that had a sample of it."""
+    steps = [step for step, value in enumerate(values, 1) if math.isfinite(value)]
+    share = len(steps) / max(1, len(values))
+    return list(zip(steps, smooth((values[step - 1] for step in steps), window * share), strict=True))
+
+
+def limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return where an axis begins and ends that shows all values."""
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    edge = 0.05 * (high - low) or 0.5
+    return low - edge, high + edge
+
+
+def label(name: str) -> str:
+    """Return a name that leaves room for others."""
+    return name if len(name) <= 16 else f"{name[:15]}…"

@@ -54,7 +54,13 @@ TRAIN_FIELDS = (
     "latent_sampling",
     "save_dtype",
 )
-LATER_FIELDS = ("validate_every",)  # inputs that a workflow from before may lack
+LATER_FIELDS = (
+    "validate_every",
+    "early_stop_patience",
+    "early_stop_min_improvement",
+    "keep_best",
+    "log",
+)  # inputs that a workflow from before may lack
 
 
 class AtelierTrain(io.ComfyNode):
@@ -245,6 +251,48 @@ class AtelierTrain(io.ComfyNode):
                     tooltip="Optional, from Memory: fixes what is given up for memory or speed. Takes the place of "
                     "gradient_checkpointing.",
                 ),
+                io.Int.Input(
+                    "early_stop_patience",
+                    default=0,
+                    min=0,
+                    max=1000,
+                    optional=True,
+                    tooltip="Ends the run when so many measurements in a row bring no lower validation loss, and keeps "
+                    "the best LoRA. 3 to 5 suit most. Needs validate_every and a concept of the role validation. 0 = "
+                    "the run takes all its steps.",
+                    advanced=True,
+                ),
+                io.Float.Input(
+                    "early_stop_min_improvement",
+                    default=0.0,
+                    min=0.0,
+                    max=0.9,
+                    step=0.001,
+                    round=0.0001,
+                    optional=True,
+                    tooltip="By what share the validation loss must fall to count for early_stop_patience, 0 to 0.9: "
+                    "0.01 = one per cent below the lowest so far. 0 = any fall counts.",
+                    advanced=True,
+                ),
+                io.Boolean.Input(
+                    "keep_best",
+                    default=False,
+                    optional=True,
+                    tooltip="The LoRA is the one of the lowest validation loss instead of the last; the last one is "
+                    "saved beside it as <name>-last. Needs validate_every and a concept of the role validation. "
+                    "early_stop_patience does it anyway.",
+                    advanced=True,
+                ),
+                io.Combo.Input(
+                    "log",
+                    options=["none", "csv", "tensorboard", "both"],
+                    default="csv",
+                    optional=True,
+                    tooltip="Writes losses, learning rates, gradient norm, time and memory of every step to "
+                    "output/atelier/logs/<name>. csv: a table for any spreadsheet. tensorboard: event files for "
+                    "TensorBoard, whose package must be installed. both, or none.",
+                    advanced=True,
+                ),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="The model with the LoRA on it, for KSampler or Sample."),
@@ -319,7 +367,7 @@ class AtelierTrain(io.ComfyNode):
         )
         output = bridge.lora_file(file_name(name))
         model, clip = output_models(config, model, clip)
-        progress, began = bridge.NodeProgress(cls.hidden.unique_id), time.monotonic()
+        progress, began = bridge.NodeProgress(cls.hidden.unique_id, output.stem), time.monotonic()
 
         def verify(path: Path) -> None:
             bridge.check_lora(path, model, clip)
@@ -334,12 +382,13 @@ class AtelierTrain(io.ComfyNode):
                     progress.callbacks(),
                     verify,
                     cache_limit=bridge.cache_limit(),
+                    logs=bridge.logs_folder(),
                 )
         finally:
             bridge.announce_lora()  # a run that is cancelled leaves a file too
-        report = summary(result.path, result.losses, time.monotonic() - began)
-        if result.other:
-            report += f"\nSaved beside it as {result.other.name}, which the outputs do not hold"
+        report = summary(result.path, result.losses, time.monotonic() - began, result.log)
+        if result.others:
+            report += f"\nSaved beside it, not in the outputs: {', '.join(path.name for path in result.others)}"
         progress.text(report)
         return io.NodeOutput(
             *bridge.apply_lora(model, clip, result.tensors, strength),
@@ -349,7 +398,11 @@ class AtelierTrain(io.ComfyNode):
             str(result.path),
             to_image(
                 draw_losses(
-                    result.losses, f"{result.path.stem}: loss over {len(result.losses)} steps", result.validation
+                    result.losses,
+                    f"{result.path.stem}: loss over {len(result.losses)} steps",
+                    result.validation,
+                    result.concepts,
+                    best=result.best[0] if result.best else None,
                 )
             ),
             ui=ui.PreviewText("\n\n".join([report, *progress.notes])),
@@ -396,8 +449,8 @@ def plottable(losses: Sequence[float]) -> list[float]:
     return result
 
 
-def summary(path: Path, losses: Sequence[float], seconds: float) -> str:
-    """Say in two lines what a run left behind."""
+def summary(path: Path, losses: Sequence[float], seconds: float, log: Path | None) -> str:
+    """Say in a few lines what a run left behind."""
     finite = [loss for loss in losses[-max(1, len(losses) // 10) :] if math.isfinite(loss)]
     end = f"{sum(finite) / len(finite):.4f}" if finite else "not finite"
     skipped = sum(not math.isfinite(loss) for loss in losses)
@@ -405,4 +458,5 @@ def summary(path: Path, losses: Sequence[float], seconds: float) -> str:
     return (
         f"Saved as {path.parent.name}/{path.name}\n"
         f"{len(losses)} steps in {bridge.clock(seconds)}{left_out}, mean loss at the end {end}"
+        + (f"\nLog in {log}" if log else "")
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -23,11 +23,15 @@ class StepReport:
     steps: int
     loss: float  # mean over the samples of the step; NaN when it was not finite
     grad_norm: float  # before clipping
-    learning_rate: float  # of the first parameter group, times the step size that the optimizer has found, if it does
+    learning_rates: Mapping[str, float]  # of each model that learns, by what names of its layers begin with
     updated: bool  # False: loss or gradient was not finite, the weights stayed as they were
     seconds: float  # wall time of the step
+    epoch: float  # visits of the whole dataset so far
     masked_area: float | None = None  # mean of the loss masks of the step, None without masks
     norms: Norms | None = None  # with scale_weight_norms, after an update
+    concepts: Mapping[str, float] = field(default_factory=dict)  # mean loss of the samples of each concept in the step
+    noise_scale: float | None = None  # running gradient noise scale in pictures, None as long as it cannot be told
+    peak_memory: int | None = None  # most bytes in use on the GPU so far, None without one
 
 
 def _ignore(*_: object) -> None:

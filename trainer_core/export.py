@@ -135,10 +135,12 @@ def build_metadata(
     steps: int,
     started: float,
     start: Mapping[str, Any] | None = None,
+    validation_loss: float | None = None,
 ) -> dict[str, str]:
     """Return the metadata other tools read (`ss_*`, `modelspec.*`) and the whole configuration (`atelier.*`).
 
-    start: file, hash, rank, alpha and kinds of layers of the LoRA that was continued.
+    steps: after which the weights are, and validation_loss what was measured then. start: file, hash, rank and alpha of
+    the LoRA that was continued.
     """
     lora, optimizer, train, objective = config.lora, config.optimizer, config.train, config.objective
     finished = datetime.datetime.now(datetime.timezone.utc)
@@ -215,6 +217,7 @@ def build_metadata(
         **{f"ss_{k}": str(v) for k, v in kohya.items()},
         **{f"modelspec.{k}": v for k, v in spec.items() if v},
         "atelier.version": VERSION,
+        **({"atelier.validation_loss": f"{validation_loss:.6g}"} if validation_loss is not None else {}),
         "atelier.config": json.dumps(public, sort_keys=True, ensure_ascii=False),
         **({"atelier.start": json.dumps(start, ensure_ascii=False)} if start is not None else {}),
     }

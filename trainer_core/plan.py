@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
+from pathlib import Path
 
 from .buckets import Crop, Placement, Size, buckets_of, cover, merge_buckets, parse_resolution, place, variant
 from .captions import compose_caption, mentions_side, plain_caption, varies
@@ -82,8 +83,7 @@ class Plan:
         else:
             self.steps = train.steps
             self.micro_batches = self.steps * train.accumulate
-            epoch, place_in_epoch = self._epoch_of(self.micro_batches)
-            self.epochs = epoch + place_in_epoch / self.batches_in(epoch)
+            self.epochs = self.epochs_after(self.steps)
         self._order: tuple[int, list[_Batch]] = (-1, [])
         self.validation = tuple(
             self._validation_sample(i) for i, concept in enumerate(self.concepts) if concept.role == "validation"
@@ -125,6 +125,11 @@ class Plan:
     def batches_in(self, epoch: int) -> int:
         """Return the number of micro-batches of one epoch."""
         return self._epoch_start(epoch + 1) - self._epoch_start(epoch)
+
+    def epochs_after(self, steps: int) -> float:
+        """Return how many epochs are over after so many steps."""
+        epoch, place_in_epoch = self._epoch_of(min(steps * self.train.accumulate, self.micro_batches))
+        return epoch + place_in_epoch / self.batches_in(epoch)
 
     def steps_of(self, epochs: int) -> int:
         """Return the number of the step with which so many epochs are over."""
@@ -197,6 +202,15 @@ class Plan:
         for bucket, items in self._epoch(epoch):
             sizes[bucket].append(len(items))
         return dict(sorted(sizes.items()))
+
+    def concept_names(self) -> dict[int, str]:
+        """Return the names of the concepts that are trained, by their number: their folders', a number where equal."""
+        names: dict[int, str] = {}
+        for number in sorted({self.manifest.pictures[i].concept for i in self.trained}):
+            folder = Path(self.dataset.concepts[number].folder).name.encode(errors="replace").decode()
+            same = sum(name.rsplit(" #", 1)[0] == folder for name in names.values())
+            names[number] = f"{folder} #{same + 1}" if same else folder
+        return names
 
     def size(self, picture: int) -> Size:
         """Return a picture's own size."""

@@ -6,8 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,11 @@ from torch import Tensor
 from .batch import Batch, build_batch, build_sample_conditions, loss_terms
 from .callbacks import Callbacks, StepReport
 from .config import MemoryConfig, RunConfig
-from .encode import Encoded, encode_plan
+from .encode import encode_plan
 from .existing import build_network, check_lora_files, learning_rates, load_start, merge_beneath
-from .export import build_metadata, save_lora, unused_path
+from .export import unused_path
+from .gradient_noise import NoiseScale
+from .log import check_log, logged
 from .loss import sample_losses
 from .memory import (
     DTYPES,
@@ -38,7 +39,6 @@ from .memory import (
     room_for_programs,
 )
 from .models import (
-    BaseModel,
     Conditioning,
     Conditions,
     check_base_model,
@@ -49,13 +49,13 @@ from .models import (
     remarks,
 )
 from .network_report import describe_network, measure_run
-from .networks import Network, remarks_on_algorithm
-from .networks.bake import bake_network
+from .networks import remarks_on_algorithm
 from .noise import add_noise, alphas_cumprod
 from .objective import check_objective, objective_remarks
-from .optim import Ema, averaged, build_optimizer, check_optimizer, learning_rate, move, take_average
+from .optim import Ema, averaged, build_optimizer, check_optimizer, learning_rate, limit_gradients, take_step
 from .optim import remarks as optimizer_remarks
-from .plan import MicroBatch, Plan, build_plan
+from .outcome import Result, Run, save_run, save_stopped, versions
+from .plan import MicroBatch, build_plan
 from .preflight import fit_memory
 from .report import long_captions, report
 from .sample import sample_images
@@ -63,42 +63,12 @@ from .scan import Index, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
 from .texts import check_stops, text_reader, text_stops
-from .validate import check_prediction, validation_loss
+from .validate import better, check_prediction, check_validation, validation_loss, without_improvement
 
 INDEX = "index.sqlite"  # in the cache folder: what the scan knows of every file
 NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
 TO_LOWER = "lower batch_size (raise accumulate by the same factor) or the resolution, or keep weights as float8 or nf4."
 FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a run leaves behind."""
-
-    path: Path  # the LoRA file; of the average of the weights where outputs get that
-    tensors: dict[str, Tensor]  # as they are in the file
-    losses: list[float]  # of each step, NaN where it was not finite
-    validation: list[tuple[int, float]]  # (steps finished, loss of the validation pictures)
-    samples: Tensor  # (N, H, W, 3) in 0..1; where there is an average those of the plain weights, then its own
-    plan: Plan
-    other: Path | None = None  # with an average of the weights: the file that `path` is not
-
-
-@dataclass(kw_only=True)
-class Run:
-    """What the steps of a run work with, and what has happened so far."""
-
-    base: BaseModel
-    network: Network
-    plan: Plan
-    encoded: Encoded
-    config: RunConfig
-    device: torch.device
-    callbacks: Callbacks
-    losses: list[float] = field(default_factory=list)  # of each step, NaN where it was not finite
-    validation: list[tuple[int, float]] = field(default_factory=list)  # (steps finished, loss)
-    optimizer: Any = None
-    ema: Ema | None = None  # the running average of the weights
 
 
 def train_lora(
@@ -109,13 +79,14 @@ def train_lora(
     callbacks: Callbacks | None = None,
     verify: Callable[[Path], None] | None = None,
     cache_limit: int = 0,
+    logs: Path | None = None,
 ) -> Result:
     """Train a LoRA and write it to `output` (another number is added when the name is taken).
 
     cache: folder of the store, which is kept below cache_limit bytes (0 = any size). verify: a last word on the
-    finished file, raises to refuse it. Everything wrong with the input raises ValueError before a model is loaded.
-    When the run is stopped or fails after its first step, what was learned is saved beside `output` before the
-    exception leaves.
+    finished file, raises to refuse it. logs: folder in which the run's log, if it writes one, gets a folder of its own.
+    Everything wrong with the input raises ValueError before a model is loaded. When the run is stopped or fails after
+    its first step, what was learned is saved beside `output` before the exception leaves.
     """
     device, callbacks, started = torch.device(device), callbacks or Callbacks(), time.time()
     check_base_model(config.base_model)
@@ -123,6 +94,7 @@ def train_lora(
     check_lora_files(config)
     network_size = describe_network(measure_run(config))
     check_optimizer(config.optimizer, config.scheduler, device)
+    check_log(config.train.log, logs)
     dtype = choose_dtype(config.base_model.precision, device)
     if config.lora.dtype == "bfloat16" and dtype == torch.float16:  # float16 scales gradients, CUDA none in bfloat16
         raise ValueError("A LoRA in bfloat16 does not go with precision float16; set dtype of LoRA Config to float32.")
@@ -133,6 +105,7 @@ def train_lora(
     plan = build_plan(manifest, config.dataset, config.train)
     check_schedule(plan.steps, config.scheduler)
     check_stops(config.optimizer, plan)
+    check_validation(config.train, plan)
     tokenizer = load_tokenizer(find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path)))
     callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long_captions(plan, tokenizer))]))
     callbacks.note(network_size)
@@ -165,63 +138,54 @@ def train_lora(
     for text in base.texts:
         text.model.to(device)
 
-    run = Run(base=base, network=network, plan=plan, encoded=encoded, config=config, device=device, callbacks=callbacks)
-
-    def metadata(path: Path) -> dict[str, str]:
-        steps = len(run.losses)
-        return build_metadata(config, plan, base, name=path.stem, steps=steps, started=started, start=continued)
-
-    def versions() -> list[tuple[str, Callable[[], Any]]]:
-        """Return what a file's name ends in and what sets the weights for it: as they are, and their average."""
-        take_average(run.optimizer)
-        return [("", nullcontext), *([("-ema", run.ema.swapped)] if run.ema else [])]
-
-    def save(
-        path: Path, dtype: str, verify: Callable[[Path], None] | None = None, *, bake: bool = False
-    ) -> list[tuple[Path, Any]]:
-        path, saved = unused_path(path), []
-        for ending, weights in versions():
-            file = unused_path(path.with_name(f"{path.stem}{ending}.safetensors"))
-            with weights():
-                kind = {"atelier.average": "ema"} if ending else {}
-                tensors = network.tensors()
-                if bake:
-                    tensors, sentence = bake_network(network, config.train.seed)
-                    callbacks.note(sentence)
-                saved.append((file, save_lora(file, tensors, metadata(file) | kind, dtype, verify)))
-        return saved
-
+    run = Run(
+        base=base,
+        network=network,
+        plan=plan,
+        encoded=encoded,
+        config=config,
+        device=device,
+        callbacks=callbacks,
+        started=started,
+        continued=continued,
+        concepts={name: [] for name in plan.concept_names().values()},
+    )
+    columns = [f"lr_{model}" for model, rate in rates.items() if rate > 0] + [f"loss_{name}" for name in run.concepts]
     try:
         with network.attached():
             try:
-                with attention_kernel(config.memory.attention, device), room_for_programs(config.memory.compile):
+                kernel = attention_kernel(config.memory.attention, device)
+                programs = room_for_programs(config.memory.compile)
+                writing = logged(callbacks, config.train.log, logs, unused_path(output).stem, columns)
+                with kernel, programs, writing as (run.callbacks, log):
                     train(run, ladder)
-                saved = save(output, config.train.save_dtype, verify, bake=config.lora.bake)
+                saved = save_run(run, output, verify)
             except BaseException:
-                if steps := len(run.losses):
-                    ((stopped, _), *_) = save(
-                        output.with_name(f"{output.stem}-stopped-at-{steps}.safetensors"), "float32"
-                    )
-                    callbacks.note(f"Stopped at step {steps} of {plan.steps}; what was learned is in {stopped}.")
+                if run.at:
+                    files = ", ".join(str(file.path) for file in save_stopped(run, output))
+                    callbacks.note(f"Stopped at step {run.at} of {plan.steps}; what was learned is in {files}.")
                 raise
             encode = None if train_text else encoded.conditioning
             samples = []
-            for _, weights in versions():
-                with weights():
-                    samples.append(sample_images(base, config.sample, device, encode=encode, callbacks=callbacks))
+            for version in versions(run):
+                if version.ending != "-last":
+                    with version.weights():
+                        samples.append(sample_images(base, config.sample, device, encode=encode, callbacks=callbacks))
     finally:
         base.unet, base.texts, base.vae = None, (), None
         network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
         give_back(device)
-    (path, tensors), *others = saved if config.optimizer.ema_output == "plain" else saved[::-1]
     return Result(
-        path=path,
-        tensors=tensors,
+        path=saved[0].path,
+        tensors=saved[0].tensors,
         losses=run.losses,
+        concepts=run.concepts,
         validation=run.validation,
+        best=(run.best.steps, run.best.loss) if run.best else None,
+        others=tuple(file.path for file in saved[1:]),
+        log=log,
         samples=torch.cat(samples),
         plan=plan,
-        other=others[0][0] if others else None,
     )
 
 
@@ -241,13 +205,16 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
     settings = config.optimizer
     groups = run.network.groups(rates, settings.conv_learning_rate, settings.lora_plus_ratio)
     run.optimizer = optimizer = build_optimizer(settings, groups, config.train.seed)
+    parameters = [p for group in groups for p in group["params"]]
     if settings.ema_decay:
-        parameters = [p for group in groups for p in group["params"]]
         run.ema = Ema(parameters, settings.ema_decay, settings.ema_every, settings.ema_device)
     in_use = run.ema.swapped if run.ema and settings.ema_output == "average" else functools.partial(averaged, optimizer)
     scaler = torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16)
     alphas = alphas_cumprod(zero_terminal_snr=base.zero_terminal_snr)
     encode = text_reader(base, run.encoded, device, learning=True)
+    noise_scale = NoiseScale(parameters)
+    names = plan.concept_names()
+    stopped: dict[str, float] = {}  # learning rates of models that have stopped
     not_finite = 0
 
     def validate(steps: int) -> None:
@@ -255,7 +222,9 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
             with in_use():  # other weights than those that training's reader may remember captions of
                 read = text_reader(base, run.encoded, device, learning=True)
                 loss = validation_loss(base, run.encoded, read, plan, config, alphas, device, callbacks)
-            run.validation.append((steps, loss))
+                run.validation.append((steps, loss))
+                if config.train.keeps_by:
+                    run.best = better(run.best, run.validation, run.network)
             callbacks.validation(steps, loss)
 
     for sentence in check_prediction(base, run.encoded, encode, plan, config, alphas, device):
@@ -265,11 +234,11 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         began = time.perf_counter()
         for prefix in [prefix for prefix, stop in stops.items() if stop == step]:
             run.network.freeze(prefix)
-            rates[prefix] = 0.0
+            rates[prefix] = stopped[prefix] = 0.0
             if not any(rates[text.kohya] > 0 for text in base.texts):
                 encode = text_reader(base, run.encoded, device, learning=False)
         for again in (False, True):
-            if (done := accumulated(run, step, encode, alphas, scaler, memory)) is not None:
+            if (done := accumulated(run, step, encode, alphas, scaler, memory, noise_scale)) is not None:
                 break
             optimizer.zero_grad(set_to_none=True)
             give_back(device)
@@ -279,31 +248,46 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
             settle(run, memory, stream)
             callbacks.note(f"Memory ran out at step {step + 1}; the step is taken again with {describe(memory)}.")
         assert done is not None
-        step_loss, areas = done
 
         factor = lr_factor(step, plan.steps, config.scheduler)
         for group in optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        loss_value = float(step_loss)
-        grad_norm, finite = move(optimizer, scaler, loss_value, settings)
+        scaler.unscale_(optimizer)
+        noise = noise_scale.finished(len(done.concepts))
+        norm = limit_gradients(parameters, settings)
+        # One list, so that the device is waited for once.
+        numbers = torch.cat([torch.stack([done.loss, norm]), noise, *done.losses, *done.areas]).tolist()
+        (loss_value, grad_norm, *pair), numbers = numbers[:4], numbers[4:]
+        losses, areas = numbers[: len(done.concepts)], numbers[len(done.concepts) :]
+        finite = math.isfinite(grad_norm) and math.isfinite(loss_value)
+        take_step(optimizer, scaler, finite=finite)
         norms = None
         if finite and config.lora.scale_weight_norms:
             norms = run.network.limit_norms(config.lora.scale_weight_norms)
         if run.ema:
             run.ema.update(step + 1)
 
+        run.at = step + 1
         run.losses.append(loss_value if finite else math.nan)
+        by_concept = mean_by(done.concepts, losses)
+        for number, name in names.items():
+            run.concepts[name].append(by_concept.get(number, math.nan))
+        rates_now = {group["model"]: learning_rate(optimizer, group) for group in reversed(optimizer.param_groups)}
         callbacks.step(
             StepReport(
                 step=step + 1,
                 steps=plan.steps,
                 loss=run.losses[-1],
                 grad_norm=grad_norm,
-                learning_rate=learning_rate(optimizer),
+                learning_rates=rates_now | stopped,
                 updated=finite,
                 seconds=time.perf_counter() - began,
-                masked_area=float(torch.stack(areas).mean()) if areas else None,
+                epoch=plan.epochs_after(step + 1),
+                masked_area=sum(areas) / len(areas) if areas else None,
                 norms=norms,
+                concepts={names[number]: loss for number, loss in by_concept.items()},
+                noise_scale=noise_scale.record(*pair),
+                peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
             )
         )
         not_finite = 0 if finite else not_finite + 1
@@ -315,9 +299,37 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         every = config.train.validate_every
         if step + 1 == plan.steps or (every and (step + 1) % every == 0):
             validate(step + 1)
+            share, patience = config.train.early_stop_min_improvement, config.train.early_stop_patience
+            if patience and step + 1 < plan.steps and without_improvement(run.validation, share) >= patience:
+                fallen = f"by more than {share:.1%} " if share else ""
+                callbacks.note(
+                    f"Ended early after step {step + 1} of {plan.steps}: the validation loss has not fallen {fallen}in "
+                    f"{patience} measurements."
+                )
+                break
+    if sentence := noise_scale.sentence(config.train.batch_size * config.train.accumulate):
+        callbacks.note(sentence)
 
 
-def accumulated(*args: Any) -> tuple[Tensor, list[Tensor]] | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accumulated:
+    """What the passes of a step give beside the gradients."""
+
+    loss: Tensor  # scalar, that of the step
+    losses: list[Tensor]  # (B,) of each micro-batch: those of its samples, weighted
+    areas: list[Tensor]  # (1,) mean mask of each micro-batch that has masks
+    concepts: list[int]  # which concept each sample is of
+
+
+def mean_by(keys: Sequence[int], values: Sequence[float]) -> dict[int, float]:
+    """Return the mean of the values of each key."""
+    found: dict[int, list[float]] = {}
+    for key, value in zip(keys, values, strict=True):
+        found.setdefault(key, []).append(value)
+    return {key: sum(each) / len(each) for key, each in sorted(found.items())}
+
+
+def accumulated(*args: Any) -> Accumulated | None:
     """Return what `accumulate_gradients` does, None when memory has run out: nothing holds on to the step then."""
     try:
         return accumulate_gradients(*args)
@@ -334,14 +346,16 @@ def accumulate_gradients(
     alphas: Tensor,
     scaler: torch.amp.GradScaler,
     memory: MemoryConfig,
-) -> tuple[Tensor, list[Tensor]]:
-    """Take the forward and backward passes of one step; return its loss and the mean mask of each micro-batch."""
+    noise_scale: NoiseScale,
+) -> Accumulated:
+    """Take the forward and backward passes of one step."""
     base, plan, config, device = run.base, run.plan, run.config, run.device
     micro_batches = plan.step(step)
     window = sum(len(micro_batch.samples) for micro_batch in micro_batches)
     step_loss = torch.zeros((), device=device)
+    losses: list[Tensor] = []
     areas: list[Tensor] = []
-    for micro_batch in micro_batches:
+    for number, micro_batch in enumerate(micro_batches, 1):
         run.callbacks.check()
         run.network.at(micro_batch.index)
         batch = build_batch(base, run.encoded, micro_batch, plan, config, alphas, device)
@@ -353,13 +367,18 @@ def accumulate_gradients(
         if batch.prior_weight is not None or batch.held is not None:
             frozen = predict_frozen(run, micro_batch, batch, noised, conditions)
         compared = loss_terms(base.prediction, config.objective, batch, noised, prediction, frozen)
-        each = sample_losses(*compared, config.objective.loss, batch.huber_c)
-        loss = (each * batch.weights).sum() / window
+        each = sample_losses(*compared, config.objective.loss, batch.huber_c) * batch.weights
+        loss = each.sum() / window
         scaler.scale(loss).backward()
         step_loss += loss.detach()
-        areas += [batch.mask.mean()] if batch.mask is not None else []
+        losses.append(each.detach())
+        areas += [batch.mask.mean()[None]] if batch.mask is not None else []
+        if number == len(micro_batches) // 2:
+            noise_scale.halfway(sum(map(len, losses)), scaler.get_scale)
     run.network.at(None)
-    return step_loss, areas
+    pictures = plan.manifest.pictures
+    concepts = [pictures[sample.picture].concept for micro_batch in micro_batches for sample in micro_batch.samples]
+    return Accumulated(loss=step_loss, losses=losses, areas=areas, concepts=concepts)
 
 
 @torch.no_grad()

@@ -1,15 +1,17 @@
-"""The loss on pictures that are never trained: the same weights always give the same number."""
+"""The loss on pictures that are never trained, and what follows from it: the best weights, an early end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .batch import build_sample_conditions
 from .callbacks import Callbacks
-from .config import RunConfig
+from .config import RunConfig, TrainConfig
 from .encode import Encoded
 from .loss import sample_losses
 from .models import BaseModel, Conditioning, predict
@@ -20,6 +22,46 @@ from .rng import generator
 CLEAR = 0.5  # mean squared error below which a prediction is of that kind
 MIDDLE = TIMESTEPS // 2  # where noise and v differ, and a model can tell both
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # noise levels, as shares of all timesteps
+
+Measurements = Sequence[tuple[int, float]]  # (steps finished, validation loss)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """The weights of the lowest validation loss so far, as a copy in RAM."""
+
+    steps: int  # finished
+    loss: float
+    weights: dict[str, Tensor]
+
+
+def check_validation(train: TrainConfig, plan: Plan) -> None:
+    """Raise ValueError when the best weights are asked for and there is nothing to tell them by."""
+    if train.keeps_by and not plan.validation:
+        raise ValueError(
+            f"{train.keeps_by} needs pictures that are not trained, and there are none; set the role of one concept to "
+            "validation."
+        )
+
+
+def better(best: Best | None, measured: Measurements, network: nn.Module) -> Best | None:
+    """Return what is best after the last measurement; the one before the first step, with nothing learned, is none."""
+    steps, loss = measured[-1]
+    if not steps or not math.isfinite(loss) or (best is not None and loss >= best.loss):
+        return best
+    weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in network.state_dict().items()}
+    return Best(steps=steps, loss=loss, weights=weights)
+
+
+def without_improvement(measured: Measurements, share: float) -> int:
+    """Return how many measurements are over since the loss last fell by more than `share` of what it was at best."""
+    lowest, since = math.inf, 0
+    for steps, loss in measured:
+        if steps and loss < lowest * (1 - share):
+            lowest, since = loss, 0
+        elif steps:
+            since += 1
+    return since
 
 
 @torch.no_grad()

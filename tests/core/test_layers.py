@@ -10,16 +10,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Each row imports only from rows above it, not from its own row. Imports for type checkers alone are free.
 ROWS = [
-    {"config", "rng", "callbacks"},
+    {"config", "rng", "callbacks", "smooth"},
     {"buckets", "captions", "caption_files", "expression"},
     {"images", "caption_tables"},
     {"masks"},
     {"scan"},
     {"visits"},
-    {"plan", "store", "models", "noise", "timesteps", "weighting", "loss", "networks", "optim", "schedule", "memory"},
+    {
+        *("plan", "store", "models", "noise", "timesteps", "weighting", "loss", "networks", "optim", "schedule"),
+        *("memory", "gradient_noise", "log"),
+    },
     {"encode", "estimate", "report", "run", "export", "sample", "resize", "preview", "existing", "objective"},
     {"batch", "texts", "preflight", "network_report"},
     {"validate"},
+    {"outcome"},
     {"train"},
 ]
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
@@ -36,6 +40,8 @@ KNOW_NO_DATASET = {
     "optim",
     "schedule",
     "memory",
+    "gradient_noise",
+    "log",
 }
 
 COMFYUI = {

@@ -171,6 +171,15 @@ def test_the_weight_is_the_concepts() -> None:
     assert plan.step(0)[0].samples[0].weight == 0.5
 
 
+def test_concepts_are_told_apart_by_their_folders_names_and_numbers_where_these_are_equal() -> None:
+    plan = make([0, 1, 2, 3, 4], repeats=(1,) * 5)
+    folders = ("x/cats", "y/cats", "dogs", "z/cats", "held")
+    concepts = tuple(ConceptConfig(folder=f, role="validation" if f == "held" else "train") for f in folders)
+    plan = build_plan(plan.manifest, DatasetConfig(concepts=concepts), TrainConfig(epochs=3, accumulate=3))
+    assert plan.concept_names() == {0: "cats", 1: "cats #2", 2: "dogs", 3: "cats #3"}
+    assert [plan.epochs_after(k) for k in range(5)] == [0, 0.75, 1.5, 2.25, 3.0]
+
+
 def test_an_empty_manifest_is_refused() -> None:
     with pytest.raises(ValueError, match="no picture"):
         build_plan(Manifest(pictures=()), DatasetConfig(concepts=(ConceptConfig(folder="x"),)), TrainConfig())

@@ -59,8 +59,8 @@ def test_the_running_average_is_saved_sampled_and_validated_beside_the_plain_wei
     average = {"ema_decay": 0.5, "ema_device": "cpu"}
     plain = [run(config, tmp_path, steps=n, optimizer={}) for n in (1, 2)]
     both = run(config, tmp_path, steps=2, optimizer=average)
-    assert (both.path.name, both.other.name) == ("lora-3-ema.safetensors", "lora-3.safetensors")
-    assert equal(load_file(both.other), plain[1].tensors) and both.losses == plain[1].losses
+    assert (both.path.name, both.others[0].name) == ("lora-3-ema.safetensors", "lora-3.safetensors")
+    assert equal(load_file(both.others[0]), plain[1].tensors) and both.losses == plain[1].losses
     assert equal(load_file(both.path), both.tensors)
     for name in both.tensors:
         if name.endswith("lora_up.weight"):  # begins with 0
@@ -75,7 +75,7 @@ def test_the_running_average_is_saved_sampled_and_validated_beside_the_plain_wei
         assert file.metadata()["atelier.average"] == "ema"
         assert file.metadata()["ss_optimizer"].startswith("torch.optim.adamw.AdamW(weight_decay=0.01,")
     other = run(config, tmp_path, steps=2, optimizer={**average, "ema_output": "plain"})
-    assert (other.path.name, other.other.name) == ("lora-4.safetensors", "lora-4-ema.safetensors")
+    assert (other.path.name, other.others[0].name) == ("lora-4.safetensors", "lora-4-ema.safetensors")
     assert equal(other.tensors, plain[1].tensors) and other.validation == plain[1].validation
 
 

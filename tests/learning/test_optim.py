@@ -19,9 +19,10 @@ from lora_atelier.trainer_core.optim import (
     check_optimizer,
     describe,
     learning_rate,
-    move,
+    limit_gradients,
     remarks,
     take_average,
+    take_step,
 )
 from lora_atelier.trainer_core.optim.average import ema_decay
 
@@ -205,6 +206,15 @@ def test_each_goes_on_from_its_state_to_the_last_bit(name, dtype):
     descend(other, again, range(7, 15))
     for one, two in zip(whole, again, strict=True):
         assert one.dtype == two.dtype == dtype and torch.equal(one, two)
+
+
+def move(optimizer, scaler, loss, config):
+    """Take one step as the loop does: unscale, limit, and step only where loss and gradient are finite."""
+    scaler.unscale_(optimizer)
+    norm = float(limit_gradients([p for group in optimizer.param_groups for p in group["params"]], config))
+    finite = math.isfinite(norm) and math.isfinite(loss)
+    take_step(optimizer, scaler, finite=finite)
+    return norm, finite
 
 
 @pytest.mark.parametrize("name", RUN_HERE)

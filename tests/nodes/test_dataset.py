@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from train_graph import changed, concept, draw_pictures, masks, node, train_grap
 
 from comfy_client import ComfyClient, ComfyServer, Result
 from lora_atelier.dev import TINY_BASE
+
+CURVES = [(255, 176, 66), (96, 180, 255), (126, 211, 120), (240, 120, 150)]  # colours in the plot of the losses
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 
@@ -93,9 +96,12 @@ def test_lists_of_pictures_of_different_sizes_make_one_concept(comfy: ComfyClien
     ]
 
 
-def test_resolutions_augmentation_roles_and_validation_work_together(comfy: ComfyClient, pictures: Path) -> None:
+def test_resolutions_augmentation_roles_and_validation_work_together(
+    comfy: ComfyClient, server: ComfyServer, pictures: Path
+) -> None:
     held, rest = (draw_pictures(pictures.parent / f"{pictures.name}-{part}", 2) for part in ("held", "class"))
     graph = train_graph(pictures.name, name=pictures.name, steps=6, validate_every=4, buckets=["buckets", 0])
+    graph = changed(graph, "train", keep_best=True, log="csv")
     graph["augment"] = node(
         "AtelierAugment",
         dataset=["data", 0],
@@ -135,6 +141,17 @@ def test_resolutions_augmentation_roles_and_validation_work_together(comfy: Comf
         text = result.outputs["sheet"]["text"][0]
         assert "5 pictures (and 2 for validation), about 6 visits" in text
         assert "regularisation" in text and "96x64" in text
+        told = result.outputs["train"]["text"][0]
+        log = server.base / "output" / "atelier" / "logs" / pictures.name
+        assert "The validation loss was lowest after step" in told and f"Log in {log}" in told
+        rows = list(csv.DictReader((log / "log.csv").open(encoding="utf-8", newline="")))
+        assert len(rows) == 6 + 3 and {f"loss_{pictures.name}", f"loss_{rest.name}", "lr_lora_unet"} <= set(rows[0])
+        assert any(
+            re.match(rf"step 6/6 · loss .* · {rest.name} 0\.\d+ · .*validation 0\.\d+", t) for _, t in result.texts
+        )
+        (plot,) = comfy.images(result, "plot")
+        drawn = [sum(max(abs(a - b) for a, b in zip(p, c, strict=True)) < 3 for p in plot.getdata()) for c in CURVES]
+        assert min(drawn) > 100, "mean, validation and two concepts have a curve each"
         assert len([row for row in table(result) if row["fate"] == "picture"]) == 7
     finally:
         shutil.rmtree(held)

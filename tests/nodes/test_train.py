@@ -225,6 +225,8 @@ def test_a_wrong_constant_is_refused_before_anything_runs(
         ("data", {"role": "validation"}, "No concept has the role train"),
         ("train", {"bucket_step": 36}, "must be a multiple of 8"),
         ("train", {"bucket_step": 128}, "no larger than the resolution"),
+        ("train", {"early_stop_patience": 2}, "early_stop_patience 2 needs validation losses during the run"),
+        ("train", {"keep_best": True, "validate_every": 2}, "keep_best needs pictures that are not trained"),
         ("optimizer", {"learning_rate": 0.0}, "nothing would be trained"),
     ],
 )

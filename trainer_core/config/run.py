@@ -29,6 +29,10 @@ class TrainConfig(Config):
     latent_sampling: Literal["sample", "mean"] = "sample"
     validate_every: int = 0  # steps between validation losses; 0 = at the start and the end only
     save_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+    keep_best: bool = False  # the LoRA is that of the lowest validation loss; the last one is saved beside it
+    early_stop_patience: int = 0  # measurements without improvement that end the run, which keeps the best; 0 = never
+    early_stop_min_improvement: float = 0.0  # by what share the validation loss must fall to count, 0..0.9
+    log: Literal["none", "csv", "tensorboard", "both"] = "none"  # what is written of every step
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -40,11 +44,25 @@ class TrainConfig(Config):
         check_range(self, "bucket_step", 8, 512)
         check_range(self, "seed", 0, 2**64 - 1)
         check_range(self, "validate_every", 0)
+        check_range(self, "early_stop_patience", 0)
+        check_range(self, "early_stop_min_improvement", 0, 0.9)
         if self.bucket_step % 8 or self.resolution < self.bucket_step:
             raise ValueError(
                 f"bucket_step is {self.bucket_step}; it must be a multiple of 8 no larger than the resolution "
                 f"{self.resolution}."
             )
+        if (control := self.keeps_by) and not self.validate_every:
+            raise ValueError(
+                f"{control} needs validation losses during the run, and validate_every is 0; set it to the steps "
+                "between two, for example 50."
+            )
+
+    @property
+    def keeps_by(self) -> str:
+        """Return the setting by which the best weights are kept, with its value; empty when the last ones are."""
+        if self.early_stop_patience:
+            return f"early_stop_patience {self.early_stop_patience}"
+        return "keep_best" if self.keep_best else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 from .average import Ema, averaged, take_average
 from .build import build_optimizer, check_optimizer, describe, remarks
-from .step import learning_rate, move
+from .step import learning_rate, limit_gradients, take_step
 
 __all__ = [
     "Ema",
@@ -11,7 +11,8 @@ __all__ = [
     "check_optimizer",
     "describe",
     "learning_rate",
-    "move",
+    "limit_gradients",
     "remarks",
     "take_average",
+    "take_step",
 ]

@@ -1,0 +1,119 @@
+"""The gradient noise scale: up to which batch size more pictures in a step bring more (McCandlish et al. 2018)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .smooth import RunningMean
+
+ELEMENTS = 2**20  # of the gradient that are looked at, of each parameter its share: more than enough, and cheap
+EVERY = 8  # steps from one comparison to the next
+SMOOTHED = 50  # comparisons
+BLOCKS = 10  # parts of the run that are left out in turn to see how sure the estimate is
+FEWEST = 20  # comparisons without which nothing is said
+QUANTILE = 2.26  # of Student's t with BLOCKS - 1 degrees of freedom: 95 % lie within
+VAGUE = 1.0  # standard error of the estimate's logarithm above which it says nothing: a factor of e^2 either way
+
+
+class NoiseScale:
+    """Estimates tr(S)/|G|^2 in pictures; G is the true gradient, S the covariance of the gradients of single pictures.
+
+    Two means a, b over n and m pictures have E|a - b|^2 = (1/n + 1/m) tr(S) and E(a·b) = |G|^2. They are the two
+    halves of an accumulated step, else a step and the one before it, between which the weights hardly move.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], every: int = EVERY) -> None:
+        self._parameters = parameters
+        self._part = -(-sum(p.numel() for p in parameters) // ELEMENTS)  # one element in so many
+        self._every = every
+        self._step = 0
+        self._halves = False
+        self._half: tuple[Tensor, int] | None = None
+        self._before: tuple[int, Tensor, int] | None = None
+        self._pairs: list[tuple[float, float]] = []
+        self._means = RunningMean(SMOOTHED), RunningMean(SMOOTHED)
+
+    def halfway(self, samples: int, loss_scale: Callable[[], float]) -> None:
+        """Look at what the first micro-batches of a step, with so many samples, have accumulated."""
+        self._halves = True
+        if self._step % self._every == 0:
+            self._half = self._look() / loss_scale(), samples
+
+    @torch.no_grad()
+    def finished(self, samples: int) -> Tensor:
+        """Return tr(S) and |G|^2 as a step's gradients have it before clipping, (2,); NaN with nothing to compare."""
+        step, half, before = self._step, self._half, self._before
+        self._step, self._half, self._before = step + 1, None, None
+        if half is not None:
+            whole, (first, count) = self._look(), half  # a sum over `count` samples, divided by all of the step
+            rest = samples - count
+            return _compare(first * (samples / count), count, (whole - first) * (samples / rest), rest)
+        if not self._halves and step % self._every < 2:
+            whole = self._look()
+            self._before = step, whole, samples
+            if before is not None and before[0] == step - 1:
+                return _compare(*before[1:], whole, samples)
+        return self._parameters[0].new_full((2,), math.nan, dtype=torch.float32)
+
+    def record(self, noise: float, signal: float) -> float | None:
+        """Take in what `finished` has returned; return the running estimate, None as long as there is none."""
+        if math.isfinite(noise) and math.isfinite(signal):
+            self._pairs.append((noise, signal))
+        noise, signal = self._means[0].add(noise), self._means[1].add(signal)
+        return noise / signal if signal > 0 and len(self._pairs) >= FEWEST else None
+
+    def estimate(self) -> tuple[float, float, float] | None:
+        """Return (low, estimate, high) in pictures by the later half of the run, None when it cannot be told.
+
+        The range holds the truth 95 times in 100; by leaving out a tenth in turn (jackknife of the logarithm).
+        """
+        pairs = torch.tensor(self._pairs[len(self._pairs) // 2 :], dtype=torch.float64)
+        if len(self._pairs) < FEWEST:
+            return None
+        parts = torch.stack([part.sum(dim=0) for part in pairs.tensor_split(BLOCKS)])
+        rest = parts.sum(dim=0) - parts
+        if not (rest > 0).all():
+            return None
+        logs = (rest[:, 0] / rest[:, 1]).log()
+        error = float(((BLOCKS - 1) / BLOCKS * (logs - logs.mean()).square().sum()).sqrt())
+        noise, signal = pairs.sum(dim=0).tolist()
+        spread = math.exp(QUANTILE * error)
+        return None if error > VAGUE else (noise / signal / spread, noise / signal, noise / signal * spread)
+
+    def sentence(self, batch: int) -> str:
+        """Say what the estimate means for steps of `batch` pictures; empty when the run was too short for one."""
+        if len(self._pairs) < FEWEST:
+            return ""
+        if (found := self.estimate()) is None:
+            return (
+                "The gradient noise scale cannot be told from this run, for nearly all of a step's gradient is noise: "
+                "a larger batch would make the steps steadier."
+            )
+        low, middle, high = (f"{float(f'{max(value, 1):.2g}'):g}" for value in found)
+        advice = "which suits it"
+        if batch < found[0]:
+            advice = "so a larger one would make the steps steadier and bear a higher learning rate"
+        elif batch > found[2]:
+            advice = "so a smaller one would learn as much with fewer pictures"
+        return (
+            f"Batches above about {middle} pictures bring little here ({low} to {high} by the gradient noise of this "
+            f"run, a rule of thumb); this run's have {batch}, {advice}."
+        )
+
+    def _look(self) -> Tensor:
+        """Return the first elements of each gradient, (n,) float32; zero where a parameter got none."""
+        shares = [-(-p.numel() // self._part) for p in self._parameters]
+        seen = [
+            p.new_zeros(share) if p.grad is None else p.grad.reshape(-1)[:share]
+            for p, share in zip(self._parameters, shares, strict=True)
+        ]
+        return torch.cat(seen).float()
+
+
+def _compare(a: Tensor, n: int, b: Tensor, m: int) -> Tensor:
+    """Return unbiased tr(S) and |G|^2, (2,), by two means over n and m samples."""
+    return torch.stack([(a - b).square().sum() / (1 / n + 1 / m), a @ b])

@@ -1,0 +1,32 @@
+"""Running means of what jumps from step to step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+class RunningMean:
+    """An exponential mean over about `window` values, without the pull to the start."""
+
+    def __init__(self, window: float) -> None:
+        self._decay = 1 - 1 / max(1.0, window)
+        self._total = self._weight = 0.0
+
+    def add(self, value: float) -> float:
+        """Take a value in, unless it is not finite, and return the mean; NaN before the first."""
+        if math.isfinite(value):
+            self._total = self._decay * self._total + value
+            self._weight = self._decay * self._weight + 1
+        return self._total / self._weight if self._weight else math.nan
+
+
+def smooth(values: Iterable[float], window: float) -> list[float]:
+    """Return the running mean at each value; where one is not finite the mean stays."""
+    mean = RunningMean(window)
+    return [mean.add(value) for value in values]
+
+
+def window_of(steps: int) -> int:
+    """Return over how many steps the losses of a run of so many are smoothed: a twentieth."""
+    return max(1, steps // 20)
