@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +317,7 @@ class AtelierTrain(io.ComfyNode):
             ),
         )
         output = bridge.lora_file(file_name(name))
+        embeddings = bridge.embeddings_folder() if lora_config.embeddings else None
         model, clip = output_models(config, model, clip)
         progress, began = bridge.NodeProgress(cls.hidden.unique_id), time.monotonic()
 
@@ -333,10 +334,11 @@ class AtelierTrain(io.ComfyNode):
                     progress.callbacks(),
                     verify,
                     cache_limit=bridge.cache_limit(),
+                    embeddings=embeddings,
                 )
         finally:
             bridge.announce_lora()  # a run that is cancelled leaves a file too
-        report = summary(result.path, result.losses, time.monotonic() - began)
+        report = summary(result.path, result.losses, time.monotonic() - began, result.embeddings)
         progress.text(report)
         return io.NodeOutput(
             *bridge.apply_lora(model, clip, result.tensors, strength),
@@ -380,7 +382,7 @@ def output_models(config: RunConfig, model: Any, clip: Any) -> tuple[Any, Any]:
         model, clip = model or own_model, clip or own_clip
     if path.is_file():
         rates = (config.optimizer.text_encoder_learning_rate, config.optimizer.text_encoder_2_learning_rate)
-        bridge.check_models(config.base_model, model, clip, trains_text=any(rates))
+        bridge.check_models(config.base_model, model, clip, trains_text=any(rates) or bool(config.lora.embeddings))
     return model, clip
 
 
@@ -392,8 +394,8 @@ def plottable(losses: Sequence[float]) -> list[float]:
     return result
 
 
-def summary(path: Path, losses: Sequence[float], seconds: float) -> str:
-    """Say in two lines what a run left behind."""
+def summary(path: Path, losses: Sequence[float], seconds: float, embeddings: Mapping[str, Path]) -> str:
+    """Say what a run left behind: the file, its length, and how each learned word is written in a prompt."""
     finite = [loss for loss in losses[-max(1, len(losses) // 10) :] if math.isfinite(loss)]
     end = f"{sum(finite) / len(finite):.4f}" if finite else "not finite"
     skipped = sum(not math.isfinite(loss) for loss in losses)
@@ -401,4 +403,5 @@ def summary(path: Path, losses: Sequence[float], seconds: float) -> str:
     return (
         f"Saved as {path.parent.name}/{path.name}\n"
         f"{len(losses)} steps in {bridge.clock(seconds)}{left_out}, mean loss at the end {end}"
+        + "".join(f"\nFor {t} write embedding:{p.parent.name}/{p.stem} in prompts" for t, p in embeddings.items())
     )

@@ -17,7 +17,7 @@ from .callbacks import Callbacks, StepReport
 from .config import MemoryConfig, RunConfig
 from .encode import Encoded, encode_plan
 from .existing import build_network, check_lora_files, learning_rates, load_start, merge_beneath
-from .export import build_metadata, save_lora, unused_path
+from .export import build_metadata, save_embeddings, save_lora, unused_path
 from .loss import sample_losses
 from .memory import (
     DTYPES,
@@ -44,6 +44,7 @@ from .models import (
     load_tokenizer,
     predict,
     remarks,
+    word_ids,
 )
 from .networks import Network
 from .noise import add_noise, alphas_cumprod, build_target
@@ -55,7 +56,7 @@ from .sample import sample_images
 from .scan import Index, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
-from .texts import check_stops, text_reader, text_stops
+from .texts import check_embeddings, check_stops, embedding_stops, text_reader, text_stops
 from .validate import check_prediction, validation_loss
 
 INDEX = "index.sqlite"  # in the cache folder: what the scan knows of every file
@@ -70,6 +71,7 @@ class Result:
 
     path: Path  # the LoRA file
     tensors: dict[str, Tensor]  # as they are in the file
+    embeddings: dict[str, Path]  # the file of each word that was learned
     losses: list[float]  # of each step, NaN where it was not finite
     validation: list[tuple[int, float]]  # (steps finished, loss of the validation pictures)
     samples: Tensor  # (N, H, W, 3) in 0..1
@@ -99,11 +101,13 @@ def train_lora(
     callbacks: Callbacks | None = None,
     verify: Callable[[Path], None] | None = None,
     cache_limit: int = 0,
+    embeddings: Path | None = None,
 ) -> Result:
     """Train a LoRA and write it to `output` (another number is added when the name is taken).
 
     cache: folder of the store, which is kept below cache_limit bytes (0 = any size). verify: a last word on the
-    finished file, raises to refuse it. Everything wrong with the input raises ValueError before a model is loaded.
+    finished file, raises to refuse it. embeddings: the folder for words that are learned, by default output's.
+    Everything wrong with the input raises ValueError before a model is loaded.
     When the run is stopped or fails after its first step, what was learned is saved beside `output` before the
     exception leaves.
     """
@@ -120,9 +124,11 @@ def train_lora(
         manifest = scan(config.dataset, index, callbacks)
     plan = build_plan(manifest, config.dataset, config.train)
     check_schedule(plan.steps, config.scheduler)
-    check_stops(config.optimizer, plan)
+    check_stops(config.optimizer, plan, config.lora.embeddings)
     tokenizer = load_tokenizer(find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path)))
-    callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long_captions(plan, tokenizer))]))
+    check_embeddings(config.lora.embeddings, plan, tokenizer)
+    long = long_captions(plan, tokenizer, word_ids(config.lora.embeddings))
+    callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long)]))
 
     ladder, needed = fit_memory(config, plan, tokenizer, dtype, device)
     for sentence in (needed, *remarks(config.base_model)):
@@ -145,7 +151,7 @@ def train_lora(
         vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
         encoded = encode_plan(base, plan, store, device, callbacks, prompts=prompts, vae_dtype=vae_dtype)
         store.prune()
-    if not train_text:
+    if not train_text and not config.lora.embeddings:
         network.let_go(*(text.kohya for text in base.texts))
         base.texts = ()
     for text in base.texts:
@@ -157,6 +163,10 @@ def train_lora(
         steps = len(run.losses)
         return build_metadata(config, plan, base, name=path.stem, steps=steps, started=started, start=continued)
 
+    def save_words(path: Path) -> dict[str, Path]:
+        folder, vectors = embeddings or path.parent, network.embeddings.tensors()
+        return save_embeddings(folder, path.stem, vectors, base.family, metadata(path))
+
     try:
         with network.attached():
             try:
@@ -164,19 +174,29 @@ def train_lora(
                     train(run, ladder)
                 path = unused_path(output)
                 tensors = save_lora(path, network.tensors(), metadata(path), config.train.save_dtype, verify)
+                words = save_words(path)
             except BaseException:
                 if steps := len(run.losses):
                     stopped = unused_path(output.with_name(f"{output.stem}-stopped-at-{steps}.safetensors"))
                     save_lora(stopped, network.tensors(), metadata(stopped), "float32")
-                    callbacks.note(f"Stopped at step {steps} of {plan.steps}; what was learned is in {stopped}.")
+                    kept = ", ".join(map(str, (stopped, *save_words(stopped).values())))
+                    callbacks.note(f"Stopped at step {steps} of {plan.steps}; what was learned is in {kept}.")
                 raise
-            encode = None if train_text else encoded.conditioning
+            encode = text_reader(base, encoded, device, learning=False)
             samples = sample_images(base, config.sample, device, encode=encode, callbacks=callbacks)
     finally:
         base.unet, base.texts, base.vae = None, (), None
         network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
         give_back(device)
-    return Result(path=path, tensors=tensors, losses=run.losses, validation=run.validation, samples=samples, plan=plan)
+    return Result(
+        path=path,
+        tensors=tensors,
+        embeddings=words,
+        losses=run.losses,
+        validation=run.validation,
+        samples=samples,
+        plan=plan,
+    )
 
 
 def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
@@ -187,6 +207,7 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
     base, plan, config, device, callbacks = run.base, run.plan, run.config, run.device, run.callbacks
     rates = learning_rates(config.optimizer, base)
     stops = text_stops(config.optimizer, base, plan)
+    word_stops = embedding_stops(config.lora.embeddings, plan)
     memory, *harder = ladder
     stream = Stream(device)
     if config.memory.compile:
@@ -213,8 +234,11 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         for prefix in [prefix for prefix, stop in stops.items() if stop == step]:
             run.network.freeze(prefix)
             rates[prefix] = 0.0
-            if not any(rates[text.kohya] > 0 for text in base.texts):
-                encode = text_reader(base, run.encoded, device, learning=False)
+        for token in [token for token, stop in word_stops.items() if stop == step]:
+            run.network.embeddings.freeze(token)
+        if step in (*stops.values(), *word_stops.values()):
+            learning = run.network.embeddings.learning or any(rates[text.kohya] > 0 for text in base.texts)
+            encode = text_reader(base, run.encoded, device, learning=learning)
         for again in (False, True):
             if (done := accumulated(run, step, encode, alphas, scaler, memory)) is not None:
                 break
@@ -237,6 +261,7 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         finite = math.isfinite(grad_norm) and math.isfinite(loss_value := float(step_loss))
         if finite:
             scaler.step(optimizer)
+            run.network.embeddings.keep_norms()
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
 

@@ -10,6 +10,7 @@ from .dataset import (
     DatasetConfig,
     MaskConfig,
 )
+from .embedding import EmbeddingConfig
 from .model import BaseModelConfig, MemoryConfig, Precision, Prediction, Weights
 from .network import BeneathConfig, LoraConfig, Preset
 from .objective import ObjectiveConfig
@@ -27,6 +28,7 @@ __all__ = [
     "ConceptConfig",
     "Config",
     "DatasetConfig",
+    "EmbeddingConfig",
     "LoraConfig",
     "MaskConfig",
     "MemoryConfig",

@@ -2,5 +2,6 @@
 
 from .attach import Network, Start
 from .choose import named_layers
+from .embeddings import Embeddings
 
-__all__ = ["Network", "Start", "named_layers"]
+__all__ = ["Embeddings", "Network", "Start", "named_layers"]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..config import LoraConfig
 from .build import build_layer
 from .choose import Target, choose_targets, named_layers
+from .embeddings import Embeddings
 from .layer import NetworkLayer
 
 
@@ -54,6 +55,7 @@ class Network(nn.Module):
             layers[name].up.data.copy_(begin.up)
         self._layers: dict[str, NetworkLayer] = layers
         self.layers = nn.ModuleDict(layers)
+        self.embeddings = Embeddings()
 
     def attach(self) -> None:
         """Add every layer's delta to the output of its frozen layer from now on."""
@@ -63,6 +65,7 @@ class Network(nn.Module):
                 module.__class__ = _with_delta(type(module))
                 module.__dict__["delta"] = self._layers[name]  # no child: the frozen model stays the frozen model
                 self._layers[name].__dict__["frozen"] = module
+        self.embeddings.attach()
 
     def detach(self) -> None:
         """Leave the frozen layers exactly as they were."""
@@ -70,12 +73,15 @@ class Network(nn.Module):
             if isinstance(module, WithDelta):
                 del module.__dict__["delta"], self._layers[name].__dict__["frozen"]
                 module.__class__ = type(module).__bases__[1]
+        self.embeddings.detach()
 
     def let_go(self, *prefixes: str) -> None:
         """Detach and forget the frozen layers whose names begin so, or all, so that their memory can be freed."""
         self.detach()
         kept = {name: module for name, module in self._targets.items() if not name.startswith(prefixes)}
         self._targets = kept if prefixes else {}
+        if not prefixes:
+            self.embeddings.let_go()
 
     @contextmanager
     def attached(self) -> Iterator[Network]:
@@ -115,7 +121,7 @@ class Network(nn.Module):
                 parameter.requires_grad_(rate > 0)
             if params and rate > 0:
                 groups.append({"params": params, "lr": rate, "base_lr": rate})
-        return groups
+        return [*groups, *self.embeddings.groups()]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors under their kohya names."""
