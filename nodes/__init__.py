@@ -3,6 +3,7 @@
 from .base_model import AtelierLoadBaseModel
 from .bridge import register_assets
 from .dataset import AtelierConceptDataset
+from .embedding import AtelierEmbedding
 from .existing import AtelierExistingLora
 from .images import AtelierImageConcept
 from .lora_config import AtelierLoraConfig
@@ -37,6 +38,7 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierBuckets,
     AtelierMemory,
     AtelierExistingLora,
+    AtelierEmbedding,
 ]
 
 

@@ -170,6 +170,15 @@ def lora_file(name: str) -> Path:
     return folder / f"{name}.safetensors"
 
 
+def embeddings_folder() -> Path:
+    """Return where learned words are saved in ComfyUI's first folder of embeddings; it is made and can be written."""
+    folder = Path(folder_paths.get_folder_paths("embeddings")[0]) / "atelier"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{folder} cannot be written to; change its permissions, learned words are saved there.")
+    return folder
+
+
 def cache_folder() -> Path:
     """Return where encoded pictures and captions are kept; ComfyUI serves nothing from there."""
     return Path(folder_paths.get_system_user_directory("atelier")) / "cache"

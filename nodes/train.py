@@ -366,6 +366,7 @@ class AtelierTrain(io.ComfyNode):
             ),
         )
         output = bridge.lora_file(file_name(name))
+        embeddings = bridge.embeddings_folder() if lora_config.embeddings else None
         model, clip = output_models(config, model, clip)
         progress, began = bridge.NodeProgress(cls.hidden.unique_id, output.stem), time.monotonic()
 
@@ -383,12 +384,11 @@ class AtelierTrain(io.ComfyNode):
                     verify,
                     cache_limit=bridge.cache_limit(),
                     logs=bridge.logs_folder(),
+                    embeddings=embeddings,
                 )
         finally:
             bridge.announce_lora()  # a run that is cancelled leaves a file too
-        report = summary(result.path, result.losses, time.monotonic() - began, result.log)
-        if result.others:
-            report += f"\nSaved beside it, not in the outputs: {', '.join(path.name for path in result.others)}"
+        report = summary(result, time.monotonic() - began)
         progress.text(report)
         return io.NodeOutput(
             *bridge.apply_lora(model, clip, result.tensors, strength),
@@ -437,7 +437,7 @@ def output_models(config: RunConfig, model: Any, clip: Any) -> tuple[Any, Any]:
         model, clip = model or own_model, clip or own_clip
     if path.is_file():
         rates = (config.optimizer.text_encoder_learning_rate, config.optimizer.text_encoder_2_learning_rate)
-        bridge.check_models(config.base_model, model, clip, trains_text=any(rates))
+        bridge.check_models(config.base_model, model, clip, trains_text=any(rates) or bool(config.lora.embeddings))
     return model, clip
 
 
@@ -449,14 +449,21 @@ def plottable(losses: Sequence[float]) -> list[float]:
     return result
 
 
-def summary(path: Path, losses: Sequence[float], seconds: float, log: Path | None) -> str:
-    """Say in a few lines what a run left behind."""
+def summary(result: Any, seconds: float) -> str:
+    """Say in a few lines what a run left behind (a Result), and how each learned word is written in a prompt."""
+    path, losses = result.path, result.losses
     finite = [loss for loss in losses[-max(1, len(losses) // 10) :] if math.isfinite(loss)]
     end = f"{sum(finite) / len(finite):.4f}" if finite else "not finite"
     skipped = sum(not math.isfinite(loss) for loss in losses)
     left_out = f", {skipped} of them without an update" if skipped else ""
-    return (
-        f"Saved as {path.parent.name}/{path.name}\n"
-        f"{len(losses)} steps in {bridge.clock(seconds)}{left_out}, mean loss at the end {end}"
-        + (f"\nLog in {log}" if log else "")
-    )
+    lines = [
+        f"Saved as {path.parent.name}/{path.name}",
+        f"{len(losses)} steps in {bridge.clock(seconds)}{left_out}, mean loss at the end {end}",
+    ]
+    if result.others:
+        lines.append(f"Saved beside it, not in the outputs: {', '.join(other.name for other in result.others)}")
+    for word, file in result.embeddings.items():
+        lines.append(f"For {word} write embedding:{file.parent.name}/{file.stem} in prompts")
+    if result.log:
+        lines.append(f"Log in {result.log}")
+    return "\n".join(lines)

@@ -32,6 +32,7 @@ from .models import (
     encode_caption,
     encode_painted,
     encode_pixels,
+    mentions,
 )
 from .plan import Plan, Sample
 from .scan import count, names
@@ -303,11 +304,14 @@ def _check_space(store: Store, missing: list[Item]) -> None:
 def _encode_texts(
     base: BaseModel, texts: set[str], store: Store, device: torch.device, callbacks: Callbacks
 ) -> dict[str, str]:
-    """Encode texts that the store lacks and return the key of each."""
+    """Encode texts that the store lacks and return the key of each; those with words that are learned are left out."""
     encoder_id = f"{base.identity['text_encoder']}/{base.dtype}"
     layer = max(text.layer for text in base.texts)
+    words = base.texts[0].words  # what they become changes while they are learned
     keys = {
-        t: text_key(caption=t, encoder_id=encoder_id, clip_skip=layer, max_chunks=MAX_CHUNKS) for t in sorted(texts)
+        t: text_key(caption=t, encoder_id=encoder_id, clip_skip=layer, max_chunks=MAX_CHUNKS)
+        for t in sorted(texts)
+        if not mentions(t, words)
     }
     missing = [text for text, key in keys.items() if not store.has(key)]
     if missing:

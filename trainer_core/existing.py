@@ -16,10 +16,10 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from .config import BaseModelConfig, BeneathConfig, OptimizerConfig, RunConfig
-from .models import BaseModel, outline_base_model, unet_layer_names
+from .models import BaseModel, outline_base_model, token_ids, unet_layer_names, word_ids
 from .models.header import FileHeader, read_header
 from .models.names import unet_ldm_names
-from .networks import Network, Start, named_layers
+from .networks import Embeddings, Network, Start, named_layers
 from .networks.files import FileLayer, fits, group_tensors, layer_kind, made_for, merged_weight, without_lokr_core
 
 UNET_PREFIXES = ("lora_unet_", "unet_", "diffusion_model_", "model_diffusion_model_", "lycoris_", "lycoris_unet_", "")
@@ -344,10 +344,20 @@ def build_network(base: BaseModel, config: RunConfig, rates: Mapping[str, float]
     if start is None:
         unet = base.unet if rates["lora_unet"] > 0 else None
         texts = {prefix: text for prefix, text in texts.items() if rates[prefix] > 0}
-        return Network(unet, texts, config.lora, config.train.seed, names)
-    if not all(name.startswith("lora_unet_") for name in start.layers):
-        _mark_text(base, start.digest)
-    return Network(base.unet, texts, config.lora, config.train.seed, names, start.layers)
+        network = Network(unet, texts, config.lora, config.train.seed, names)
+    else:
+        if not all(name.startswith("lora_unet_") for name in start.layers):
+            _mark_text(base, start.digest)
+        network = Network(base.unet, texts, config.lora, config.train.seed, names, start.layers)
+    network.embeddings = build_embeddings(base, config)
+    return network
+
+
+def build_embeddings(base: BaseModel, config: RunConfig) -> Embeddings:
+    """Build the vectors of the words that are learned; of a base model's outline without values."""
+    embeddings = config.lora.embeddings
+    init = {e.token: token_ids(base.tokenizer, e.init) for e in embeddings if base.tokenizer}
+    return Embeddings(base.texts, embeddings, word_ids(embeddings), init, config.train.seed)
 
 
 def comfy_tensors(path: Path, config: BaseModelConfig) -> dict[str, Tensor]:

@@ -6,9 +6,11 @@ import datetime
 import hashlib
 import json
 import os
+import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from torch import Tensor
 from .captions import tag_frequency
 from .config import SPATIAL, LoraConfig, ObjectiveConfig, RunConfig
 from .memory import DTYPES
-from .models import BaseModel
+from .models import BaseModel, Family
 from .networks.files import FileLayer, delta_weight, group_tensors, layer_kind
 from .networks.layer import pair_norm
 from .optim import describe
@@ -74,21 +76,61 @@ def save_lora(
     stored = {k: t.detach().cpu().to(DTYPES[dtype]).contiguous() for k, t in tensors.items()}
     if broken := [k for k, t in stored.items() if not t.isfinite().all()]:
         raise ValueError(f"{broken[0]} does not fit {dtype}; save as bfloat16 or float32.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with written_whole(path) as temporary:
         save_file(stored, temporary, {k: v for k, v in metadata.items() if k.startswith("ss_")})
         save_file(stored, temporary, {**metadata, **file_hashes(temporary)})
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
         verify_lora(temporary, tensors, dtype)
         if verify:
             verify(temporary)
+    return stored
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Lend another name for the length of a `with` block; what was written there becomes `path` unless it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return stored
+
+
+def save_embeddings(
+    folder: Path,
+    name: str,
+    embeddings: Mapping[str, Mapping[str, Tensor]],
+    family: Family,
+    metadata: Mapping[str, str],
+) -> dict[str, Path]:
+    """Write the vectors of each token as <name>-<token>.safetensors that `embedding:` of a prompt finds.
+
+    embeddings: by token, then by text encoder as in LoRA files. metadata: of the LoRA they were learned with. A number
+    is added where the name is taken, and what such a prompt could not hold becomes _. Float32, as they are small.
+    Raises ValueError when a value is not finite or the file read back differs.
+    """
+    paths = {}
+    for token, vectors in embeddings.items():
+        plain = re.sub(r"[\s()]+", "_", f"{name}-{token}")
+        path = unused_path(folder / f"{plain}.safetensors")
+        several = len(family.texts) > 1
+        tensors = {p.comfy if several else "emb_params": vectors[p.kohya].contiguous() for p in family.texts}
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise ValueError(f"The embedding {token} holds values that are not finite; lower its learning_rate.")
+        about = {key: text for key, text in metadata.items() if key.startswith(("modelspec.", "atelier."))}
+        kind = {"architecture": metadata["modelspec.architecture"].replace("/lora", "/textual-inversion")}
+        kind |= {"title": path.stem, "trigger_phrase": f"embedding:{path.stem}"}
+        with written_whole(path) as temporary:
+            save_file(tensors, temporary, about | {f"modelspec.{key}": text for key, text in kind.items()})
+            read = load_file(temporary)
+            if read.keys() != tensors.keys() or not all(torch.equal(read[key], t) for key, t in tensors.items()):
+                raise ValueError(f"{path.name} does not hold the vectors that were learned; nothing was kept.")
+        paths[token] = path
+    return paths
 
 
 def verify_lora(path: Path, trained: Mapping[str, Tensor], dtype: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from .callbacks import Callbacks
 from .config import RunConfig
 from .encode import Encoded
-from .export import build_metadata, save_lora, unused_path
+from .export import build_metadata, save_embeddings, save_lora, unused_path
 from .models import BaseModel
 from .networks import Network
 from .networks.bake import bake_network
@@ -30,6 +30,7 @@ class Result:
 
     path: Path  # the LoRA file that the tensors are in
     tensors: dict[str, Tensor]  # as they are in the file
+    embeddings: dict[str, Path]  # the file of each word that was learned
     losses: list[float]  # of each step, NaN where it was not finite
     concepts: dict[str, list[float]]  # mean loss of each concept's samples in each step, NaN where there were none
     validation: list[tuple[int, float]]  # (steps finished, loss of the validation pictures)
@@ -74,10 +75,16 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """One file of a run."""
+    """One version of a run in files."""
 
     path: Path
     tensors: dict[str, Tensor]  # as they are in the file
+    words: dict[str, Path]  # the file of each word that was learned
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return the LoRA's file and those of its words."""
+        return self.path, *self.words.values()
 
 
 def versions(run: Run) -> list[Version]:
@@ -106,29 +113,33 @@ def _holding(network: Network, weights: dict[str, Tensor]) -> Iterator[None]:
         network.load_state_dict(kept)
 
 
-def save_run(run: Run, output: Path, verify: Callable[[Path], None] | None = None) -> list[Saved]:
+def save_run(
+    run: Run, output: Path, words: Path | None = None, verify: Callable[[Path], None] | None = None
+) -> list[Saved]:
     """Write a finished run's LoRA files in the order of `versions`, and say which are the best weights.
 
-    The last weights beside the best ones are kept in float32, as what one would go on from. verify: as for save_lora.
+    The last weights beside the best ones are kept in float32, as what one would go on from. words: folder of the
+    words that are learned, by default output's. verify: as for save_lora.
     """
     output, train, saved = unused_path(output), run.config.train, []
     for version in versions(run):
         path = unused_path(output.with_name(f"{output.stem}{version.ending}.safetensors"))
         exact = version.ending == "-last"
-        saved.append(_save(run, version, path, "float32" if exact else train.save_dtype, verify, run.config.lora.bake))
+        dtype, bake = "float32" if exact else train.save_dtype, run.config.lora.bake
+        saved.append(_save(run, version, path, words, dtype, verify, bake))
     if run.best is not None:
         run.callbacks.note(_describe_best(run, run.best, saved))
     return saved
 
 
-def save_stopped(run: Run, output: Path) -> list[Saved]:
-    """Write what a run that does not finish has learned, in float32."""
+def save_stopped(run: Run, output: Path, words: Path | None = None) -> list[Saved]:
+    """Write what a run that does not finish has learned, in float32; words: as for save_run."""
     saved = []
     for version in versions(run):
         kind = f"-stopped-at-{run.at}{version.ending.removeprefix('-last')}"
         kind = f"-best-at-{version.steps}" if version.steps < run.at else kind
         path = unused_path(output.with_name(f"{output.stem}{kind}.safetensors"))
-        saved.append(_save(run, version, path, "float32"))
+        saved.append(_save(run, version, path, words, "float32"))
     return saved
 
 
@@ -136,6 +147,7 @@ def _save(
     run: Run,
     version: Version,
     path: Path,
+    folder: Path | None,
     dtype: str,
     verify: Callable[[Path], None] | None = None,
     bake: bool = False,
@@ -150,7 +162,10 @@ def _save(
         if bake:
             tensors, sentence = bake_network(run.network, run.config.train.seed)
             run.callbacks.note(sentence)
-        return Saved(path=path, tensors=save_lora(path, tensors, metadata, dtype, verify))
+        stored = save_lora(path, tensors, metadata, dtype, verify)
+        vectors = run.network.embeddings.tensors()
+        words = save_embeddings(folder or path.parent, path.stem, vectors, run.base.family, metadata)
+        return Saved(path=path, tensors=stored, words=words)
 
 
 def _describe_best(run: Run, best: Best, saved: list[Saved]) -> str:

@@ -165,9 +165,9 @@ class Plan:
                 found.add((picture, replace(crop, flip=True) if flip else crop, use_mask))
         return found
 
-    def captions(self) -> set[str]:
-        """Return every distinct final caption the run will ask for."""
-        found = {sample.caption for sample in self.validation}
+    def captions(self, *, trained_only: bool = False) -> set[str]:
+        """Return every distinct final caption the run will ask for; trained_only: without those of validation."""
+        found = set() if trained_only else {sample.caption for sample in self.validation}
         for picture, visits in self.visits().items():
             text = self._texts[picture]
             found |= {self._caption(picture, visit) for visit in visits} if text is None else {text}

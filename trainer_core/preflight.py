@@ -12,7 +12,7 @@ from .config import MemoryConfig, RunConfig
 from .estimate import CUDA_BLOCK, Estimate, estimate_step
 from .existing import learning_rates, outline_network
 from .memory import DTYPES, Stream, describe, free_bytes, kept_activations, prepare, recompute, rungs, weight_bytes
-from .models import CHUNK, MAX_CHUNKS, count_tokens
+from .models import CHUNK, MAX_CHUNKS, Words, count_tokens, word_ids
 from .plan import Plan
 
 ERROR = 0.1  # of the estimate; only what is larger by more than this is refused
@@ -29,7 +29,7 @@ def fit_memory(
     ValueError that names the cheapest settings that would fit when those do not.
     """
     free = free_bytes(device) - (RESERVE if device.type == "cuda" else 0)
-    shape = largest_micro_batch(plan, tokenizer)
+    shape = largest_micro_batch(plan, tokenizer, word_ids(config.lora.embeddings))
     ladder = rungs(config.memory, device)
     for i, memory in enumerate(ladder):
         estimate = estimate_run(config, memory, shape, dtype, device)
@@ -44,11 +44,11 @@ def fit_memory(
     )
 
 
-def largest_micro_batch(plan: Plan, tokenizer: Any) -> tuple[int, tuple[int, int], int]:
+def largest_micro_batch(plan: Plan, tokenizer: Any, words: Words | None = None) -> tuple[int, tuple[int, int], int]:
     """Return (samples, (width, height) in pixels, tokens of the conditioning) of the run's largest micro-batch."""
     batches = plan.batch_sizes(0).items()
     size, count = max(((size, max(counts)) for size, counts in batches), key=lambda b: b[1] * b[0][0] * b[0][1])
-    chunks = {min(MAX_CHUNKS, max(1, -(-count_tokens(tokenizer, text) // CHUNK))) for text in plan.captions()}
+    chunks = {min(MAX_CHUNKS, max(1, -(-count_tokens(tokenizer, text, words) // CHUNK))) for text in plan.captions()}
     return count, size, (CHUNK + 2) * (math.lcm(*chunks) if count > 1 else max(chunks))
 
 
@@ -64,7 +64,7 @@ def estimate_run(
     base, network = outline_network(config, dtype)
     rates = learning_rates(config.optimizer, base)
     network.to(DTYPES[config.lora.dtype])
-    if not any(rates[text.kohya] > 0 for text in base.texts):
+    if not config.lora.embeddings and not any(rates[text.kohya] > 0 for text in base.texts):
         base.texts = ()
     prepare(base.unet, memory, config.base_model.unet_weights, dtype, meta, Stream(meta))
     for text in base.texts:

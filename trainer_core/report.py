@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .models import CHUNK, MAX_CHUNKS, count_tokens, left_out
+from .models import CHUNK, MAX_CHUNKS, Words, count_tokens, left_out
 from .plan import Plan, Sample
 from .scan import count, names
 
@@ -28,16 +28,22 @@ def report(plan: Plan) -> str:
     return _writable("\n\n".join(part for part in parts if part))
 
 
-def long_captions(plan: Plan, tokenizer: Any) -> list[str]:
-    """Return sentences on captions longer than the text encoder's window, with the part that would be cut."""
+def long_captions(plan: Plan, tokenizer: Any, words: Words | None = None) -> list[str]:
+    """Return sentences on captions longer than the text encoder's window, with the part that would be cut.
+
+    words: those that learned vectors stand for.
+    """
     long: list[str] = []
     cut: list[str] = []
     for i, picture in enumerate(plan.manifest.pictures):
         texts = sorted(plan.captions_of(i), key=len, reverse=True)[:4]  # lengths in tokens go with lengths in letters
-        tokens = [count_tokens(tokenizer, text) if len(text.encode(errors="replace")) > CHUNK else 0 for text in texts]
+        tokens = [
+            count_tokens(tokenizer, text, words) if words or len(text.encode(errors="replace")) > CHUNK else 0
+            for text in texts
+        ]
         most = max(tokens, default=0)
         if most > CHUNK * MAX_CHUNKS:
-            rest = left_out(tokenizer, texts[tokens.index(most)])
+            rest = left_out(tokenizer, texts[tokens.index(most)], words=words)
             cut.append(f'{picture.name} ({most} tokens, without "{rest[:60]}{"..." if len(rest) > 60 else ""}")')
         elif most > CHUNK:
             long.append(f"{picture.name} ({most} tokens)")

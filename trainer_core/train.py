@@ -47,6 +47,7 @@ from .models import (
     load_tokenizer,
     predict,
     remarks,
+    word_ids,
 )
 from .network_report import describe_network, measure_run
 from .networks import remarks_on_algorithm
@@ -62,7 +63,7 @@ from .sample import sample_images
 from .scan import Index, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
-from .texts import check_stops, text_reader, text_stops
+from .texts import check_embeddings, check_stops, embedding_stops, text_reader, text_stops
 from .validate import better, check_prediction, check_validation, validation_loss, without_improvement
 
 INDEX = "index.sqlite"  # in the cache folder: what the scan knows of every file
@@ -80,11 +81,13 @@ def train_lora(
     verify: Callable[[Path], None] | None = None,
     cache_limit: int = 0,
     logs: Path | None = None,
+    embeddings: Path | None = None,
 ) -> Result:
     """Train a LoRA and write it to `output` (another number is added when the name is taken).
 
     cache: folder of the store, which is kept below cache_limit bytes (0 = any size). verify: a last word on the
     finished file, raises to refuse it. logs: folder in which the run's log, if it writes one, gets a folder of its own.
+    embeddings: folder for words that are learned, by default output's.
     Everything wrong with the input raises ValueError before a model is loaded. When the run is stopped or fails after
     its first step, what was learned is saved beside `output` before the exception leaves.
     """
@@ -104,10 +107,12 @@ def train_lora(
         manifest = scan(config.dataset, index, callbacks)
     plan = build_plan(manifest, config.dataset, config.train)
     check_schedule(plan.steps, config.scheduler)
-    check_stops(config.optimizer, plan)
+    check_stops(config.optimizer, plan, config.lora.embeddings)
     check_validation(config.train, plan)
     tokenizer = load_tokenizer(find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path)))
-    callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long_captions(plan, tokenizer))]))
+    check_embeddings(config.lora.embeddings, plan, tokenizer)
+    long = long_captions(plan, tokenizer, word_ids(config.lora.embeddings))
+    callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long)]))
     callbacks.note(network_size)
 
     ladder, needed = fit_memory(config, plan, tokenizer, dtype, device)
@@ -132,7 +137,7 @@ def train_lora(
         vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
         encoded = encode_plan(base, plan, store, device, callbacks, prompts=prompts, vae_dtype=vae_dtype)
         store.prune()
-    if not train_text:
+    if not train_text and not config.lora.embeddings:
         network.let_go(*(text.kohya for text in base.texts))
         base.texts = ()
     for text in base.texts:
@@ -150,7 +155,9 @@ def train_lora(
         continued=continued,
         concepts={name: [] for name in plan.concept_names().values()},
     )
-    columns = [f"lr_{model}" for model, rate in rates.items() if rate > 0] + [f"loss_{name}" for name in run.concepts]
+    learning = [model for model, rate in rates.items() if rate > 0]
+    learning += [f"embedding {word.token}" for word in config.lora.embeddings]
+    columns = [f"lr_{model}" for model in learning] + [f"loss_{name}" for name in run.concepts]
     try:
         with network.attached():
             try:
@@ -159,18 +166,20 @@ def train_lora(
                 writing = logged(callbacks, config.train.log, logs, unused_path(output).stem, columns)
                 with kernel, programs, writing as (run.callbacks, log):
                     train(run, ladder)
-                saved = save_run(run, output, verify)
+                saved = save_run(run, output, embeddings, verify)
             except BaseException:
                 if run.at:
-                    files = ", ".join(str(file.path) for file in save_stopped(run, output))
-                    callbacks.note(f"Stopped at step {run.at} of {plan.steps}; what was learned is in {files}.")
+                    files = [str(path) for saved in save_stopped(run, output, embeddings) for path in saved.files]
+                    callbacks.note(
+                        f"Stopped at step {run.at} of {plan.steps}; what was learned is in {', '.join(files)}."
+                    )
                 raise
-            encode = None if train_text else encoded.conditioning
             samples = []
             for version in versions(run):
                 if version.ending != "-last":
                     with version.weights():
-                        samples.append(sample_images(base, config.sample, device, encode=encode, callbacks=callbacks))
+                        read = text_reader(base, encoded, device, learning=False)
+                        samples.append(sample_images(base, config.sample, device, encode=read, callbacks=callbacks))
     finally:
         base.unet, base.texts, base.vae = None, (), None
         network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
@@ -178,6 +187,7 @@ def train_lora(
     return Result(
         path=saved[0].path,
         tensors=saved[0].tensors,
+        embeddings=saved[0].words,
         losses=run.losses,
         concepts=run.concepts,
         validation=run.validation,
@@ -197,6 +207,7 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
     base, plan, config, device, callbacks = run.base, run.plan, run.config, run.device, run.callbacks
     rates = learning_rates(config.optimizer, base)
     stops = text_stops(config.optimizer, base, plan)
+    word_stops = embedding_stops(config.lora.embeddings, plan)
     memory, *harder = ladder
     stream = Stream(device)
     if config.memory.compile:
@@ -235,8 +246,12 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         for prefix in [prefix for prefix, stop in stops.items() if stop == step]:
             run.network.freeze(prefix)
             rates[prefix] = stopped[prefix] = 0.0
-            if not any(rates[text.kohya] > 0 for text in base.texts):
-                encode = text_reader(base, run.encoded, device, learning=False)
+        for token in [token for token, stop in word_stops.items() if stop == step]:
+            run.network.embeddings.freeze(token)
+            stopped[f"embedding {token}"] = 0.0
+        if step in (*stops.values(), *word_stops.values()):
+            learning = run.network.embeddings.learning or any(rates[text.kohya] > 0 for text in base.texts)
+            encode = text_reader(base, run.encoded, device, learning=learning)
         for again in (False, True):
             if (done := accumulated(run, step, encode, alphas, scaler, memory, noise_scale)) is not None:
                 break
@@ -261,6 +276,8 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         losses, areas = numbers[: len(done.concepts)], numbers[len(done.concepts) :]
         finite = math.isfinite(grad_norm) and math.isfinite(loss_value)
         take_step(optimizer, scaler, finite=finite)
+        if finite:
+            run.network.embeddings.keep_norms()
         norms = None
         if finite and config.lora.scale_weight_norms:
             norms = run.network.limit_norms(config.lora.scale_weight_norms)

@@ -10,12 +10,20 @@ from diffusers import UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 from tiny_models import family_tensors
 
-from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig
-from lora_atelier.trainer_core.models import Conditions, encode_caption, load_base_model, predict, unet_layer_names
+from lora_atelier.trainer_core.config import BaseModelConfig, EmbeddingConfig, LoraConfig
+from lora_atelier.trainer_core.export import save_embeddings
+from lora_atelier.trainer_core.models import (
+    Conditions,
+    encode_caption,
+    load_base_model,
+    predict,
+    unet_layer_names,
+    word_ids,
+)
 from lora_atelier.trainer_core.models.family import FAMILIES
 from lora_atelier.trainer_core.models.names import unet_ldm_names
 from lora_atelier.trainer_core.models.unet import unet_shape
-from lora_atelier.trainer_core.networks import Network
+from lora_atelier.trainer_core.networks import Embeddings, Network
 
 UNET = "model.diffusion_model."
 PROMPTS = ["a red circle on a blue background", "", "mossling " + "many words " * 60]
@@ -104,12 +112,13 @@ def text_models(comfy, family, stored):
     return models
 
 
-def comfy_text(models, comfy, prompt):
+def comfy_text(models, comfy, prompt, embeddings=None):
     """Return (context, pooled) as ComfyUI's text encoders of the family give them side by side."""
     contexts, pooled = [], None
     for prefix in sorted(models, reverse=True):  # clip_l before clip_g
         pad = {"pad_with_end": False} if prefix != "clip_l." else {}
-        tokenizer = comfy.sd1_clip.SDTokenizer(embedding_size=8, **pad)
+        pad |= {"embedding_key": prefix.rstrip(".")} if len(models) > 1 else {}
+        tokenizer = comfy.sd1_clip.SDTokenizer(embedding_size=8, embedding_directory=embeddings, **pad)
         with torch.no_grad():
             context, pool = models[prefix].encode_token_weights(tokenizer.tokenize_with_weights(prompt))
         contexts.append(context)
@@ -137,6 +146,27 @@ def test_conditioning_is_comfyuis(base, theirs, family, prompt):
     assert (mine.pooled is None) == (family == "sd2")
     if family == "sdxl":
         assert close(mine.pooled, pooled)
+
+
+def test_a_word_that_is_learned_is_comfyuis_embedding(base, theirs, family, tmp_path):
+    _, models, comfy = theirs
+    configs = (EmbeddingConfig(token="mossling", vectors=4), EmbeddingConfig(token="pebble", vectors=10))
+    embeddings = Embeddings(base.texts, configs, word_ids(configs), {}, seed=3)
+    metadata = {"modelspec.architecture": f"{base.family.architecture}/lora"}
+    save_embeddings(tmp_path / "atelier", "run", embeddings.tensors(), base.family, metadata)
+    caption = "a mossling, " + "many words " * 36 + "pebble and mossling"
+    prompt = caption.replace("mossling", "embedding:atelier/run-mossling").replace("pebble", "embedding:run-pebble")
+    context, pooled = comfy_text(models, comfy, prompt, str(tmp_path))
+    plain = our_conditions(base, caption)
+    embeddings.attach()
+    try:
+        mine = our_conditions(base, caption)
+    finally:
+        embeddings.detach()
+    assert mine.context.shape == context.shape and close(mine.context, context)
+    assert not close(mine.context, plain.context, 1e-2)
+    if family == "sdxl":
+        assert close(mine.pooled, pooled) and not close(mine.pooled, plain.pooled, 1e-3)
 
 
 def comfy_prediction(model, x, timestep, conditions, size=(64, 96, 4, 8, 64, 64)):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from safetensors.torch import save_file
 
-from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig, SampleConfig
-from lora_atelier.trainer_core.models import encode_caption, load_base_model
+from lora_atelier.trainer_core.config import BaseModelConfig, EmbeddingConfig, LoraConfig, SampleConfig
+from lora_atelier.trainer_core.export import save_embeddings
+from lora_atelier.trainer_core.models import encode_caption, load_base_model, word_ids
 from lora_atelier.trainer_core.models.names import unet_ldm_names, vae_ldm_names
 from lora_atelier.trainer_core.models.sd import Conditions
-from lora_atelier.trainer_core.networks import Network
+from lora_atelier.trainer_core.networks import Embeddings, Network
 from lora_atelier.trainer_core.sample import decode_latents, sample_latents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +79,38 @@ def test_clip_skip_is_comfyuis(base, loaded):
     clip.clip_layer(-2)
     assert close(our_text(base, PROMPTS[0], 2), comfy_text(clip, PROMPTS[0]))
     assert not close(our_text(base, PROMPTS[0], 1), comfy_text(clip, PROMPTS[0]))
+
+
+LONG = "many words " * 36  # 72 tokens
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "a mossling, on a pebble",
+        f"{LONG} mossling (pebble) and a mossling",  # four vectors do not fit and begin the next chunk, ten are spread
+        f"Mossling {LONG} pebble\nmossling pebble",
+    ],
+)
+def test_a_word_that_is_learned_is_comfyuis_embedding(base, loaded, caption, monkeypatch, tmp_path):
+    configs = (EmbeddingConfig(token="mossling", vectors=4), EmbeddingConfig(token="pebble", vectors=10))
+    embeddings = Embeddings(base.texts, configs, word_ids(configs), {}, seed=3)
+    metadata = {"modelspec.architecture": "stable-diffusion-v1/lora"}
+    save_embeddings(tmp_path / "atelier", "my run", embeddings.tensors(), base.family, metadata)
+    monkeypatch.setattr(loaded[1].tokenizer.clip_l, "embedding_directory", [str(tmp_path)])
+    prompt = re.sub(
+        r"(?i)\W*(mossling|pebble)",
+        lambda m: f" {m[0][: -len(m[1])]} embedding:atelier/my_run-{m[1].lower()} ",
+        caption,
+    )
+    theirs = comfy_text(loaded[1], prompt.replace("(", r"\(").replace(")", r"\)"))
+    embeddings.attach()
+    try:
+        mine = our_text(base, caption)
+    finally:
+        embeddings.detach()
+    assert mine.shape == theirs.shape and close(mine, theirs)
+    assert not close(mine, comfy_text(loaded[1], caption), 1e-2)
 
 
 def comfy_noise(model, x, timestep, context):

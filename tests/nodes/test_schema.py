@@ -15,6 +15,7 @@ NODES = [
     "AtelierBuckets",
     "AtelierConceptDataset",
     "AtelierDatasetPreview",
+    "AtelierEmbedding",
     "AtelierExistingLora",
     "AtelierImageConcept",
     "AtelierLoadBaseModel",

@@ -10,6 +10,7 @@ from .dataset import (
     DatasetConfig,
     MaskConfig,
 )
+from .embedding import EmbeddingConfig
 from .model import BaseModelConfig, MemoryConfig, Precision, Prediction, Weights
 from .network import SPATIAL, UNET_ONLY, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
 from .objective import MIN_SNR, ObjectiveConfig
@@ -34,6 +35,7 @@ __all__ = [
     "ConceptConfig",
     "Config",
     "DatasetConfig",
+    "EmbeddingConfig",
     "LoraConfig",
     "MaskConfig",
     "MemoryConfig",

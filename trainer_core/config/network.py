@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .base import Config, check_choices, check_range
+from .embedding import EmbeddingConfig
 
 Algorithm = Literal["lora", "loha", "lokr", "glora", "ia3", "oft", "boft", "full"]
 Preset = Literal["attn-only", "attn-mlp", "full-lin", "full", "unet-transformer-only", "unet-convblock-only"]
@@ -64,6 +65,7 @@ class LoraConfig(Config):
     bake: bool = False  # dora, oft, boft, ia3: the file holds a plain LoRA that comes nearest
     start: str = ""  # a LoRA file to continue: layers, ranks and alphas are the file's
     beneath: tuple[BeneathConfig, ...] = ()
+    embeddings: tuple[EmbeddingConfig, ...] = ()  # words that are learned together with the network
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -77,6 +79,9 @@ class LoraConfig(Config):
         check_range(self, "scale_weight_norms", 0)
         if not 0 < self.alpha < float("inf"):
             raise ValueError(f"alpha is {self.alpha}; it must be above 0.")
+        tokens = [embedding.token.casefold() for embedding in self.embeddings]
+        if twice := next((token for token in tokens if tokens.count(token) > 1), ""):
+            raise ValueError(f"Two embeddings have the token {twice}; give each one of its own, or remove one.")
         _check_options(self)
         _check_algorithm(self)
         _check_layers(self)
@@ -86,8 +91,8 @@ PRODUCTS = ("lora", "loha", "lokr")  # algorithms whose delta is a product of tr
 GOES_WITH: dict[str, tuple[str, ...]] = {  # options that act on some algorithms only
     "dora": PRODUCTS,
     "tucker": PRODUCTS,
-    "rs_lora": PRODUCTS,
-    "use_scalar": PRODUCTS,
+    "rs_lora": (*PRODUCTS, "glora"),
+    "use_scalar": (*PRODUCTS, "glora"),
     "rank_dropout": PRODUCTS,
     "scale_weight_norms": PRODUCTS,
     "init": ("lora",),

@@ -5,16 +5,22 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..config import EmbeddingConfig
+
 CHUNK = 75  # tokens of a caption between BOS and EOS
 MAX_CHUNKS = 3
+LARGE = 8  # tokens of a part of a prompt from which on ComfyUI spreads it over two chunks
+
+Words = Mapping[str, Sequence[int]]  # words that learned embeddings stand for, and the ids of these: below 0
 
 
 def find_tokenizer(explicit: str, model: Path) -> Path:
@@ -55,6 +61,7 @@ class TextEncoder:
     open_clip: bool  # rows are padded with 0 after the first EOS
     kohya: str  # what names of its layers in a LoRA file begin with
     absent: int = 0  # last layers that the file leaves out, as they are not used
+    words: Words = field(default_factory=dict)  # that the model's token embedding knows for the time being
 
     @property
     def depth(self) -> int:
@@ -74,7 +81,7 @@ def encode_caption(encoders: Sequence[TextEncoder], tokenizer: Any, caption: str
     """Encode a caption as ComfyUI does at inference: chunks of 75 tokens, encoders side by side."""
     contexts, pooled = [], None
     for encoder in encoders:
-        tokens = tokenize(tokenizer, caption, pad=0 if encoder.open_clip else None).to(device)
+        tokens = tokenize(tokenizer, caption, pad=0 if encoder.open_clip else None, words=encoder.words).to(device)
         output = encoder.model(tokens, output_hidden_states=True)
         hidden = output.hidden_states[encoder.absent - encoder.layer]
         if encoder.final_norm:
@@ -85,30 +92,95 @@ def encode_caption(encoders: Sequence[TextEncoder], tokenizer: Any, caption: str
     return Conditioning(torch.cat(contexts, dim=-1), pooled)
 
 
-def tokenize(tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS, pad: int | None = None) -> Tensor:
+def tokenize(
+    tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS, pad: int | None = None, words: Words | None = None
+) -> Tensor:
     """Cut a caption into rows of 77 token ids, BOS + up to 75 + EOS + padding (EOS by default); (chunks, 77) int64.
 
     Tokens beyond `max_chunks` rows are left out; `count_tokens` tells beforehand.
     """
-    ids = _ids(tokenizer, caption)[: CHUNK * max_chunks]
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    rows = [ids[i : i + CHUNK] for i in range(0, max(len(ids), 1), CHUNK)]
     fill = eos if pad is None else pad
+    rows = _rows(tokenizer, caption, words)[:max_chunks]
     return torch.tensor([[bos, *row, eos, *[fill] * (CHUNK - len(row))] for row in rows])
 
 
-def count_tokens(tokenizer: Any, caption: str) -> int:
-    """Count the tokens of a caption without BOS and EOS."""
-    return len(_ids(tokenizer, caption))
+def count_tokens(tokenizer: Any, caption: str, words: Words | None = None) -> int:
+    """Count the tokens of a caption without BOS and EOS, with the places that stay empty at the end of chunks."""
+    *full, last = _rows(tokenizer, caption, words)
+    return CHUNK * len(full) + len(last)
 
 
-def left_out(tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS) -> str:
+def left_out(tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS, words: Words | None = None) -> str:
     """Return the part of a caption that `tokenize` leaves out, as the tokenizer spells it; "" for none."""
-    return tokenizer.decode(_ids(tokenizer, caption)[CHUNK * max_chunks :]).strip()
+    rows = _rows(tokenizer, caption, words)[max_chunks:]
+    return tokenizer.decode([i for row in rows for i in row if i >= 0]).strip()
 
 
-def _ids(tokenizer: Any, caption: str) -> list[int]:
-    return tokenizer(caption, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+def find_words(caption: str, words: Words) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a caption: (text, the word after it), the last with ""; case does not count.
+
+    A word is found where neither a letter nor a digit stands beside it; of several, the longest.
+    """
+    ordered = sorted(words, key=len, reverse=True)
+    at = 0
+    if ordered:
+        pattern = "|".join(f"({re.escape(word)})" for word in ordered)
+        for match in re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", caption, re.IGNORECASE):
+            yield caption[at : match.start()], ordered[(match.lastindex or 1) - 1]
+            at = match.end()
+    yield caption[at:], ""
+
+
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text without BOS and EOS."""
+    return tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+
+
+def word_ids(embeddings: Sequence[EmbeddingConfig]) -> dict[str, tuple[int, ...]]:
+    """Return the ids of the vectors of each token: -1, -2 … in their order.
+
+    They are below all others, as text encoders of old configurations take the place of the largest id for the end.
+    """
+    words: dict[str, tuple[int, ...]] = {}
+    first = -1
+    for embedding in embeddings:
+        words[embedding.token] = tuple(range(first, first - embedding.vectors, -1))
+        first -= embedding.vectors
+    return words
+
+
+def cut_words(tokenizer: Any, caption: str, words: Words, max_chunks: int = MAX_CHUNKS) -> list[str]:
+    """Return the words of a caption of which `tokenize` leaves out vectors."""
+    named = sum(len(words[word]) for _, word in find_words(caption, words) if word)
+    if len(caption.encode(errors="replace")) + named <= CHUNK * (max_chunks - 1):  # a token is a letter or more
+        return []
+    lost = {i for row in _rows(tokenizer, caption, words)[max_chunks:] for i in row}
+    return [word for word, ids in words.items() if not lost.isdisjoint(ids)]
+
+
+def mentions(caption: str, words: Words) -> bool:
+    """Tell whether one of the words stands in a caption."""
+    return next(find_words(caption, words))[1] != ""
+
+
+def _rows(tokenizer: Any, caption: str, words: Words | None) -> list[list[int]]:
+    """Distribute a caption's ids over chunks as ComfyUI does: embeddings and the text between them are parts.
+
+    A small part that does not fit any more begins the next chunk, a large one is continued there.
+    """
+    rows: list[list[int]] = [[]]
+    for text, word in find_words(caption, words or {}):
+        for part in (token_ids(tokenizer, text), list((words or {}).get(word, ()))):
+            large = len(part) >= LARGE
+            while part:
+                room = CHUNK - len(rows[-1])
+                if large or len(part) <= room:
+                    rows[-1] += part[:room]
+                    part = part[room:]
+                if part:
+                    rows.append([])
+    return rows
 
 
 def batch_context(contexts: Sequence[Tensor]) -> Tensor:

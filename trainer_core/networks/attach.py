@@ -16,6 +16,7 @@ from .blocks import block_finder
 from .build import algorithm_of, build_layer
 from .choose import Target, choose_targets, named_layers
 from .dora import frozen_weight
+from .embeddings import Embeddings
 from .layer import NetworkLayer
 
 RANKED = ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "a2")  # tensors that have a row for each rank
@@ -93,6 +94,7 @@ class Network(nn.Module):
         )  # what was built, without what it changes
         self._layers: dict[str, NetworkLayer] = layers
         self.layers = nn.ModuleDict(layers)
+        self.embeddings = Embeddings()
 
     def attach(self) -> None:
         """Add every layer's delta to the output of its frozen layer from now on."""
@@ -102,6 +104,7 @@ class Network(nn.Module):
                 module.__class__ = _with_delta(type(module))
                 module.__dict__["delta"] = self._layers[name]  # no child: the frozen model stays the frozen model
                 self._layers[name].__dict__["frozen"] = module
+        self.embeddings.attach()
 
     def detach(self) -> None:
         """Leave the frozen layers exactly as they were."""
@@ -109,12 +112,15 @@ class Network(nn.Module):
             if isinstance(module, WithDelta):
                 del module.__dict__["delta"], self._layers[name].__dict__["frozen"]
                 module.__class__ = type(module).__bases__[1]
+        self.embeddings.detach()
 
     def let_go(self, *prefixes: str) -> None:
         """Detach and forget the frozen layers whose names begin so, or all, so that their memory can be freed."""
         self.detach()
         kept = {name: module for name, module in self._targets.items() if not name.startswith(prefixes)}
         self._targets = kept if prefixes else {}
+        if not prefixes:
+            self.embeddings.let_go()
 
     @contextmanager
     def attached(self) -> Iterator[Network]:
@@ -193,7 +199,7 @@ class Network(nn.Module):
                         decays = parameter.ndim > 0 and key not in layer.no_decay
                         group = {"params": [], "lr": lr, "base_lr": lr, "decays": decays, "model": model}
                         groups.setdefault((model, lr, decays), group)["params"].append(parameter)
-        return list(groups.values())
+        return [*groups.values(), *self.embeddings.groups()]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors under their kohya names."""

@@ -1,0 +1,94 @@
+"""Embedding: a word that is learned together with the LoRA."""
+
+from __future__ import annotations
+
+from ..trainer_core.config import EmbeddingConfig, LoraConfig
+from .sockets import CATEGORY, LoraConfigSocket, complaint, io
+
+
+class AtelierEmbedding(io.ComfyNode):
+    """Add a word whose token embeddings are learned."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Return the node's public format."""
+        return io.Schema(
+            node_id="AtelierEmbedding",
+            display_name="Embedding",
+            category=CATEGORY,
+            description="Optional, between LoRA Config and Train LoRA: a word of your captions becomes new token "
+            "embeddings that are learned together with the LoRA (pivotal tuning), and saved for ComfyUI's embedding: "
+            "syntax. Chain several for several words.",
+            search_aliases=["textual inversion", "pivotal tuning", "ti", "token", "trigger word", "train", "atelier"],
+            inputs=[
+                LoraConfigSocket.Input("lora_config", tooltip="From LoRA Config, Existing LoRA, or another Embedding."),
+                io.String.Input(
+                    "token",
+                    default="mossling",
+                    tooltip="The word as it stands in the captions: one plain word of letters and digits. Upper and "
+                    "lower case are the same. Wherever it stands alone it is replaced by the learned vectors.",
+                ),
+                io.Int.Input(
+                    "vectors",
+                    default=2,
+                    min=1,
+                    max=75,
+                    tooltip="How many vectors the word becomes, 1 to 75. More hold more detail and take that many of "
+                    "the 75 tokens of a prompt. 1 to 4 suits most.",
+                ),
+                io.String.Input(
+                    "init_text",
+                    default="",
+                    tooltip="What the word begins as, for example creature: a word or two that come near. Empty = "
+                    "noise, which needs longer.",
+                ),
+                io.Float.Input(
+                    "learning_rate",
+                    default=1e-3,
+                    min=1e-8,
+                    max=100.0,
+                    step=1e-4,
+                    round=1e-8,
+                    tooltip="Learning rate of the vectors, above 0; usually about ten times that of the LoRA. The "
+                    "scheduler acts on it too. With Prodigy 1.",
+                ),
+                io.Float.Input(
+                    "stop",
+                    default=0.0,
+                    min=0.0,
+                    max=1_000_000.0,
+                    step=0.05,
+                    round=0.001,
+                    tooltip="After how much of the run the vectors stay as they are, in stop_unit; the LoRA goes on "
+                    "learning around them. 0 = they learn to the end. Half of the run is a good start.",
+                ),
+                io.Combo.Input(
+                    "stop_unit",
+                    options=["share", "steps", "epochs"],
+                    default="share",
+                    tooltip="What stop counts. share: of the whole run, 0.5 is half. steps and epochs: whole numbers.",
+                ),
+                io.Boolean.Input(
+                    "keep_norm",
+                    default=False,
+                    tooltip="On: no vector becomes shorter or longer than the embeddings of nearly all other words. "
+                    "Helps where the word drowns out the rest of a prompt, or with a high learning rate.",
+                    advanced=True,
+                ),
+            ],
+            outputs=[LoraConfigSocket.Output(display_name="LORA_CONFIG", tooltip="For Train LoRA.")],
+        )
+
+    @classmethod
+    def validate_inputs(cls, token: str | None = None) -> bool | str:
+        """Refuse what is no plain word; a linked one is not known yet."""
+        # ComfyUI repeats the sentence for every input that is named here, so there is one.
+        return complaint(lambda: token is None or EmbeddingConfig(token=token.strip()))
+
+    @classmethod
+    def execute(
+        cls, lora_config: LoraConfig, token: str, init_text: str, **values: int | float | str | bool
+    ) -> io.NodeOutput:
+        """Return the configuration with the word added."""
+        embedding = EmbeddingConfig(token=token.strip(), init=init_text.strip(), **values)  # type: ignore[arg-type]
+        return io.NodeOutput(lora_config.replace(embeddings=(*lora_config.embeddings, embedding)))

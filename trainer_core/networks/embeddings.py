@@ -1,0 +1,151 @@
+"""Words of the captions whose token embeddings are learned (Gal et al. 2022, textual inversion)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import EmbeddingConfig
+from ..rng import generator
+
+if TYPE_CHECKING:
+    from ..models import TextEncoder, Words
+
+TYPICAL = (0.05, 0.95)  # quantiles of the lengths in a table between which those of nearly all words lie
+
+
+class Embeddings(nn.Module):
+    """The learned vectors of some tokens in each text encoder; without tokens it does nothing.
+
+    vectors: by text encoder (as names of its layers in a LoRA file begin), a (count, width) parameter for each token.
+    The tables of the text encoders stay frozen; the vectors have ids below 0 (`words`) while this is attached.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[TextEncoder] = (),
+        configs: Sequence[EmbeddingConfig] = (),
+        words: Words | None = None,
+        init: Mapping[str, Sequence[int]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Begin the vectors of each token. init: ids of the words that they begin with, by token."""
+        super().__init__()
+        self._texts = {text.kohya: text for text in texts} if configs else {}
+        self._configs = {config.token: config for config in configs}
+        self._words: Words = words or {}
+        self._limits: dict[str, tuple[float, float]] = {}
+        lists = {}
+        for kohya, text in self._texts.items():
+            table = text.model.get_input_embeddings().weight.detach()
+            lists[kohya] = nn.ParameterList(
+                begin(table, (init or {}).get(c.token, ()), c.vectors, generator(seed, f"embedding/{kohya}/{c.token}"))
+                for c in configs
+            )
+            if not table.is_meta and any(c.keep_norm for c in configs):
+                low, high = table.float().norm(dim=1).quantile(torch.tensor(TYPICAL, device=table.device)).tolist()
+                self._limits[kohya] = low, high
+        self.vectors: Any = nn.ModuleDict(lists)
+
+    def attach(self) -> None:
+        """Let the text encoders know the tokens from now on."""
+        for kohya, text in self._texts.items():
+            module = text.model.get_input_embeddings()
+            if not isinstance(module, WithVectors):
+                module.__class__ = _with_vectors(type(module))
+                module.__dict__["vectors"] = self.vectors[kohya]  # no child: the frozen model stays the frozen model
+                text.words = self._words
+
+    def detach(self) -> None:
+        """Leave the text encoders exactly as they were."""
+        for text in self._texts.values():
+            module = text.model.get_input_embeddings()
+            if isinstance(module, WithVectors):
+                del module.__dict__["vectors"]
+                module.__class__ = type(module).__bases__[1]
+                text.words = {}
+
+    def let_go(self) -> None:
+        """Detach and forget the text encoders, so that their memory can be freed."""
+        self.detach()
+        self._texts = {}
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return an optimizer parameter group for each token, without weight decay."""
+        return [
+            {
+                "params": [vectors[i] for vectors in self.vectors.values()],
+                "lr": config.learning_rate,
+                "base_lr": config.learning_rate,
+                "decays": False,
+                "model": f"embedding {config.token}",
+            }
+            for i, config in enumerate(self._configs.values())
+        ]
+
+    def freeze(self, token: str) -> None:
+        """Let the vectors of a token stay as they are from now on."""
+        place = list(self._configs).index(token)
+        for vectors in self.vectors.values():
+            vectors[place].requires_grad_(False)
+
+    @property
+    def learning(self) -> bool:
+        """Tell whether any vectors learn."""
+        return any(parameter.requires_grad for parameter in self.parameters())
+
+    @torch.no_grad()
+    def keep_norms(self) -> None:
+        """Bring vectors that have become shorter or longer than those of nearly all words back, where this is asked."""
+        for kohya, (low, high) in self._limits.items():
+            for vectors, config in zip(self.vectors[kohya], self._configs.values(), strict=True):
+                if config.keep_norm and vectors.requires_grad:
+                    norms = vectors.float().norm(dim=1, keepdim=True)
+                    vectors.mul_((norms.clamp(low, high) / norms.clamp(min=1e-12)).to(vectors.dtype))
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return the vectors of each token by text encoder, (count, width) float32 on the CPU."""
+        return {
+            token: {kohya: vectors[i].detach().float().cpu() for kohya, vectors in self.vectors.items()}
+            for i, token in enumerate(self._configs)
+        }
+
+
+def begin(table: Tensor, ids: Sequence[int], count: int, draws: torch.Generator) -> nn.Parameter:
+    """Return what `count` vectors begin with, (count, width) float32.
+
+    The rows of `ids`, repeated where they are fewer, in groups averaged where they are more; without any noise as long
+    as the rows of the table are on average.
+    """
+    if table.is_meta:
+        return nn.Parameter(torch.empty(count, table.shape[1], device="meta"))
+    if not ids:
+        noise = torch.randn(count, table.shape[1], generator=draws)
+        length = table.float().norm(dim=1).mean().cpu()
+        return nn.Parameter(noise / noise.norm(dim=1, keepdim=True) * length)
+    rows = table[torch.tensor(ids, device=table.device)].float().cpu()
+    if len(ids) > count:
+        return nn.Parameter(torch.stack([group.mean(dim=0) for group in rows.tensor_split(count)]))
+    return nn.Parameter(rows[torch.arange(count) % len(ids)])
+
+
+class WithVectors(nn.Module):
+    """What a frozen token embedding is besides while learned vectors are attached."""
+
+    vectors: nn.ParameterList
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the embeddings of ids, (..., width): of those below 0 the learned ones, -1 the first."""
+        frozen = super().forward(ids.clamp(min=0))
+        learned = F.embedding((-1 - ids).clamp(min=0), torch.cat(list(self.vectors)))
+        return torch.where(ids[..., None] < 0, learned.to(frozen.dtype), frozen)
+
+
+@functools.cache
+def _with_vectors(kind: type) -> type:
+    return type(f"{kind.__name__}WithVectors", (WithVectors, kind), {})
