@@ -221,12 +221,10 @@ def start_layers(lora: LoraFile, base: BaseModel, places: Mapping[str, Place]) -
                 f"{layer.source} in {lora.name} changes a module of the kind {what}, which is not trained; use the "
                 "file beneath a new LoRA instead."
             )
-        start = Start(
-            kind=layer.kind, tensors={part: t.float() for part, t in layer.tensors.items()}, alpha=layer.alpha
-        )
-        starts[name] = (
-            start if "oft_blocks" in layer.tensors else start._replace(alpha=layer.alpha or float(start.rank))
-        )
+        start = Start(kind=layer.kind, tensors={p: t.float() for p, t in layer.tensors.items()}, alpha=layer.alpha)
+        if not layer.alpha and "oft_blocks" not in layer.tensors:
+            start = start._replace(alpha=float(start.rank))
+        starts[name] = start
     return starts
 
 

@@ -169,10 +169,9 @@ def train_lora(
                 saved = save_run(run, output, embeddings, verify)
             except BaseException:
                 if run.at:
-                    files = [str(path) for saved in save_stopped(run, output, embeddings) for path in saved.files]
-                    callbacks.note(
-                        f"Stopped at step {run.at} of {plan.steps}; what was learned is in {', '.join(files)}."
-                    )
+                    stopped = save_stopped(run, output, embeddings)
+                    files = ", ".join(str(path) for version in stopped for path in version.files)
+                    callbacks.note(f"Stopped at step {run.at} of {plan.steps}; what was learned is in {files}.")
                 raise
             samples = []
             for version in versions(run):

@@ -89,9 +89,7 @@ class Network(nn.Module):
             layers[target.name] = layer
         self._targets: dict[str, Any] = {target.name: target.module for target in targets}
         self._ranks = {target.name: target.rank for target in targets}
-        self.chosen = tuple(
-            target._replace(module=None) for target in targets
-        )  # what was built, without what it changes
+        self.chosen = tuple(target._replace(module=None) for target in targets)  # without the frozen layers
         self._layers: dict[str, NetworkLayer] = layers
         self.layers = nn.ModuleDict(layers)
         self.embeddings = Embeddings()
