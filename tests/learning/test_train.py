@@ -111,7 +111,9 @@ def test_the_gradient_of_a_window_is_the_mean_over_its_samples(config, tmp_path,
     """The same six draws, cut into micro-batches of 6, 4+2 and 1+1+1+1+1+1, give the same first update."""
     config = change(concept(config, flip=False, captions=CaptionConfig()), "train", steps=1, accumulate=1, batch_size=6)
     # With eps = 1 far above the gradient, AdamW's first update is the gradient itself.
-    config = change(config, "optimizer", learning_rate=1.0, eps=1.0, weight_decay=0.0, max_grad_norm=0.0)
+    config = change(
+        config, "optimizer", learning_rate=1.0, options={"eps": 1.0, "weight_decay": 0.0}, max_grad_norm=0.0
+    )
 
     def cut_into(size):
         original = train_module.train
