@@ -132,12 +132,13 @@ def test_a_run_says_in_one_sentence_what_changed_under_its_feet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = masked_folder(tmp_path / "pictures")
-    for name in ("check_base_model", "find_tokenizer", "load_tokenizer"):
+    for name in ("check_base_model", "check_objective", "find_tokenizer", "load_tokenizer"):
         monkeypatch.setattr(train_module, name, lambda *_: None)
     monkeypatch.setattr(train_module, "load_base_model", lambda *_, **__: BASE)
     monkeypatch.setattr(train_module, "fit_memory", lambda *_: ([MemoryConfig()], "fits"))
     monkeypatch.setattr(train_module, "remarks", lambda *_: [])
     monkeypatch.setattr(train_module, "measure_run", lambda *_: NetworkSize(models=[], blocks=[], remarks=[]))
+    monkeypatch.setattr(train_module, "objective_remarks", lambda *_: [])
     monkeypatch.setattr(train_module, "build_network", lambda *_: train_module.Network(None, {}, LoraConfig(), 0))
     config = RunConfig(base_model=BaseModelConfig(path="x.safetensors"), dataset=dataset_of(folder), train=TRAIN)
     notes: list[str] = []
