@@ -22,6 +22,7 @@ DATASET = c.DatasetConfig(
 RUN = c.RunConfig(
     base_model=c.BaseModelConfig(path="model.safetensors", clip_skip=2),
     dataset=DATASET,
+    train=c.TrainConfig(validate_every=10),
     sample=c.SampleConfig(prompts=("a cat", "a dog")),
 )
 
@@ -53,6 +54,9 @@ def test_every_field_of_a_run_changes_its_digest() -> None:
         other: Any = {
             "latent_sampling": "mean",
             "save_dtype": "float32",
+            "keep_best": True,
+            "early_stop_min_improvement": 0.1,
+            "log": "csv",
             "resolution": 768,
             "bucket_step": 32,
             "buckets": c.BucketConfig(no_upscale=True),
@@ -149,6 +153,8 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
     (c.TrainConfig, {"bucket_step": 60}, "bucket_step"),
     (c.TrainConfig, {"resolution": 64, "bucket_step": 128}, "bucket_step"),
     (c.TrainConfig, {"seed": -1}, "seed"),
+    (c.TrainConfig, {"early_stop_min_improvement": 1}, "early_stop_min_improvement"),
+    (c.TrainConfig, {"early_stop_patience": 3}, "early_stop_patience 3 needs .* validate_every is 0"),
     (c.SampleConfig, {"width": 500}, "multiple of 8"),
 ]
 
