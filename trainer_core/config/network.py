@@ -79,8 +79,8 @@ PRODUCTS = ("lora", "loha", "lokr")  # algorithms whose delta is a product of tr
 GOES_WITH: dict[str, tuple[str, ...]] = {  # options that act on some algorithms only
     "dora": PRODUCTS,
     "tucker": PRODUCTS,
-    "rs_lora": PRODUCTS,
-    "use_scalar": PRODUCTS,
+    "rs_lora": (*PRODUCTS, "glora"),
+    "use_scalar": (*PRODUCTS, "glora"),
     "rank_dropout": PRODUCTS,
     "scale_weight_norms": PRODUCTS,
     "init": ("lora",),

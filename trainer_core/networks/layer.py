@@ -84,6 +84,15 @@ class NetworkLayer(nn.Module):
         """Return what the file holds of this layer, by kohya's or LyCORIS' suffixes; a DoRA's magnitude is added."""
         raise NotImplementedError
 
+    def load_magnitude(self, magnitude: Tensor) -> None:
+        """Begin with a DoRA's magnitude of a file, (1, in[, 1, 1]). Raises ValueError for one along another axis."""
+        if self.norms is None or self.magnitude is None or magnitude.shape != self.norms.shape:
+            raise ValueError(
+                f"a DoRA magnitude of shape {tuple(magnitude.shape)} is not along the inputs of a layer and cannot be "
+                "continued; use the file beneath a new LoRA instead."
+            )
+        self.magnitude.data.copy_((magnitude.float() - self.norms - EPS).flatten())
+
     def magnitude_tensors(self) -> dict[str, Tensor]:
         """Return a DoRA's magnitude (1, in[, 1, 1]) by its suffix, nothing of other layers."""
         if self.magnitude is None:
