@@ -500,3 +500,15 @@ def test_a_lora_that_does_not_fit_is_refused_before_the_pictures_are_looked_for(
     for lora in ({"start": str(path)}, {"beneath": (BeneathConfig(path=str(path)),)}):
         with pytest.raises(ValueError, match=r"1 of 1 layers of x.safetensors have no place in random-tiny"):
             run(change(nowhere, "lora", **lora), tmp_path)
+
+
+def test_dropouts_bounded_norms_and_baking_act_in_a_run_and_repeat(config, tmp_path):
+    options = {"dora": True, "preset": "attn-only", "scale_weight_norms": 0.002, "bake": True}
+    options |= {"dropout": 0.1, "rank_dropout": 0.1, "module_dropout": 0.1}
+    reports, notes = [], []
+    config = change(change(config, "lora", **options), "train", steps=2)
+    first = run(config, tmp_path, callbacks=Callbacks(step=reports.append, note=notes.append))
+    assert same(first, run(config, tmp_path))
+    assert [0 < report.norms.largest <= 0.002001 for report in reports] == [True, True]
+    assert any("Baked into plain LoRA: the file lacks" in note for note in notes)
+    assert {name.partition(".")[2] for name in first.tensors} == {"lora_down.weight", "lora_up.weight", "alpha"}

@@ -286,9 +286,9 @@ def dropped(kind, count=4000, **options):
     ],
 )
 def test_dropouts_have_the_mean_they_should(options, mean):
-    deltas, still = dropped("linear", 1000, **options)
+    deltas, still = dropped("linear", 300, **options)
     error = (deltas.mean(0) - mean * still).norm() / still.norm()
-    assert error < 0.05
+    assert error < 0.1
     if "module_dropout" in options:  # a sample has all of its delta or none
         shares = (deltas.flatten(2).norm(dim=2) / still.flatten(1).norm(dim=1)).round(decimals=6)
         assert set(shares.unique().tolist()) == {0.0, 1.0} and len(set(map(tuple, shares.tolist()))) == 8

@@ -109,14 +109,12 @@ class NetworkLayer(nn.Module):
 
     def load_magnitude(self, magnitude: Tensor) -> None:
         """Begin with a DoRA's magnitude of a file, (1, in[, 1, 1]). Raises ValueError for one along another axis."""
-        assert self.magnitude is not None and self.norms is not None
-        if magnitude.numel() != self.norms.numel() or magnitude.shape[0] != 1:
+        if self.norms is None or self.magnitude is None or magnitude.shape != self.norms.shape:
             raise ValueError(
-                f"its DoRA has a magnitude of shape {tuple(magnitude.shape)}, one for each output, and only one for "
-                "each input can be continued; use the file beneath a new LoRA instead."
+                f"a DoRA magnitude of shape {tuple(magnitude.shape)} is not along the inputs of a layer and cannot be "
+                "continued; use the file beneath a new LoRA instead."
             )
-        moved = magnitude.to(self.norms.device, torch.float32).view(self.norms.shape) - self.norms - EPS
-        self.magnitude.data.copy_(moved.flatten())
+        self.magnitude.data.copy_((magnitude.float() - self.norms - EPS).flatten())
 
     def magnitude_tensors(self) -> dict[str, Tensor]:
         """Return a DoRA's magnitude (1, in[, 1, 1]) by its suffix, nothing of other layers."""

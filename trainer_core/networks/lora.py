@@ -113,7 +113,7 @@ class LoraLayer(NetworkLayer):
     @torch.no_grad()
     def low_rank(self) -> tuple[Tensor, Tensor]:
         """Return scale * up (out, R) and down (R, in * k * k), at least float32; with Tucker's core in down."""
-        down, up = (factor.to(torch.promote_types(factor.dtype, torch.float32)) for factor in self._factors())
+        down, up = (f.detach().to(torch.promote_types(f.dtype, torch.float32)) for f in self._factors())
         if self.mid is not None:
             down = torch.einsum("m n x y, n i -> m i x y", self.mid.to(down.dtype), down.flatten(1))
         return self.scale * up.flatten(1), down.flatten(1)
@@ -129,6 +129,16 @@ class LoraLayer(NetworkLayer):
         if self.down_0 is not None:
             return ()
         return (self.down, self.up) if self.mid is None else (self.down, self.mid, self.up)
+
+    def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
+        """Begin with `down`, `up` and Tucker's `mid` of an earlier run; a 1x1 convolution's may be matrices."""
+        own = {"down": self.down, "up": self.up} | ({} if self.mid is None else {"mid": self.mid})
+        if set(parts) != set(own) or self.down_0 is not None:
+            raise ValueError(f"a layer of {', '.join(sorted(parts))} cannot be continued as this LoRA.")
+        for part, parameter in own.items():
+            parameter.data.copy_(parts[part].reshape(parameter.shape))
+        if self.scalar is not None:
+            self.scalar.data.fill_(1.0)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors under kohya's suffixes."""
