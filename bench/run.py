@@ -68,7 +68,7 @@ def main() -> int:
         if options.layers:
             return run_layers(command)
         if options.networks:
-            return run_networks(command, options.rounds or 15, dry=options.dry)
+            return run_networks(command, options.rounds or 7, dry=options.dry)
         if options.data:
             return run_data("cuda" if options.gpu else "cpu", command, dry=options.dry)
         if options.full_size:

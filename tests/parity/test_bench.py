@@ -18,6 +18,7 @@ from lora_atelier.bench import (
     gpu_report,
     layers,
     loop,
+    networks,
     report,
     results,
     run,
@@ -152,6 +153,14 @@ def test_every_form_of_a_layer_computes_the_same(name, base, shape):
         results.append([output, *torch.autograd.grad(output.square().sum(), [x, layer.down, layer.up])])
     for expected, found in zip(*results, strict=True):
         assert (found - expected).norm() <= 1e-6 * expected.norm()
+
+
+def test_algorithms_are_timed_beside_lycoris():
+    found = {case: networks.time_case(case, networks.TINY, rounds=1) for case in ("LoHa", "full difference")}
+    assert set(found["LoHa"]["own"]) == {"ours", "rebuild", "bypass"} > set(found["full difference"]["own"])
+    found["LoHa"] |= {"rebuild": 3.0}
+    table = networks.render(found, 1)
+    assert "| 3.00 | rebuild ≥ 2 | met |" in table and table.count("\n| full difference |") == 1
 
 
 def test_forms_are_timed():

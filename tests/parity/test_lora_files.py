@@ -236,8 +236,8 @@ def test_files_that_are_no_whole_lora_are_refused(checkpoint, tmp_path):
 
     up, down = {"a.lora_up.weight": torch.ones(4, 2)}, {"a.lora_down.weight": torch.ones(2, 4)}
     assert "a.safetensors is no LoRA (first tensor: x.weight)" in refusal({"x.weight": torch.ones(1)})
-    assert "1 tensors of a kind that is not understood (a.oft_blocks)" in refusal(
-        {**up, **down, "a.oft_blocks": torch.ones(1)}
+    assert "1 tensors of a kind that is not understood (a.vera_lambda_d)" in refusal(
+        {**up, **down, "a.vera_lambda_d": torch.ones(1)}
     )
     assert "a in a.safetensors has only up; the file is incomplete" in refusal(up)
     assert "a.lora_up.weight holds values that are not finite" in refusal(

@@ -68,7 +68,7 @@ class GloraLayer(ProductLayer):
     def changed_weight(self, weight: Tensor) -> Tensor:
         """Return W + scale * (W A + B), at least float32."""
         a1, a2, b1, b2 = (wide(self._part(part)).flatten(1) for part in self.parts)
-        weight, scale = wide(weight), self.scale * (1.0 if self.scalar is None else float(self.scalar))
+        weight, scale = wide(weight), self.scale * (1.0 if self.scalar is None else float(self.scalar.detach()))
         entering = torch.einsum("o i ..., i j -> o j ...", weight, a1 @ a2)
         return weight + scale * (entering + (b1 @ b2).view(weight.shape))
 
