@@ -22,7 +22,7 @@ from .captions import tag_frequency
 from .config import SPATIAL, LoraConfig, ObjectiveConfig, RunConfig
 from .memory import DTYPES
 from .models import BaseModel, Family
-from .networks.files import FileLayer, delta_weight, group_tensors, layer_kind
+from .networks.files import OF_WEIGHT, FileLayer, delta_weight, group_tensors, layer_kind
 from .networks.layer import pair_norm
 from .optim import describe
 from .plan import Plan
@@ -42,7 +42,7 @@ def delta_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     norms = {}
     for name, parts in grouped.items():
         kind = layer_kind(parts)
-        alone = {"dora_scale", "diff_b"} if kind else set(parts)
+        alone = {"dora_scale", "diff_b"} if kind and kind not in OF_WEIGHT else set(parts)
         unknown += [tensor for part, tensor in parts.items() if part in alone]
         found = {part: tensors[tensor] for part, tensor in parts.items() if part not in alone}
         alpha = float(found.pop("alpha", torch.tensor(0.0)))

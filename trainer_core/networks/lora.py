@@ -147,14 +147,6 @@ class LoraLayer(NetworkLayer):
         alpha = torch.tensor(self.alpha * (len(down) / self.rank))
         return {"lora_down.weight": down, "lora_up.weight": up, **middle, "alpha": alpha}
 
-    def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
-        """Begin with what an earlier run has trained; a 1x1 convolution's factors may be stored as matrices."""
-        own = {"down": self.down, "up": self.up} | ({} if self.mid is None else {"mid": self.mid})
-        if set(parts) != set(own):
-            super().load(parts, alpha)
-        for part, parameter in own.items():
-            parameter.data.copy_(parts[part].reshape(parameter.shape))
-
 
 def _kaiming(shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
     """Draw kaiming uniform with a = sqrt(5)."""
