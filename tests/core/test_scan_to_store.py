@@ -30,6 +30,7 @@ from lora_atelier.trainer_core.config import (
 from lora_atelier.trainer_core.encode import encode_plan
 from lora_atelier.trainer_core.models.family import FAMILIES
 from lora_atelier.trainer_core.network_report import NetworkSize
+from lora_atelier.trainer_core.networks import Network
 from lora_atelier.trainer_core.plan import Plan, build_plan
 from lora_atelier.trainer_core.report import report
 from lora_atelier.trainer_core.scan import (
@@ -139,7 +140,7 @@ def test_a_run_says_in_one_sentence_what_changed_under_its_feet(
     monkeypatch.setattr(train_module, "remarks", lambda *_: [])
     monkeypatch.setattr(train_module, "measure_run", lambda *_: NetworkSize(models=[], blocks=[], remarks=[]))
     monkeypatch.setattr(train_module, "objective_remarks", lambda *_: [])
-    monkeypatch.setattr(train_module, "build_network", lambda *_: train_module.Network(None, {}, LoraConfig(), 0))
+    monkeypatch.setattr(train_module, "build_network", lambda *_: Network(None, {}, LoraConfig(), 0))
     config = RunConfig(base_model=BaseModelConfig(path="x.safetensors"), dataset=dataset_of(folder), train=TRAIN)
     notes: list[str] = []
 
