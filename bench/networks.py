@@ -81,8 +81,7 @@ def build_base(shape: Shape) -> tuple[nn.Module, Tensor]:
 def beside(base: nn.Module, settings: dict[str, Any]) -> Callable[[Tensor], Tensor]:
     """Return what our network makes of the frozen layer."""
     config = LoraConfig(**{"rank": RANK, "alpha": 1.0, **settings})
-    network = Network.__new__(Network)
-    nn.Module.__init__(network)
+    network = Network(None, {}, LoraConfig(), seed=0)  # of no layers: the one that is measured comes in by hand
     layer = build_layer(Target("lora_unet_to_k", base, config.rank, config.alpha), config, seed=0)  # type: ignore[arg-type]
     network._targets, network._layers = {"x": base}, {"x": layer}
     network.attach()

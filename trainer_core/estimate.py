@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .config import OptimizerConfig
+from .gradient_noise import looked_at
 from .loss import sample_losses
 from .models import CHUNK, MAX_CHUNKS, BaseModel, Conditions, batch_context, encode_caption, predict
 from .networks import Network
@@ -33,7 +34,7 @@ class Estimate:
     """Where the memory of a training step goes, in bytes, at the moment when it needs most."""
 
     weights: int  # frozen weights on the device
-    network: int  # LoRA parameters, their gradients and the optimizer's state
+    network: int  # LoRA parameters, their gradients and what the optimizer and the gradient noise scale keep
     activations: int  # all that the peak holds beyond these
 
     @property
@@ -243,6 +244,7 @@ def estimate_step(
         weight_bytes = LiveBytes(block).count(t for m in models for t in (*m.parameters(), *m.buffers()))
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     kept = optimizer_state(parameters, optimizer or OptimizerConfig())
+    kept.append((sum(looked_at(parameters)), torch.float32))
     live = LiveBytes(block)
     fused = nullcontext() if attention == "math" else fused_attention()
     with live, fused, network.attached():

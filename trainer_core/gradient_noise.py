@@ -28,7 +28,6 @@ class NoiseScale:
 
     def __init__(self, parameters: Sequence[Tensor], every: int = EVERY) -> None:
         self._parameters = parameters
-        self._part = -(-sum(p.numel() for p in parameters) // ELEMENTS)  # one element in so many
         self._every = every
         self._step = 0
         self._halves = False
@@ -106,12 +105,18 @@ class NoiseScale:
 
     def _look(self) -> Tensor:
         """Return the first elements of each gradient, (n,) float32; zero where a parameter got none."""
-        shares = [-(-p.numel() // self._part) for p in self._parameters]
+        shares = looked_at(self._parameters)
         seen = [
             p.new_zeros(share) if p.grad is None else p.grad.reshape(-1)[:share]
             for p, share in zip(self._parameters, shares, strict=True)
         ]
         return torch.cat(seen).float()
+
+
+def looked_at(parameters: Sequence[Tensor]) -> list[int]:
+    """Return how many elements of each parameter's gradient are looked at; a step holds one float32 copy of them."""
+    part = -(-sum(p.numel() for p in parameters) // ELEMENTS)  # one element in so many
+    return [-(-p.numel() // part) for p in parameters]
 
 
 def _compare(a: Tensor, n: int, b: Tensor, m: int) -> Tensor:

@@ -104,7 +104,7 @@ def test_norms_are_kept_where_asked_and_groups_and_freezing_are_by_token(texts):
     configs = (MOSS.replace(keep_norm=True, learning_rate=0.5), PEBBLE)
     embeddings = Embeddings(texts, configs, WORDS, {}, seed=1)
     first, second = embeddings.groups()
-    assert (first["lr"], first["weight_decay"], len(first["params"])) == (0.5, 0.0, 2)
+    assert (first["lr"], first["decays"], len(first["params"])) == (0.5, False, 2)
     before = copy.deepcopy(embeddings.tensors())
     with torch.no_grad():
         for group in (first, second):

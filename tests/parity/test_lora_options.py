@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -51,6 +52,7 @@ class Toy(nn.Module):
 
     def __init__(self):
         super().__init__()
+        self.config = SimpleNamespace(down_block_types=("a",), layers_per_block=1, addition_embed_type=None)
         torch.manual_seed(0)
         self.conv_in = nn.Conv2d(4, 12, 3, padding=1)
         self.down = nn.Conv2d(12, 12, 3, stride=2, padding=1)

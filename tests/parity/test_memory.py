@@ -26,7 +26,7 @@ from lora_atelier.trainer_core.memory import (
 from lora_atelier.trainer_core.memory.checkpoint import Recomputed
 from lora_atelier.trainer_core.memory.weights import Kept, kept_layers
 from lora_atelier.trainer_core.networks import Network
-from lora_atelier.trainer_core.optim import round_stochastically
+from lora_atelier.trainer_core.optim.rounding import round_stochastically
 
 CPU = torch.device("cpu")
 

@@ -134,7 +134,7 @@ class LoraLayer(NetworkLayer):
         """Begin with `down`, `up` and Tucker's `mid` of an earlier run; a 1x1 convolution's may be matrices."""
         own = {"down": self.down, "up": self.up} | ({} if self.mid is None else {"mid": self.mid})
         if set(parts) != set(own) or self.down_0 is not None:
-            raise ValueError(f"a layer of {', '.join(sorted(parts))} cannot be continued as this LoRA.")
+            super().load(parts, alpha)  # which refuses
         for part, parameter in own.items():
             parameter.data.copy_(parts[part].reshape(parameter.shape))
         if self.scalar is not None:
