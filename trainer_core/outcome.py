@@ -37,7 +37,7 @@ class Result:
     best: tuple[int, float] | None  # where the best weights were asked for: (their step, their validation loss)
     others: tuple[Path, ...]  # files of the weights that `path` does not hold: last, plain or averaged ones
     log: Path | None  # folder of the log
-    samples: Tensor  # (N, H, W, 3) in 0..1; where there is an average too, those of one after those of the other
+    samples: Tensor  # (N, H, W, 3) in 0..1; where there is an average too, those of `path` before those of the other
     plan: Plan
 
 

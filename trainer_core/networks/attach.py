@@ -188,7 +188,7 @@ class Network(nn.Module):
             for name, layer in self._layers.items():
                 if not name.startswith(f"{model}_"):
                     continue
-                large = max(getattr(self._targets[name], "kernel_size", (1,))) > 1
+                large = max(getattr(self._targets.get(name), "kernel_size", (1,))) > 1
                 own = layer.lr_factor * (conv_rate if large and rate and conv_rate else rate)
                 for key, parameter in layer.named_parameters():
                     parameter.requires_grad_(own > 0)
