@@ -365,14 +365,17 @@ def test(options: argparse.Namespace) -> int:
     checked = 0 if options.rest else check(options)
     paths = [part for part in options.rest if (ROOT / part.split("::")[0]).exists()]
     others = [part for part in options.rest if part not in paths]
-    # Tests of the core share nothing and compute on one thread each; all others share servers and a browser.
+    # All compute on one thread each. Tests of the core share nothing; all others share servers and a browser.
     paths = paths or [f"tests/{name}" for name in ("core", "parity", "learning", "nodes", "browser", "dev")]
     together = [path for path in paths if path.startswith(("tests/core", "tests/parity", "tests/learning"))]
     alone = [path for path in paths if path not in together]
     pytest = [venv_python(), "-m", "pytest", "-c", "tests/pytest.ini"]
     parallel = ["-n", "logical", "--maxprocesses", "8", "--dist", "worksteal"]
-    tested = [run([*pytest, *parallel, *together, *others], {**env, "OMP_NUM_THREADS": "1"})] if together else []
-    tested += [run([*pytest, *alone, *others], env)] if alone else []
+    # Each of two has servers and a browser of its own; the tests of a file share them.
+    in_two = ["-n", "2", "--dist", "loadfile"]
+    env["OMP_NUM_THREADS"] = "1"
+    tested = [run([*pytest, *parallel, *together, *others], env)] if together else []
+    tested += [run([*pytest, *in_two, *alone, *others], env)] if alone else []
     return max(checked, *([code for code in tested if code != NOTHING_COLLECTED] or tested))
 
 

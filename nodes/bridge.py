@@ -6,7 +6,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,12 @@ import nodes as comfy_nodes
 
 from ..trainer_core.callbacks import Callbacks, StepReport
 from ..trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig
+from ..trainer_core.existing import load_lora
 from ..trainer_core.models.encoder import embedding_shape, read_text
 from ..trainer_core.models.family import TEXT_FILES, UNET, VAE_FILE, detect_family, unet_prefix
 from ..trainer_core.models.header import read_header
 from ..trainer_core.models.sd import given_files
+from ..trainer_core.networks.files import fits
 from .plot import draw_losses
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
@@ -321,24 +323,33 @@ def check_models(config: BaseModelConfig, model: Any, clip: Any, *, trains_text:
 
 
 def check_lora(path: Path, model: Any, clip: Any) -> None:
-    """Raise ValueError unless ComfyUI finds a weight of the right size for every tensor of a LoRA file."""
-    tensors = load_file(path)
+    """Raise ValueError unless ComfyUI's own loader takes every layer of a LoRA file, on a weight that it fits."""
+    tensors, layers = load_file(path), load_lora(path).layers
     keys = comfy.lora.model_lora_keys_unet(model.model, {})
     keys = comfy.lora.model_lora_keys_clip(clip.cond_stage_model, keys)
-    layers = {key.split(".", 1)[0] for key in tensors}
-    if unmatched := sorted(layers - set(keys)):
+    taken = comfy.lora.load_lora(tensors, keys, log_missing=False)
+    unmatched = sorted(name for name in layers if name not in keys or not _taken(keys[name], taken))
+    if unmatched:
         raise ValueError(
             f"ComfyUI finds no weight for {len(unmatched)} of {len(layers)} layers of {path.name}, the first: "
             f"{', '.join(unmatched[:3])}; nothing was saved."
         )
     weights = {**model.model.state_dict(), **clip.cond_stage_model.state_dict()}
-    for layer in layers:
-        weight = weights[keys[layer]]
-        up, down = tensors[f"{layer}.lora_up.weight"], tensors[f"{layer}.lora_down.weight"]
-        if up.shape[0] * down[0].numel() != weight.numel():
+    for name, layer in layers.items():
+        weight, bias = weights[keys[name]], weights.get(_bias_of(keys[name]))
+        if not fits(layer, weight.shape, None if bias is None else bias.shape):
             raise ValueError(
-                f"{layer} of {path.name} does not fit ComfyUI's weight {tuple(weight.shape)}; nothing was saved."
+                f"{name} of {path.name} does not fit ComfyUI's weight {tuple(weight.shape)}; nothing was saved."
             )
+
+
+def _bias_of(key: str) -> str:
+    return f"{key.removesuffix('weight')}bias"
+
+
+def _taken(key: str, taken: Collection[str]) -> bool:
+    """Tell whether ComfyUI changes a weight, or at least its bias."""
+    return key in taken or _bias_of(key) in taken
 
 
 def apply_lora(model: Any, clip: Any, tensors: dict[str, Tensor], strength: float) -> tuple[Any, Any]:

@@ -200,7 +200,6 @@ class AtelierLoraConfig(io.ComfyNode):
                 ),
                 *("dora", "oft", "boft", "ia3", "glora", "full finetune", "block weights", "atelier"),
             ],
-            is_output_node=True,
             inputs=[
                 io.Int.Input(
                     "rank",

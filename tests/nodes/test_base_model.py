@@ -88,7 +88,7 @@ def test_a_unet_alone_is_a_base_model_with_the_files_of_its_other_parts(comfy: C
 def test_a_model_in_pieces_is_trained_as_the_whole(comfy: ComfyClient, server: ComfyServer, parts) -> None:
     """The LoRA of the pieces, text encoder included, is the LoRA of the whole; parts that lack are missed."""
     folder = draw_pictures(server.base / "input" / "three-files")
-    settings = {"text_encoder_learning_rate": 0.01, "learning_rate": 0.01}
+    settings = {"name.text_encoder_learning_rate": 0.01, "name.learning_rate": 0.01}
     whole = train_graph(folder.name, settings, name="whole", steps=2)
     files = {"text_encoder": "own.safetensors", "unet_weights": "auto", "text_weights": "auto"}
     pieces = changed(train_graph(folder.name, settings, name="pieces", steps=2), "base", checkpoint="bare.safetensors")

@@ -23,7 +23,7 @@ def existing(config: list, **inputs: object) -> dict:
 
 def test_a_lora_is_continued_on_top_of_another(comfy: ComfyClient, server: ComfyServer, pictures: Path) -> None:
     name, loras = pictures.name, server.base / "models" / "loras" / "atelier"
-    graph = train_graph(name, {"text_encoder_learning_rate": 0.01}, name=f"{name}-old", steps=1)
+    graph = train_graph(name, {"name.text_encoder_learning_rate": 0.01}, name=f"{name}-old", steps=1)
     assert comfy.queue(graph).ok
     old = f"atelier{os.sep}{name}-old.safetensors"
 

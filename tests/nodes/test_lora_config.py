@@ -55,5 +55,5 @@ def test_the_node_shows_layers_sizes_and_blocks(any_server: ComfyServer) -> None
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(comfy: ComfyClient, inputs: dict, sentence: str) -> None:
-    result = comfy.queue({"lora": config(**inputs)})
+    result = comfy.queue({"lora": config(**inputs), "report": node("PreviewAny", source=["lora", 1])})
     assert not result.ok and result.error.startswith(sentence)

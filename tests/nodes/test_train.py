@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageChops
 from safetensors import safe_open
-from train_graph import changed, concept, draw_pictures, masks, node, sample, train_graph
+from train_graph import changed, chosen, concept, draw_pictures, masks, node, sample, train_graph
 
 from comfy_client import ComfyClient, ComfyServer, Result
 from lora_atelier.dev import TINY_BASE
@@ -41,7 +41,7 @@ def test_a_run_and_all_that_its_outputs_feed(comfy: ComfyClient, server: ComfySe
     """One run with UNet and text encoder; ComfyUI's own nodes take every output."""
     name = pictures.name
     graph = train_graph(
-        name, {"text_encoder_learning_rate": 0.01}, name=name, sample_prompts="one\n\ntwo", strength=0.8
+        name, {"name.text_encoder_learning_rate": 0.01}, name=name, sample_prompts="one\n\ntwo", strength=0.8
     )
     graph["with"] = sample(["train", 0], ["train", 1], ["base", 3], hires_scale=1.5)
     graph["without"] = sample(["base", 1], ["base", 2], ["base", 3], hires_scale=1.5)
@@ -168,7 +168,7 @@ def test_without_prompts_nodes_at_samples_are_skipped(comfy: ComfyClient, pictur
 
 def test_the_oldest_comfyui_trains_and_remembers(comfy_oldest: ComfyClient, server_oldest: ComfyServer) -> None:
     draw_pictures(server_oldest.base / "input" / "oldest")
-    graph = train_graph("oldest", {"text_encoder_learning_rate": 0.01}, name="oldest", sample_prompts="one")
+    graph = train_graph("oldest", {"name.text_encoder_learning_rate": 0.01}, name="oldest", sample_prompts="one")
     graph["with"] = sample(["train", 0], ["train", 1], ["base", 3], hires_scale=1.5)
     graph["show"] = node("PreviewImage", images=["with", 0])
     first = comfy_oldest.queue(graph)
@@ -227,7 +227,7 @@ def test_a_wrong_constant_is_refused_before_anything_runs(
         ("train", {"bucket_step": 128}, "no larger than the resolution"),
         ("train", {"early_stop_patience": 2}, "early_stop_patience 2 needs validation losses during the run"),
         ("train", {"keep_best": True, "validate_every": 2}, "keep_best needs pictures that are not trained"),
-        ("optimizer", {"learning_rate": 0.0}, "nothing would be trained"),
+        ("optimizer", {"name.learning_rate": 0.0}, "nothing would be trained"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused_before_training(
@@ -314,3 +314,37 @@ def test_a_file_that_is_no_checkpoint_is_named_for_what_it_is(
     ):
         refused(comfy, changed(graph, "base", checkpoint=name), "error", sentence, name)
         (folder / name).unlink()
+
+
+ALGORITHMS = [
+    chosen("algorithm", "lora", dora=True, tucker=True, rs_lora=True, use_scalar=True),
+    chosen("algorithm", "loha", tucker=True),
+    chosen("algorithm", "lokr", factor=4),
+    chosen("algorithm", "glora"),
+    chosen("algorithm", "oft"),
+    {**chosen("algorithm", "boft"), "rank": 10, "preset": "attn-mlp"},
+    {**chosen("algorithm", "ia3"), "preset": "attn-mlp"},
+    {**chosen("algorithm", "full"), "train_norm": True},
+]
+
+
+@pytest.mark.parametrize("lora", ALGORITHMS, ids=lambda lora: lora["algorithm"])
+def test_every_algorithm_trains_in_the_graph_and_acts_as_its_file_does(
+    comfy: ComfyClient, pictures: Path, lora: dict
+) -> None:
+    """The file passes ComfyUI's own loader before it gets its name, and MODEL is what the stock loader makes of it."""
+    name = f"{pictures.name}-{lora['algorithm']}"
+    rates = {"name.learning_rate": 0.05, "name.text_encoder_learning_rate": 0.0 if "train_norm" in lora else 0.05}
+    graph = train_graph(pictures.name, rates, lora, name=name, steps=2, save_dtype="float32")
+    file = f"atelier/{lora_path(comfy.queue(graph)).name}"
+    stock = {"lora_name": file, "strength_model": 1.0, "strength_clip": 1.0}
+    graph |= {
+        "plain": sample(["base", 1], ["base", 2], ["base", 3]),
+        "made": sample(["train", 0], ["train", 1], ["base", 3]),
+        "stock": node("LoraLoader", model=["base", 1], clip=["base", 2], **stock),
+        "loaded": sample(["stock", 0], ["stock", 1], ["base", 3]),
+        **{f"show {name}": node("PreviewImage", images=[name, 0]) for name in ("plain", "made", "loaded")},
+    }
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    assert same(comfy, result, "show made", "show loaded") and not same(comfy, result, "show made", "show plain")
