@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.networks import remarks_on_algorithm
-from lora_atelier.trainer_core.networks.attach import _with_delta
+from lora_atelier.trainer_core.networks.attach import Start, _continued, _with_delta
 from lora_atelier.trainer_core.networks.build import algorithm_of, build_layer
 from lora_atelier.trainer_core.networks.choose import Target
 from lora_atelier.trainer_core.networks.dropout import Dropouts
@@ -364,3 +364,36 @@ def test_what_may_surprise_is_said():
     said = {algorithm: remarks_on_algorithm(LoraConfig(algorithm=algorithm)) for algorithm in ("loha", "oft", "lora")}
     assert [len(sentences) for sentences in said.values()] == [0, 1, 0]
     assert "64" in remarks_on_algorithm(LoraConfig(algorithm="loha", rank=64))[0]
+
+
+def beside(module, layer):
+    """Put a network layer beside a frozen layer in the place of the one that is there."""
+    module.__dict__["delta"] = layer
+    layer.__dict__["frozen"] = module
+    return module
+
+
+@pytest.mark.parametrize(("case", "base"), TABLE)
+def test_a_layer_comes_back_from_its_state_and_from_its_file(case, base):
+    module, layer, x = attached(case, base)
+    again, fresh, _ = attached(case, base, filled=False)
+    fresh.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        expected = module(x)
+        assert torch.equal(again(x), expected)
+        parts, alpha = file_parts(layer)
+        start = Start(layer_kind(parts), parts, alpha)
+        plain = attached(case, base, filled=False)[0]
+        target = Target(NAME, apply_class(plain), start.rank, start.alpha)
+        if case == "ia3":  # in its file a DoRA along the outputs, which cannot be continued
+            with pytest.raises(ValueError, match=r"magnitude of shape \(.*use the file beneath"):
+                _continued(target, LoraConfig(start="x"), 0, {NAME: start})
+            return
+        continued = _continued(target, LoraConfig(start="x"), 0, {NAME: start})
+        torch.testing.assert_close(beside(again, continued)(x), expected)
+
+
+def apply_class(module):
+    """Return a frozen layer as it is without a network."""
+    module.__class__ = type(module).__mro__[2]
+    return module
