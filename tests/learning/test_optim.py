@@ -29,22 +29,28 @@ from lora_atelier.trainer_core.optim.average import ema_decay
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CONSTANT = SchedulerConfig(name="constant")
 RUN_HERE = [name for name in OPTIMIZERS if name != "paged_adamw8bit"]
+EVERY = [*RUN_HERE, pytest.param("paged_adamw8bit", marks=pytest.mark.gpu)]
 SHAPES = ((6, 8), (8, 6, 1, 1), (80, 60), (4, 6, 3, 3), (1, 8))  # the third is large enough for 8 bits
 LR = {name: kind.learning_rate if kind.estimates else 0.01 for name, kind in OPTIMIZERS.items()}
 
 
-def weights(dtype=torch.float32):
+def device_of(name):
+    """Return where an optimizer runs."""
+    return "cuda" if name.startswith("paged") else "cpu"
+
+
+def weights(dtype=torch.float32, device="cpu"):
     """Return parameters as a LoRA begins: the second of each pair is 0."""
     draws = torch.Generator().manual_seed(3)
     drawn = [torch.randn(shape, generator=draws) * (i != 1) for i, shape in enumerate(SHAPES)]
-    return [torch.nn.Parameter(each.to(dtype)) for each in drawn]
+    return [torch.nn.Parameter(each.to(device, dtype)) for each in drawn]
 
 
 def set_gradients(parameters, step):
     """Set those of a bowl around fixed targets with a little noise, a function of weights and step alone."""
     draws = torch.Generator().manual_seed(100 + step)
     for i, parameter in enumerate(parameters):
-        noise = torch.randn(parameter.shape, generator=draws)
+        noise = torch.randn(parameter.shape, generator=draws).to(parameter.device)
         parameter.grad = (parameter.detach().float() - i + 0.3 * noise).to(parameter.dtype)
 
 
@@ -73,6 +79,7 @@ def built(config, parameters, **options):
 DIRECT = {
     "adamw": {"betas": (0.9, 0.999), "eps": 1e-8},
     "adamw8bit": {"betas": (0.9, 0.999), "eps": 1e-8},
+    "paged_adamw8bit": {"betas": (0.9, 0.999), "eps": 1e-8},
     "adafactor": {"beta1": None, "clip_threshold": 1.0, "relative_step": False, "scale_parameter": False},
     "came": {"betas": (0.9, 0.999, 0.9999), "clip_threshold": 1.0},
     "prodigy": {"use_bias_correction": True, "safeguard_warmup": True, "slice_p": 11},
@@ -89,9 +96,9 @@ DIRECT = {
 DECAY = {"adafactor": 0, "sgd": 0, "rmsprop": 0, "prodigy_plus_schedule_free": 0, "lion": 0.05, "lion8bit": 0.05}
 
 
-@pytest.mark.parametrize("name", RUN_HERE)
+@pytest.mark.parametrize("name", EVERY)
 def test_each_optimizer_goes_where_its_library_goes(name):
-    ours, theirs = weights(), weights()
+    ours, theirs = weights(device=device_of(name)), weights(device=device_of(name))
     optimizer = built(OptimizerConfig(name=name), ours)
     path = OPTIMIZERS[name].path or "pytorch_optimizer.AdEMAMix"
     module, _, kind = path.rpartition(".")
@@ -188,12 +195,12 @@ def round_trip(state):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", RUN_HERE)
+@pytest.mark.parametrize("name", EVERY)
 def test_each_goes_on_from_its_state_to_the_last_bit(name, dtype):
     """Schedule-free ones are validated in between; Prodigy is built twice, for two rates."""
     config = OptimizerConfig(name=name)
     two = {"half": 0.5} if OPTIMIZERS[name].estimates else {}
-    whole, first = weights(dtype), weights(dtype)
+    whole, first = (weights(dtype, device_of(name)) for _ in range(2))
     descend(built(config, whole, **two), whole, range(15))
     optimizer = built(config, first, **two)
     descend(optimizer, first, range(7))
