@@ -19,71 +19,27 @@ from .lokr import LokrLayer
 from .lora import LoraLayer
 from .oft import BoftLayer, OftLayer
 
-
-def _lora(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
-    return LoraLayer(
-        target.module,
-        target.rank,
-        target.alpha,
-        name=target.name,
-        seed=seed,
-        tucker=config.tucker,
-        use_scalar=config.use_scalar,
-        init=config.init,
-    )
-
-
-def _loha(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
-    return LohaLayer(
-        target.module,
-        target.rank,
-        target.alpha,
-        tucker=config.tucker,
-        name=target.name,
-        seed=seed,
-        use_scalar=config.use_scalar,
-    )
-
-
-def _lokr(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
-    return LokrLayer(
-        target.module,
-        target.rank,
-        target.alpha,
-        factor=config.factor,
-        decompose_both=config.decompose_both,
-        full_matrix=config.full_matrix,
-        tucker=config.tucker,
-        name=target.name,
-        seed=seed,
-        use_scalar=config.use_scalar,
-    )
-
-
-def _glora(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
-    return GloraLayer(
-        target.module, target.rank, target.alpha, name=target.name, seed=seed, use_scalar=config.use_scalar
-    )
-
-
-def _oft(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
-    return OftLayer(target.module, target.rank, constraint=config.constraint)
-
-
-def _boft(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
-    return BoftLayer(target.module, target.rank, constraint=config.constraint)
-
-
-ALGORITHMS: dict[str, Callable[[Target, LoraConfig, int], NetworkLayer]] = {
-    "lora": _lora,
-    "loha": _loha,
-    "lokr": _lokr,
-    "glora": _glora,
-    "ia3": lambda target, config, seed: Ia3Layer(target.module, name=target.name),
-    "oft": _oft,
-    "boft": _boft,
-    "full": lambda target, config, seed: FullLayer(target.module),
+# Algorithms with a rank and an alpha, and the settings that their layers take besides.
+RANKED: dict[str, tuple[Callable[..., NetworkLayer], tuple[str, ...]]] = {
+    "lora": (LoraLayer, ("tucker", "use_scalar", "init")),
+    "loha": (LohaLayer, ("tucker", "use_scalar")),
+    "lokr": (LokrLayer, ("factor", "decompose_both", "full_matrix", "tucker", "use_scalar")),
+    "glora": (GloraLayer, ("use_scalar",)),
 }
+
+
+def _plain_layer(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
+    """Build the layer of the algorithm, without what is common to all."""
+    if config.algorithm in RANKED:
+        kind, names = RANKED[config.algorithm]
+        settings = {name: getattr(config, name) for name in names}
+        return kind(target.module, target.rank, target.alpha, name=target.name, seed=seed, **settings)
+    if config.algorithm == "ia3":
+        return Ia3Layer(target.module, name=target.name)
+    if config.algorithm == "full":
+        return FullLayer(target.module)
+    kind = {"oft": OftLayer, "boft": BoftLayer}[config.algorithm]
+    return kind(target.module, target.rank, constraint=config.constraint)
 
 
 def build_layer(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
@@ -94,7 +50,7 @@ def build_layer(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
         if config.rs_lora:
             # rank-stabilised (Kalajdzievski 2023): alpha / sqrt(rank) = (alpha * sqrt(rank)) / rank, which loaders know
             target = target._replace(alpha=target.alpha * math.sqrt(target.rank))
-        layer = ALGORITHMS[config.algorithm](target, config, seed)
+        layer = _plain_layer(target, config, seed)
         if config.dora:
             layer.decompose(target.module)
     if config.dropout or config.rank_dropout or config.module_dropout:
