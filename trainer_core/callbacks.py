@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Norms(NamedTuple):
@@ -38,6 +41,10 @@ def _ignore(*_: object) -> None:
     return None
 
 
+def _nothing() -> Collection[str]:
+    return ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Callbacks:
     """Progress out, interruption in. Every field may be left at its default."""
@@ -47,3 +54,7 @@ class Callbacks:
     validation: Callable[[int, float], None] = _ignore  # (steps finished, mean loss of the validation pictures)
     note: Callable[[str], None] = _ignore  # one sentence for the person
     check: Callable[[], None] = _ignore  # called between micro-steps and pictures; raises to stop the run
+    samples: Callable[[int, Sequence[Path]], None] = _ignore  # (steps finished, pictures that were drawn then)
+    # What somebody has asked for since the last call, once after each step: "stop" (end after it, keep what was
+    # learned), "save", "sample".
+    asked: Callable[[], Collection[str]] = _nothing

@@ -17,6 +17,7 @@ from .objective import MIN_SNR, ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .optimizers import OPTIMIZERS
 from .run import RunConfig, SampleConfig, TrainConfig
+from .saves import ExistingConfig, SavesConfig, fill_name, plain_name
 from .scheduler import SchedulerConfig
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Config",
     "DatasetConfig",
     "EmbeddingConfig",
+    "ExistingConfig",
     "LoraConfig",
     "MaskConfig",
     "MemoryConfig",
@@ -46,7 +48,10 @@ __all__ = [
     "Preset",
     "RunConfig",
     "SampleConfig",
+    "SavesConfig",
     "SchedulerConfig",
     "TrainConfig",
     "Weights",
+    "fill_name",
+    "plain_name",
 ]

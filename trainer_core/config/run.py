@@ -11,6 +11,7 @@ from .model import BaseModelConfig, MemoryConfig
 from .network import LoraConfig
 from .objective import ObjectiveConfig
 from .optimizer import OptimizerConfig
+from .saves import ExistingConfig, SavesConfig
 from .scheduler import SchedulerConfig
 
 
@@ -89,7 +90,7 @@ class SampleConfig(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig(Config):
-    """A whole run: everything that decides the trained weights."""
+    """A whole run: what decides the trained weights, and what is kept of it and shown."""
 
     base_model: BaseModelConfig
     dataset: DatasetConfig
@@ -100,3 +101,5 @@ class RunConfig(Config):
     train: TrainConfig = field(default_factory=TrainConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
+    saves: SavesConfig = field(default_factory=SavesConfig)
+    existing: ExistingConfig = field(default_factory=ExistingConfig)
