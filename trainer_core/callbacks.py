@@ -54,6 +54,8 @@ class Callbacks:
     validation: Callable[[int, float], None] = _ignore  # (steps finished, mean loss of the validation pictures)
     note: Callable[[str], None] = _ignore  # one sentence for the person
     check: Callable[[], None] = _ignore  # called between micro-steps and pictures; raises to stop the run
+    # (losses, losses of each concept, measurements) so far, when a run goes on where an earlier one has ended.
+    resumed: Callable[[Sequence[float], Mapping[str, Sequence[float]], Sequence[tuple[int, float]]], None] = _ignore
     samples: Callable[[int, Sequence[Path]], None] = _ignore  # (steps finished, pictures that were drawn then)
     # What somebody has asked for since the last call, once after each step: "stop" (end after it, keep what was
     # learned), "save", "sample".

@@ -5,21 +5,21 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import os
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .captions import tag_frequency
 from .config import SPATIAL, LoraConfig, ObjectiveConfig, RunConfig
+from .files import unused_path, written_whole
 from .memory import DTYPES
 from .models import BaseModel, Family
 from .networks.files import OF_WEIGHT, FileLayer, delta_weight, group_tensors, layer_kind
@@ -77,27 +77,36 @@ def save_lora(
     if broken := [k for k, t in stored.items() if not t.isfinite().all()]:
         raise ValueError(f"{broken[0]} does not fit {dtype}; save as bfloat16 or float32.")
     with written_whole(path) as temporary:
-        save_file(stored, temporary, {k: v for k, v in metadata.items() if k.startswith("ss_")})
-        save_file(stored, temporary, {**metadata, **file_hashes(temporary)})
+        _write_lora(temporary, stored, metadata)
         verify_lora(temporary, tensors, dtype)
         if verify:
             verify(temporary)
     return stored
 
 
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Lend another name for the length of a `with` block; what was written there becomes `path` unless it fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _write_lora(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors with metadata to which kohya's hashes are added: those are of a file with `ss_` metadata alone."""
+    save_file(tensors, path, {k: v for k, v in metadata.items() if k.startswith("ss_")})
+    save_file(tensors, path, {**metadata, **file_hashes(path)})
+
+
+def copy_lora(source: Path, path: Path) -> None:
+    """Write a LoRA, or a learned word, of ours under another name, by which its metadata call it then."""
+    with safe_open(source, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    metadata["modelspec.title"] = path.stem
+    with written_whole(path) as temporary:
+        if "ss_output_name" in metadata:
+            _write_lora(temporary, tensors, {**metadata, "ss_output_name": path.stem})
+        else:
+            save_file(tensors, temporary, {**metadata, "modelspec.trigger_phrase": f"embedding:{path.stem}"})
+
+
+def word_path(folder: Path, name: str, token: str) -> Path:
+    """Return where a learned word of a LoRA is saved; what `embedding:` of a prompt could not hold becomes _."""
+    plain = re.sub(r"[\s()]+", "_", f"{name}-{token}")
+    return folder / f"{plain}.safetensors"
 
 
 def save_embeddings(
@@ -110,13 +119,12 @@ def save_embeddings(
     """Write the vectors of each token as <name>-<token>.safetensors that `embedding:` of a prompt finds.
 
     embeddings: by token, then by text encoder as in LoRA files. metadata: of the LoRA they were learned with. A number
-    is added where the name is taken, and what such a prompt could not hold becomes _. Float32, as they are small.
+    is added where the name is taken. Float32, as they are small.
     Raises ValueError when a value is not finite or the file read back differs.
     """
     paths = {}
     for token, vectors in embeddings.items():
-        plain = re.sub(r"[\s()]+", "_", f"{name}-{token}")
-        path = unused_path(folder / f"{plain}.safetensors")
+        path = unused_path(word_path(folder, name, token))
         several = len(family.texts) > 1
         tensors = {p.comfy if several else "emb_params": vectors[p.kohya].contiguous() for p in family.texts}
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
@@ -159,15 +167,6 @@ def file_hashes(path: Path) -> dict[str, str]:
     return {"sshs_model_hash": model.hexdigest(), "sshs_legacy_hash": legacy.hexdigest()[:8]}
 
 
-def unused_path(path: Path) -> Path:
-    """Return the path itself, or the first of name-2, name-3 … that does not exist."""
-    candidate, number = path, 1
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return candidate
-
-
 def build_metadata(
     config: RunConfig,
     plan: Plan,
@@ -176,13 +175,14 @@ def build_metadata(
     name: str,
     steps: int,
     started: float,
+    run_key: str = "",
     start: Mapping[str, Any] | None = None,
     validation_loss: float | None = None,
 ) -> dict[str, str]:
     """Return the metadata other tools read (`ss_*`, `modelspec.*`) and the whole configuration (`atelier.*`).
 
-    steps: after which the weights are, and validation_loss what was measured then. start: file, hash, rank and alpha of
-    the LoRA that was continued.
+    steps: after which the weights are, and validation_loss what was measured then. run_key: of the run. start: file,
+    hash, rank and alpha of the LoRA that was continued.
     """
     lora, optimizer, train, objective = config.lora, config.optimizer, config.train, config.objective
     finished = datetime.datetime.now(datetime.timezone.utc)
@@ -259,6 +259,7 @@ def build_metadata(
         **{f"ss_{k}": str(v) for k, v in kohya.items()},
         **{f"modelspec.{k}": v for k, v in spec.items() if v},
         "atelier.version": VERSION,
+        **({"atelier.run": run_key} if run_key else {}),
         **({"atelier.validation_loss": f"{validation_loss:.6g}"} if validation_loss is not None else {}),
         "atelier.config": json.dumps(public, sort_keys=True, ensure_ascii=False),
         **({"atelier.start": json.dumps(start, ensure_ascii=False)} if start is not None else {}),

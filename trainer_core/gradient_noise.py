@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,21 @@ class NoiseScale:
         self._before: tuple[int, Tensor, int] | None = None
         self._pairs: list[tuple[float, float]] = []
         self._means = RunningMean(SMOOTHED), RunningMean(SMOOTHED)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that it goes on with after a step."""
+        names = ("_step", "_halves", "_before", "_pairs")
+        return {name: getattr(self, name) for name in names} | {"means": [mean.state for mean in self._means]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` has returned."""
+        self._step, self._halves, self._pairs = state["_step"], state["_halves"], list(state["_pairs"])
+        self._before = state["_before"]
+        if self._before is not None:
+            step, gradient, samples = self._before
+            self._before = step, gradient.to(self._parameters[0].device), samples
+        for mean, saved in zip(self._means, state["means"], strict=True):
+            mean.state = saved
 
     def halfway(self, samples: int, loss_scale: Callable[[], float]) -> None:
         """Look at what the first micro-batches of a step, with so many samples, have accumulated."""

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import importlib.util
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,30 +43,39 @@ def check_log(kind: str, folder: Path | None) -> None:
 class Log:
     """Writes a row for each step and each validation loss; every row is on the disk before the run goes on."""
 
-    def __init__(self, kind: str, folder: Path, columns: Sequence[str], files: ExitStack) -> None:
-        """Begin the files in an empty folder; `files` closes them.
+    def __init__(
+        self, kind: str, folder: Path, columns: Sequence[str], files: ExitStack, losses: Sequence[float] = ()
+    ) -> None:
+        """Begin the files in a folder, or go on in it; `files` closes them.
 
-        columns: those of this run, lr_<what names of a model's layers begin with> and loss_<concept>.
+        columns: those of this run, lr_<what names of a model's layers begin with> and loss_<concept>. losses: of the
+        steps that are over; what the files hold of later ones is taken out.
         """
-        self.folder = folder
+        self.folder, self._losses = folder, losses
         parts = {column: column.split("_", 1) for column in columns}
         self._tags = TAGS | {column: OF_RUN[group] + name for column, (group, name) in parts.items()}
         self._smoothed: RunningMean | None = None
-        self._table: csv.DictWriter[str] | None = None
+        self._table: Path | None = None
         self._events: Any = None
         if kind in ("csv", "both"):
-            self._file = files.enter_context((folder / TABLE).open("w", encoding="utf-8", newline=""))
-            self._table = csv.DictWriter(self._file, list(self._tags))
-            self._table.writeheader()
+            self._table, rows = folder / TABLE, _rows(folder / TABLE, len(losses))
+            with self._table.open("w", encoding="utf-8", newline="") as file:
+                table = csv.DictWriter(file, list(self._tags), extrasaction="ignore")
+                table.writeheader()
+                table.writerows(rows)
         if kind in ("tensorboard", "both"):
             from torch.utils.tensorboard import SummaryWriter  # here: it takes seconds, and few ask for it
 
-            self._events = files.enter_context(SummaryWriter(str(folder)))
+            self._events = files.enter_context(
+                SummaryWriter(str(folder), purge_step=len(losses) + 1 if losses else None)
+            )
 
     def step(self, report: StepReport) -> None:
         """Write what a step did."""
         if self._smoothed is None:
             self._smoothed = RunningMean(window_of(report.steps))
+            for loss in self._losses:
+                self._smoothed.add(loss)
         values = {
             "epoch": report.epoch,
             "loss": report.loss,
@@ -89,8 +98,9 @@ class Log:
         """Write some columns of a row."""
         known = {name: value for name, value in values.items() if value is not None}
         if self._table is not None:
-            self._table.writerow({"step": step, **{name: f"{value:.9g}" for name, value in known.items()}})
-            self._file.flush()
+            with self._table.open("a", encoding="utf-8", newline="") as file:  # nothing waits for a later flush
+                row = {"step": step, **{name: f"{value:.9g}" for name, value in known.items()}}
+                csv.DictWriter(file, list(self._tags)).writerow(row)
         if self._events is not None:
             for name, value in known.items():
                 if math.isfinite(value):
@@ -98,40 +108,44 @@ class Log:
             self._events.flush()
 
 
+def _rows(path: Path, steps: int) -> list[dict[str, str]]:
+    """Return the rows of a table up to a step; none of a new one."""
+    if not steps or not path.is_file():
+        return []
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        return [row for row in csv.DictReader(file) if (row.get("step") or "").isdigit() and int(row["step"]) <= steps]
+
+
 @contextmanager
 def logged(
-    callbacks: Callbacks, kind: str, folder: Path | None, name: str, columns: Sequence[str]
-) -> Iterator[tuple[Callbacks, Path | None]]:
-    """Return callbacks that also write a log, and its own folder, for the length of a `with` block.
+    callbacks: Callbacks, kind: str, folder: Path | None, columns: Sequence[str], losses: Sequence[float] = ()
+) -> Iterator[Callbacks]:
+    """Return callbacks that also write a log into a folder, for the length of a `with` block; see Log.
 
-    folder: where logs are; this one's is <name> there, with a number added when that is taken. columns: see Log.
+    A disk that refuses it is told of once, and does not stop the run.
     """
     if kind == "none" or folder is None:
-        yield callbacks, None
+        yield callbacks
         return
+    folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as files:
-        log = Log(kind, _new_folder(folder / name), columns, files)
+        log, refused = Log(kind, folder, columns, files, losses), False
+
+        def write(line: Callable[..., None], *values: Any) -> None:
+            nonlocal refused
+            try:
+                line(*values)
+            except OSError as error:
+                if not refused:
+                    callbacks.note(f"The log in {folder} cannot be written ({error.strerror}); the run goes on.")
+                refused = True
 
         def step(report: StepReport) -> None:
-            log.step(report)
+            write(log.step, report)
             callbacks.step(report)
 
         def validation(steps: int, loss: float) -> None:
-            log.validation(steps, loss)
+            write(log.validation, steps, loss)
             callbacks.validation(steps, loss)
 
-        yield dataclasses.replace(callbacks, step=step, validation=validation), log.folder
-
-
-def _new_folder(folder: Path) -> Path:
-    """Make and return a folder, the first of name, name-2, name-3 … that does not exist."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    candidate, number = folder, 1
-    while True:
-        try:
-            candidate.mkdir()
-        except FileExistsError:
-            number += 1
-            candidate = folder.with_name(f"{folder.name}-{number}")
-        else:
-            return candidate
+        yield dataclasses.replace(callbacks, step=step, validation=validation)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,32 +14,22 @@ import torch
 from torch import Tensor
 
 from .callbacks import Callbacks
-from .config import RunConfig
+from .config import RunConfig, SavesConfig, fill_name
 from .encode import Encoded
-from .export import build_metadata, save_embeddings, save_lora, unused_path
+from .export import build_metadata, copy_lora, save_embeddings, save_lora, word_path
+from .files import file_digest, unused_path, write_json
+from .gradient_noise import NoiseScale
+from .memory import Stream
 from .models import BaseModel
 from .networks import Network
 from .networks.bake import bake_network
-from .optim import Ema, take_average
+from .optim import Ema, averaged
 from .plan import Plan
+from .run import LORA, Checkpoint, RunFolder, read_json
 from .validate import Best
 
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a run leaves behind."""
-
-    path: Path  # the LoRA file that the tensors are in
-    tensors: dict[str, Tensor]  # as they are in the file
-    embeddings: dict[str, Path]  # the file of each word that was learned
-    losses: list[float]  # of each step, NaN where it was not finite
-    concepts: dict[str, list[float]]  # mean loss of each concept's samples in each step, NaN where there were none
-    validation: list[tuple[int, float]]  # (steps finished, loss of the validation pictures)
-    best: tuple[int, float] | None  # where the best weights were asked for: (their step, their validation loss)
-    others: tuple[Path, ...]  # files of the weights that `path` does not hold: last, plain or averaged ones
-    log: Path | None  # folder of the log
-    samples: Tensor  # (N, H, W, 3) in 0..1; where there is an average too, those of `path` before those of the other
-    plan: Plan
+FILES = "files.json"  # in a save: what its LoRA files are
+PUBLISHED = "published.json"  # in a run's folder: which files outside it are copies of its own
 
 
 @dataclass(kw_only=True)
@@ -52,15 +43,37 @@ class Run:
     config: RunConfig
     device: torch.device
     callbacks: Callbacks
-    started: float  # seconds since the epoch
+    folder: RunFolder
+    shelf: Shelf
+    verify: Callable[[Path], None] | None = None  # a last word on a LoRA's file
+    stream: Stream = field(init=False)  # brings weights that wait in RAM
     continued: Mapping[str, Any] | None = None  # what is told of the file that is continued
     losses: list[float] = field(default_factory=list)  # of each step, NaN where it was not finite
     concepts: dict[str, list[float]] = field(default_factory=dict)  # of each step, NaN where it had no sample of one
     validation: list[tuple[int, float]] = field(default_factory=list)  # (steps finished, loss)
     optimizer: Any = None
+    scaler: Any = None
+    noise_scale: NoiseScale | None = None
     ema: Ema | None = None  # the running average of the weights
     best: Best | None = None  # where it is asked for
     at: int = 0  # steps finished
+    ended: bool = False  # early, for good
+    saves: int = 0  # so far
+    sampling_failed: bool = False  # and it was said
+    log_failed: bool = False  # and it was said
+    moving: bool = False  # an update is on its way: weights and state do not belong together now
+
+    def __post_init__(self) -> None:
+        self.stream = Stream(self.device)
+
+    def record(self, event: str, **values: Any) -> None:
+        """Add a line to the run's log; a disk that refuses it is told of once, and does not stop the run."""
+        try:
+            self.folder.log(event, **values)
+        except OSError as error:
+            if not self.log_failed:
+                self.callbacks.note(f"{self.folder.path} cannot be written ({error.strerror}); the run goes on.")
+            self.log_failed = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,8 +91,8 @@ class Saved:
     """One version of a run in files."""
 
     path: Path
-    tensors: dict[str, Tensor]  # as they are in the file
     words: dict[str, Path]  # the file of each word that was learned
+    steps: int
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -89,8 +102,8 @@ class Saved:
 
 def versions(run: Run) -> list[Version]:
     """Return what a run has come to; the first is what it gives to others."""
-    take_average(run.optimizer)
-    found = [Version(ending="", weights=nullcontext, steps=run.at, measured=True)]
+    last = functools.partial(averaged, run.optimizer)
+    found = [Version(ending="", weights=last, steps=run.at, measured=True)]
     if run.ema is not None:
         found.append(Version(ending="-ema", weights=run.ema.swapped, steps=run.at))
         if run.config.optimizer.ema_output == "average":
@@ -113,66 +126,103 @@ def _holding(network: Network, weights: dict[str, Tensor]) -> Iterator[None]:
         network.load_state_dict(kept)
 
 
-def save_run(
-    run: Run, output: Path, words: Path | None = None, verify: Callable[[Path], None] | None = None
-) -> list[Saved]:
-    """Write a finished run's LoRA files in the order of `versions`, and say which are the best weights.
+def write_versions(run: Run, folder: Path, *, at_end: bool) -> None:
+    """Write the LoRA files of a run, each verified, into the folder of a save, for `read_versions`.
 
-    The last weights beside the best ones are kept in float32, as what one would go on from. words: folder of the
-    words that are learned, by default output's. verify: as for save_lora.
+    The last weights beside the best ones are kept in float32, as what one would go on from. at_end: files that are to
+    be plain LoRAs become so, which takes too long to do at each save. ValueError for a file that does not hold what
+    was trained, or that `verify` refuses.
     """
-    output, train, saved = unused_path(output), run.config.train, []
-    for version in versions(run):
-        path = unused_path(output.with_name(f"{output.stem}{version.ending}.safetensors"))
-        exact = version.ending == "-last"
-        dtype, bake = "float32" if exact else train.save_dtype, run.config.lora.bake
-        saved.append(_save(run, version, path, words, dtype, verify, bake))
-    if run.best is not None:
-        run.callbacks.note(_describe_best(run, run.best, saved))
-    return saved
+    write_json(folder / FILES, {"files": [_write(run, version, folder, at_end=at_end) for version in versions(run)]})
 
 
-def save_stopped(run: Run, output: Path, words: Path | None = None) -> list[Saved]:
-    """Write what a run that does not finish has learned, in float32; words: as for save_run."""
-    saved = []
-    for version in versions(run):
-        kind = f"-stopped-at-{run.at}{version.ending.removeprefix('-last')}"
-        kind = f"-best-at-{version.steps}" if version.steps < run.at else kind
-        path = unused_path(output.with_name(f"{output.stem}{kind}.safetensors"))
-        saved.append(_save(run, version, path, words, "float32"))
-    return saved
+def read_versions(checkpoint: Checkpoint) -> list[Saved]:
+    """Return the LoRA files of a save, in the order of `versions`; none where its LoRA could not be written."""
+    folder, described = checkpoint.path, read_json(checkpoint.path / FILES) or {"files": []}
+    return [
+        Saved(
+            path=folder / each["path"],
+            words={token: folder / name for token, name in each["words"].items()},
+            steps=each["steps"],
+        )
+        for each in described["files"]
+    ]
 
 
-def _save(
-    run: Run,
-    version: Version,
-    path: Path,
-    folder: Path | None,
-    dtype: str,
-    verify: Callable[[Path], None] | None = None,
-    bake: bool = False,
-) -> Saved:
+def _write(run: Run, version: Version, folder: Path, *, at_end: bool) -> dict[str, Any]:
     loss = dict(run.validation).get(version.steps) if version.measured else None
-    about = {"steps": version.steps, "validation_loss": loss, "started": run.started, "start": run.continued}
-    metadata = build_metadata(run.config, run.plan, run.base, name=path.stem, **about)
+    about = {"steps": version.steps, "validation_loss": loss, "start": run.continued}
+    about |= {"started": run.folder.about["created"], "run_key": run.folder.keys.run}
+    metadata = build_metadata(run.config, run.plan, run.base, name=run.folder.about["name"], **about)
     if version.ending == "-ema":
         metadata["atelier.average"] = "ema"
+    path = folder / f"{LORA}{version.ending}.safetensors"
     with version.weights():
         tensors = run.network.tensors()
-        if bake:
+        if at_end and run.config.lora.bake:
             tensors, sentence = bake_network(run.network, run.config.train.seed)
             run.callbacks.note(sentence)
-        stored = save_lora(path, tensors, metadata, dtype, verify)
+        save_lora(path, tensors, metadata, _dtype(run.config, version), run.verify)
         vectors = run.network.embeddings.tensors()
-        words = save_embeddings(folder or path.parent, path.stem, vectors, run.base.family, metadata)
-        return Saved(path=path, tensors=stored, words=words)
+        words = save_embeddings(folder / "words", path.stem, vectors, run.base.family, metadata)
+    places = {token: word.relative_to(folder).as_posix() for token, word in words.items()}
+    return {"path": path.name, "words": places, "steps": version.steps}
 
 
-def _describe_best(run: Run, best: Best, saved: list[Saved]) -> str:
-    """Say when the validation loss was lowest, and where the other weights are."""
-    (_, start), *_ = run.validation
-    gain = "" if best.loss < start else f" (before the first step it was {start:.4f}: nothing was gained)"
-    found = f"The validation loss was lowest after step {best.steps}: {best.loss:.4f}{gain}."
-    if best.steps == run.at:
-        return found
-    return f"{found} The LoRA is the one of that step; the one of step {run.at} is {saved[-1].path.name}."
+def _dtype(config: RunConfig, version: Version) -> str:
+    return "float32" if version.ending == "-last" else config.train.save_dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shelf:
+    """Where the files of a run are looked for by whoever uses them."""
+
+    output: Path  # the folder of LoRAs, and the run's name as its stem
+    words: Path  # the folder of learned words
+    saves: SavesConfig
+
+    def publish(self, run: RunFolder, saved: Sequence[Saved], step: int, epoch: float, kind: str = "") -> list[Saved]:
+        """Copy the files of the save of a step to the shelf; copies that are there already, unchanged, stay.
+
+        kind: of a run that is not finished, what its names have besides. A number is added where a name is taken,
+        unless files are to be overwritten.
+        """
+        known = read_json(run.path / PUBLISHED) or {}
+        now = time.localtime()
+        values = {"name": self.output.stem, "epoch": f"{int(epoch):04}"}
+        values |= {"date": time.strftime("%Y-%m-%d", now), "time": time.strftime("%H-%M", now)}
+        copies = []
+        for each in saved:
+            ending = each.path.stem.removeprefix(LORA)
+            if kind:
+                ending = f"-best-at-{each.steps}" if each.steps < step else kind + ending.removeprefix("-last")
+            key = f"{self.output}|{self.saves.file_name}|{step}{ending}"
+            if (copy := _published(known.get(key), each)) is None:
+                stem = fill_name(self.saves.file_name, {**values, "step": f"{each.steps:06}"}) + ending
+                copy = self._copy(each, stem)
+                known[key] = [[str(file), file_digest(file)] for file in copy.files]
+                write_json(run.path / PUBLISHED, known)
+            copies.append(copy)
+        return copies
+
+    def _copy(self, saved: Saved, stem: str) -> Saved:
+        path = self._place(self.output.with_name(f"{stem}.safetensors"))
+        copy_lora(saved.path, path)
+        words = {token: self._place(word_path(self.words, path.stem, token)) for token in saved.words}
+        for token, word in words.items():
+            copy_lora(saved.words[token], word)
+        return Saved(path=path, words=words, steps=saved.steps)
+
+    def _place(self, path: Path) -> Path:
+        return path if self.saves.overwrite else unused_path(path)
+
+
+def _published(files: Any, saved: Saved) -> Saved | None:
+    """Return the copies of a save's files where they are as they were written, else None."""
+    if not files or len(files) != len(saved.files):
+        return None
+    for path, digest in files:
+        if not Path(path).is_file() or file_digest(Path(path)) != digest:
+            return None
+    path, *words = (Path(path) for path, _ in files)
+    return Saved(path=path, words=dict(zip(saved.words, words, strict=True)), steps=saved.steps)

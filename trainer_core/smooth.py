@@ -11,14 +11,14 @@ class RunningMean:
 
     def __init__(self, window: float) -> None:
         self._decay = 1 - 1 / max(1.0, window)
-        self._total = self._weight = 0.0
+        self.state = 0.0, 0.0  # all that it goes on with: the weighted sum of the values, and of their weights
 
     def add(self, value: float) -> float:
         """Take a value in, unless it is not finite, and return the mean; NaN before the first."""
+        total, weight = self.state
         if math.isfinite(value):
-            self._total = self._decay * self._total + value
-            self._weight = self._decay * self._weight + 1
-        return self._total / self._weight if self._weight else math.nan
+            self.state = total, weight = self._decay * total + value, self._decay * weight + 1
+        return total / weight if weight else math.nan
 
 
 def smooth(values: Iterable[float], window: float) -> list[float]:

@@ -18,13 +18,11 @@ from .callbacks import Callbacks, StepReport
 from .config import MemoryConfig, RunConfig
 from .encode import encode_plan
 from .existing import build_network, check_lora_files, learning_rates, load_start, merge_beneath
-from .export import unused_path
 from .gradient_noise import NoiseScale
 from .log import check_log, logged
 from .loss import sample_losses
 from .memory import (
     DTYPES,
-    Stream,
     attention_kernel,
     check_weights,
     choose_dtype,
@@ -55,12 +53,14 @@ from .noise import add_noise, alphas_cumprod
 from .objective import check_objective, objective_remarks
 from .optim import Ema, averaged, build_optimizer, check_optimizer, learning_rate, limit_gradients, take_step
 from .optim import remarks as optimizer_remarks
-from .outcome import Result, Run, save_run, save_stopped, versions
-from .plan import MicroBatch, build_plan
+from .outcome import Run, Shelf
+from .plan import MicroBatch, Plan, build_plan
 from .preflight import fit_memory
 from .report import long_captions, report
-from .sample import sample_images
-from .scan import Index, scan
+from .result import Result, describe_best, finish, taken
+from .run import Checkpoint, RunFolder, build_keys, choose_run, model_digests, working_run
+from .saving import Saving, go_on, keep, save
+from .scan import Index, manifest_digest, names, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
 from .texts import check_embeddings, check_stops, embedding_stops, text_reader, text_stops
@@ -82,20 +82,23 @@ def train_lora(
     cache_limit: int = 0,
     logs: Path | None = None,
     embeddings: Path | None = None,
+    runs: Path | None = None,
 ) -> Result:
-    """Train a LoRA and write it to `output` (another number is added when the name is taken).
+    """Train a LoRA, or take or go on with what an earlier run has learned, and copy its file to `output`.
 
-    cache: folder of the store, which is kept below cache_limit bytes (0 = any size). verify: a last word on the
-    finished file, raises to refuse it. logs: folder in which the run's log, if it writes one, gets a folder of its own.
-    embeddings: folder for words that are learned, by default output's.
-    Everything wrong with the input raises ValueError before a model is loaded. When the run is stopped or fails after
-    its first step, what was learned is saved beside `output` before the exception leaves.
+    output: where the LoRA goes; its stem is the run's name, and another number is added when the name is taken. cache:
+    folder of the store, which is kept below cache_limit bytes (0 = any size). verify: a last word on each LoRA file,
+    raises to refuse it. logs: folder in which the run's log, if it writes one, gets a folder of its own. embeddings:
+    folder for words that are learned, by default output's. runs: folder of run folders, by default beside output.
+    Everything wrong with the input raises ValueError before a model is loaded. When the run is stopped or fails, what
+    was learned is saved in its folder, and its LoRA copied beside `output`, before the exception leaves.
     """
-    device, callbacks, started = torch.device(device), callbacks or Callbacks(), time.time()
+    device, callbacks = torch.device(device), callbacks or Callbacks()
+    runs = runs or output.parent / "runs"
+    shelf = Shelf(output=output, words=embeddings or output.parent, saves=config.saves)
     check_base_model(config.base_model)
     check_objective(config)
     check_lora_files(config)
-    network_size = describe_network(measure_run(config))
     check_optimizer(config.optimizer, config.scheduler, device)
     check_log(config.train.log, logs)
     dtype = choose_dtype(config.base_model.precision, device)
@@ -103,23 +106,88 @@ def train_lora(
         raise ValueError("A LoRA in bfloat16 does not go with precision float16; set dtype of LoRA Config to float32.")
     for setting in ("unet_weights", "text_weights"):
         check_weights(getattr(config.base_model, setting), setting)
+    folder = find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path))
+    tokenizer = load_tokenizer(folder)
     with Index(cache / INDEX) as index:
         manifest = scan(config.dataset, index, callbacks)
+        models = model_digests(config, folder, index)
     plan = build_plan(manifest, config.dataset, config.train)
     check_schedule(plan.steps, config.scheduler)
     check_stops(config.optimizer, plan, config.lora.embeddings)
     check_validation(config.train, plan)
-    tokenizer = load_tokenizer(find_tokenizer(config.base_model.tokenizer, Path(config.base_model.path)))
     check_embeddings(config.lora.embeddings, plan, tokenizer)
+
+    keys = build_keys(config, models, manifest_digest(manifest))
+    choice = choose_run(runs, keys, plan.steps, config.existing, same_steps(config, plan.steps))
+    if choice.own is not None and choice.finished is not None:
+        log = log_folder(config, logs, choice.own)
+        result = taken(choice.own, choice.finished, plan, shelf, config.sample, choice.sentence, log)
+        if result is not None:
+            callbacks.note(choice.sentence)
+            return result
+    network_size = describe_network(measure_run(config))
     long = long_captions(plan, tokenizer, word_ids(config.lora.embeddings))
     callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long)]))
     callbacks.note(network_size)
-
     ladder, needed = fit_memory(config, plan, tokenizer, dtype, device)
     settings = (*objective_remarks(config), *remarks_on_algorithm(config.lora), *optimizer_remarks(config.optimizer))
     for sentence in (needed, *remarks(config.base_model), *settings):
         callbacks.note(sentence)
 
+    about = {"config": config.to_dict(), "pictures": len(manifest.pictures), "models": models}
+    working = working_run(runs, choice, keys, output.stem, plan.steps, callbacks.note, **about)
+    with working as (run_folder, checkpoint, how):
+        if checkpoint is not None:
+            callbacks.note(how)
+        parts = {"callbacks": callbacks, "folder": run_folder, "shelf": shelf, "verify": verify}
+        run = prepare_run(config, plan, cache, cache_limit, dtype, device, **parts)
+        log = log_folder(config, logs, run_folder)
+        try:
+            kernel, programs = (
+                attention_kernel(config.memory.attention, device),
+                room_for_programs(config.memory.compile),
+            )
+            with run.network.attached(), kernel, programs:
+                set_up(run, ladder[0], checkpoint)
+                try:
+                    with logged(callbacks, config.train.log, log, log_columns(run), run.losses) as run.callbacks:
+                        train(run, ladder)
+                    if choice.finished is None or choice.finished.step != run.at:
+                        checkpoint = save(run, stays=True, at_end=True)
+                except BaseException:
+                    keep(run)
+                    raise
+                assert checkpoint is not None
+                result = finish(run, checkpoint, how, log, stopped=run.at < plan.steps and not run.ended)
+        finally:
+            run.base.unet, run.base.texts, run.base.vae = None, (), None
+            run.network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
+            give_back(device)
+    if sentence := describe_best(result):
+        callbacks.note(sentence)
+    return result
+
+
+def same_steps(config: RunConfig, steps: int) -> Callable[[RunFolder, int], bool]:
+    """Return what tells whether a run of another length has taken the same steps up to one as a run of `steps` does."""
+
+    def same(run: RunFolder, step: int) -> bool:
+        if run.steps == steps:
+            return True
+        shares = any(word.stop and word.stop_unit == "share" for word in config.lora.embeddings)
+        whole = step < run.steps or config.train.accumulate == 1  # the last step of so many epochs may be a part of one
+        factors = (
+            lr_factor(k, run.steps, config.scheduler) == lr_factor(k, steps, config.scheduler) for k in range(step)
+        )
+        return whole and not shares and all(factors)
+
+    return same
+
+
+def prepare_run(
+    config: RunConfig, plan: Plan, cache: Path, cache_limit: int, dtype: torch.dtype, device: torch.device, **parts: Any
+) -> Run:
+    """Load the base model, build the network, and fill the store with what the plan asks for; parts: of the Run."""
     start = load_start(config)
     base = load_base_model(config.base_model, dtype, amend=lambda base: merge_beneath(base, config.lora.beneath))
     rates = learning_rates(config.optimizer, base)
@@ -131,124 +199,109 @@ def train_lora(
         base.identity["text_encoder"] += f"/{kind}"
     prompts = None if train_text else {*config.sample.prompts, config.sample.negative}
     network = build_network(base, config, rates, start).to(device, DTYPES[config.lora.dtype])
-    continued = start.describe() if start else None
-    del start
     with Store(cache, cache_limit) as store, network.attached():  # what is continued acts on captions, too
         vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
-        encoded = encode_plan(base, plan, store, device, callbacks, prompts=prompts, vae_dtype=vae_dtype)
+        encoded = encode_plan(base, plan, store, device, parts["callbacks"], prompts=prompts, vae_dtype=vae_dtype)
         store.prune()
     if not train_text and not config.lora.embeddings:
         network.let_go(*(text.kohya for text in base.texts))
         base.texts = ()
     for text in base.texts:
         text.model.to(device)
-
-    run = Run(
+    return Run(
         base=base,
         network=network,
         plan=plan,
         encoded=encoded,
         config=config,
         device=device,
-        callbacks=callbacks,
-        started=started,
-        continued=continued,
+        continued=start.describe() if start else None,
         concepts={name: [] for name in plan.concept_names().values()},
+        **parts,
     )
-    learning = [model for model, rate in rates.items() if rate > 0]
-    learning += [f"embedding {word.token}" for word in config.lora.embeddings]
-    columns = [f"lr_{model}" for model in learning] + [f"loss_{name}" for name in run.concepts]
-    try:
-        with network.attached():
-            try:
-                kernel = attention_kernel(config.memory.attention, device)
-                programs = room_for_programs(config.memory.compile)
-                writing = logged(callbacks, config.train.log, logs, unused_path(output).stem, columns)
-                with kernel, programs, writing as (run.callbacks, log):
-                    train(run, ladder)
-                saved = save_run(run, output, embeddings, verify)
-            except BaseException:
-                if run.at:
-                    stopped = save_stopped(run, output, embeddings)
-                    files = ", ".join(str(path) for version in stopped for path in version.files)
-                    callbacks.note(f"Stopped at step {run.at} of {plan.steps}; what was learned is in {files}.")
-                raise
-            samples = []
-            for version in versions(run):
-                if version.ending != "-last":
-                    with version.weights():
-                        read = text_reader(base, encoded, device, learning=False)
-                        samples.append(sample_images(base, config.sample, device, encode=read, callbacks=callbacks))
-    finally:
-        base.unet, base.texts, base.vae = None, (), None
-        network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
-        give_back(device)
-    return Result(
-        path=saved[0].path,
-        tensors=saved[0].tensors,
-        embeddings=saved[0].words,
-        losses=run.losses,
-        concepts=run.concepts,
-        validation=run.validation,
-        best=(run.best.steps, run.best.loss) if run.best else None,
-        others=tuple(file.path for file in saved[1:]),
-        log=log,
-        samples=torch.cat(samples),
-        plan=plan,
-    )
+
+
+def set_up(run: Run, memory: MemoryConfig, checkpoint: Checkpoint | None) -> None:
+    """Bring models, optimizer and averages to the device, and let the run be where it was at a save if there is one."""
+    base, config, device = run.base, run.config, run.device
+    if config.memory.compile:
+        compile_blocks(base.unet, run.callbacks.note)
+    settle(run, memory)
+    settings = config.optimizer
+    groups = run.network.groups(learning_rates(settings, base), settings.conv_learning_rate, settings.lora_plus_ratio)
+    run.optimizer = build_optimizer(settings, groups, config.train.seed)
+    parameters = [p for group in groups for p in group["params"]]
+    if settings.ema_decay:
+        run.ema = Ema(parameters, settings.ema_decay, settings.ema_every, settings.ema_device)
+    run.scaler = torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16)
+    run.noise_scale = NoiseScale(parameters)
+    if checkpoint is not None:
+        go_on(run, checkpoint)
+        run.callbacks.resumed(run.losses, run.concepts, run.validation)
 
 
 def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
-    """Run every step of the plan on an attached network; what happens is appended to `run.losses` and `run.validation`.
+    """Take the steps of the plan that are left, on an attached network that is set up; all is noted in the run.
 
     ladder: the memory settings to work with, then those to fall back on when memory runs out.
     """
     base, plan, config, device, callbacks = run.base, run.plan, run.config, run.device, run.callbacks
-    rates = learning_rates(config.optimizer, base)
-    stops = text_stops(config.optimizer, base, plan)
+    optimizer, scaler, noise_scale, settings = run.optimizer, run.scaler, run.noise_scale, config.optimizer
+    assert noise_scale is not None
+    rates = learning_rates(settings, base)
+    stops = text_stops(settings, base, plan)
     word_stops = embedding_stops(config.lora.embeddings, plan)
-    memory, *harder = ladder
-    stream = Stream(device)
-    if config.memory.compile:
-        compile_blocks(base.unet, callbacks.note)
-    settle(run, memory, stream)
-    settings = config.optimizer
-    groups = run.network.groups(rates, settings.conv_learning_rate, settings.lora_plus_ratio)
-    run.optimizer = optimizer = build_optimizer(settings, groups, config.train.seed)
-    parameters = [p for group in groups for p in group["params"]]
-    if settings.ema_decay:
-        run.ema = Ema(parameters, settings.ema_decay, settings.ema_every, settings.ema_device)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     in_use = run.ema.swapped if run.ema and settings.ema_output == "average" else functools.partial(averaged, optimizer)
-    scaler = torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16)
     alphas = alphas_cumprod(zero_terminal_snr=base.zero_terminal_snr)
     encode = text_reader(base, run.encoded, device, learning=True)
-    noise_scale = NoiseScale(parameters)
-    names = plan.concept_names()
+    concept_names = plan.concept_names()
     stopped: dict[str, float] = {}  # learning rates of models that have stopped
-    not_finite = 0
+    not_finite: list[str] = []  # what was seen at the last steps without an update
+    memory, *harder = ladder
+    saving = Saving(run)
 
-    def validate(steps: int) -> None:
-        if plan.validation:
-            with in_use():  # other weights than those that training's reader may remember captions of
-                read = text_reader(base, run.encoded, device, learning=True)
-                loss = validation_loss(base, run.encoded, read, plan, config, alphas, device, callbacks)
-                run.validation.append((steps, loss))
-                if config.train.keeps_by:
-                    run.best = better(run.best, run.validation, run.network)
-            callbacks.validation(steps, loss)
+    def measure() -> None:
+        """Measure the validation loss if that is due and not done, and end the run if it has not fallen for long."""
+        every, patience, at = config.train.validate_every, config.train.early_stop_patience, run.at
+        if (at % every if every else at not in (0, plan.steps)) and at != plan.steps:
+            return
+        if not plan.validation or (run.validation and run.validation[-1][0] == at):
+            return
+        with in_use():  # other weights than those that training's reader may remember captions of
+            read = text_reader(base, run.encoded, device, learning=True)
+            loss = validation_loss(base, run.encoded, read, plan, config, alphas, device, callbacks)
+            run.validation.append((at, loss))
+            if config.train.keeps_by:
+                run.best = better(run.best, run.validation, run.network)
+        run.record("validation", step=at, loss=loss)
+        callbacks.validation(at, loss)
+        share = config.train.early_stop_min_improvement
+        if patience and 0 < at < plan.steps and without_improvement(run.validation, share) >= patience:
+            fallen = f"by more than {share:.1%} " if share else ""
+            callbacks.note(
+                f"Ended early after step {at} of {plan.steps}: the validation loss has not fallen {fallen}in "
+                f"{patience} measurements."
+            )
+            run.ended = True
 
-    for sentence in check_prediction(base, run.encoded, encode, plan, config, alphas, device):
-        callbacks.note(sentence)
-    validate(0)
-    for step in range(plan.steps):
+    if run.at == 0:
+        for sentence in check_prediction(base, run.encoded, encode, plan, config, alphas, device):
+            callbacks.note(sentence)
+    if not run.ended:
+        measure()
+    while run.at < plan.steps and not run.ended:
+        step = run.at
         began = time.perf_counter()
-        for prefix in [prefix for prefix, stop in stops.items() if stop == step]:
+        stopping = [prefix for prefix, stop in stops.items() if stop <= step and prefix not in stopped]
+        for prefix in stopping:
             run.network.freeze(prefix)
             rates[prefix] = stopped[prefix] = 0.0
-        for token in [token for token, stop in word_stops.items() if stop == step]:
-            run.network.embeddings.freeze(token)
-            stopped[f"embedding {token}"] = 0.0
-        if step in (*stops.values(), *word_stops.values()):
+        words = [word for word, stop in word_stops.items() if stop <= step and f"embedding {word}" not in stopped]
+        for word in words:
+            run.network.embeddings.freeze(word)
+            stopped[f"embedding {word}"] = 0.0
+        if stopping or words:
             learning = run.network.embeddings.learning or any(rates[text.kohya] > 0 for text in base.texts)
             encode = text_reader(base, run.encoded, device, learning=learning)
         for again in (False, True):
@@ -259,7 +312,7 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
             if again or not harder:
                 raise RuntimeError(f"Memory ran out at step {step + 1} with {describe(memory)}: {TO_LOWER}")
             memory, *harder = harder
-            settle(run, memory, stream)
+            settle(run, memory)
             callbacks.note(f"Memory ran out at step {step + 1}; the step is taken again with {describe(memory)}.")
         assert done is not None
 
@@ -274,6 +327,11 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         (loss_value, grad_norm, *pair), numbers = numbers[:4], numbers[4:]
         losses, areas = numbers[: len(done.concepts)], numbers[len(done.concepts) :]
         finite = math.isfinite(grad_norm) and math.isfinite(loss_value)
+        if finite or scaler.is_enabled():  # a GradScaler looks for the scale that fits by trying
+            saving.forget()
+        else:
+            saving.remember()
+        run.moving = True  # until weights, averages and counts belong together again
         take_step(optimizer, scaler, finite=finite)
         if finite:
             run.network.embeddings.keep_norms()
@@ -286,45 +344,50 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         run.at = step + 1
         run.losses.append(loss_value if finite else math.nan)
         by_concept = mean_by(done.concepts, losses)
-        for number, name in names.items():
+        for number, name in concept_names.items():
             run.concepts[name].append(by_concept.get(number, math.nan))
+        run.moving = False
         rates_now = {group["model"]: learning_rate(optimizer, group) for group in reversed(optimizer.param_groups)}
-        callbacks.step(
-            StepReport(
-                step=step + 1,
-                steps=plan.steps,
-                loss=run.losses[-1],
-                grad_norm=grad_norm,
-                learning_rates=rates_now | stopped,
-                updated=finite,
-                seconds=time.perf_counter() - began,
-                epoch=plan.epochs_after(step + 1),
-                masked_area=sum(areas) / len(areas) if areas else None,
-                norms=norms,
-                concepts={names[number]: loss for number, loss in by_concept.items()},
-                noise_scale=noise_scale.record(*pair),
-                peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-            )
+        report = StepReport(
+            step=step + 1,
+            steps=plan.steps,
+            loss=run.losses[-1],
+            grad_norm=grad_norm,
+            learning_rates=rates_now | stopped,
+            updated=finite,
+            seconds=time.perf_counter() - began,
+            epoch=plan.epochs_after(step + 1),
+            masked_area=sum(areas) / len(areas) if areas else None,
+            norms=norms,
+            concepts={concept_names[number]: loss for number, loss in by_concept.items()},
+            noise_scale=noise_scale.record(*pair),
+            peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         )
-        not_finite = 0 if finite else not_finite + 1
-        if not_finite == NOT_FINITE_LIMIT and not scaler.is_enabled():
+        run.record("step", step=report.step, loss=report.loss, grad_norm=grad_norm, lr=rates_now, s=report.seconds)
+        callbacks.step(report)
+        not_finite = [] if finite else [*not_finite, describe_step(plan, step, loss_value, grad_norm)]
+        if len(not_finite) == NOT_FINITE_LIMIT and not scaler.is_enabled():
+            saving.go_back()
             raise RuntimeError(
-                f"Loss or gradient was not finite {not_finite} times in a row up to step {step + 1}; the weights are "
-                "those before. Lower the learning rate, or use float32 or bfloat16 precision."
+                f"Loss or gradient was not finite {NOT_FINITE_LIMIT} times in a row, so the run went back to step "
+                f"{run.at} and stopped: {'; '.join(not_finite)}. Lower the learning rate, look at these pictures, or "
+                "use float32 or bfloat16 precision."
             )
-        every = config.train.validate_every
-        if step + 1 == plan.steps or (every and (step + 1) % every == 0):
-            validate(step + 1)
-            share, patience = config.train.early_stop_min_improvement, config.train.early_stop_patience
-            if patience and step + 1 < plan.steps and without_improvement(run.validation, share) >= patience:
-                fallen = f"by more than {share:.1%} " if share else ""
-                callbacks.note(
-                    f"Ended early after step {step + 1} of {plan.steps}: the validation loss has not fallen {fallen}in "
-                    f"{patience} measurements."
-                )
-                break
+        measure()
+        asked = callbacks.asked()
+        saving.after_step(asked)
+        if "stop" in asked and step + 1 < plan.steps:
+            callbacks.note(f"Stopped and kept after step {step + 1} of {plan.steps}. Queue again to go on from there.")
+            break
     if sentence := noise_scale.sentence(config.train.batch_size * config.train.accumulate):
         callbacks.note(sentence)
+
+
+def describe_step(plan: Plan, step: int, loss: float, grad_norm: float) -> str:
+    """Say what was seen at a step, 0 and up, and on which pictures."""
+    pictures = {sample.picture for micro_batch in plan.step(step) for sample in micro_batch.samples}
+    seen = names([plan.manifest.pictures[number].name for number in sorted(pictures)])
+    return f"step {step + 1} (loss {loss:.4g}, gradient norm {grad_norm:.4g}) on {seen}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -411,10 +474,22 @@ def predict_frozen(run: Run, micro_batch: MicroBatch, batch: Batch, noised: Tens
         return predict(base, noised, batch.timesteps, conditions)
 
 
-def settle(run: Run, memory: MemoryConfig, stream: Stream) -> None:
+def settle(run: Run, memory: MemoryConfig) -> None:
     """Bring the models to the device as the memory settings say, or further down from what they were."""
     base, weights = run.base, run.config.base_model.unet_weights
     with run.network.detached():
-        prepare(base.unet, memory, weights, base.dtype, run.device, stream)
+        prepare(base.unet, memory, weights, base.dtype, run.device, run.stream)
     for text in base.texts:
         recompute(text.model, memory.checkpointing)
+
+
+def log_folder(config: RunConfig, logs: Path | None, run: RunFolder) -> Path | None:
+    """Return where the log of a run is, None when it writes none."""
+    return logs / run.path.name if logs is not None and config.train.log != "none" else None
+
+
+def log_columns(run: Run) -> list[str]:
+    """Return the columns of a log that only this run has."""
+    learning = [model for model, rate in learning_rates(run.config.optimizer, run.base).items() if rate > 0]
+    learning += [f"embedding {word.token}" for word in run.config.lora.embeddings]
+    return [f"lr_{model}" for model in learning] + [f"loss_{name}" for name in run.concepts]

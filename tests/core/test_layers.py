@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Each row imports only from rows above it, not from its own row. Imports for type checkers alone are free.
 ROWS = [
-    {"config", "rng", "callbacks", "smooth"},
+    {"config", "rng", "callbacks", "smooth", "files", "state"},
     {"buckets", "captions", "caption_files", "expression"},
     {"images", "caption_tables"},
     {"masks"},
@@ -24,6 +24,8 @@ ROWS = [
     {"batch", "texts", "preflight", "network_report"},
     {"validate"},
     {"outcome"},
+    {"saving"},
+    {"result"},
     {"train"},
 ]
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}

@@ -1,6 +1,6 @@
 """Optimizers by name, how their steps are limited and rounded, and averages of the weights."""
 
-from .average import Ema, averaged, take_average
+from .average import Ema, averaged
 from .build import build_optimizer, check_optimizer, describe, remarks
 from .step import learning_rate, limit_gradients, take_step
 
@@ -13,6 +13,5 @@ __all__ = [
     "learning_rate",
     "limit_gradients",
     "remarks",
-    "take_average",
     "take_step",
 ]

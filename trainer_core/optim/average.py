@@ -51,15 +51,6 @@ class Ema:
                 parameter.data = data
 
 
-def take_average(optimizer: Any) -> None:
-    """Let the parameters be, for good, what a schedule-free optimizer has averaged; others stay as they are."""
-    if _averages(optimizer):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.data = parameter.data.float()  # as what is averaged with them is
-        optimizer.eval()
-
-
 @contextmanager
 def averaged(optimizer: Any) -> Iterator[None]:
     """Let the parameters be a schedule-free optimizer's average in a `with` block, and exactly as before afterwards.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..callbacks import Callbacks
+from ..files import file_digest
 from .folder import File
 
 FORMAT = 1
@@ -79,15 +80,15 @@ class Index:
         def work(file: File, digest: str | None, facts: Facts | None) -> tuple[str, Facts]:
             if digest is not None and facts is not None:
                 return digest, facts
-            if file.size > LARGEST_FILE:
-                return "", {"problem": f"{file.size / 2**30:.1f} GiB, too large for a picture"}
             try:
+                if read is None:
+                    return file_digest(file.path), {}
+                if file.size > LARGEST_FILE:
+                    return "", {"problem": f"{file.size / 2**30:.1f} GiB, too large for a picture"}
                 content = file.path.read_bytes()
             except OSError as error:
                 return "", {"problem": refuse(error)}
             found = hashlib.sha256(content).hexdigest()
-            if read is None:
-                return found, {}
             if found != digest:  # another content, or the one of a file that was touched or renamed
                 with self._lock:
                     (facts,) = self._known_facts([found], kind)

@@ -1,0 +1,108 @@
+"""Files and folders that are whole or not there, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+BLOCK = 1 << 20  # bytes read at once
+TEMPORARY = ".tmp"  # how the names of what is being written end; they begin with a dot
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Lend another name for the length of a `with` block; what was written there becomes `path` unless it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
+    try:
+        yield temporary
+        _to_disk(temporary)
+        os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
+        os.replace(temporary, path)
+        _to_disk(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def written_folder(path: Path) -> Iterator[Path]:
+    """Lend an empty folder for the length of a `with` block; it becomes `path`, with its files, unless that fails.
+
+    A folder that is there already goes when the new one is on the disk.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        for entry in [*temporary.rglob("*"), temporary]:
+            _to_disk(entry)
+        remove_folder(path)
+        os.replace(temporary, path)
+        _to_disk(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder so that at no time a part of it has its name."""
+    if path.exists():
+        doomed = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
+        os.replace(path, doomed)
+        shutil.rmtree(doomed)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what a process that was killed was writing in a folder, or deleting there."""
+    for entry in folder.glob(f".*{TEMPORARY}"):
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write JSON, whole or not at all."""
+    with written_whole(path) as temporary:
+        temporary.write_text(json.dumps(values, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def folder_size(folder: Path) -> int:
+    """Return how many bytes the files below a folder hold."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def unused_path(path: Path) -> Path:
+    """Return the path itself, or the first of name-2, name-3 … that does not exist."""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return candidate
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until the disk has a file, or the names in a folder."""
+    if os.name == "nt" and path.is_dir():  # Windows opens no folders, and orders their changes itself
+        return
+    number = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

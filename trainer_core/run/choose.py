@@ -1,0 +1,140 @@
+"""Which run a queue means: a finished one, one that was cut off, a shorter one, or a new one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import ExistingConfig
+from ..files import remove_folder
+from .folder import WEIGHTS, Checkpoint, RunFolder, find_runs, new_run, open_run
+from .key import Keys
+
+# Whether a run takes the same steps as the one that is wanted up to one of them, for all that differs in length.
+SameSteps = Callable[[RunFolder, int], bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What a queue finds."""
+
+    own: RunFolder | None = None  # the run itself; None: it is made anew
+    finished: Checkpoint | None = None  # the end of the run itself, its files sound
+    other: tuple[RunFolder, Checkpoint] | None = None  # what a new run begins with
+    sentence: str = ""  # says what is done
+
+
+def choose_run(runs: Path, keys: Keys, steps: int, existing: ExistingConfig, same_steps: SameSteps) -> Choice:
+    """Look for what a run of so many steps can take or go on with; nothing is written.
+
+    Raises ValueError for a fork whose run or save is not there.
+    """
+    if existing.on_existing == "train again":
+        return Choice()
+    found = find_runs(runs)
+    own = [run for run in found if run.keys.run == keys.run]
+    for run in own:
+        if (checkpoint := finished_checkpoint(run)) is not None:
+            day = time.strftime("%Y-%m-%d %H:%M", time.localtime((run.result() or {}).get("finished", 0)))
+            sentence = (
+                f"Nothing was trained: the run {run.path.name}, finished {day}, has these settings, pictures and "
+            )
+            return Choice(own=run, finished=checkpoint, sentence=f"{sentence}models, and its result was taken.")
+    if existing.on_existing != "reuse" and own:
+        return Choice(own=max(own, key=lambda run: max((c.step for c in run.checkpoints()), default=0)))
+    if existing.on_existing == "fork":
+        run, checkpoint = find_fork(runs, existing)
+        sentence = f"Forked from step {checkpoint.step} of the run {run.path.name}."
+        return Choice(other=(run, checkpoint), sentence=sentence)
+    if existing.on_existing == "resume":
+        course = [run for run in found if run.keys.course == keys.course]
+        for checkpoint, exact, run in sorted(_shorter(course, steps, same_steps), key=lambda c: (-c[0].step, not c[1])):
+            if not checkpoint.problem():
+                sentence = f"Went on after step {checkpoint.step} of the run {run.path.name}, to step {steps}."
+                if not exact:
+                    sentence += " Up to there its learning rate followed the curve of a run of that length."
+                return Choice(other=(run, checkpoint), sentence=sentence)
+    return Choice()
+
+
+def find_fork(runs: Path, existing: ExistingConfig) -> tuple[RunFolder, Checkpoint]:
+    """Return the run and the save that a fork names; ValueError when it is not there or damaged."""
+    path = runs / existing.fork_run
+    if not path.is_dir():
+        names = ", ".join(run.path.name for run in find_runs(runs)[:5]) or "none yet"
+        raise ValueError(f"There is no run {existing.fork_run} to fork; the newest runs are: {names}.")
+    run = open_run(path)
+    found = run.checkpoints()
+    wanted = [c for c in found if not existing.fork_step or c.step == existing.fork_step][:1]
+    if not wanted:
+        steps = ", ".join(str(c.step) for c in reversed(found)) or "none"
+        which = f"of step {existing.fork_step}" if existing.fork_step else "at all"
+        raise ValueError(f"The run {run.path.name} has no save {which} to fork; it has those of steps: {steps}.")
+    if problem := wanted[0].problem():
+        raise ValueError(f"The save of step {wanted[0].step} of {run.path.name} cannot be forked: {problem}.")
+    return run, wanted[0]
+
+
+def finished_checkpoint(run: RunFolder) -> Checkpoint | None:
+    """Return the save that a finished run's result is, None when the run is not finished or the files are damaged."""
+    result = run.result()
+    if result is None:
+        return None
+    for checkpoint in run.checkpoints():
+        if checkpoint.step == result.get("step"):
+            return checkpoint if not checkpoint.problem() else None
+    return None
+
+
+def _shorter(
+    runs: Sequence[RunFolder], steps: int, same_steps: SameSteps
+) -> Iterator[tuple[Checkpoint, bool, RunFolder]]:
+    """Yield the saves that a run of so many steps can begin with, and whether it would have taken the same steps."""
+    for run in runs:
+        found = [checkpoint for checkpoint in run.checkpoints() if checkpoint.step <= steps]
+        end = (run.result() or {}).get("step") if run.steps <= steps else None
+        for checkpoint in found:
+            exact = same_steps(run, checkpoint.step)
+            if exact or checkpoint.step == end:
+                yield checkpoint, exact, run
+
+
+@contextmanager
+def working_run(
+    runs: Path, choice: Choice, keys: Keys, name: str, steps: int, note: Callable[[str], None], **about: Any
+) -> Iterator[tuple[RunFolder, Checkpoint | None, str]]:
+    """Lend the folder of a run that is trained now, the save to go on with, and a sentence on it.
+
+    note: is told of saves that cannot be used. RuntimeError when somebody else works on the run.
+    """
+    run, other = choice.own, choice.other
+    if run is None:
+        begun = {} if other is None else {"begun_with": {"run": other[0].path.name, "step": other[1].step}}
+        run = new_run(runs, keys, name, steps, **begun, **about)
+    cut_off = run.owner()
+    try:
+        with run.locked():
+            checkpoint, sentence = (other[1] if other else None), choice.sentence
+            if checkpoint is None:
+                checkpoint = sound_checkpoint(run, note)
+            if checkpoint is not None and not sentence:
+                why = f", in which {cut_off} was cut off" if cut_off else ""
+                sentence = f"Went on after step {checkpoint.step} of {steps} of the run {run.path.name}{why}."
+            yield run, checkpoint, sentence or f"Trained from the first step, in the run {run.path.name}."
+    finally:
+        if choice.own is None and not run.checkpoints():  # it has ended before there was anything to keep
+            remove_folder(run.path)
+
+
+def sound_checkpoint(run: RunFolder, note: Callable[[str], None]) -> Checkpoint | None:
+    """Return the newest save whose files are as they were written; else the newest one with sound weights."""
+    found = run.checkpoints()
+    for checkpoint in found:
+        if not (problem := checkpoint.problem()):
+            return checkpoint
+        note(f"The save of step {checkpoint.step} of {run.path.name} cannot be gone on with: {problem}.")
+    return next((checkpoint for checkpoint in found if not checkpoint.problem(WEIGHTS)), None)
