@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -188,33 +189,51 @@ class Shelf:
         unless files are to be overwritten.
         """
         known = read_json(run.path / PUBLISHED) or {}
+        endings = [self._ending(each, step, kind) for each in saved]
+        keys = [f"{self.output}|{self.saves.file_name}|{step}{ending}" for ending in endings]
+        copies = [_published(known.get(key), each) for key, each in zip(keys, saved, strict=True)]
+        if all(copy is not None for copy in copies):
+            return [copy for copy in copies if copy is not None]
+        stems = [self._stem(each, epoch) for each in saved]
+        number = "" if self.saves.overwrite else self._free_number(stems, endings)
+        made = []
+        for key, each, stem, ending in zip(keys, saved, stems, endings, strict=True):
+            made.append(self._copy(each, f"{stem}{number}{ending}"))
+            known[key] = [[str(file), file_digest(file)] for file in made[-1].files]
+            write_json(run.path / PUBLISHED, known)
+        return made
+
+    def _ending(self, saved: Saved, step: int, kind: str) -> str:
+        ending = saved.path.stem.removeprefix(LORA)
+        if not kind:
+            return ending
+        return f"-best-at-{saved.steps}" if saved.steps < step else kind + ending.removeprefix("-last")
+
+    def _stem(self, saved: Saved, epoch: float) -> str:
         now = time.localtime()
-        values = {"name": self.output.stem, "epoch": f"{int(epoch):04}"}
+        values = {"name": self.output.stem, "step": f"{saved.steps:06}", "epoch": f"{int(epoch):04}"}
         values |= {"date": time.strftime("%Y-%m-%d", now), "time": time.strftime("%H-%M", now)}
-        copies = []
-        for each in saved:
-            ending = each.path.stem.removeprefix(LORA)
-            if kind:
-                ending = f"-best-at-{each.steps}" if each.steps < step else kind + ending.removeprefix("-last")
-            key = f"{self.output}|{self.saves.file_name}|{step}{ending}"
-            if (copy := _published(known.get(key), each)) is None:
-                stem = fill_name(self.saves.file_name, {**values, "step": f"{each.steps:06}"}) + ending
-                copy = self._copy(each, stem)
-                known[key] = [[str(file), file_digest(file)] for file in copy.files]
-                write_json(run.path / PUBLISHED, known)
-            copies.append(copy)
-        return copies
+        return fill_name(self.saves.file_name, values)
+
+    def _free_number(self, stems: Sequence[str], endings: Sequence[str]) -> str:
+        """Return what stands between the stems and endings of names of which none is taken: nothing, -2, -3 …"""
+        numbers = itertools.chain([""], (f"-{count}" for count in itertools.count(2)))
+
+        def free(number: str) -> bool:
+            names = (f"{stem}{number}{ending}.safetensors" for stem, ending in zip(stems, endings, strict=True))
+            return not any(self.output.with_name(name).exists() for name in names)
+
+        return next(filter(free, numbers))
 
     def _copy(self, saved: Saved, stem: str) -> Saved:
-        path = self._place(self.output.with_name(f"{stem}.safetensors"))
+        path = self.output.with_name(f"{stem}.safetensors")
         copy_lora(saved.path, path)
-        words = {token: self._place(word_path(self.words, path.stem, token)) for token in saved.words}
+        words = {token: word_path(self.words, stem, token) for token in saved.words}
+        if not self.saves.overwrite:
+            words = {token: unused_path(word) for token, word in words.items()}
         for token, word in words.items():
             copy_lora(saved.words[token], word)
         return Saved(path=path, words=words, steps=saved.steps)
-
-    def _place(self, path: Path) -> Path:
-        return path if self.saves.overwrite else unused_path(path)
 
 
 def _published(files: Any, saved: Saved) -> Saved | None:

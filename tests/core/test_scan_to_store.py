@@ -135,6 +135,7 @@ def test_a_run_says_in_one_sentence_what_changed_under_its_feet(
     folder = masked_folder(tmp_path / "pictures")
     for name in ("check_base_model", "check_objective", "find_tokenizer", "load_tokenizer"):
         monkeypatch.setattr(train_module, name, lambda *_: None)
+    monkeypatch.setattr(train_module, "model_digests", lambda *_: {})
     monkeypatch.setattr(train_module, "load_base_model", lambda *_, **__: BASE)
     monkeypatch.setattr(train_module, "fit_memory", lambda *_: ([MemoryConfig()], "fits"))
     monkeypatch.setattr(train_module, "remarks", lambda *_: [])

@@ -13,6 +13,7 @@ from lora_atelier.trainer_core.config import (
     CaptionConfig,
     ConceptConfig,
     DatasetConfig,
+    ExistingConfig,
     LoraConfig,
     OptimizerConfig,
     RunConfig,
@@ -30,6 +31,7 @@ def config(checkpoint, pictures, comfyui, tmp_path):
     for name in ("0.png", "0.txt"):
         shutil.copy(pictures / name, kept)
     return RunConfig(
+        existing=ExistingConfig(on_existing="train again"),
         base_model=BaseModelConfig(path=str(checkpoint)),
         dataset=DatasetConfig(
             concepts=(

@@ -19,6 +19,7 @@ from lora_atelier.trainer_core.config import (
     CaptionConfig,
     ConceptConfig,
     DatasetConfig,
+    ExistingConfig,
     LoraConfig,
     MaskConfig,
     ObjectiveConfig,
@@ -61,6 +62,7 @@ def cache(tmp_path_factory):
 def config(checkpoint, folders, comfyui):
     cats, dogs, held = map(str, folders)
     return RunConfig(
+        existing=ExistingConfig(on_existing="train again"),
         base_model=BaseModelConfig(path=str(checkpoint)),
         dataset=DatasetConfig(
             concepts=(
@@ -124,7 +126,7 @@ def test_the_best_is_kept_without_an_early_end_and_when_a_run_is_stopped(config,
 
     with pytest.raises(KeyboardInterrupt):
         run(kept, tmp_path / "b", cache, callbacks=Callbacks(step=stop))
-    names = sorted(path.name for path in (tmp_path / "b").iterdir())
+    names = sorted(path.name for path in (tmp_path / "b").glob("*.safetensors"))
     assert names == [f"lora-best-at-{result.best[0]}.safetensors", "lora-stopped-at-4.safetensors"]
     assert equal(load_file(tmp_path / "b" / names[0]), load_file(result.path))
 
@@ -169,9 +171,8 @@ def test_the_log_holds_every_step_and_changes_none(config, tmp_path, cache):
     reports = []
     written = training(config, validate_every=3, log="both", accumulate=2)
     logs = {"callbacks": Callbacks(step=reports.append), "logs": tmp_path / "logs"}
-    (tmp_path / "logs" / "lora").mkdir(parents=True)
     result = run(written, tmp_path, cache, **logs)
-    assert result.log == tmp_path / "logs" / "lora-2"  # the name was taken
+    assert result.log == tmp_path / "logs" / result.run.name
     with (result.log / "log.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     steps = [row for row in rows if row["loss"]]
@@ -210,7 +211,8 @@ def test_what_was_logged_before_a_crash_is_on_the_disk(config, tmp_path, cache):
     seen = []
 
     def step(report):
-        with (tmp_path / "logs" / "lora" / "log.csv").open(encoding="utf-8") as file:
+        (path,) = (tmp_path / "logs").glob("lora-*/log.csv")
+        with path.open(encoding="utf-8") as file:
             seen.append(len(file.readlines()))
 
     run(training(config, steps=2, log="csv"), tmp_path, cache, callbacks=Callbacks(step=step), logs=tmp_path / "logs")

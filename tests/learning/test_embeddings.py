@@ -16,6 +16,7 @@ from lora_atelier.trainer_core.config import (
     ConceptConfig,
     DatasetConfig,
     EmbeddingConfig,
+    ExistingConfig,
     LoraConfig,
     MemoryConfig,
     OptimizerConfig,
@@ -36,6 +37,7 @@ def config(checkpoint, pictures, comfyui, monkeypatch):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     concept = ConceptConfig(folder=str(pictures), captions=CaptionConfig(dropout=0.3))
     return RunConfig(
+        existing=ExistingConfig(on_existing="train again"),
         base_model=BaseModelConfig(path=str(checkpoint)),
         dataset=DatasetConfig(concepts=(concept,)),
         lora=LoraConfig(rank=2, alpha=2, preset="attn-only", embeddings=(THING,)),
@@ -114,13 +116,13 @@ def test_vectors_stop_and_captions_are_encoded_once_from_then_on(config, tmp_pat
     stopped = run(with_words(config, THING.replace(stop=0.5, stop_unit="share")), tmp_path)
     assert torch.equal(vectors(stopped)["emb_params"], vectors(two)["emb_params"])
     assert not torch.equal(vectors(two)["emb_params"], begun(config).expand(3, -1))
-    assert stopped.losses[:2] == two.losses and calls == [True, False, False]  # learning, stopped, and for samples
+    assert stopped.losses[:2] == two.losses and calls == [True, False]  # learning, stopped
     # The stop of the text encoder does not concern them, nor theirs it.
     calls.clear()
     rates = config.optimizer.replace(text_encoder_learning_rate=1e-3, text_encoder_stop=1)
     both = run(with_words(config.replace(optimizer=rates), THING.replace(stop=3)), tmp_path)
     assert not torch.equal(vectors(both)["emb_params"], vectors(two)["emb_params"])
-    assert any(key.startswith("lora_te") for key in both.tensors) and calls == [True, True, False, False]
+    assert any(key.startswith("lora_te") for key in both.tensors) and calls == [True, True, False]
 
 
 def test_xl_learns_a_word_in_both_text_encoders_in_half_precision(config, tmp_path):

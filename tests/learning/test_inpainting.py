@@ -14,6 +14,7 @@ from lora_atelier.trainer_core.config import (
     BaseModelConfig,
     ConceptConfig,
     DatasetConfig,
+    ExistingConfig,
     LoraConfig,
     MaskConfig,
     OptimizerConfig,
@@ -49,6 +50,7 @@ def config(inpainting, pictures, comfyui, monkeypatch):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     masks = MaskConfig(missing="ones", unmasked_probability=0.4, threshold=0.4)  # of the three masks one is below
     return RunConfig(
+        existing=ExistingConfig(on_existing="train again"),
         base_model=BaseModelConfig(path=str(inpainting)),
         dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures), flip=True, masks=masks),)),
         lora=LoraConfig(rank=2, alpha=2, preset="full"),

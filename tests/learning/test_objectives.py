@@ -13,6 +13,7 @@ from lora_atelier.trainer_core.config import (
     BaseModelConfig,
     ConceptConfig,
     DatasetConfig,
+    ExistingConfig,
     LoraConfig,
     MaskConfig,
     ObjectiveConfig,
@@ -46,6 +47,7 @@ EVERYTHING = ObjectiveConfig(
 @pytest.fixture
 def config(checkpoint, pictures, comfyui):
     return RunConfig(
+        existing=ExistingConfig(on_existing="train again"),
         base_model=BaseModelConfig(path=str(checkpoint)),
         dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
         lora=LoraConfig(rank=2, alpha=2, preset="attn-mlp"),

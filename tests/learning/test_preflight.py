@@ -10,6 +10,7 @@ from lora_atelier.trainer_core.config import (
     BaseModelConfig,
     ConceptConfig,
     DatasetConfig,
+    ExistingConfig,
     LoraConfig,
     MemoryConfig,
     RunConfig,
@@ -26,6 +27,7 @@ SHAPE = (4, (128, 128), 77)  # what the configuration below trains at most
 @pytest.fixture
 def config(checkpoint, pictures, comfyui):
     return RunConfig(
+        existing=ExistingConfig(on_existing="train again"),
         base_model=BaseModelConfig(path=str(checkpoint)),
         dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
         lora=LoraConfig(rank=4, alpha=4),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,7 +88,7 @@ def plain_folder(folder: str) -> str:
     return "/".join(plain_name(part) for part in parts)
 
 
-def fill_name(pattern: str, values: dict[str, object]) -> str:
+def fill_name(pattern: str, values: Mapping[str, object]) -> str:
     """Return a file name from a pattern with FIELDS in braces; raises ValueError for an unknown field or a bad name."""
     unknown = [field for field in re.findall(r"{([^{}]*)}", pattern) if field not in FIELDS]
     if unknown or re.sub(r"{[^{}]*}", "", pattern).strip("{}") != re.sub(r"{[^{}]*}", "", pattern):
