@@ -213,6 +213,16 @@ def logs_folder() -> Path:
     return Path(folder_paths.get_output_directory()) / "atelier" / "logs"
 
 
+def runs_folder() -> Path:
+    """Return where each run gets a folder of its own."""
+    return Path(folder_paths.get_output_directory()) / "atelier" / "runs"
+
+
+def shelves() -> list[Path]:
+    """Return the folders of LoRAs and of learned words, below which their files have their names."""
+    return [Path(folder) for kind in ("loras", "embeddings") for folder in folder_paths.get_folder_paths(kind)]
+
+
 def pictures_folder() -> Path:
     """Return where pictures that the graph made are kept; ComfyUI serves nothing from there."""
     return Path(folder_paths.get_system_user_directory("atelier")) / "pictures"
@@ -500,9 +510,9 @@ def sampler_names() -> list[str]:
     return comfy.samplers.KSampler.SAMPLERS
 
 
-def add_route(path: str, answer: Callable[[web.Request], Awaitable[web.Response]]) -> None:
-    """Let the server answer POST requests to a path; only while ComfyUI starts."""
-    PromptServer.instance.routes.post(path)(answer)
+def add_route(path: str, answer: Callable[[web.Request], Awaitable[web.Response]], method: str = "POST") -> None:
+    """Let the server answer requests to a path; only while ComfyUI starts."""
+    PromptServer.instance.routes.route(method, path)(answer)
 
 
 def scheduler_names() -> list[str]:

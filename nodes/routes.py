@@ -1,7 +1,8 @@
-"""What the editor asks the server: the curve that the Scheduler node draws on itself."""
+"""What the editor asks the server: the curve that the Scheduler node draws on itself, and the runs on the disk."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import typing
 from typing import Any
@@ -22,6 +23,8 @@ USUAL = 1000  # steps drawn where nothing says how many the run has
 def register_routes() -> None:
     """Add the routes to the server."""
     bridge.add_route("/atelier/schedule", answer_schedule)
+    bridge.add_route("/atelier/runs", answer_runs, "GET")
+    bridge.add_route("/atelier/runs/{run}", answer_run, "GET")
 
 
 async def answer_schedule(request: web.Request) -> web.Response:
@@ -69,3 +72,29 @@ def scheduler_of(values: dict[str, Any]) -> SchedulerConfig:
             raise ValueError(f"Scheduler has no {field} that could be {value!r}.")
         (own if key == "name" or field != key else others)[field] = value
     return read_scheduler(own if "name" in own else None, others)
+
+
+async def answer_runs(request: web.Request) -> web.Response:
+    """Answer with {runs: a description of each, the one that changed last first}."""
+    from ..trainer_core.run import list_runs  # here, so that ComfyUI starts fast
+
+    return web.json_response({"runs": await asyncio.to_thread(list_runs, bridge.runs_folder(), bridge.shelves())})
+
+
+async def answer_run(request: web.Request) -> web.Response:
+    """Answer with the description of one run and its curves; what the address names is compared with names alone."""
+    name = request.match_info["run"]
+    found = await asyncio.to_thread(find_run, name)
+    if found is None:
+        return web.json_response({"error": "There is no such run; it may have been deleted."}, status=404)
+    return web.json_response(found)
+
+
+def find_run(name: str) -> dict[str, Any] | None:
+    """Return the description of the run whose folder has a name, None where none has."""
+    from ..trainer_core.run import describe_in_detail, run_paths
+
+    for path in run_paths(bridge.runs_folder()):
+        if path.name == name:
+            return describe_in_detail(path, bridge.shelves())
+    return None

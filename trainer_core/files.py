@@ -8,7 +8,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,16 @@ def remove_folder(path: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete what a process that was killed was writing in a folder, or deleting there."""
-    for entry in folder.glob(f".*{TEMPORARY}"):
+    for entry in leftovers(folder):
         if entry.is_dir():
             shutil.rmtree(entry)
         else:
             entry.unlink(missing_ok=True)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Return what is being written in a folder, or deleted there, or was when a process was killed."""
+    return list(folder.glob(f".*{TEMPORARY}"))
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -84,8 +89,13 @@ def file_digest(path: Path) -> str:
 
 
 def folder_size(folder: Path) -> int:
-    """Return how many bytes the files below a folder hold."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Return how many bytes the files below a folder hold; links are not followed, and what vanishes is left out."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
 
 
 def unused_path(path: Path) -> Path:

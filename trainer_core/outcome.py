@@ -26,11 +26,8 @@ from .networks import Network
 from .networks.bake import bake_network
 from .optim import Ema, averaged
 from .plan import Plan
-from .run import LORA, Checkpoint, RunFolder, read_json
+from .run import FILES, LORA, PUBLISHED, Checkpoint, RunFolder, read_json
 from .validate import Best
-
-FILES = "files.json"  # in a save: what its LoRA files are
-PUBLISHED = "published.json"  # in a run's folder: which files outside it are copies of its own
 
 
 @dataclass(kw_only=True)

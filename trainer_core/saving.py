@@ -16,13 +16,12 @@ from torch import Tensor
 
 from .files import written_whole
 from .outcome import Run, Saved, read_versions, versions, write_versions
-from .run import OPTIMIZER, SAMPLES, WEIGHTS, Checkpoint
+from .run import COURSE, OPTIMIZER, SAMPLES, WEIGHTS, Checkpoint
 from .sample import sample_images
 from .state import load_state, pack, save_state, unpack
 from .texts import text_reader
 from .validate import Best
 
-COURSE = "course.safetensors"  # in a save: losses and measurements
 SHARE = 0.01  # of a run's time that saving may take, where minutes are what it goes by
 DISK_ERRORS = (OSError, SafetensorError)  # safetensors reports a full disk in its own way
 HYPERPARAMETERS = ("lr", "base_lr", "weight_decay", "model", "decays")  # of an optimizer's groups: the settings' own

@@ -1,7 +1,13 @@
-"""The pack in real ComfyUI servers: it loads, cleanly, quickly and once."""
+"""The pack in real ComfyUI servers: it loads, cleanly, quickly and once, and tells of the runs on the disk."""
 
+import json
 import re
+import urllib.error
+import urllib.parse
 from pathlib import Path
+
+import pytest
+from run_folders import make_run
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import PACK, ROOT
@@ -63,3 +69,23 @@ def test_each_script_is_listed_once(any_server: ComfyServer) -> None:
     listed = [path for path in ComfyClient(any_server.url).get("/extensions") if "atelier" in path.lower()]
     expected = [f"/extensions/{PACK}/{path.relative_to(ROOT / 'js').as_posix()}" for path in ROOT.glob("js/**/*.js")]
     assert sorted(listed) == sorted(expected)
+
+
+def test_runs_are_told_of_by_name_and_nothing_beside_them(any_server: ComfyServer) -> None:
+    comfy = ComfyClient(any_server.url)
+    output = any_server.base / "output" / "atelier"
+    run = make_run(output / "runs", "été 1", saves=(2, 4), logged=5, finished=4, steps=4)
+    lora = any_server.base / "models" / "loras" / "atelier" / "x.safetensors"
+    (run.path / "published.json").write_text(json.dumps({"k": [[str(lora), "0"]]}), encoding="utf-8")
+    beside = make_run(output, "beside", saves=(2,)).path.name
+    told = {each["run"]: each for each in comfy.get("/api/atelier/runs")["runs"]}
+    found = told[run.path.name]
+    assert (found["status"], found["step"], found["steps"]) == ("finished", 4, 4) and beside not in told
+    assert found["published"] == ["atelier/x.safetensors"] and str(any_server.base) not in json.dumps(told)
+    detail = comfy.get(f"/api/atelier/runs/{urllib.parse.quote(run.path.name)}")
+    assert detail["curves"] == {"loss": [[step, 1 / step] for step in range(1, 5)], "validation": [[0, 2.0], [4, 1.5]]}
+    assert detail["saves"] == found["saves"]
+    for name in (f"..%2f{beside}", f"%2e%2e%2f{beside}", f"..%5c{beside}", "..%2f..%2fetc", "..", "nothing", "%00"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            comfy.request(f"/api/atelier/runs/{name}")
+        assert refused.value.code == 404, name

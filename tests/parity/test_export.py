@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from run_folders import LORA, WORD, make_run
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_unet
@@ -13,6 +14,7 @@ from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.export import delta_norms, file_hashes, save_lora, unused_path, verify_lora
 from lora_atelier.trainer_core.networks import Network
 from lora_atelier.trainer_core.resize import resize_lora, truncate
+from lora_atelier.trainer_core.run.__main__ import main
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +131,22 @@ def test_resizing_something_else_is_refused():
         resize_lora({**pair, "a.dora_scale": torch.ones(4)}, 1)
     resized, _ = resize_lora(pair, 1)
     assert float(resized["a.alpha"]) == 1.0 and json.dumps(list(resized))
+
+
+def test_a_save_is_exported_with_its_words_and_overwrites_nothing(tmp_path, capsys):
+    run = make_run(tmp_path / "runs", "done", saves=(2, 4, 8), finished=4)
+    to = tmp_path / "out" / "mine.safetensors"
+    command = ["export", "done", "--to", str(to), "--folder", str(run.path.parent)]
+    assert main(command) == 0
+    tensors = load_file(to)
+    assert tensors.keys() == LORA.keys() and all(torch.equal(tensors[name], 4 * LORA[name]) for name in LORA)
+    assert torch.equal(load_file(to.with_name("mine-moss.safetensors"))["emb_params"], WORD["emb_params"])
+    with safe_open(to, "pt") as file:
+        assert file.metadata()["ss_output_name"] == "mine"
+    before = to.read_bytes()
+    assert main([*command, "--step", "8"]) == 2 and "is there already" in capsys.readouterr().err
+    assert to.read_bytes() == before
+    assert main([*command, "--step", "8", "--overwrite"]) == 0 and to.read_bytes() != before
+    lora = run.path / "checkpoints" / "step-00000002" / "lora.safetensors"
+    lora.write_bytes(lora.read_bytes()[:-1] + b"!")
+    assert main([*command, "--step", "2", "--overwrite"]) == 2 and "is damaged" in capsys.readouterr().err

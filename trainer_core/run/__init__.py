@@ -1,9 +1,13 @@
-"""Runs as durable things on the disk: by what they are the same, their folders, and which one a queue means."""
+"""Runs as durable things on the disk: what makes two the same, their folders, which a queue means, what is told."""
 
+from .catalogue import describe, describe_in_detail, list_runs, run_paths
 from .choose import Choice, choose_run, finished_checkpoint, working_run
 from .folder import (
+    COURSE,
+    FILES,
     LORA,
     OPTIMIZER,
+    PUBLISHED,
     SAMPLES,
     WEIGHTS,
     Checkpoint,
@@ -15,9 +19,12 @@ from .folder import (
 from .key import FORMAT, Keys, build_keys, model_digests
 
 __all__ = [
+    "COURSE",
+    "FILES",
     "FORMAT",
     "LORA",
     "OPTIMIZER",
+    "PUBLISHED",
     "SAMPLES",
     "WEIGHTS",
     "Checkpoint",
@@ -26,10 +33,14 @@ __all__ = [
     "RunFolder",
     "build_keys",
     "choose_run",
+    "describe",
+    "describe_in_detail",
     "find_runs",
     "finished_checkpoint",
+    "list_runs",
     "model_digests",
     "open_run",
     "read_json",
+    "run_paths",
     "working_run",
 ]

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..config import ExistingConfig
 from ..files import remove_folder
 from .folder import WEIGHTS, Checkpoint, RunFolder, find_runs, new_run, open_run
 from .key import Keys
+
+if TYPE_CHECKING:
+    from ..config import ExistingConfig
 
 # Whether a run takes the same steps as the one that is wanted up to one of them, for all that differs in length.
 SameSteps = Callable[[RunFolder, int], bool]

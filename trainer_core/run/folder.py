@@ -40,7 +40,12 @@ RUN, RESULT, LOG, SUMMARY = "run.json", "result.json", "log.jsonl", "summary.txt
 CHECKPOINTS, SAMPLES, CHECKPOINT = "checkpoints", "samples", "checkpoint.json"
 LOCK, OWNER = "lock", "owner.json"
 WEIGHTS, OPTIMIZER, LORA = "weights.safetensors", "optimizer.safetensors", "lora"
+COURSE = "course.safetensors"  # in a save: losses and measurements
+FILES = "files.json"  # in a save: what its LoRA files are
+PUBLISHED = "published.json"  # in a run's folder: which files outside it are copies of its own
+PROBE = 0.5  # seconds to wait for a lock that somebody who asks `busy` may hold for a moment
 _STEP = re.compile(r"step-(\d{8,})")
+_STEP_LINE = b'{"event": "step"'  # how `log` begins the line of a step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +93,7 @@ class RunFolder:
         The lock is the system's: it goes with the process that holds it, however that ends.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / LOCK, timeout=0)
+        lock = FileLock(self.path / LOCK, timeout=PROBE)
         try:
             lock.acquire()
         except Timeout as error:
@@ -107,9 +112,9 @@ class RunFolder:
 
     def busy(self) -> bool:
         """Tell whether somebody works on the run now."""
-        lock = FileLock(self.path / LOCK, timeout=0)
-        if not (self.path / LOCK).exists():
+        if not (self.path / OWNER).exists():  # nobody, who was cut off or works still
             return False
+        lock = FileLock(self.path / LOCK, timeout=0)
         try:
             with lock:
                 return False
@@ -136,14 +141,16 @@ class RunFolder:
             cut = file.tell() and _last_byte(self.path / LOG) != b"\n"  # a process was killed in the middle of a line
             file.write((b"\n" if cut else b"") + line.encode("utf-8", "backslashreplace") + b"\n")
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of the log that are whole."""
+    def events(self, newest: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the log that are whole; newest: of those of steps only so many, which saves time."""
         path = self.path / LOG
         if path.is_file():
-            with path.open(encoding="utf-8", errors="replace") as file:
-                for line in file:
-                    if (values := _parse(line)) is not None:
-                        yield values
+            lines = path.read_bytes().splitlines()
+            steps = [number for number, line in enumerate(lines) if line.startswith(_STEP_LINE)]
+            left_out = set(steps[:-newest]) if newest else set()
+            for number, line in enumerate(lines):
+                if number not in left_out and (values := _parse(line.decode(errors="replace"))) is not None:
+                    yield values
 
     def save(self, step: int, write: Callable[[Path], None], *, stays: bool) -> Checkpoint:
         """Add a save that `write` fills a folder with; one of that step takes the place of another.
@@ -166,10 +173,14 @@ class RunFolder:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the saves whose checkpoint.json can be read, the one of the most steps first."""
+        found = ((path, _read_checkpoint(path)) for path in self.saves())
+        return [c for path, c in found if c is not None and path.name == f"step-{c.step:08}"]
+
+    def saves(self) -> list[Path]:
+        """Return the folders of all saves, also of those that cannot be read, the one of the most steps first."""
         folder = self.path / CHECKPOINTS
         paths = [path for path in folder.iterdir() if _STEP.fullmatch(path.name)] if folder.is_dir() else []
-        found = [checkpoint for path in paths if (checkpoint := _read_checkpoint(path)) is not None]
-        return sorted(found, key=lambda checkpoint: -checkpoint.step)
+        return sorted(paths, key=lambda path: -int(path.name.removeprefix("step-")))
 
     def prune(self, keep_last: int) -> None:
         """Remove the saves that do not stay, but for the newest."""

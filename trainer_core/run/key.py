@@ -6,10 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..config import RunConfig
-from ..scan import File, Index
+if TYPE_CHECKING:
+    from ..config import RunConfig
+    from ..scan import Index
 
 FORMAT = 1  # of run folders and of their keys; raise it whenever the same key would give other weights
 SHOWN = 12  # characters of a key in names
@@ -64,6 +65,8 @@ def model_digests(config: RunConfig, tokenizer: Path, index: Index) -> dict[str,
 
     A file of many gigabytes is read once; the index knows it from then on as long as size and times stay.
     """
+    from ..scan import File  # here, so that runs are listed without all that reads pictures
+
     roles = list(_model_files(config, tokenizer))
     files = []
     for _, path in roles:

@@ -1,0 +1,53 @@
+"""Run folders made by hand, with files of a few bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from lora_atelier.trainer_core.files import write_json
+from lora_atelier.trainer_core.run import Keys, RunFolder
+from lora_atelier.trainer_core.run.folder import new_run
+from lora_atelier.trainer_core.state import save_state
+
+PLACE = "/home/somebody/models/checkpoints"
+METADATA = {"ss_output_name": "x", "modelspec.title": "x"}
+LORA = {"lora_unet_a.lora_up.weight": torch.ones(4, 1), "lora_unet_a.lora_down.weight": torch.full((1, 4), 0.5)}
+WORD = {"emb_params": torch.ones(2, 3)}
+
+
+def make_run(
+    runs: Path,
+    name: str,
+    key: str = "a",
+    *,
+    saves: Iterable[int] = (),
+    logged: int = 0,
+    finished: int | None = None,
+    steps: int = 8,
+) -> RunFolder:
+    """Make a run with saves after some steps, a log of others, and a result if it is finished; step 2's save stays."""
+    config = {"base_model": {"path": f"{PLACE}/base.safetensors"}}
+    run = new_run(runs, Keys(run=key * 64, course=key * 64), name, steps, config=config, pictures=3)
+    for step in range(1, logged + 1):
+        run.log("step", step=step, loss=1 / step, lr={"unet": 1e-4})
+    for step in saves:
+
+        def write(folder: Path, step: int = step) -> None:
+            for file, size in (("weights", 40), ("optimizer", 1000)):
+                (folder / f"{file}.safetensors").write_bytes(bytes([step]) * size)
+            losses = torch.tensor([10.0 * number for number in range(1, step + 1)], dtype=torch.float64)
+            save_state(folder / "course.safetensors", {"losses": losses, "validation": [(0, 2.0), (step, 1.5)]})
+            save_file({name: tensor * step for name, tensor in LORA.items()}, folder / "lora.safetensors", METADATA)
+            (folder / "words").mkdir()
+            save_file(WORD, folder / "words" / "lora-moss.safetensors", {"modelspec.title": "x"})
+            words = {"moss": "words/lora-moss.safetensors"}
+            write_json(folder / "files.json", {"files": [{"path": "lora.safetensors", "words": words, "steps": step}]})
+
+        run.save(step, write, stays=step == 2)
+    if finished is not None:
+        run.finish({"step": finished, "samples": {}})
+    return run
