@@ -104,7 +104,7 @@ def test_the_lora_goes_where_it_is_told_and_not_out_of_the_folder(any_server: Co
     result = comfy.queue(graph)
     assert result.ok, result.error
     loras = any_server.base / "models" / "loras"
-    assert Path(result.outputs["path"]["text"][0]) == loras / "faces" / f"{name}-2.safetensors"
+    assert Path(result.outputs["path"]["text"][0]) == loras / "faces" / f"{name}-000002.safetensors"
     (loras / f"out-{name}").symlink_to(tmp_path, target_is_directory=True)
     result = comfy.queue(changed(graph, "saves", file_name=f"out-{name}/{{name}}"))
     assert result.status == "error" and "outside the LoRA folder" in result.error
