@@ -15,6 +15,7 @@ from .preview import AtelierDatasetPreview
 from .resize import AtelierResizeLora
 from .routes import register_routes
 from .sample import AtelierSample
+from .saves import AtelierSaves
 from .scheduler import AtelierScheduler
 from .sockets import ComfyExtension, io
 from .tiny import register_tiny_model
@@ -39,6 +40,7 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierMemory,
     AtelierExistingLora,
     AtelierEmbedding,
+    AtelierSaves,
 ]
 
 

@@ -1,13 +1,10 @@
-"""All contact with the ComfyUI process: files, models, memory, progress, interruption, sampling."""
+"""ComfyUI as a house: its files, its models and its sampler. A run at work in it: session.py, progress.py."""
 
 from __future__ import annotations
 
-import gc
 import math
 import os
-import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,6 @@ from torch import Tensor
 
 import nodes as comfy_nodes
 
-from ..trainer_core.callbacks import Callbacks, StepReport
 from ..trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig
 from ..trainer_core.existing import load_lora
 from ..trainer_core.models.encoder import embedding_shape, read_text
@@ -37,17 +33,11 @@ from ..trainer_core.models.family import TEXT_FILES, UNET, VAE_FILE, detect_fami
 from ..trainer_core.models.header import read_header
 from ..trainer_core.models.sd import given_files
 from ..trainer_core.networks.files import fits
-from .plot import draw_losses
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pictures that come with the pack
 DIFFUSERS = "diffusers/"  # in front of diffusers folders in the list of checkpoints
 UPSCALE_METHODS = ["nearest-exact", "bilinear", "area", "bicubic", "bislerp"]
-SAVED_EVENT = "atelier.lora_saved"
-TEXT_INTERVAL = 0.2  # seconds between two lines of live text
-PLOT_INTERVAL = 5.0  # seconds between two live pictures of the losses
-PLOT_SHARE = 0.005  # of the time that drawing them may take
-MOST_CONCEPTS = 4  # whose losses are in the line of live text
 
 NOTHING = ExecutionBlocker(None)  # nodes linked to an output of this value are skipped without a message
 
@@ -163,21 +153,31 @@ def _dataset_roots() -> list[Path]:
     return [Path(root) for root in roots]
 
 
-def lora_file(name: str) -> Path:
-    """Return the file of a new LoRA inside ComfyUI's first LoRA folder; the folder is made and can be written."""
-    folder = Path(folder_paths.get_folder_paths("loras")[0]) / "atelier"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"{folder} cannot be written to; change its permissions, the LoRA is saved there.")
-    return folder / f"{name}.safetensors"
+def lora_file(name: str, folder: str) -> Path:
+    """Return the file of a new LoRA in a folder below ComfyUI's first LoRA folder; it is made and can be written.
+
+    Raises ValueError for a folder that leads out of there or cannot be used.
+    """
+    root = Path(folder_paths.get_folder_paths("loras")[0]).resolve()
+    place = root / folder
+    if not place.resolve().is_relative_to(root):
+        raise ValueError(f"{place} leads to {place.resolve()}, outside the LoRA folder; choose another folder.")
+    return _writable(place, "the LoRA is saved there") / f"{name}.safetensors"
 
 
 def embeddings_folder() -> Path:
     """Return where learned words are saved in ComfyUI's first folder of embeddings; it is made and can be written."""
-    folder = Path(folder_paths.get_folder_paths("embeddings")[0]) / "atelier"
-    folder.mkdir(parents=True, exist_ok=True)
+    return _writable(Path(folder_paths.get_folder_paths("embeddings")[0]) / "atelier", "learned words are saved there")
+
+
+def _writable(folder: Path, use: str) -> Path:
+    """Return a folder that is made and can be written; raises ValueError if it cannot."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be made ({error.strerror}); change what is there, {use}.") from error
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"{folder} cannot be written to; change its permissions, learned words are saved there.")
+        raise ValueError(f"{folder} cannot be written to; change its permissions, {use}.")
     return folder
 
 
@@ -372,147 +372,12 @@ def own(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-# --- training ----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def training_session() -> Iterator[torch.device]:
-    """Lend the process to a run and yield the device: gradients possible, memory free; all is put back after.
-
-    Running out of memory becomes a RuntimeError that names what to lower.
-    """
-    management, matmul = comfy.model_management, torch.backends.cuda.matmul
-    management.unload_all_models()
-    management.soft_empty_cache()
-    benchmark = torch.backends.cudnn.benchmark
-    fp16_sums = getattr(matmul, "allow_fp16_accumulation", None)  # torch < 2.7 has no such switch
-    gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    try:
-        with torch.inference_mode(False), torch.random.fork_rng(devices=gpus):
-            torch.backends.cudnn.benchmark = False  # its choice of algorithms would differ from run to run
-            if fp16_sums:  # --fast: too coarse for gradients
-                matmul.allow_fp16_accumulation = False
-            yield management.get_torch_device()
-    except RuntimeError as error:
-        if not management.is_oom(error):
-            raise
-        raise RuntimeError(
-            "Not enough memory to prepare this run: lower the resolution, or close what else uses the GPU."
-        ) from None
-    finally:
-        torch.backends.cudnn.benchmark = benchmark
-        if fp16_sums:
-            matmul.allow_fp16_accumulation = fp16_sums
-        gc.collect()
-        management.soft_empty_cache()
-
-
-class NodeProgress:
-    """Show a run on its node: the progress bar, one line of live text, the losses so far; and let Cancel stop it."""
-
-    def __init__(self, node_id: str, name: str = "") -> None:
-        self.node_id = node_id
-        self.notes: list[str] = []
-        self._name = name
-        self._bar = comfy.utils.ProgressBar(1, node_id=node_id)
-        self._losses: list[float] = []
-        self._concepts: dict[str, list[float]] = {}
-        self._measured: list[tuple[int, float]] = []
-        self._began = self._shown = self._next_plot = 0.0
-
-    def callbacks(self) -> Callbacks:
-        """Return what the core calls."""
-        check = comfy.model_management.throw_exception_if_processing_interrupted
-        return Callbacks(phase=self._phase, step=self._step, validation=self._validation, note=self._note, check=check)
-
-    def text(self, text: str) -> None:
-        """Show a text on the node."""
-        PromptServer.instance.send_progress_text(text, self.node_id)
-
-    def _phase(self, phase: str, done: int, total: int) -> None:
-        self._live(f"{phase} {done}/{total}", final=done == total)
-        self._bar.update_absolute(done, total)
-
-    def _step(self, report: StepReport) -> None:
-        now = time.perf_counter()
-        if report.step == 1:
-            self._began = now - report.seconds
-            self._next_plot = now + PLOT_INTERVAL
-        self._losses.append(report.loss)
-        for name in {*self._concepts, *report.concepts}:
-            curve = self._concepts.setdefault(name, [math.nan] * (report.step - 1))
-            curve.append(report.concepts.get(name, math.nan))
-        each = (now - self._began) / report.step
-        parts = [f"step {report.step}/{report.steps}", f"loss {recent(self._losses):.4f}"]
-        if 1 < len(self._concepts) <= MOST_CONCEPTS:
-            parts += [f"{name} {recent(curve):.4f}" for name, curve in sorted(self._concepts.items())]
-        if self._measured:
-            parts.append(f"validation {self._measured[-1][1]:.4f}")
-        if report.masked_area is not None:
-            parts.append(f"mask {report.masked_area:.0%}")
-        parts.append(f"lr {next(iter(report.learning_rates.values())):.2g}")
-        parts += [speed(each), f"{clock(each * (report.steps - report.step))} left"]
-        self._live(" · ".join(parts), final=report.step == report.steps)
-        self._bar.update_absolute(report.step, report.steps, self._plot(now, report.step))
-
-    def _plot(self, now: float, steps: int) -> tuple[str, Any, int] | None:
-        """Return the losses so far as a preview of the node, None as long as the last one is fresh."""
-        if now < self._next_plot:
-            return None
-        picture = draw_losses(self._losses, f"{self._name}: loss over {steps} steps", self._measured, self._concepts)
-        done = time.perf_counter()
-        self._next_plot = done + max(PLOT_INTERVAL, (done - now) / PLOT_SHARE)
-        return "JPEG", picture, max(picture.size)
-
-    def _validation(self, steps: int, loss: float) -> None:
-        self._measured.append((steps, loss))
-        self._note(f"Validation loss after {steps} steps: {loss:.4f}")
-
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        self.text(text)
-
-    def _live(self, text: str, final: bool) -> None:
-        now = time.perf_counter()
-        if final or now - self._shown >= TEXT_INTERVAL:
-            self._shown = now
-            self.text(text)
-
-
-def recent(losses: list[float]) -> float:
-    """Return the mean of the last finite losses, at most twenty."""
-    finite = [loss for loss in losses[-200:] if math.isfinite(loss)][-20:]
-    return sum(finite) / len(finite) if finite else math.nan
-
-
-def announce_lora() -> None:
-    """Tell every open browser that there is a new LoRA, so that its lists can be read again."""
-    PromptServer.instance.send_sync(SAVED_EVENT, {})
-
-
-def speed(seconds: float) -> str:
-    """Return a step's duration as people read it: 11.3 it/s, or 2.50 s/it when it takes longer than a second."""
-    return f"{1 / seconds:.1f} it/s" if 0 < seconds < 1 else f"{seconds:.2f} s/it"
-
-
-def clock(seconds: float) -> str:
-    """Return a duration as 0:25, 12:05 or 3:00:10."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 # --- sampling ----------------------------------------------------------------------------------------------
 
 
 def sampler_names() -> list[str]:
     """Return the samplers of this ComfyUI."""
     return comfy.samplers.KSampler.SAMPLERS
-
-
-def add_route(path: str, answer: Callable[[web.Request], Awaitable[web.Response]], method: str = "POST") -> None:
-    """Let the server answer requests to a path; only while ComfyUI starts."""
-    PromptServer.instance.routes.route(method, path)(answer)
 
 
 def scheduler_names() -> list[str]:
@@ -548,3 +413,11 @@ def decode_latents(vae: Any, latents: Tensor) -> Tensor:
     """Return pictures (B, H, W, 3) in 0..1."""
     # ComfyUI's tiled decoding, which it falls back to when memory is short, gives inference tensors.
     return own(vae.decode(latents))
+
+
+# --- server ------------------------------------------------------------------------------------------------
+
+
+def add_route(path: str, answer: Callable[[web.Request], Awaitable[web.Response]], method: str = "POST") -> None:
+    """Let the server answer requests to a path; only while ComfyUI starts."""
+    PromptServer.instance.routes.route(method, path)(answer)

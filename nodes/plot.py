@@ -1,4 +1,4 @@
-"""Draw the losses of a run."""
+"""Draw what a run has come to: its losses, its samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from ..trainer_core.smooth import smooth, window_of
 
@@ -16,6 +16,8 @@ HELD_OUT = (96, 180, 255)
 BRIGHT, DIM = (232, 233, 236), (152, 156, 164)
 CONCEPTS = [(126, 211, 120), (240, 120, 150), (190, 150, 255), (90, 210, 200), (220, 220, 110), (235, 130, 90)]
 POINTS = 600  # of a curve at most: more than the eye tells apart
+SHEET = 1024  # pixels: the longer side of samples side by side
+MOST_SAMPLES = 64  # on a sheet
 
 Curve = Sequence[tuple[float, float]]  # (step, loss)
 
@@ -106,6 +108,19 @@ def draw_losses(
         draw.text((x + 20, y), text, fill=colour, font=small, anchor="lm")
         x += 36 + long
     return image
+
+
+def draw_grid(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Draw pictures side by side, row by row, on a sheet about as wide as high; they are made smaller where needed."""
+    pictures = pictures[:MOST_SAMPLES]
+    columns = math.ceil(math.sqrt(len(pictures)))
+    width, height = (max(sides) for sides in zip(*(picture.size for picture in pictures), strict=True))
+    shrink = min(1.0, SHEET / (columns * max(width, height)))
+    cell = (max(1, int(width * shrink)), max(1, int(height * shrink)))
+    sheet = Image.new("RGB", (columns * cell[0], math.ceil(len(pictures) / columns) * cell[1]), GROUND)
+    for i, picture in enumerate(pictures):
+        sheet.paste(ImageOps.contain(picture, cell), (i % columns * cell[0], i // columns * cell[1]))
+    return sheet
 
 
 def thin(points: Iterable[tuple[float, float]], steps: int) -> list[tuple[float, float]]:

@@ -7,6 +7,7 @@ import torch
 
 from ..trainer_core.config import BucketConfig, DatasetConfig, TrainConfig
 from . import bridge
+from .progress import NodeProgress
 from .sockets import CATEGORY, BucketsSocket, DatasetSocket, io, ui
 
 
@@ -107,7 +108,7 @@ class AtelierDatasetPreview(io.ComfyNode):
             seed=seed,
             buckets=buckets or BucketConfig(),
         )
-        progress = bridge.NodeProgress(cls.hidden.unique_id)
+        progress = NodeProgress(cls.hidden.unique_id)
         with Index(bridge.index_file()) as index:
             manifest = scan(dataset, index, progress.callbacks())
         plan = build_plan(manifest, dataset, train)

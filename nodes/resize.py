@@ -6,6 +6,7 @@ import torch
 
 from ..trainer_core.resize import resize_lora
 from . import bridge
+from .progress import NodeProgress
 from .sockets import CATEGORY, io, ui
 
 
@@ -53,5 +54,5 @@ class AtelierResizeLora(io.ComfyNode):
             f"{before / 1e6:.1f} MB to {after / 1e6:.1f} MB.\n"
             f"Kept {kept:.1%} of the effect on average, least {worst.kept:.1%} ({worst.name})."
         )
-        bridge.NodeProgress(cls.hidden.unique_id).text(report)
+        NodeProgress(cls.hidden.unique_id).text(report)
         return io.NodeOutput(resized, report, ui=ui.PreviewText(report))

@@ -1,17 +1,18 @@
-"""What the editor asks the server: the curve that the Scheduler node draws on itself, and the runs on the disk."""
+"""What the editor asks the server: the Scheduler's curve, that a run stops, saves or draws, the runs on the disk."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import typing
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
 from ..trainer_core.config import SchedulerConfig
 from ..trainer_core.schedule import check_length, lr_factor, warmup_steps
-from . import bridge
+from . import bridge, session
 from .scheduler import read_scheduler
 
 LARGEST = 8192  # bytes of a question
@@ -22,19 +23,41 @@ USUAL = 1000  # steps drawn where nothing says how many the run has
 
 def register_routes() -> None:
     """Add the routes to the server."""
-    bridge.add_route("/atelier/schedule", answer_schedule)
     bridge.add_route("/atelier/runs", answer_runs, "GET")
     bridge.add_route("/atelier/runs/{run}", answer_run, "GET")
+    bridge.add_route("/atelier/schedule", answering(answer_schedule))
+    bridge.add_route("/atelier/ask", answering(answer_ask))
 
 
-async def answer_schedule(request: web.Request) -> web.Response:
-    """Answer {values: the Scheduler's widgets, steps: of the run or null} with a curve, or {error: a sentence}."""
-    if request.content_length is None or request.content_length > LARGEST:
-        return web.json_response({"error": f"A question has at most {LARGEST} bytes."}, status=413)
+def answering(answer: Callable[[Any], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Return a route that answers a question in JSON; one that is too long or no JSON gets {error: a sentence}."""
+
+    async def route(request: web.Request) -> web.Response:
+        if request.content_length is None or request.content_length > LARGEST:
+            return web.json_response({"error": f"A question has at most {LARGEST} bytes."}, status=413)
+        try:
+            question = json.loads(await request.read())
+        except (ValueError, RecursionError):  # neither text nor JSON
+            return web.json_response({"error": "The question is no JSON."}, status=400)
+        return answer(question)
+
+    return route
+
+
+def answer_ask(question: Any) -> web.Response:
+    """Answer {what: one of session.SAID, node: id of a Train LoRA, or none} with {said: a sentence} or {error: one}."""
+    what, node = (question.get("what"), question.get("node")) if isinstance(question, dict) else (None, None)
+    if not isinstance(what, str) or what not in session.SAID or not isinstance(node, str | None):
+        known = ", ".join(session.SAID)
+        return web.json_response({"error": f"what must be one of {known}, and node a node's id or null."}, status=400)
     try:
-        question = json.loads(await request.read())
-    except ValueError:  # neither text nor JSON
-        return web.json_response({"error": "The question is no JSON."}, status=400)
+        return web.json_response({"said": session.ask(what, node)})
+    except ValueError as problem:
+        return web.json_response({"error": str(problem)}, status=409)
+
+
+def answer_schedule(question: Any) -> web.Response:
+    """Answer {values: the Scheduler's widgets, steps: of the run or null} with a curve, or {error: a sentence}."""
     try:
         return web.json_response(curve(question))
     except ValueError as problem:

@@ -15,6 +15,7 @@ LoraConfigSocket = io.Custom("ATELIER_LORA_CONFIG")  # LoraConfig
 BucketsSocket = io.Custom("ATELIER_BUCKETS")  # BucketConfig
 MemorySocket = io.Custom("ATELIER_MEMORY")  # MemoryConfig
 ObjectiveSocket = io.Custom("ATELIER_OBJECTIVE")  # ObjectiveConfig
+SavesSocket = io.Custom("ATELIER_SAVES")  # SavesConfig
 
 
 def complaint(check: Callable[[], object]) -> bool | str:
@@ -36,6 +37,7 @@ __all__ = [
     "MemorySocket",
     "ObjectiveSocket",
     "OptimizerSocket",
+    "SavesSocket",
     "SchedulerSocket",
     "complaint",
     "io",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,20 +12,24 @@ from ..trainer_core.config import (
     BaseModelConfig,
     BucketConfig,
     DatasetConfig,
+    ExistingConfig,
     LoraConfig,
     MemoryConfig,
     ObjectiveConfig,
     OptimizerConfig,
     RunConfig,
     SampleConfig,
+    SavesConfig,
     SchedulerConfig,
     TrainConfig,
+    plain_name,
 )
 from ..trainer_core.existing import check_lora_files, comfy_tensors, outline_network
 from ..trainer_core.models import check_base_model, noise_model
-from . import bridge
+from . import bridge, session
 from .plot import draw_losses
 from .preview import to_image
+from .progress import NodeProgress, announce_lora, clock
 from .sockets import (
     CATEGORY,
     BaseModelSocket,
@@ -36,13 +39,13 @@ from .sockets import (
     MemorySocket,
     ObjectiveSocket,
     OptimizerSocket,
+    SavesSocket,
     SchedulerSocket,
     complaint,
     io,
     ui,
 )
 
-RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")  # device names on Windows
 TRAIN_FIELDS = (
     "steps",
     "epochs",
@@ -293,6 +296,44 @@ class AtelierTrain(io.ComfyNode):
                     "TensorBoard, whose package must be installed. both, or none.",
                     advanced=True,
                 ),
+                SavesSocket.Input(
+                    "saves",
+                    optional=True,
+                    tooltip="Optional, from Saves & Samples: how often the run is saved and draws samples, and where "
+                    "the LoRA goes. Not linked = saved every 5 minutes, as models/loras/atelier/<name>.safetensors.",
+                ),
+                io.DynamicCombo.Input(
+                    "on_existing",
+                    options=[
+                        io.DynamicCombo.Option("resume", []),
+                        io.DynamicCombo.Option("reuse", []),
+                        io.DynamicCombo.Option("train again", []),
+                        io.DynamicCombo.Option(
+                            "fork",
+                            [
+                                io.String.Input(
+                                    "run",
+                                    default="",
+                                    tooltip="Name of the run's folder in output/atelier/runs, as the note of that run "
+                                    "says it.",
+                                ),
+                                io.Int.Input(
+                                    "step",
+                                    default=0,
+                                    min=0,
+                                    max=100_000_000,
+                                    tooltip="The save to begin with, by its steps, as the run's folder lists them. "
+                                    "0 = the last one.",
+                                ),
+                            ],
+                        ),
+                    ],
+                    optional=True,
+                    tooltip="When there is a run with these settings, pictures and models already. resume (default): a "
+                    "finished one gives its result at once, one that was cut off or was shorter goes on. reuse: only a "
+                    "finished one is used. train again: from the start. fork: begin with the weights and state of any "
+                    "run's save, under these settings.",
+                ),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="The model with the LoRA on it, for KSampler or Sample."),
@@ -312,10 +353,17 @@ class AtelierTrain(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, name: str | None = None) -> bool | str:
+    def validate_inputs(cls, name: str | None = None, *, on_existing: object = None) -> bool | str:
         """Refuse a bad file name; a linked one is not known yet."""
-        # ComfyUI repeats the sentence for every input that is named here, so there is one.
-        return complaint(lambda: name is None or file_name(name))
+        # ComfyUI repeats the sentence for every input that is named here, so there is one: those after the * do not
+        # count. It hands over the dynamic combo in any case, and without its values.
+        del on_existing
+        return complaint(lambda: name is None or plain_name(name))
+
+    @classmethod
+    def fingerprint_inputs(cls, name: str | None = None, **_: object) -> str:
+        """Run again after "stop and keep", so that the run goes on; it only ever counts up, and is never undone."""
+        return f"kept:{session.kept(name)}"
 
     @classmethod
     def execute(
@@ -337,11 +385,11 @@ class AtelierTrain(io.ComfyNode):
         clip: Any = None,
         buckets: BucketConfig | None = None,
         memory: MemoryConfig | None = None,
+        saves: SavesConfig | None = None,
+        on_existing: dict[str, Any] | None = None,
         **values: Any,
     ) -> io.NodeOutput:
         """Train, verify, save, and put the LoRA on MODEL and CLIP."""
-        from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
-
         fields = {field: values[field] for field in TRAIN_FIELDS}
         fields |= {field: values[field] for field in LATER_FIELDS if field in values}
         train = TrainConfig(buckets=buckets or BucketConfig(), **fields)
@@ -364,30 +412,34 @@ class AtelierTrain(io.ComfyNode):
                 width=side,
                 height=side,
             ),
+            saves=saves or SavesConfig(),
+            existing=read_existing(on_existing or {}),
         )
-        output = bridge.lora_file(file_name(name))
+        output = bridge.lora_file(plain_name(name), config.saves.folder)
         embeddings = bridge.embeddings_folder() if lora_config.embeddings else None
-        model, clip = output_models(config, model, clip)
-        progress, began = bridge.NodeProgress(cls.hidden.unique_id, output.stem), time.monotonic()
-
-        def verify(path: Path) -> None:
-            bridge.check_lora(path, model, clip)
-
+        progress, began = NodeProgress(cls.hidden.unique_id, output.stem), time.monotonic()
         try:
-            with bridge.training_session() as device:
-                result = train_lora(
-                    config,
-                    output,
-                    bridge.cache_folder(),
-                    device,
-                    progress.callbacks(),
-                    verify,
-                    cache_limit=bridge.cache_limit(),
-                    logs=bridge.logs_folder(),
-                    embeddings=embeddings,
-                )
+            with session.open_to_requests(cls.hidden.unique_id, draws=bool(config.sample.prompts)) as asked:
+                from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
+
+                model, clip = output_models(config, model, clip)
+                with session.training_session() as device, session.saved_when_comfyui_ends():
+                    result = train_lora(
+                        config,
+                        output,
+                        bridge.cache_folder(),
+                        device,
+                        progress.callbacks(asked),
+                        lambda path: bridge.check_lora(path, model, clip),
+                        cache_limit=bridge.cache_limit(),
+                        logs=bridge.logs_folder(),
+                        embeddings=embeddings,
+                        runs=bridge.runs_folder(),
+                    )
         finally:
-            bridge.announce_lora()  # a run that is cancelled leaves a file too
+            announce_lora()  # a run that is cancelled leaves a file too
+        if not result.finished:
+            session.count_kept(name)
         report = summary(result, time.monotonic() - began)
         progress.text(report)
         return io.NodeOutput(
@@ -405,19 +457,17 @@ class AtelierTrain(io.ComfyNode):
                     best=result.best[0] if result.best else None,
                 )
             ),
-            ui=ui.PreviewText("\n\n".join([report, *progress.notes])),
+            ui=ui.PreviewText("\n\n".join([report, *(note for note in progress.notes if note != result.how)])),
         )
 
 
-def file_name(name: str) -> str:
-    """Return a LoRA's file name without extension; raises ValueError for anything that is not one plain name."""
-    plain = name.strip().removesuffix(".safetensors").strip()
-    if not re.fullmatch(r"[\w .()-]{1,100}", plain) or plain.strip(". ") != plain or RESERVED.fullmatch(plain):
-        raise ValueError(
-            f"The name {name!r} cannot be a file name here; use up to 100 letters, digits, spaces and - _ . ( ), no "
-            "folder, for example my_lora."
-        )
-    return plain
+def read_existing(on_existing: dict[str, Any]) -> ExistingConfig:
+    """Return the configuration of the choice on_existing and its fields; old prompts have none."""
+    fields = {"on_existing": "on_existing", "run": "fork_run", "step": "fork_step"}
+    chosen = {fields[name]: value for name, value in on_existing.items() if value is not None}
+    if "fork_run" in chosen:
+        chosen["fork_run"] = chosen["fork_run"].strip()
+    return ExistingConfig(**chosen)
 
 
 def output_models(config: RunConfig, model: Any, clip: Any) -> tuple[Any, Any]:
@@ -457,8 +507,9 @@ def summary(result: Any, seconds: float) -> str:
     skipped = sum(not math.isfinite(loss) for loss in losses)
     left_out = f", {skipped} of them without an update" if skipped else ""
     lines = [
-        f"Saved as {path.parent.name}/{path.name}",
-        f"{len(losses)} steps in {bridge.clock(seconds)}{left_out}, mean loss at the end {end}",
+        result.how,
+        f"Saved as {path}",
+        f"{len(losses)} steps{left_out}, mean loss at the end {end}; it took {clock(seconds)} this time",
     ]
     if result.others:
         lines.append(f"Saved beside it, not in the outputs: {', '.join(other.name for other in result.others)}")
@@ -466,4 +517,5 @@ def summary(result: Any, seconds: float) -> str:
         lines.append(f"For {word} write embedding:{file.parent.name}/{file.stem} in prompts")
     if result.log:
         lines.append(f"Log in {result.log}")
+    lines.append(f"Run in {result.run}")
     return "\n".join(lines)

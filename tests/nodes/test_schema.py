@@ -26,6 +26,7 @@ NODES = [
     "AtelierOptimizer",
     "AtelierResizeLora",
     "AtelierSample",
+    "AtelierSaves",
     "AtelierScheduler",
     "AtelierTrain",
 ]

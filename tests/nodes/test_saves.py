@@ -1,0 +1,132 @@
+"""Saves & Samples, what is asked of a run while it works, and a ComfyUI that is closed meanwhile."""
+
+import json
+import signal
+import sys
+import urllib.error
+from pathlib import Path
+
+import pytest
+import websocket
+from train_graph import changed, chosen, draw_pictures, node, train_graph
+
+from comfy_client import ComfyClient, ComfyServer, Result
+from lora_atelier.dev import TINY_BASE
+
+pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
+
+LONG = 100_000  # steps of a run that does not end by itself
+SAVES = {
+    "save_every": 5,
+    "save_unit": "minutes",
+    "keep_last": 2,
+    "keep_every": 0,
+    "publish": False,
+    "sample_every": 0,
+    "sample_unit": "steps",
+    "file_name": "faces/{name}-{step}",
+    "overwrite": False,
+}
+
+
+def ask(comfy: ComfyClient, question: object) -> tuple[int, dict]:
+    """Ask as the buttons do; return the status and the answer."""
+    try:
+        return 200, json.loads(comfy.request("/api/atelier/ask", question))
+    except urllib.error.HTTPError as refusal:
+        return refusal.code, json.loads(refusal.read())
+
+
+@pytest.mark.parametrize(
+    ("question", "status", "sentence"),
+    [
+        ({"what": "stop"}, 409, "No LoRA is being trained now."),
+        ({"what": "stop", "node": "train"}, 409, "No LoRA is being trained now."),
+        ({"what": "dance"}, 400, "what must be one of stop, save, sample"),
+        ({"what": ["stop"]}, 400, "what must be one of stop, save, sample"),
+        ({"what": "stop", "node": 5}, 400, "node a node's id or null"),
+        ("stop", 400, "what must be one of stop, save, sample"),
+        (b"[" * 8000, 400, "The question is no JSON."),
+        (b" " * 9000, 413, "at most 8192 bytes"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused(comfy: ComfyClient, question, status: int, sentence: str) -> None:
+    code, answer = ask(comfy, question)
+    assert code == status and sentence in answer["error"]
+
+
+def test_a_run_does_what_it_is_asked_and_goes_on_when_queued_again(any_server: ComfyServer) -> None:
+    comfy = ComfyClient(any_server.url)
+    name = f"asked-{comfy.id[:6]}"
+    draw_pictures(any_server.base / "input" / name)
+    graph = train_graph(name, name=name, steps=LONG)
+    answers: list[tuple[int, dict]] = []
+
+    def stop(kind: str, data: dict, result: Result) -> None:
+        if kind == "text" and data["text"].startswith("step ") and not answers:
+            answers.append(ask(comfy, {"what": "stop", "node": "other"}))
+            answers.append(ask(comfy, {"what": "sample", "node": "train"}))
+            answers.append(ask(comfy, {"what": "save"}))
+            answers.append(ask(comfy, {"what": "stop", "node": "train"}))
+
+    for _ in range(2):  # "stop and keep" makes the next queue run the node again
+        answers.clear()
+        result = comfy.queue(graph, on_event=stop)
+        assert result.ok, result.error
+        assert result.did_run("train") and Path(result.outputs["path"]["text"][0]).is_file()
+        assert [code for code, _ in answers] == [409, 409, 200, 200]
+        assert "another Train LoRA" in answers[0][1]["error"] and "sample_prompts" in answers[1][1]["error"]
+    done = changed(graph, "train", steps=1, seed=2)
+    assert comfy.queue(done).did_run("train")
+    again = comfy.queue(done)  # while one that came to its end is remembered
+    assert again.ok and again.was_cached("train")
+
+
+def test_a_bad_file_name_is_refused_before_anything_runs(comfy: ComfyClient, pictures: Path) -> None:
+    graph = changed(train_graph(pictures.name), "train", saves=["saves", 0])
+    for name, sentence in (
+        ("../{name}", "The folder '..' must lie inside the LoRA folder"),
+        ("/etc/{name}", "The folder '/etc' must lie inside the LoRA folder"),
+        ("C:\\loras\\{name}", "must lie inside the LoRA folder"),
+        ("faces/", "cannot be a file name here"),
+        ("faces/{nam}", "can hold {name}, {date}, {time}, {step}, {epoch} and nothing else"),
+    ):
+        result = comfy.queue({**graph, "saves": node("AtelierSaves", **{**SAVES, "file_name": name})})
+        assert result.status == "rejected" and result.error.count(sentence) == 1, result.error
+
+
+def test_the_lora_goes_where_it_is_told_and_not_out_of_the_folder(any_server: ComfyServer, tmp_path: Path) -> None:
+    comfy = ComfyClient(any_server.url)
+    name = f"saved-{comfy.id[:6]}"
+    draw_pictures(any_server.base / "input" / name)
+    graph = changed(train_graph(name, name=name, steps=2), "train", saves=["saves", 0])
+    graph["saves"] = node("AtelierSaves", **SAVES)
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    loras = any_server.base / "models" / "loras"
+    assert Path(result.outputs["path"]["text"][0]) == loras / "faces" / f"{name}-000002.safetensors"
+    (loras / f"out-{name}").symlink_to(tmp_path, target_is_directory=True)
+    result = comfy.queue(changed(graph, "saves", file_name=f"out-{name}/{{name}}"))
+    assert result.status == "error" and "outside the LoRA folder" in result.error
+    for run, sentence in (("", "fork needs a run to begin with"), ("../x", "'../x'")):
+        result = comfy.queue(changed(graph, "train", **chosen("on_existing", "fork", run=run, step=0)))
+        assert result.status == "error" and sentence in result.error
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no signals that ask a process to end")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_comfyui_that_is_closed_saves_the_run_first(start_comfy, tmp_path: Path, number: signal.Signals) -> None:
+    server = start_comfy(base=tmp_path)
+    comfy = ComfyClient(server.url)
+    draw_pictures(server.base / "input" / "closed")
+
+    def close(kind: str, data: dict, result: Result) -> None:
+        if kind == "text" and data["text"].startswith("step 1/"):
+            server.process.send_signal(number)
+
+    with pytest.raises((websocket.WebSocketException, OSError)):
+        comfy.queue(train_graph("closed", name="closed", steps=LONG, accumulate=8), on_event=close)
+    # By the signal, as without us; ComfyUI itself takes Ctrl+C for a wish and ends in good order.
+    assert server.process.wait(90) == (0 if number == signal.SIGINT else -number)
+    assert list((server.base / "models" / "loras" / "atelier").glob("closed-stopped-at-*.safetensors"))
+    assert list((server.base / "output" / "atelier" / "runs").glob("closed-*/checkpoints/step-*/weights.safetensors"))
