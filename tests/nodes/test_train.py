@@ -156,7 +156,7 @@ def test_cancel_stops_between_micro_steps_and_keeps_what_was_learned(
     cancelled = comfy.queue(graph, on_event=cancel)
     assert cancelled.status == "interrupted"
     assert stopped_at(server.base / "models" / "loras" / "atelier", pictures.name) == 1
-    assert cancelled.texts[-1][1].startswith("Stopped at step 1 of 500")
+    assert cancelled.texts[-1][1].startswith("Stopped after step 1 of 500")
     assert lora_path(comfy.queue(changed(graph, "train", steps=1, accumulate=1))).is_file()
 
 
