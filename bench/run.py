@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.bench import cases, full_size, gpu_report
+from lora_atelier.bench import cases, full_size, gpu_report, saves
 from lora_atelier.bench.cases import CACHE, CPU, CPU_DRY, CURVE, GPU, GPU_DRY, ROOT, Case
 from lora_atelier.bench.report import render, render_data, write_block
 from lora_atelier.bench.results import (
@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("--networks", action="store_true", help="compare algorithms with LyCORIS' instead")
     parser.add_argument("--data", action="store_true", help="measure scanning and encoding of pictures instead")
     parser.add_argument("--estimates", action="store_true", help="count memory by settings in dry runs instead")
+    parser.add_argument("--saves", action="store_true", help="what a save costs against a step instead")
     parser.add_argument("--full-size", action="store_true", help="full-size models from load to ComfyUI instead")
     parser.add_argument("--model", choices=[*cases.BASES, "all"], default="all")
     parser.add_argument("--rounds", type=int, help="rounds of race and stock node (default 3, 2 with --gpu)")
@@ -61,7 +62,7 @@ def main() -> int:
             return write_gpu_page(json.loads(options.render.read_text(encoding="utf-8")))
         if options.estimates:
             return run_estimates(command)
-        if options.gpu and not options.data:
+        if options.gpu and not (options.data or options.saves):
             return run_gpu(options, command)
         if not has_comfyui():
             sys.exit("bench: COMFYUI_PATH must name a ComfyUI folder; `python3 dev.py bench` sets it.")
@@ -71,6 +72,8 @@ def main() -> int:
             return run_networks(command, options.rounds or 7, dry=options.dry)
         if options.data:
             return run_data("cuda" if options.gpu else "cpu", command, dry=options.dry)
+        if options.saves:
+            return run_saves("cuda" if options.gpu else "cpu", command, dry=options.dry)
         if options.full_size:
             return run_full_size(options, command)
         return run_cpu(options, command)
@@ -239,6 +242,16 @@ def run_data(device: str, command: str, *, dry: bool) -> int:
     print(text)
     if not dry:
         write_block(PAGE, f"data-{device}", text)
+    return 0
+
+
+def run_saves(device: str, command: str, *, dry: bool) -> int:
+    """Measure saves of Stable Diffusion 1.5, or in a dry run of the tiny base."""
+    result = child("saves.py", "--model", "tiny" if dry else "sd15", "--device", device)
+    text = saves.render(result, command, stamp())
+    print(text)
+    if not dry:
+        write_block(PAGE, f"saves-{device}", text)
     return 0
 
 

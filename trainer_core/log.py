@@ -66,9 +66,8 @@ class Log:
         if kind in ("tensorboard", "both"):
             from torch.utils.tensorboard import SummaryWriter  # here: it takes seconds, and few ask for it
 
-            self._events = files.enter_context(
-                SummaryWriter(str(folder), purge_step=len(losses) + 1 if losses else None)
-            )
+            after = len(losses) + 1 if losses else 0  # readers forget what was written of these steps and later ones
+            self._events = files.enter_context(SummaryWriter(str(folder), purge_step=after))
 
     def step(self, report: StepReport) -> None:
         """Write what a step did."""

@@ -1,22 +1,27 @@
-"""Will the run fit? Memory settings are chosen from an estimate before any model is loaded."""
+"""Will the run fit? Memory settings are chosen from estimates, and disks looked at, before any model is loaded."""
 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .config import MemoryConfig, RunConfig
-from .estimate import CUDA_BLOCK, Estimate, estimate_step
+from .estimate import CUDA_BLOCK, Estimate, estimate_step, optimizer_state
 from .existing import learning_rates, outline_network
+from .gradient_noise import looked_at
 from .memory import DTYPES, Stream, describe, free_bytes, kept_activations, prepare, recompute, rungs, weight_bytes
 from .models import CHUNK, MAX_CHUNKS, Words, count_tokens, word_ids
 from .plan import Plan
 
 ERROR = 0.1  # of the estimate; only what is larger by more than this is refused
 RESERVE = 250e6  # bytes that kernels and torch's own bookkeeping take on a GPU besides
+ENTRY = 350  # bytes that a file takes to say of a tensor what it is, and where in the state
+BESIDE = 20_000  # bytes of the small files of a save
 OTHER_WEIGHTS = ("float8", "nf4")  # what to propose to somebody whose run does not fit
 
 
@@ -42,6 +47,40 @@ def fit_memory(
         f"This run needs about {estimate.gigabytes} of memory with {describe(memory)}, and {free / 1e9:.1f} GB are "
         f"free: set {remedies}."
     )
+
+
+def check_disk(config: RunConfig, plan: Plan, runs: Path, there: int = 0) -> None:
+    """Raise ValueError when the saves of a run cannot fit beside each other into the folder of runs.
+
+    One more is there than are kept while a new one is written. there: bytes of those that the run has already.
+    """
+    each, count = save_bytes(config, plan), config.saves.keep_last + 1 if config.saves.save_every else 1
+    needed = each * count - there
+    free = shutil.disk_usage(next(path for path in (runs, *runs.parents) if path.exists())).free
+    if needed > free:
+        raise ValueError(
+            f"The saves of this run need {needed / 1e6:,.0f} MB ({count} of {each / 1e6:,.0f} MB each) and "
+            f"{free / 1e6:,.0f} MB are free in {runs}; make room, or lower keep_last or the rank."
+        )
+
+
+def save_bytes(config: RunConfig, plan: Plan) -> int:
+    """Return about how many bytes one save of a run takes: weights, averages, optimizer and LoRA files."""
+    base, network = outline_network(config)
+    network.to(DTYPES[config.lora.dtype])
+    optimizer, train = config.optimizer, config.train
+    rates = learning_rates(optimizer, base)
+    groups = network.groups(rates, optimizer.conv_learning_rate, optimizer.lora_plus_ratio)
+    parameters = [p for group in groups for p in group["params"]]
+    with network.attached():  # what some layers write needs the frozen weight
+        file = [tensor.numel() for tensor in network.tensors().values()]
+    network.let_go()
+    weights = [t.nbytes for t in network.state_dict().values()] * (2 if train.keeps_by else 1)
+    state = optimizer_state(parameters, optimizer.replace(ema_device="same"))  # the average is saved wherever it is
+    sizes = [*weights, *(count * dtype.itemsize for count, dtype in state), sum(looked_at(parameters)) * 4]
+    for dtype in [train.save_dtype] * (2 if optimizer.ema_decay else 1) + ["float32"] * bool(train.keeps_by):
+        sizes += [count * DTYPES[dtype].itemsize for count in file]
+    return sum(sizes) + ENTRY * len(sizes) + BESIDE + 8 * plan.steps * (1 + len(plan.concept_names()))
 
 
 def largest_micro_batch(plan: Plan, tokenizer: Any, words: Words | None = None) -> tuple[int, tuple[int, int], int]:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from .files import written_whole
+from .optim import arguments, describe, load_exactly
 from .outcome import Run, Saved, read_versions, versions, write_versions
 from .run import COURSE, OPTIMIZER, SAMPLES, WEIGHTS, Checkpoint
 from .sample import sample_images
@@ -24,7 +25,7 @@ from .validate import Best
 
 SHARE = 0.01  # of a run's time that saving may take, where minutes are what it goes by
 DISK_ERRORS = (OSError, SafetensorError)  # safetensors reports a full disk in its own way
-HYPERPARAMETERS = ("lr", "base_lr", "weight_decay", "model", "decays")  # of an optimizer's groups: the settings' own
+OF_GROUPS = ("lr", "base_lr", "weight_decay", "model", "decays")  # in an optimizer's groups: the settings' own
 
 
 def state_of(run: Run) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -33,14 +34,14 @@ def state_of(run: Run) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     best = run.best and {"steps": run.best.steps, "loss": run.best.loss, "weights": run.best.weights}
     weights = {
         "network": run.network.state_dict(),
-        "ema": run.ema.averages if run.ema else None,
+        "ema": dict(zip(_names(run, run.ema.parameters), run.ema.averages, strict=True)) if run.ema else None,
         "best": best,
         "at": run.at,
-        "ended": run.ended,
         "saves": run.saves,
     }
     optimizer = {
         "optimizer": run.optimizer.state_dict(),
+        "of": _identity(run),
         "scaler": run.scaler.state_dict(),
         "noise_scale": run.noise_scale.state_dict(),
     }
@@ -66,18 +67,20 @@ def restore(run: Run, weights: dict[str, Any], optimizer: dict[str, Any] | None,
             "or go on with its LoRA file by Existing LoRA."
         )
     run.network.load_state_dict(network)
-    if run.ema is not None and weights["ema"] is not None:
-        for average, saved in zip(run.ema.averages, weights["ema"], strict=True):
-            average.copy_(saved)
+    if run.ema is not None:  # of a fork that has none yet, it begins with the weights as they are
+        saved = weights["ema"] or network
+        for name, average in zip(_names(run, run.ema.parameters), run.ema.averages, strict=True):
+            average.copy_(saved.get(name, network[name]))
     if weights["best"] is not None and run.config.train.keeps_by:
         run.best = Best(**weights["best"])
-    run.at, run.ended, run.saves = weights["at"], weights["ended"], weights["saves"]
+    run.at, run.saves = weights["at"], weights["saves"]
     run.losses, run.validation = course["losses"].tolist(), list(course["validation"])
     none = torch.full((run.at,), math.nan)
     run.concepts = {name: course["concepts"].get(name, none).tolist() for name in run.concepts}
     if optimizer is not None:
-        _restore_optimizer(run, optimizer["optimizer"])
-        run.scaler.load_state_dict(optimizer["scaler"])
+        _restore_optimizer(run, optimizer)
+        if run.scaler.is_enabled() and optimizer["scaler"]:  # the precision may be another one now
+            run.scaler.load_state_dict(optimizer["scaler"])
         assert run.noise_scale is not None
         run.noise_scale.load_state_dict(optimizer["noise_scale"])
 
@@ -92,21 +95,26 @@ def go_on(run: Run, checkpoint: Checkpoint) -> None:
 
 def _restore_optimizer(run: Run, state: dict[str, Any]) -> None:
     """Give an optimizer its state back; settings that a fork has changed stay as they are now."""
-    groups = run.optimizer.param_groups
-    shape, wanted = ([(len(group["params"]), group.keys()) for group in each] for each in (groups, _groups(state)))
-    if shape != wanted:
+    if state["of"] != _identity(run):
         run.callbacks.note(f"The optimizer begins anew after step {run.at}: the save is of another one.")
         return
-    settings = [{key: group[key] for key in HYPERPARAMETERS if key in group} for group in groups]
-    run.optimizer.load_state_dict(state)
-    for group, own in zip(run.optimizer.param_groups, settings, strict=True):
-        group.update(own)
+    own = {*OF_GROUPS, *arguments(run.config.optimizer)}
+    settings = [{key: group[key] for key in own if key in group} for group in run.optimizer.param_groups]
+    load_exactly(run.optimizer, state["optimizer"])
+    for group, kept in zip(run.optimizer.param_groups, settings, strict=True):
+        group.update(kept)
 
 
-def _groups(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the parameter groups in an optimizer's state, in that of several optimizers those of all."""
-    parts = state.get("parts", [state])
-    return [group for part in parts for group in part["param_groups"]]
+def _identity(run: Run) -> dict[str, Any]:
+    """Return what an optimizer's state belongs to: its class, and the parameters of each group."""
+    groups = run.optimizer.param_groups
+    return {"class": describe(run.config.optimizer, False), "groups": [_names(run, g["params"]) for g in groups]}
+
+
+def _names(run: Run, parameters: Sequence[Tensor]) -> list[str]:
+    """Return how the network calls parameters."""
+    names = {id(parameter): name for name, parameter in run.network.named_parameters()}
+    return [names[id(parameter)] for parameter in parameters]
 
 
 def read_course(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -55,7 +55,7 @@ from .optim import Ema, averaged, build_optimizer, check_optimizer, learning_rat
 from .optim import remarks as optimizer_remarks
 from .outcome import Run, Shelf
 from .plan import MicroBatch, Plan, build_plan
-from .preflight import fit_memory
+from .preflight import check_disk, fit_memory
 from .report import long_captions, report
 from .result import Result, describe_best, finish, taken
 from .run import Checkpoint, RunFolder, build_keys, choose_run, model_digests, working_run
@@ -118,13 +118,14 @@ def train_lora(
     check_embeddings(config.lora.embeddings, plan, tokenizer)
 
     keys = build_keys(config, models, manifest_digest(manifest))
-    choice = choose_run(runs, keys, plan.steps, config.existing, same_steps(config, plan.steps))
+    choice = choose_run(runs, keys, plan.steps, config.existing, other_steps(config, plan.steps))
     if choice.own is not None and choice.finished is not None:
         log = log_folder(config, logs, choice.own)
         result = taken(choice.own, choice.finished, plan, shelf, config.sample, choice.sentence, log)
         if result is not None:
             callbacks.note(choice.sentence)
             return result
+    check_disk(config, plan, runs, sum(save.size for save in choice.own.checkpoints()) if choice.own else 0)
     network_size = describe_network(measure_run(config))
     long = long_captions(plan, tokenizer, word_ids(config.lora.embeddings))
     callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long)]))
@@ -168,20 +169,27 @@ def train_lora(
     return result
 
 
-def same_steps(config: RunConfig, steps: int) -> Callable[[RunFolder, int], bool]:
-    """Return what tells whether a run of another length has taken the same steps up to one as a run of `steps` does."""
+def other_steps(config: RunConfig, steps: int) -> Callable[[RunFolder, int], str]:
+    """Return what tells in what a run of another length has not taken the steps that one of `steps` takes up to one.
 
-    def same(run: RunFolder, step: int) -> bool:
+    The end of a sentence; empty where they are the same.
+    """
+    train = config.train
+
+    def other(run: RunFolder, step: int) -> str:
         if run.steps == steps:
-            return True
-        shares = any(word.stop and word.stop_unit == "share" for word in config.lora.embeddings)
-        whole = step < run.steps or config.train.accumulate == 1  # the last step of so many epochs may be a part of one
-        factors = (
-            lr_factor(k, run.steps, config.scheduler) == lr_factor(k, steps, config.scheduler) for k in range(step)
-        )
-        return whole and not shares and all(factors)
+            return ""
+        if any(lr_factor(k, run.steps, config.scheduler) != lr_factor(k, steps, config.scheduler) for k in range(step)):
+            return "its learning rate followed the curve of a run of that length"
+        if any(word.stop and word.stop_unit == "share" for word in config.lora.embeddings):
+            return "its embeddings stopped as in a run of that length"
+        if step == run.steps and train.accumulate > 1:  # the last step of so many epochs may be a part of one
+            return "its last step may have had fewer pictures"
+        if step == run.steps and train.keeps_by and step % train.validate_every:
+            return "it was measured once more, at its end, and these weights count among the best"
+        return ""
 
-    return same
+    return other
 
 
 def prepare_run(
@@ -264,18 +272,17 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
     def measure() -> None:
         """Measure the validation loss if that is due and not done, and end the run if it has not fallen for long."""
         every, patience, at = config.train.validate_every, config.train.early_stop_patience, run.at
-        if (at % every if every else at not in (0, plan.steps)) and at != plan.steps:
+        if not plan.validation or not (at == plan.steps or (at % every == 0 if every else at == 0)):
             return
-        if not plan.validation or (run.validation and run.validation[-1][0] == at):
-            return
-        with in_use():  # other weights than those that training's reader may remember captions of
-            read = text_reader(base, run.encoded, device, learning=True)
-            loss = validation_loss(base, run.encoded, read, plan, config, alphas, device, callbacks)
-            run.validation.append((at, loss))
-            if config.train.keeps_by:
-                run.best = better(run.best, run.validation, run.network)
-        run.record("validation", step=at, loss=loss)
-        callbacks.validation(at, loss)
+        if not run.validation or run.validation[-1][0] != at:  # else measured before the run was cut off
+            with in_use():  # other weights than those that training's reader may remember captions of
+                read = text_reader(base, run.encoded, device, learning=True)
+                loss = validation_loss(base, run.encoded, read, plan, config, alphas, device, callbacks)
+                run.validation.append((at, loss))
+                if config.train.keeps_by:
+                    run.best = better(run.best, run.validation, run.network)
+            run.record("validation", step=at, loss=loss)
+            callbacks.validation(at, loss)
         share = config.train.early_stop_min_improvement
         if patience and 0 < at < plan.steps and without_improvement(run.validation, share) >= patience:
             fallen = f"by more than {share:.1%} " if share else ""
@@ -288,8 +295,7 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
     if run.at == 0:
         for sentence in check_prediction(base, run.encoded, encode, plan, config, alphas, device):
             callbacks.note(sentence)
-    if not run.ended:
-        measure()
+    measure()
     while run.at < plan.steps and not run.ended:
         step = run.at
         began = time.perf_counter()

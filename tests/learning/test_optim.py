@@ -372,6 +372,8 @@ WRONG = [  # name or class, arguments, what the sentence says
     ("LBFGS", "", "does not work with these settings: .*closure"),
     ("AdaHessian", "", "does not work with these settings"),
     ("Kron", "", "draws random numbers"),
+    ("Conda", "", r"state of Conda cannot be saved \(.state.0.projector is a GaLoreProjector, .*choose another"),
+    ("SPlus", "", "SPlus does not go on from its saved state as it would have without a break, so that a run"),
 ]
 
 

@@ -22,6 +22,7 @@ from lora_atelier.bench import (
     report,
     results,
     run,
+    saves,
     worker,
 )
 from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig
@@ -353,6 +354,17 @@ def test_one_step_goes_all_the_way_into_comfyui(tmp_path, monkeypatch, comfyui):
     assert "| tiny | float32 | 64 | 119 unet + 18 te | 119 + 18 | 0 |" in text and "met" in text
     with pytest.raises(RuntimeError, match="117 \\+ 18 of 137 layers"):
         full_size.check("tiny", {"train": train, "load": load | {"unet": 117}})
+
+
+def test_saves_are_measured_against_steps(monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    result = saves.measure("tiny", "cpu")
+    assert len(result["saves"]) == saves.SAVES and len(result["steps"]) == saves.SAVES + 1
+    assert result["megabytes"] > 0.5 and all(seconds > 0 for seconds in result["saves"])
+    text = saves.render(result, "bench --saves", "today")
+    assert re.search(r"\| share of a run that saving takes, every 5 minutes \| \d\.\d\d% .*≤ 1% \| met \|", text)
+    slow = saves.render({**result, "saves": [4.0, 3.1, 5.0]}, "bench --saves", "today")
+    assert "| 1.32% | 1.02% – 1.64%, n = 3 | ≤ 1% | **missed** |" in slow
 
 
 def test_memory_is_foretold_by_settings_and_falls_with_each(monkeypatch):

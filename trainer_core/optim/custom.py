@@ -7,17 +7,23 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..config import OptimizerConfig
 from ..rng import generator
+from ..state import pack, unpack
+from .again import load_exactly
 
 LIBRARIES = ("torch.optim", "pytorch_optimizer")  # in the order in which a name is looked up
 OURS = ("self", "params", "lr", "kwargs")  # parameters of the class that its own settings are not among
 SHAPES = ((4, 8), (8, 4, 1, 1), (4, 8, 3, 3), (1, 8))  # as the parts of networks have them
 TRIED = 8  # steps: some begin with a few that move nothing
+WRONG = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # what trials end in
 
 
 def find_class(name: str) -> Any:
@@ -84,21 +90,14 @@ def try_out(config: OptimizerConfig, kind: Any, options: dict[str, Any]) -> None
         raise ValueError(
             f"{name} needs {lacking[0]} as well; add {lacking[0]}=… to arguments, or choose another optimizer."
         )
-    draws = generator(0, "optimizer")
-    weights = [torch.nn.Parameter(torch.randn(shape, generator=draws)) for shape in SHAPES]
-    before, state = [w.detach().clone() for w in weights], torch.random.get_rng_state()
-    groups = [{"params": weights, "lr": rate, "base_lr": rate} for rate in dict.fromkeys(config.rates.values())]
-    for i, group in enumerate(groups):
-        group["params"] = weights[i :: len(groups)]
+    draws, state = generator(0, "optimizer"), torch.random.get_rng_state()
+    gradients = [[torch.randn(shape, generator=draws) for shape in SHAPES] for _ in range(TRIED + 1)]
+    before = [torch.randn(shape, generator=draws) for shape in SHAPES]
     try:
-        optimizer = kind([group for group in groups if group["params"]], **options)
-        if hasattr(optimizer, "eval"):
-            optimizer.train()
-        for _ in range(TRIED):
-            for weight in weights:
-                weight.grad = torch.randn(weight.shape, generator=draws)
-            optimizer.step()
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        optimizer, weights = _tried(config, kind, options, before)
+        for step in gradients[:TRIED]:
+            _step(optimizer, weights, step)
+    except WRONG as error:
         raise ValueError(f"{name} does not work with these settings: {error}") from error
     if not torch.equal(state, torch.random.get_rng_state()):
         torch.random.set_rng_state(state)
@@ -107,3 +106,34 @@ def try_out(config: OptimizerConfig, kind: Any, options: dict[str, Any]) -> None
         raise ValueError(f"{name} makes numbers that are not finite, on a first trial; choose another optimizer.")
     if all(torch.equal(weight, old) for weight, old in zip(weights, before, strict=True)):
         raise ValueError(f"{name} does not move the weights in {TRIED} steps of a trial; choose another optimizer.")
+    remedy = "so that a run that is cut off could not be continued; choose another optimizer."
+    try:
+        again, others = _tried(config, kind, options, [weight.detach() for weight in weights])
+        tensors, tree = pack(optimizer.state_dict(), copy=True)
+        load_exactly(again, unpack(tensors, json.loads(json.dumps(tree))))
+        for one, its in ((optimizer, weights), (again, others)):
+            _step(one, its, gradients[TRIED])
+    except WRONG as error:
+        raise ValueError(f"The state of {name} cannot be saved ({str(error).rstrip('.')}), {remedy}") from error
+    if not all(torch.equal(weight, other) for weight, other in zip(weights, others, strict=True)):
+        raise ValueError(f"{name} does not go on from its saved state as it would have without a break, {remedy}")
+
+
+def _tried(
+    config: OptimizerConfig, kind: Any, options: dict[str, Any], values: Sequence[Tensor]
+) -> tuple[Any, list[Tensor]]:
+    """Return an optimizer over parameters of these values, and the parameters."""
+    weights: list[Tensor] = [torch.nn.Parameter(value.clone()) for value in values]
+    groups = [{"params": weights, "lr": rate, "base_lr": rate} for rate in dict.fromkeys(config.rates.values())]
+    for i, group in enumerate(groups):
+        group["params"] = weights[i :: len(groups)]
+    optimizer = kind([group for group in groups if group["params"]], **options)
+    if hasattr(optimizer, "eval"):
+        optimizer.train()
+    return optimizer, weights
+
+
+def _step(optimizer: Any, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient.clone()
+    optimizer.step()

@@ -16,8 +16,9 @@ from .key import Keys
 if TYPE_CHECKING:
     from ..config import ExistingConfig
 
-# Whether a run takes the same steps as the one that is wanted up to one of them, for all that differs in length.
-SameSteps = Callable[[RunFolder, int], bool]
+# In what a run that differs in length has not taken the same steps as the one that is wanted up to one of them, as
+# the end of a sentence; empty where it has.
+OtherSteps = Callable[[RunFolder, int], str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +31,7 @@ class Choice:
     sentence: str = ""  # says what is done
 
 
-def choose_run(runs: Path, keys: Keys, steps: int, existing: ExistingConfig, same_steps: SameSteps) -> Choice:
+def choose_run(runs: Path, keys: Keys, steps: int, existing: ExistingConfig, other_steps: OtherSteps) -> Choice:
     """Look for what a run of so many steps can take or go on with; nothing is written.
 
     Raises ValueError for a fork whose run or save is not there.
@@ -54,11 +55,11 @@ def choose_run(runs: Path, keys: Keys, steps: int, existing: ExistingConfig, sam
         return Choice(other=(run, checkpoint), sentence=sentence)
     if existing.on_existing == "resume":
         course = [run for run in found if run.keys.course == keys.course]
-        for checkpoint, exact, run in sorted(_shorter(course, steps, same_steps), key=lambda c: (-c[0].step, not c[1])):
+        for checkpoint, other, run in sorted(_shorter(course, steps, other_steps), key=lambda c: (-c[0].step, c[1])):
             if not checkpoint.problem():
                 sentence = f"Went on after step {checkpoint.step} of the run {run.path.name}, to step {steps}."
-                if not exact:
-                    sentence += " Up to there its learning rate followed the curve of a run of that length."
+                if other:
+                    sentence += f" Up to there {other}."
                 return Choice(other=(run, checkpoint), sentence=sentence)
     return Choice()
 
@@ -93,16 +94,16 @@ def finished_checkpoint(run: RunFolder) -> Checkpoint | None:
 
 
 def _shorter(
-    runs: Sequence[RunFolder], steps: int, same_steps: SameSteps
-) -> Iterator[tuple[Checkpoint, bool, RunFolder]]:
-    """Yield the saves that a run of so many steps can begin with, and whether it would have taken the same steps."""
+    runs: Sequence[RunFolder], steps: int, other_steps: OtherSteps
+) -> Iterator[tuple[Checkpoint, str, RunFolder]]:
+    """Yield the saves that a run of so many steps can begin with, and in what it would have come there otherwise."""
     for run in runs:
         found = [checkpoint for checkpoint in run.checkpoints() if checkpoint.step <= steps]
         end = (run.result() or {}).get("step") if run.steps <= steps else None
         for checkpoint in found:
-            exact = same_steps(run, checkpoint.step)
-            if exact or checkpoint.step == end:
-                yield checkpoint, exact, run
+            other = other_steps(run, checkpoint.step)
+            if not other or checkpoint.step == end:
+                yield checkpoint, other, run
 
 
 @contextmanager

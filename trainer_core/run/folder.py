@@ -58,6 +58,11 @@ class Checkpoint:
     written: float  # seconds since the epoch
     files: Mapping[str, Mapping[str, Any]]  # size and sha256 of each file, by its place in the folder
 
+    @property
+    def size(self) -> int:
+        """Return how many bytes its files have."""
+        return sum(known["size"] for known in self.files.values())
+
     def problem(self, *names: str) -> str:
         """Return what is wrong with its files, or with those named; empty when they are as they were written."""
         for name in names or self.files:
