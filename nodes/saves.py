@@ -51,7 +51,7 @@ class AtelierSaves(io.ComfyNode):
                     default=0,
                     min=0,
                     max=100_000,
-                    tooltip="Every so manieth save stays for good as well, to compare or to fork later. 0 = none.",
+                    tooltip="Each n-th save stays for good as well, to compare or to fork later. 0 = none.",
                     advanced=True,
                 ),
                 io.Boolean.Input(

@@ -292,7 +292,7 @@ class AtelierTrain(io.ComfyNode):
                     default="csv",
                     optional=True,
                     tooltip="Writes losses, learning rates, gradient norm, time and memory of every step to "
-                    "output/atelier/logs/<name>. csv: a table for any spreadsheet. tensorboard: event files for "
+                    "output/atelier/logs. csv: a table for any spreadsheet. tensorboard: event files for "
                     "TensorBoard, whose package must be installed. both, or none.",
                     advanced=True,
                 ),

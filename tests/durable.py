@@ -43,7 +43,7 @@ def cut_at(step):
 
 
 def cut_inside(step, checks):
-    """Return callbacks that end the run at so manieth time it asks whether to go on, once so many steps are over."""
+    """Return callbacks that end the run at the n-th time it asks whether to go on, once so many steps are over."""
     done, asked = [-1], [0]
 
     def check():

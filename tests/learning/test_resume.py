@@ -105,7 +105,7 @@ def killed(step):
 
 
 def inside(step, checks):
-    """Cut when it is asked for the so manieth time after a step: in validation, a picture, or a micro-batch."""
+    """Cut when it is asked for the n-th time after a step: in validation, a picture, or a micro-batch."""
     return cut_inside(step, checks)
 
 

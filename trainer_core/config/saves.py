@@ -25,7 +25,7 @@ class SavesConfig(Config):
     save_every: int = 5  # save_units from one save to the next; 0 = at the end only
     save_unit: Unit = "minutes"
     keep_last: int = 2  # newest saves that are kept
-    keep_every: int = 0  # every so manieth save stays as well; 0 = none
+    keep_every: int = 0  # each n-th save stays as well; 0 = none
     publish: bool = False  # the LoRA of a save that stays goes to the LoRA folder, too
     sample_every: int = 0  # sample_units from one set of samples to the next; 0 = at the end only
     sample_unit: Unit = "steps"
