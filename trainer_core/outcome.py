@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,10 +15,10 @@ import torch
 from torch import Tensor
 
 from .callbacks import Callbacks
-from .config import RunConfig, SavesConfig, fill_name
+from .config import RunConfig, SavesConfig, fill_name, plain_name
 from .encode import Encoded
-from .export import build_metadata, copy_lora, save_embeddings, save_lora, word_path
-from .files import file_digest, unused_path, write_json
+from .export import build_metadata, copy_lora, is_copy, save_embeddings, save_lora, word_path
+from .files import check_writable, file_digest, write_json
 from .gradient_noise import NoiseScale
 from .memory import Stream
 from .models import BaseModel
@@ -29,6 +30,7 @@ from .run import LORA, Checkpoint, RunFolder, read_json
 from .validate import Best
 
 FILES = "files.json"  # in a save: what its LoRA files are
+MOST_BYTES_OF_FILES = 250  # of a name in UTF-8; most file systems take 255
 PUBLISHED = "published.json"  # in a run's folder: which files outside it are copies of its own
 
 
@@ -205,16 +207,36 @@ class Shelf:
             copies.append(copy)
         return copies
 
+    def check_names(self, tokens: Iterable[str]) -> None:
+        """Raise ValueError for names that no file can have, of the LoRA or of words that are learned."""
+        plain_name(self.output.stem)  # of the run's folder
+        values = {"name": self.output.stem, "epoch": "1" * 6, "step": "1" * 7}
+        name = fill_name(self.saves.file_name, {**values, "date": "2000-01-01", "time": "00-00"})
+        for token in tokens:
+            longest = word_path(self.words, f"{name}-stopped-at-1000000-last-99", token).name
+            if len(longest.encode()) > MOST_BYTES_OF_FILES:
+                raise ValueError(
+                    f"The names of the LoRA, {name[:30]}, and of its word {token} are too long for one file; shorten "
+                    "the longer one."
+                )
+
+    def check_folders(self) -> None:
+        """Raise ValueError for folders that take no file."""
+        for folder in {self.output.parent, self.words}:
+            check_writable(folder)
+
     def _copy(self, saved: Saved, stem: str) -> Saved:
-        path = self._place(self.output.with_name(f"{stem}.safetensors"))
-        copy_lora(saved.path, path)
-        words = {token: self._place(word_path(self.words, path.stem, token)) for token in saved.words}
-        for token, word in words.items():
-            copy_lora(saved.words[token], word)
+        path = self._put(saved.path, self.output.with_name(f"{stem}.safetensors"))
+        words = {token: self._put(file, word_path(self.words, path.stem, token)) for token, file in saved.words.items()}
         return Saved(path=path, words=words, steps=saved.steps)
 
-    def _place(self, path: Path) -> Path:
-        return path if self.saves.overwrite else unused_path(path)
+    def _put(self, source: Path, path: Path) -> Path:
+        """Copy a file to a path, or to one with a number; a copy that a process was cut off after is taken as it is."""
+        candidates = (path if number == 1 else path.with_stem(f"{path.stem}-{number}") for number in itertools.count(1))
+        place = next(p for p in candidates if self.saves.overwrite or not p.exists() or is_copy(source, p))
+        if not place.exists() or not is_copy(source, place):
+            copy_lora(source, place)
+        return place
 
 
 def _published(files: Any, saved: Saved) -> Saved | None:
