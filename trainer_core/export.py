@@ -7,13 +7,14 @@ import hashlib
 import json
 import re
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -87,7 +88,23 @@ def save_lora(
 def _write_lora(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors with metadata to which kohya's hashes are added: those are of a file with `ss_` metadata alone."""
     save_file(tensors, path, {k: v for k, v in metadata.items() if k.startswith("ss_")})
-    save_file(tensors, path, {**metadata, **file_hashes(path)})
+    _write_ordered(path, tensors, {**metadata, **file_hashes(path)})
+
+
+def _write_ordered(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file whose metadata are in order, so that the same content is the same bytes.
+
+    safetensors itself writes them in an order that is another one in each process.
+    """
+    save_file(tensors, path, dict(metadata))
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= length, "JSON has one shortest form"
+        file.seek(8)
+        file.write(text.ljust(length))
 
 
 def copy_lora(source: Path, path: Path) -> None:
@@ -100,7 +117,24 @@ def copy_lora(source: Path, path: Path) -> None:
         if "ss_output_name" in metadata:
             _write_lora(temporary, tensors, {**metadata, "ss_output_name": path.stem})
         else:
-            save_file(tensors, temporary, {**metadata, "modelspec.trigger_phrase": f"embedding:{path.stem}"})
+            _write_ordered(temporary, tensors, {**metadata, "modelspec.trigger_phrase": f"embedding:{path.stem}"})
+
+
+def is_copy(source: Path, path: Path) -> bool:
+    """Tell whether `path` is what `copy_lora` writes there."""
+    called = ("modelspec.title", "modelspec.trigger_phrase", "ss_output_name", "sshs_legacy_hash", "sshs_model_hash")
+    with safe_open(source, framework="pt") as ours:
+        try:
+            with safe_open(path, framework="pt") as other:
+                about = [{k: v for k, v in (f.metadata() or {}).items() if k not in called} for f in (ours, other)]
+                names = [set(file.keys()) for file in (ours, other)]
+                return (
+                    about[0] == about[1]
+                    and names[0] == names[1]
+                    and all(torch.equal(ours.get_tensor(name), other.get_tensor(name)) for name in names[0])
+                )
+        except (OSError, SafetensorError):
+            return False
 
 
 def word_path(folder: Path, name: str, token: str) -> Path:
@@ -133,7 +167,7 @@ def save_embeddings(
         kind = {"architecture": metadata["modelspec.architecture"].replace("/lora", "/textual-inversion")}
         kind |= {"title": path.stem, "trigger_phrase": f"embedding:{path.stem}"}
         with written_whole(path) as temporary:
-            save_file(tensors, temporary, about | {f"modelspec.{key}": text for key, text in kind.items()})
+            _write_ordered(temporary, tensors, about | {f"modelspec.{key}": text for key, text in kind.items()})
             read = load_file(temporary)
             if read.keys() != tensors.keys() or not all(torch.equal(read[key], t) for key, t in tensors.items()):
                 raise ValueError(f"{path.name} does not hold the vectors that were learned; nothing was kept.")
@@ -185,7 +219,7 @@ def build_metadata(
     hash, rank and alpha of the LoRA that was continued.
     """
     lora, optimizer, train, objective = config.lora, config.optimizer, config.train, config.objective
-    finished = datetime.datetime.now(datetime.timezone.utc)
+    finished = datetime.datetime.fromtimestamp(time.time(), datetime.timezone.utc)
     family, predicts_v = base.family, base.prediction == "v_prediction"
     architecture = family.architecture
     if family.name == "sd2" and predicts_v:

@@ -35,18 +35,26 @@ def written_whole(path: Path) -> Iterator[Path]:
 def written_folder(path: Path) -> Iterator[Path]:
     """Lend an empty folder for the length of a `with` block; it becomes `path`, with its files, unless that fails.
 
-    A folder that is there already goes when the new one is on the disk.
+    A folder that is there already makes way when the new one is on the disk; a process that is killed between the two
+    renames leaves both whole, under names of their own.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
+    temporary, before = (path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}") for _ in range(2))
     temporary.mkdir()
     try:
         yield temporary
         for entry in [*temporary.rglob("*"), temporary]:
             _to_disk(entry)
-        remove_folder(path)
-        os.replace(temporary, path)
+        if path.exists():
+            os.replace(path, before)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            if before.exists():
+                os.replace(before, path)
+            raise
         _to_disk(path.parent)
+        shutil.rmtree(before, ignore_errors=True)  # what is left of it goes when the folder is locked next
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -77,6 +85,26 @@ def write_json(path: Path, values: Any) -> None:
     """Write JSON, whole or not at all."""
     with written_whole(path) as temporary:
         temporary.write_text(json.dumps(values, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def check_writable(folder: Path) -> None:
+    """Raise ValueError that says why nothing can be written into a folder; it is made if it is not there."""
+    probe = folder / f".{uuid.uuid4().hex}{TEMPORARY}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with probe.open("xb") as file:
+            file.write(b" ")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"Nothing can be written into {folder} ({reason(error)}); make room or give access there, or choose "
+            "another place."
+        ) from error
+
+
+def reason(error: BaseException) -> str:
+    """Return why a disk refused, without the rest of an error's text."""
+    return (getattr(error, "strerror", None) or str(error)).partition("\n")[0]
 
 
 def file_digest(path: Path) -> str:

@@ -126,18 +126,28 @@ def logged(
     if kind == "none" or folder is None:
         yield callbacks
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    refused = False
+
+    def told(error: OSError) -> None:
+        nonlocal refused
+        if not refused:
+            callbacks.note(f"The log in {folder} cannot be written ({error.strerror}); the run goes on.")
+        refused = True
+
     with ExitStack() as files:
-        log, refused = Log(kind, folder, columns, files, losses), False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            log = Log(kind, folder, columns, files, losses)
+        except OSError as error:
+            told(error)
+            yield callbacks
+            return
 
         def write(line: Callable[..., None], *values: Any) -> None:
-            nonlocal refused
             try:
                 line(*values)
             except OSError as error:
-                if not refused:
-                    callbacks.note(f"The log in {folder} cannot be written ({error.strerror}); the run goes on.")
-                refused = True
+                told(error)
 
         def step(report: StepReport) -> None:
             write(log.step, report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from .callbacks import Callbacks
-from .config import RunConfig, SavesConfig, fill_name
+from .config import RunConfig, SavesConfig, fill_name, plain_name
 from .encode import Encoded
-from .export import build_metadata, copy_lora, save_embeddings, save_lora, word_path
-from .files import file_digest, unused_path, write_json
+from .export import build_metadata, copy_lora, is_copy, save_embeddings, save_lora, word_path
+from .files import check_writable, file_digest, write_json
 from .gradient_noise import NoiseScale
 from .memory import Stream
 from .models import BaseModel
@@ -28,6 +28,8 @@ from .optim import Ema, averaged
 from .plan import Plan
 from .run import FILES, LORA, PUBLISHED, Checkpoint, RunFolder, read_json
 from .validate import Best
+
+MOST_BYTES_OF_FILES = 250  # of a name in UTF-8; most file systems take 255
 
 
 @dataclass(kw_only=True)
@@ -192,7 +194,7 @@ class Shelf:
         if all(copy is not None for copy in copies):
             return [copy for copy in copies if copy is not None]
         stems = [self._stem(each, epoch) for each in saved]
-        number = "" if self.saves.overwrite else self._free_number(stems, endings)
+        number = "" if self.saves.overwrite else self._free_number(saved, stems, endings)
         made = []
         for key, each, stem, ending in zip(keys, saved, stems, endings, strict=True):
             made.append(self._copy(each, f"{stem}{number}{ending}"))
@@ -212,25 +214,48 @@ class Shelf:
         values |= {"date": time.strftime("%Y-%m-%d", now), "time": time.strftime("%H-%M", now)}
         return fill_name(self.saves.file_name, values)
 
-    def _free_number(self, stems: Sequence[str], endings: Sequence[str]) -> str:
-        """Return what stands between the stems and endings of names of which none is taken: nothing, -2, -3 …"""
+    def _free_number(self, saved: Sequence[Saved], stems: Sequence[str], endings: Sequence[str]) -> str:
+        """Return what stands between stems and endings of names that are free: nothing, -2, -3 …
+
+        A copy of ours, after which a process was cut off, takes no name.
+        """
         numbers = itertools.chain([""], (f"-{count}" for count in itertools.count(2)))
 
         def free(number: str) -> bool:
-            names = (f"{stem}{number}{ending}.safetensors" for stem, ending in zip(stems, endings, strict=True))
-            return not any(self.output.with_name(name).exists() for name in names)
+            paths = [self.output.with_name(f"{s}{number}{e}.safetensors") for s, e in zip(stems, endings, strict=True)]
+            return all(not p.exists() or is_copy(each.path, p) for each, p in zip(saved, paths, strict=True))
 
         return next(filter(free, numbers))
 
+    def check_names(self, tokens: Iterable[str]) -> None:
+        """Raise ValueError for names that no file can have, of the LoRA or of words that are learned."""
+        plain_name(self.output.stem)  # of the run's folder
+        values = {"name": self.output.stem, "epoch": "1" * 6, "step": "1" * 7}
+        name = fill_name(self.saves.file_name, {**values, "date": "2000-01-01", "time": "00-00"})
+        for token in tokens:
+            longest = word_path(self.words, f"{name}-stopped-at-1000000-last-99", token).name
+            if len(longest.encode()) > MOST_BYTES_OF_FILES:
+                raise ValueError(
+                    f"The names of the LoRA, {name[:30]}, and of its word {token} are too long for one file; shorten "
+                    "the longer one."
+                )
+
+    def check_folders(self) -> None:
+        """Raise ValueError for folders that take no file."""
+        for folder in {self.output.parent, self.words}:
+            check_writable(folder)
+
     def _copy(self, saved: Saved, stem: str) -> Saved:
         path = self.output.with_name(f"{stem}.safetensors")
-        copy_lora(saved.path, path)
-        words = {token: word_path(self.words, stem, token) for token in saved.words}
-        if not self.saves.overwrite:
-            words = {token: unused_path(word) for token, word in words.items()}
-        for token, word in words.items():
-            copy_lora(saved.words[token], word)
+        words = {token: self._word(file, word_path(self.words, stem, token)) for token, file in saved.words.items()}
+        for source, place in [(saved.path, path), *((saved.words[token], word) for token, word in words.items())]:
+            if not place.exists() or not is_copy(source, place):
+                copy_lora(source, place)
         return Saved(path=path, words=words, steps=saved.steps)
+
+    def _word(self, source: Path, path: Path) -> Path:
+        candidates = (path if number == 1 else path.with_stem(f"{path.stem}-{number}") for number in itertools.count(1))
+        return next(p for p in candidates if self.saves.overwrite or not p.exists() or is_copy(source, p))
 
 
 def _published(files: Any, saved: Saved) -> Saved | None:

@@ -13,7 +13,7 @@ from .config import SampleConfig
 from .outcome import Run, Shelf, read_versions
 from .plan import Plan
 from .run import SAMPLES, Checkpoint, RunFolder
-from .saving import draw_samples, read_course, read_pictures
+from .saving import draw_samples, publish, read_course, read_pictures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,19 @@ class Result:
 
 
 def finish(run: Run, checkpoint: Checkpoint, how: str, log: Path | None, *, stopped: bool) -> Result:
-    """Draw the last samples, write down what came of the run unless it was stopped, and return it."""
-    paths = draw_samples(run)
+    """Write down what came of the run unless it was stopped, draw the last samples, and return it.
+
+    Whatever happens while these are drawn, the run is finished, and what it has learned is where it is looked for.
+    """
+    if not stopped:
+        run.folder.finish({"step": checkpoint.step})
+    copies = publish(run, checkpoint, f"-stopped-at-{checkpoint.step}" if stopped else "")
+    try:
+        paths = draw_samples(run)
+    except BaseException:
+        then = "to go on" if stopped else "and only its samples are drawn"
+        run.callbacks.note(f"What was learned is in {copies[0].path} and in {checkpoint.path}. Queue again {then}.")
+        raise
     if not stopped:
         samples = {"of": run.config.sample.digest(), "files": [path.name for path in paths]}
         run.folder.finish({"step": checkpoint.step, "samples": samples})

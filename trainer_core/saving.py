@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor
 
-from .files import written_whole
+from .files import reason, written_whole
 from .optim import arguments, describe, load_exactly
 from .outcome import Run, Saved, read_versions, versions, write_versions
 from .run import COURSE, OPTIMIZER, SAMPLES, WEIGHTS, Checkpoint
@@ -23,7 +25,8 @@ from .state import load_state, pack, save_state, unpack
 from .texts import text_reader
 from .validate import Best
 
-SHARE = 0.01  # of a run's time that saving may take, where minutes are what it goes by
+SHARE = 0.01  # of a run's time that saving may take, where minutes are what it goes by,
+LONGEST_WAIT = 10  # as long as the next save is not that many times save_every away
 DISK_ERRORS = (OSError, SafetensorError)  # safetensors reports a full disk in its own way
 OF_GROUPS = ("lr", "base_lr", "weight_decay", "model", "decays")  # in an optimizer's groups: the settings' own
 
@@ -54,8 +57,10 @@ def state_of(run: Run) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     return weights, optimizer, course
 
 
-def restore(run: Run, weights: dict[str, Any], optimizer: dict[str, Any] | None, course: dict[str, Any]) -> None:
+def restore(run: Run, weights: dict[str, Any], optimizer: dict[str, Any] | None, course: dict[str, Any] | None) -> None:
     """Let a run be where its state was taken, as `state_of` returns it; without an optimizer's that begins anew.
+
+    Without losses and measurements these are not known.
 
     Raises ValueError for the state of another network, as a fork may name one.
     """
@@ -74,8 +79,9 @@ def restore(run: Run, weights: dict[str, Any], optimizer: dict[str, Any] | None,
     if weights["best"] is not None and run.config.train.keeps_by:
         run.best = Best(**weights["best"])
     run.at, run.saves = weights["at"], weights["saves"]
-    run.losses, run.validation = course["losses"].tolist(), list(course["validation"])
     none = torch.full((run.at,), math.nan)
+    course = course or {"losses": none, "concepts": {}, "validation": []}
+    run.losses, run.validation = course["losses"].tolist(), list(course["validation"])
     run.concepts = {name: course["concepts"].get(name, none).tolist() for name in run.concepts}
     if optimizer is not None:
         _restore_optimizer(run, optimizer)
@@ -86,11 +92,17 @@ def restore(run: Run, weights: dict[str, Any], optimizer: dict[str, Any] | None,
 
 
 def go_on(run: Run, checkpoint: Checkpoint) -> None:
-    """Let a run be where it was at a save; one without a sound optimizer state goes on with its weights alone."""
-    if problem := checkpoint.problem(OPTIMIZER):
-        run.callbacks.note(f"The optimizer begins anew after step {checkpoint.step}: {problem}.")
-    optimizer = None if problem else load_state(checkpoint.path / OPTIMIZER)
-    restore(run, load_state(checkpoint.path / WEIGHTS), optimizer, read_course(checkpoint))
+    """Let a run be where it was at a save; what is not sound of it beside the weights begins anew, and that is said."""
+
+    def part(name: str, lost: str) -> Any:
+        problem = checkpoint.problem(name)
+        if problem:
+            run.callbacks.note(f"{lost}, for in the save of step {checkpoint.step} {problem}.")
+        return None if problem else load_state(checkpoint.path / name)
+
+    optimizer = part(OPTIMIZER, "The optimizer begins anew")
+    course = part(COURSE, "Losses and measurements so far are lost")
+    restore(run, load_state(checkpoint.path / WEIGHTS), optimizer, course)
 
 
 def _restore_optimizer(run: Run, state: dict[str, Any]) -> None:
@@ -180,7 +192,7 @@ class Saving:
                 publish(run, checkpoint, f"-step-{run.at:06}")
         except DISK_ERRORS as error:
             run.callbacks.note(
-                f"After step {run.at} the run could not be saved ({_reason(error)}); it goes on, and its last save is "
+                f"After step {run.at} the run could not be saved ({reason(error)}); it goes on, and its last save is "
                 f"as it was. Make room in {run.folder.path.parent}."
             )
         else:
@@ -188,11 +200,23 @@ class Saving:
                 run.callbacks.note(f"Saved after step {run.at} in {checkpoint.path}.")
         self._saved = self._clock()
         # On a slow disk the next save is so much later that saving takes no larger share of the run.
-        self._wait = max(60.0 * saves.save_every, (self._saved - began) / SHARE)
+        # No more than so much, as a save in which the machine slept took hours by the clock.
+        wait = 60.0 * saves.save_every
+        self._wait = min(max(wait, (self._saved - began) / SHARE), LONGEST_WAIT * wait)
 
 
-def _reason(error: BaseException) -> str:
-    return (getattr(error, "strerror", None) or str(error)).partition("\n")[0]
+@contextmanager
+def disk_told() -> Iterator[None]:
+    """Turn what a disk refuses in a `with` block into a RuntimeError that says so in one sentence."""
+    try:
+        yield
+    except DISK_ERRORS as error:
+        name = getattr(error, "filename", None)
+        where = f"A file in {Path(os.fsdecode(name)).parent}" if name else "A file"
+        raise RuntimeError(
+            f"{where} could not be read or written ({reason(error)}). See that the disk answers and has room, then "
+            "queue the same again; a run goes on from its last save."
+        ) from error
 
 
 def save(run: Run, *, stays: bool = False, at_end: bool = False, lora: bool = True) -> Checkpoint:
@@ -242,7 +266,7 @@ def keep(run: Run) -> None:
             else:
                 before = _save_what_goes(run)
         except (*DISK_ERRORS, RuntimeError) as error:  # a full disk, a GPU that answers no more
-            problem = _reason(error)
+            problem = reason(error)
     note = run.callbacks.note
     lost = f"Step {run.at} could not be saved ({problem}). " if problem else ""
     if before is None:
@@ -252,7 +276,7 @@ def keep(run: Run) -> None:
         saved = publish(run, before, f"-stopped-at-{before.step}")
     except DISK_ERRORS as error:
         saved = []
-        lost += f"The LoRA could not be copied ({_reason(error)}). "
+        lost += f"The LoRA could not be copied ({reason(error)}). "
     files = "".join(f"{path}, " for each in saved for path in each.files)
     note(
         f"{lost}Stopped after step {before.step} of {run.plan.steps}; what was learned is in {files}and in "
@@ -310,7 +334,7 @@ def draw_samples(run: Run) -> list[Path]:
                     save_picture(paths[-1], image)
     except (*DISK_ERRORS, RuntimeError, ValueError, ArithmeticError) as error:
         if not run.sampling_failed:
-            run.callbacks.note(f"Samples could not be drawn after step {run.at}: {_reason(error)}")
+            run.callbacks.note(f"Samples could not be drawn after step {run.at}: {reason(error)}")
         run.sampling_failed = True
         return []
     run.record("sampled", step=run.at, files=[path.name for path in paths])

@@ -18,6 +18,7 @@ from .callbacks import Callbacks, StepReport
 from .config import MemoryConfig, RunConfig
 from .encode import encode_plan
 from .existing import build_network, check_lora_files, learning_rates, load_start, merge_beneath
+from .files import check_writable
 from .gradient_noise import NoiseScale
 from .log import check_log, logged
 from .loss import sample_losses
@@ -59,7 +60,7 @@ from .preflight import check_disk, fit_memory
 from .report import long_captions, report
 from .result import Result, describe_best, finish, taken
 from .run import Checkpoint, RunFolder, build_keys, choose_run, model_digests, working_run
-from .saving import Saving, go_on, keep, save
+from .saving import Saving, disk_told, go_on, keep, publish, save
 from .scan import Index, manifest_digest, names, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
@@ -72,6 +73,7 @@ TO_LOWER = "lower batch_size (raise accumulate by the same factor) or the resolu
 FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
 
 
+@disk_told()
 def train_lora(
     config: RunConfig,
     output: Path,
@@ -96,6 +98,7 @@ def train_lora(
     device, callbacks = torch.device(device), callbacks or Callbacks()
     runs = runs or output.parent / "runs"
     shelf = Shelf(output=output, words=embeddings or output.parent, saves=config.saves)
+    shelf.check_names([word.token for word in config.lora.embeddings])
     check_base_model(config.base_model)
     check_objective(config)
     check_lora_files(config)
@@ -125,6 +128,8 @@ def train_lora(
         if result is not None:
             callbacks.note(choice.sentence)
             return result
+    shelf.check_folders()
+    check_writable(runs)
     check_disk(config, plan, runs, sum(save.size for save in choice.own.checkpoints()) if choice.own else 0)
     network_size = describe_network(measure_run(config))
     long = long_captions(plan, tokenizer, word_ids(config.lora.embeddings))
@@ -245,6 +250,9 @@ def set_up(run: Run, memory: MemoryConfig, checkpoint: Checkpoint | None) -> Non
     run.noise_scale = NoiseScale(parameters)
     if checkpoint is not None:
         go_on(run, checkpoint)
+        inside = checkpoint.path.is_relative_to(run.folder.path) and run.at < run.plan.steps and not run.ended
+        if checkpoint.stays and config.saves.publish and inside:
+            publish(run, checkpoint, f"-step-{run.at:06}")  # the process may have been cut off before it did
         run.callbacks.resumed(run.losses, run.concepts, run.validation)
 
 

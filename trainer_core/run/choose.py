@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import remove_folder
-from .folder import WEIGHTS, Checkpoint, RunFolder, find_runs, new_run, open_run
+from .folder import CHECKPOINT, WEIGHTS, Checkpoint, RunFolder, find_runs, new_run, open_run
 from .key import Keys
 
 if TYPE_CHECKING:
@@ -130,14 +130,30 @@ def working_run(
             yield run, checkpoint, sentence or f"Trained from the first step, in the run {run.path.name}."
     finally:
         if choice.own is None and not run.checkpoints():  # it has ended before there was anything to keep
-            remove_folder(run.path)
+            with suppress(OSError):  # of a disk that is full or away: it must not hide why the work has ended
+                remove_folder(run.path)
 
 
 def sound_checkpoint(run: RunFolder, note: Callable[[str], None]) -> Checkpoint | None:
-    """Return the newest save whose files are as they were written; else the newest one with sound weights."""
-    found = run.checkpoints()
-    for checkpoint in found:
-        if not (problem := checkpoint.problem()):
-            return checkpoint
-        note(f"The save of step {checkpoint.step} of {run.path.name} cannot be gone on with: {problem}.")
-    return next((checkpoint for checkpoint in found if not checkpoint.problem(WEIGHTS)), None)
+    """Return the newest save whose files are as they were written; else the newest one with sound weights.
+
+    Newer ones, which cannot be gone on with, are set aside, so that the run can take its way once more.
+    """
+    readable = {checkpoint.path: checkpoint for checkpoint in run.checkpoints()}
+    problems: dict[Path, str] = {}
+    chosen = None
+    for path in run.saves():
+        found = readable.get(path)
+        problem = found.problem() if found else f"{CHECKPOINT} is missing, damaged or of another version"
+        if not problem:
+            chosen = found
+            break
+        problems[path] = problem
+    if chosen is None:
+        chosen = next((checkpoint for checkpoint in readable.values() if not checkpoint.problem(WEIGHTS)), None)
+    for path, problem in problems.items():
+        if chosen is not None and chosen.path == path:
+            break  # older ones are in nobody's way
+        aside = run.set_aside(path)
+        note(f"The save {path.name} of {run.path.name} cannot be gone on with: {problem}; it is kept as {aside.name}.")
+    return chosen

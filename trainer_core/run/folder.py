@@ -17,7 +17,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..files import (
+    TEMPORARY,
     file_digest,
     folder_size,
+    reason,
     remove_folder,
     remove_leftovers,
     unused_path,
@@ -69,8 +71,11 @@ class Checkpoint:
             path, known = self.path / name, self.files.get(name)
             if known is None or not path.is_file():
                 return f"{name} is missing"
-            if path.stat().st_size != known["size"] or file_digest(path) != known["sha256"]:
-                return f"{name} is damaged"
+            try:
+                if path.stat().st_size != known["size"] or file_digest(path) != known["sha256"]:
+                    return f"{name} is damaged"
+            except OSError as error:
+                return f"{name} cannot be read ({reason(error)})"
         return ""
 
 
@@ -107,13 +112,24 @@ class RunFolder:
                 "set on_existing to train again for one of its own."
             ) from error
         try:
+            self._name_what_is_whole()
             remove_leftovers(self.path)
             remove_leftovers(self.path / CHECKPOINTS)
             write_json(self.path / OWNER, {"pid": os.getpid(), "host": platform.node(), "since": time.time()})
             yield
         finally:
-            (self.path / OWNER).unlink(missing_ok=True)
+            with suppress(OSError):  # a disk that is full or away must not hide why the work ends, nor keep the lock
+                (self.path / OWNER).unlink(missing_ok=True)
             lock.release()
+
+    def _name_what_is_whole(self) -> None:
+        """Give a save its name that was taking the place of another one when its process was killed."""
+        for entry in (self.path / CHECKPOINTS).glob(f".*{TEMPORARY}"):
+            checkpoint = _read_checkpoint(entry)
+            if checkpoint is not None and not checkpoint.problem():
+                path = self.path / CHECKPOINTS / f"step-{checkpoint.step:08}"
+                if not path.exists():
+                    os.replace(entry, path)
 
     def busy(self) -> bool:
         """Tell whether somebody works on the run now."""
@@ -187,11 +203,18 @@ class RunFolder:
         paths = [path for path in folder.iterdir() if _STEP.fullmatch(path.name)] if folder.is_dir() else []
         return sorted(paths, key=lambda path: -int(path.name.removeprefix("step-")))
 
+    def set_aside(self, path: Path) -> Path:
+        """Take a save out of the row, because it cannot be used; return where its files are now."""
+        aside = unused_path(path.with_name(f"damaged-{path.name}"))
+        os.replace(path, aside)
+        return aside
+
     def prune(self, keep_last: int) -> None:
-        """Remove the saves that do not stay, but for the newest."""
+        """Remove the saves that do not stay, but for the newest; what the disk does not remove now goes later."""
         for checkpoint in self.checkpoints()[keep_last:]:
             if not checkpoint.stays:
-                remove_folder(checkpoint.path)
+                with suppress(OSError):
+                    remove_folder(checkpoint.path)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write down what came of the run."""
@@ -215,10 +238,10 @@ def new_run(runs: Path, keys: Keys, name: str, steps: int, **about: Any) -> RunF
     """Make the folder of a new run; OSError where that cannot be written."""
     runs.mkdir(parents=True, exist_ok=True)
     path = unused_path(runs / f"{name}-{keys.run[:SHOWN]}")
-    values = {"format": FORMAT, "key": keys.run, "course": keys.course, "name": name, "steps": steps}
+    values: dict[str, Any] = {"format": FORMAT, "key": keys.run, "course": keys.course, "name": name, "steps": steps}
     values |= {"created": time.time(), **about}
-    path.mkdir()
-    write_json(path / RUN, values)
+    with written_folder(path) as folder:
+        write_json(folder / RUN, values)
     return RunFolder(path=path, about=values)
 
 
