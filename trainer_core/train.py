@@ -128,9 +128,9 @@ def train_lora(
         if result is not None:
             callbacks.note(choice.sentence)
             return result
+    check_disk(config, plan, runs, sum(save.size for save in choice.own.checkpoints()) if choice.own else 0)
     shelf.check_folders()
     check_writable(runs)
-    check_disk(config, plan, runs, sum(save.size for save in choice.own.checkpoints()) if choice.own else 0)
     network_size = describe_network(measure_run(config))
     long = long_captions(plan, tokenizer, word_ids(config.lora.embeddings))
     callbacks.note("\n".join([report(plan), *(f"- {sentence}" for sentence in long)]))
