@@ -87,7 +87,8 @@ class AtelierSaves(io.ComfyNode):
                 io.Boolean.Input(
                     "overwrite",
                     default=False,
-                    tooltip="A LoRA that has this name already is replaced. Off: the new one gets a number.",
+                    tooltip="A LoRA that this pack has written under this name before is replaced; one of others never "
+                    "is. Off: the new one gets a number.",
                     advanced=True,
                 ),
             ],

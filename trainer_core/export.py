@@ -137,6 +137,15 @@ def is_copy(source: Path, path: Path) -> bool:
             return False
 
 
+def is_ours(path: Path) -> bool:
+    """Tell whether LoRA Atelier has written a file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return "atelier.version" in (file.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
+
+
 def word_path(folder: Path, name: str, token: str) -> Path:
     """Return where a learned word of a LoRA is saved; what `embedding:` of a prompt could not hold becomes _."""
     plain = re.sub(r"[\s()]+", "_", f"{name}-{token}")

@@ -17,7 +17,7 @@ from torch import Tensor
 from .callbacks import Callbacks
 from .config import RunConfig, SavesConfig, fill_name, plain_name
 from .encode import Encoded
-from .export import build_metadata, copy_lora, is_copy, save_embeddings, save_lora, word_path
+from .export import build_metadata, copy_lora, is_copy, is_ours, save_embeddings, save_lora, word_path
 from .files import check_writable, file_digest, write_json
 from .gradient_noise import NoiseScale
 from .memory import Stream
@@ -194,7 +194,7 @@ class Shelf:
         if all(copy is not None for copy in copies):
             return [copy for copy in copies if copy is not None]
         stems = [self._stem(each, epoch) for each in saved]
-        number = "" if self.saves.overwrite else self._free_number(saved, stems, endings)
+        number = self._free_number(saved, stems, endings)
         made = []
         for key, each, stem, ending in zip(keys, saved, stems, endings, strict=True):
             made.append(self._copy(each, f"{stem}{number}{ending}"))
@@ -215,15 +215,12 @@ class Shelf:
         return fill_name(self.saves.file_name, values)
 
     def _free_number(self, saved: Sequence[Saved], stems: Sequence[str], endings: Sequence[str]) -> str:
-        """Return what stands between stems and endings of names that are free: nothing, -2, -3 …
-
-        A copy of ours, after which a process was cut off, takes no name.
-        """
+        """Return what stands between stems and endings of names that are free: nothing, -2, -3 …"""
         numbers = itertools.chain([""], (f"-{count}" for count in itertools.count(2)))
 
         def free(number: str) -> bool:
             paths = [self.output.with_name(f"{s}{number}{e}.safetensors") for s, e in zip(stems, endings, strict=True)]
-            return all(not p.exists() or is_copy(each.path, p) for each, p in zip(saved, paths, strict=True))
+            return all(self._is_free(path, each.path) for each, path in zip(saved, paths, strict=True))
 
         return next(filter(free, numbers))
 
@@ -255,7 +252,14 @@ class Shelf:
 
     def _word(self, source: Path, path: Path) -> Path:
         candidates = (path if number == 1 else path.with_stem(f"{path.stem}-{number}") for number in itertools.count(1))
-        return next(p for p in candidates if self.saves.overwrite or not p.exists() or is_copy(source, p))
+        return next(place for place in candidates if self._is_free(place, source))
+
+    def _is_free(self, path: Path, source: Path) -> bool:
+        """Tell whether a file may be put there: over nothing, over its own copy, and where it is told over ours alone.
+
+        A workflow of a stranger that tells so does not replace what others have made.
+        """
+        return not path.exists() or is_copy(source, path) or (self.saves.overwrite and is_ours(path))
 
 
 def _published(files: Any, saved: Saved) -> Saved | None:

@@ -107,7 +107,11 @@ def test_a_finished_run_is_taken_at_once_and_its_file_copied_only_where_it_is_no
     second = run(config, tmp_path, own)[0]
     assert second.path.name == "lora-2.safetensors" and first.path.read_bytes() == b"somebody's own"
     second.path.unlink()
-    assert run(change(config, saves={"overwrite": True}), tmp_path, own)[0].path == first.path
+    over = change(config, saves={"overwrite": True})
+    assert run(over, tmp_path, own)[0].path.name == "lora-2.safetensors"  # what is not ours is not replaced
+    save_file(first.tensors, first.path, {"atelier.version": "0", "modelspec.title": "another one of ours"})
+    second.path.unlink()
+    assert run(over, tmp_path, own)[0].path == first.path
     assert equal(load_file(first.path), first.tensors)
     dated = run(change(config, saves={"file_name": "{name} {date} e{epoch} s{step}"}), tmp_path, own)[0]
     assert re.fullmatch(r"lora \d{4}-\d\d-\d\d e0000 s000002\.safetensors", dated.path.name)

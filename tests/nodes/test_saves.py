@@ -4,10 +4,12 @@ import json
 import signal
 import sys
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import websocket
+from safetensors import safe_open
 from train_graph import changed, chosen, draw_pictures, node, train_graph
 
 from comfy_client import ComfyClient, ComfyServer, Result
@@ -130,3 +132,35 @@ def test_a_comfyui_that_is_closed_saves_the_run_first(start_comfy, tmp_path: Pat
     assert server.process.wait(90) == (0 if number == signal.SIGINT else -number)
     assert list((server.base / "models" / "loras" / "atelier").glob("closed-stopped-at-*.safetensors"))
     assert list((server.base / "output" / "atelier" / "runs").glob("closed-*/checkpoints/step-*/weights.safetensors"))
+
+
+def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(start_comfy, tmp_path: Path) -> None:
+    """ComfyUI is killed, starts again without any cache of its own, and two tabs queue the same graph."""
+    server = start_comfy(base=tmp_path)
+    draw_pictures(server.base / "input" / "killed")
+    graph = changed(train_graph("killed", name="killed", steps=6), "train", saves=["saves", 0])
+    graph["saves"] = node("AtelierSaves", **{**SAVES, "save_every": 1, "save_unit": "steps", "file_name": "{name}"})
+
+    def kill(kind: str, data: dict, result: Result) -> None:
+        if kind == "text" and data["text"].startswith("step 3/"):
+            server.kill()
+
+    with pytest.raises((websocket.WebSocketException, OSError)):
+        ComfyClient(server.url).queue(graph, on_event=kill)
+
+    server = start_comfy("--cache-none", base=tmp_path)
+    clients = [ComfyClient(server.url) for _ in range(2)]
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda client: client.queue(graph), clients))
+    for result in results:
+        assert result.ok and result.did_run("train"), result.error
+    reports = sorted(result.outputs["train"]["text"][0] for result in results)
+    assert "Nothing was trained" in reports[0] + reports[1] and "Went on after step " in reports[0] + reports[1]
+    steps = [text for result in results for _, text in result.texts if text.startswith("step ")]
+    assert not any(text.startswith(("step 1/", "step 2/")) for text in steps)
+    (file,) = (server.base / "models" / "loras").rglob("killed*.safetensors")
+    assert {result.outputs["path"]["text"][0] for result in results} == {str(file)}
+    with safe_open(file, "pt") as lora:
+        assert lora.metadata()["ss_steps"] == "6" and len(lora.metadata()["atelier.run"]) == 64
+    listed = clients[0].get("/atelier/runs")["runs"]
+    assert [run["status"] for run in listed] == ["finished"]
