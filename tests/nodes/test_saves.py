@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import sys
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,41 @@ from safetensors import safe_open
 from train_graph import changed, chosen, draw_pictures, node, train_graph
 
 from comfy_client import ComfyClient, ComfyServer, Result
-from lora_atelier.dev import TINY_BASE
+from lora_atelier.dev import ROOT, TINY_BASE
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 
+# In a process with ComfyUI's modules that serves nothing: pictures that are not there, a Cancel, a server that is gone.
+SHOWING = """
+import asyncio, importlib.util, json, pathlib, sys
+comfyui, root = sys.argv[1:]
+sys.argv = ["main.py", "--cpu"]
+sys.path.insert(0, comfyui)
+import comfy.options
+comfy.options.enable_args_parsing()
+import comfy.model_management, comfy.utils, server
+prompt_server = server.PromptServer(asyncio.new_event_loop())
+spec = importlib.util.spec_from_file_location("pack", root + "/__init__.py", submodule_search_locations=[root])
+sys.modules["pack"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["pack"])
+from pack.nodes.progress import NodeProgress
+progress = NodeProgress("1")
+shown = progress.callbacks()
+shown.samples(3, [pathlib.Path("no.png")])
+shown.samples(3, [pathlib.Path(root, "README.md")])
+raise_if_cancelled = comfy.model_management.throw_exception_if_processing_interrupted
+comfy.utils.set_progress_bar_global_hook(lambda *a, **k: raise_if_cancelled())
+comfy.model_management.interrupt_current_processing()
+shown.phase("saving", 1, 2)
+try:
+    shown.check()
+    cancelled = False
+except comfy.model_management.InterruptProcessingException:
+    cancelled = True
+prompt_server.loop.close()
+shown.note("the end")
+print("found", json.dumps([cancelled, progress.notes]))
+"""
 LONG = 100_000  # steps of a run that does not end by itself
 SAVES = {
     "save_every": 5,
@@ -113,6 +145,15 @@ def test_the_lora_goes_where_it_is_told_and_not_out_of_the_folder(any_server: Co
     for run, sentence in (("", "fork needs a run to begin with"), ("../x", "'../x'")):
         result = comfy.queue(changed(graph, "train", **chosen("on_existing", "fork", run=run, step=0)))
         assert result.status == "error" and sentence in result.error
+
+
+def test_what_cannot_be_shown_is_noted_once_and_only_a_check_cancels(comfyui: Path) -> None:
+    command = [sys.executable, "-c", SHOWING, str(comfyui), str(ROOT)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=comfyui)
+    assert ended.returncode == 0, ended.stderr
+    cancelled, notes = json.loads(ended.stdout.partition("found ")[2])
+    assert cancelled and len(notes) == 2 and notes[1] == "the end"
+    assert notes[0].startswith("Not everything could be shown while training, which went on: ") and "no.png" in notes[0]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no signals that ask a process to end")
