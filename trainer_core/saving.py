@@ -19,6 +19,7 @@ from torch import Tensor
 from .files import reason, written_whole
 from .optim import arguments, describe, load_exactly
 from .outcome import Run, Saved, read_versions, versions, write_versions
+from .plan import Plan
 from .run import COURSE, OPTIMIZER, SAMPLES, WEIGHTS, Checkpoint
 from .sample import sample_images
 from .state import load_state, pack, save_state, unpack
@@ -270,7 +271,7 @@ def keep(run: Run) -> None:
     note = run.callbacks.note
     lost = f"Step {run.at} could not be saved ({problem}). " if problem else ""
     if before is None:
-        note(f"{lost}Nothing of this run is saved yet." if run.at else "Stopped before the first step.")
+        note(f"{lost}Nothing of this run is saved yet." if run.at else describe_stop(None, run.plan))
         return
     try:
         saved = publish(run, before, f"-stopped-at-{before.step}")
@@ -282,6 +283,14 @@ def keep(run: Run) -> None:
         f"{lost}Stopped after step {before.step} of {run.plan.steps}; what was learned is in {files}and in "
         f"{before.path}. Queue the same again to go on from there."
     )
+
+
+def describe_stop(checkpoint: Checkpoint | None, plan: Plan) -> str:
+    """Say where a run is that was stopped before it took a step of its own; checkpoint: what it was to go on with."""
+    where = "the first step"
+    if checkpoint is not None:
+        where = f"step {checkpoint.step + 1} of {plan.steps}; the step before is saved in {checkpoint.path}"
+    return f"Stopped before {where}; what was encoded is kept. Queue the same again to go on from there."
 
 
 def _save_what_goes(run: Run) -> Checkpoint:

@@ -60,7 +60,7 @@ from .preflight import check_disk, fit_memory
 from .report import long_captions, report
 from .result import Result, describe_best, finish, taken
 from .run import Checkpoint, RunFolder, build_keys, choose_run, model_digests, working_run
-from .saving import Saving, disk_told, go_on, keep, publish, save
+from .saving import Saving, describe_stop, disk_told, go_on, keep, publish, save
 from .scan import Index, manifest_digest, names, scan
 from .schedule import check_schedule, lr_factor
 from .store import Store
@@ -146,7 +146,13 @@ def train_lora(
         if checkpoint is not None:
             callbacks.note(how)
         parts = {"callbacks": callbacks, "folder": run_folder, "shelf": shelf, "verify": verify}
-        run = prepare_run(config, plan, cache, cache_limit, dtype, device, **parts)
+        try:
+            run = prepare_run(config, plan, cache, cache_limit, dtype, device, **parts)
+        except Exception:
+            raise
+        except BaseException:  # a Cancel
+            callbacks.note(describe_stop(checkpoint, plan))
+            raise
         log = log_folder(config, logs, run_folder)
         try:
             kernel, programs = (

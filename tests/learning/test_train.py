@@ -366,8 +366,10 @@ def test_a_run_stopped_while_encoding_goes_on_from_there(config, tmp_path):
         if len(done) == 3:
             raise Stop
 
+    notes = []
     with pytest.raises(Stop):
-        run(config, tmp_path, callbacks=Callbacks(phase=encoding(done), check=check))
+        run(config, tmp_path, callbacks=Callbacks(phase=encoding(done), check=check, note=notes.append))
+    assert notes[-1].startswith("Stopped before the first step; what was encoded is kept.")
     rest = []
     run(config, tmp_path, callbacks=Callbacks(phase=encoding(rest)))
     assert len(done) == 3 and rest[0][2] == done[0][2] - 3
