@@ -75,7 +75,7 @@ def train_one_step(name: str, output: Path) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "peak": read_peak(torch.device("cpu")),
         "loss": result.losses[0],
-        "layers": dict(layers),
+        "layers": dict(sorted(layers.items(), key=lambda part: (part[0] != "unet", part[0]))),
         "moved": moved,
         "megabytes": output.stat().st_size / 1e6,
         "precision": size.precision,

@@ -137,6 +137,7 @@ def test_a_run_says_in_one_sentence_what_changed_under_its_feet(
         monkeypatch.setattr(train_module, name, lambda *_: None)
     monkeypatch.setattr(train_module, "model_digests", lambda *_: {})
     monkeypatch.setattr(train_module, "load_base_model", lambda *_, **__: BASE)
+    monkeypatch.setattr(train_module, "check_disk", lambda *_: None)
     monkeypatch.setattr(train_module, "fit_memory", lambda *_: ([MemoryConfig()], "fits"))
     monkeypatch.setattr(train_module, "remarks", lambda *_: [])
     monkeypatch.setattr(train_module, "measure_run", lambda *_: NetworkSize(models=[], blocks=[], remarks=[]))

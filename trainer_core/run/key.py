@@ -73,7 +73,7 @@ def model_digests(config: RunConfig, tokenizer: Path, index: Index) -> dict[str,
         status = path.stat()
         mtime, ctime = status.st_mtime_ns, status.st_ctime_ns
         files.append(File(path=path, name=str(path), size=status.st_size, mtime_ns=mtime, ctime_ns=ctime))
-    found = {role: digest for (role, _), digest in zip(roles, index.digests(files), strict=True)}
+    found = {role: digest for (role, _), digest in zip(roles, index.digests(files, any_size=True), strict=True)}
     for role, path in roles:
         if not found[role]:
             raise ValueError(f"{path} cannot be read to its end; see that its disk answers, or get the file again.")

@@ -49,9 +49,11 @@ class Index:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def digests(self, files: Iterable[File], callbacks: Callbacks | None = None) -> Iterator[str]:
-        """Yield the sha256 of each file's content, "" where it cannot be read."""
-        for digest, _ in self._each(list(files), "", None, lambda error: "", callbacks or Callbacks()):
+    def digests(
+        self, files: Iterable[File], callbacks: Callbacks | None = None, *, any_size: bool = False
+    ) -> Iterator[str]:
+        """Yield the sha256 of each file's content, "" where it cannot be read or, but for any_size, is too large."""
+        for digest, _ in self._each(list(files), "", None, lambda _: "", callbacks or Callbacks(), any_size=any_size):
             yield digest
 
     def examine(
@@ -76,19 +78,23 @@ class Index:
         read: Callable[[bytes], Facts] | None,
         refuse: Callable[[OSError], str],
         callbacks: Callbacks,
+        *,
+        any_size: bool = False,
     ) -> Iterator[tuple[str, Facts]]:
         def work(file: File, digest: str | None, facts: Facts | None) -> tuple[str, Facts]:
             if digest is not None and facts is not None:
                 return digest, facts
+            if file.size > LARGEST_FILE and not any_size:
+                return "", {"problem": f"{file.size / 2**30:.1f} GiB, too large for a picture"}
             try:
-                if read is None:
+                if any_size:
                     return file_digest(file.path), {}
-                if file.size > LARGEST_FILE:
-                    return "", {"problem": f"{file.size / 2**30:.1f} GiB, too large for a picture"}
                 content = file.path.read_bytes()
             except OSError as error:
                 return "", {"problem": refuse(error)}
             found = hashlib.sha256(content).hexdigest()
+            if read is None:
+                return found, {}
             if found != digest:  # another content, or the one of a file that was touched or renamed
                 with self._lock:
                     (facts,) = self._known_facts([found], kind)
