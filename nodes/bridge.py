@@ -213,6 +213,14 @@ def logs_folder() -> Path:
     return Path(folder_paths.get_output_directory()) / "atelier" / "logs"
 
 
+def check_pictures(dataset: DatasetConfig) -> None:
+    """Raise ValueError that names every picture, caption and mask that cannot be used as the dataset is set."""
+    from ..trainer_core.scan import Index, scan  # here, so that ComfyUI starts fast
+
+    with Index(index_file()) as index:
+        scan(dataset, index)
+
+
 def runs_folder() -> Path:
     """Return where each run gets a folder of its own."""
     return Path(folder_paths.get_output_directory()) / "atelier" / "runs"

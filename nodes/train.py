@@ -480,6 +480,7 @@ def output_models(config: RunConfig, model: Any, clip: Any) -> tuple[Any, Any]:
     check_lora_files(config)
     outline_network(config)  # a choice of layers that cannot be is refused before anything is loaded
     if model is None or clip is None:
+        bridge.check_pictures(config.dataset)  # so that what is wrong with them is said before anything is loaded
         own_model, own_clip, _ = bridge.load_models(config.base_model, *noise_model(config.base_model))
         for beneath in config.lora.beneath:
             tensors = comfy_tensors(Path(beneath.path), config.base_model)

@@ -13,7 +13,7 @@ from .config import SampleConfig
 from .outcome import Run, Shelf, read_versions
 from .plan import Plan
 from .run import SAMPLES, Checkpoint, RunFolder
-from .saving import draw_samples, publish, read_course, read_pictures
+from .saving import are_pictures, draw_samples, publish, read_course, read_pictures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +66,12 @@ def taken(
     how: str,
     log: Path | None,
 ) -> Result | None:
-    """Return what a finished run has left behind, None when samples are wanted that it has not drawn."""
+    """Return what a finished run has left behind, None when samples are wanted that it has not drawn or not any more."""
     samples = (folder.result() or {}).get("samples", {})
     paths = []
     if config.prompts:
         paths = [folder.path / SAMPLES / Path(name).name for name in samples.get("files", ())]
-        if samples.get("of") != config.digest() or not paths or not all(path.is_file() for path in paths):
+        if samples.get("of") != config.digest() or not paths or not are_pictures(paths):
             return None
     return read_result(folder, checkpoint, plan, shelf, paths, config, how, log, stopped=False)
 

@@ -357,6 +357,15 @@ def save_picture(path: Path, image: Tensor) -> None:
         Image.fromarray((image * 255).round().to(torch.uint8).numpy()).save(temporary, format="PNG")
 
 
+def are_pictures(paths: Sequence[Path]) -> bool:
+    """Tell whether files are there and hold pictures that can be read to their end."""
+    try:
+        read_pictures(paths)
+    except (OSError, ValueError, SyntaxError):  # Pillow's words for a broken PNG
+        return False
+    return True
+
+
 def read_pictures(paths: Sequence[Path]) -> Tensor:
     """Return PNG files of one size as pictures (N, H, W, 3) in 0..1; OSError or ValueError for damaged ones."""
     pictures = []

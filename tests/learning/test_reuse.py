@@ -202,6 +202,9 @@ def test_samples_and_the_form_of_the_file_are_made_anew_without_training(config,
     with_samples, _ = run(drawn, tmp_path, cache, step=no_steps)
     assert with_samples.samples.shape == (1, 32, 32, 3) and with_samples.path == first.path
     assert state_files(with_samples) == state_files(first)
+    (picture,) = (with_samples.run / "samples").glob("*.png")
+    picture.write_bytes(picture.read_bytes()[:-40])  # a damaged one is drawn again
+    assert torch.equal(run(drawn, tmp_path, cache, step=no_steps)[0].samples, with_samples.samples)
     other, _ = run(change(config, train={"save_dtype": "float32"}), tmp_path, cache, step=no_steps)
     assert other.path.name == "lora-2.safetensors" and {t.dtype for t in other.tensors.values()} == {torch.float32}
     assert all(torch.equal(other.tensors[k].half(), t) for k, t in first.tensors.items() if t.dtype == torch.float16)

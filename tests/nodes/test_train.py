@@ -280,10 +280,15 @@ def test_choices_of_the_objective_and_their_fields_reach_the_run(comfy: ComfyCli
         assert {key: found[key] for key in wanted} == wanted
 
 
-def test_problems_of_the_dataset_are_named_before_training(comfy: ComfyClient, pictures: Path) -> None:
+def test_problems_of_the_dataset_are_named_before_training(
+    comfy: ComfyClient, server: ComfyServer, pictures: Path
+) -> None:
     graph = train_graph(pictures.name, name=pictures.name)
     (pictures / "2.txt").unlink()
     refused(comfy, graph, "error", "2.png", "caption")
+    loaded, log = "model weight dtype", server.log_text()  # ComfyUI's words for a model being built
+    refused(comfy, graph, "error", "2.png", "caption")  # Load Base Model comes from the cache this time
+    assert loaded in log and loaded not in server.log_text()[len(log) :]
     (pictures / "2.txt").write_text("back again", encoding="utf-8")
     picture = (pictures / "1.png").read_bytes()
     (pictures / "1.png").write_bytes(picture[: len(picture) // 2])
