@@ -5,6 +5,7 @@ import importlib.util
 
 import pytest
 import torch
+from second_device import RUBBISH, Card, card  # noqa: F401 (a fixture)
 from tiny_models import tiny_unet
 
 from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig
@@ -31,7 +32,7 @@ from lora_atelier.trainer_core.optim.rounding import round_stochastically
 CPU = torch.device("cpu")
 
 
-def passes(prepared=lambda unet: None, context=lambda unet: contextlib.nullcontext(), times=3):
+def passes(prepared=lambda unet: None, context=lambda unet: contextlib.nullcontext(), times=3, device=CPU):
     """Return (prediction, gradient of the network) of the last of some passes through a small UNet."""
     unet = tiny_unet().requires_grad_(False).eval()
     network = Network(unet, {}, LoraConfig(rank=4, alpha=4, preset="full"), 0)
@@ -41,13 +42,15 @@ def passes(prepared=lambda unet: None, context=lambda unet: contextlib.nullconte
             parameter.data = 0.05 * torch.randn(parameter.shape, generator=draws)
     prepared(unet)
     latents, words = torch.randn(2, 4, 8, 8, generator=draws), torch.randn(2, 5, 64, generator=draws)
+    latents, words, timesteps = latents.to(device), words.to(device), torch.tensor([5, 500]).to(device)
+    network.to(device)
     with network.attached():
         for _ in range(times):
             network.zero_grad()
             with context(unet):
-                prediction = unet(latents, torch.tensor([5, 500]), encoder_hidden_states=words).sample
+                prediction = unet(latents, timesteps, encoder_hidden_states=words).sample
             prediction.square().mean().backward()
-    return prediction.detach(), torch.cat([p.grad.flatten() for p in network.parameters()])
+    return prediction.detach().cpu(), torch.cat([p.grad.flatten() for p in network.parameters()]).cpu()
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,7 @@ def plain():
 
 
 def difference(mine, other):
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(mine, other, strict=True))
+    return float(torch.stack([(a - b).norm() / b.norm() for a, b in zip(mine, other, strict=True)]).max())  # or NaN
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -120,6 +123,42 @@ def test_streamed_weights_change_nothing(plain, share):
         assert away / sum(kept.size for kept in layers) == pytest.approx(share, abs=0.1)
 
     assert difference(passes(stream), plain) == 0
+
+
+def test_the_second_device_finds_what_it_is_there_to_find(card):  # noqa: F811
+    here, there = torch.randn(3, 3), torch.randn(3, 3).to(card)
+    with pytest.raises(RuntimeError, match="same device: aten::mm"):
+        there @ here
+    assert torch.equal((there @ there).cpu(), there.cpu() @ there.cpu()) and there[here > 0].device.type == card.type
+    early = there.to("cpu", non_blocking=True)
+    assert (early == RUBBISH).all()
+    Card.first.record_event().synchronize()
+    assert torch.equal(early, there.cpu())
+    side = Card.Stream()
+    with Card.stream(side):
+        late, kept = here.to(card, non_blocking=True), there.to("cpu", non_blocking=True)
+    assert (late.cpu() == RUBBISH).all() and (kept == RUBBISH).all()
+    Card.current_stream().wait_stream(side)
+    assert torch.equal(late.cpu(), here) and torch.equal(kept, there.cpu())
+    with Card.stream(side):
+        there.clone().to("cpu", non_blocking=True)
+    with pytest.raises(RuntimeError, match="given back"):
+        Card.current_stream().wait_stream(side)
+
+
+@pytest.mark.parametrize(
+    ("level", "weights", "activations"), [("0", "none", True), ("full", "half", False), ("full", "all", True)]
+)
+def test_what_comes_and_goes_beside_the_computing_is_there_in_time(plain, card, level, weights, activations):  # noqa: F811
+    memory = MemoryConfig(checkpointing=level, offload_weights=weights)
+
+    def prepared(unet):
+        prepare(unet, memory, "auto", torch.float32, card, Stream(card))
+
+    def context(unet):
+        return activations_in_ram(card, [unet], least=100) if activations else contextlib.nullcontext()
+
+    assert difference(passes(prepared, context, device=card), plain) < 1e-5
 
 
 def test_a_stream_learns_the_order_and_sends_ahead():

@@ -29,7 +29,8 @@ class Stream:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._streams = _streams(device)
+        self._side = self._streams.Stream(device) if self._streams else None
         self._arriving: dict[Parts, tuple[tuple[Tensor, ...], Any]] = {}
         self._following: dict[tuple[Parts, bool], tuple[Parts, bool]] = {}
         self._used: deque[Any] = deque()
@@ -50,7 +51,7 @@ class Stream:
         self._last = use
         parts, arrived = self._arriving.pop(kept, None) or self._send(kept)
         if self._side:
-            current = torch.cuda.current_stream(self.device)
+            current = self._streams.current_stream(self.device)
             current.wait_event(arrived)
             for part in parts:
                 part.record_stream(current)
@@ -72,9 +73,15 @@ class Stream:
     def _send(self, kept: Parts) -> tuple[tuple[Tensor, ...], Any]:
         if self.device.type == "meta":
             return tuple(torch.empty_like(part) for part in kept.parts), None
-        with torch.cuda.stream(self._side) if self._side else nullcontext():
+        with self._streams.stream(self._side) if self._side else nullcontext():
             parts = tuple(part.to(self.device, non_blocking=True) for part in kept.parts)
         return parts, self._side.record_event() if self._side else None
+
+
+def _streams(device: torch.device) -> Any:
+    """Return the module of torch that makes a device's streams, None where copies run in turn with all else."""
+    module = None if device.type in ("cpu", "meta") else getattr(torch, device.type, None)
+    return module if hasattr(module, "Stream") else None
 
 
 def _kept_parts(model: nn.Module) -> Iterator[Tensor]:
@@ -94,7 +101,8 @@ def activations_in_ram(device: torch.device, models: Iterable[nn.Module], least:
     """
     weights = [tensor for model in models for tensor in (*model.parameters(), *_kept_parts(model))]
     frozen = {tensor.untyped_storage()._cdata for tensor in weights}
-    side: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+    streams = _streams(device)
+    side = streams.Stream(device) if streams else None
 
     def pack(tensor: Tensor) -> Any:
         if tensor.nbytes < least or tensor.untyped_storage()._cdata in frozen:
@@ -103,8 +111,8 @@ def activations_in_ram(device: torch.device, models: Iterable[nn.Module], least:
             return (None, (tensor.shape, tensor.stride(), tensor.dtype))
         if side is None:
             return (tensor.clone(), None)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
+        side.wait_stream(streams.current_stream(device))
+        with streams.stream(side):
             away = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
             tensor.record_stream(side)
         return (away, side.record_event())
@@ -118,7 +126,7 @@ def activations_in_ram(device: torch.device, models: Iterable[nn.Module], least:
             return torch.empty_strided(shape, stride, dtype=dtype, device=device)
         if written is None:
             return away
-        torch.cuda.current_stream(device).wait_event(written)
+        streams.current_stream(device).wait_event(written)
         return away.to(device, non_blocking=True)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
