@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from typing import ClassVar
 
 import pytest
 import torch
@@ -160,7 +161,7 @@ class Card:
 
     Stream = Stream
     first = Stream()
-    stack = [first]
+    stack: ClassVar = [first]
 
     @classmethod
     def current_stream(cls, device=None):

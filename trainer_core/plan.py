@@ -203,6 +203,17 @@ class Plan:
             sizes[bucket].append(len(items))
         return dict(sorted(sizes.items()))
 
+    def fullest_batches(self) -> dict[Size, int]:
+        """Return how many samples the fullest batch of each bucket holds, over the whole run."""
+        whole, rest = self._epoch_of(self.micro_batches)
+        epochs = range(min(whole, 1) if self.same_every_epoch else whole)
+        batches = [(group[0], items) for epoch in epochs for group, items in self._groups(epoch).items()]
+        batches += self._epoch(whole)[:rest] if rest else []
+        found: dict[Size, int] = {}
+        for bucket, items in batches:
+            found[bucket] = max(found.get(bucket, 0), min(len(items), self.train.batch_size))
+        return dict(sorted(found.items()))
+
     def concept_names(self) -> dict[int, str]:
         """Return the names of the concepts that are trained, by their number: their folders', a number where equal."""
         names: dict[int, str] = {}

@@ -85,8 +85,7 @@ def save_bytes(config: RunConfig, plan: Plan) -> int:
 
 def largest_micro_batch(plan: Plan, tokenizer: Any, words: Words | None = None) -> tuple[int, tuple[int, int], int]:
     """Return (samples, (width, height) in pixels, tokens of the conditioning) of the run's largest micro-batch."""
-    batches = plan.batch_sizes(0).items()
-    size, count = max(((size, max(counts)) for size, counts in batches), key=lambda b: b[1] * b[0][0] * b[0][1])
+    size, count = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
     chunks = {min(MAX_CHUNKS, max(1, -(-count_tokens(tokenizer, text, words) // CHUNK))) for text in plan.captions()}
     return count, size, (CHUNK + 2) * (math.lcm(*chunks) if count > 1 else max(chunks))
 

@@ -66,7 +66,7 @@ def taken(
     how: str,
     log: Path | None,
 ) -> Result | None:
-    """Return what a finished run has left behind, None when samples are wanted that it has not drawn or not any more."""
+    """Return what a finished run has left behind, None when samples are wanted that it does not have."""
     samples = (folder.result() or {}).get("samples", {})
     paths = []
     if config.prompts:

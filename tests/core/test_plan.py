@@ -440,6 +440,10 @@ def test_what_any_run_says_it_will_ask_for_is_what_it_asks_for(run: Run) -> None
     trained = samples[: len(samples) - len(plan.validation)]
     assert plan.crops() == {(sample.picture, sample.crop) for sample in samples}
     assert plan.captions() == {sample.caption for sample in samples}
+    fullest: defaultdict[Size, int] = defaultdict(int)
+    for micro_batch in micro_batches(plan):
+        fullest[micro_batch.bucket] = max(fullest[micro_batch.bucket], len(micro_batch.samples))
+    assert plan.fullest_batches() == fullest
     visits: defaultdict[int, list[int]] = defaultdict(list)
     for sample in trained:
         visits[sample.picture].append(sample.visit)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 AHEAD = 3  # weights that are on their way at a time
 WORTH_MOVING = 1 << 20  # bytes; smaller activations stay
+UNDER_WAY = 256 << 20  # bytes of activations that may still be on their way to RAM, and so not be given back yet
 
 
 class Parts(Protocol):
@@ -103,6 +104,7 @@ def activations_in_ram(device: torch.device, models: Iterable[nn.Module], least:
     frozen = {tensor.untyped_storage()._cdata for tensor in weights}
     streams = _streams(device)
     side = streams.Stream(device) if streams else None
+    leaving: deque[tuple[Any, int]] = deque()  # (event when they are in RAM, bytes)
 
     def pack(tensor: Tensor) -> Any:
         if tensor.nbytes < least or tensor.untyped_storage()._cdata in frozen:
@@ -115,7 +117,11 @@ def activations_in_ram(device: torch.device, models: Iterable[nn.Module], least:
         with streams.stream(side):
             away = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
             tensor.record_stream(side)
-        return (away, side.record_event())
+        written = side.record_event()
+        leaving.append((written, tensor.nbytes))
+        while len(leaving) > 1 and sum(size for _, size in leaving) > UNDER_WAY:  # the CPU is ahead of the copies
+            leaving.popleft()[0].synchronize()
+        return (away, written)
 
     def unpack(saved: Any) -> Tensor:
         if isinstance(saved, Tensor):
