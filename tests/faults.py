@@ -28,7 +28,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from lora_atelier.trainer_core import export, outcome, run, saving, state
+from lora_atelier.trainer_core import export, outcome, prepare, run, saving, state
 from lora_atelier.trainer_core import result as results
 from lora_atelier.trainer_core import train as training
 from lora_atelier.trainer_core.callbacks import Callbacks
@@ -107,7 +107,7 @@ def make_scene(folder: Path, tokenizer: Path) -> RunConfig:
 @contextmanager
 def prepared_once(config: RunConfig) -> Iterator[None]:
     """Prepare what is the same in all sessions and writes nothing once: sizes, memory, the base model in RAM."""
-    base = training.load_base_model(config.base_model)
+    base = prepare.load_base_model(config.base_model)
     kept = {
         "measure_run": lambda _: None,
         "describe_network": lambda _: "A network.",
@@ -117,7 +117,7 @@ def prepared_once(config: RunConfig) -> Iterator[None]:
     gc.collect()
     gc.freeze()  # each run collects what has become unreachable, and all that was imported need not be looked at
     try:
-        with mock.patch.multiple(training, **kept):
+        with mock.patch.multiple(prepare, **kept):
             yield
     finally:
         gc.unfreeze()
@@ -185,8 +185,8 @@ class Moments:
             (run.RunFolder, "finish", "result.json"),
             (run.RunFolder, "prune", "pruning"),
             (run.RunFolder, "log", "the log"),
-            (training, "encode_plan", "encoding"),
-            (training, "scan", "scanning"),
+            (prepare, "encode_plan", "encoding"),
+            (prepare, "scan", "scanning"),
             (training, "accumulated", "a step"),
             (training, "validation_loss", "validation"),
             (run.choose, "new_run", "the folder"),

@@ -49,7 +49,8 @@ class Run:
     stream: Stream = field(init=False)  # brings weights that wait in RAM
     continued: Mapping[str, Any] | None = None  # what is told of the file that is continued
     losses: list[float] = field(default_factory=list)  # of each step, NaN where it was not finite
-    concepts: dict[str, list[float]] = field(default_factory=dict)  # of each step, NaN where it had no sample of one
+    concept_names: Mapping[int, str] = field(init=False)  # by number
+    concepts: dict[str, list[float]] = field(init=False)  # losses of each step, NaN where it had no sample of one
     validation: list[tuple[int, float]] = field(default_factory=list)  # (steps finished, loss)
     optimizer: Any = None
     scaler: Any = None
@@ -65,6 +66,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.stream = Stream(self.device)
+        self.concept_names = self.plan.concept_names()
+        self.concepts = {name: [] for name in self.concept_names.values()}
 
     def record(self, event: str, **values: Any) -> None:
         """Add a line to the run's log; a disk that refuses it is told of once, and does not stop the run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from .config import SampleConfig
+from .config import RunConfig, SampleConfig
 from .outcome import Run, Shelf, read_versions
 from .plan import Plan
-from .run import SAMPLES, Checkpoint, RunFolder
-from .saving import are_pictures, draw_samples, publish, read_course, read_pictures
+from .run import SAMPLES, Checkpoint, Choice, RunFolder
+from .sample_files import are_pictures, draw_samples, read_pictures
+from .saving import publish, read_course
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,19 @@ class Result:
     finished: bool  # False: stopped before its end, and can be gone on with
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """What a result is read from, and what is told with it."""
+
+    folder: RunFolder
+    checkpoint: Checkpoint
+    plan: Plan
+    shelf: Shelf
+    sample: SampleConfig
+    how: str
+    log: Path | None
+
+
 def finish(run: Run, checkpoint: Checkpoint, how: str, log: Path | None, *, stopped: bool) -> Result:
     """Write down what came of the run unless it was stopped, draw the last samples, and return it.
 
@@ -50,48 +65,44 @@ def finish(run: Run, checkpoint: Checkpoint, how: str, log: Path | None, *, stop
         then = "to go on" if stopped else "and only its samples are drawn"
         run.callbacks.note(f"What was learned is in {copies[0].path} and in {checkpoint.path}. Queue again {then}.")
         raise
+    sample = run.config.sample
     if not stopped:
-        samples = {"of": run.config.sample.digest(), "files": [path.name for path in paths]}
+        samples = {"of": sample.digest(), "files": [path.name for path in paths]}
         run.folder.finish({"step": checkpoint.step, "samples": samples})
         run.record("finished", step=checkpoint.step)
-    return read_result(run.folder, checkpoint, run.plan, run.shelf, paths, run.config.sample, how, log, stopped=stopped)
+    source = Source(
+        folder=run.folder, checkpoint=checkpoint, plan=run.plan, shelf=run.shelf, sample=sample, how=how, log=log
+    )
+    return read_result(source, paths, stopped=stopped)
 
 
-def taken(
-    folder: RunFolder,
-    checkpoint: Checkpoint,
-    plan: Plan,
-    shelf: Shelf,
-    config: SampleConfig,
-    how: str,
-    log: Path | None,
-) -> Result | None:
-    """Return what a finished run has left behind, None when samples are wanted that it does not have."""
-    samples = (folder.result() or {}).get("samples", {})
+def taken(choice: Choice, plan: Plan, shelf: Shelf, config: RunConfig, logs: Path | None) -> Result | None:
+    """Return what the run that was found has left behind, None where it is not finished.
+
+    None as well when samples are wanted that it has not drawn, or not any more.
+    """
+    run, checkpoint = choice.own, choice.finished
+    if run is None or checkpoint is None:
+        return None
+    sample, samples = config.sample, (run.result() or {}).get("samples", {})
     paths = []
-    if config.prompts:
-        paths = [folder.path / SAMPLES / Path(name).name for name in samples.get("files", ())]
-        if samples.get("of") != config.digest() or not paths or not are_pictures(paths):
+    if sample.prompts:
+        paths = [run.path / SAMPLES / Path(name).name for name in samples.get("files", ())]
+        if samples.get("of") != sample.digest() or not paths or not are_pictures(paths):
             return None
-    return read_result(folder, checkpoint, plan, shelf, paths, config, how, log, stopped=False)
+    log = log_folder(config, logs, run)
+    source = Source(
+        folder=run, checkpoint=checkpoint, plan=plan, shelf=shelf, sample=sample, how=choice.sentence, log=log
+    )
+    return read_result(source, paths, stopped=False)
 
 
-def read_result(
-    folder: RunFolder,
-    checkpoint: Checkpoint,
-    plan: Plan,
-    shelf: Shelf,
-    samples: list[Path],
-    config: SampleConfig,
-    how: str,
-    log: Path | None,
-    *,
-    stopped: bool,
-) -> Result:
+def read_result(source: Source, samples: Sequence[Path], *, stopped: bool) -> Result:
     """Return what a save holds, its LoRA files copied to the shelf where they are not there yet."""
+    checkpoint, plan, sample = source.checkpoint, source.plan, source.sample
     course, saved = read_course(checkpoint), read_versions(checkpoint)
     kind = f"-stopped-at-{checkpoint.step}" if stopped else ""
-    copies = shelf.publish(folder, saved, checkpoint.step, plan.epochs_after(checkpoint.step), kind)
+    copies = source.shelf.publish(source.folder, saved, checkpoint.step, plan.epochs_after(checkpoint.step), kind)
     return Result(
         path=copies[0].path,
         tensors={name: tensor.clone() for name, tensor in load_file(saved[0].path).items()},  # a file may vanish
@@ -101,13 +112,18 @@ def read_result(
         validation=course["validation"],
         best=course["best"],
         others=tuple(copy.path for copy in copies[1:]),
-        log=log,
-        samples=read_pictures(samples) if samples else torch.empty(0, config.height, config.width, 3),
+        log=source.log,
+        samples=read_pictures(samples) if samples else torch.empty(0, sample.height, sample.width, 3),
         plan=plan,
-        run=folder.path,
-        how=how,
+        run=source.folder.path,
+        how=source.how,
         finished=not stopped,
     )
+
+
+def log_folder(config: RunConfig, logs: Path | None, run: RunFolder) -> Path | None:
+    """Return where the log of a run is, None when it writes none."""
+    return logs / run.path.name if logs is not None and config.train.log != "none" else None
 
 
 def describe_best(result: Result) -> str:

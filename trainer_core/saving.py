@@ -10,25 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
-from safetensors import SafetensorError
 from torch import Tensor
 
-from .files import reason, written_whole
+from .files import reason
 from .optim import arguments, describe, load_exactly
-from .outcome import Run, Saved, read_versions, versions, write_versions
+from .outcome import Run, Saved, read_versions, write_versions
 from .plan import Plan
-from .run import COURSE, OPTIMIZER, SAMPLES, WEIGHTS, Checkpoint
-from .sample import sample_images
-from .state import load_state, pack, save_state, unpack
-from .texts import text_reader
+from .run import COURSE, OPTIMIZER, WEIGHTS, Checkpoint
+from .sample_files import draw_samples
+from .state import DISK_ERRORS, load_state, pack, save_state, unpack
 from .validate import Best
 
 SHARE = 0.01  # of a run's time that saving may take, where minutes are what it goes by,
 LONGEST_WAIT = 10  # as long as the next save is not that many times save_every away
-DISK_ERRORS = (OSError, SafetensorError)  # safetensors reports a full disk in its own way
 OF_GROUPS = ("lr", "base_lr", "weight_decay", "model", "decays")  # in an optimizer's groups: the settings' own
 
 
@@ -321,55 +316,3 @@ def summary(run: Run) -> str:
             "",
         ]
     )
-
-
-def draw_samples(run: Run) -> list[Path]:
-    """Draw the samples with the weights as they are, and keep them as PNG files; what fails is said once, no more.
-
-    The plain ones or the best first, then those of an average.
-    """
-    paths = []
-    try:
-        for version in versions(run):
-            if version.ending != "-last":
-                with version.weights():
-                    read = text_reader(run.base, run.encoded, run.device, learning=False)
-                    images = sample_images(
-                        run.base, run.config.sample, run.device, encode=read, callbacks=run.callbacks
-                    )
-                for number, image in enumerate(images, 1):
-                    name = f"step-{run.at:08}-{number}{version.ending}.png"
-                    paths.append(run.folder.path / SAMPLES / name)
-                    save_picture(paths[-1], image)
-    except (*DISK_ERRORS, RuntimeError, ValueError, ArithmeticError) as error:
-        if not run.sampling_failed:
-            run.callbacks.note(f"Samples could not be drawn after step {run.at}: {reason(error)}")
-        run.sampling_failed = True
-        return []
-    run.record("sampled", step=run.at, files=[path.name for path in paths])
-    run.callbacks.samples(run.at, paths)
-    return paths
-
-
-def save_picture(path: Path, image: Tensor) -> None:
-    """Write a picture (H, W, 3) in 0..1 as PNG."""
-    with written_whole(path) as temporary:
-        Image.fromarray((image * 255).round().to(torch.uint8).numpy()).save(temporary, format="PNG")
-
-
-def are_pictures(paths: Sequence[Path]) -> bool:
-    """Tell whether files are there and hold pictures that can be read to their end."""
-    try:
-        read_pictures(paths)
-    except (OSError, ValueError, SyntaxError):  # Pillow's words for a broken PNG
-        return False
-    return True
-
-
-def read_pictures(paths: Sequence[Path]) -> Tensor:
-    """Return PNG files of one size as pictures (N, H, W, 3) in 0..1; OSError or ValueError for damaged ones."""
-    pictures = []
-    for path in paths:
-        with Image.open(path) as image:
-            pictures.append(torch.from_numpy(np.array(image.convert("RGB"))).float() / 255)
-    return torch.stack(pictures)

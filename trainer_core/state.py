@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 PLAIN = (bool, int, float, str, type(None))  # JSON keeps these to the last bit
+DISK_ERRORS = (OSError, SafetensorError)  # safetensors reports a full disk in its own way
 TREE = "tree"  # in a file's metadata: everything but the tensors
 
 

@@ -64,6 +64,16 @@ def without_improvement(measured: Measurements, share: float) -> int:
     return since
 
 
+def early_end(train: TrainConfig, measured: Measurements, steps: int) -> str:
+    """Say that and why a run of so many steps ends after its last measurement; empty where it goes on."""
+    patience, share, at = train.early_stop_patience, train.early_stop_min_improvement, measured[-1][0]
+    if not patience or not 0 < at < steps or without_improvement(measured, share) < patience:
+        return ""
+    fallen = f"by more than {share:.1%} " if share else ""
+    since = f"the validation loss has not fallen {fallen}in {patience} measurements"
+    return f"Ended early after step {at} of {steps}: {since}."
+
+
 @torch.no_grad()
 def validation_loss(
     base: BaseModel,

@@ -24,8 +24,9 @@ ROWS = [
     {"batch", "texts", "preflight", "network_report", "run"},
     {"validate"},
     {"outcome"},
+    {"sample_files", "step"},
     {"saving"},
-    {"result"},
+    {"prepare", "result"},
     {"train"},
 ]
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}

@@ -13,8 +13,8 @@ import torch
 from scan_folder import draw, mask, masked_folder
 
 from lora_atelier.trainer_core import encode as encode_module
+from lora_atelier.trainer_core import prepare
 from lora_atelier.trainer_core import store as store_module
-from lora_atelier.trainer_core import train as train_module
 from lora_atelier.trainer_core.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
     BaseModelConfig,
@@ -39,6 +39,7 @@ from lora_atelier.trainer_core.scan import (
     scan,
 )
 from lora_atelier.trainer_core.store import Store, StoreError
+from lora_atelier.trainer_core.train import train_lora
 
 
 class Halves(torch.nn.Module):
@@ -134,15 +135,15 @@ def test_a_run_says_in_one_sentence_what_changed_under_its_feet(
 ) -> None:
     folder = masked_folder(tmp_path / "pictures")
     for name in ("check_base_model", "check_objective", "find_tokenizer", "load_tokenizer"):
-        monkeypatch.setattr(train_module, name, lambda *_: None)
-    monkeypatch.setattr(train_module, "model_digests", lambda *_: {})
-    monkeypatch.setattr(train_module, "load_base_model", lambda *_, **__: BASE)
-    monkeypatch.setattr(train_module, "check_disk", lambda *_: None)
-    monkeypatch.setattr(train_module, "fit_memory", lambda *_: ([MemoryConfig()], "fits"))
-    monkeypatch.setattr(train_module, "remarks", lambda *_: [])
-    monkeypatch.setattr(train_module, "measure_run", lambda *_: NetworkSize(models=[], blocks=[], remarks=[]))
-    monkeypatch.setattr(train_module, "objective_remarks", lambda *_: [])
-    monkeypatch.setattr(train_module, "build_network", lambda *_: Network(None, {}, LoraConfig(), 0))
+        monkeypatch.setattr(prepare, name, lambda *_: None)
+    monkeypatch.setattr(prepare, "model_digests", lambda *_: {})
+    monkeypatch.setattr(prepare, "load_base_model", lambda *_, **__: BASE)
+    monkeypatch.setattr(prepare, "check_disk", lambda *_: None)
+    monkeypatch.setattr(prepare, "fit_memory", lambda *_: ([MemoryConfig()], "fits"))
+    monkeypatch.setattr(prepare, "remarks", lambda *_: [])
+    monkeypatch.setattr(prepare, "measure_run", lambda *_: NetworkSize(models=[], blocks=[], remarks=[]))
+    monkeypatch.setattr(prepare, "objective_remarks", lambda *_: [])
+    monkeypatch.setattr(prepare, "build_network", lambda *_: Network(None, {}, LoraConfig(), 0))
     config = RunConfig(base_model=BaseModelConfig(path="x.safetensors"), dataset=dataset_of(folder), train=TRAIN)
     notes: list[str] = []
 
@@ -154,9 +155,7 @@ def test_a_run_says_in_one_sentence_what_changed_under_its_feet(
     with pytest.raises(
         ValueError, match=rf"^1\.png has vanished since the scan .*{folder}.*put it back, or start again"
     ):
-        train_module.train_lora(
-            config, tmp_path / "a.safetensors", tmp_path / "cache", callbacks=Callbacks(note=vanish)
-        )
+        train_lora(config, tmp_path / "a.safetensors", tmp_path / "cache", callbacks=Callbacks(note=vanish))
     assert "4 pictures" in notes[0]
     assert not list(tmp_path.glob("*.safetensors"))
 

@@ -12,6 +12,8 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from lora_atelier.trainer_core import prepare
+from lora_atelier.trainer_core import step as step_module
 from lora_atelier.trainer_core import train as train_module
 from lora_atelier.trainer_core.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
@@ -28,7 +30,6 @@ from lora_atelier.trainer_core.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from lora_atelier.trainer_core.gradient_noise import NoiseScale
 from lora_atelier.trainer_core.noise import alphas_cumprod
 from lora_atelier.trainer_core.texts import text_reader
 from lora_atelier.trainer_core.train import train_lora
@@ -147,7 +148,7 @@ def test_measurements_without_improvement_are_counted(losses, share, expected):
 
 
 def test_what_cannot_be_kept_or_logged_is_refused_before_a_model_is_loaded(config, tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(train_module, "load_base_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(prepare, "load_base_model", lambda *_: pytest.fail("a model was loaded"))
     trained = config.replace(dataset=DatasetConfig(concepts=config.dataset.concepts[:2]))
     cases = {
         "early_stop_patience 3 needs pictures that are not trained": dict(early_stop_patience=3, validate_every=1),
@@ -248,7 +249,7 @@ def test_accumulated_gradients_are_those_of_the_large_batch(config, tmp_path, ca
         parameters = [p for group in work.network.groups({"lora_unet": 1.0, "lora_te": 1.0}) for p in group["params"]]
         encode = text_reader(base, work.encoded, device, learning=True)
         (micro,) = plan.step(0)
-        whole = train_module.build_batch(base, work.encoded, micro, plan, config, alphas, device)
+        whole = step_module.build_batch(base, work.encoded, micro, plan, config, alphas, device)
         assert whole.prior_weight is not None and len(set(whole.weights.tolist())) > 2
         for sizes in ((5,), (4, 1), (1, 3, 1), (1, 1, 1, 1, 1)):
             ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
@@ -256,12 +257,10 @@ def test_accumulated_gradients_are_those_of_the_large_batch(config, tmp_path, ca
             parts = iter(
                 [type(whole)(**{f.name: part(getattr(whole, f.name), c) for f in fields(whole)}) for c in cuts]
             )
-            monkeypatch.setattr(train_module, "build_batch", lambda *_, parts=parts: next(parts))
+            monkeypatch.setattr(step_module, "build_batch", lambda *_, parts=parts: next(parts))
             window = tuple(replace(micro, samples=micro.samples[c]) for c in cuts)
             monkeypatch.setattr(type(plan), "step", lambda *_, window=window: window)
-            scaler = torch.amp.GradScaler("cpu", enabled=False)
-            memory, noise = config.memory, NoiseScale(parameters)
-            done = train_module.accumulate_gradients(work, 0, encode, alphas, scaler, memory, noise)
+            done = step_module.accumulate_gradients(work, encode, alphas, config.memory)
             gradients[sizes] = torch.cat([p.grad.flatten() for p in parameters])
             losses[sizes] = float(done.loss)
             for p in parameters:

@@ -8,6 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import family_tensors
 
+from lora_atelier.trainer_core import prepare
 from lora_atelier.trainer_core import train as train_module
 from lora_atelier.trainer_core.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
@@ -162,7 +163,7 @@ def test_a_stopped_run_keeps_the_vectors(config, tmp_path):
 
 
 def test_what_cannot_be_learned_is_refused_before_a_model_is_loaded(config, tmp_path, monkeypatch, pictures):
-    monkeypatch.setattr(train_module, "load_base_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(prepare, "load_base_model", lambda *_, **__: pytest.fail("a model was loaded"))
     (concept,) = config.dataset.concepts
     held = concept.replace(role="validation", captions=CaptionConfig(prefix="mossling"))
     elsewhere = config.replace(dataset=DatasetConfig(concepts=(concept, held)))

@@ -18,7 +18,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from lora_atelier.trainer_core import saving
+from lora_atelier.trainer_core import prepare, sample_files, saving
+from lora_atelier.trainer_core import step as step_module
 from lora_atelier.trainer_core import train as training
 from lora_atelier.trainer_core.config import ExistingConfig, RunConfig
 from lora_atelier.trainer_core.run import find_runs, open_run
@@ -301,7 +302,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_a_model_is_loaded(small,
 
     with (
         faults.Moments(act).watched(tmp_path),
-        mock.patch.object(training, "load_base_model", side_effect=AssertionError("loaded")),
+        mock.patch.object(prepare, "load_base_model", side_effect=AssertionError("loaded")),
         pytest.raises(ValueError, match=re.escape(os.strerror(code))),
     ):
         faults.session(small, tmp_path)
@@ -326,7 +327,7 @@ def test_a_folder_that_is_deleted_while_the_run_goes_on_is_there_at_its_end(smal
 def test_names_work_to_the_end_or_are_refused_before_anything_heavy(small, tmp_path, name):
     output = tmp_path / "loras" / f"{name}.safetensors"
     if len(name) > 100 or len(name.encode()) > 160 or "\0" in name:
-        with mock.patch.object(training, "scan") as scan, pytest.raises(ValueError, match="name"):
+        with mock.patch.object(prepare, "scan") as scan, pytest.raises(ValueError, match="name"):
             training.train_lora(small, output, tmp_path / "cache")
         assert not scan.called
         return
@@ -402,7 +403,7 @@ def test_a_gpu_that_is_lost_leaves_the_last_save(small, uninterrupted, tmp_path)
 
     def at_two(report) -> None:
         if report.step == 2:
-            stack.enter_context(mock.patch.object(training, "predict", predict))
+            stack.enter_context(mock.patch.object(step_module, "predict", predict))
 
     notes: list[str] = []
     with faults.ExitStack() as stack, pytest.raises(RuntimeError, match="unspecified launch failure"):
@@ -413,14 +414,14 @@ def test_a_gpu_that_is_lost_leaves_the_last_save(small, uninterrupted, tmp_path)
 
 
 def test_memory_that_runs_out_leaves_what_was_learned(small, uninterrupted, tmp_path):
-    seldom, real, notes = change(small, saves={"save_every": 0}), training.accumulate_gradients, []
+    seldom, real, notes = change(small, saves={"save_every": 0}), step_module.accumulate_gradients, []
 
-    def accumulate(run, step, *args):
-        if step == 2:
+    def accumulate(run, *args):
+        if run.at == 2:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return real(run, step, *args)
+        return real(run, *args)
 
-    out = mock.patch.object(training, "accumulate_gradients", accumulate)
+    out = mock.patch.object(step_module, "accumulate_gradients", accumulate)
     with out, pytest.raises(RuntimeError, match="Memory ran out at step 3"):
         faults.session(seldom, tmp_path, notes)
     assert "Stopped after step 2 of 3" in notes[-1]
@@ -430,7 +431,7 @@ def test_memory_that_runs_out_leaves_what_was_learned(small, uninterrupted, tmp_
 @pytest.mark.parametrize("what", ["nan", "inf", "gradient"])
 def test_a_step_that_is_not_finite_is_left_out_and_many_end_the_run(small, tmp_path, what):
     config = change(small, train={"steps": 12})
-    real = training.sample_losses
+    real = step_module.sample_losses
 
     def losses_from(steps: set[int]) -> Callable:
         def losses(*args):
@@ -447,12 +448,12 @@ def test_a_step_that_is_not_finite_is_left_out_and_many_end_the_run(small, tmp_p
         updated.append(report.updated)
 
     reached, updated = [0], []
-    with mock.patch.object(training, "sample_losses", losses_from({4})):
+    with mock.patch.object(step_module, "sample_losses", losses_from({4})):
         result = faults.session(config, tmp_path / "once", step=step)
     assert updated == [True] * 4 + [False] + [True] * 7 and result.finished
     assert [math.isnan(loss) for loss in result.losses] == [not each for each in updated]
     reached[0], notes = 0, []
-    many = mock.patch.object(training, "sample_losses", losses_from({4, 5, 6, 7, 8}))
+    many = mock.patch.object(step_module, "sample_losses", losses_from({4, 5, 6, 7, 8}))
     with many, pytest.raises(RuntimeError, match=r"5 times in a row.*went back to step 4") as caught:
         faults.session(config, tmp_path / "many", notes, step=step)
     for said in (r"step 5 \(loss", r"step 9 \(loss", "gradient norm (nan|inf)", r"\d\.png"):
@@ -488,7 +489,7 @@ def test_weights_that_are_not_finite_are_not_saved_over_good_ones(small, uninter
 def test_samples_and_logs_that_fail_are_said_once_and_stop_nothing(small, uninterrupted, tmp_path):
     often = change(small, saves={"sample_every": 1}, train={"log": "csv"})
     notes: list[str] = []
-    with mock.patch.object(saving, "sample_images", side_effect=RuntimeError("no room for the VAE")):
+    with mock.patch.object(sample_files, "sample_images", side_effect=RuntimeError("no room for the VAE")):
         result = faults.session(often.replace(train=small.train), tmp_path / "samples", notes)
     assert result.finished and len([note for note in notes if "no room for the VAE" in note]) == 1
     assert result.tensors and faults.left_behind(result)["tensors"] == uninterrupted(small)["tensors"]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from lora_atelier.trainer_core import train as train_module
+from lora_atelier.trainer_core import prepare
+from lora_atelier.trainer_core import step as step_module
 from lora_atelier.trainer_core.batch import loss_terms
 from lora_atelier.trainer_core.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
@@ -128,8 +129,8 @@ CHANGES = [
 
 def test_every_setting_changes_the_loss(config, tmp_path, monkeypatch):
     """The same batch and the same prediction, with one setting after the other."""
-    calls, build = [], train_module.build_batch
-    monkeypatch.setattr(train_module, "build_batch", lambda *given: calls.append(given) or build(*given))
+    calls, build = [], step_module.build_batch
+    monkeypatch.setattr(step_module, "build_batch", lambda *given: calls.append(given) or build(*given))
     run(config, tmp_path, train=config.train.replace(steps=1))
     base, encoded, micro_batch, plan, _, *rest = calls[0]
     losses = []
@@ -143,13 +144,13 @@ def test_every_setting_changes_the_loss(config, tmp_path, monkeypatch):
 
 
 def test_the_samples_of_a_step_share_the_noise_levels_out(config, tmp_path, monkeypatch):
-    seen, build = [], train_module.build_batch
+    seen, build = [], step_module.build_batch
 
     def recorded(*arguments):
         seen.append(build(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr(train_module, "build_batch", recorded)
+    monkeypatch.setattr(step_module, "build_batch", recorded)
     result = run(config, tmp_path, ObjectiveConfig(stratified_timesteps=True))
     taken = iter(seen)
     for step in range(3):
@@ -161,13 +162,13 @@ def test_the_samples_of_a_step_share_the_noise_levels_out(config, tmp_path, monk
 @pytest.mark.parametrize("text_rate", [0.0, 1e-3])
 def test_prior_prediction_holds_the_model_to_what_it_said_of_those_captions(config, tmp_path, monkeypatch, text_rate):
     """Pictures of this role have no loss while the network is fresh, and one afterwards that is against the base."""
-    losses, samples = [], train_module.sample_losses
+    losses, samples = [], step_module.sample_losses
 
     def recorded(*arguments):
         losses.append(samples(*arguments))
         return losses[-1]
 
-    monkeypatch.setattr(train_module, "sample_losses", recorded)
+    monkeypatch.setattr(step_module, "sample_losses", recorded)
     concepts = dataset(config, role="prior_prediction")
     optimizer = config.optimizer.replace(text_encoder_learning_rate=text_rate, learning_rate=1e-2)
     train = config.train.replace(steps=4, batch_size=3)
@@ -191,7 +192,7 @@ def test_prior_prediction_holds_the_model_to_what_it_said_of_those_captions(conf
 def test_combinations_that_mean_nothing_are_refused_and_those_that_surprise_are_told(config, tmp_path, monkeypatch):
     v = config.base_model.replace(prediction="v_prediction", zero_terminal_snr="on")
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "load_base_model", lambda *_: pytest.fail("a model was loaded"))
+        patch.setattr(prepare, "load_base_model", lambda *_: pytest.fail("a model was loaded"))
         for sentence, objective, base in (
             ("v_scaled is for models that predict v", {"weighting": "v_scaled"}, config.base_model),
             ("v_like is for models that predict epsilon", {"weighting": "v_like"}, v),

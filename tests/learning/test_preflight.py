@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from lora_atelier.trainer_core import preflight
-from lora_atelier.trainer_core import train as train_module
+from lora_atelier.trainer_core import preflight, prepare
 from lora_atelier.trainer_core.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
     BaseModelConfig,
@@ -44,7 +43,7 @@ def let_be_free(monkeypatch, amount):
 
 
 def let_nothing_load(monkeypatch):
-    monkeypatch.setattr(train_module, "load_base_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(prepare, "load_base_model", lambda *_: pytest.fail("a model was loaded"))
 
 
 def run(config, folder):

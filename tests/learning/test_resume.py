@@ -11,8 +11,7 @@ import pytest
 import torch
 from durable import Cut, change, curves, cut_at, cut_inside, equal, run, same, state_files
 
-from lora_atelier.trainer_core import estimate, gradient_noise, preflight
-from lora_atelier.trainer_core import train as train_module
+from lora_atelier.trainer_core import estimate, gradient_noise, preflight, prepare
 from lora_atelier.trainer_core.config import (
     OPTIMIZERS,
     AugmentConfig,
@@ -57,9 +56,9 @@ def no_preflight(monkeypatch):
     """Leave out the dry run before each run, which has tests of its own."""
     nothing = estimate.Estimate(weights=0, network=0, activations=0)
     monkeypatch.setattr(preflight, "estimate_run", lambda *_: nothing)
-    monkeypatch.setattr(train_module, "check_disk", lambda *_: None)
-    monkeypatch.setattr(train_module, "measure_run", lambda _: None)
-    monkeypatch.setattr(train_module, "describe_network", lambda _: "")
+    monkeypatch.setattr(prepare, "check_disk", lambda *_: None)
+    monkeypatch.setattr(prepare, "measure_run", lambda _: None)
+    monkeypatch.setattr(prepare, "describe_network", lambda _: "")
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +260,7 @@ def test_a_run_goes_on_to_the_last_bit(name, config, tmp_path, cache):
 
 def test_a_log_for_tensorboard_and_the_gradient_noise_go_on_as_well(config, tmp_path, cache, monkeypatch):
     """Cut before the first save, so that the run begins anew, then so that a save is lost, and in between."""
-    monkeypatch.setattr(train_module, "NoiseScale", functools.partial(gradient_noise.NoiseScale, every=2))
+    monkeypatch.setattr(prepare, "NoiseScale", functools.partial(gradient_noise.NoiseScale, every=2))
     monkeypatch.setattr(gradient_noise, "FEWEST", 3)
     config = change(config, train={"steps": 5, "accumulate": 1, "log": "both"})
     whole, said = run(config, tmp_path / "whole", cache, logs=tmp_path / "whole")

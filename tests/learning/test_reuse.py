@@ -13,8 +13,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from lora_atelier.trainer_core import estimate, preflight
-from lora_atelier.trainer_core import train as train_module
+from lora_atelier.trainer_core import estimate, preflight, prepare
 from lora_atelier.trainer_core.config import (
     BaseModelConfig,
     BeneathConfig,
@@ -62,7 +61,7 @@ def config(checkpoint, pictures, comfyui):
 
 
 def nothing_loads(monkeypatch):
-    monkeypatch.setattr(train_module, "load_base_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(prepare, "load_base_model", lambda *_, **__: pytest.fail("a model was loaded"))
 
 
 def no_steps(report):

@@ -10,6 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import family_tensors, tiny_text_encoder
 
+from lora_atelier.trainer_core import prepare
+from lora_atelier.trainer_core import step as step_module
 from lora_atelier.trainer_core import train as train_module
 from lora_atelier.trainer_core.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
@@ -122,7 +124,7 @@ def test_the_gradient_of_a_window_is_the_mean_over_its_samples(config, tmp_path,
 
         def train(work, ladder):
             plan = work.plan
-            whole = train_module.build_batch(
+            whole = step_module.build_batch(
                 work.base, work.encoded, plan.step(0)[0], plan, work.config, train_module.alphas_cumprod(), work.device
             )
             (micro,) = plan.step(0)
@@ -138,7 +140,7 @@ def test_the_gradient_of_a_window_is_the_mean_over_its_samples(config, tmp_path,
                 for i in starts
             )
             cut = type(micro)
-            monkeypatch.setattr(train_module, "build_batch", lambda *_: next(batches))
+            monkeypatch.setattr(step_module, "build_batch", lambda *_: next(batches))
             windows = tuple(cut(index=0, samples=piece, bucket=micro.bucket) for piece in pieces)
             monkeypatch.setattr(type(plan), "step", lambda self, k: windows)
             original(work, ladder)
@@ -376,16 +378,16 @@ def test_a_run_stopped_while_encoding_goes_on_from_there(config, tmp_path):
 
 
 def test_a_step_that_is_not_finite_moves_nothing_and_five_in_a_row_end_the_run(config, tmp_path, monkeypatch):
-    losses = train_module.sample_losses
+    losses = step_module.sample_losses
     calls = iter(range(1000))
     monkeypatch.setattr(
-        train_module, "sample_losses", lambda *a: losses(*a) * (math.nan if next(calls) in (1, 2) else 1)
+        step_module, "sample_losses", lambda *a: losses(*a) * (math.nan if next(calls) in (1, 2) else 1)
     )
     reports = []
     result = run(config, tmp_path, callbacks=Callbacks(step=reports.append))
     assert [r.updated for r in reports] == [True, False, False, True]
     assert all(t.isfinite().all() for t in result.tensors.values())
-    monkeypatch.setattr(train_module, "sample_losses", lambda *a: losses(*a) * math.nan)
+    monkeypatch.setattr(step_module, "sample_losses", lambda *a: losses(*a) * math.nan)
     found = r"5 times in a row, so the run went back to step 0 and stopped: step 1 \(loss nan, gradient norm nan\) on "
     with pytest.raises(RuntimeError, match=rf"{found}\d.png, \d.png; step 2"):
         run(change(config, "train", steps=9), tmp_path)
@@ -393,7 +395,7 @@ def test_a_step_that_is_not_finite_moves_nothing_and_five_in_a_row_end_the_run(c
 
 
 def test_wrong_input_is_refused_before_a_model_is_loaded(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(train_module, "load_base_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(prepare, "load_base_model", lambda *_: pytest.fail("a model was loaded"))
     cases = {
         "warmup_steps is 4, the run has 4 steps": change(config, "scheduler", warmup_steps=4),
         "There is no model file": change(config, "base_model", path=str(tmp_path / "no.safetensors")),
