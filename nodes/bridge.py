@@ -10,6 +10,7 @@ from typing import Any
 
 import comfy.diffusers_load
 import comfy.lora
+import comfy.model_detection
 import comfy.model_management
 import comfy.model_sampling
 import comfy.samplers
@@ -249,6 +250,7 @@ def load_models(config: BaseModelConfig, prediction: str, zero_terminal_snr: boo
     embeddings, given = folder_paths.get_folder_paths("embeddings"), given_files(config)
     parts = {"output_vae": VAE_FILE not in given, "output_clip": not given.keys() & set(TEXT_FILES)}
     if Path(config.path).is_dir():
+        _check_folder(Path(config.path), given)
         model, clip, vae = comfy.diffusers_load.load_diffusers(config.path, embedding_directory=embeddings, **parts)
     else:
         loaded = comfy.sd.load_checkpoint_guess_config(config.path, embedding_directory=embeddings, **parts)
@@ -289,12 +291,32 @@ def _load_clip(path: Path, given: dict[str, Path], embeddings: list[str]) -> Any
     return comfy.sd.load_state_dict_guess_config(tensors, **options)[1]
 
 
+def _check_folder(path: Path, given: Collection[str]) -> None:
+    """Raise ValueError for a diffusers folder that ComfyUI cannot load, from its headers."""
+    for name in (VAE_FILE, *TEXT_FILES):
+        if name not in given and (path / name).is_dir():
+            _weights(path / name)
+    shapes = read_header(_weights(path / "unet")).shapes
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    if comfy.model_detection.unet_config_from_diffusers_unet(tensors) is None:
+        channels = shapes.get("conv_in.weight", (0, 0))[1]
+        raise ValueError(
+            f"ComfyUI knows no UNet as the one in the diffusers folder {path.name}, of {channels} input channels (it "
+            "reads inpainting models of Stable Diffusion 2 as single files alone); choose the model as one "
+            ".safetensors file."
+        )
+
+
 def _weights(folder: Path) -> Path:
-    """Return the weights in a folder of a diffusers model, those that ComfyUI takes."""
-    names = (folder / name for name in ("model.fp16.safetensors", "model.safetensors"))
+    """Return the weights in a part of a diffusers folder, those that ComfyUI takes."""
+    stem = "model" if folder.name in TEXT_FILES else "diffusion_pytorch_model"
+    names = (folder / name for name in (f"{stem}.fp16.safetensors", f"{stem}.safetensors"))
     found = next((path for path in names if path.is_file()), None)
     if found is None:
-        raise ValueError(f"{folder} holds no model.safetensors; get the folder again, or choose another text encoder.")
+        raise ValueError(
+            f"{folder.parent.name} holds no {stem}.safetensors in {folder.name}/, where ComfyUI looks for it; choose "
+            "the model as one .safetensors file."
+        )
     return found
 
 

@@ -296,16 +296,24 @@ class AtelierConceptDataset(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, folder: str | None = None) -> bool | str:
-        """Refuse a folder that does not exist before anything runs; a linked value is not known yet."""
-        # ComfyUI repeats the sentence for every input that is named here, so there is one.
-        return complaint(lambda: folder is None or bridge.find_folder(folder))
+    def validate_inputs(cls, folder: str | None = None, enabled: bool = True) -> bool | str:
+        """Refuse a folder that does not exist before anything runs, unless the concept is switched off."""
+        # ComfyUI repeats the sentence for every input that is named here, so there are only those that decide it.
+        return complaint(lambda: folder is None or not enabled or bridge.find_folder(folder))
 
     @classmethod
     def fingerprint_inputs(
-        cls, folder: str, caption_extension: str, recursive: bool = True, caption_file: str = "", **_: object
+        cls,
+        folder: str,
+        caption_extension: str,
+        recursive: bool = True,
+        caption_file: str = "",
+        enabled: bool = True,
+        **_: object,
     ) -> str:
-        """Notice every picture, caption and mask whose content changes in the folder."""
+        """Notice every picture, caption and mask whose content changes in the folder, while it is switched on."""
+        if not enabled:
+            return ""
         captions = CaptionConfig(
             source="table" if caption_file.strip() else "text_file",
             file=caption_file,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from .models import CHUNK, MAX_CHUNKS, Words, count_tokens, left_out
 from .plan import Plan, Sample
-from .scan import count, names
+from .scan import count, names, printable
 
 MOST_CROPPED = 0.2  # a picture that loses more of its area is named before the run
 MOST_ENLARGED = 1.5  # a picture that is enlarged more is named before the run
+
+_MARKS = re.compile(r"[\\`|*<\[]")  # what Markdown would read in a name; a name's underlines are inside a word
 
 COLUMNS = (
     *("concept", "file", "fate", "why", "width", "height", "bucket", "left", "top", "cropped", "scale"),
@@ -152,7 +155,7 @@ def _writable(text: str) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Lay out a Markdown table in columns of equal width: the editor renders it, and it is legible as it is."""
-    cells = [[str(cell).replace("|", r"\|") for cell in row] for row in (head, *rows)]
+    cells = [[_MARKS.sub(r"\\\g<0>", printable(str(cell))) for cell in row] for row in (head, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
     rule = [f"{'-' * (width - 1)}:" for width in widths]
     lines = (

@@ -118,6 +118,7 @@ class _Shard:
     entries: dict[str, tuple[str, list[str]]]  # by key: checksum, names of the tensors
     file: safe_open | None = None
     sound: set[str] = field(default_factory=set)  # keys whose checksum was found right
+    own: bool = False  # written by this instance, which then needs all of it
 
 
 class Store:
@@ -220,7 +221,7 @@ class Store:
             {f"{key}/{name}": tensor for key, tensors in self._pending.items() for name, tensor in tensors.items()},
             {"checksums": json.dumps({key: checksum for key, (checksum, _) in entries.items()})},
         )
-        shard = _Shard(self.folder / f"shard-{uuid.uuid4().hex}.safetensors", entries)
+        shard = _Shard(self.folder / f"shard-{uuid.uuid4().hex}.safetensors", entries, own=True)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _write(shard.path, data)
@@ -239,8 +240,9 @@ class Store:
     def prune(self) -> int:
         """Delete what is least recently used until the folder keeps its limit, and return the bytes that freed.
 
-        Shards that this instance has read or written stay, pending entries count. Files of format 1 and temporary
-        files left by a crash go, too; files of others are not touched. Raises StoreError on an unreadable folder.
+        What this instance has read or written stays, pending entries count; if that is not enough, shards of which it
+        needs less than half are written anew. Files of format 1 and temporary files left by a crash go, too; files of
+        others are not touched. Raises StoreError on a folder that cannot be read or written.
         """
         for found in self._files():
             if _FORMAT_1_FOLDER.fullmatch(found.name) and found.is_dir(follow_symlinks=False):
@@ -255,7 +257,31 @@ class Store:
             for _, size, path in sorted(shards):
                 if freed < excess and path.name not in self._used and _delete(path):
                     freed += size
+            if freed < excess:
+                freed += self._compact(excess - freed)
         return freed
+
+    def _compact(self, excess: int) -> int:
+        """Write what is used of shards that are mostly unused into new ones, and return the bytes that freed."""
+        old: list[tuple[_Shard, int]] = []
+        for shard in {id(shard): shard for shard in self._index.values() if not shard.own}.values():
+            if not shard.sound or len(shard.sound) == len(shard.entries):
+                continue
+            used = {key: self.get(key) for key in shard.sound if self._index.get(key) is shard}
+            with contextlib.suppress(OSError):  # deleted by another process
+                size = shard.path.stat().st_size
+                waste = size - sum(_weight(entry) for entry in used.values() if entry is not None)
+                if sum(freed for _, freed in old) < excess and 2 * waste > size:
+                    for key, entry in used.items():
+                        if entry is not None:
+                            self.put(key, entry)
+                    old.append((shard, waste))
+        if old:
+            self.flush()
+        for shard, _ in old:
+            self._forget(shard)
+            shard.file = None  # else the space comes back when this process ends, and on Windows never
+        return sum(waste for shard, waste in old if _delete(shard.path))
 
     def size(self) -> int:
         """Return the bytes of all shards on disk, of every process; raises StoreError on an unreadable folder."""

@@ -49,10 +49,23 @@ def test_prefix_and_every_line_count_and_a_caption_of_50_kilobytes_is_no_trouble
     assert len(sentences(tokenizer, "cat " * 80 + ", dog", shuffle=True, tag_dropout=0.5)) == 1
 
 
-def test_a_bar_in_a_folders_name_does_not_break_the_table() -> None:
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("cat|dog", r"cat\|dog"),
+        (r"cat\|dog", r"cat\\\|dog"),
+        ("cat\ndog", r"cat\\ndog"),
+        ("cat\r\u2028dog", r"cat\\r\\u2028dog"),
+        ("cat`dog", r"cat\`dog"),
+        ("*cat* <b>[dog](x)", r"\*cat\* \<b>\[dog](x)"),
+        ("my_cat", "my_cat"),
+    ],
+)
+def test_a_folders_name_is_one_cell_of_the_table_as_it_is(name, shown) -> None:
     picture = Picture(path=Path("a"), name="a.png", concept=0, width=512, height=512, digest="a", lines=("cat",))
-    dataset = DatasetConfig(concepts=(ConceptConfig(folder="cat|dog"),))
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder=name),))
     lines = report(build_plan(Manifest(pictures=(picture,)), dataset, TrainConfig())).splitlines()
     (row,) = (line for line in lines if "cat" in line and line.startswith("|"))
     rule = next(line for line in lines if line.startswith("|") and set(line) <= set("|-: "))
-    assert row.replace(r"\|", "").count("|") == rule.count("|")
+    assert row.split(" | ")[0].removeprefix("|").strip() == shown
+    assert row.replace(shown, "").count("|") == rule.count("|")

@@ -723,6 +723,37 @@ def test_what_is_written_here_is_not_pruned_here(tmp_path: Path) -> None:
     assert same(Store(tmp_path).get(KEY), TENSORS)
 
 
+def test_what_is_used_of_a_mostly_unused_shard_is_written_anew_and_the_space_comes_back(tmp_path: Path) -> None:
+    large = {"mean": torch.arange(50_000, dtype=torch.float32)}
+    before: list[Path] = []
+    for start in (0, 10, 20):  # three shards of ten entries
+        with Store(tmp_path) as store:
+            for key in keys(30)[start : start + 10]:
+                store.put(key, large)
+        before += set(shards(tmp_path)) - set(before)
+    whole = sum(path.stat().st_size for path in before)
+    used = [*keys(30)[:10:5], *keys(30)[10:18], keys(30)[29]]  # few of the first and third shard, most of the second
+    store = Store(tmp_path, limit=1)
+    assert all(store.has(key) for key in used)
+    store.put("new", TENSORS)
+    store.flush()
+    freed = store.prune()
+    assert store.size() <= whole - freed + 5000 and store.size() < 0.5 * whole
+    assert before[1] in shards(tmp_path) and not {before[0], before[2]} & set(shards(tmp_path))
+    for reader in (store, Store(tmp_path)):
+        assert all(same(reader.get(key), large) for key in used) and same(reader.get("new"), TENSORS)
+        assert reader.get(keys(30)[1]) is None
+    assert store.prune() == 0  # there is nothing more to gain
+
+
+def test_nothing_is_written_anew_within_the_limit(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        for key in keys(10):
+            store.put(key, TENSORS)
+    store = Store(tmp_path, limit=store.size())
+    assert store.has(keys(1)[0]) and store.prune() == 0 and store.has(keys(2)[1])
+
+
 def test_no_limit_prunes_no_shard(tmp_path: Path) -> None:
     put_now(tmp_path, KEY, TENSORS)
     assert Store(tmp_path).prune() == 0

@@ -177,7 +177,15 @@ CASES = {
         {},
         lambda: (after(1),),
     ),
-    "radam, rs-LoRA, norms": ({"rs_lora": True, "train_norm": True}, {"name": "radam"}, {}, lambda: (after(2),)),
+    "radam, rs-LoRA, norms, weights in 4 and 8 bits": (
+        {"rs_lora": True, "train_norm": True},
+        {"name": "radam", **TEXT},
+        {
+            "base_model": {"unet_weights": "nf4", "text_weights": "int8"},
+            "memory": {"checkpointing": "full", "offload_weights": "all", "offload_activations": "on"},
+        },
+        lambda: (after(2),),
+    ),
     "custom, scalar": (
         {"use_scalar": True, "algorithm": "loha"},
         {"name": "custom", "options": {"optimizer": "AdEMAMix"}},

@@ -200,7 +200,7 @@ def test_fixed_memory_settings_are_not_changed_when_memory_runs_out(config, tmp_
         run(change(config, "memory", checkpointing="0"), tmp_path)
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "float8", "int8"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "float8", "int8", "nf4"])
 def test_weights_kept_small_train_nearly_the_same(config, tmp_path, weights):
     config = change(config, "optimizer", text_encoder_learning_rate=1e-3)
     plain = run(config, tmp_path)

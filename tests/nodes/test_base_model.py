@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, AutoencoderTiny, UNet2DConditionModel
 from PIL import ImageChops
 from safetensors.torch import load_file, save_file
 from train_graph import changed, draw_pictures, node, sample, train_graph
@@ -105,3 +105,40 @@ def test_a_model_in_pieces_is_trained_as_the_whole(comfy: ComfyClient, server: C
     refused = comfy.queue(changed(pieces, "base", text_encoder_2="own.safetensors"))
     assert "text_encoder_2 is set, but Stable Diffusion 1 has one text encoder" in refused.error
     shutil.rmtree(folder)
+
+
+def test_a_diffusers_folder_that_comfyui_cannot_load_is_refused_before_it_is_read(any_server: ComfyServer) -> None:
+    """An inpainting model of Stable Diffusion 2, which ComfyUI knows as a single file alone; then one in parts."""
+    folder = any_server.base / "models" / "diffusers" / "painter"
+    unet = UNet2DConditionModel(
+        in_channels=9,
+        block_out_channels=(64, 128),
+        layers_per_block=1,
+        down_block_types=("CrossAttnDownBlock2D",) * 2,
+        up_block_types=("CrossAttnUpBlock2D",) * 2,
+        cross_attention_dim=1024,
+        attention_head_dim=(1, 2),
+        use_linear_projection=True,
+    )
+    unet.save_pretrained(folder / "unet")
+    AutoencoderTiny().save_pretrained(folder / "vae")
+    for name in ("text_encoder", "scheduler"):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text("{}")
+    (folder / "scheduler" / "scheduler_config.json").write_text("{}")
+    save_file({"a": torch.zeros(1)}, folder / "text_encoder" / "model.safetensors")
+    (folder / "model_index.json").write_text("{}")
+    comfy = ComfyClient(any_server.url)
+    named = {"prediction": "auto", "clip_skip": 1, "precision": "auto"}
+    graph = {"base": node("AtelierLoadBaseModel", checkpoint="diffusers/painter", **named)}
+    graph["draw"] = sample(["base", 1], ["base", 2], ["base", 3])
+    graph["show"] = node("PreviewImage", images=["draw", 0])
+    try:
+        error = comfy.queue(graph).error
+        assert "ComfyUI knows no UNet as the one in the diffusers folder painter, of 9 input channels" in error
+        weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
+        weights.rename(weights.with_name("diffusion_pytorch_model-00001-of-00001.safetensors"))
+        error = comfy.queue(graph).error
+        assert "painter holds no diffusion_pytorch_model.safetensors in unet/" in error
+    finally:
+        shutil.rmtree(folder)

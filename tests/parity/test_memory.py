@@ -1,6 +1,7 @@
 """Memory settings give up time, never numbers: predictions and gradients with each equal those without."""
 
 import contextlib
+import copy
 import importlib.util
 
 import pytest
@@ -103,11 +104,49 @@ def test_sizes_on_the_meta_device_are_the_true_ones(kind):
     assert meta.weight(torch.bfloat16).shape == weight.shape
 
 
-@pytest.mark.parametrize(("kind", "most"), [("float8", 0.03), ("int8", 0.01), ("nf4", 0.1)])
+# rows of zeros among others; values that fill no whole scale; 1x1; the first layer of an inpainting model
+ODD_SHAPES = ((48, 40), (7, 9), (1, 1), (8, 3, 1, 1), (32, 9, 3, 3))
+
+
+@pytest.mark.parametrize(("kind", "most"), [("float8", 0.03), ("int8", 0.01), ("nf4", 0.11)])
 def test_a_kept_weight_comes_back(kind, most):
-    weight = 0.02 * torch.randn(48, 40, generator=torch.Generator().manual_seed(0))
-    back = Kept(weight, kind).weight(torch.float32)
-    assert back.dtype == torch.float32 and float((back - weight).norm() / weight.norm()) < most
+    torch._dynamo.utils.counters.clear()
+    for shape in ODD_SHAPES:
+        for size in (0.02, 1e-5):  # the second: scales that float16 would take for 0
+            weight = size * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+            weight[1:2] = 0
+            kept = Kept(weight, kind)
+            back = kept.weight(torch.float32)
+            assert back.dtype == torch.float32 and back.shape == shape and not back[1:2].any()
+            assert float((back - weight).norm() / weight.norm()) < most
+            for dtype in (torch.bfloat16, torch.float16):
+                assert torch.equal(kept.weight(dtype), back.to(dtype))  # rounded once
+    assert not Kept(torch.zeros(6, 70), kind).weight(torch.float16).any()
+    assert not torch._dynamo.utils.counters["stats"]  # bitsandbytes compiles nothing for them
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["float8", "int8", "nf4"])
+def test_layers_of_kept_weights_compute_what_plain_ones_of_these_weights_do(kind, dtype):
+    torch.manual_seed(0)
+    layers = (
+        (torch.nn.Linear(9, 7), (2, 5, 9)),
+        (torch.nn.Conv2d(9, 8, 3, padding=1), (2, 9, 6, 5)),
+        (torch.nn.Conv2d(8, 5, 1), (2, 8, 4, 4)),
+        (torch.nn.Conv2d(8, 5, 3, stride=2, padding=1), (2, 8, 7, 8)),
+    )
+    for layer, size in layers:
+        small, plain = (torch.nn.Sequential(copy.deepcopy(layer)).requires_grad_(False).to(dtype) for _ in range(2))
+        keep_weights(small, kind, dtype, CPU)
+        plain[0].weight = torch.nn.Parameter(small[0].kept.weight(dtype), requires_grad=False)
+        passed = []
+        for model in (small, plain):
+            x = torch.randn(size, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+            y = model(x)
+            y.float().square().sum().backward()
+            passed.append((y, x.grad))
+        assert torch.equal(passed[0][0], passed[1][0])
+        torch.testing.assert_close(passed[0][1], passed[1][1])
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])

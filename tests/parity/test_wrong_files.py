@@ -150,6 +150,16 @@ KINDS = {  # a tensor's name and what its file is; signatures of ComfyUI's model
     "model_ema.diffusion_modelinput_blocks00weight": "a file of averaged (EMA) weights",
     "lora_unet_double_blocks_0_img_mlp_0.lora_up.weight": "a LoRA",
     "transformer.single_transformer_blocks.0.attn.to_q.lora_A.weight": "a LoRA",
+    "lora_unet_mid_block_attentions_0_proj_in.on_input": "a network of LoRA's kin",
+    "lora_unet_mid_block_attentions_0_proj_in.dora_scale": "a LoRA",
+    "clip_g": "a textual inversion embedding",
+    "transformer.resblocks.0.attn.in_proj_weight": "an OpenCLIP text encoder",
+    "vision_model.embeddings.class_embedding": "CLIP's encoder of pictures",
+    "ip_adapter.1.to_k_ip.weight": "an IP-Adapter",
+    "adapter.body.0.in_conv.weight": "a T2I-Adapter",
+    "lora_controlnet": "a Control-LoRA",
+    "conv_first.weight": "an upscaler",
+    "model.1.sub.0.RDB1.conv1.0.weight": "an upscaler",
 }
 
 
@@ -187,6 +197,9 @@ ODD = {
     ),
     "has no text encoder; choose a full checkpoint, or another file": lambda: {
         k: v for k, v in checkpoint_tensors().items() if not k.startswith("cond_")
+    },
+    "The VAE of given.safetensors is not whole": lambda: {
+        k: v for k, v in checkpoint_tensors().items() if "taesd_decoder" not in k
     },
     "has no second text encoder": lambda: {
         k: v for k, v in family_tensors("sdxl").items() if not k.startswith("conditioner.embedders.1.")
@@ -370,3 +383,151 @@ def test_an_overrule_against_the_files_own_word_is_remarked_on(checkpoint, comfy
     (sentence,) = remarks(v.replace(zero_terminal_snr="off"))
     assert "zero_terminal_snr is off" in sentence
     assert remarks(BaseModelConfig(path=str(checkpoint), prediction="v_prediction")) == []  # the file says nothing
+
+
+NO_VAE = {
+    "but a checkpoint;": checkpoint_tensors,
+    "but a LoRA;": lambda: {"lora_unet_x.lora_down.weight": torch.zeros(4, 4)},
+    "but a CLIP text encoder;": lambda: hugging_face(64),
+    "but another one, or not whole (first tensor: decoder.conv_in.weight);": lambda: {
+        "decoder.conv_in.weight": torch.zeros(8, 4, 3, 3)
+    },
+}
+
+
+@pytest.mark.parametrize("what", NO_VAE)
+def test_a_file_that_is_no_autoencoder_is_named(what, checkpoint, tmp_path):
+    save_file(NO_VAE[what](), tmp_path / "given.safetensors")
+    sentence = refusal(checkpoint, vae=str(tmp_path / "given.safetensors"))
+    assert sentence == f"given.safetensors is not a Stable Diffusion autoencoder {what} choose another file as vae."
+
+
+NOT_SAFETENSORS = {
+    "a web page": (b"<!DOCTYPE html><html>sign in</html>", "a short text or a web page that was saved in place"),
+    "a refusal": (b'{"error": "Unauthorized"}', "a short text or a web page that was saved in place"),
+    "a pointer of Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid", "a short text or a web page"),
+    "a pickle of protocol 4": (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff", "a pickle, which can run code"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_SAFETENSORS)
+def test_other_files_under_a_models_name_are_named(kind, tmp_path):
+    data, sentence = NOT_SAFETENSORS[kind]
+    (tmp_path / "given.safetensors").write_bytes(data)
+    assert f"given.safetensors is {sentence}" in refusal(tmp_path / "given.safetensors")
+
+
+@pytest.mark.parametrize("length", [0x0280, 0x4B50])
+def test_a_header_whose_length_spells_the_beginning_of_a_pickle_is_read(length, tmp_path):
+    header = json.dumps({"__metadata__": {"a": ""}, "a": F32})
+    header = header.replace('"a": ""', f'"a": "{"x" * (length - len(header))}"')
+    assert read_header(written(tmp_path, header, 8)).shapes == {"a": (2,)}
+
+
+def test_a_part_of_a_model_in_several_files_is_named(tmp_path):
+    save_file(checkpoint_tensors(), tmp_path / "model-00001-of-00002.safetensors")
+    assert "is one part of a model in several files" in refusal(tmp_path / "model-00001-of-00002.safetensors")
+
+
+@pytest.fixture
+def folder(checkpoint, comfyui, tmp_path):
+    """Give a diffusers folder whose text encoder and UNet are of float16 alone."""
+    from tiny_models import tiny_unet
+
+    folder = tmp_path / "folder"
+    tiny_unet().half().save_pretrained(folder / "unet", variant="fp16")
+    load_base_model(BaseModelConfig(path=str(checkpoint))).vae.save_pretrained(folder / "vae")
+    tiny_text_encoder().save_pretrained(folder / "text_encoder")
+    text = folder / "text_encoder" / "model.safetensors"
+    text.rename(text.with_name("model.fp16.safetensors"))
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text("{}")
+    return folder
+
+
+def test_a_diffusers_folder_of_float16_alone_is_read(folder, comfyui):
+    base = load_base_model(BaseModelConfig(path=str(folder), tokenizer=str(tokenizer(comfyui))))
+    assert base.unet.conv_in.weight.any() and same_text(base.texts[0], plain(tiny_text_encoder()))
+
+
+def rewrite(path: Path, **values) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+# what is wrong with a folder -> (how it becomes so, the sentence, where it can be told: from headers or not)
+BROKEN_FOLDERS = {
+    "a UNet as pickle": (
+        lambda f: (f / "unet" / "diffusion_pytorch_model.fp16.safetensors").rename(f / "unet" / "model.bin"),
+        "folder has no .safetensors file in unet/, and pickles (.bin) are not read",
+        refusal,
+    ),
+    "an XL UNet, one text encoder": (
+        lambda f: rewrite(f / "unet" / "config.json", addition_embed_type="text_time"),
+        "folder has no .safetensors file in text_encoder_2/",
+        refusal,
+    ),
+    "no text encoder": (
+        lambda f: (f / "text_encoder").rename(f / "text"),
+        "text_encoder/ with its config .json is missing",
+        refusal,
+    ),
+    "a configuration without width": (
+        lambda f: (f / "unet" / "config.json").write_text("{}"),
+        "unet/config.json of folder tells no cross_attention_dim",
+        refusal,
+    ),
+    "an autoencoder of 16 channels": (
+        lambda f: rewrite(f / "vae" / "config.json", latent_channels=16),
+        "The VAE of folder has other than 4 latent channels",
+        refusal,
+    ),
+    "another architecture": (
+        lambda f: (
+            (f / "unet").rename(f / "transformer") and (f / "model_index.json").write_text('{"_class_name": "X"}')
+        ),
+        "folder is a model for diffusers' X; choose one of Stable Diffusion 1, 2 and XL",
+        refusal,
+    ),
+    "weights of another width": (
+        lambda f: rewrite(f / "unet" / "config.json", cross_attention_dim=32),
+        "The weights in unet/ of folder do not fit its config.json",
+        None,
+    ),
+    "weights of fewer layers": (
+        lambda f: rewrite(f / "text_encoder" / "config.json", num_hidden_layers=3),
+        "text_encoder/ of folder lacks 16 tensors, as",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN_FOLDERS)
+def test_a_broken_diffusers_folder_is_refused(what, folder, comfyui):
+    spoil, sentence, told = BROKEN_FOLDERS[what]
+    spoil(folder)
+    if told:
+        assert sentence in told(folder, tokenizer=str(tokenizer(comfyui)))
+        return
+    config = BaseModelConfig(path=str(folder), tokenizer=str(tokenizer(comfyui)))
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        load_base_model(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "vae", "metadata", "found"),
+    [
+        ("sd1", "sdxl_vae", {}, True),
+        ("sd1", "mine", {"modelspec.architecture": "stable-diffusion-xl-v1-base/vae"}, True),
+        ("sd1", "vae-ft-mse-840000-ema-pruned", {}, False),
+        ("sdxl", "vae-ft-mse-840000-ema-pruned", {}, True),
+        ("sdxl", "sdxl_vae", {}, False),
+        ("sdxl", "mine", {}, False),
+    ],
+)
+def test_an_autoencoder_of_other_latents_is_remarked_on(family, vae, metadata, found, comfyui, tmp_path):
+    save_file(checkpoint_tensors() if family == "sd1" else family_tensors(family), tmp_path / "given.safetensors")
+    kl = AutoencoderKL(block_out_channels=(32,), latent_channels=4)
+    save_file({k: v.clone() for k, v in kl.state_dict().items()}, tmp_path / f"{vae}.safetensors", metadata)
+    config = BaseModelConfig(path=str(tmp_path / "given.safetensors"), vae=str(tmp_path / f"{vae}.safetensors"))
+    sentences = remarks(config)
+    assert len(sentences) == found and (not found or "whose latents are others" in sentences[0])

@@ -80,16 +80,19 @@ def _unpack(parts: tuple[Tensor, ...], kind: str, shape: torch.Size, dtype: torc
     if kind in DTYPES:
         return parts[0].to(dtype)
     values, scale = parts
+    # The scale stays float32: rounded to dtype, it would shift a whole row, and in float16 small ones would be 0.
     if kind == "float8":
-        return (values.to(dtype) * scale.to(dtype)).view(shape)
+        return values.to(dtype).mul_(scale).view(shape)
     if values.is_meta:
         return values.new_empty(shape, dtype=dtype)
     if kind == "int8":
-        return (values.to(dtype) * (scale / 127).to(dtype)[:, None]).view(shape)
+        return values.to(dtype).mul_((scale / 127)[:, None]).view(shape)
     import bitsandbytes.functional as bitsandbytes
 
-    state = bitsandbytes.QuantState(absmax=scale, shape=shape, dtype=dtype, blocksize=NF4_BLOCK, quant_type="nf4")
-    return bitsandbytes.dequantize_4bit(values, state).view(shape)
+    # as one row of an even length: for others, as 3x3 convolutions, bitsandbytes compiles a program on the CPU each
+    row = torch.Size((1, 2 * values.numel()))
+    state = bitsandbytes.QuantState(absmax=scale, shape=row, dtype=dtype, blocksize=NF4_BLOCK, quant_type="nf4")
+    return bitsandbytes.dequantize_4bit(values, state).flatten()[: shape.numel()].view(shape)
 
 
 class _Linear(torch.autograd.Function):

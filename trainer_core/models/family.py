@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -129,6 +130,7 @@ OTHER_CHANNELS = {  # what UNets of other input channels are
     8: "an edit model (as InstructPix2Pix)",
 }
 OF_WIDTH = {768: "sd1", 1024: "sd2"}  # families by the width of the text that their UNets take
+PART_OF_SEVERAL = re.compile(r"-\d{5}-of-\d{5}\.")
 SPREAD = "output_blocks.11.1.transformer_blocks.0.norm1.bias"
 
 
@@ -143,6 +145,8 @@ def detect_family(header: FileHeader, given: Collection[str] = ()) -> Family:
     given: of VAE_FILE and TEXT_FILES, what other files give, so that this one need not hold it.
     """
     name, shapes = header.path.name, header.shapes
+    if PART_OF_SEVERAL.search(name):
+        raise ValueError(f"{name} is one part of a model in several files; choose the same model in one file.")
     if kind := name_other(shapes):
         raise ValueError(f"{name} is {kind}; choose a checkpoint of {TRAINED}, the kinds trained here.")
     prefix = unet_prefix(shapes)
@@ -154,7 +158,10 @@ def detect_family(header: FileHeader, given: Collection[str] = ()) -> Family:
         if any(key.startswith(text.prefix) for text in family.texts for key in shapes)
     ]
     if not found and prefix is None:
-        raise ValueError(f"{name} is not a Stable Diffusion checkpoint (first tensor: {next(iter(shapes))}).")
+        raise ValueError(
+            f"{name} is no checkpoint, and no other file known here (first tensor: {next(iter(shapes))}); choose a "
+            f"checkpoint of {TRAINED}."
+        )
     family = found[0] if found else _family_of_unet(under(shapes, prefix or ""))
     _check_whole(header, family, given)
     _check_kind(name, under(shapes, prefix or ""), family)
@@ -225,7 +232,10 @@ def check_vae(header: FileHeader, family: Family) -> None:
     name, shapes = header.path.name, header.shapes
     convolution = next((shapes[key] for key in shapes if key.endswith("decoder.conv_in.weight")), None)
     if convolution is None or not any(key.endswith("encoder.conv_in.weight") for key in shapes):
-        raise ValueError(f"{name} is not a Stable Diffusion autoencoder (first tensor: {next(iter(shapes))}).")
+        kind = "a checkpoint" if unet_prefix(shapes) is not None else name_other(shapes)
+        if kind is None or "(VAE)" in kind:
+            kind = f"another one, or not whole (first tensor: {next(iter(shapes))})"
+        raise ValueError(f"{name} is not a Stable Diffusion autoencoder but {kind}; choose another file as vae.")
     if len(convolution) != 4 or convolution[1] != LATENT_CHANNELS:
         raise ValueError(
             f"{name} is an autoencoder of {convolution[1]} latent channels; {family.title} needs one of "
@@ -234,7 +244,11 @@ def check_vae(header: FileHeader, family: Family) -> None:
 
 
 def check_own_vae(header: FileHeader, family: Family) -> None:
-    """Refuse a checkpoint whose own autoencoder has other latents than its family."""
+    """Refuse a checkpoint whose own autoencoder has other latents than its family, or only a part of its tensors."""
+    own = [key.removeprefix(VAE) for key in header.shapes if key.startswith(VAE)]
+    parts = ("encoder.conv_in.weight", "decoder.conv_in.weight"), ("taesd_encoder.0.weight", "taesd_decoder.1.weight")
+    if not any(set(names) <= set(own) for names in parts):
+        raise ValueError(f"The VAE of {header.path.name} is not whole; choose another file as vae.")
     for name in (f"{VAE}decoder.conv_in.weight", f"{VAE}taesd_decoder.1.weight"):
         channels = header.shapes.get(name, (0, LATENT_CHANNELS))[1]
         if channels != LATENT_CHANNELS:

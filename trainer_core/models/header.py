@@ -68,12 +68,19 @@ def read_header(path: Path) -> FileHeader:
         start = file.read(8)
         if start[:4] == b"GGUF":
             raise ValueError(f"{path.name} is a GGUF file; training needs a .safetensors checkpoint.")
-        if path.suffix.lower() in PICKLE_SUFFIXES or start[:2] in (b"PK", b"\x80\x02"):
+        length = int.from_bytes(start, "little") if len(start) == 8 else 0
+        whole = 2 <= length <= min(size - 8, LONGEST_HEADER)  # then the first bytes are a number, whatever they spell
+        pickled = start[:2] in (b"PK", *(bytes((0x80, protocol)) for protocol in range(2, 6)))
+        if path.suffix.lower() in PICKLE_SUFFIXES or (pickled and not whole):
             raise ValueError(
                 f"{path.name} is a pickle, which can run code when opened; convert it to .safetensors first."
             )
-        length = int.from_bytes(start, "little") if len(start) == 8 else 0
-        if not 2 <= length <= min(size - 8, LONGEST_HEADER):
+        if not whole and start.startswith((b"<", b"{", b"version ")):
+            raise ValueError(
+                f"{path.name} is a short text or a web page that was saved in place of the model ({size} bytes); get "
+                "the file again, signed in where that is asked for."
+            )
+        if not whole:
             raise ValueError(f"{path.name} is not a whole safetensors file ({size} bytes); get it again.")
         text = file.read(length)
     try:

@@ -22,12 +22,20 @@ ADDED = (
     ("hada_w1", "a LoHa"),
     ("lokr_w", "a LoKr"),
     ("oft_blocks", "an OFT network"),
+    ("dora_scale", "a LoRA"),
     ("emb_params", "a textual inversion embedding"),
+    ("string_to_param", "a textual inversion embedding"),
+    ("lora_controlnet", "a Control-LoRA"),
     ("control_model.", "a ControlNet"),
     ("controlnet_", "a ControlNet"),
     ("motion_modules.", "a motion module of AnimateDiff"),
     (".time_stack.", "a Stable Video Diffusion model"),
     ("temporal_transformer", "a video model"),
+    ("ip_adapter.", "an IP-Adapter"),
+    ("adapter.body.", "a T2I-Adapter"),
+    ("position_net.", "a GLIGEN model"),
+    ("lora_unet_", "a network of LoRA's kin"),
+    ("lora_te", "a network of LoRA's kin"),
 )
 # (how a tensor's name begins behind one of PREFIXES, what such a file is); the more special first
 MODELS = (
@@ -68,8 +76,12 @@ MODELS = (
     ("encoder.block.0.", "a T5 text encoder"),
     ("text_model.encoder.layers.0.", "a CLIP text encoder"),
     ("encoder.layers.0.self_attn.", "a CLIP text encoder"),
+    ("resblocks.0.", "an OpenCLIP text encoder"),
+    ("vision_model.", "CLIP's encoder of pictures (CLIP Vision)"),
     ("layers.0.self_attn.", "a language model"),
     ("decoder.conv_in.", "an autoencoder (VAE)"),
+    ("conv_first.", "an upscaler"),
+    ("1.sub.0.", "an upscaler"),
 )
 KOLORS = ("model.diffusion_model.label_emb.0.0.weight", 5632)  # channels of what is told beside the text
 
@@ -83,6 +95,8 @@ def name_other(shapes: Shapes) -> str | None:
     for start, kind in MODELS:
         if any(key.startswith(start) for key in whole):
             return kind
+    if set(shapes) <= {"clip_l", "clip_g"}:
+        return "a textual inversion embedding"
     if shapes.get(KOLORS[0], (0, 0))[1:] == (KOLORS[1],):
         return "a Kolors model"
     if "edm_mean" in shapes or "edm_vpred.sigma_max" in shapes:

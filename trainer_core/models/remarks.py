@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from ..config import BaseModelConfig
+from .family import VAE_FILE, detect_family
 from .header import read_header
-from .sd import declared_noise
+from .sd import check_folder, declared_noise, given_files
 
 # Models that were distilled to draw in a few steps, by the words people name them with.
 DISTILLED = {
@@ -25,12 +26,17 @@ TELLING = (
     "sd_merge_recipe",
     "sd_merge_models",
 )
+# autoencoders of XL and of the models before, by the words of their files' names: their tensors have the same shapes
+XL_VAE = re.compile(r"xl|pony|illustrious|noob", re.IGNORECASE)
+EARLIER_VAE = re.compile(
+    r"ft-(mse|ema)|840000|560000|kl-f8|sd[-_ ]?v?(1|2)[-_. ]?\d|stable-diffusion-v[12]", re.IGNORECASE
+)
 KINDS = {"epsilon": "the noise (epsilon)", "v_prediction": "v"}
 
 
 def remarks(config: BaseModelConfig) -> list[str]:
     """Return sentences about a base model that can be trained but may surprise."""
-    return [*_distilled(Path(config.path)), *_overruled(config)]
+    return [*_distilled(Path(config.path)), *_overruled(config), *_other_vae(config)]
 
 
 def _distilled(path: Path) -> list[str]:
@@ -65,3 +71,21 @@ def _overruled(config: BaseModelConfig) -> list[str]:
             "run would miss its darkest and brightest pictures; set it to auto."
         )
     return sentences
+
+
+def _other_vae(config: BaseModelConfig) -> list[str]:
+    """Say where a separate autoencoder is, by its name or metadata, one of models with other latents."""
+    path, given = Path(config.path), given_files(config)
+    if VAE_FILE not in given:
+        return []
+    family = check_folder(path, given) if path.is_dir() else detect_family(read_header(path), given)
+    header = read_header(given[VAE_FILE])
+    places = (header.path.stem, header.metadata.get("modelspec.architecture", ""))
+    words, kind = (EARLIER_VAE, "1 and 2") if family.name == "sdxl" else (XL_VAE, "XL")
+    if not any(words.search(text) for text in places):
+        return []
+    return [
+        f"{header.path.name} is an autoencoder of Stable Diffusion {kind} by its name, and {path.name} a "
+        f"{family.title} model, whose latents are others: unless the name lies, the run would be wasted; choose "
+        "another vae."
+    ]

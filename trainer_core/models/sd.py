@@ -219,10 +219,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def check_folder(path: Path, given: Collection[str]) -> Family:
     """Return the family of a diffusers folder; raises ValueError for any other folder and for broken files in it."""
+    if (path / "transformer").is_dir() or (path / "prior").is_dir():
+        kind = (
+            read_json(path / "model_index.json").get("_class_name") if (path / "model_index.json").is_file() else None
+        )
+        raise ValueError(f"{path.name} is a model for diffusers' {kind or 'transformers'}; choose one of {TRAINED}.")
     needed = [part for part in ("unet", "text_encoder", "vae", "scheduler") if part not in given]
     for part in needed:
         if not any((path / part).glob("*.json")):
-            raise ValueError(f"{path} is not a diffusers model folder: {part}/ with its config .json is missing.")
+            raise ValueError(
+                f"{path} is not a whole diffusers folder: {part}/ with its config .json is missing; get it again, or "
+                "choose a checkpoint in one file."
+            )
     unet = read_json(path / "unet" / "config.json")
     if unet.get("encoder_hid_dim_type") == "text_proj":
         raise ValueError(f"{path.name} is a Kolors model; choose one of {TRAINED}, the kinds trained here.")
@@ -231,12 +239,43 @@ def check_folder(path: Path, given: Collection[str]) -> Family:
     else:
         name = "sd2" if unet.get("cross_attention_dim") == 1024 else "sd1"
     family = FAMILIES[name]
+    if not isinstance(unet.get("cross_attention_dim"), int):
+        raise ValueError(f"unet/config.json of {path.name} tells no cross_attention_dim; get the folder again.")
+    if VAE_FILE not in given and read_json(path / "vae" / "config.json").get("latent_channels", 4) != LATENT_CHANNELS:
+        raise ValueError(
+            f"The VAE of {path.name} has other than {LATENT_CHANNELS} latent channels; choose another file as vae."
+        )
     check_channels(path.name, unet.get("in_channels", LATENT_CHANNELS), family)
     for part in ("unet", *TEXT_FILES[: len(family.texts)], "vae"):
         if part not in given:
-            for file in (path / part).glob("*.safetensors"):
+            files = sorted((path / part).glob("*.safetensors"))
+            if not files:
+                raise ValueError(
+                    f"{path.name} has no .safetensors file in {part}/, and pickles (.bin) are not read; get the folder "
+                    "again with it, or choose a checkpoint in one file."
+                )
+            for file in files:
                 read_header(file)
     return family
+
+
+def _pretrained(kind: Any, folder: Path) -> Any:
+    """Load a part of a diffusers folder, also one that has weights of float16 alone, as people download them.
+
+    Raises ValueError when the weights are not those that its configuration describes: the libraries would draw others.
+    """
+    half = all(".fp16" in file.name for file in folder.glob("*.safetensors"))
+    options: dict[str, Any] = {"variant": "fp16"} if half else {}
+    what = f"{folder.name}/ of {folder.parent.name}"
+    try:
+        model, info = kind.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
+        )
+    except (ValueError, RuntimeError) as error:  # of other shapes
+        raise ValueError(f"The weights in {what} do not fit its config.json; get the folder again.") from error
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(f"{what} lacks {len(missing)} tensors, as {missing[0]}; get the folder again.")
+    return model
 
 
 def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path]) -> BaseModel:
@@ -247,10 +286,9 @@ def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path]) -> BaseMode
     from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
     family = check_folder(path, given)
-    options: dict[str, Any] = {"local_files_only": True, "use_safetensors": True}
     texts, hashes = [], []
     try:
-        unet = UNet2DConditionModel.from_pretrained(path / "unet", **options)
+        unet = _pretrained(UNet2DConditionModel, path / "unet")
         for name, part in zip(TEXT_FILES, family.texts, strict=False):
             if name in given:
                 tensors = read_text(given[name])
@@ -258,14 +296,14 @@ def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path]) -> BaseMode
                 hashes.append(hash_tensors(tensors))
             else:
                 kind = CLIPTextModelWithProjection if part.pooled else CLIPTextModel
-                texts.append(as_text(kind.from_pretrained(path / name, **options), part))
+                texts.append(as_text(_pretrained(kind, path / name), part))
                 hashes.append(hash_folder(path / name))
         if VAE_FILE in given:
             tensors = read_vae(given[VAE_FILE], family)
             vae, vae_hash = build_vae(tensors, given[VAE_FILE].name), hash_tensors(tensors)
         else:
             tiny = read_json(path / "vae" / "config.json").get("_class_name") == "AutoencoderTiny"
-            vae = (AutoencoderTiny if tiny else AutoencoderKL).from_pretrained(path / "vae", **options)
+            vae = _pretrained(AutoencoderTiny if tiny else AutoencoderKL, path / "vae")
             vae_hash = hash_folder(path / "vae")
     except OSError as error:
         raise ValueError(f"{path.name} cannot be read as a diffusers folder: {error}") from error
