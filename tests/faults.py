@@ -187,7 +187,7 @@ class Moments:
             (run.RunFolder, "log", "the log"),
             (prepare, "encode_plan", "encoding"),
             (prepare, "scan", "scanning"),
-            (training, "accumulated", "a step"),
+            (training, "accumulate_gradients", "a step"),
             (training, "validation_loss", "validation"),
             (run.choose, "new_run", "the folder"),
         ]

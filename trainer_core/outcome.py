@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .callbacks import Callbacks
-from .config import RunConfig, SavesConfig, fill_name, plain_name
+from .config import MemoryConfig, RunConfig, SavesConfig, fill_name, plain_name
 from .encode import Encoded
 from .export import build_metadata, copy_lora, is_copy, is_ours, save_embeddings, save_lora, word_path
 from .files import check_writable, file_digest, write_json
@@ -62,10 +62,12 @@ class Run:
     saves: int = 0  # so far
     sampling_failed: bool = False  # and it was said
     log_failed: bool = False  # and it was said
+    memory: MemoryConfig = field(init=False)  # the settings it works with now
     moving: bool = False  # an update is on its way: weights and state do not belong together now
 
     def __post_init__(self) -> None:
         self.stream = Stream(self.device)
+        self.memory = self.config.memory
         self.concept_names = self.plan.concept_names()
         self.concepts = {name: [] for name in self.concept_names.values()}
 

@@ -177,6 +177,8 @@ def prepare_run(
 def set_up(run: Run, memory: MemoryConfig, checkpoint: Checkpoint | None) -> None:
     """Bring models, optimizer and averages to the device, and let the run be where it was at a save if there is one."""
     base, config, device = run.base, run.config, run.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # what is told of the run is not what encoding took, or others
     if config.memory.compile:
         compile_blocks(base.unet, run.callbacks.note)
     settle(run, memory)
@@ -198,7 +200,7 @@ def set_up(run: Run, memory: MemoryConfig, checkpoint: Checkpoint | None) -> Non
 
 def settle(run: Run, memory: MemoryConfig) -> None:
     """Bring the models to the device as the memory settings say, or further down from what they were."""
-    base, weights = run.base, run.config.base_model.unet_weights
+    base, weights, run.memory = run.base, run.config.base_model.unet_weights, memory
     with run.network.detached():
         prepare(base.unet, memory, weights, base.dtype, run.device, run.stream)
     for text in base.texts:

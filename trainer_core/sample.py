@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .callbacks import Callbacks
 from .config import SampleConfig
-from .memory import placed, with_room
+from .memory import in_parts, placed, with_room
 from .models import BaseModel, Conditioning, Conditions, batch_context, encode_blank, encode_caption, predict
 from .noise import LEAST_ALPHA, TIMESTEPS, alphas_cumprod
 
@@ -93,8 +93,12 @@ def sample_latents(
         check()
         sigma, following = float(sigmas[i]), float(sigmas[i + 1])
         scaled = x / (1 + sigma**2) ** 0.5
-        step = torch.full((2,), level, device=x.device)
-        output = predict(base, scaled.expand(2, -1, -1, -1), step, conditions).float()
+        step, both = torch.full((2,), level, device=x.device), scaled.expand(2, -1, -1, -1)
+
+        def guess(which: slice, both: Tensor = both, step: Tensor = step) -> Tensor:
+            return predict(base, both[which], step[which], conditions.part(which)).float()
+
+        output = in_parts(guess, 2, x.device)
         wanted, unwanted = output.chunk(2)
         guided = unwanted + config.cfg * (wanted - unwanted)
         if base.prediction == "epsilon":

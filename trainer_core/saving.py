@@ -151,7 +151,7 @@ class Saving:
             self._sampled = self._clock()
 
     def remember(self) -> None:
-        """Keep the state as it is, before updates that are left out, unless an earlier one is kept."""
+        """Keep the state as it is, before an update that may have to be undone, unless an earlier one is kept."""
         self._good = self._good or tuple(pack(state, copy=True) for state in state_of(self._run))
 
     def forget(self) -> None:
@@ -159,7 +159,10 @@ class Saving:
         self._good = ()
 
     def go_back(self) -> None:
-        """Let the run be as it was before the updates that were left out."""
+        """Let the run be as it was when it was remembered."""
+        run = self._run
+        run.scaler = torch.amp.GradScaler(run.device.type, enabled=run.scaler.is_enabled())  # may be within a step
+        run.moving = False
         restore(self._run, *(unpack(*state) for state in self._good))
 
     def _sample_is_due(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from .optim import limit_gradients, take_step
 from .outcome import Run
 from .plan import MicroBatch
 from .texts import text_reader
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +51,10 @@ class Numbers:
         return math.isfinite(self.grad_norm) and math.isfinite(self.loss)
 
 
-def accumulated(run: Run, encode: Callable[[str], Conditioning], alphas: Tensor, memory: MemoryConfig) -> Passes | None:
-    """Return what `accumulate_gradients` does, None when memory has run out: nothing holds on to the step then."""
+def with_memory(work: Callable[..., Result], *args: Any) -> Result | None:
+    """Return what some work returns, None when memory has run out: nothing holds on to what it had made then."""
     try:
-        return accumulate_gradients(run, encode, alphas, memory)
+        return work(*args)
     except RuntimeError as error:
         if not out_of_memory(error):
             raise

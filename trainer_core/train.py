@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from .callbacks import Callbacks, Norms, StepReport
 from .config import MemoryConfig, RunConfig
 from .existing import learning_rates
 from .log import logged
-from .memory import attention_kernel, choose_dtype, describe, give_back, room_for_programs
+from .memory import attention_kernel, choose_dtype, describe, give_back, out_of_memory, room_for_programs
 from .models import Conditioning
 from .noise import alphas_cumprod
 from .optim import averaged, learning_rate
@@ -36,11 +37,12 @@ from .run import Checkpoint, choose_run, working_run
 from .saving import Saving, describe_stop, disk_told, keep, save
 from .scan import names
 from .schedule import lr_factor
-from .step import Numbers, Passes, accumulated, limit, update
+from .step import Numbers, Passes, accumulate_gradients, limit, update, with_memory
 from .texts import embedding_stops, text_reader, text_stops
 from .validate import better, check_prediction, early_end, validation_loss
 
-NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
+NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run,
+OVERFLOW_LIMIT = 20  # and in float16, where the scale that fits is found by trying: half as much at each
 TO_LOWER = "lower batch_size (raise accumulate by the same factor) or the resolution, or keep weights as float8 or nf4."
 
 
@@ -118,10 +120,11 @@ def carry_out(
             attention_kernel(memory.attention, device),
             room_for_programs(memory.compile),
         ):
-            set_up(run, ladder[0], checkpoint)
             try:
-                with logged(run.callbacks, config.train.log, log, log_columns(run), run.losses) as run.callbacks:
-                    train(run, ladder)
+                with memory_told(run):
+                    set_up(run, ladder[0], checkpoint)
+                    with logged(run.callbacks, config.train.log, log, log_columns(run), run.losses) as run.callbacks:
+                        train(run, ladder)
                 if finished is None or finished.step != run.at:
                     checkpoint = save(run, stays=True, at_end=True)
             except BaseException:
@@ -141,7 +144,7 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
     ladder: the memory settings to work with, then those to fall back on when memory runs out.
     """
     base, plan, config, device, callbacks = run.base, run.plan, run.config, run.device, run.callbacks
-    ladder, saving = list(ladder), Saving(run)
+    ladder, saving, began_at = list(ladder), Saving(run), run.at
     alphas = alphas_cumprod(zero_terminal_snr=base.zero_terminal_snr)
     encode = text_reader(base, run.encoded, device, learning=True)
     stopped: dict[str, float] = {}  # learning rates of models that have stopped
@@ -154,25 +157,21 @@ def train(run: Run, ladder: Sequence[MemoryConfig]) -> None:
         step, began = run.at, time.perf_counter()
         if stop_learning(run, stopped):
             encode = text_reader(base, run.encoded, device, learning=texts_learn(run, stopped))
-        passes = take_passes(run, encode, alphas, ladder)
         factor = lr_factor(step, plan.steps, config.scheduler)
         for group in run.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        numbers = limit(run, passes)
-        if numbers.finite or run.scaler.is_enabled():  # a GradScaler looks for the scale that fits by trying
-            saving.forget()
-        else:
+        if step == began_at:  # when the optimizer takes its memory, and the update may have to be undone
             saving.remember()
-        norms = update(run, numbers)
+        numbers, norms = take_step(run, encode, alphas, ladder, saving, first=step == began_at)
         report_step(run, numbers, norms, stopped, began)
 
         not_finite = [] if numbers.finite else [*not_finite, describe_step(plan, step, numbers)]
-        if len(not_finite) == NOT_FINITE_LIMIT and not run.scaler.is_enabled():
+        if len(not_finite) == (OVERFLOW_LIMIT if run.scaler.is_enabled() else NOT_FINITE_LIMIT):
             saving.go_back()
             raise RuntimeError(
-                f"Loss or gradient was not finite {NOT_FINITE_LIMIT} times in a row, so the run went back to step "
-                f"{run.at} and stopped: {'; '.join(not_finite)}. Lower the learning rate, look at these pictures, or "
-                "use float32 or bfloat16 precision."
+                f"Loss or gradient was not finite {len(not_finite)} times in a row, so the run went back to step "
+                f"{run.at} and stopped: {'; '.join(not_finite[-NOT_FINITE_LIMIT:])}. Lower the learning rate, look at "
+                "these pictures, or use float32 or bfloat16 precision."
             )
         measure(run, alphas)
         asked = callbacks.asked()
@@ -205,22 +204,63 @@ def texts_learn(run: Run, stopped: dict[str, float]) -> bool:
     return run.network.embeddings.learning or any(rates[text.kohya] > 0 for text in run.base.texts)
 
 
-def take_passes(run: Run, encode: Callable[[str], Conditioning], alphas: Tensor, ladder: list[MemoryConfig]) -> Passes:
-    """Take the passes of the next step; when memory runs out, once more with the next settings of the ladder.
+def take_step(
+    run: Run,
+    encode: Callable[[str], Conditioning],
+    alphas: Tensor,
+    ladder: list[MemoryConfig],
+    saving: Saving,
+    *,
+    first: bool,
+) -> tuple[Numbers, Norms | None]:
+    """Take the next step; when memory runs out, once more with the next settings of the ladder.
 
-    The settings that did not do are taken off the ladder. Raises RuntimeError when the next ones do not either.
+    The settings that did not do are taken off the ladder. Raises RuntimeError when the next ones do not either, or when
+    it ran out in an update that cannot be undone: only the first one can.
     """
     for again in (False, True):
-        if (passes := accumulated(run, encode, alphas, ladder[0])) is not None:
-            return passes
+        passes = with_memory(accumulate_gradients, run, encode, alphas, ladder[0])
+        moved = with_memory(limit_and_update, run, passes, saving) if passes is not None else None
+        if moved is not None:
+            return moved
         run.optimizer.zero_grad(set_to_none=True)
         give_back(run.device)
+        if passes is not None:
+            if not first:
+                break
+            saving.go_back()
         if again or len(ladder) == 1:
             break
         del ladder[0]
         settle(run, ladder[0])
         run.callbacks.note(f"Memory ran out at step {run.at + 1}; the step is taken again with {describe(ladder[0])}.")
     raise RuntimeError(f"Memory ran out at step {run.at + 1} with {describe(ladder[0])}: {TO_LOWER}")
+
+
+def limit_and_update(run: Run, passes: Passes, saving: Saving) -> tuple[Numbers, Norms | None]:
+    """Make of gradients an update, and keep the state before one that is left out as not finite."""
+    numbers = limit(run, passes)
+    if not numbers.finite:
+        saving.remember()
+    norms = update(run, numbers)
+    if numbers.finite:
+        saving.forget()
+    return numbers, norms
+
+
+@contextmanager
+def memory_told(run: Run) -> Iterator[None]:
+    """Turn an error that memory ran out in a `with` block into one that says with which settings, and what to lower."""
+    ran_out = False
+    try:
+        yield
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        ran_out = True
+    if ran_out:
+        when = f"after step {run.at}" if run.at else "before the first step"
+        raise RuntimeError(f"Memory ran out {when} with {describe(run.memory)}: {TO_LOWER}")
 
 
 def report_step(run: Run, numbers: Numbers, norms: Norms | None, stopped: dict[str, float], began: float) -> None:

@@ -14,9 +14,10 @@ from .callbacks import Callbacks
 from .config import RunConfig, TrainConfig
 from .encode import Encoded
 from .loss import sample_losses
+from .memory import in_parts
 from .models import BaseModel, Conditioning, predict
 from .noise import TIMESTEPS, add_noise, build_target
-from .plan import Plan
+from .plan import Plan, Sample
 from .rng import generator
 
 CLEAR = 0.5  # mean squared error below which a prediction is of that kind
@@ -91,17 +92,21 @@ def validation_loss(
     """
     timesteps = torch.tensor([int(t * TIMESTEPS) for t in TIMES])
     size, total = config.train.batch_size, torch.zeros((), device=device)
-    for sample in plan.validation:
+
+    def losses(sample: Sample, part: Sequence[int]) -> Tensor:
+        callbacks.check()
         latents = encoded.latents(sample)[0][None]
+        draws = [generator(config.train.seed, "validation", sample.picture, i) for i in part]
+        noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
+        clean, levels = latents.expand(len(part), -1, -1, -1).to(device), alphas[timesteps[list(part)]].to(device)
+        conditions = build_sample_conditions(base, encoded, encode, plan, [sample] * len(part), device)
+        prediction = predict(base, add_noise(clean, noise, levels), timesteps[list(part)].to(device), conditions)
+        return sample_losses(prediction, build_target(base.prediction, clean, noise, levels))
+
+    for sample in plan.validation:
         for first in range(0, len(timesteps), size):
-            callbacks.check()
             part = range(first, min(first + size, len(timesteps)))
-            draws = [generator(config.train.seed, "validation", sample.picture, i) for i in part]
-            noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
-            clean, levels = latents.expand(len(part), -1, -1, -1).to(device), alphas[timesteps[list(part)]].to(device)
-            conditions = build_sample_conditions(base, encoded, encode, plan, [sample] * len(part), device)
-            prediction = predict(base, add_noise(clean, noise, levels), timesteps[list(part)].to(device), conditions)
-            total += sample_losses(prediction, build_target(base.prediction, clean, noise, levels)).sum()
+            total += in_parts(lambda which, *, of=sample, part=part: losses(of, part[which]), len(part), device).sum()
     return float(total) / (len(plan.validation) * len(timesteps))
 
 

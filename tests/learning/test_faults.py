@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from lora_atelier.trainer_core import prepare, sample_files, saving
+from lora_atelier.trainer_core import prepare, sample, sample_files, saving, validate
 from lora_atelier.trainer_core import step as step_module
 from lora_atelier.trainer_core import train as training
 from lora_atelier.trainer_core.config import ExistingConfig, RunConfig
@@ -413,15 +413,70 @@ def test_a_gpu_that_is_lost_leaves_the_last_save(small, uninterrupted, tmp_path)
     assert "after step 2 of 3" in result.how and essence(result) == uninterrupted(small)
 
 
+def out_of_memory(place, name: str, *calls: int, within: bool = False) -> mock._patch:
+    """Let memory run out at some calls of a function, the first is 1; within: when its work is done."""
+    real, count = getattr(place, name), itertools.count(1)
+
+    def work(*args, **options):
+        failing = next(count) in calls
+        result = real(*args, **options) if within or not failing else None
+        if failing:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return result
+
+    return mock.patch.object(place, name, work)
+
+
+# where memory runs out -> (place, function, its calls at which it does, before or after its work); what comes of it
+UNDONE = {
+    "the gradients of a step": (training, "accumulate_gradients", 2, False),
+    "their norm at the first step": (step_module, "limit_gradients", 1, True),
+    "the first update": (step_module, "take_step", 1, True),
+    "a validation": (validate, "predict", 3, False),
+    "a sample": (sample, "predict", 1, False),
+}
+ENDING = {
+    "the gradients, twice": ((training, "accumulate_gradients", 2, 3), "Memory ran out at step 2 with"),
+    "a later update": ((step_module, "take_step", 3), "Memory ran out at step 3 with"),
+    "the norm at a later step": ((step_module, "limit_gradients", 3), "Memory ran out at step 3 with"),
+    "a validation, each picture alone": ((validate, "predict", 5, 6), "Memory ran out after step 2 with"),
+    "the UNet": ((prepare, "prepare", 1), "Memory ran out before the first step with"),
+}
+
+
+@pytest.fixture(scope="module")
+def watched(scene) -> RunConfig:
+    """Give a run that measures and draws."""
+    train = {"steps": 4, "batch_size": 2, "validate_every": 2, "keep_best": False}
+    return change(scene, train=train, saves={"sample_every": 0})
+
+
+@pytest.mark.parametrize("place", UNDONE)
+def test_where_memory_runs_out_once_the_run_goes_on_with_less(watched, uninterrupted, tmp_path, place, monkeypatch):
+    module, name, call, within = UNDONE[place]
+    notes, ladder = [], [watched.memory.replace(checkpointing=level) for level in ("0", "1")]
+    monkeypatch.setattr(prepare, "fit_memory", lambda *_: (ladder, "enough"))
+    with out_of_memory(module, name, call, within=within):
+        found, whole = essence(faults.session(watched, tmp_path, notes)), uninterrupted(watched)
+    assert found["tensors"] == whole["tensors"] and found["course"][:40] == whole["course"][:40]
+    again = [note for note in notes if "Memory ran out at step" in note and "taken again with checkpointing 1" in note]
+    assert len(again) == (module is not validate and module is not sample)
+
+
+@pytest.mark.parametrize("place", ENDING)
+def test_where_it_runs_out_again_the_run_ends_and_says_what_to_lower(watched, tmp_path, place):
+    (module, name, *calls), sentence = ENDING[place]
+    notes = []
+    with out_of_memory(module, name, *calls), pytest.raises(RuntimeError, match=sentence) as caught:
+        faults.session(watched, tmp_path, notes)
+    assert "lower batch_size" in str(caught.value)
+    begun = "before" not in sentence
+    assert ("Stopped after step" in notes[-1]) == begun or "Nothing of this run is saved yet" in notes[-1]
+
+
 def test_memory_that_runs_out_leaves_what_was_learned(small, uninterrupted, tmp_path):
-    seldom, real, notes = change(small, saves={"save_every": 0}), step_module.accumulate_gradients, []
-
-    def accumulate(run, *args):
-        if run.at == 2:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return real(run, *args)
-
-    out = mock.patch.object(step_module, "accumulate_gradients", accumulate)
+    seldom, notes = change(small, saves={"save_every": 0}), []
+    out = out_of_memory(training, "accumulate_gradients", 3, 4)
     with out, pytest.raises(RuntimeError, match="Memory ran out at step 3"):
         faults.session(seldom, tmp_path, notes)
     assert "Stopped after step 2 of 3" in notes[-1]

@@ -392,6 +392,10 @@ def test_a_step_that_is_not_finite_moves_nothing_and_five_in_a_row_end_the_run(c
     with pytest.raises(RuntimeError, match=rf"{found}\d.png, \d.png; step 2"):
         run(change(config, "train", steps=9), tmp_path)
     assert not list((tmp_path / "out").glob("*stopped*"))
+    half = change(change(config, "train", steps=30), "base_model", precision="float16")
+    with pytest.raises(RuntimeError, match=r"20 times in a row, so the run went back to step 0"):
+        run(half, tmp_path)  # later, for in float16 the scale that fits is found by trying
+    assert not list((tmp_path / "out").glob("*stopped*"))
 
 
 def test_wrong_input_is_refused_before_a_model_is_loaded(config, tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from .checkpoint import LEVELS, blocks, recompute
 from .compiled import compile_blocks, room_for_programs
-from .place import DTYPES, choose_dtype, free_bytes, give_back, out_of_memory, placed, with_room
+from .place import DTYPES, choose_dtype, free_bytes, give_back, in_parts, out_of_memory, placed, with_room
 from .setup import attention_kernel, describe, kept_activations, prepare, rungs
 from .stream import Stream, activations_in_ram
 from .weights import SHARES, Kept, check_weights, keep_weights, weight_bytes
@@ -22,6 +22,7 @@ __all__ = [
     "describe",
     "free_bytes",
     "give_back",
+    "in_parts",
     "keep_weights",
     "kept_activations",
     "out_of_memory",

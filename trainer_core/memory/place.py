@@ -33,9 +33,8 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 @contextmanager
 def placed(module: nn.Module, device: torch.device) -> Iterator[nn.Module]:
     """Have a module on `device` for a while and on the CPU afterwards, whatever happens."""
-    module.to(device)
     try:
-        yield module
+        yield module.to(device)
     finally:
         module.to("cpu")
 
@@ -79,3 +78,17 @@ def with_room(
         return work(module, *(tensor.cpu() for tensor in tensors)), True
     finally:
         module.to(device)
+
+
+def in_parts(work: Callable[[slice], Tensor], count: int, device: torch.device) -> Tensor:
+    """Return `work` done on all of `count` samples at once, or on one after the other where memory runs out.
+
+    work: is given which samples, and returns a tensor (that many, …).
+    """
+    try:
+        return work(slice(0, count))
+    except RuntimeError as error:
+        if count == 1 or not out_of_memory(error):
+            raise
+    give_back(device)
+    return torch.cat([work(slice(i, i + 1)) for i in range(count)])

@@ -65,6 +65,12 @@ class Conditions:
     sizes: Tensor | None = None  # (B, 6): original height and width, crop top and left, trained height and width
     painted: Tensor | None = None  # (B, 5, H, W), of inpainting models: mask and latents of the rest of the picture
 
+    def part(self, which: slice) -> Conditions:
+        """Return what is told about some of the samples."""
+        rest = {name: getattr(self, name) for name in ("pooled", "sizes", "painted")}
+        told = {name: value[which] for name, value in rest.items() if value is not None}
+        return Conditions(context=self.context[which], **told)
+
 
 def predict(base: BaseModel, noised: Tensor, timesteps: Tensor, conditions: Conditions) -> Tensor:
     """Return the UNet's prediction for (B, C, H, W) noised latents at (B,) timesteps."""
