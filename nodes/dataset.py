@@ -296,10 +296,11 @@ class AtelierConceptDataset(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, folder: str | None = None, enabled: bool = True) -> bool | str:
-        """Refuse a folder that does not exist before anything runs, unless the concept is switched off."""
-        # ComfyUI repeats the sentence for every input that is named here, so there are only those that decide it.
-        return complaint(lambda: folder is None or not enabled or bridge.find_folder(folder))
+    def validate_inputs(cls, folder: str | None = None) -> bool | str:
+        """Refuse a folder that does not exist before anything runs; a linked value is not known yet."""
+        # ComfyUI repeats the sentence for every input that is named here, so there is one: what is switched off is
+        # refused, too.
+        return complaint(lambda: folder is None or bridge.find_folder(folder))
 
     @classmethod
     def fingerprint_inputs(

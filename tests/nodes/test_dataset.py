@@ -116,7 +116,7 @@ def test_resolutions_augmentation_roles_and_validation_work_together(
     )
     graph["class"] = concept(rest.name, dataset=["augment", 0], role="regularisation", loss_weight=0.5)
     graph["held"] = concept(held.name, dataset=["class", 0], role="validation")
-    graph["off"] = concept("a folder that is not there", dataset=["held", 0], enabled=False)
+    graph["off"] = concept(held.name, dataset=["held", 0], enabled=False)
     graph["buckets"] = node(
         "AtelierBuckets",
         resolutions="64, 96x64",
