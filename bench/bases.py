@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from lora_atelier.bench.cases import BASES
-from lora_atelier.bench.checkpoints import ARCHITECTURES, write_checkpoint
+from lora_atelier.bench.checkpoints import ARCHITECTURES, random_values, write_checkpoint
 from lora_atelier.trainer_core.config import BaseModelConfig
 from lora_atelier.trainer_core.models import outline_base_model
 from lora_atelier.trainer_core.models.family import UNET, detect_family
@@ -25,14 +26,27 @@ def ready(name: str) -> Path:
     return path
 
 
-def load_unet(path: Path) -> nn.Module:
-    """Load the frozen UNet of a checkpoint alone, to the CPU and in the file's dtype."""
-    header = read_header(path)
-    with opened(header) as file:
-        unet = build_unet(read_part(file, header.shapes, UNET), detect_family(header), path.name)
+def load_unet(name: str, device: torch.device) -> nn.Module:
+    """Return the frozen UNet of a base model alone, in RAM and float16.
+
+    Where its file would hold random weights there is no file: they are drawn at once, fast on a GPU.
+    """
+    if name in ARCHITECTURES:
+        unet, seeded = empty_unet(name), torch.Generator(device).manual_seed(0)
+        drawn = {k: random_values(k, tensor, seeded).cpu() for k, tensor in unet.state_dict().items()}
+        unet.load_state_dict(drawn, assign=True)
+    else:
+        header = read_header(ready(name))
+        with opened(header) as file:
+            unet = build_unet(read_part(file, header.shapes, UNET), detect_family(header), name)
     return unet.requires_grad_(False).eval()
 
 
-def empty_unet(path: Path) -> nn.Module:
-    """Build the frozen UNet of a checkpoint on the meta device, from the file's header alone."""
-    return outline_base_model(BaseModelConfig(path=str(path))).unet
+def empty_unet(name: str) -> nn.Module:
+    """Build the frozen UNet of a base model on the meta device."""
+    if name not in ARCHITECTURES:
+        return outline_base_model(BaseModelConfig(path=str(ready(name)))).unet
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+
+    with torch.device("meta"):
+        return UNet2DConditionModel(**ARCHITECTURES[name].unet).requires_grad_(False).eval()

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lora_atelier.trainer_core.config import MemoryConfig, Weights
 
+Part = dict[str, Any]  # what is measured: "what", and its settings
+
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache" / "bench"
+# Seconds that a part may take on a GPU, the start of its process included; far more than is expected.
+LIMITS = {"device": 90, "describe": 90, "race": 150, "alone": 90, "estimate": 60, "loop": 150, "stock": 240}
+COMPILING = 400  # of a part that compiles
+PATIENCE = 7200  # on the CPU
 PLAIN = MemoryConfig(checkpointing="0", offload_weights="none", offload_activations="off")
 
 
@@ -120,13 +127,28 @@ CPU_DRY: Sequence[Case] = (
     ),
 )
 GPU: Sequence[Case] = (
+    _gpu("sdxl", 1024, 4, race_steps=12),
+    _gpu("sdxl", 1024, 1, race_steps=15, stock_steps=6),
     _gpu("sd15", 512, 1, race_steps=30, stock_steps=10, loop_steps=20),
     _gpu("sd15", 512, 4, race_steps=20),
-    _gpu("sdxl", 1024, 1, race_steps=15, stock_steps=6),
-    _gpu("sdxl", 1024, 4, race_steps=10),
 )
 GPU_DRY: Sequence[Case] = (
     _dry("tiny", 1, "frozen", "ours", "compiled", "peft", stock_steps=2),
     _dry("toy-sdxl", 2, "frozen", "ours", "peft"),  # compiling takes most of the time
 )
 CASES = {case.name: case for case in (*CPU, *CPU_DRY, *GPU, *GPU_DRY)}
+
+
+def limit(part: Part) -> float:
+    """Return the seconds after which a part is given up."""
+    if part.get("case") in [case.name for case in (*CPU, *CPU_DRY)]:
+        return PATIENCE
+    compiles = "compiled" in (part.get("contender"), *part.get("contenders", ()))
+    return COMPILING if compiles else LIMITS[part["what"]]
+
+
+def company(part: Part) -> tuple[str, str]:
+    """Return what parts that may share a process have in common: the loaded model, or that they need none."""
+    if part["what"] in ("device", "describe", "estimate"):
+        return "counted", ""
+    return part["what"], part["case"]

@@ -85,12 +85,12 @@ def write_checkpoint(path: Path, architecture: Architecture) -> None:
     text += b" " * (-len(text) % 8)  # safetensors wants its data aligned
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    seeded = torch.Generator().manual_seed(0)
+    seeded = torch.Generator("cuda" if torch.cuda.is_available() else "cpu").manual_seed(0)
     try:
         with temporary.open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for name, tensor in tensors.items():
-                file.write(_random(name, tensor, seeded).numpy().tobytes())
+                file.write(random_values(name, tensor, seeded).cpu().numpy().tobytes())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -162,9 +162,9 @@ def open_clip_tensors(model: Any) -> dict[str, Tensor]:
     return found
 
 
-def _random(name: str, tensor: Tensor, seeded: torch.Generator) -> Tensor:
+def random_values(name: str, tensor: Tensor, seeded: torch.Generator) -> Tensor:
     """Return values under which activations stay finite: N(0, 1/fan in), norm weights 1, biases 0."""
     if tensor.ndim < 2:
         return torch.full(tensor.shape, float(name.endswith("weight")), dtype=torch.float16)
-    std = 0.02 if "embedding" in name else 1 / math.sqrt(tensor[0].numel())
-    return (torch.randn(tensor.shape, generator=seeded) * std).half()
+    std = 0.02 if "token_embedding" in name or "position" in name else 1 / math.sqrt(tensor[0].numel())
+    return (torch.randn(tensor.shape, generator=seeded, device=seeded.device) * std).half()

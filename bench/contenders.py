@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +26,8 @@ from lora_atelier.trainer_core.networks import Network
 from lora_atelier.trainer_core.networks.choose import unet_layers
 from lora_atelier.trainer_core.optim import build_optimizer
 
+# What makes a contender fail that is not installed, does not fit, or does not run here.
+FAILURES = (RuntimeError, ImportError, OSError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4, max_grad_norm=1.0)
 TOKENS = 77  # of a caption
 SAME = {torch.float32: 1e-3, torch.bfloat16: 3e-2}  # relative difference of first losses that is rounding
@@ -75,8 +79,19 @@ def prepare(unet: nn.Module, memory: MemoryConfig, weights: str, dtype: torch.dt
     return unet
 
 
+class CannotCompile(RuntimeError):
+    """What was to be compiled is not."""
+
+
 def _no_compiling(sentence: str) -> None:
-    raise RuntimeError(sentence)  # a race of what is not compiled would be a false result
+    raise CannotCompile(sentence)  # a race of what is not compiled would be a false result
+
+
+def told(problem: BaseException) -> str:
+    """Return why something failed as one short line."""
+    if isinstance(problem, torch.OutOfMemoryError):
+        return "it does not fit into the memory of this device"
+    return " ".join(str(problem).split())[:300] or type(problem).__name__
 
 
 def estimated(unet: nn.Module, batch: Batch, lora: LoraConfig, setting: Setting) -> float:
@@ -155,25 +170,50 @@ def share_weights(unet: nn.Module) -> nn.Module:
 
 def race(
     unet: nn.Module, batch: Batch, lora: LoraConfig, names: Iterable[str], steps: int
-) -> list[dict[str, dict[str, float]]]:
+) -> tuple[list[dict[str, dict[str, float]]], dict[str, str]]:
     """Let contenders, each with its own UNet over the very same weights, take one step in turn; `steps` times.
 
-    Some turns before are not counted. Raises RuntimeError when their first predictions differ: untrained networks
-    change nothing.
+    Some turns before are not counted. A contender that fails, or whose first prediction is not the frozen one, which
+    untrained networks do not change, leaves the race; returns the steps, and why who is not in all of them. Raises
+    RuntimeError when nobody is left.
     """
     device, dtype = batch.noised.device, batch.noised.dtype
     unet = prepare(unet, PLAIN, "auto", dtype, device)
-    runners = {}
+    runners: dict[str, Step] = {}
+    without: dict[str, str] = {}
+    first: dict[str, float] = {}
+
+    def turn() -> dict[str, dict[str, float]]:
+        return {name: taken for name in list(runners) if (taken := attempt(name, runners[name]))}
+
+    def attempt(name: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except FAILURES as problem:
+            without[name] = told(problem)
+        runners.pop(name, None)
+        gc.collect()  # its memory is for the others
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
     for name in names:
         build, memory = CONTENDERS[name]
-        runners[name] = build(prepare(share_weights(unet), memory, "auto", dtype, device), batch, lora)
-    first = {name: step()["loss"] for name, step in runners.items()}
-    if max(first.values()) - min(first.values()) > SAME[dtype] * first["frozen"]:
-        raise RuntimeError(f"The contenders do not compute the same: first losses {first}.")
+        twin = share_weights(unet)
+        made = attempt(name, lambda: build(prepare(twin, memory, "auto", dtype, device), batch, lora))  # noqa: B023
+        if made and (taken := attempt(name, made)):
+            runners[name], first[name] = made, taken["loss"]
+    for name, loss in first.items():
+        expected = first.get("frozen", median(first.values()))
+        if not abs(loss - expected) <= SAME[dtype] * expected:
+            without[name] = f"it does not compute the same: a first loss of {loss:.6g}, where {expected:.6g} is right"
+            del runners[name]
     for _ in range(warm_up(device) - 1):
-        for step in runners.values():
-            step()
-    return [{name: step() for name, step in runners.items()} for _ in range(steps)]
+        turn()
+    found = [turn() for _ in range(steps)]
+    if not runners:
+        raise RuntimeError(f"All contenders failed: {without}.")
+    return found, without
 
 
 def warm_up(device: torch.device) -> int:

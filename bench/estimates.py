@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from lora_atelier.bench.bases import empty_unet
 from lora_atelier.bench.cases import BASES, CURVE, GPU, PLAIN, Case, Setting
-from lora_atelier.bench.checkpoints import ARCHITECTURES
 from lora_atelier.bench.contenders import build_batch, estimated
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.memory import DTYPES
@@ -17,13 +17,10 @@ ALONE = (Setting(name="weights in float8", weights="float8"),)  # beside those t
 
 def estimate(case: Case, setting: Setting) -> float:
     """Return the estimated peak memory in MB of training a case with some settings."""
-    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-
-    meta, dtype = torch.device("meta"), DTYPES[case.dtype]
-    with meta:
-        unet = UNet2DConditionModel(**ARCHITECTURES[case.base].unet).requires_grad_(False).eval()
+    unet = empty_unet(case.base)
     lora = LoraConfig(rank=case.rank, alpha=case.rank, preset=case.preset)  # type: ignore[arg-type]
-    return estimated(unet, build_batch(unet, case.resolution, case.batch, meta, dtype), lora, setting)
+    batch = build_batch(unet, case.resolution, case.batch, torch.device("meta"), DTYPES[case.dtype])
+    return estimated(unet, batch, lora, setting)
 
 
 def render(cases: Sequence[Case] = GPU, settings: Sequence[Setting] = (*CURVE, *ALONE)) -> str:

@@ -53,6 +53,7 @@ class Marks:
 def start_peak(device: torch.device) -> float:
     """Reset the peak and return what is in use now, in MB: of the CUDA device, else of the process."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device) / 1e6
     try:
@@ -72,6 +73,14 @@ def read_peak(device: torch.device) -> float:
 def read_reserved(device: torch.device) -> float | None:
     """Return the most MB that torch took from a CUDA device since `start_peak`; more than it used, never given back."""
     return torch.cuda.max_memory_reserved(device) / 1e6 if device.type == "cuda" else None
+
+
+def read_overhead(device: torch.device) -> float | None:
+    """Return the MB that a CUDA card holds beside what torch took from it: CUDA itself, and other processes if any."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return (total - free - torch.cuda.memory_reserved(device)) / 1e6
 
 
 def _status(name: str) -> float:

@@ -6,70 +6,191 @@ import datetime
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-ROOT = Path(__file__).resolve().parents[1]
+from lora_atelier.bench.cases import CACHE, ROOT, Part, company, limit
 
-Part = dict[str, Any]
+WAITS = "its turn has not come: `--resume` goes on with it"
+POLL = 0.1  # seconds
+WORKERS = Path(__file__).parent
 
 
 class PartFailed(RuntimeError):
     """A part could not be measured."""
 
 
+class Measures(Protocol):
+    """What measures one part after another."""
+
+    def measure(self, part: Part, seconds: float) -> Any:
+        """Return what a part measured; raises PartFailed, also after so many seconds."""
+
+    def end(self) -> None:
+        """Give back all that it holds."""
+
+
 class Results:
     """The results of one run of the benchmarks; `resume` keeps what a run of the same sources has measured before."""
 
-    def __init__(self, path: Path, measure: Callable[[Part], Any], command: str, *, resume: bool) -> None:
+    def __init__(self, path: Path, start: Callable[[Part], Measures], command: str, *, resume: bool) -> None:
         self.failed: list[str] = []
-        self._path, self._measure = path, measure
+        self._path, self._start = path, start
         self.data: dict[str, Any] = {
             "sources": sources_digest(),
             "date": f"{datetime.date.today()}",
             "commit": commit(),
             "command": command,
             "parts": {},
-            "suite": {},
+            "left_out": {},
         }
         if resume and path.exists():
             before = json.loads(path.read_text(encoding="utf-8"))
             if before["sources"] == self.data["sources"]:
                 self.data = before
+            else:
+                print(f"bench: other sources measured {path}, so all is measured anew.", flush=True)
 
-    def get(self, part: Part) -> Any:
-        """Return what a part measured, before or now; what fails is told under `left_out` and tried again next time."""
-        key = json.dumps(part, sort_keys=True)
-        if key not in self.data["parts"]:
-            print(" ".join(str(value) for value in part.values()), "...", flush=True)
-            try:
-                result = self._measure(part)
-            except PartFailed as problem:
-                print(problem, file=sys.stderr, flush=True)
-                self.failed.append(key)
-                return {"left_out": f"it failed ({str(problem).strip().splitlines()[-1][:200]})"}
-            self.data["parts"][key] = json.loads(json.dumps(result))
-            self._write()
-        return self.data["parts"][key]
+    def measure(self, parts: Sequence[Part], *, together: bool = False, seconds: float = float("inf")) -> None:
+        """Measure in their order the parts that are not measured yet, those that have failed before last.
 
-    def set(self, name: str, value: Any) -> None:
-        """Keep what has been put together from parts."""
-        self.data["suite"][name] = value
-        self._write()
+        together: parts that may share a process do. seconds: a part whose limit does not fit into what is left of them
+        waits for another call. What fails is told under `left_out`, and tried again then, too.
+        """
+        until = time.monotonic() + seconds
+        todo = [part for part in parts if key(part) not in self.data["parts"]]
+        process, before = None, None
+        try:
+            for part in sorted(todo, key=lambda part: self.data["left_out"].get(key(part), WAITS) != WAITS):
+                if time.monotonic() + limit(part) > until:
+                    self.data["left_out"].setdefault(key(part), WAITS)
+                    continue
+                if process and not (together and company(part) == company(before)):
+                    process.end()
+                    process = None
+                process, before = process or self._start(part), part
+                print(" ".join(str(value) for value in part.values()), "...", flush=True)
+                try:
+                    result = process.measure(part, limit(part))
+                except PartFailed as problem:
+                    print(problem, file=sys.stderr, flush=True)
+                    self.failed.append(key(part))
+                    self.leave_out(part, f"it failed ({str(problem).strip().splitlines()[-1][:200]})")
+                    process.end()
+                    process = None
+                else:
+                    self.data["parts"][key(part)] = json.loads(json.dumps(result))
+                    self.data["left_out"].pop(key(part), None)
+                self.write()
+        finally:
+            if process:
+                process.end()
+        self.write()
+
+    def leave_out(self, part: Part, why: str) -> None:
+        """Say why a part is not measured in this call."""
+        self.data["left_out"][key(part)] = why
 
     def told(self) -> dict[str, str]:
         """Return what a page says of this run: date, commit and command."""
         return {name: self.data[name] for name in ("date", "commit", "command")}
 
-    def _write(self) -> None:
+    def waiting(self) -> int:
+        """Return how many parts wait for another call."""
+        return list(self.data["left_out"].values()).count(WAITS)
+
+    def write(self) -> None:
+        """Write the file whole or not at all."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text(json.dumps(self.data, indent=1), encoding="utf-8")
         os.replace(temporary, self._path)
+
+
+def key(part: Part) -> str:
+    """Return the name of a part in the file."""
+    return json.dumps(part, sort_keys=True)
+
+
+def found(data: dict[str, Any], part: Part) -> Any:
+    """Return what a part has measured, or under `left_out` why it has not."""
+    return data["parts"].get(key(part)) or {"left_out": data["left_out"].get(key(part), WAITS)}
+
+
+class Child:
+    """A process that measures the parts it is given, one at a time; what it compiles is kept for the next one."""
+
+    def __init__(self, part: Part) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="atelier-bench-")
+        self._out, self._numbers = Path(self._folder.name), count()
+        script = WORKERS / ("stock.py" if part["what"] == "stock" else "worker.py")
+        compiled = {"TORCHINDUCTOR_CACHE_DIR": str(CACHE / "compiled"), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
+        with (self._out / "log.txt").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(script), "--out", str(self._out)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={**os.environ, **compiled},
+            )
+
+    def measure(self, part: Part, seconds: float) -> Any:
+        """Return what a part measured; raises PartFailed, also after so many seconds."""
+        out, until = self._out / f"{next(self._numbers)}.json", time.monotonic() + seconds
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(json.dumps(part).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended, which is told below
+        while not out.exists():
+            status = self._process.poll()
+            if status is not None and not out.exists():
+                tail = (self._out / "log.txt").read_text(encoding="utf-8", errors="replace")[-4000:]
+                raise PartFailed(f"bench: {key(part)} ended with status {status}:\n{tail}")
+            if time.monotonic() > until:
+                raise PartFailed(f"bench: {key(part)}:\nit took longer than its limit of {seconds:g} s")
+            time.sleep(POLL)
+        return json.loads(out.read_text(encoding="utf-8"))
+
+    def end(self) -> None:
+        """End the process with all that it started."""
+        for pid in [*descendants(self._process.pid), self._process.pid]:
+            try:
+                os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+            except (ProcessLookupError, PermissionError):
+                continue  # it has ended by itself
+        self._process.communicate()
+        self._folder.cleanup()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the ids of the processes that a process and its children have started (Linux; none elsewhere)."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+    found, new = [], {pid}
+    while new := {child for child, parent in parents.items() if parent in new}:
+        found += new
+    return found
+
+
+def publish(folder: Path, number: int, result: Any) -> None:
+    """Hand a part's result to the process that waits for it."""
+    temporary = folder / "result.tmp"
+    temporary.write_text(json.dumps(result), encoding="utf-8")
+    os.replace(temporary, folder / f"{number}.json")
 
 
 def child(script: str, *arguments: str) -> Any:
@@ -83,20 +204,6 @@ def child(script: str, *arguments: str) -> Any:
             tail = log.read_text(encoding="utf-8", errors="replace")[-4000:]
             raise PartFailed(f"bench: `{' '.join(command[1:])}` ended with status {status}:\n{tail}")
         return json.loads(out.read_text())
-
-
-def measure_in_child(part: Part) -> Any:
-    """Measure a part in a process of its own."""
-    return child("stock.py" if part["what"] == "stock" else "worker.py", "--part", json.dumps(part))
-
-
-def measure_here(part: Part) -> Any:
-    """Measure a part in this process, ComfyUI's node excepted, which needs one of its own."""
-    if part["what"] == "stock":
-        return measure_in_child(part)
-    from lora_atelier.bench.worker import measure
-
-    return measure(part)
 
 
 def sources_digest() -> str:

@@ -1,33 +1,34 @@
 """Measure seconds per step and peak memory; print ratios and write docs/benchmarks.md (called by `dev.py bench`).
 
 Each round takes steps of the frozen pass, ours and peft in turn in one process, then steps of ComfyUI's own node in
-another. Memory is taken of each contender alone in a fresh process. No two processes with a model run at a time.
+another. Memory is taken of each contender alone: on the CPU in a process of its own, on a GPU after torch has given all
+back that it held. No two processes with a model run at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lora_atelier.bench import cases, full_size, gpu_report, saves
-from lora_atelier.bench.cases import CACHE, CPU, CPU_DRY, CURVE, GPU, GPU_DRY, ROOT, Case
+from lora_atelier.bench.cases import CACHE, CPU, CPU_DRY, GPU, GPU_DRY, ROOT, Case
+from lora_atelier.bench.parts import case_parts, case_result, describe, gpu_parts, has_comfyui, suite
 from lora_atelier.bench.report import render, render_data, write_block
 from lora_atelier.bench.results import (
+    Child,
     PartFailed,
     Results,
     child,
     commit,
-    measure_here,
-    measure_in_child,
+    found,
     sources_digest,
     stamp,
 )
@@ -46,7 +47,8 @@ def main() -> int:
     parser.add_argument("--saves", action="store_true", help="what a save costs against a step instead")
     parser.add_argument("--full-size", action="store_true", help="full-size models from load to ComfyUI instead")
     parser.add_argument("--model", choices=[*cases.BASES, "all"], default="all")
-    parser.add_argument("--rounds", type=int, help="rounds of race and stock node (default 3, 2 with --gpu)")
+    parser.add_argument("--rounds", type=int, help="rounds of race and stock node (default 3, 1 with --gpu)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="end within so many; --resume goes on")
     parser.add_argument("--dry", action="store_true", help="the same at toy sizes on the CPU, once; writes no page")
     parser.add_argument(
         "--resume", action="store_true", help="keep what a run of the same sources has measured already"
@@ -56,6 +58,7 @@ def main() -> int:
         "--render", type=Path, metavar="RESULTS", help="write the page from such a file of --gpu instead"
     )
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes that measure are ended, too
     command = " ".join(["python3 dev.py bench", *sys.argv[1:]])
     try:
         if options.render:
@@ -94,10 +97,15 @@ def run_estimates(command: str) -> int:
 def run_cpu(options: argparse.Namespace, command: str) -> int:
     """Race on the CPU and write a block for each case."""
     wanted = chosen(CPU_DRY if options.dry else CPU, options.model)
-    name = "cpu-dry" if options.dry else "cpu"
-    results = Results(options.results or CACHE / f"{name}.json", measure_in_child, command, resume=options.resume)
+    rounds = options.rounds or (1 if options.dry else 3)
+    results = Results(options.results or CACHE / f"cpu{dried(options)}.json", Child, command, resume=options.resume)
+    began = time.monotonic()
     for case in wanted:
-        text = render(measure_case(case, options.rounds or (1 if options.dry else 3), results) | results.told())
+        parts = case_parts(case, rounds, results)
+        results.measure(parts, seconds=60 * options.minutes - (time.monotonic() - began))
+        if not (result := case_result(case, results.data)):
+            sys.exit(f"bench: {case.name} cannot be described: {found(results.data, describe(case))['left_out']}.")
+        text = render(result | results.told())
         print(f"\n{text}", flush=True)
         if not options.dry:
             write_block(PAGE, case.name, text)
@@ -105,25 +113,30 @@ def run_cpu(options: argparse.Namespace, command: str) -> int:
 
 
 def run_gpu(options: argparse.Namespace, command: str) -> int:
-    """Run the GPU suite, or at toy sizes in this process the same code, and write its block."""
+    """Run the GPU suite, or at toy sizes on the CPU the same code, and write its block."""
     if not options.dry and not has_cuda():
         sys.exit("bench: torch finds no CUDA device here; --gpu --dry runs the suite at toy sizes on the CPU.")
-    name, measure = ("gpu-dry", measure_here) if options.dry else ("gpu", measure_in_child)
-    results = Results(options.results or CACHE / f"{name}.json", measure, command, resume=options.resume)
+    results = Results(options.results or CACHE / f"gpu{dried(options)}.json", Child, command, resume=options.resume)
     group = chosen(GPU_DRY if options.dry else GPU, options.model)
-    measure_gpu(group, options.rounds or (1 if options.dry else 2), results)
-    text = gpu_report.render(results.data)
-    print(f"\n{text}", flush=True)
+    results.measure(gpu_parts(group, options.rounds or 1, results), together=True, seconds=60 * options.minutes)
+    print(f"\n{gpu_report.render(results.data, suite(results.data))}", flush=True)
+    if waiting := results.waiting():
+        print(f"bench: {waiting} parts wait for another call with --resume.", flush=True)
     if not options.dry:
         write_gpu_page(results.data)
     return 1 if results.failed else 0
+
+
+def dried(options: argparse.Namespace) -> str:
+    """Return what sets the files of dry runs apart."""
+    return "-dry" if options.dry else ""
 
 
 def write_gpu_page(data: dict[str, Any]) -> int:
     """Write the GPU suite's block from results that a machine without git may have measured."""
     if data["commit"] == "unknown" and data["sources"] == sources_digest():
         data["commit"] = commit()
-    write_block(PAGE, "gpu", gpu_report.render(data))
+    write_block(PAGE, "gpu", gpu_report.render(data, suite(data)))
     return 0
 
 
@@ -133,80 +146,6 @@ def chosen(group: Sequence[Case], model: str) -> list[Case]:
     if not found:
         sys.exit(f"bench: {model} is not measured there; choose one of {sorted({case.base for case in group})}.")
     return found
-
-
-def measure_gpu(group: Sequence[Case], rounds: int, results: Results) -> None:
-    """Measure the device, every case, and the curve of memory against speed where a case has one."""
-    side = 256 if group[0].device == "cpu" else 8192
-    device = results.get({"what": "device", "device": group[0].device, "side": side})
-    results.set("device", device)
-    for case in group:
-        results.set(case.name, measure_case(case, rounds, results))
-    for case in group:
-        if case.curve:
-            results.set(f"{case.name}-curve", {s.name: results.get(alone(case, "ours", s.name)) for s in CURVE})
-
-
-def measure_case(case: Case, rounds: int, results: Results) -> dict[str, Any]:
-    """Measure one case; return everything that was measured, with a sentence for all that was left out."""
-    described = results.get({"what": "describe", "case": case.name})
-    if "left_out" in described:
-        raise PartFailed(f"bench: {case.name} cannot be described: {described['left_out']}")
-    names = [name for name in case.contenders if name not in described["missing"]]
-    left_out = [f"{name} was left out: it is not installed." for name in described["missing"]]
-    why = stock_left_out(case)
-    left_out += [f"TrainLoraNode was left out: {why}"] if why else []
-    measured = []
-    for i in range(rounds):
-        race = results.get({"what": "race", "case": case.name, "contenders": names, "round": i})
-        measured.append({"race": race.get("steps", [])})
-        left_out += [f"The race was left out: {race['left_out']}."] if "left_out" in race else []
-        if not why:
-            stock = results.get({"what": "stock", "case": case.name, "round": i})
-            if "left_out" in stock:
-                left_out.append(f"TrainLoraNode was left out: {stock['left_out']}.")
-            else:
-                measured[-1]["stock"] = stock
-    memory = {}
-    for name in names:
-        memory[name] = results.get(alone(case, name))
-        if "left_out" in memory[name]:
-            left_out.append(f"{name} alone was left out: {memory.pop(name)['left_out']}.")
-    loop: dict[str, Any] = {}
-    if case.loop_steps and not has_comfyui():
-        left_out.append("The training loop was left out: COMFYUI_PATH names no ComfyUI folder with a tokenizer.")
-    elif case.loop_steps:
-        loop = results.get({"what": "loop", "case": case.name})
-        left_out += [f"The training loop was left out: {loop['left_out']}."] if "left_out" in loop else []
-    return {
-        "case": asdict(case),
-        "described": described,
-        "rounds": measured,
-        "memory": memory,
-        "loop": loop.get("steps", []),
-        "left_out": list(dict.fromkeys(left_out)),
-    }
-
-
-def alone(case: Case, contender: str, setting: str = CURVE[0].name) -> dict[str, str]:
-    """Return the part that measures a contender alone."""
-    return {"what": "alone", "case": case.name, "contender": contender, "setting": setting}
-
-
-def stock_left_out(case: Case) -> str:
-    """Say why ComfyUI's node is left out of a case, or return ""."""
-    if not case.stock_steps:
-        return "it is not measured in this case."
-    if not has_comfyui():
-        return "COMFYUI_PATH names no ComfyUI folder."
-    meminfo = Path("/proc/meminfo")
-    if case.device != "cpu" or not meminfo.exists():
-        return ""
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    free = int(lines["MemAvailable"].split()[0]) * 1024 / 1e6
-    if free >= case.stock_needs:
-        return ""
-    return f"it needs about {case.stock_needs:,} MB and {free:,.0f} MB were free."
 
 
 def run_layers(command: str) -> int:
@@ -274,11 +213,6 @@ def run_full_size(options: argparse.Namespace, command: str) -> int:
         write_block(PAGE, "full-size", full_size.render(measured))
     print(full_size.render(measured), flush=True)
     return 0
-
-
-def has_comfyui() -> bool:
-    """Tell whether COMFYUI_PATH names a ComfyUI folder."""
-    return (Path(os.environ.get("COMFYUI_PATH", "")) / "main.py").is_file() and bool(os.environ.get("COMFYUI_PATH"))
 
 
 def has_cuda() -> bool:

@@ -16,25 +16,26 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.bench.cases import BASES, CASES, Case
+from lora_atelier.bench.bases import ready
+from lora_atelier.bench.cases import CASES, Case
+from lora_atelier.bench.results import publish
 
 SIZE_NUMBERS = 6 * 256  # channels of Stable Diffusion XL's size and crop numbers
 
 
 def main() -> None:
-    """Read the options, run the node and write what was measured as JSON."""
+    """Run the node on the case that comes in as a line of JSON, and hand on what was measured."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--part", required=True, type=json.loads)
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
-    case = CASES[options.part["case"]]
+    case = CASES[json.loads(sys.stdin.readline())["case"]]
     # ComfyUI reads the command line when it is imported, and `import nodes` must find its own.
     sys.argv = [sys.argv[0], *(["--cpu"] if case.device == "cpu" else [])]
     sys.path[0] = os.environ["COMFYUI_PATH"]
     import comfy.options
 
     comfy.options.enable_args_parsing()
-    options.out.write_text(json.dumps(run_stock(case)))
+    publish(options.out, 0, run_stock(case))
 
 
 def run_stock(case: Case) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def run_stock(case: Case) -> dict[str, Any]:
         ends.append(now(device))
 
     with torch.inference_mode():  # as ComfyUI's executor
-        path = str(BASES[case.base].path)
+        path = str(ready(case.base))
         model = comfy.sd.load_checkpoint_guess_config(path, output_vae=False, output_clip=False)[0]
         unet = model.model.diffusion_model
         seeded = torch.Generator().manual_seed(0)

@@ -1,93 +1,141 @@
-"""One measurement, in a process of its own: a case described or raced, a contender alone, the loop, the device."""
+"""Measurements in a process of their own: a case described or raced, a contender alone, the loop, the device."""
 
 from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import json
+import sys
+from dataclasses import asdict
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from lora_atelier.bench.bases import empty_unet, load_unet, ready
-from lora_atelier.bench.cases import BASES, CASES, CURVE, Case
-from lora_atelier.bench.contenders import CONTENDERS, build_batch, count_flops, estimated, prepare, race, warm_up
+from lora_atelier.bench.bases import empty_unet, load_unet
+from lora_atelier.bench.cases import BASES, CASES, CURVE, Case, Setting
+from lora_atelier.bench.contenders import (
+    CONTENDERS,
+    CannotCompile,
+    build_batch,
+    count_flops,
+    prepare,
+    race,
+    share_weights,
+    told,
+    warm_up,
+)
+from lora_atelier.bench.estimates import estimate
 from lora_atelier.bench.loop import time_loop
-from lora_atelier.bench.measure import describe_machine, now, read_peak, read_reserved, start_peak
+from lora_atelier.bench.measure import (
+    describe_machine,
+    now,
+    read_overhead,
+    read_peak,
+    read_reserved,
+    start_peak,
+)
+from lora_atelier.bench.results import publish
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.memory import DTYPES, kept_activations, room_for_programs
 from lora_atelier.trainer_core.networks.choose import unet_layers
 
 META = torch.device("meta")
+TRIFLE = 200e6  # bytes: workspaces that libraries keep
 ALONE_STEPS = 2  # on the CPU, after one more: the second is the first with optimizer state, the third repeats it
 
 
 def measure(part: dict[str, Any]) -> dict[str, Any]:
-    """Measure what a part names; what cannot be done here comes back as one sentence under `left_out`."""
+    """Measure a part; what cannot be done here comes back as one sentence under `left_out`."""
+    if part["what"] == "device":
+        return measure_device(torch.device(part["device"]), part["side"])
+    case = CASES[part["case"]]
     try:
-        if part["what"] == "device":
-            return measure_device(torch.device(part["device"]), part["side"])
-        case = CASES[part["case"]]
         if part["what"] == "describe":
             return describe_case(case)
         if part["what"] == "race":
-            with room_for_programs("compiled" in part["contenders"]):
-                return {"steps": race_case(case, part["contenders"])}
+            return race_case(case, part["contenders"])
         if part["what"] == "alone":
-            return measure_alone(case, part["contender"], part.get("setting", CURVE[0].name))
+            return measure_alone(case, part["contender"], setting_named(part["setting"]))
+        if part["what"] == "estimate":
+            return {"megabytes": estimate(case, setting_named(part["setting"]))}
         return {"steps": time_loop(case)}
-    except torch.OutOfMemoryError:
-        return {"left_out": "it does not fit into the memory of this device"}
+    except (torch.OutOfMemoryError, CannotCompile, ModuleNotFoundError) as problem:
+        return {"left_out": told(problem)}
+
+
+def setting_named(name: str) -> Setting:
+    """Return the setting of this name."""
+    return next(setting for setting in CURVE if setting.name == name)
 
 
 def describe_case(case: Case) -> dict[str, Any]:
-    """Return what a case is: the machine, its base model (made if it is not there yet), its layers and its work."""
-    unet = empty_unet(ready(case.base))
-    batch = build_batch(unet, case.resolution, case.batch, META, DTYPES[case.dtype])
-    layers = len(unet_layers(unet, case.preset))
+    """Return what a case is: its settings, the machine, the layers of its base model and its work."""
+    layers = len(unet_layers(empty_unet(case.base), case.preset))
     return {
+        "case": asdict(case),
         "machine": describe_machine(torch.device(case.device)),
         "title": BASES[case.base].title,
         "layers": layers,
-        "flops": count_flops(torch.nn.Module.to(unet, DTYPES[case.dtype]), batch),
-        "missing": [name for name in case.contenders if name == "peft" and not importlib.util.find_spec("peft")],
+        "flops": case.batch * flops_of_one(case.base, case.resolution, DTYPES[case.dtype]),
     }
 
 
-def race_case(case: Case, contenders: list[str]) -> list[dict[str, dict[str, float]]]:
-    """Race contenders on a case."""
-    unet = load_unet(ready(case.base))
+@cache
+def flops_of_one(base: str, resolution: int, dtype: torch.dtype) -> float:
+    """Count the operations of a frozen pass of one picture."""
+    unet = empty_unet(base)
+    return count_flops(torch.nn.Module.to(unet, dtype), build_batch(unet, resolution, 1, META, dtype))
+
+
+@lru_cache(maxsize=1)
+def loaded_unet(base: str, device: torch.device) -> torch.nn.Module:
+    """Return a UNet in RAM, the same one to all parts of this process."""
+    return load_unet(base, device)
+
+
+def frozen_unet(case: Case) -> torch.nn.Module:
+    """Return a UNet of its own to a part. On the CPU nothing else may lie in the memory that is measured."""
+    device = torch.device(case.device)
+    return load_unet(case.base, device) if device.type == "cpu" else share_weights(loaded_unet(case.base, device))
+
+
+def race_case(case: Case, contenders: list[str]) -> dict[str, Any]:
+    """Race contenders on a case; return their steps, and why who is not in them."""
+    unet = frozen_unet(case)
     batch = build_batch(unet, case.resolution, case.batch, torch.device(case.device), DTYPES[case.dtype])
-    return race(unet, batch, _lora(case), contenders, case.race_steps)
+    with room_for_programs("compiled" in contenders):
+        steps, without = race(unet, batch, _lora(case), contenders, case.race_steps)
+    return {"steps": steps, "without": without}
 
 
-def measure_alone(case: Case, contender: str, setting_name: str) -> dict[str, Any]:
-    """Return seconds of steps, and memory in MB: with the model loaded, the peak, and what the preflight foretells."""
+def measure_alone(case: Case, contender: str, setting: Setting) -> dict[str, Any]:
+    """Return seconds of steps, and memory in MB: with the model loaded, at the peak, and what CUDA takes besides.
+
+    Raises RuntimeError when a part before, in the same process, has left more than a trifle on the device.
+    """
     device, dtype = torch.device(case.device), DTYPES[case.dtype]
-    setting = next(setting for setting in CURVE if setting.name == setting_name)
+    gc.collect()
+    if device.type == "cuda" and (kept := torch.cuda.memory_allocated(device)) > TRIFLE:
+        raise RuntimeError(f"{kept / 1e6:,.0f} MB of the part before are still on the device.")
     build, memory = CONTENDERS[contender]
     memory = memory if setting == CURVE[0] else setting.memory
-    unet = prepare(load_unet(ready(case.base)), memory, setting.weights, dtype, device)
+    unet = prepare(frozen_unet(case), memory, setting.weights, dtype, device)
     batch = build_batch(unet, case.resolution, case.batch, device, dtype)
     gc.collect()
     loaded = start_peak(device)
     step = build(unet, batch, _lora(case))
     with kept_activations(memory, [unet], device), room_for_programs(memory.compile):
         steps = [step() for _ in range(warm_up(device) + (ALONE_STEPS if device.type == "cpu" else case.race_steps))]
-    result = {
+    return {
         "seconds": [taken["seconds"] for taken in steps[warm_up(device) :]],
         "loaded": loaded,
         "peak": read_peak(device),
         "reserved": read_reserved(device),
+        "overhead": read_overhead(device),
     }
-    if contender == "ours":
-        empty = empty_unet(ready(case.base))
-        on_meta = build_batch(empty, case.resolution, case.batch, META, dtype)
-        result["estimated"] = estimated(empty, on_meta, _lora(case), setting)
-    return result
 
 
 def measure_device(device: torch.device, side: int) -> dict[str, Any]:
@@ -107,12 +155,12 @@ def _lora(case: Case) -> LoraConfig:
 
 
 def main() -> None:
-    """Measure one part and write JSON."""
+    """Measure the parts that come in as lines of JSON, and hand on each one's result."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--part", required=True, type=json.loads)
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
-    options.out.write_text(json.dumps(measure(options.part)))
+    for number, line in enumerate(sys.stdin):
+        publish(options.out, number, measure(json.loads(line)))
 
 
 if __name__ == "__main__":

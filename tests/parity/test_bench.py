@@ -1,9 +1,10 @@
 """The benchmark itself, at toy size: it runs, its contenders compute the same, and it reports what it measured."""
 
 import copy
-import importlib.util
 import json
 import re
+import sys
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -19,13 +20,13 @@ from lora_atelier.bench import (
     layers,
     loop,
     networks,
+    parts,
     report,
     results,
-    run,
     saves,
     worker,
 )
-from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig
+from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig, MemoryConfig
 from lora_atelier.trainer_core.models import Conditions, load_base_model, predict
 from lora_atelier.trainer_core.models.family import FAMILIES, UNET, declared_prediction, detect_family
 from lora_atelier.trainer_core.models.header import FileHeader
@@ -55,8 +56,8 @@ def batch_for(unet, count=1):
 def test_contenders_take_turns_on_one_set_of_weights(build):
     unet = build().requires_grad_(False).eval()
     before = copy.deepcopy(unet.state_dict())
-    steps = contenders.race(unet, batch_for(unet, 2), LORA, ["frozen", "ours", "peft"], 2)
-    assert len(steps) == 2
+    steps, without = contenders.race(unet, batch_for(unet, 2), LORA, ["frozen", "ours", "peft"], 2)
+    assert len(steps) == 2 and not without
     for step in steps:
         assert set(step) == {"frozen", "ours", "peft"}
         assert all(set(taken) == PARTS and taken["seconds"] > 0 for taken in step.values())
@@ -66,15 +67,53 @@ def test_contenders_take_turns_on_one_set_of_weights(build):
     assert all(torch.equal(value, before[name]) for name, value in unet.state_dict().items())
 
 
-def test_a_contender_that_computes_something_else_is_refused(unet, monkeypatch):
-    monkeypatch.setattr(
-        contenders, "share_weights", lambda unet: tiny_unet().requires_grad_(False) if turns.pop() else unet
-    )
-    turns = [True, False]
+def test_a_contender_that_computes_something_else_is_out_of_the_race(unet, monkeypatch):
+    others = [tiny_unet().requires_grad_(False), unet]  # ours is built on the first, popped last
     with torch.no_grad():
         next(p for n, p in unet.named_parameters() if n == "conv_out.weight").mul_(3)
-    with pytest.raises(RuntimeError, match="do not compute the same"):
-        contenders.race(unet, batch_for(unet), LORA, ["frozen", "ours"], 1)
+    monkeypatch.setattr(contenders, "share_weights", lambda unet: others.pop())
+    steps, without = contenders.race(unet, batch_for(unet), LORA, ["frozen", "ours"], 1)
+    assert set(steps[0]) == {"frozen"} and "it does not compute the same: a first loss of" in without["ours"]
+
+
+def cannot_compile(*_, **__):
+    raise torch._dynamo.exc.TorchDynamoException("no C compiler\nwas found")
+
+
+def out_of_memory(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_failing_contender_costs_itself_alone(unet, monkeypatch):
+    import torch._dynamo
+
+    right = contenders.build_frozen(unet, batch_for(unet), LORA)()["loss"]
+
+    def in_the_third_step(unet, batch, lora):
+        turns = iter([{"loss": right}, {"loss": right}])
+        return lambda: next(turns, None) or out_of_memory()
+
+    monkeypatch.setattr(torch, "compile", lambda forward, backend: cannot_compile)
+    for name, failing in (("no memory", out_of_memory), ("later", in_the_third_step)):
+        monkeypatch.setitem(contenders.CONTENDERS, name, contenders.Contender(failing))
+    monkeypatch.setitem(sys.modules, "peft", None)  # not installed
+    names = ["no memory", "compiled", "frozen", "later", "peft", "ours"]
+    steps, without = contenders.race(unet, batch_for(unet), LORA, names, 2)
+    assert [set(step) for step in steps] == [{"frozen", "later", "ours"}, {"frozen", "ours"}]
+    assert without.pop("compiled").endswith("so the run goes on without it: no C compiler was found")
+    assert without.pop("peft").startswith("import of peft halted")
+    assert set(without) == {"no memory", "later"}
+    assert set(without.values()) == {"it does not fit into the memory of this device"}
+    with pytest.raises(RuntimeError, match="All contenders failed"):
+        contenders.race(unet, batch_for(unet), LORA, ["no memory", "compiled"], 1)
+
+
+def test_preparing_a_twin_leaves_the_shared_weights_alone(unet):
+    before = copy.deepcopy(unet.state_dict())
+    memory = MemoryConfig(checkpointing="full", channels_last="on", offload_weights="all", offload_activations="off")
+    twin = contenders.prepare(contenders.share_weights(unet), memory, "float8", torch.bfloat16, CPU)
+    contenders.build_frozen(twin, contenders.build_batch(twin, 64, 1, CPU, torch.bfloat16), LORA)()
+    assert all(torch.equal(value, before[name]) for name, value in unet.state_dict().items())
 
 
 def test_the_second_unet_holds_the_very_same_tensors(unet):
@@ -175,7 +214,7 @@ def measured(ours=2.2, case=cases.CASES["sd15-cpu"]):
     machine = {"device": "CPU", "cpu": "a CPU", "cores": 2, "threads": 2, "simd": "AVX2", "load": 0}
     stock = {"seconds": [11.0, 11.0], "loaded": 4000, "peak": 16000, "compute_dtype": ["float32"]}
     return {
-        "case": run.asdict(case),
+        "case": asdict(case),
         "described": {
             "title": "a base",
             "machine": machine | {"torch": "2", "python": "3"},
@@ -223,53 +262,138 @@ def test_a_block_of_the_page_is_replaced_and_the_rest_stays(tmp_path):
     )
 
 
-def test_a_case_is_described_from_the_header_of_its_base(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+def test_a_case_is_described_from_the_header_of_its_base():
     told = worker.measure({"what": "describe", "case": "tiny-1-dry"})
-    assert told["layers"] == 84 and told["missing"] == ["peft"] and told["flops"] > 1e8
+    assert told["layers"] == 84 and told["case"]["resolution"] == 64 and told["flops"] > 1e8
+
+
+def here(measure):
+    """Measure parts in this process."""
+
+    class Here:
+        def __init__(self, part):
+            pass
+
+        def measure(self, part, seconds):
+            return measure(part)
+
+        def end(self):
+            pass
+
+    return Here
 
 
 def test_the_gpu_suite_runs_dry_and_is_not_measured_twice(tmp_path, monkeypatch):
     monkeypatch.delenv("COMFYUI_PATH", raising=False)
     # bitsandbytes compiles its 4-bit kernel for each shape on the CPU
     curve = [setting for setting in cases.CURVE if setting.weights != "nf4"]
-    monkeypatch.setattr(run, "CURVE", curve)
+    monkeypatch.setattr(parts, "CURVE", curve)
     path = tmp_path / "gpu.json"
-    first = results.Results(path, results.measure_here, "dry", resume=True)
-    run.measure_gpu(cases.GPU_DRY, 1, first)
-    assert not first.failed
-    text = gpu_report.render(first.data)
-    for title in ("frozen pass", "**LoRA Atelier** |", "**LoRA Atelier**, compiled |", "diffusers + peft"):
+    order = []
+    monkeypatch.setitem(contenders.CONTENDERS, "peft", contenders.Contender(out_of_memory))
+
+    def measure(part):
+        order.append((part["what"], part.get("case")))
+        return worker.measure(part)
+
+    first = results.Results(path, here(measure), "dry", resume=True)
+    first.measure(parts.gpu_parts(cases.GPU_DRY, 1, first), together=True, seconds=9 * 60)
+    assert not first.failed and not first.waiting()
+    tiny, toy = "tiny-1-dry", "toy-sdxl-2-dry"
+    once = list(dict.fromkeys(order))
+    assert once[:3] == [("device", None), ("describe", tiny), ("describe", toy)]
+    assert once[3:7] == [("race", tiny), ("race", toy), ("alone", tiny), ("estimate", tiny)]
+    text = gpu_report.render(first.data, parts.suite(first.data))
+    for title in ("frozen pass", "**LoRA Atelier** |", "**LoRA Atelier**, compiled |"):
         assert text.count(f"\n| {title}") == (1 if "compiled" in title else 2)
+    assert "| diffusers + peft" not in text
+    assert text.count("\npeft was left out: it does not fit into the memory of this device.") == 2
     assert "TrainLoraNode was left out: COMFYUI_PATH names no ComfyUI folder." in text
     assert all(f"\n| {setting.name} |" in text for setting in curve)
-    assert set(first.data["suite"]) == {"device", "tiny-1-dry", "tiny-1-dry-curve", "toy-sdxl-2-dry"}
+    assert text.count("| not measured |") == 4  # of the full-size cases; the estimate was held against toys
+    again = results.Results(path, here(cannot_compile), "dry", resume=True)
+    again.measure(parts.gpu_parts(cases.GPU_DRY, 1, again), together=True)
+    assert gpu_report.render(again.data, parts.suite(again.data)) == text
 
-    def refuse(part):
-        raise AssertionError(f"measured again: {part}")
 
-    again = results.Results(path, refuse, "dry", resume=True)
-    run.measure_gpu(cases.GPU_DRY, 1, again)
-    assert gpu_report.render(again.data) == text
+def test_the_goals_come_first_and_models_are_loaded_few_times(tmp_path):
+    kept = results.Results(tmp_path / "r.json", here(None), "c", resume=False)
+    plan = parts.gpu_parts(cases.GPU, 1, kept)
+    assert len({results.key(part) for part in plan}) == len(plan)
+    shared = [cases.company(part) for part in plan]
+    starts = [one for before, one in zip([None, *shared], shared, strict=False) if one != before]
+    wanted = [
+        "counted",
+        "race sdxl-1024-4-gpu",
+        "race sdxl-1024-1-gpu",
+        "alone sd15-512-1-gpu",
+        "alone sdxl-1024-1-gpu",
+    ]
+    assert [" ".join(start).strip() for start in starts[:6]] == [*wanted, "counted"] and len(starts) <= 15
+    assert max(map(cases.limit, plan)) < 9 * 60  # every part fits into a call
 
 
 def test_results_of_other_sources_are_not_kept(tmp_path, monkeypatch):
-    path, part = tmp_path / "r.json", {"what": "x"}
-    assert results.Results(path, lambda part: {"n": 1}, "c", resume=True).get(part) == {"n": 1}
-    assert results.Results(path, lambda part: {"n": 2}, "c", resume=True).get(part) == {"n": 1}
-    assert results.Results(path, lambda part: {"n": 3}, "c", resume=False).get(part) == {"n": 3}
+    path, part = tmp_path / "r.json", {"what": "device", "device": "cpu"}
+
+    def measured(number, resume=True):
+        kept = results.Results(path, here(lambda part: {"n": number}), "c", resume=resume)
+        kept.measure([part])
+        return results.found(json.loads(path.read_text()), part)
+
+    assert [measured(1), measured(2), measured(3, resume=False)] == [{"n": 1}, {"n": 1}, {"n": 3}]
     monkeypatch.setattr(results, "sources_digest", lambda: "other")
-    assert results.Results(path, lambda part: {"n": 4}, "c", resume=True).get(part) == {"n": 4}
+    assert measured(4) == {"n": 4}
 
 
-def test_a_part_that_fails_is_told_and_tried_again(tmp_path):
-    def fail(part):
-        return results.child("worker.py", "--part", json.dumps({"what": "race", "case": "no such case"}))
+def test_what_does_not_fit_into_the_time_waits_for_the_next_call(tmp_path):
+    path, plan = tmp_path / "r.json", [parts.alone(cases.GPU[0], name) for name in ("compiled", "ours")]
+    seconds = [cases.limit(part) for part in plan]
+    assert seconds[0] > seconds[1]
+    kept = results.Results(path, here(lambda part: {"n": 1}), "c", resume=True)
+    kept.measure(plan, seconds=sum(seconds) / 2)
+    assert results.found(kept.data, plan[0]) == {"left_out": results.WAITS} and kept.waiting() == 1
+    again = results.Results(path, here(lambda part: {"n": 2}), "c", resume=True)
+    again.measure(plan)
+    assert [results.found(again.data, part)["n"] for part in plan] == [2, 1] and not again.waiting()
 
-    path, part = tmp_path / "r.json", {"what": "race"}
-    kept = results.Results(path, fail, "c", resume=True)
-    assert kept.get(part) == {"left_out": "it failed (KeyError: 'no such case')"} and kept.failed
-    assert results.Results(path, lambda part: {"steps": []}, "c", resume=True).get(part) == {"steps": []}
+
+def test_a_part_that_fails_costs_itself_alone_and_is_tried_again_last(tmp_path, monkeypatch):
+    lines = ["import os, sys", "for n, line in enumerate(sys.stdin):", "    assert 'peft' not in line, 'no peft'"]
+    lines += ["    out = f'{sys.argv[2]}/{n}.json'", "    open(out + '.tmp', 'w').write(f'[{os.getpid()}, {n}]')"]
+    (tmp_path / "worker.py").write_text("\n".join([*lines, "    os.replace(out + '.tmp', out)"]))
+    monkeypatch.setattr(results, "WORKERS", tmp_path)
+    path, names = tmp_path / "r.json", ["frozen", "ours", "peft", "compiled"]
+    plan = [parts.alone(cases.GPU[0], name) for name in names]
+    kept = results.Results(path, results.Child, "c", resume=True)
+    kept.measure(plan, together=True)
+    (one, first), (same, second), failed, (other, third) = (results.found(kept.data, part) for part in plan)
+    assert one == same != other and (first, second, third) == (0, 1, 0)
+    assert failed == {"left_out": "it failed (AssertionError: no peft)"} and kept.failed == [results.key(plan[2])]
+    order = []
+    again = results.Results(path, here(lambda part: order.append(part) or {"n": 1}), "c", resume=True)
+    again.measure([plan[2], parts.describe(cases.GPU[0])])
+    assert order == [parts.describe(cases.GPU[0]), plan[2]] and not again.failed
+
+
+def test_a_part_that_takes_too_long_ends_with_all_it_has_started(tmp_path, monkeypatch):
+    script, told = tmp_path / "worker.py", tmp_path / "pid"
+    start = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    lines = ["import subprocess, sys, time", f"open({str(told)!r}, 'w').write(str({start}.pid))", "time.sleep(600)"]
+    script.write_text("\n".join(lines))
+    monkeypatch.setattr(results, "WORKERS", tmp_path)
+    process = results.Child({"what": "race"})
+    with pytest.raises(results.PartFailed, match="longer than its limit of 3 s"):
+        process.measure({"what": "race"}, 3)
+    process.end()
+    assert told.read_text() and not alive(int(told.read_text())) and not alive(process._process.pid)
+
+
+def alive(pid):
+    try:
+        return "\nState:\tZ" not in open(f"/proc/{pid}/status").read()
+    except FileNotFoundError:
+        return False
 
 
 def test_a_contender_whose_memory_could_not_be_measured_keeps_its_seconds():
@@ -284,54 +408,77 @@ def test_a_contender_whose_memory_could_not_be_measured_keeps_its_seconds():
 def test_a_case_without_race_memory_or_node_is_still_reported(tmp_path, monkeypatch, comfyui):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     case = cases.CASES["sdxl-1024-1-gpu"]
-    described = measured()["described"] | {"missing": ["peft"]}
+    described = measured(case=case)["described"] | {"case": asdict(case)}
 
     def measure(part):
         if part["what"] == "describe":
             return described
         if part["what"] == "alone" and part["contender"] == "ours":
-            return {"seconds": [0.5, 0.5], "loaded": 1, "peak": 9, "reserved": 10}
+            return {"seconds": [0.5, 0.5], "loaded": 1, "peak": 9, "reserved": 10, "overhead": 2}
         return {"left_out": f"no {part['what']} here"}
 
-    result = run.measure_case(case, 1, results.Results(tmp_path / "r.json", measure, "c", resume=False))
+    kept = results.Results(tmp_path / "r.json", here(measure), "c", resume=False)
+    kept.measure(parts.case_parts(case, 1, kept))
+    result = parts.case_result(case, kept.data)
     assert result["left_out"] == [
-        "peft was left out: it is not installed.",
-        "The race was left out: no race here.",
+        "The race, first round, was left out: no race here.",
         "TrainLoraNode was left out: no stock here.",
+        "The race was left out: no race here.",
         "frozen alone was left out: no alone here.",
         "compiled alone was left out: no alone here.",
+        "peft alone was left out: no alone here.",
     ]
     device = {"machine": described["machine"], "measured": 1e14, "megabytes": 1}
-    data = {"suite": {"device": device, case.name: result}, "date": "d", "commit": "c", "command": "x"}
-    assert "| **LoRA Atelier** | 2 | 0.5000 – 0.5000 |  | 16.0% | 9 MB | 10 MB |" in gpu_report.render(data)
+    text = gpu_report.render(TOLD, {"device": device, case.name: result})
+    assert "| **LoRA Atelier** | 2 | 0.5000 – 0.5000 |  | 16.0% | 9 MB | 10 MB | 12 MB |" in text
 
 
-def suite(compiled=1.8, peak=5000, estimated=5200):
+TOLD = {"date": "2026-01-01", "commit": "abc", "command": "python3 dev.py bench --gpu"}
+
+
+def suite(compiled=1.8, held=5700, estimated=5200):
     result = measured(case=cases.CASES["sdxl-1024-4-gpu"])
     for step in result["rounds"][0]["race"]:
         step["compiled"] = {"seconds": compiled, "forward": 1, "backward": 1, "update": 0}
     device = result["described"]["machine"] | {"device": "NVIDIA H200"}
     curve = {
-        "checkpointing 0": {"seconds": [1.0], "peak": 9000, "estimated": 9000},
-        "checkpointing full": {"seconds": [1.5], "peak": peak, "estimated": estimated},
-        "full, weights in nf4": {"left_out": "bitsandbytes is not there"},
+        "checkpointing 0": {"seconds": [1.0], "peak": 9000, "reserved": 9500, "overhead": 500, "estimated": 9000},
+        "checkpointing full": {
+            "seconds": [1.5],
+            "peak": 5000,
+            "reserved": held - 500,
+            "overhead": 500,
+            "estimated": estimated,
+        },
+        "full, weights in nf4": {"left_out": "bitsandbytes is not there", "estimated": 2000},
     }
-    told = {"date": "2026-01-01", "commit": "abc", "command": "python3 dev.py bench --gpu"}
     parts = {"sdxl-1024-4-gpu": result, "sdxl-1024-1-gpu-curve": curve}
-    return {"suite": {"device": {"machine": device, "measured": 8e14, "megabytes": 150_000}, **parts}, **told}
+    return {"device": {"machine": device, "measured": 8e14, "megabytes": 150_000}, **parts}
 
 
 def test_goals_of_the_gpu_suite_are_judged():
-    text = gpu_report.render(suite())
+    text = gpu_report.render(TOLD, suite())
     assert "989 TFLOP/s by the maker's data sheet, 800 TFLOP/s measured" in text
     assert "0.4% of the peak, 111.1% of the frozen pass | met |" in text
-    assert "1.39x at the least (sdxl-1024-4-gpu) | met |" in text
-    assert "5,000 MB, checkpointing full | met |" in text and "4.0% off" in text
-    assert "| full, weights in nf4 | | | | | bitsandbytes is not there |" in text
-    text = gpu_report.render(suite(compiled=2.4, peak=7000))
+    assert "1.39x at the least (sdxl-1024-4-gpu; cases measured: 1) | met |" in text
+    assert "5,700 MB on the card (5,000 MB of tensors), checkpointing full | met |" in text and "4.0% off" in text
+    assert "| full, weights in nf4 | | | | | | bitsandbytes is not there |" in text
+    assert re.search(r"\| sd15-512-1-gpu: < 2,800 MB .*\| not measured \| its turn has not come \|", text)
+    text = gpu_report.render(TOLD, suite(compiled=2.4, held=6000, estimated=6000))
     assert "0.4% of the peak, 90.9% of the frozen pass | **missed** |" in text
-    assert "1.04x at the least (sdxl-1024-4-gpu) | **missed** |" in text
-    assert "7,000 MB, checkpointing full | **missed** |" in text and "25.7% off" in text
+    assert "1.04x at the least (sdxl-1024-4-gpu; cases measured: 1) | **missed** |" in text
+    assert "6,000 MB on the card (5,000 MB of tensors), checkpointing full | **missed** |" in text
+    assert "20.0% off at the most (sdxl-1024-1-gpu-curve checkpointing full; 2 of 3 settings) | **missed** |" in text
+
+
+def test_a_goal_without_a_figure_says_why():
+    without = suite()
+    for step in without["sdxl-1024-4-gpu"]["rounds"][0]["race"]:
+        step.pop("compiled", None)  # all steps are one and the same
+    without["sdxl-1024-4-gpu"]["left_out"] = ["compiled was left out: no C compiler was found."]
+    text = gpu_report.render(TOLD, without)
+    assert "diffusers + peft | not measured | compiled was left out: no C compiler was found. |" in text
+    assert "Nothing has been measured yet" in gpu_report.render(TOLD, {})
 
 
 @pytest.mark.parametrize(

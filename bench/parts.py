@@ -1,0 +1,145 @@
+"""The parts that the benchmarks consist of, in the order in which they are measured, and what they come to together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lora_atelier.bench.cases import CURVE, GPU, GPU_DRY, Case, Part
+from lora_atelier.bench.results import Results, found
+
+
+def gpu_parts(group: Sequence[Case], rounds: int, results: Results) -> list[Part]:
+    """Return all parts of the GPU suite: first what the goals need, the races of the largest model before all."""
+    parts = [part for case in group for part in case_parts(case, rounds, results)]
+    curves = [case for case in reversed(group) if case.curve]
+    races = [part for case in group[:2] for part in races_of(case, rounds)]
+    memory = [alone(case, "ours", setting.name) for case in curves for setting in CURVE]
+    estimates = [estimate(case, setting.name) for case in curves for setting in CURVE]
+    first = [device(group), *map(describe, group), *races, *memory, *estimates]
+    rest = [part for what in ("race", "alone", "loop", "stock") for part in parts if part["what"] == what]
+    return first + [part for part in rest if part not in first]
+
+
+def case_parts(case: Case, rounds: int, results: Results) -> list[Part]:
+    """Return the parts of a case, and say why others are left out."""
+    parts, why = [describe(case)], stock_left_out(case)
+    results.data["rounds"] = rounds
+    for i, race in enumerate(races_of(case, rounds)):
+        parts.append(race)
+        if why:
+            results.leave_out(stock(case, i), why)
+        elif i < rounds:
+            parts.append(stock(case, i))
+    parts += [alone(case, name) for name in sorted(case.contenders, key="compiled".__eq__)]
+    if case.loop_steps and has_comfyui():
+        parts.append(loop(case))
+    elif case.loop_steps:
+        results.leave_out(loop(case), "COMFYUI_PATH names no ComfyUI folder with a tokenizer")
+    return parts
+
+
+def case_result(case: Case, data: dict[str, Any]) -> dict[str, Any]:
+    """Return all that was measured of a case, with a sentence for what was left out; nothing of one not described."""
+    described = found(data, describe(case))
+    if "left_out" in described:
+        return {}
+    left_out: list[str] = []
+
+    def get(title: str, part: Part) -> dict[str, Any]:
+        result = found(data, part)
+        told = {title: result["left_out"]} if "left_out" in result else result.get("without", {})
+        left_out.extend(f"{name} was left out: {why.rstrip('.')}." for name, why in told.items())
+        return {} if "left_out" in result else result
+
+    rounds = []
+    for i, race in enumerate(races_of(case, data["rounds"])):
+        rounds.append({"race": get("The race" + ("" if i else ", first round,"), race).get("steps", [])})
+        if i < data["rounds"] and (taken := get("TrainLoraNode", stock(case, i))):
+            rounds[-1]["stock"] = taken
+    memory = {name: get(f"{name} alone", alone(case, name)) for name in case.contenders}
+    return {
+        "case": described["case"],
+        "described": described,
+        "rounds": rounds,
+        "memory": {name: taken for name, taken in memory.items() if taken},
+        "loop": get("The training loop", loop(case)).get("steps", []) if case.loop_steps else [],
+        "left_out": list(dict.fromkeys(left_out)),
+    }
+
+
+def suite(data: dict[str, Any]) -> dict[str, Any]:
+    """Put together what the parts of the GPU suite have measured, as far as they have."""
+    together: dict[str, Any] = {}
+    for group in (GPU, GPU_DRY):
+        measured = found(data, device(group))
+        if "left_out" not in measured:
+            together["device"] = measured
+        together |= {case.name: result for case in group if (result := case_result(case, data))}
+        for case in (case for case in group if case.curve and case.name in together):
+            together[f"{case.name}-curve"] = {
+                setting.name: found(data, alone(case, "ours", setting.name))
+                | {"estimated": found(data, estimate(case, setting.name)).get("megabytes")}
+                for setting in CURVE
+            }
+    return together
+
+
+def device(group: Sequence[Case]) -> Part:
+    """Return the part that measures the device of a group of cases."""
+    return {"what": "device", "device": group[0].device, "side": 256 if group[0].device == "cpu" else 8192}
+
+
+def describe(case: Case) -> Part:
+    """Return the part that says what a case is."""
+    return {"what": "describe", "case": case.name}
+
+
+def races_of(case: Case, rounds: int) -> list[Part]:
+    """Return the races of a case: before those with a compiler, which may be slow or fail, one without."""
+    quick = [name for name in case.contenders if name != "compiled"]
+    fields = [quick] * (len(quick) < len(case.contenders)) + [list(case.contenders)] * rounds
+    return [{"what": "race", "case": case.name, "contenders": field, "round": i} for i, field in enumerate(fields)]
+
+
+def alone(case: Case, contender: str, setting: str = CURVE[0].name) -> Part:
+    """Return the part that measures a contender alone."""
+    return {"what": "alone", "case": case.name, "contender": contender, "setting": setting}
+
+
+def estimate(case: Case, setting: str) -> Part:
+    """Return the part that foretells the memory of ours."""
+    return {"what": "estimate", "case": case.name, "setting": setting}
+
+
+def loop(case: Case) -> Part:
+    """Return the part that times the training loop."""
+    return {"what": "loop", "case": case.name}
+
+
+def stock(case: Case, number: int) -> Part:
+    """Return the part that times ComfyUI's node."""
+    return {"what": "stock", "case": case.name, "round": number}
+
+
+def stock_left_out(case: Case) -> str:
+    """Say why ComfyUI's node is left out of a case, or return ""."""
+    if not case.stock_steps:
+        return "it is not measured in this case."
+    if not has_comfyui():
+        return "COMFYUI_PATH names no ComfyUI folder."
+    meminfo = Path("/proc/meminfo")
+    if case.device != "cpu" or not meminfo.exists():
+        return ""
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024 / 1e6
+    if free >= case.stock_needs:
+        return ""
+    return f"it needs about {case.stock_needs:,} MB and {free:,.0f} MB were free."
+
+
+def has_comfyui() -> bool:
+    """Tell whether COMFYUI_PATH names a ComfyUI folder."""
+    return (Path(os.environ.get("COMFYUI_PATH", "")) / "main.py").is_file() and bool(os.environ.get("COMFYUI_PATH"))
