@@ -137,15 +137,34 @@ def our_conditions(base, prompt, size=None):
     return Conditions(context=context[None], pooled=None if pooled is None else pooled[None], sizes=sizes)
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_conditioning_is_comfyuis(base, theirs, family, prompt):
-    _, models, comfy = theirs
-    context, pooled = comfy_text(models, comfy, prompt)
-    mine = our_conditions(base, prompt)
-    assert mine.context.shape == context.shape and close(mine.context, context)
-    assert (mine.pooled is None) == (family == "sd2")
-    if family == "sdxl":
-        assert close(mine.pooled, pooled)
+EDGES = [" ".join(["cat"] * count) for count in (75, 76, 150, 151)]  # the last token of a chunk, the first of the next
+ODD = ["naïve café 日本語 😀", "two   spaces\nand a line", "1girl, tag_b,MASTERPIECE!!!"]
+
+
+@pytest.mark.parametrize("clip_skip", [1, 2, 3])
+def test_conditioning_is_comfyuis(path, comfyui, theirs, family, clip_skip):
+    config = BaseModelConfig(path=str(path), tokenizer=str(comfyui / "comfy" / "sd1_tokenizer"), clip_skip=clip_skip)
+    base, (_, models, comfy) = load_base_model(config), theirs
+    if clip_skip > 1:  # what the node CLIP Set Last Layer does
+        for model in models.values():
+            model.set_clip_options({"layer": -clip_skip})
+    try:
+        for prompt in (
+            *PROMPTS,
+            *EDGES,
+            "naïve café 日本語 😀",
+            "two   spaces\nand a line",
+            "1girl, tag_b,MASTERPIECE!!!",
+        ):
+            context, pooled = comfy_text(models, comfy, prompt)
+            mine = our_conditions(base, prompt)
+            assert mine.context.shape == context.shape and close(mine.context, context), prompt
+            assert (mine.pooled is None) == (family == "sd2")
+            if family == "sdxl":
+                assert close(mine.pooled, pooled), prompt
+    finally:
+        for model in models.values():
+            model.reset_clip_options()
 
 
 def test_a_word_that_is_learned_is_comfyuis_embedding(base, theirs, family, tmp_path):
