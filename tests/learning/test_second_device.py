@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faults
 import pytest
 import torch
 from durable import Cut, change, cut_at, run
@@ -11,46 +12,21 @@ from tiny_models import family_tensors
 
 from lora_atelier.trainer_core.config import (
     AugmentConfig,
-    BaseModelConfig,
-    CaptionConfig,
-    ConceptConfig,
     DatasetConfig,
     EmbeddingConfig,
-    LoraConfig,
     MaskConfig,
     MemoryConfig,
-    OptimizerConfig,
-    RunConfig,
-    SampleConfig,
-    SavesConfig,
-    TrainConfig,
 )
 
 
-@pytest.fixture
-def config(checkpoint, pictures, comfyui):
-    varied = ConceptConfig(
-        folder=str(pictures),
-        flip=True,
-        captions=CaptionConfig(dropout=0.2, shuffle=True),
-        masks=MaskConfig(missing="ones", unmasked_probability=0.2, prior_weight=0.5),
-        augment=AugmentConfig(variants=2, crop_jitter=0.5),
-    )
-    concepts = (
-        varied,
-        *(ConceptConfig(folder=str(pictures), role=role) for role in ("prior_prediction", "validation")),
-    )
-    return RunConfig(
-        base_model=BaseModelConfig(path=str(checkpoint)),
-        dataset=DatasetConfig(concepts=concepts),
-        lora=LoraConfig(rank=2, alpha=2, preset="attn-only"),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
-        train=TrainConfig(
-            steps=3, batch_size=2, accumulate=2, resolution=64, bucket_step=32, seed=5, validate_every=2, keep_best=True
-        ),
-        sample=SampleConfig(prompts=("a thing",), steps=1, width=32, height=32),
-        saves=SavesConfig(save_every=1, save_unit="steps", sample_every=2),
-    )
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, comfyui):
+    config = faults.make_scene(tmp_path_factory.mktemp("scenes") / "scene", comfyui / "comfy" / "sd1_tokenizer")
+    things, held = config.dataset.concepts
+    masks, augment = MaskConfig(missing="ones", prior_weight=0.5), AugmentConfig(variants=2, crop_jitter=0.5)
+    concepts = (things.replace(masks=masks, augment=augment), things.replace(role="prior_prediction"), held)
+    config = change(config, train={"steps": 3, "batch_size": 2}, optimizer={"ema_decay": 0.0, "learning_rate": 1e-3})
+    return config.replace(dataset=DatasetConfig(concepts=concepts))
 
 
 WORD = EmbeddingConfig(token="thing", vectors=2, learning_rate=1e-2, stop=1, keep_norm=True)
@@ -60,14 +36,13 @@ CASES = {
         "optimizer": {"text_encoder_learning_rate": 1e-3, "text_encoder_stop": 2, "ema_decay": 0.5},
     },
     "bfloat16 rounded at random": {
-        "lora": {"algorithm": "glora", "dtype": "bfloat16"},
+        "lora": {"algorithm": "glora", "dtype": "bfloat16", "dropout": 0.0},
         "optimizer": {"name": "prodigy_plus_schedule_free", "learning_rate": 1.0, "options": {"d0": 1e-4}},
-        "scheduler": {"name": "constant"},
     },
     "all in RAM, in 8 bits": {
         "base_model": {"unet_weights": "float8", "text_weights": "float8"},
         "memory": MemoryConfig(checkpointing="full", offload_weights="all", offload_activations="on").to_dict(),
-        "lora": {"algorithm": "lokr", "preset": "full"},
+        "lora": {"algorithm": "lokr", "preset": "attn-mlp", "dropout": 0.0, "exclude": ()},
         "objective": {"input_perturbation": 0.1, "loss": "huber"},
     },
 }
