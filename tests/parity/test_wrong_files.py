@@ -485,7 +485,7 @@ BROKEN_FOLDERS = {
         lambda f: (
             (f / "unet").rename(f / "transformer") and (f / "model_index.json").write_text('{"_class_name": "X"}')
         ),
-        "folder is a model for diffusers' X; choose one of Stable Diffusion 1, 2 and XL",
+        "folder is a model for diffusers' X; choose one of Stable Diffusion 1, 2 or XL",
         refusal,
     ),
     "weights of another width": (

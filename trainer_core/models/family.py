@@ -122,7 +122,7 @@ FAMILIES = {
 
 LATENT_CHANNELS = 4  # of all families here
 INPAINTING_CHANNELS = 9  # noised latents, mask, latents of the picture without what the mask covers
-TRAINED = "Stable Diffusion 1, 2 and XL"
+TRAINED = "Stable Diffusion 1, 2 or XL"
 VAE_FILE, TEXT_FILES = "vae", ("text_encoder", "text_encoder_2")  # parts that files of their own can give
 OTHER_CHANNELS = {  # what UNets of other input channels are
     5: "a depth model",
