@@ -25,6 +25,7 @@ from .networks.files import FileLayer, fits, group_tensors, layer_kind, made_for
 UNET_PREFIXES = ("lora_unet_", "unet_", "diffusion_model_", "model_diffusion_model_", "lycoris_", "lycoris_unet_", "")
 ENDINGS = {"down": "lora_down.weight", "up": "lora_up.weight", "mid": "lora_mid.weight"}  # others end as they are named
 ENDINGS |= {part: f"{part}.weight" for part in ("a1", "a2", "b1", "b2")}
+BUNDLED = "bundle_emb."  # how OneTrainer names embeddings in LoRA files: bundle_emb.<word>.<text encoder>
 FEW = 3  # names in a sentence
 
 
@@ -37,6 +38,7 @@ class LoraFile:
     metadata: dict[str, str]
     digest: str = ""  # sha256 of all that decides what it does
     model_hash: str = ""  # sha256 of the tensors, as kohya's sshs_model_hash
+    words: tuple[str, ...] = ()  # whose embeddings lie in the file besides, and are not read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +91,8 @@ def load_lora(path: Path) -> LoraFile:
 
 def _lora_file(header: FileHeader, tensors: Mapping[str, Tensor], **more: str) -> LoraFile:
     name = header.path.name
-    grouped, unknown = group_tensors(tensors)
+    words = tuple(sorted({key.removeprefix(BUNDLED).split(".")[0] for key in tensors if key.startswith(BUNDLED)}))
+    grouped, unknown = group_tensors(key for key in tensors if not key.startswith(BUNDLED))
     if not grouped:
         raise ValueError(f"{name} is no LoRA (first tensor: {next(iter(tensors))}); choose a LoRA file.")
     if unknown:
@@ -109,7 +112,7 @@ def _lora_file(header: FileHeader, tensors: Mapping[str, Tensor], **more: str) -
         else:
             alpha = 0.0 if stored.is_meta else float(stored)
         layers[layer] = FileLayer(source=layer, kind=kind, tensors=found, alpha=alpha)
-    return LoraFile(name=name, layers=layers, metadata=header.metadata, **more)
+    return LoraFile(name=name, layers=layers, metadata=header.metadata, words=words, **more)
 
 
 def _adapter(header: FileHeader) -> dict[str, Any]:
@@ -182,8 +185,10 @@ def fit(lora: LoraFile, base: BaseModel, places: Mapping[str, Place]) -> dict[st
             raise ValueError(f"{lora.name} has the layer {place} twice, as {found[place].source} and as {name}.")
         else:
             found[place] = layer
-    guess = made_for(lora.layers, lora.metadata)
-    remedy = (f"the file seems to be for {guess}; " if guess else "") + f"choose one for {base.family.title}."
+    guess, title = made_for(lora.layers, lora.metadata), base.family.title
+    remedy = f"choose one for {title}."
+    if guess not in ("", title):
+        remedy = f"it is a LoRA for {guess}, the base model is {title}; {remedy}"
     if homeless:
         raise ValueError(
             f"{len(homeless)} of {len(lora.layers)} layers of {lora.name} have no place in {base.name} "
@@ -226,6 +231,16 @@ def start_layers(lora: LoraFile, base: BaseModel, places: Mapping[str, Place]) -
             start = start._replace(alpha=float(start.rank))
         starts[name] = start
     return starts
+
+
+def file_remarks(config: RunConfig) -> list[str]:
+    """Return sentences about what of the files that are continued or merged is left out."""
+    paths = [path for path in (config.lora.start, *(beneath.path for beneath in config.lora.beneath)) if path]
+    return [
+        f"{lora.name} holds embeddings besides its layers ({_some(list(lora.words))}); they are left out."
+        for lora in map(outline_lora, map(Path, paths))
+        if lora.words
+    ]
 
 
 def check_lora_files(config: RunConfig) -> None:

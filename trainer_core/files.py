@@ -116,6 +116,13 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def short_hash(path: Path) -> str:
+    """Return by what web UIs used to call a model file: 8 hex digits, of 64 KB that begin at 1 MB."""
+    with path.open("rb") as file:
+        file.seek(0x100000)
+        return hashlib.sha256(file.read(0x10000)).hexdigest()[:8]
+
+
 def folder_size(folder: Path) -> int:
     """Return how many bytes the files below a folder hold; links are not followed, and what vanishes is left out."""
     total = 0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from .config import UNET_ONLY, WITHOUT_RANK, BaseModelConfig, LoraConfig, RunConfig
-from .existing import outline_network
+from .existing import file_remarks, outline_network
 from .models import BaseModel, outline_base_model, unet_layer_names
 from .networks import Network, block_names, remarks_on_blocks
 from .networks.choose import Target
@@ -41,7 +41,8 @@ class NetworkSize:
 
 def measure_run(config: RunConfig) -> NetworkSize:
     """Count what a run trains before anything is loaded; ValueError as for `outline_network`."""
-    return measure_network(*outline_network(config), config.lora)
+    size = measure_network(*outline_network(config), config.lora)
+    return replace(size, remarks=[*size.remarks, *file_remarks(config)])
 
 
 def outline_size(base_model: BaseModelConfig, config: LoraConfig) -> NetworkSize:

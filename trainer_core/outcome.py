@@ -17,10 +17,11 @@ from torch import Tensor
 from .callbacks import Callbacks
 from .config import MemoryConfig, RunConfig, SavesConfig, fill_name, plain_name
 from .encode import Encoded
-from .export import build_metadata, copy_lora, is_copy, is_ours, save_embeddings, save_lora, word_path
+from .export import copy_lora, is_copy, is_ours, save_embeddings, save_lora, word_path
 from .files import check_writable, file_digest, write_json
 from .gradient_noise import NoiseScale
 from .memory import Stream
+from .metadata import build_metadata
 from .models import BaseModel
 from .networks import Network
 from .networks.bake import bake_network
@@ -158,6 +159,7 @@ def _write(run: Run, version: Version, folder: Path, *, at_end: bool) -> dict[st
     loss = dict(run.validation).get(version.steps) if version.measured else None
     about = {"steps": version.steps, "validation_loss": loss, "start": run.continued}
     about |= {"started": run.folder.about["created"], "run_key": run.folder.keys.run}
+    about |= {"models": run.folder.about["models"]}
     metadata = build_metadata(run.config, run.plan, run.base, name=run.folder.about["name"], **about)
     if version.ending == "-ema":
         metadata["atelier.average"] = "ema"

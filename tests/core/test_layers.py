@@ -20,7 +20,7 @@ ROWS = [
         *("plan", "store", "models", "noise", "timesteps", "weighting", "loss", "networks", "optim", "schedule"),
         *("memory", "gradient_noise", "log"),
     },
-    {"encode", "estimate", "report", "export", "sample", "resize", "preview", "existing", "objective"},
+    {"encode", "estimate", "report", "export", "metadata", "sample", "resize", "preview", "existing", "objective"},
     {"batch", "texts", "preflight", "network_report", "run"},
     {"validate"},
     {"outcome"},

@@ -88,7 +88,10 @@ def test_what_cannot_be_built_on_is_refused(comfy: ComfyClient, server: ComfySer
     for inputs, sentence in (
         ({}, "Existing LoRA has no LoRA; choose one in lora_name"),
         ({"lora_name": "no-lora.safetensors"}, "no-lora.safetensors is no LoRA"),
-        ({"lora_name": "for-xl.safetensors"}, "the file seems to be for Stable Diffusion XL"),
+        (
+            {"lora_name": "for-xl.safetensors"},
+            "it is a LoRA for Stable Diffusion XL, the base model is Stable Diffusion 1",
+        ),
         ({"lora_name": "for-xl.safetensors", "use": "beneath"}, "1 of 1 layers of for-xl.safetensors have no place in"),
     ):
         result = comfy.queue(changed(graph, "existing", **inputs))

@@ -48,10 +48,14 @@ CASES = {
     "full": {"algorithm": "full"},
     "loha dora": {"algorithm": "loha", "rank": 2, "dora": True},
     "lokr dora": {"algorithm": "lokr", "rank": 2, "dora": True},
+    "loha dora output": {"algorithm": "loha", "rank": 2, "dora": True},
+    "lokr dora output": {"algorithm": "lokr", "rank": 2, "dora": True},
 }
 TABLE = [(case, base) for case in CASES for base in BASES if base != "norm"] + [("full", "norm")]
 # DoRA's norm gets no gradient, as in its paper; so differences and LyCORIS, which lets it, say otherwise.
 EXACT = [(case, base) for case, base in TABLE if not CASES[case].get("dora")]
+# Along the outputs ComfyUI divides by the norm of the frozen weight, which gets none anyway.
+DIFFERENTIABLE = EXACT + [(case, base) for case, base in TABLE if case.endswith("dora output")]
 EPS = torch.finfo(torch.float32).eps
 
 
@@ -64,7 +68,8 @@ def attached(case, base, dtype=torch.float32, filled=True):
         nn.init.normal_(parameter)
     name = "lora_unet_ff_net_2" if case == "ia3 input" else NAME
     config = LoraConfig(**{"rank": 4, "alpha": 6.0, **CASES[case]})
-    layer = build_layer(Target(name, module, config.rank, config.alpha), config, seed=0)
+    by_output = case.endswith("dora output")
+    layer = build_layer(Target(name, module, config.rank, config.alpha), config, seed=0, by_output=by_output)
     if filled:
         for parameter in layer.parameters():
             nn.init.normal_(parameter, std=0.4) if parameter.ndim else nn.init.constant_(parameter, 0.7)
@@ -122,7 +127,7 @@ def test_a_new_layer_changes_nothing_and_every_layer_is_its_changed_weight(case,
         module.bias.copy_(bias)
 
 
-@pytest.mark.parametrize(("case", "base"), EXACT)
+@pytest.mark.parametrize(("case", "base"), DIFFERENTIABLE)
 def test_gradients_are_those_of_differences(case, base):
     module, layer, x = attached(case, base, torch.float64)
     names, values = zip(*((name, p.detach().requires_grad_()) for name, p in layer.named_parameters()), strict=True)
@@ -134,7 +139,7 @@ def test_gradients_are_those_of_differences(case, base):
 
         def forward(self, x):
             entered = self.layer.enter(x)
-            return self.layer(entered if self.layer.sees_entered else x, apply(module, entered))
+            return self.layer.leave(self.layer(entered if self.layer.sees_entered else x, apply(module, entered)))
 
     def compute(x, *values):
         return functional_call(Beside(), {f"layer.{name}": v for name, v in zip(names, values, strict=True)}, (x,))
@@ -215,8 +220,9 @@ def test_comfyui_makes_the_same_weights_of_the_file(comfy, caplog, case, base):
     tensors = {f"{NAME}.{k}": t.clone().contiguous() for k, t in (layer.tensors() | layer.magnitude_tensors()).items()}
     wanted = layer.changed_weight(weight)
     if "ia3" in case or "dora" in case:  # ComfyUI adds the epsilon of the dtype it patches in, which is float32 here
-        axes = [axis for axis in range(weight.ndim) if axis != getattr(layer, "axis", 1)]
-        changed = weight if "ia3" in case else weight + layer.delta_weight()
+        kept = 0 if layer.by_output else getattr(layer, "axis", 1)
+        axes = [axis for axis in range(weight.ndim) if axis != kept]
+        changed = weight if "ia3" in case or layer.by_output else weight + layer.delta_weight()
         norm = torch.linalg.vector_norm(changed, dim=axes, keepdim=True)
         wanted = wanted * (norm + 2**-10) / (norm + EPS)
 
@@ -385,12 +391,10 @@ def test_a_layer_comes_back_from_its_state_and_from_its_file(case, base):
         start = Start(layer_kind(parts), parts, alpha)
         plain = attached(case, base, filled=False)[0]
         target = Target(NAME, apply_class(plain), start.rank, start.alpha)
-        if case == "ia3":  # in its file a DoRA along the outputs, which cannot be continued
-            with pytest.raises(ValueError, match=r"magnitude of shape \(.*use the file beneath"):
-                _continued(target, LoraConfig(start="x"), 0, {NAME: start})
-            return
         continued = _continued(target, LoraConfig(start="x"), 0, {NAME: start})
         torch.testing.assert_close(beside(again, continued)(x), expected)
+        stored, kept = (x.tensors() | x.magnitude_tensors() for x in (continued, layer))
+        assert {name: t.shape for name, t in stored.items()} == {name: t.shape for name, t in kept.items()}
 
 
 def apply_class(module):

@@ -11,7 +11,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from lora_atelier.trainer_core.config import BaseModelConfig, DatasetConfig, LoraConfig, OptimizerConfig, RunConfig
 from lora_atelier.trainer_core.existing import outline_network
-from lora_atelier.trainer_core.export import network_metadata
+from lora_atelier.trainer_core.metadata import network_metadata
 from lora_atelier.trainer_core.models.names import unet_ldm_names
 from lora_atelier.trainer_core.network_report import count_numbers, describe_network, measure_network, outline_size
 from lora_atelier.trainer_core.networks import Network, Start, block_names, parse_numbers
@@ -308,7 +308,10 @@ METADATA = {
 def test_metadata_tells_the_network_in_the_words_of_other_trainers(kind):
     lora, module, args = METADATA[kind]
     found = network_metadata(LoraConfig(**lora))
-    assert (found["network_module"], json.loads(found["network_args"])) == (module, args)
+    assert (found["network_module"], json.loads(found["network_args"])) == (
+        module,
+        {k: str(v) for k, v in args.items()},
+    )
     assert (found["network_dim"], found["network_alpha"]) == (16, 16.0)
 
 

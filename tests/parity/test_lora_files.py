@@ -17,6 +17,7 @@ from lora_atelier.trainer_core.existing import (
     build_network,
     check_lora_files,
     comfy_tensors,
+    file_remarks,
     find_places,
     fit,
     load_lora,
@@ -37,8 +38,10 @@ from lora_atelier.trainer_core.models import (
 )
 from lora_atelier.trainer_core.models.family import FAMILIES
 from lora_atelier.trainer_core.models.names import unet_ldm_names
-from lora_atelier.trainer_core.networks import Network
-from lora_atelier.trainer_core.networks.files import group_tensors, layer_kind
+from lora_atelier.trainer_core.network_report import describe_network, measure_run
+from lora_atelier.trainer_core.networks import Network, dora, ia3
+from lora_atelier.trainer_core.networks import layer as layer_module
+from lora_atelier.trainer_core.networks.files import FileLayer, group_tensors, layer_kind, made_for
 
 SHAPES = json.loads((Path(__file__).parents[1] / "data" / "lora_shapes.json").read_text())
 TEXT_RATE = OptimizerConfig(learning_rate=1e-3, text_encoder_learning_rate=1e-3)
@@ -210,14 +213,15 @@ def test_a_lora_for_another_model_is_named_before_anything_is_loaded(checkpoint,
     save_file(foreign, tmp_path / "xl.safetensors")
     with pytest.raises(ValueError, match=r"^5 of 5 layers of xl.safetensors have no place in random-tiny.safetensors"):
         check_lora_files(run_of(BaseModelConfig(path=str(checkpoint)), start=str(tmp_path / "xl.safetensors")))
-    with pytest.raises(ValueError, match=r"_0_attn2_to_k, .*_2_attn2_to_k, …\): the file seems to be for Stable Diffu"):
+    said = r"_2_attn2_to_k, …\): it is a LoRA for Stable Diffusion XL, the base model is Stable Diffusion 1; choose"
+    with pytest.raises(ValueError, match=said):
         beneath = (BeneathConfig(path=str(tmp_path / "xl.safetensors")),)
         check_lora_files(run_of(BaseModelConfig(path=str(checkpoint)), beneath=beneath))
 
     own = trained(load_base_model(BaseModelConfig(path=str(checkpoint))), rank=2).tensors()
     name = next(key for key in own if key.endswith("attn2_to_k.lora_down.weight"))
     save_file({**own, name: torch.zeros(2, 768)}, tmp_path / "wide.safetensors")
-    with pytest.raises(ValueError, match=r"^1 of \d+ layers of wide.* another shape .*to_k\): .* Stable Diffusion 1; "):
+    with pytest.raises(ValueError, match=r"^1 of \d+ layers of wide.* another shape .*to_k\): choose one for Stable D"):
         check_lora_files(run_of(BaseModelConfig(path=str(checkpoint)), start=str(tmp_path / "wide.safetensors")))
     name = next(key for key in own if key.endswith("ff_net_2.lora_down.weight"))
     up = name.replace("lora_down", "lora_up")
@@ -225,6 +229,53 @@ def test_a_lora_for_another_model_is_named_before_anything_is_loaded(checkpoint,
     save_file(swapped, tmp_path / "swapped.safetensors")
     with pytest.raises(ValueError, match=r"^1 of \d+ layers of swapped.* another shape"):
         check_lora_files(run_of(BaseModelConfig(path=str(checkpoint)), start=str(tmp_path / "swapped.safetensors")))
+
+
+FAMILY_NAMES = {  # layers' names and parts that have a width, what metadata say, and for which models that is
+    "cross attention of 1": ({"unet.down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k": 768}, {}, "1"),
+    "of 2": ({"lora_unet_mid_block_attentions_0_transformer_blocks_0_attn2_to_k": 1024}, {}, "2"),
+    "of XL, whatever is said": (
+        {"lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k": 2048},
+        {"ss_base_model_version": "sd_v1"},
+        "XL",
+    ),
+    "deep blocks in the original names": ({"lora_unet_input_blocks_4_1_transformer_blocks_1_attn1_to_q": 0}, {}, "XL"),
+    "deep middle": ({"lora_unet_middle_block_1_transformer_blocks_9_ff_net_2": 0}, {}, "XL"),
+    "deep blocks of diffusers": ({"unet.down_blocks.2.attentions.1.transformer_blocks.9.attn1.to_q": 0}, {}, "XL"),
+    "outermost blocks": ({"lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q": 0}, {}, "1 or 2"),
+    "outermost in the original names": ({"lora_unet_output_blocks_11_1_proj_in": 0}, {}, "1 or 2"),
+    "outermost, said": (
+        {"lora_unet_up_blocks_3_attentions_2_proj_in": 0},
+        {"ss_base_model_version": "sd_1.5"},
+        "1",
+    ),
+    "said by sd-scripts": ({"lora_unet_mid_block_resnets_0_conv1": 0}, {"ss_base_model_version": "sd_v2_v"}, "2"),
+    "said by modelspec": ({"x": 0}, {"modelspec.architecture": "stable-diffusion-xl-v1-base/lora"}, "XL"),
+}
+
+
+@pytest.mark.parametrize("case", FAMILY_NAMES)
+def test_the_family_that_a_file_is_for_is_told(case):
+    widths, metadata, wanted = FAMILY_NAMES[case]
+    layers = {
+        name: FileLayer(source=name, kind="LoRA", alpha=1.0, tensors={"down": torch.empty(2, width or 8)})
+        for name, width in widths.items()
+    }
+    assert made_for(layers, metadata) == f"Stable Diffusion {wanted}"
+    flux = {"transformer.single_transformer_blocks.9.attn.to_q": next(iter(layers.values()))}
+    assert made_for(flux, {}) == "FLUX or a model like it" and made_for({"x": layers[next(iter(layers))]}, {}) == ""
+
+
+def test_a_lora_of_another_family_is_called_so(checkpoint, sdxl, comfyui, tmp_path):
+    one = BaseModelConfig(path=str(checkpoint))
+    for name, own, other, families in (
+        ("one", one, sdxl, ("Stable Diffusion 1 or 2", "Stable Diffusion XL")),
+        ("xl", sdxl, one, ("Stable Diffusion XL", "Stable Diffusion 1")),
+    ):
+        save_file(trained(load_base_model(own), rank=2).tensors(), tmp_path / f"{name}.safetensors")
+        said = "it is a LoRA for {}, the base model is {}; choose one for {}.".format(*families, families[1])
+        with pytest.raises(ValueError, match=rf"{name}.safetensors have no place in .*: {said}"):
+            check_lora_files(run_of(other, start=str(tmp_path / f"{name}.safetensors")))
 
 
 def test_files_that_are_no_whole_lora_are_refused(checkpoint, tmp_path):
@@ -340,6 +391,112 @@ def test_a_continued_network_is_the_file_and_changes_nothing_at_first(checkpoint
             assert not torch.allclose(attached, other.model(ids).last_hidden_state, atol=1e-3)
 
 
+@pytest.fixture
+def fine_eps(monkeypatch):
+    """Let DoRA add the epsilon of float32 to norms, as ComfyUI does where it merges in float32."""
+    for module in (dora, ia3, layer_module):
+        monkeypatch.setattr(module, "EPS", torch.finfo(torch.float32).eps)
+
+
+def dora_files(base, weights, keys):
+    """Return files of DoRAs and of our (IA)^3, for all of the toy of Stable Diffusion XL or a few of its layers."""
+    shapes = {name: weights[keys[name]].shape for name in WHERE}
+    files = {}
+    for kind in ("dora input", "dora output", "loha dora output", "lokr dora output"):
+        files[kind] = {
+            f"{name}.{end}": tensor
+            for name, (out, width, *kernel) in shapes.items()
+            for end, tensor in parts(kind, out, width, tuple(kernel)).items()
+        } | {f"{name}.alpha": torch.tensor(1.5) for name in WHERE}
+    texts = {text.kohya: (text.model, text.depth) for text in base.texts}
+    network = Network(base.unet, texts, LoraConfig(algorithm="ia3"), 0, unet_layer_names(base))
+    for i, each in enumerate(network.layers.values()):
+        torch.nn.init.normal_(each.ia3, std=0.3, generator=torch.Generator().manual_seed(i))
+    with network.attached():
+        files["ia3"] = network.tensors()
+    return files
+
+
+def test_a_dora_is_continued_along_its_own_axis_as_comfyui_merges_it(sdxl, theirs, comfy, fine_eps, tmp_path):
+    weights, keys = theirs
+    base = load_base_model(sdxl)
+    for kind, stored in dora_files(base, weights, keys).items():
+        path = tmp_path / f"{kind}.safetensors"
+        save_file(stored, path)
+        run = run_of(sdxl, start=str(path))
+        check_lora_files(run)
+        network = build_network(base, run, {"lora_unet": 1e-3, "lora_te1": 1e-3, "lora_te2": 1e-3}, load_start(run))
+        again = network.tensors()
+        assert {name: t.shape for name, t in again.items()} == {name: t.shape for name, t in stored.items()}
+        assert all(torch.allclose(again[name], t, rtol=1e-6, atol=1e-6) for name, t in stored.items()), kind
+
+        patches = comfy.lora.load_lora(dict(stored), keys)
+        count = 0
+        for name, change, _ in network.changes():
+            before = weights[keys[name]]
+            wanted = comfy.lora.calculate_weight([(1.0, patches[keys[name]], 1.0, None, None)], before.clone(), name)
+            made = before.reshape(change.shape) + change
+            assert (made - wanted.reshape(change.shape)).abs().max() <= 1e-5 * max(1.0, wanted.abs().max()), name
+            count += 1
+        assert count == len(load_start(run).layers) >= len(WHERE)
+
+        # What runs beside the frozen layers is what is merged, and the magnitudes learn.
+        merged = load_with(sdxl, BeneathConfig(path=str(path)))
+        noise = random(1, 4, 8, 8, scale=1)
+        pooled = {"pooled": random(1, 128), "sizes": torch.tensor([[64, 64, 0, 0, 64, 64]])}
+        conditions = Conditions(context=random(1, 7, base.unet.config.cross_attention_dim, seed=1, scale=1), **pooled)
+        with torch.no_grad():
+            plain = predict(base, noise, torch.tensor([500]), conditions)
+            other = predict(merged, noise, torch.tensor([500]), conditions)
+        with network.attached():
+            mine = predict(base, noise, torch.tensor([500]), conditions)
+            mine.square().sum().backward()
+        scale = float(other.abs().max())
+        assert (mine - other).abs().max() < 2e-5 * scale and (mine - plain).abs().max() > 1e-3 * scale, kind
+        learning = network.layers[LINEAR]
+        assert learning.by_output == ("output" in kind) and learning.magnitude.grad.any()
+        if kind == "ia3":  # the LoRA of zeros in the file of (IA)^3 stays so
+            assert not learning.up.any() and not learning.up.grad.any() and not learning.down.grad.any()
+
+
+def test_a_magnitude_is_taken_in_the_shape_of_a_matrix_and_refused_without_an_axis(sdxl, theirs, tmp_path):
+    weights, keys = theirs
+
+    def start(name, magnitude):
+        out, width, *kernel = weights[keys[name]].shape
+        tensors = {f"{name}.{end}": tensor for end, tensor in parts("lora", out, width, tuple(kernel)).items()}
+        save_file({**tensors, f"{name}.dora_scale": magnitude}, tmp_path / "a.safetensors")
+        return run_of(sdxl, start=str(tmp_path / "a.safetensors"))
+
+    out, width = weights[keys[LINEAR]].shape
+    with pytest.raises(ValueError, match=rf"{LINEAR}: a DoRA magnitude of shape \({width},\) is neither along the inp"):
+        outline_network(start(LINEAR, torch.ones(width)))
+    out = weights[keys[SMALL]].shape[0]
+    run, base = start(SMALL, random(out, 1)), load_base_model(sdxl)
+    again = build_network(base, run, {"lora_unet": 1e-3, "lora_te1": 0, "lora_te2": 0}, load_start(run)).tensors()
+    assert torch.allclose(again[f"{SMALL}.dora_scale"], random(out, 1)[:, :, None, None], atol=1e-6)
+
+
+def test_embeddings_in_files_of_onetrainer_are_left_out_and_that_is_said(checkpoint, comfyui, tmp_path):
+    config = BaseModelConfig(path=str(checkpoint))
+    own = trained(load_base_model(config), rank=2).tensors()
+    words = {f"bundle_emb.{word}.clip_l": random(2, 64) for word in ("moss", "<fern>")}
+    save_file({**own, **words}, tmp_path / "bundle.safetensors")
+    lora = load_lora(tmp_path / "bundle.safetensors")
+    assert lora.words == ("<fern>", "moss") and len(lora.layers) == sum(name.endswith(".alpha") for name in own)
+    said = "bundle.safetensors holds embeddings besides its layers (<fern>, moss); they are left out."
+    path = str(tmp_path / "bundle.safetensors")
+    for use in ({"start": path}, {"beneath": (BeneathConfig(path=path),)}):
+        run = run_of(config, **use)
+        check_lora_files(run)
+        assert file_remarks(run) == [said] and said in describe_network(measure_run(run))
+    assert not any("bundle" in name for name in comfy_tensors(tmp_path / "bundle.safetensors", config))
+    assert file_remarks(run_of(config)) == []
+    save_file(words, tmp_path / "words.safetensors")
+    with pytest.raises(ValueError, match=r"words.safetensors is no LoRA"):
+        load_lora(tmp_path / "words.safetensors")
+
+
 # --- merging, against ComfyUI ------------------------------------------------------------------------------
 
 
@@ -410,12 +567,14 @@ def parts(kind, out, width, kernel):
         "dora output": {**lora, "dora_scale": random(out, 1, *ones, seed=4).abs() + 0.1},
         "loha": loha,
         "loha dora": {**loha, "dora_scale": random(1, width, *ones, seed=4).abs() + 0.1},
+        "loha dora output": {**loha, "dora_scale": random(out, 1, *ones, seed=4).abs() + 0.1},
         "lokr": {**high, "lokr_w2": random(*right, *kernel, seed=2)},
         "lokr low left": {**low, "lokr_w2": random(*right, *kernel, seed=3)},
         "lokr low right": {**high, **low_right},
         "lokr low both": {**low, **low_right},
         "diff": {"diff": random(out, width, *kernel), "diff_b": random(out, seed=1)},
     }
+    found["lokr dora output"] = {**found["lokr"], "dora_scale": random(out, 1, *ones, seed=4).abs() + 0.1}
     if kernel:
         small = {"lora_up.weight": random(out, 3, 1, 1), "lora_down.weight": random(3, width, 1, 1, seed=1)}
         core = random(3, 3, *kernel, seed=7)
@@ -505,7 +664,6 @@ def test_several_loras_are_added_in_their_order_and_rounded_once(checkpoint, com
     for changed in (beneath[:1], beneath[::-1], (beneath[0].replace(strength=0.6), beneath[1])):
         identities.add(load_with(config, *changed).identity["text_encoder"])
     assert len(identities) == 5
-    assert exact.identity["unet"] == plain.identity["unet"]  # what the file is called by
 
     loud = trained(plain, rank=2, preset="full").tensors()
     save_file({k: t * 1e6 if k.endswith("up.weight") else t for k, t in loud.items()}, tmp_path / "loud.safetensors")

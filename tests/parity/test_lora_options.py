@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Iterator
+from itertools import product
 from types import SimpleNamespace
 
 import peft
@@ -85,19 +86,19 @@ def move(module, std=0.1):
         parameter.data += std * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
 
 
-def one_layer(kind, dtype=torch.float64, **options):
+def one_layer(kind, dtype=torch.float64, by_output=False, **options):
     """Return (frozen layer, layer beside it, x), the layer as if it were attached."""
     torch.manual_seed(0)
     build, shape = LAYERS[kind]
     base = build().to(dtype).requires_grad_(False)
-    made = build_layer(Target("x", base, 4, 2.0), config_of(**options), 1).to(dtype)
+    made = build_layer(Target("x", base, 4, 2.0), config_of(**options), 1, by_output=by_output).to(dtype)
     made.__dict__["frozen"] = base
     return base, made, torch.randn(shape, dtype=dtype)
 
 
 def through(base, made, x):
     x = made.enter(x)
-    return made(x, base(x))
+    return made.leave(made(x, base(x)))
 
 
 # --- identity and closed form ------------------------------------------------------------------------------
@@ -297,8 +298,8 @@ def test_dropouts_have_the_mean_they_should(options, mean):
 
 
 def test_a_dora_layer_that_is_left_out_is_the_frozen_layer():
-    for kind in LAYERS:
-        deltas, still = dropped(kind, 20, dora=True, module_dropout=0.5)
+    for kind, by_output in product(LAYERS, (False, True)):
+        deltas, still = dropped(kind, 20, by_output=by_output, dora=True, module_dropout=0.5)
         left = (deltas == 0).flatten(2).all(dim=2)
         assert 10 < left.sum() < 50
         assert all(torch.allclose(deltas[i, j], still[j]) for i, j in (~left).nonzero().tolist())

@@ -299,7 +299,6 @@ def test_a_text_encoder_from_a_file_of_its_own_takes_the_place_of_the_models(pre
         base = load_base_model(config)
         assert base.family.name == "sd1" and same_text(base.texts[0], plain(tiny_clip_64()))
         assert base.identity["text_encoder"] != own.identity["text_encoder"]
-        assert base.identity["unet"] == own.identity["unet"]
 
 
 def tiny_clip_64():

@@ -42,7 +42,7 @@ def outline_base_model(config: BaseModelConfig, dtype: torch.dtype = torch.float
     for model in (unet, *(text.model for text in texts)):
         nn.Module.to(model.requires_grad_(False).eval(), "meta", dtype)
     base = BaseModel(family=family, name=path.name, unet=unet, texts=tuple(texts), vae=None, tokenizer=None)
-    base.identity = {"unet": "", "text_encoder": "", "vae": ""}
+    base.identity = {"text_encoder": "", "vae": ""}
     base.dtype, base.inpainting = dtype, unet.config.in_channels == INPAINTING_CHANNELS
     return base
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import BaseModelConfig
+from ..files import short_hash
 from .autoencoder import build_vae, read_vae
 from .encoder import as_text, build_text, check_text, read_text
 from .family import (
@@ -49,7 +50,8 @@ class BaseModel:
     texts: tuple[TextEncoder, ...]
     vae: Any
     tokenizer: Any
-    identity: dict[str, str] = field(default_factory=dict)  # sha256 of the stored tensors of unet, text encoders, vae
+    identity: dict[str, str] = field(default_factory=dict)  # sha256 of the stored tensors of text encoders and vae
+    short_hash: str = ""  # of a single file
     dtype: torch.dtype = torch.float32  # of frozen weights and activations
     prediction: str = "epsilon"  # or "v_prediction"
     zero_terminal_snr: bool = False  # the noise schedule ends in pure noise
@@ -204,11 +206,8 @@ def _load_file(path: Path, tokenizer: Any, given: dict[str, Path]) -> BaseModel:
         ),
         vae=build_vae(vae, given.get(VAE_FILE, path).name),
         tokenizer=tokenizer,
-        identity={
-            "unet": hash_tensors(unet),
-            "text_encoder": "/".join(map(hash_tensors, texts)),
-            "vae": hash_tensors(vae),
-        },
+        identity={"text_encoder": "/".join(map(hash_tensors, texts)), "vae": hash_tensors(vae)},
+        short_hash=short_hash(path),
     )
 
 
@@ -322,5 +321,5 @@ def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path]) -> BaseMode
         texts=tuple(texts),
         vae=vae,
         tokenizer=tokenizer,
-        identity={"unet": hash_folder(path / "unet"), "text_encoder": "/".join(hashes), "vae": vae_hash},
+        identity={"text_encoder": "/".join(hashes), "vae": vae_hash},
     )

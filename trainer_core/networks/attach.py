@@ -36,6 +36,11 @@ class Start(NamedTuple):
             return self.tensors["oft_blocks"].shape[-1]
         return next((self.tensors[part].shape[0] for part in RANKED if part in self.tensors), 1)
 
+    @property
+    def by_output(self) -> bool:
+        """Tell whether a DoRA's magnitudes are along the outputs, as (out, 1[, 1, 1])."""
+        return "dora_scale" in self.tensors and self.tensors["dora_scale"].shape[0] > 1
+
     def config(self, config: LoraConfig) -> LoraConfig:
         """Return the configuration under which a new layer has these parts; what acts in training alone stays."""
         parts = set(self.tensors)
@@ -219,7 +224,7 @@ def _continued(target: Target, config: LoraConfig, seed: int, start: Mapping[str
     """Build the layer that an earlier run has trained; ValueError, with its name, where that is not possible."""
     begin = start[target.name]
     try:
-        layer = build_layer(target, begin.config(config), seed)
+        layer = build_layer(target, begin.config(config), seed, by_output=begin.by_output)
         layer.load({part: t for part, t in begin.tensors.items() if part != "dora_scale"}, begin.alpha)
         if "dora_scale" in begin.tensors:
             layer.load_magnitude(begin.tensors["dora_scale"])
@@ -236,7 +241,7 @@ class WithDelta(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the frozen layer's output as the network changes it."""
         entered = self.delta.enter(x)
-        return self.delta(entered if self.delta.sees_entered else x, super().forward(entered))
+        return self.delta.leave(self.delta(entered if self.delta.sees_entered else x, super().forward(entered)))
 
 
 @functools.cache

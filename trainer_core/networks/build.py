@@ -42,8 +42,11 @@ def _plain_layer(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
     return kind(target.module, target.rank, constraint=config.constraint)
 
 
-def build_layer(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
-    """Build what stands beside one frozen layer; a new one changes nothing. Norms have their differences trained."""
+def build_layer(target: Target, config: LoraConfig, seed: int, *, by_output: bool = False) -> NetworkLayer:
+    """Build what stands beside one frozen layer; a new one changes nothing. Norms have their differences trained.
+
+    by_output: a DoRA has its magnitudes along the outputs, as only files of others have them.
+    """
     if isinstance(target.module, nn.GroupNorm | nn.LayerNorm):
         layer: NetworkLayer = NormLayer(target.module)
     else:
@@ -52,7 +55,7 @@ def build_layer(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
             target = target._replace(alpha=target.alpha * math.sqrt(target.rank))
         layer = _plain_layer(target, config, seed)
         if config.dora:
-            layer.decompose(target.module)
+            layer.decompose(target.module, by_output=by_output)
     if config.dropout or config.rank_dropout or config.module_dropout:
         layer.dropouts = Dropouts(
             elements=config.dropout,

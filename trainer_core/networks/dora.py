@@ -1,7 +1,9 @@
-"""DoRA on the input axis without making the changed weight (Liu et al. 2024, section 4.3 for the detached norm).
+"""DoRA without making the changed weight (Liu et al. 2024, section 4.3 for the detached norm).
 
-With V = W + s B A and g = m / (||V|| + EPS) per input, W' x = V (x g), and
+On the input axis, with V = W + s B A and g = m / (||V|| + EPS) per input, W' x = V (x g), and
 ||V_j||^2 = ||W_j||^2 + 2 s sum_r A_rj (W^T B)_jr + s^2 (A^T B^T B A)_jj.
+On the output axis, which files of others have, ComfyUI divides by the norm of W: g = m / (||W|| + EPS) per output and
+W' x = g (V x).
 """
 
 from __future__ import annotations
@@ -24,6 +26,11 @@ def column_norms(weight: Tensor) -> Tensor:
     """Return the norm (in,) of what each input of (out, in[, k, k]) acts with, at least float32."""
     axes = [axis for axis in range(weight.ndim) if axis != 1]
     return torch.linalg.vector_norm(weight, dim=axes, dtype=torch.promote_types(weight.dtype, torch.float32))
+
+
+def row_norms(weight: Tensor) -> Tensor:
+    """Return the norm (out,) of what makes each output of (out, in[, k, k]), at least float32."""
+    return column_norms(weight.transpose(0, 1))
 
 
 @torch.no_grad()
@@ -55,6 +62,16 @@ def magnitude_factor(
         else:
             own, changed = column_norms(weight), column_norms(weight + delta_weight())
     return (own + EPS + moved) / (changed + EPS)
+
+
+def per_output(moved: Tensor, output: Tensor, bias: Tensor | None, *, channels: bool) -> Tensor:
+    """Return outputs multiplied by 1 + moved, (out,) or (B, out), but for the bias, which stays as it is."""
+    moved = per_column(moved, output, channels=channels)
+    changed = torch.addcmul(output, output, moved)
+    if bias is None:
+        return changed
+    bias = bias.detach().to(moved.dtype)
+    return changed.addcmul_(bias[:, None, None] if channels else bias, moved, value=-1)
 
 
 def per_column(factor: Tensor, x: Tensor, *, channels: bool) -> Tensor:

@@ -202,22 +202,36 @@ def fits(layer: FileLayer, weight: torch.Size, bias: torch.Size | None) -> bool:
     return delta.shape[0] == weight[0] and delta.numel() == weight.numel()
 
 
-TEXT_WIDTHS = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "Stable Diffusion XL"}
+SD1, SD2, SDXL = "Stable Diffusion 1", "Stable Diffusion 2", "Stable Diffusion XL"
+TEXT_WIDTHS = {768: SD1, 1024: SD2, 2048: SDXL}
 MARKS = (
     (r"double_blocks|single_transformer_blocks|single_blocks", "FLUX or a model like it"),
     (r"joint_blocks|attn_add_[qkv]_proj|lora_te3_", "Stable Diffusion 3 or a model like it"),
-    (r"input_blocks_7_1_transformer_blocks_9|lora_te2_|text_encoder_2", "Stable Diffusion XL"),
+    (r"(attentions|blocks?)(_\d+){1,2}_transformer_blocks_[1-9]|lora_te2_|text_encoder_2", SDXL),  # deeper than others
+)
+OUTERMOST = r"down_blocks_0_attentions|up_blocks_3_attentions|input_blocks_[12]_1_|output_blocks_(9|1\d)_1_"
+SAID = (  # how trainers' words for a base model begin
+    (r"stable-diffusion-xl|sdxl", SDXL),
+    (r"stable-diffusion-v1|sd_v?1", SD1),
+    (r"stable-diffusion-v2|sd_v?2", SD2),
 )
 
 
 def made_for(layers: Mapping[str, FileLayer], metadata: Mapping[str, str]) -> str:
-    """Guess for which models a file was made, "" when nothing tells."""
+    """Guess for which models a file was made, "" when nothing tells: by its tensors, else by what its metadata say."""
     for name, layer in layers.items():  # cross attention reads text, whose width differs
-        if re.search(r"attn2[._](processor[._])?to_k$", name) and "down" in layer.tensors:
-            width = layer.tensors["down"].flatten(1).shape[1]
-            if width in TEXT_WIDTHS:
-                return TEXT_WIDTHS[width]
+        if re.search(r"attn2[._](processor[._])?to_k$", name):
+            widths = (
+                layer.tensors[part].flatten(1).shape[1] for part in ("down", "hada_w1_b") if part in layer.tensors
+            )
+            if model := next((TEXT_WIDTHS[width] for width in widths if width in TEXT_WIDTHS), ""):
+                return model
+    names = [name.replace(".", "_") for name in layers]
     for pattern, model in MARKS:
-        if any(re.search(pattern, name.replace(".", "_")) for name in layers):
+        if any(re.search(pattern, name) for name in names):
             return model
-    return metadata.get("modelspec.architecture") or metadata.get("ss_base_model_version") or ""
+    said = metadata.get("modelspec.architecture") or metadata.get("ss_base_model_version") or ""
+    said = next((model for pattern, model in SAID if re.match(pattern, said)), said)
+    if said not in (SD1, SD2) and any(re.search(OUTERMOST, name) for name in names):  # where XL has no attention
+        return f"{SD1} or 2"
+    return said

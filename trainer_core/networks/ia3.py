@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from .dora import EPS, frozen_weight
+from .dora import EPS, frozen_weight, per_column, per_output
 from .layer import NetworkLayer
 from .lora import weight_shape
 from .product import wide
@@ -30,27 +30,21 @@ class Ia3Layer(NetworkLayer):
 
     def enter(self, x: Tensor) -> Tensor:
         """Return x (1 + v) on the input side."""
-        return self.where_kept(torch.addcmul(x, x, self._like(x)), x) if self.axis else x
+        if not self.axis:
+            return x
+        factor = per_column(self.ia3.to(x.dtype), x, channels=len(self.shape) > 2)
+        return self.where_kept(torch.addcmul(x, x, factor), x)
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
         """Return (base_output - b) (1 + v) + b on the output side."""
         if self.axis:
             return base_output
-        factor = self._like(base_output)
-        output = torch.addcmul(base_output, base_output, factor)
         bias = cast(Tensor | None, self._attached().bias)
-        if bias is None:
-            return output
-        return output.addcmul_(bias.detach().to(factor.dtype).view(factor.shape), factor, value=-1)
+        return per_output(self.ia3.to(base_output.dtype), base_output, bias, channels=len(self.shape) > 2)
 
     def _attached(self) -> nn.Module:
         assert self.frozen is not None, "the network is not attached"
         return self.frozen
-
-    def _like(self, y: Tensor) -> Tensor:
-        """Return v in the dtype of activations, its axis where theirs is."""
-        v = self.ia3.to(y.dtype)
-        return v[:, None, None] if len(self.shape) > 2 else v
 
     def _along(self, tensor: Tensor) -> Tensor:
         """Return numbers per output as (out, 1, …), per input as (1, in, 1, …)."""

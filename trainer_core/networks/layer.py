@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from .dora import EPS, column_norms, frozen_weight, magnitude_factor, per_column
+from .dora import EPS, column_norms, frozen_weight, magnitude_factor, per_column, per_output, row_norms
 from .dropout import Dropouts
 
 
 class NetworkLayer(nn.Module):
-    """Beside one frozen layer: `enter` may change what goes into it, `forward` what comes out.
+    """Beside one frozen layer: `enter` may change what goes into it, `forward` what comes out, `leave` the result.
 
     A new layer changes nothing, to the last bit. While a network is attached, `frozen` is the frozen layer, for those
     that need its weight or bias; it is no child, so the frozen model stays the frozen model.
@@ -22,27 +23,34 @@ class NetworkLayer(nn.Module):
     dropouts: Dropouts | None = None  # what is left out while it learns; None: nothing ever
     lr_factor: float = 1.0  # multiplies the learning rate of its model
     sees_entered: bool = True  # forward gets what `enter` returned; False: what `enter` got
+    by_output: bool = False  # a DoRA's magnitudes are of outputs, not of inputs
     plus: tuple[str, ...] = ()  # parameters that LoRA+ moves faster: those that begin with 0 beside another
     no_decay: tuple[str, ...] = ("scalar", "magnitude")  # parameters that weight decay leaves alone
 
     def __init__(self) -> None:
         super().__init__()
         self.register_parameter("magnitude", None)
-        self.norms: Tensor | None = None  # (1, in[, 1, 1]), of the frozen weight when the layer became a DoRA
+        self.norms: Tensor | None = None  # of the frozen weight when the layer became a DoRA, shaped as in its file
 
-    def decompose(self, base: nn.Module) -> None:
-        """Make this a DoRA on the input axis (Liu et al. 2024): a magnitude per input is trained, too.
+    def decompose(self, base: nn.Module, *, by_output: bool = False) -> None:
+        """Make this a DoRA (Liu et al. 2024): a magnitude per input is trained, too, or with by_output one per output.
 
-        `magnitude` (in,) is how far it has moved from ||W|| + EPS: it begins with 0, so that a new layer changes
-        nothing whatever form its weights and the frozen ones are kept in, and takes the same steps as the magnitude.
+        `magnitude` (in,) or (out,) is how far it has moved from ||W|| + EPS: it begins with 0, so that a new layer
+        changes nothing whatever form its weights and the frozen ones are kept in, and takes the same steps as the
+        magnitude. By output it multiplies V / ||W||, as ComfyUI does, by input V / ||V||.
         """
-        weight = frozen_weight(base, torch.float32)
-        self.norms = column_norms(weight).view(1, -1, *(1,) * (weight.ndim - 2))
+        self.by_output = by_output
+        self.norms = self._norms(frozen_weight(base, torch.float32))
         self.magnitude = nn.Parameter(torch.zeros_like(self.norms.flatten()))
+
+    def _norms(self, weight: Tensor) -> Tensor:
+        """Return the norms of a weight along the magnitudes' axis, (1, in[, 1, 1]) or (out, 1[, 1, 1])."""
+        ones = (1,) * (weight.ndim - 2)
+        return row_norms(weight).view(-1, 1, *ones) if self.by_output else column_norms(weight).view(1, -1, *ones)
 
     def enter(self, x: Tensor) -> Tensor:
         """Return what the frozen layer gets instead of x: of a DoRA each input by its factor, else x."""
-        if self.magnitude is None:
+        if self.magnitude is None or self.by_output:
             return x
         assert self.frozen is not None
         factor = magnitude_factor(self.magnitude, frozen_weight(self.frozen, x.dtype), self.low_rank, self.delta_weight)
@@ -51,6 +59,20 @@ class NetworkLayer(nn.Module):
         if kept is not None:
             factor = 1 + kept[:, None] * (factor - 1)
         return x * per_column(factor, x, channels=isinstance(self.frozen, nn.Conv2d))
+
+    def leave(self, output: Tensor) -> Tensor:
+        """Return what leaves instead of the changed output: of a DoRA by output each one by its factor."""
+        if self.magnitude is None or not self.by_output:
+            return output
+        assert self.frozen is not None
+        with torch.no_grad():
+            norms = row_norms(frozen_weight(self.frozen, output.dtype))
+        moved = (self.magnitude / (norms + EPS)).to(output.dtype)
+        kept = self.dropouts.samples(output) if self.dropouts else None
+        if kept is not None:
+            moved = kept[:, None] * moved
+        bias = cast(Tensor | None, self.frozen.bias)
+        return per_output(moved, output, bias, channels=isinstance(self.frozen, nn.Conv2d))
 
     def forward(self, x: Tensor, base_output: Tensor) -> Tensor:
         """Return the changed output; base_output is the frozen layer's own result for x = enter(…)."""
@@ -80,8 +102,9 @@ class NetworkLayer(nn.Module):
         changed = weight + self.delta_weight()
         if self.magnitude is None:
             return changed
-        factor = (column_norms(weight) + EPS + self.magnitude.detach()) / (column_norms(changed) + EPS)
-        return changed * factor.view(-1, *(1,) * (weight.ndim - 2))
+        own = self._norms(weight)
+        divisor = own if self.by_output else self._norms(changed)
+        return changed * ((own + EPS + self.magnitude.detach().view(own.shape)) / (divisor + EPS))
 
     def factors(self) -> tuple[nn.Parameter, ...]:
         """Return the parameters of which `delta_weight` is a product, () where its norm is not bounded."""
@@ -108,16 +131,24 @@ class NetworkLayer(nn.Module):
         raise NotImplementedError
 
     def load_magnitude(self, magnitude: Tensor) -> None:
-        """Begin with a DoRA's magnitude of a file, (1, in[, 1, 1]). Raises ValueError for one along another axis."""
-        if self.norms is None or self.magnitude is None or magnitude.shape != self.norms.shape:
+        """Begin with a DoRA's magnitude of a file, along the layer's axis; a 1x1 convolution's may be of a matrix.
+
+        Raises ValueError for another shape.
+        """
+        if (
+            self.norms is None
+            or self.magnitude is None
+            or magnitude.ndim < 2
+            or magnitude.numel() != self.norms.numel()
+        ):
             raise ValueError(
-                f"a DoRA magnitude of shape {tuple(magnitude.shape)} is not along the inputs of a layer and cannot be "
-                "continued; use the file beneath a new LoRA instead."
+                f"a DoRA magnitude of shape {tuple(magnitude.shape)} is neither along the inputs nor along the outputs "
+                "of a layer and cannot be continued; use the file beneath a new LoRA instead."
             )
-        self.magnitude.data.copy_((magnitude.float() - self.norms - EPS).flatten())
+        self.magnitude.data.copy_((magnitude.float().view(self.norms.shape) - self.norms - EPS).flatten())
 
     def magnitude_tensors(self) -> dict[str, Tensor]:
-        """Return a DoRA's magnitude (1, in[, 1, 1]) by its suffix, nothing of other layers."""
+        """Return a DoRA's magnitude, (1, in[, 1, 1]) or (out, 1[, 1, 1]), by its suffix, nothing of other layers."""
         if self.magnitude is None:
             return {}
         assert self.norms is not None
