@@ -20,7 +20,7 @@ from .encode import Encoded
 from .export import copy_lora, is_copy, is_ours, save_embeddings, save_lora, word_path
 from .files import check_writable, file_digest, write_json
 from .gradient_noise import NoiseScale
-from .memory import Stream
+from .memory import Programs, Stream
 from .metadata import build_metadata
 from .models import BaseModel
 from .networks import Network
@@ -63,6 +63,7 @@ class Run:
     saves: int = 0  # so far
     sampling_failed: bool = False  # and it was said
     log_failed: bool = False  # and it was said
+    programs: Programs | None = None  # the UNet's compiled blocks
     memory: MemoryConfig = field(init=False)  # the settings it works with now
     moving: bool = False  # an update is on its way: weights and state do not belong together now
 

@@ -180,7 +180,7 @@ def set_up(run: Run, memory: MemoryConfig, checkpoint: Checkpoint | None) -> Non
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # what is told of the run is not what encoding took, or others
     if config.memory.compile:
-        compile_blocks(base.unet, run.callbacks.note)
+        run.programs = compile_blocks(base.unet, run.callbacks.note)
     settle(run, memory)
     settings = config.optimizer
     groups = run.network.groups(learning_rates(settings, base), settings.conv_learning_rate, settings.lora_plus_ratio)

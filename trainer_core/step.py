@@ -64,7 +64,17 @@ def with_memory(work: Callable[..., Result], *args: Any) -> Result | None:
 def accumulate_gradients(
     run: Run, encode: Callable[[str], Conditioning], alphas: Tensor, memory: MemoryConfig
 ) -> Passes:
-    """Take the forward and backward passes of the next step."""
+    """Take the forward and backward passes of the next step; again, where one could not be compiled."""
+    try:
+        return _passes(run, encode, alphas, memory)
+    except RuntimeError as error:
+        if run.programs is None or not run.programs.end_for(error):
+            raise
+    run.optimizer.zero_grad(set_to_none=True)
+    return _passes(run, encode, alphas, memory)
+
+
+def _passes(run: Run, encode: Callable[[str], Conditioning], alphas: Tensor, memory: MemoryConfig) -> Passes:
     assert run.noise_scale is not None
     base, plan, config, device = run.base, run.plan, run.config, run.device
     micro_batches = plan.step(run.at)

@@ -32,6 +32,7 @@ from lora_atelier.trainer_core.config import (
     SchedulerConfig,
     TrainConfig,
 )
+from lora_atelier.trainer_core.memory import compile_blocks
 from lora_atelier.trainer_core.models import load_base_model
 from lora_atelier.trainer_core.networks import Network
 from lora_atelier.trainer_core.train import train_lora
@@ -198,6 +199,23 @@ def test_fixed_memory_settings_are_not_changed_when_memory_runs_out(config, tmp_
     out_of_memory_at(monkeypatch, 1)
     with pytest.raises(RuntimeError, match="Memory ran out at step 2 with checkpointing 0"):
         run(change(config, "memory", checkpointing="0"), tmp_path)
+
+
+def test_where_only_the_backward_pass_cannot_be_compiled_the_run_goes_on_without(config, tmp_path, monkeypatch):
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.exc import InductorError
+
+    def cannot(graph, inputs):
+        raise InductorError(RuntimeError("no kernel for this"), None)
+
+    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=cannot)
+    monkeypatch.setattr(prepare, "compile_blocks", lambda unet, note: compile_blocks(unet, note, backend))
+    config, notes = change(config, "lora", preset="attn-only"), []
+    plain = run(config, tmp_path)
+    found = run(change(config, "memory", compile=True), tmp_path, callbacks=Callbacks(note=notes.append))
+    assert found.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert ["no kernel for this" in note for note in notes if note.startswith("compile is on but")] == [True]
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "float8", "int8", "nf4"])

@@ -1,7 +1,7 @@
 """Where tensors live, how small they are kept, and what is computed twice instead of kept."""
 
 from .checkpoint import LEVELS, blocks, recompute
-from .compiled import compile_blocks, room_for_programs
+from .compiled import Programs, compile_blocks, room_for_programs
 from .place import DTYPES, choose_dtype, free_bytes, give_back, in_parts, out_of_memory, placed, with_room
 from .setup import attention_kernel, describe, kept_activations, prepare, rungs
 from .stream import Stream, activations_in_ram
@@ -12,6 +12,7 @@ __all__ = [
     "LEVELS",
     "SHARES",
     "Kept",
+    "Programs",
     "Stream",
     "activations_in_ram",
     "attention_kernel",

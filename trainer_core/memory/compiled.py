@@ -14,26 +14,41 @@ from .checkpoint import blocks
 PROGRAMS = 128  # of one function
 
 
+class Programs:
+    """The compiled blocks of a model: all of them, or none any more once one could not be compiled."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.note, self.in_use = note, True
+
+    def end_for(self, error: RuntimeError) -> bool:
+        """Tell whether an error is the compiler's while blocks are compiled; then none is any more, and that is said.
+
+        Programs of the backward pass are made when it is first run, so that it may be the one that fails.
+        """
+        from torch._dynamo.exc import TorchDynamoException
+
+        if not self.in_use or not isinstance(error, TorchDynamoException):
+            return False
+        self.in_use = False
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        self.note(f"compile is on but does not work here, so the run goes on without it: {reason}")
+        return True
+
+
 class Compiled:
     """A forward that is compiled when it is first called, and stays as it was where that fails."""
 
-    def __init__(
-        self, forward: Callable[..., Any], note: Callable[[str], None], shared: list[bool], backend: Any
-    ) -> None:
-        self.forward, self.compiled = forward, torch.compile(forward, backend=backend)
-        self.note, self.gave_up = note, shared
+    def __init__(self, forward: Callable[..., Any], programs: Programs, backend: Any) -> None:
+        self.forward, self.compiled, self.programs = forward, torch.compile(forward, backend=backend), programs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it compiled; once one block could not be compiled, none is any more, and the person is told."""
-        from torch._dynamo.exc import TorchDynamoException
-
-        if not self.gave_up:
+        """Run it, compiled as long as all could be."""
+        if self.programs.in_use:
             try:
                 return self.compiled(*args, **kwargs)
-            except TorchDynamoException as error:
-                self.gave_up.append(True)
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
-                self.note(f"compile is on but does not work here, so the run goes on without it: {reason}")
+            except RuntimeError as error:
+                if not self.programs.end_for(error):
+                    raise
         return self.forward(*args, **kwargs)
 
 
@@ -53,12 +68,13 @@ def room_for_programs(on: bool) -> Iterator[None]:
         yield
 
 
-def compile_blocks(unet: nn.Module, note: Callable[[str], None], backend: Any = "inductor") -> None:
+def compile_blocks(unet: nn.Module, note: Callable[[str], None], backend: Any = "inductor") -> Programs:
     """Compile every repeated block by itself: blocks that are alike share one compilation.
 
     note: is told in one sentence when it cannot be done here. backend: torch.compile's. Call it before `recompute`,
     which stays outside.
     """
-    shared: list[bool] = []
+    programs = Programs(note)
     for block in blocks(unet):
-        block.forward = Compiled(block.forward, note, shared, backend)
+        block.forward = Compiled(block.forward, programs, backend)
+    return programs
