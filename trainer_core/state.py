@@ -23,29 +23,34 @@ def pack(state: Any, *, copy: bool = False) -> tuple[dict[str, Tensor], Any]:
     copy: the tensors share no memory with the state. Raises ValueError for a value that is neither.
     """
     tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    return tensors, _tree(state, "", tensors, set(), copy)
 
-    def walk(value: Any, path: str) -> Any:
-        if isinstance(value, Tensor):
-            moved = value.detach().to("cpu").contiguous()
-            storage = moved.untyped_storage().data_ptr()
-            if copy or storage in seen or moved.untyped_storage().nbytes() != moved.nbytes:  # a file holds no views
-                moved = moved.clone()
-            seen.add(storage)
-            if path in tensors:
-                raise ValueError(f"Two tensors of this state are called {path}; it cannot be saved.")
-            tensors[path] = moved
-            return {"tensor": path}
-        if isinstance(value, PLAIN):
-            return value
-        if isinstance(value, Mapping):
-            return {"dict": [[walk(key, f"{path}.key"), walk(each, f"{path}.{key}")] for key, each in value.items()]}
-        if isinstance(value, (list, tuple)):
-            kind = "list" if isinstance(value, list) else "tuple"
-            return {kind: [walk(each, f"{path}.{number}") for number, each in enumerate(value)]}
-        raise ValueError(f"{path} is a {type(value).__name__}, and a state of tensors, numbers and texts can be saved.")
 
-    return tensors, walk(state, "")
+def _tree(value: Any, path: str, tensors: dict[str, Tensor], seen: set[int], copy: bool) -> Any:
+    """Return a state without its tensors, which are added to `tensors` under their paths; seen: their memory so far."""
+
+    # A function of its own, not inside `pack`: one that calls itself there would keep the tensors in a circle.
+    def go_on(part: Any, name: str) -> Any:
+        return _tree(part, f"{path}.{name}", tensors, seen, copy)
+
+    if isinstance(value, Tensor):
+        moved = value.detach().to("cpu").contiguous()
+        storage = moved.untyped_storage().data_ptr()
+        if copy or storage in seen or moved.untyped_storage().nbytes() != moved.nbytes:  # a file holds no views
+            moved = moved.clone()
+        seen.add(storage)
+        if path in tensors:
+            raise ValueError(f"Two tensors of this state are called {path}; it cannot be saved.")
+        tensors[path] = moved
+        return {"tensor": path}
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        return {"dict": [[go_on(key, "key"), go_on(each, key)] for key, each in value.items()]}
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [go_on(each, f"{number}") for number, each in enumerate(value)]}
+    raise ValueError(f"{path} is a {type(value).__name__}, and a state of tensors, numbers and texts can be saved.")
 
 
 def unpack(tensors: Mapping[str, Tensor], tree: Any) -> Any:

@@ -176,7 +176,7 @@ WRONG_TENSORS = {
     "has no text encoder and no VAE": lambda: {
         k: v for k, v in checkpoint_tensors().items() if k.startswith("model.diffusion_model.")
     },
-    "is not a Stable Diffusion checkpoint": lambda: {"x": torch.zeros(1)},
+    "is no checkpoint, and no other file known here": lambda: {"x": torch.zeros(1)},
 }
 
 
