@@ -36,9 +36,15 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def end_with_parent() -> None:
-    """Let Linux end the calling process when its parent dies, however that happens."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+def as_in_a_terminal() -> None:
+    """Let the calling process answer signals, as one from a background job does not, and end with its parent.
+
+    The latter on Linux alone, however the parent ends.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 class ComfyServer:
@@ -64,9 +70,9 @@ class ComfyServer:
         self.url = f"http://127.0.0.1:{port}"
         command = server_command(self.comfyui, self.base, port, *self.extra, cpu=self.cpu)
         alone: dict[str, Any] = {"start_new_session": True}  # a Ctrl-C is ours to pass on
-        if sys.platform == "linux":
-            alone["preexec_fn"] = end_with_parent
-        elif os.name == "nt":
+        if os.name == "posix":
+            alone["preexec_fn"] = as_in_a_terminal
+        else:
             alone = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, cwd=self.base, stdout=log, stderr=log, **alone)
