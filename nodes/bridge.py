@@ -27,6 +27,7 @@ from torch import Tensor
 
 import nodes as comfy_nodes
 
+from ..trainer_core.callbacks import Callbacks
 from ..trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig
 from ..trainer_core.existing import load_lora
 from ..trainer_core.models.encoder import embedding_shape, read_text
@@ -214,12 +215,12 @@ def logs_folder() -> Path:
     return Path(folder_paths.get_output_directory()) / "atelier" / "logs"
 
 
-def check_pictures(dataset: DatasetConfig) -> None:
+def check_pictures(dataset: DatasetConfig, callbacks: Callbacks) -> None:
     """Raise ValueError that names every picture, caption and mask that cannot be used as the dataset is set."""
     from ..trainer_core.scan import Index, scan  # here, so that ComfyUI starts fast
 
     with Index(index_file()) as index:
-        scan(dataset, index)
+        scan(dataset, index, callbacks)
 
 
 def runs_folder() -> Path:

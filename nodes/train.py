@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..trainer_core.callbacks import Callbacks
 from ..trainer_core.config import (
     BaseModelConfig,
     BucketConfig,
@@ -155,7 +156,7 @@ class AtelierTrain(io.ComfyNode):
             with session.open_to_requests(cls.hidden.unique_id, draws=bool(config.sample.prompts)) as asked:
                 from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
 
-                model, clip = output_models(config, model, clip)
+                model, clip = output_models(config, model, clip, progress.callbacks())
                 with session.training_session() as device, session.saved_when_comfyui_ends():
                     result = train_lora(
                         config,
@@ -203,7 +204,7 @@ def read_existing(on_existing: dict[str, Any]) -> ExistingConfig:
     return ExistingConfig(**chosen)
 
 
-def output_models(config: RunConfig, model: Any, clip: Any) -> tuple[Any, Any]:
+def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks) -> tuple[Any, Any]:
     """Return MODEL and CLIP that get the LoRA: those linked, else the base model's with the LoRAs beneath it.
 
     Raises ValueError if they do not fit.
@@ -213,7 +214,7 @@ def output_models(config: RunConfig, model: Any, clip: Any) -> tuple[Any, Any]:
     check_lora_files(config)
     outline_network(config)  # a choice of layers that cannot be is refused before anything is loaded
     if model is None or clip is None:
-        bridge.check_pictures(config.dataset)  # so that what is wrong with them is said before anything is loaded
+        bridge.check_pictures(config.dataset, callbacks)  # what is wrong with them is said before anything is loaded
         own_model, own_clip, _ = bridge.load_models(config.base_model, *noise_model(config.base_model))
         for beneath in config.lora.beneath:
             tensors = comfy_tensors(Path(beneath.path), config.base_model)
