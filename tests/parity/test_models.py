@@ -194,6 +194,13 @@ WRONG_BYTES = {
     "old.ckpt": (b"PK\x03\x04 zip of pickles", "is a pickle"),
     "renamed.safetensors": (b"\x80\x02 pickle", "is a pickle"),
     "model.gguf": (b"GGUF\x03\x00\x00\x00", "is a GGUF file"),
+    "page.safetensors": (
+        b"<!DOCTYPE html><html>sign in",
+        "is a short text or a web page that was saved in place",
+    ),
+    "no.safetensors": (b'{"error": "Unauthorized"}', "is a short text or a web page that was saved in place"),
+    "lfs.safetensors": (b"version https://git-lfs.github.com/spec/v1\noid", "is a short text or a web page"),
+    "newer.safetensors": (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff", "is a pickle, which can run code"),
 }
 
 

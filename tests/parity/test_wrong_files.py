@@ -401,21 +401,6 @@ def test_a_file_that_is_no_autoencoder_is_named(what, checkpoint, tmp_path):
     assert sentence == f"given.safetensors is not a Stable Diffusion autoencoder {what} choose another file as vae."
 
 
-NOT_SAFETENSORS = {
-    "a web page": (b"<!DOCTYPE html><html>sign in</html>", "a short text or a web page that was saved in place"),
-    "a refusal": (b'{"error": "Unauthorized"}', "a short text or a web page that was saved in place"),
-    "a pointer of Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid", "a short text or a web page"),
-    "a pickle of protocol 4": (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff", "a pickle, which can run code"),
-}
-
-
-@pytest.mark.parametrize("kind", NOT_SAFETENSORS)
-def test_other_files_under_a_models_name_are_named(kind, tmp_path):
-    data, sentence = NOT_SAFETENSORS[kind]
-    (tmp_path / "given.safetensors").write_bytes(data)
-    assert f"given.safetensors is {sentence}" in refusal(tmp_path / "given.safetensors")
-
-
 @pytest.mark.parametrize("length", [0x0280, 0x4B50])
 def test_a_header_whose_length_spells_the_beginning_of_a_pickle_is_read(length, tmp_path):
     header = json.dumps({"__metadata__": {"a": ""}, "a": F32})
