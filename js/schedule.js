@@ -5,6 +5,7 @@ import { api } from "../../scripts/api.js";
 // the picture is what a run does.
 
 const WIDTH = 320, HEIGHT = 150, LEFT = 34, RIGHT = 12, TOP = 12, BOTTOM = 20;
+const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
 const GROUND = "rgb(24,25,28)", GRID = "rgb(52,55,60)", SMOOTH = "rgb(255,176,66)", HELD_OUT = "rgb(96,180,255)";
 const BRIGHT = "rgb(232,233,236)", DIM = "rgb(152,156,164)", RAW = "rgb(104,92,66)";
 const INTERVAL = 250; // milliseconds
@@ -63,7 +64,10 @@ function stepsOf(node) {
   return null;
 }
 
-const isLinked = (node, name) => node.inputs?.some((input) => input.widget?.name === name && input.link != null);
+function isLinked(node, name) {
+  const slot = node.inputs?.findIndex((input) => input.widget?.name === name) ?? -1;
+  return slot >= 0 && node.isInputConnected(slot);
+}
 
 function addCurve(node) {
   const box = document.createElement("div");
@@ -82,8 +86,9 @@ function addCurve(node) {
   const widget = node.addDOMWidget("curve", "atelier_schedule", box, {
     serialize: false,
     hideOnZoom: false,
-    getMinHeight: () => HEIGHT,
-    getMaxHeight: () => 2 * HEIGHT,
+    margin: MARGIN,
+    getMinHeight: () => HEIGHT + 2 * MARGIN,
+    getMaxHeight: () => 2 * (HEIGHT + MARGIN),
   });
   widget.serialize = false;
 
@@ -96,7 +101,7 @@ function addCurve(node) {
     const question = JSON.stringify({ values, steps, linked: linked?.name });
     if (question === shown) return;
     shown = question;
-    if (linked) return say(`${linked.name} is linked, so the curve is not known before the run.`);
+    if (linked) return say(`${linked.name} is linked, so the curve is unknown before the run.`);
     let answer;
     try {
       const response = await api.fetchApi("/atelier/schedule", {
@@ -106,7 +111,7 @@ function addCurve(node) {
       });
       answer = await response.json();
     } catch (problem) {
-      answer = { error: `The server does not draw the curve: ${problem.message}.` };
+      answer = { error: `The server did not draw the curve: ${problem.message}.` };
     }
     if (question !== shown) return; // something newer is being asked
     if (answer.error) return say(answer.error);

@@ -1,13 +1,13 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 
-// Three buttons on Train LoRA, alive while it trains.
+// Three buttons on Train LoRA, for use while it trains.
 
-const HEIGHT = 30;
+const HEIGHT = 26, MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
 const ASKS = [
-  ["stop", "Stop and keep", "End after this step; what was learned goes on to the next nodes. Queue again to go on."],
+  ["stop", "Stop and keep", "End after this step; the next nodes get the LoRA so far. Press Run again to resume."],
   ["save", "Save now", "Save the run after this step."],
-  ["sample", "Sample now", "Draw the sample_prompts after this step."],
+  ["sample", "Sample now", "Draw sample_prompts after this step."],
 ];
 
 const buttons = new WeakMap(); // node -> its three
@@ -43,7 +43,7 @@ function addButtons(node) {
     button.textContent = name;
     button.title = help;
     button.dataset.ask = what;
-    button.style.cssText = `flex:1;min-width:0;height:${HEIGHT - 4}px;padding:0 4px;border-radius:4px;` +
+    button.style.cssText = `flex:1;min-width:0;height:${HEIGHT}px;padding:0 4px;border-radius:4px;` +
       "border:1px solid var(--border-color);background:var(--comfy-input-bg);color:var(--input-text);" +
       "font:12px sans-serif;white-space:nowrap;overflow:hidden;text-overflow:ellipsis";
     button.addEventListener("pointerdown", (event) => event.stopPropagation()); // else it drags the node
@@ -55,11 +55,12 @@ function addButtons(node) {
   enable(node, false);
 
   // Neither the workflow's file nor the prompt knows of the buttons.
-  const widget = node.addDOMWidget("requests", "atelier_train", box, {
+  const widget = node.addDOMWidget("wishes", "atelier_train", box, {
     serialize: false,
     hideOnZoom: false,
-    getMinHeight: () => HEIGHT,
-    getMaxHeight: () => HEIGHT,
+    margin: MARGIN,
+    getMinHeight: () => HEIGHT + 2 * MARGIN,
+    getMaxHeight: () => HEIGHT + 2 * MARGIN,
   });
   widget.serialize = false;
 }

@@ -1,7 +1,8 @@
 """The nodes: each is a schema, an unpacking, one core call and a return."""
 
 from .base_model import AtelierLoadBaseModel
-from .bridge import register_assets
+from .comfyui.folders import register_assets
+from .comfyui.tiny import register_tiny_model
 from .dataset import AtelierConceptDataset
 from .embedding import AtelierEmbedding
 from .existing import AtelierExistingLora
@@ -18,7 +19,6 @@ from .sample import AtelierSample
 from .saves import AtelierSaves
 from .scheduler import AtelierScheduler
 from .sockets import ComfyExtension, io
-from .tiny import register_tiny_model
 from .train import AtelierTrain
 from .variation import AtelierAugment, AtelierBuckets
 
@@ -45,19 +45,14 @@ NODES: list[type[io.ComfyNode]] = [
 
 
 class AtelierExtension(ComfyExtension):
-    """What ComfyUI loads."""
+    """The extension that ComfyUI loads."""
 
     async def on_load(self) -> None:
-        """Make the shipped tiny base model known to ComfyUI's loader and its list of checkpoints; add our routes."""
+        """Register the tiny base model and our routes with ComfyUI."""
         register_tiny_model()
         register_assets()
         register_routes()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        """Return the node classes."""
+        """List the node classes."""
         return NODES
-
-
-async def comfy_entrypoint() -> AtelierExtension:
-    """Return the extension, as ComfyUI asks for it."""
-    return AtelierExtension()

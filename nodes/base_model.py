@@ -1,56 +1,56 @@
-"""Load Base Model: the model that is trained on, for training and for sampling."""
+"""Load Base Model: choose the model that a LoRA is trained on."""
 
 from __future__ import annotations
 
 from typing import get_args
 
 from ..trainer_core.config import BaseModelConfig, Weights
-from ..trainer_core.models import check_base_model, noise_model, remarks
-from . import bridge
+from ..trainer_core.models.sd import check_base_model, detect_noise, remarks
+from .comfyui import folders, models
 from .sockets import CATEGORY, BaseModelSocket, io, ui
 
 BAKED = "baked"
 TEXT_TOOLTIPS = {
     "text_encoder": "The (first) text encoder, CLIP-L for Stable Diffusion 1 and XL, OpenCLIP-H for 2. baked: the "
-    "checkpoint's own; else a file of models/text_encoders, which takes its place in training and in CLIP.",
-    "text_encoder_2": "The second text encoder, CLIP-G, of Stable Diffusion XL only. baked: the checkpoint's own; else "
-    "a file of models/text_encoders, which takes its place in training and in CLIP.",
+    "one in the checkpoint; else a file of models/text_encoders, used in training and in CLIP.",
+    "text_encoder_2": "The second text encoder, CLIP-G, of Stable Diffusion XL only. baked: the one in the "
+    "checkpoint; else a file of models/text_encoders, used in training and in CLIP.",
 }
 WEIGHTS_TOOLTIPS = {
-    "unet_weights": "How the UNet's frozen weights are kept while training; everything is computed in `precision` "
-    "either way. auto: in `precision`. float8 takes half the memory of bfloat16, int8 as much, nf4 a quarter; int8 and "
-    "nf4 need bitsandbytes. The smaller, the less exact.",
-    "text_weights": "How the text encoders' frozen weights are kept while training; choices as for unet_weights.",
+    "weights": "Number format of the UNet's frozen weights while training; the computation uses `precision` either "
+    "way. auto: as `precision`. float8 and int8 take half the memory of bfloat16, nf4 a quarter; int8 and nf4 need "
+    "bitsandbytes. Smaller is less exact.",
+    "text_weights": "Number format of the text encoders' frozen weights while training; choices as for weights.",
 }
 
 
 class AtelierLoadBaseModel(io.ComfyNode):
-    """Name the base model once, for training and for ComfyUI's own nodes."""
+    """Choose the base model once, for training and for ComfyUI's own nodes."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierLoadBaseModel",
             display_name="Load Base Model",
             category=CATEGORY,
-            description="The model your LoRA is trained on. BASE_MODEL goes to Train LoRA, which loads its own copy; "
-            "MODEL, CLIP and VAE are loaded by ComfyUI as usual.",
+            description="The model that the LoRA is trained on. BASE_MODEL goes to Train LoRA, which loads its own "
+            "copy; ComfyUI loads MODEL, CLIP and VAE as usual.",
             search_aliases=["checkpoint", "train lora", "finetune", "dreambooth", "sd15", "sdxl", "pony", "atelier"],
             inputs=[
                 io.Combo.Input(
                     "checkpoint",
-                    options=bridge.checkpoint_names(),
+                    options=folders.checkpoint_names(),
                     socketless=True,
-                    tooltip="A checkpoint (.safetensors) of Stable Diffusion 1, 2 or XL from models/checkpoints, or a "
-                    "diffusers folder from models/diffusers. atelier-tiny is a toy model that comes with the pack.",
+                    tooltip="A checkpoint (.safetensors) of Stable Diffusion 1, 2 or XL from models/checkpoints, or "
+                    "a diffusers folder from models/diffusers. atelier-tiny is a toy model that comes with the pack.",
                 ),
                 io.Combo.Input(
                     "prediction",
                     options=["auto", "epsilon", "v_prediction"],
                     default="auto",
-                    tooltip="What the model predicts. auto reads it from the file and takes epsilon (noise) where the "
-                    "file says nothing, which is right for nearly all models of Stable Diffusion 1 and XL.",
+                    tooltip="What the model predicts. auto: read from the file; where the file does not say, epsilon "
+                    "(noise), which is right for nearly all models of Stable Diffusion 1 and XL.",
                     advanced=True,
                 ),
                 io.Int.Input(
@@ -74,8 +74,9 @@ class AtelierLoadBaseModel(io.ComfyNode):
                     options=["auto", "float32", "bfloat16", "float16"],
                     default="auto",
                     optional=True,
-                    tooltip="Precision of the autoencoder while your pictures are encoded. auto: float32, exact. The "
-                    "others are faster on a GPU; a picture on which float16 overflows is encoded in float32, and said.",
+                    tooltip="Precision of the VAE while it encodes your pictures. auto: float32, exact. The others "
+                    "are faster on a GPU; a picture that overflows in float16 is encoded in float32, and the report "
+                    "names it.",
                     advanced=True,
                 ),
                 io.Combo.Input(
@@ -83,24 +84,24 @@ class AtelierLoadBaseModel(io.ComfyNode):
                     options=["auto", "on", "off"],
                     default="auto",
                     optional=True,
-                    tooltip="Whether the model's noise ends in pure noise. auto: as the file says (NoobAI v-pred and "
-                    "its kin do). Only with v_prediction.",
+                    tooltip="Zero terminal SNR: the last timestep is pure noise, as in NoobAI v-pred. auto: read "
+                    "from the file. Needs v_prediction.",
                     advanced=True,
                 ),
                 io.Combo.Input(
                     "vae",
-                    options=[BAKED, *bridge.vae_names()],
+                    options=[BAKED, *folders.vae_names()],
                     default=BAKED,
                     optional=True,
                     socketless=True,
-                    tooltip="The autoencoder that encodes your pictures and comes out as VAE. baked: the checkpoint's "
-                    "own; else a file of models/vae, for checkpoints that have none or a bad one.",
+                    tooltip="The VAE that encodes your pictures and goes to the output VAE. baked: the one in the "
+                    "checkpoint; else a file of models/vae, for checkpoints without a VAE or with a bad one.",
                     advanced=True,
                 ),
                 *(
                     io.Combo.Input(
                         name,
-                        options=[BAKED, *bridge.text_encoder_names()],
+                        options=[BAKED, *folders.text_encoder_names()],
                         default=BAKED,
                         optional=True,
                         socketless=True,
@@ -122,10 +123,10 @@ class AtelierLoadBaseModel(io.ComfyNode):
                 ),
             ],
             outputs=[
-                BaseModelSocket.Output(display_name="BASE_MODEL", tooltip="Which model to train on, for Train LoRA."),
+                BaseModelSocket.Output(display_name="BASE_MODEL", tooltip="The model to train on, for Train LoRA."),
                 io.Model.Output(display_name="MODEL", tooltip="The diffusion model, loaded by ComfyUI."),
                 io.Clip.Output(display_name="CLIP", tooltip="The text encoder, with clip_skip applied."),
-                io.Vae.Output(display_name="VAE", tooltip="The autoencoder, for Sample and VAE Decode."),
+                io.Vae.Output(display_name="VAE", tooltip="The VAE, for Sample and VAE Decode."),
             ],
         )
 
@@ -138,11 +139,11 @@ class AtelierLoadBaseModel(io.ComfyNode):
         text_encoder_2: str = BAKED,
         **_: object,
     ) -> str:
-        """Notice a file that was replaced under the same name."""
-        path = bridge.checkpoint_path(checkpoint)
+        """Change when a file was replaced under the same name."""
+        path = folders.checkpoint_path(checkpoint)
         files = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]
-        files += [] if vae == BAKED else [bridge.vae_path(vae)]
-        files += [bridge.text_encoder_path(name) for name in (text_encoder, text_encoder_2) if name != BAKED]
+        files += [] if vae == BAKED else [folders.vae_path(vae)]
+        files += [folders.text_encoder_path(name) for name in (text_encoder, text_encoder_2) if name != BAKED]
         return " ".join(f"{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
 
     @classmethod
@@ -157,25 +158,25 @@ class AtelierLoadBaseModel(io.ComfyNode):
         vae: str = BAKED,
         text_encoder: str = BAKED,
         text_encoder_2: str = BAKED,
-        unet_weights: str = "auto",
+        weights: str = "auto",
         text_weights: str = "auto",
     ) -> io.NodeOutput:
         """Check the file, then load it through ComfyUI."""
         config = BaseModelConfig(
-            path=str(bridge.checkpoint_path(checkpoint)),
-            vae="" if vae == BAKED else str(bridge.vae_path(vae)),
-            text_encoder="" if text_encoder == BAKED else str(bridge.text_encoder_path(text_encoder)),
-            text_encoder_2="" if text_encoder_2 == BAKED else str(bridge.text_encoder_path(text_encoder_2)),
-            tokenizer=str(bridge.tokenizer_path()),
+            path=str(folders.checkpoint_path(checkpoint)),
+            vae="" if vae == BAKED else str(folders.vae_path(vae)),
+            text_encoder="" if text_encoder == BAKED else str(folders.text_encoder_path(text_encoder)),
+            text_encoder_2="" if text_encoder_2 == BAKED else str(folders.text_encoder_path(text_encoder_2)),
+            tokenizer=str(folders.tokenizer_path()),
             prediction=prediction,
             clip_skip=clip_skip,
             precision=precision,
-            unet_weights=unet_weights,
+            weights=weights,
             text_weights=text_weights,
             vae_precision=vae_precision,
             zero_terminal_snr=zero_terminal_snr,
         )
         check_base_model(config)
-        models = bridge.load_models(config, *noise_model(config))
+        loaded = models.load_models(config, *detect_noise(config))
         sentences = remarks(config)
-        return io.NodeOutput(config, *models, ui=ui.PreviewText("\n".join(sentences)) if sentences else None)
+        return io.NodeOutput(config, *loaded, ui=ui.PreviewText("\n".join(sentences)) if sentences else None)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig
-from . import bridge
+from .comfyui import folders
 from .sockets import CATEGORY, DatasetSocket, complaint, io
 
 # Inputs that say which files to watch have no socket: fingerprint_inputs sees no linked values.
 
-FOLDER_RULE = (
-    "An absolute path, or a folder inside ComfyUI's input/ or datasets/ folder. Nothing is ever written there."
-)
+FOLDER_RULE = "A full path, or a folder inside ComfyUI's input/ or datasets/ folder. Nothing is ever written there."
 CAPTION_FIELDS = {  # input of the node -> field of CaptionConfig
     "caption_source": "source",
     "caption_extension": "extensions",
@@ -38,7 +36,7 @@ class AtelierConceptDataset(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierConceptDataset",
             display_name="Concept Dataset",
@@ -49,26 +47,27 @@ class AtelierConceptDataset(io.ComfyNode):
             inputs=[
                 io.String.Input(
                     "folder",
-                    default=bridge.EXAMPLE,
+                    default=folders.EXAMPLE,
                     socketless=True,
                     placeholder="my_character",
-                    tooltip=f"The folder that holds your pictures. {FOLDER_RULE} {bridge.EXAMPLE} is a small example "
+                    tooltip=f"The folder that holds your pictures. {FOLDER_RULE} {folders.EXAMPLE} is a small example "
                     "that comes with the pack.",
                 ),
                 io.String.Input(
                     "caption_prefix",
                     default="",
                     placeholder="trigger word",
-                    tooltip="The trigger word you will prompt with: put in front of every caption, with a space "
+                    tooltip="The trigger word for your prompts. It is put in front of every caption, with a space "
                     "between. Stays in front when tags are shuffled. Empty = nothing.",
                 ),
                 io.Combo.Input(
                     "caption_source",
                     options=["text_file", "one_file", "table", "file_name", "folder_name", "none"],
                     default="text_file",
-                    tooltip="text_file: a text file of the same name beside each picture. one_file: caption_file holds "
-                    "the lines for all pictures. table: a metadata.jsonl, CSV or JSON table by file name. file_name, "
-                    "folder_name: the name is the caption. none: captions are empty but for the prefix and suffix.",
+                    tooltip="text_file: a text file of the same name beside each picture. one_file: caption_file "
+                    "holds the lines for all pictures. table: metadata.jsonl, CSV or JSON, with file names "
+                    "and captions. file_name, folder_name: the name is the caption. none: empty captions, "
+                    "with prefix and suffix only.",
                 ),
                 io.Float.Input(
                     "repeats",
@@ -77,26 +76,26 @@ class AtelierConceptDataset(io.ComfyNode):
                     max=100_000.0,
                     step=0.5,
                     round=0.001,
-                    tooltip="How often each picture is visited in an epoch. Balances concepts of different size. 0.5 "
-                    "visits each picture in every other epoch.",
+                    tooltip="How often each picture is trained in an epoch. Balances concepts of different size. "
+                    "0.5 trains each picture in every other epoch.",
                 ),
                 io.Boolean.Input(
                     "flip",
                     default=False,
-                    tooltip="Mirror pictures left to right at half of the visits. Not for faces, text or anything "
+                    tooltip="Mirrors pictures left to right at half of the visits. Not for faces, text or anything "
                     "whose sides differ. Pictures whose caption says left or right are never mirrored.",
                 ),
                 io.Boolean.Input(
                     "shuffle_tags",
                     default=False,
-                    tooltip="Give the comma-separated tags of a caption a new order at each visit.",
+                    tooltip="Shuffles the comma-separated tags of a caption at each visit.",
                 ),
                 io.Int.Input(
                     "keep_tags",
                     default=0,
                     min=0,
                     max=1000,
-                    tooltip="How many tags at the beginning stay where they are, are never shuffled or left out.",
+                    tooltip="How many tags at the beginning are never shuffled or dropped.",
                     advanced=True,
                 ),
                 io.Float.Input(
@@ -106,7 +105,7 @@ class AtelierConceptDataset(io.ComfyNode):
                     max=1.0,
                     step=0.01,
                     round=1e-4,
-                    tooltip="Chance to leave out each other tag at a visit, 0 to 1.",
+                    tooltip="Chance that each of the other tags is dropped at a visit, 0 to 1.",
                     advanced=True,
                 ),
                 io.Float.Input(
@@ -122,7 +121,7 @@ class AtelierConceptDataset(io.ComfyNode):
                 io.String.Input(
                     "caption_suffix",
                     default="",
-                    tooltip="Put behind every caption. Empty = nothing.",
+                    tooltip="Put after every caption. Empty = nothing.",
                     advanced=True,
                 ),
                 io.String.Input(
@@ -137,8 +136,8 @@ class AtelierConceptDataset(io.ComfyNode):
                     "missing_caption",
                     options=["error", "empty"],
                     default="error",
-                    tooltip="A picture without a caption file: error stops before training and names it, empty trains "
-                    "it with an empty caption.",
+                    tooltip="A picture without a caption file. error: stop before training and name it. empty: "
+                    "train it with an empty caption.",
                     advanced=True,
                 ),
                 io.Float.Input(
@@ -155,7 +154,7 @@ class AtelierConceptDataset(io.ComfyNode):
                     "recursive",
                     default=True,
                     socketless=True,
-                    tooltip="Also take the pictures of folders inside the folder.",
+                    tooltip="Also uses the pictures in sub-folders.",
                     advanced=True,
                 ),
                 DatasetSocket.Input(
@@ -168,25 +167,26 @@ class AtelierConceptDataset(io.ComfyNode):
                     options=["train", "regularisation", "validation", "prior_prediction"],
                     default="train",
                     optional=True,
-                    tooltip="train: these pictures teach the LoRA. regularisation: pictures of the general class that "
-                    "keep the model as it was (prior preservation); visited as often as all training pictures together "
-                    "unless samples says otherwise. validation: never trained, only the loss on them is measured. "
-                    "prior_prediction: with these captions the model shall go on predicting what it did before; the "
-                    "training pictures themselves will do, with captions of the general class.",
+                    tooltip="train: these pictures teach the LoRA. regularisation: pictures of the general class "
+                    "that keep the model as it was (prior preservation); visited as often as all training "
+                    "pictures together, unless samples is set. validation: never trained, only their loss "
+                    "is measured. prior_prediction: with these captions the model keeps its old "
+                    "predictions; use the training pictures again, with captions of the general class.",
                 ),
                 io.Boolean.Input(
                     "enabled",
                     default=True,
                     optional=True,
-                    tooltip="Off leaves this concept out, as if the node were not there.",
+                    tooltip="Off: this concept is not used, as if the node were not there.",
                 ),
                 io.String.Input(
                     "resolutions",
                     default="",
                     placeholder="as in Train LoRA",
                     optional=True,
-                    tooltip="Other sizes for this concept alone, with commas between: 512 = about 512 x 512 pixels in "
-                    "the shape of each picture, 640x384 = exactly that. Empty = as in Train LoRA or Buckets.",
+                    tooltip="Sizes for this concept alone, separated by commas: 512 = about 512 x 512 pixels in "
+                    "the shape of each picture, 640x384 = exactly that. Empty = as in Train LoRA or "
+                    "Buckets.",
                     advanced=True,
                 ),
                 io.Int.Input(
@@ -195,15 +195,15 @@ class AtelierConceptDataset(io.ComfyNode):
                     min=0,
                     max=10_000_000,
                     optional=True,
-                    tooltip="Visits of this concept per epoch, spread over its pictures in turn. 0 = as repeats say.",
+                    tooltip="Visits of this concept per epoch, spread over its pictures in turn. 0 = use repeats.",
                     advanced=True,
                 ),
                 io.Boolean.Input(
                     "folder_repeats",
                     default=True,
                     optional=True,
-                    tooltip="Sub-folders named as 10_cat repeat their pictures 10 times more, as kohya's trainer reads "
-                    "them (numbers up to 1000).",
+                    tooltip="Sub-folders named like 10_cat multiply the repeats of their pictures by 10, as in "
+                    "kohya's trainer (up to 1000).",
                     advanced=True,
                 ),
                 io.String.Input(
@@ -212,8 +212,9 @@ class AtelierConceptDataset(io.ComfyNode):
                     socketless=True,
                     placeholder="captions.txt",
                     optional=True,
-                    tooltip="For caption_source one_file and table: the file with the captions, inside the folder or "
-                    "with its full path. A table may be left empty: metadata.jsonl, metadata.csv ... are found.",
+                    tooltip="For caption_source one_file and table: the file with the captions, inside the folder "
+                    "or as a full path. Empty with table = metadata.jsonl, metadata.csv and so on are "
+                    "searched for.",
                     advanced=True,
                 ),
                 io.Combo.Input(
@@ -221,30 +222,31 @@ class AtelierConceptDataset(io.ComfyNode):
                     options=["draw", "first", "join"],
                     default="draw",
                     optional=True,
-                    tooltip="A caption of several lines: draw takes one at each visit, all equally often; first takes "
-                    "the first alone; join makes one caption of them.",
+                    tooltip="A caption of several lines. draw: one line at each visit, all equally often. first: "
+                    "only the first line. join: all lines as one caption.",
                     advanced=True,
                 ),
                 io.String.Input(
                     "caption_encoding",
                     default="auto",
                     optional=True,
-                    tooltip="auto reads UTF-8 and UTF-16 and names every other file. For old files their encoding: "
-                    "cp1252, shift_jis, gb18030, cp1251 ...",
+                    tooltip="Encoding of the caption files. auto reads UTF-8 and UTF-16 and reports any other file "
+                    "by name. For old files choose theirs: cp1252, shift_jis, gb18030, cp1251 ...",
                     advanced=True,
                 ),
                 io.Boolean.Input(
                     "wildcards",
                     default=False,
                     optional=True,
-                    tooltip="{red|blue} in a caption becomes one of the two at each visit; {{ and }} are braces.",
+                    tooltip="On: {red|blue} in a caption becomes one of the two at each visit; write {{ and }} for "
+                    "braces.",
                     advanced=True,
                 ),
                 io.String.Input(
                     "tag_separator",
                     default=",",
                     optional=True,
-                    tooltip="What stands between the tags of a caption.",
+                    tooltip="The separator between the tags of a caption.",
                     advanced=True,
                 ),
                 io.Combo.Input(
@@ -252,22 +254,22 @@ class AtelierConceptDataset(io.ComfyNode):
                     options=["uniform", "weighted"],
                     default="uniform",
                     optional=True,
-                    tooltip="uniform: each tag is left out with the chance tag_dropout. weighted: the later a tag "
-                    "stands, the likelier, up to tag_dropout for the last.",
+                    tooltip="uniform: each tag is dropped with the chance tag_dropout. weighted: the chance grows "
+                    "from tag to tag, up to tag_dropout for the last.",
                     advanced=True,
                 ),
                 io.String.Input(
                     "protected_tags",
                     default="",
                     optional=True,
-                    tooltip="Tags that are never left out, with commas between.",
+                    tooltip="Tags that are never dropped, separated by commas.",
                     advanced=True,
                 ),
                 io.String.Input(
                     "background",
                     default="white",
                     optional=True,
-                    tooltip="What transparent pictures are laid on: a colour's name or #rrggbb.",
+                    tooltip="Background of transparent pictures: a colour's name or #rrggbb.",
                     advanced=True,
                 ),
                 io.Combo.Input(
@@ -275,8 +277,8 @@ class AtelierConceptDataset(io.ComfyNode):
                     options=["stop", "leave_out"],
                     default="stop",
                     optional=True,
-                    tooltip="A picture that cannot be used (broken, too small, caption or mask unreadable): stop names "
-                    "all of them before training, leave_out trains the others and lists them.",
+                    tooltip="A picture that cannot be used (broken, too small, caption or mask unreadable). stop: "
+                    "name all of them before training. leave_out: train the others and list them.",
                 ),
                 io.Int.Input(
                     "min_picture_side",
@@ -284,7 +286,7 @@ class AtelierConceptDataset(io.ComfyNode):
                     min=1,
                     max=8192,
                     optional=True,
-                    tooltip="Pixels: a picture with a shorter side counts as a problem.",
+                    tooltip="Pixels: a picture with a shorter side cannot be used; on_problem decides.",
                     advanced=True,
                 ),
             ],
@@ -300,7 +302,7 @@ class AtelierConceptDataset(io.ComfyNode):
         """Refuse a folder that does not exist before anything runs; a linked value is not known yet."""
         # ComfyUI repeats the sentence for every input that is named here, so there is one: what is switched off is
         # refused, too.
-        return complaint(lambda: folder is None or bridge.find_folder(folder))
+        return complaint(lambda: folder is None or folders.find_folder(folder))
 
     @classmethod
     def fingerprint_inputs(
@@ -312,7 +314,7 @@ class AtelierConceptDataset(io.ComfyNode):
         enabled: bool = True,
         **_: object,
     ) -> str:
-        """Notice every picture, caption and mask whose content changes in the folder, while it is switched on."""
+        """Hash the pictures, captions and masks of the folder, so that a changed file runs the node again."""
         if not enabled:
             return ""
         captions = CaptionConfig(
@@ -320,7 +322,7 @@ class AtelierConceptDataset(io.ComfyNode):
             file=caption_file,
             extensions=extensions(caption_extension),
         )
-        return bridge.fingerprint(bridge.find_folder(folder), recursive=recursive, captions=captions)
+        return folders.fingerprint(folders.find_folder(folder), recursive=recursive, captions=captions)
 
     @classmethod
     def execute(
@@ -335,20 +337,20 @@ class AtelierConceptDataset(io.ComfyNode):
         captions["extensions"] = extensions(captions["extensions"])
         values |= {"resolutions": resolutions(values["resolutions"])} if "resolutions" in values else {}
         values |= {"min_side": values.pop("min_picture_side")} if "min_picture_side" in values else {}
-        concept = ConceptConfig(folder=str(bridge.find_folder(folder)), captions=CaptionConfig(**captions), **values)
+        concept = ConceptConfig(folder=str(folders.find_folder(folder)), captions=CaptionConfig(**captions), **values)
         return io.NodeOutput(DatasetConfig(concepts=(*concepts, concept)))
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """Return the parts of a list with commas between, stripped, without empty ones."""
+    """Split a list at its commas; empty parts are dropped."""
     return tuple(part for part in map(str.strip, text.split(",")) if part)
 
 
 def extensions(text: str) -> tuple[str, ...]:
-    """Return the endings in a list, each with its dot."""
+    """Split a list of file endings; each gets its dot."""
     return tuple(part if part.startswith(".") else f".{part}" for part in split_list(text)) or (".txt",)
 
 
 def resolutions(text: str) -> tuple[str, ...]:
-    """Return the resolutions in a list; 640 x 384 is understood as 640x384."""
+    """Split a list of resolutions; 640 x 384 is understood as 640x384."""
     return tuple("".join(part.lower().split()) for part in split_list(text))

@@ -1,4 +1,4 @@
-"""Embedding: a word that is learned together with the LoRA."""
+"""Embedding: train a new word together with the LoRA."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from .sockets import CATEGORY, LoraConfigSocket, complaint, io
 
 
 class AtelierEmbedding(io.ComfyNode):
-    """Add a word whose token embeddings are learned."""
+    """Add a word whose token embeddings are trained."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierEmbedding",
             display_name="Embedding",
             category=CATEGORY,
-            description="Optional, between LoRA Config and Train LoRA: a word of your captions becomes new token "
-            "embeddings that are learned together with the LoRA (pivotal tuning), and saved for ComfyUI's embedding: "
-            "syntax. Chain several for several words.",
+            description="Optional, between LoRA Config and Train LoRA: a word of your captions gets new token "
+            "embeddings, which are trained together with the LoRA (pivotal tuning) and saved for ComfyUI's "
+            "embedding: syntax. Chain several for several words.",
             search_aliases=["textual inversion", "pivotal tuning", "ti", "token", "trigger word", "train", "atelier"],
             inputs=[
                 LoraConfigSocket.Input("lora_config", tooltip="From LoRA Config, Existing LoRA, or another Embedding."),
                 io.String.Input(
                     "token",
                     default="mossling",
-                    tooltip="The word as it stands in the captions: one plain word of letters and digits. Upper and "
-                    "lower case are the same. Wherever it stands alone it is replaced by the learned vectors.",
+                    tooltip="The word as it stands in the captions: one plain word of letters and digits, in upper "
+                    "or lower case. Wherever it stands alone, the trained vectors replace it.",
                 ),
                 io.Int.Input(
                     "vectors",
                     default=2,
                     min=1,
                     max=75,
-                    tooltip="How many vectors the word becomes, 1 to 75. More hold more detail and take that many of "
-                    "the 75 tokens of a prompt. 1 to 4 suits most.",
+                    tooltip="How many vectors the word gets, 1 to 75. More hold more detail and take as many of the "
+                    "75 tokens of a prompt. 1 to 4 suits most.",
                 ),
                 io.String.Input(
                     "init_text",
                     default="",
-                    tooltip="What the word begins as, for example creature: a word or two that come near. Empty = "
-                    "noise, which needs longer.",
+                    tooltip="The initial meaning of the word, for example creature: one or two words that come near. "
+                    "Empty = noise, which trains longer.",
                 ),
                 io.Float.Input(
                     "learning_rate",
@@ -59,20 +59,20 @@ class AtelierEmbedding(io.ComfyNode):
                     max=1_000_000.0,
                     step=0.05,
                     round=0.001,
-                    tooltip="After how much of the run the vectors stay as they are, in stop_unit; the LoRA goes on "
-                    "learning around them. 0 = they learn to the end. Half of the run is a good start.",
+                    tooltip="Trains the vectors only up to here, in stop_unit; the LoRA trains on. 0 = to the end. "
+                    "Half of the run is a good start.",
                 ),
                 io.Combo.Input(
                     "stop_unit",
                     options=["share", "steps", "epochs"],
                     default="share",
-                    tooltip="What stop counts. share: of the whole run, 0.5 is half. steps and epochs: whole numbers.",
+                    tooltip="The unit of stop. share: of the whole run, 0.5 is half. steps and epochs: whole numbers.",
                 ),
                 io.Boolean.Input(
                     "keep_norm",
                     default=False,
-                    tooltip="On: no vector becomes shorter or longer than the embeddings of nearly all other words. "
-                    "Helps where the word drowns out the rest of a prompt, or with a high learning rate.",
+                    tooltip="On: keeps the length of each vector within that of nearly all other words' embeddings. "
+                    "Helps if the word drowns out the rest of a prompt, or with a high learning rate.",
                     advanced=True,
                 ),
             ],
@@ -81,7 +81,7 @@ class AtelierEmbedding(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, token: str | None = None) -> bool | str:
-        """Refuse what is no plain word; a linked one is not known yet."""
+        """Refuse a token that is no plain word; a linked one is not known yet."""
         # ComfyUI repeats the sentence for every input that is named here, so there is one.
         return complaint(lambda: token is None or EmbeddingConfig(token=token.strip()))
 
@@ -89,6 +89,6 @@ class AtelierEmbedding(io.ComfyNode):
     def execute(
         cls, lora_config: LoraConfig, token: str, init_text: str, **values: int | float | str | bool
     ) -> io.NodeOutput:
-        """Return the configuration with the word added."""
+        """Add the word to the configuration."""
         embedding = EmbeddingConfig(token=token.strip(), init=init_text.strip(), **values)  # type: ignore[arg-type]
         return io.NodeOutput(lora_config.replace(embeddings=(*lora_config.embeddings, embedding)))

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save
 
 from ..trainer_core.config import BeneathConfig, LoraConfig
-from ..trainer_core.existing import outline_lora
-from . import bridge
+from ..trainer_core.lora_files.read import outline_lora
+from .comfyui import folders
 from .sockets import CATEGORY, LoraConfigSocket, io
 
 NONE = "none"
@@ -21,17 +21,17 @@ KEPT = 30 * 86400  # seconds that LoRAs of the graph are kept after their last u
 
 
 class AtelierExistingLora(io.ComfyNode):
-    """Name a LoRA that the training builds on."""
+    """Choose a LoRA that the training builds on."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierExistingLora",
             display_name="Existing LoRA",
             category=CATEGORY,
-            description="Optional, between LoRA Config and Train LoRA: train an existing LoRA further, or train a new "
-            "one that works on top of it. Chain several to put more than one beneath.",
+            description="Optional, between LoRA Config and Train LoRA: continue training an existing LoRA, or train "
+            "a new one on top of it. Chain several to put more than one beneath.",
             search_aliases=[
                 "continue lora",
                 "resume lora",
@@ -45,19 +45,19 @@ class AtelierExistingLora(io.ComfyNode):
                 LoraConfigSocket.Input("lora_config", tooltip="From LoRA Config, or another Existing LoRA."),
                 io.Combo.Input(
                     "lora_name",
-                    options=[NONE, *bridge.lora_names()],
+                    options=[NONE, *folders.lora_names()],
                     default=NONE,
                     socketless=True,
                     tooltip="A .safetensors file of models/loras: of kohya, diffusers, OneTrainer, LyCORIS or this "
-                    "pack. Not used when lora is linked.",
+                    "pack. Ignored if lora is linked.",
                 ),
                 io.Combo.Input(
                     "use",
                     options=["continue", "beneath"],
                     default="continue",
-                    tooltip="continue: train this very LoRA further; its layers, ranks and alphas replace those of "
-                    "LoRA Config. beneath: add it to the base model while a LoRA is trained, which does not learn "
-                    "what this one knows.",
+                    tooltip="continue: train this LoRA further; its layers, ranks and alphas replace those of LoRA "
+                    "Config. beneath: add it to the base model while a new LoRA is trained, which does not repeat "
+                    "what this one does.",
                 ),
                 io.Float.Input(
                     "strength",
@@ -67,13 +67,13 @@ class AtelierExistingLora(io.ComfyNode):
                     step=0.05,
                     round=0.001,
                     tooltip="With beneath: how strongly the LoRA is added, -10 to 10. Use the same strength when you "
-                    "sample. A LoRA that is continued always begins as it is.",
+                    "sample. A continued LoRA always starts as it is.",
                 ),
                 io.LoraModel.Input(
                     "lora",
                     optional=True,
-                    tooltip="Optional: a LoRA of the graph, from Train LoRA, Resize LoRA or a loader. Takes the place "
-                    "of lora_name.",
+                    tooltip="Optional: a LoRA of the graph, from Train LoRA, Resize LoRA or a loader. Replaces "
+                    "lora_name.",
                 ),
             ],
             outputs=[LoraConfigSocket.Output(display_name="LORA_CONFIG", tooltip="For Train LoRA.")],
@@ -81,10 +81,10 @@ class AtelierExistingLora(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, lora_name: str = NONE, **_: object) -> str:
-        """Notice a file that was replaced under the same name."""
+        """Change when the file was replaced under the same name."""
         if lora_name == NONE:
             return ""
-        status = bridge.lora_path(lora_name).stat()
+        status = folders.lora_path(lora_name).stat()
         return f"{status.st_size}:{status.st_mtime_ns}"
 
     @classmethod
@@ -96,30 +96,27 @@ class AtelierExistingLora(io.ComfyNode):
         strength: float,
         lora: Mapping[str, torch.Tensor] | None = None,
     ) -> io.NodeOutput:
-        """Check that it is a LoRA, and return the configuration with it."""
+        """Check that the file is a LoRA, and add it to the configuration."""
         if lora is None and lora_name == NONE:
-            raise ValueError("Existing LoRA has no LoRA; choose one in lora_name, or link one into lora.")
-        path = bridge.lora_path(lora_name) if lora is None else keep(lora)
+            raise ValueError("Existing LoRA has no LoRA; set lora_name to a file, or link a LoRA into lora.")
+        path = folders.lora_path(lora_name) if lora is None else keep(lora)
         outline_lora(path)
         if use == "beneath":
             beneath = BeneathConfig(path=str(path), strength=strength)
             return io.NodeOutput(lora_config.replace(beneath=(*lora_config.beneath, beneath)))
         if lora_config.start:
             raise ValueError(
-                f"{Path(lora_config.start).name} is continued already, and only one LoRA can be; set use to beneath "
-                f"for {path.name}."
+                f"Existing LoRA continues {Path(lora_config.start).name} already, and a run continues only one LoRA; "
+                f"set use to beneath for {path.name}."
             )
         return io.NodeOutput(lora_config.replace(start=str(path)))
 
 
 def keep(lora: Mapping[str, torch.Tensor]) -> Path:
-    """Write a LoRA of the graph to a file named by its content; return it.
-
-    Files that have not been asked for in a month are removed.
-    """
+    """Write a LoRA of the graph to a file named by its content; delete files not used for a month."""
     if not lora:
-        raise ValueError("The LoRA linked to Existing LoRA holds no tensors; link one of Train LoRA or a loader.")
-    folder = bridge.loras_folder()
+        raise ValueError("The LoRA linked to Existing LoRA holds no tensors; link one of Train LoRA or of a loader.")
+    folder = folders.loras_folder()
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         if time.time() - old.stat().st_mtime > KEPT:

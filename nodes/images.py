@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from ..trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
-from . import bridge
+from .comfyui import folders
 from .sockets import CATEGORY, DatasetSocket, io
 
 PICTURES_KEPT = 30 * 86400  # seconds that pictures are kept after their last use
@@ -28,13 +28,14 @@ class AtelierImageConcept(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierImageConcept",
             display_name="Concept from Images",
             category=CATEGORY,
-            description="Train on pictures that other nodes load, make or edit, with captions from any node that gives "
-            "text. Batches and lists are both understood; the pictures are kept as PNG in ComfyUI's user folder.",
+            description="Trains on pictures that other nodes load, make or edit, with captions from any node that "
+            "outputs text. Takes batches and lists; the pictures are kept as PNG in ComfyUI's user "
+            "folder.",
             search_aliases=["image batch", "training images", "captions", "in-graph dataset", "train lora", "atelier"],
             is_input_list=True,
             inputs=[
@@ -43,14 +44,14 @@ class AtelierImageConcept(io.ComfyNode):
                     "captions",
                     multiline=True,
                     default="",
-                    tooltip="One line for all pictures, or a line for each in their order; or a list of texts from "
-                    "another node, one for each picture.",
+                    tooltip="One line for all pictures, or one line for each, in their order; or a list of texts "
+                    "from another node, one for each picture.",
                 ),
                 io.String.Input(
                     "caption_prefix",
                     default="",
                     placeholder="trigger word",
-                    tooltip="The trigger word you will prompt with: put in front of every caption. Empty = nothing.",
+                    tooltip="The trigger word for your prompts. It is put in front of every caption. Empty = nothing.",
                 ),
                 io.Float.Input(
                     "repeats",
@@ -59,15 +60,15 @@ class AtelierImageConcept(io.ComfyNode):
                     max=100_000.0,
                     step=0.5,
                     round=0.001,
-                    tooltip="How often each picture is visited in an epoch.",
+                    tooltip="How often each picture is trained in an epoch.",
                 ),
                 io.Combo.Input(
                     "role",
                     options=["train", "regularisation", "validation", "prior_prediction"],
                     default="train",
                     tooltip="train: these pictures teach the LoRA. regularisation: they keep the model as it was. "
-                    "validation: only the loss on them is measured. prior_prediction: with these captions the model "
-                    "goes on predicting what it did before.",
+                    "validation: only their loss is measured. prior_prediction: with these captions the "
+                    "model keeps its old predictions.",
                 ),
                 io.Float.Input(
                     "loss_weight",
@@ -82,13 +83,13 @@ class AtelierImageConcept(io.ComfyNode):
                 io.Boolean.Input(
                     "flip",
                     default=False,
-                    tooltip="Mirror pictures left to right at half of the visits. Pictures whose caption says left or "
-                    "right are never mirrored.",
+                    tooltip="Mirrors pictures left to right at half of the visits. Pictures whose caption says "
+                    "left or right are never mirrored.",
                 ),
                 io.Boolean.Input(
                     "shuffle_tags",
                     default=False,
-                    tooltip="Give the comma-separated tags of a caption a new order at each visit.",
+                    tooltip="Shuffles the comma-separated tags of a caption at each visit.",
                 ),
                 io.Float.Input(
                     "caption_dropout",
@@ -143,7 +144,7 @@ class AtelierImageConcept(io.ComfyNode):
         dataset: list[DatasetConfig] | None = None,
         **values: list[Any],
     ) -> io.NodeOutput:
-        """Keep the pictures as files named by their content and return them as a concept."""
+        """Write the pictures to files named by their content; output them as a concept."""
         pictures = [picture for batch in images for picture in batch]
         covers = [mask for batch in masks or [] for mask in batch]
         texts = captions_of(captions, len(pictures))
@@ -165,7 +166,7 @@ class AtelierImageConcept(io.ComfyNode):
 
 
 def captions_of(captions: list[str], count: int) -> list[str]:
-    """Return a caption for each of `count` pictures: a list of texts, the lines of one text, or one for all."""
+    """Match captions to `count` pictures: a list of texts, the lines of one text, or one for all."""
     texts = captions
     if len(captions) == 1 and count > 1:
         texts = [line.strip() for line in captions[0].splitlines() if line.strip()] or [""]
@@ -173,26 +174,29 @@ def captions_of(captions: list[str], count: int) -> list[str]:
         return texts * count
     if len(texts) != count:
         raise ValueError(
-            f"Concept from Images has {count} pictures and {len(texts)} captions; give one for each or one."
+            f"Concept from Images has {count} pictures and {len(texts)} captions; set captions to one line for each "
+            "picture, or to a single line."
         )
     return texts
 
 
 def masks_of(masks: list[torch.Tensor], pictures: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return a mask for each picture; one is taken for all of its size."""
+    """Match masks to pictures, one for each or one for all; raises ValueError where sizes differ."""
     if not masks:
         return [None] * len(pictures)
     if len(masks) == 1:
         masks = masks * len(pictures)
     if len(masks) != len(pictures):
         raise ValueError(
-            f"Concept from Images has {len(pictures)} pictures and {len(masks)} masks; give one for each or one."
+            f"Concept from Images has {len(pictures)} pictures and {len(masks)} masks; link one mask for each "
+            "picture, or a single one."
         )
     for number, (mask, picture) in enumerate(zip(masks, pictures, strict=True)):
         if mask.shape != picture.shape[:2]:
             (height, width), (rows, columns) = mask.shape, picture.shape[:2]
             raise ValueError(
-                f"Mask {number + 1} is {width}x{height} and its picture {columns}x{rows}; resize it to the picture."
+                f"Mask {number + 1} of Concept from Images is {width}x{height} and its picture {columns}x{rows}; "
+                "resize the mask to the picture."
             )
     return list(masks)
 
@@ -204,7 +208,7 @@ def save_pictures(
 
     Folders that have not been asked for in a month are removed.
     """
-    root = bridge.pictures_folder()
+    root = folders.pictures_folder()
     root.mkdir(parents=True, exist_ok=True)
     for old in root.iterdir():
         if time.time() - old.stat().st_mtime > PICTURES_KEPT:
@@ -230,7 +234,7 @@ def save_pictures(
 
 
 def _png(pixels: torch.Tensor) -> bytes:
-    """Return (H, W, C) values in 0..1 as PNG, rounded as ComfyUI's SaveImage does."""
+    """Encode (H, W, C) values in 0..1 as PNG, rounded as ComfyUI's SaveImage does."""
     values = np.clip(255.0 * pixels.detach().cpu().float().numpy(), 0, 255).astype(np.uint8)
     buffer = BytesIO()
     Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).save(buffer, "PNG", compress_level=4)

@@ -1,4 +1,4 @@
-"""The network that is trained."""
+"""LoRA Config: algorithm, size and layers of the network."""
 
 from __future__ import annotations
 
@@ -7,75 +7,74 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..trainer_core.config import BaseModelConfig, LoraConfig
-from . import bridge
+from .comfyui import models
 from .sockets import CATEGORY, BaseModelSocket, LoraConfigSocket, io, ui
 
 RANKS = ("block_ranks", "conv_block_ranks")  # whole numbers; the others may be fractions
 BLOCKS = {
     "block_ranks": "Rank of each block of the UNet, in the order of kohya's block_dims: 25 numbers for Stable "
-    "Diffusion 1 and 2, 23 for XL, with commas between them; 16*9 stands for nine times 16. 0 = the block is not "
-    "trained. Empty = rank everywhere.",
-    "block_alphas": "Alpha of each block, as many numbers as block_ranks; 0 = as the block's rank. Empty = alpha "
+    "Diffusion 1 and 2, 23 for XL, separated by commas; 16*9 means nine times 16. 0 = the block is not trained. "
+    "Empty = rank everywhere.",
+    "block_alphas": "Alpha of each block, as many numbers as block_ranks; 0 = the block's rank. Empty = alpha "
     "everywhere.",
-    "conv_block_ranks": "Rank of the 3x3 convolutions of each block, as many numbers as block_ranks; 0 = those of the "
-    "block are not trained. Empty = conv_rank, or as the block's other layers.",
-    "conv_block_alphas": "Alpha of the 3x3 convolutions of each block, as many numbers as block_ranks; 0 = as their "
-    "rank. Empty = conv_alpha, or as the block's other layers.",
-    "block_weights": "Multiplies the learning rate of each block, 0 or more: as many numbers as block_ranks, or the 17 "
-    "(XL: 12) of block-weight extensions, where the first is for the text encoders and for blocks without attention. "
-    "0 = not trained. Empty = 1 everywhere.",
+    "conv_block_ranks": "Rank of the 3x3 convolutions of each block, as many numbers as block_ranks; 0 = those of "
+    "the block are not trained. Empty = conv_rank, or the rank of the block.",
+    "conv_block_alphas": "Alpha of the 3x3 convolutions of each block, as many numbers as block_ranks; 0 = their "
+    "rank. Empty = conv_alpha, or the alpha of the block.",
+    "block_weights": "Multiplies the learning rate of each block, 0 or more: as many numbers as block_ranks, or the "
+    "17 (XL: 12) of block-weight extensions, where the first is for the text encoders and for blocks without "
+    "attention. 0 = not trained. Empty = 1 everywhere.",
 }
 PATTERNS = {
-    "include": "Layers to train besides the preset's: patterns with commas between them or one per line. * stands for "
-    "any letters, ? for one. A pattern is compared with whole names, as diffusers or LoRA files write them: "
-    "mid_block.*, *attn2.to_k, lora_te1_*_fc1. One that matches nothing is an error. Empty = none.",
-    "exclude": "Layers to leave out; patterns as for include. Each must match a layer that would be trained otherwise. "
-    "Empty = none.",
+    "include": "Layers to train besides the preset's: patterns separated by commas or one per line. * stands for any "
+    "letters, ? for one. A pattern must match a whole name in diffusers' or LoRA files' form: mid_block.*, "
+    "*attn2.to_k, lora_te1_*_fc1. A pattern that matches no layer is an error. Empty = none.",
+    "exclude": "Layers not to train; patterns as for include. Each must match a layer that would be trained "
+    "otherwise. Empty = none.",
 }
 
 
 def options() -> list[io.DynamicCombo.Option]:
-    """Return the algorithms with the inputs that act on them; the first is the default."""
+    """List the algorithms with their own inputs; the first is the default."""
     dora = io.Boolean.Input(
         "dora",
         default=False,
         optional=True,
-        tooltip="DoRA: direction and magnitude of the weights are trained apart, along the input axis, as ComfyUI "
-        "applies it. Learns closer to full training at the same rank; slower. Off by default.",
+        tooltip="DoRA: trains direction and magnitude of the weights apart, along the input axis, as ComfyUI applies "
+        "it. Closer to full training at the same rank; slower. Off by default.",
     )
     tucker = io.Boolean.Input(
         "tucker",
         default=False,
         optional=True,
-        tooltip="3x3 convolutions as three factors (Tucker), which makes a small file. Only with a preset that trains "
-        "them. Off by default.",
+        tooltip="Splits 3x3 convolutions into three factors (Tucker), for a smaller file. Only with a preset that "
+        "trains them. Off by default.",
         advanced=True,
     )
     rs_lora = io.Boolean.Input(
         "rs_lora",
         default=False,
         optional=True,
-        tooltip="Scale alpha / sqrt(rank) instead of alpha / rank, so that high ranks (64 and more) do not learn too "
-        "slowly. The file's alpha says so to every program. Off by default.",
+        tooltip="rsLoRA: scale alpha / sqrt(rank) instead of alpha / rank, so that high ranks (64 and more) do not "
+        "train too slowly. The file's alpha makes every program apply it. Off by default.",
         advanced=True,
     )
     shared = [
         rs_lora,
-        _share("rank_dropout", "Chance that one of the ranks is left out, for each picture anew."),
+        _share("rank_dropout", "Chance that each rank is dropped, drawn for each picture."),
         io.Boolean.Input(
             "rank_dropout_scale",
             default=True,
             optional=True,
-            tooltip="With rank_dropout: the ranks that stay act as much stronger as others are left out. On by "
-            "default.",
+            tooltip="With rank_dropout: scales the remaining ranks up to make up for the dropped ones. On by default.",
             advanced=True,
         ),
         io.Boolean.Input(
             "use_scalar",
             default=False,
             optional=True,
-            tooltip="A trained number multiplies each layer and begins with 0; multiplied in when saved. Off by "
-            "default.",
+            tooltip="Multiplies each layer by a trained number that begins at 0; it is merged into the weights when "
+            "saved. Off by default.",
             advanced=True,
         ),
         io.Float.Input(
@@ -86,8 +85,8 @@ def options() -> list[io.DynamicCombo.Option]:
             step=0.1,
             round=1e-4,
             optional=True,
-            tooltip="After each step a layer's change is scaled down to this norm if it is larger, against "
-            "overtraining; 1 is usual, 0 = no limit. 0 to 1000.",
+            tooltip="Max norm: after each step a larger change of a layer is scaled down to this norm, against "
+            "overfitting; 1 is usual, 0 = no limit. 0 to 1000.",
             advanced=True,
         ),
     ]
@@ -95,7 +94,7 @@ def options() -> list[io.DynamicCombo.Option]:
         "bake",
         default=False,
         optional=True,
-        tooltip="Save a plain LoRA that comes nearest, for programs that do not know this kind. Less exact. Off by "
+        tooltip="Saves the nearest plain LoRA, for programs that do not know this algorithm. Less exact. Off by "
         "default.",
         advanced=True,
     )
@@ -107,7 +106,7 @@ def options() -> list[io.DynamicCombo.Option]:
         step=0.001,
         round=1e-6,
         optional=True,
-        tooltip="How far the rotation may go; 0 = as far as it likes. 0 to 1000.",
+        tooltip="The largest rotation; 0 = no limit. 0 to 1000.",
         advanced=True,
     )
     lokr = [
@@ -117,21 +116,21 @@ def options() -> list[io.DynamicCombo.Option]:
             min=-1,
             max=1024,
             optional=True,
-            tooltip="How the sides of a weight are split: a larger factor, up to the square root of the side, makes a "
-            "smaller file. -1 = as square as possible, the smallest. -1 to 1024.",
+            tooltip="How the sides of a weight are split: a larger factor, up to the square root of the side, makes "
+            "a smaller file. -1 = as square as possible, the smallest. -1 to 1024.",
         ),
         io.Boolean.Input(
             "decompose_both",
             default=False,
             optional=True,
-            tooltip="The small factor has the rank, too, where that is smaller. Off by default.",
+            tooltip="Decomposes the small factor to the rank, too, where the rank is smaller. Off by default.",
             advanced=True,
         ),
         io.Boolean.Input(
             "full_matrix",
             default=False,
             optional=True,
-            tooltip="Both factors whole: rank and alpha do not count, and the file is larger. Off by default.",
+            tooltip="Trains both factors whole: rank and alpha have no effect, and the file is larger. Off by default.",
             advanced=True,
         ),
     ]
@@ -140,11 +139,11 @@ def options() -> list[io.DynamicCombo.Option]:
         options=["default", "orthogonal", "pissa"],
         default="default",
         optional=True,
-        tooltip="What the LoRA begins with. default: random, without effect. orthogonal: the same with rows at right "
-        "angles. pissa: the main directions of the model's own weights, which learns faster; the start takes longer.",
+        tooltip="Initial weights. default: random, without effect on the model. orthogonal: the same with orthogonal "
+        "rows. pissa: the main directions of the model's own weights, which trains faster; the start takes longer.",
         advanced=True,
     )
-    dropout = _share("dropout", "Chance that a number between down and up is left out in training.")
+    dropout = _share("dropout", "Dropout: chance that a value between down and up is set to 0 in training.")
     fields: dict[str, list[io.Input]] = {
         "lora": [dora, tucker, start, dropout, *shared, bake],
         "loha": [dora, tucker, *shared, bake],
@@ -159,7 +158,7 @@ def options() -> list[io.DynamicCombo.Option]:
 
 
 def _share(name: str, tooltip: str) -> io.Input:
-    """Return an input for a chance."""
+    """Build the input of a probability."""
     return io.Float.Input(
         name,
         default=0.0,
@@ -168,23 +167,23 @@ def _share(name: str, tooltip: str) -> io.Input:
         step=0.05,
         round=1e-4,
         optional=True,
-        tooltip=f"{tooltip} Against overtraining; 0.1 to 0.3 is usual, 0 = never. 0 to 0.99.",
+        tooltip=f"{tooltip} Against overfitting; 0.1 to 0.3 is usual, 0 = never. 0 to 0.99.",
         advanced=True,
     )
 
 
 class AtelierLoraConfig(io.ComfyNode):
-    """The network that is trained."""
+    """Choose algorithm, size and layers of the network."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierLoraConfig",
             display_name="LoRA Config",
             category=CATEGORY,
-            description="What kind of LoRA, how large it is and which layers of the model it changes. With a base "
-            "model linked the node shows layers, parameters, file size and blocks.",
+            description="Algorithm, size and layers of the LoRA. With a linked base model the node shows layers, "
+            "parameters, file size and blocks.",
             search_aliases=[
                 *(
                     "rank",
@@ -206,8 +205,8 @@ class AtelierLoraConfig(io.ComfyNode):
                     default=16,
                     min=1,
                     max=4096,
-                    tooltip="Size of the LoRA in each layer (network dim). 8 to 32 suits a character or a style; the "
-                    "file grows with it. LoHa reaches as much with its root. Range 1 to 4096.",
+                    tooltip="Rank of each layer (network dim). 8 to 32 suits a character or a style; the file grows "
+                    "with it. LoHa needs only its square root. Range 1 to 4096.",
                 ),
                 io.Float.Input(
                     "alpha",
@@ -216,8 +215,8 @@ class AtelierLoraConfig(io.ComfyNode):
                     max=65536.0,
                     step=0.5,
                     round=1e-4,
-                    tooltip="The LoRA acts with alpha / rank. Equal to the rank = full strength; lower works like a "
-                    "lower learning rate. Above 0.",
+                    tooltip="The LoRA is scaled by alpha / rank. Equal to the rank = full strength; lower acts like "
+                    "a lower learning rate. Above 0.",
                 ),
                 io.Combo.Input(
                     "preset",
@@ -233,7 +232,7 @@ class AtelierLoraConfig(io.ComfyNode):
                     tooltip="Which layers are trained. attn-only: attention. attn-mlp: attention and the layers "
                     "between (what most LoRAs train). full: all of these and the convolutions; best for styles. "
                     "full-lin: full without 3x3 convolutions. unet-transformer-only: attn-mlp, never the text "
-                    "encoders. unet-convblock-only: what lies outside attention, never the text encoders.",
+                    "encoders. unet-convblock-only: the layers outside attention, never the text encoders.",
                 ),
                 io.Int.Input(
                     "conv_rank",
@@ -260,25 +259,25 @@ class AtelierLoraConfig(io.ComfyNode):
                     options=["float32", "bfloat16"],
                     default="float32",
                     optional=True,
-                    tooltip="Precision of the LoRA's own weights while they are trained. bfloat16 halves their memory; "
-                    "each step is rounded at random, so that small steps are not lost. float32 is exact.",
+                    tooltip="Precision of the LoRA's own weights while training. bfloat16 halves their memory; "
+                    "stochastic rounding keeps small steps. float32 is exact.",
                     advanced=True,
                 ),
                 io.DynamicCombo.Input(
                     "algorithm",
                     options=options(),
                     optional=True,
-                    tooltip="lora: two thin factors, right for most. loha: two products, more expressive for its size. "
-                    "lokr: a Kronecker product, the smallest files. glora: also turns what goes in. ia3: one number "
-                    "per channel of keys, values and MLP. oft, boft: rotations, which keep the model's character. "
-                    "full: the whole difference of each weight, very large.",
+                    tooltip="lora: two thin factors, right for most. loha: two products, more expressive for its "
+                    "size. lokr: a Kronecker product, the smallest files. glora: also changes the inputs of layers. "
+                    "ia3: one number per channel of keys, values and MLP. oft, boft: rotations, which keep the "
+                    "model's character. full: the whole difference of each weight, very large.",
                 ),
-                _share("module_dropout", "Chance that a layer's change is left out, for each picture anew."),
+                _share("module_dropout", "Chance that a layer's change is dropped, drawn for each picture."),
                 io.Boolean.Input(
                     "train_norm",
                     default=False,
                     optional=True,
-                    tooltip="Also train the UNet's norm layers among those that the preset trains. Off by default.",
+                    tooltip="Also trains the UNet's norm layers among those of the preset. Off by default.",
                     advanced=True,
                 ),
                 *(
@@ -319,19 +318,20 @@ class AtelierLoraConfig(io.ComfyNode):
         base_model: BaseModelConfig | None = None,
         **values: Any,
     ) -> io.NodeOutput:
-        """Return the configuration, and show what it makes of the base model."""
+        """Build the configuration, and show its network on the base model."""
         asked = (cls.hidden.prompt or {}).get(cls.hidden.unique_id, {}).get("inputs", {}).get("algorithm", "lora")
         if algorithm is None and asked != "lora":  # ComfyUI leaves out what is linked or no option
             raise ValueError(
-                f"algorithm is {asked!r}; choose one of {', '.join(o.key for o in options())}, without a link."
+                f"algorithm of LoRA Config is {asked!r}; set it to one of {', '.join(o.key for o in options())}, "
+                "without a link."
             )
         chosen = {name: value for name, value in (algorithm or {}).items() if value is not None}
         config = LoraConfig(
             include=patterns(include), exclude=patterns(exclude), **chosen, **{**values, **block_numbers(values)}
         )
         if base_model is None:
-            return io.NodeOutput(config, bridge.NOTHING, bridge.NOTHING)
-        from ..trainer_core.network_report import describe_network, outline_size  # here, so that ComfyUI starts fast
+            return io.NodeOutput(config, models.NOTHING, models.NOTHING)
+        from ..trainer_core.preflight.network import describe_network, outline_size  # here, so that ComfyUI starts fast
         from .network_picture import draw_network
         from .preview import to_image
 
@@ -342,16 +342,16 @@ class AtelierLoraConfig(io.ComfyNode):
         return io.NodeOutput(config, report, picture, ui=shown)
 
 
-TEXT_NOTE = "Text encoders are trained, and saved, where Optimizer gives them a learning rate."
+TEXT_NOTE = "Text encoders are trained and saved if Optimizer sets a learning rate for them."
 
 
 def patterns(text: str) -> tuple[str, ...]:
-    """Return the patterns of a text with commas or line breaks between them."""
+    """Split a text into patterns at commas and line breaks."""
     return tuple(part.strip() for part in re.split(r"[,\n]", text) if part.strip())
 
 
 def block_numbers(values: dict[str, Any]) -> dict[str, Sequence[float]]:
-    """Return the numbers of each list of blocks that an execution was given as text."""
+    """Collect the numbers of each block list that is set."""
     from ..trainer_core.networks import parse_numbers
 
     return {

@@ -1,4 +1,4 @@
-"""Mask Loader: which part of each picture is trained."""
+"""Mask Loader: train only a part of each picture."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 from typing import Any
 
 from ..trainer_core.config import DatasetConfig, MaskConfig
-from ..trainer_core.images import picture_extensions
-from . import bridge
+from ..trainer_core.data.images import picture_extensions
+from .comfyui import folders
 from .dataset import FOLDER_RULE, split_list
 from .sockets import CATEGORY, DatasetSocket, complaint, io
 
 
 class AtelierMaskLoader(io.ComfyNode):
-    """Say which part of each picture is trained."""
+    """Set the masks of a dataset's concepts."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierMaskLoader",
             display_name="Mask Loader",
@@ -38,7 +38,8 @@ class AtelierMaskLoader(io.ComfyNode):
                     "suffix",
                     default="-masklabel.png",
                     tooltip="With source file: the mask of cat.jpg is cat + this, for example cat-masklabel.png. "
-                    "Several with commas between are tried in this order. Each must end as a picture does.",
+                    "Several, separated by commas, are tried in this order. Each must end like a picture "
+                    "file.",
                 ),
                 io.String.Input(
                     "folder",
@@ -48,13 +49,13 @@ class AtelierMaskLoader(io.ComfyNode):
                     tooltip="With source file: the folder that holds the masks. Empty = they lie beside the pictures. "
                     f"{FOLDER_RULE}",
                 ),
-                io.Boolean.Input("invert", default=False, tooltip="Train black and leave out white."),
+                io.Boolean.Input("invert", default=False, tooltip="On: black is trained, white is not."),
                 io.Combo.Input(
                     "missing",
                     options=["error", "ones", "leave_out"],
                     default="error",
-                    tooltip="A picture without a mask: error stops before training and names it, ones trains all of "
-                    "it, leave_out trains without that picture and lists it.",
+                    tooltip="A picture without a mask. error: stop before training and name it. ones: train all of "
+                    "it. leave_out: train without that picture and list it.",
                 ),
                 io.Float.Input(
                     "unmasked_weight",
@@ -63,7 +64,7 @@ class AtelierMaskLoader(io.ComfyNode):
                     max=1.0,
                     step=0.01,
                     round=1e-4,
-                    tooltip="How much the rest of the picture still counts, 0 to 1. A little keeps backgrounds sane.",
+                    tooltip="How much the rest of the picture still counts, 0 to 1. A little keeps backgrounds intact.",
                 ),
                 io.Float.Input(
                     "unmasked_probability",
@@ -78,7 +79,7 @@ class AtelierMaskLoader(io.ComfyNode):
                 io.Boolean.Input(
                     "normalize_masked_area",
                     default=False,
-                    tooltip="Let small and large masks teach equally strongly: the loss is divided by the masked "
+                    tooltip="On: small and large masks teach equally strongly; the loss is divided by the masked "
                     "share of the picture.",
                     advanced=True,
                 ),
@@ -90,8 +91,8 @@ class AtelierMaskLoader(io.ComfyNode):
                     step=0.05,
                     round=1e-4,
                     optional=True,
-                    tooltip="0 keeps grey levels as weights between. Above 0, what is at least this bright is trained "
-                    "fully and the rest not at all.",
+                    tooltip="0 = grey levels are weights. Above 0: pixels at least this bright are trained fully, "
+                    "the others not at all.",
                     advanced=True,
                 ),
                 io.Float.Input(
@@ -102,8 +103,8 @@ class AtelierMaskLoader(io.ComfyNode):
                     step=0.1,
                     round=1e-4,
                     optional=True,
-                    tooltip="Holds what the mask leaves out to what the base model makes of it (masked prior "
-                    "preservation). 0 = off; above 0 each step takes about a third longer.",
+                    tooltip="Weight of a loss that keeps the unmasked part as the base model draws it (masked "
+                    "prior preservation). 0 = off; above 0 each step takes about a third longer.",
                     advanced=True,
                 ),
             ],
@@ -117,20 +118,23 @@ class AtelierMaskLoader(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, folder: str | None = None) -> bool | str:
         """Refuse a folder that does not exist before anything runs."""
-        return complaint(lambda: folder and bridge.find_folder(folder))
+        return complaint(lambda: folder and folders.find_folder(folder))
 
     @classmethod
     def fingerprint_inputs(cls, folder: str, **_: object) -> str:
-        """Notice every mask that changes in a folder of its own; Concept Dataset watches the others."""
-        return bridge.fingerprint(bridge.find_folder(folder)) if folder else ""
+        """Hash the masks of a separate folder; Concept Dataset watches the others."""
+        return folders.fingerprint(folders.find_folder(folder)) if folder else ""
 
     @classmethod
     def execute(cls, dataset: DatasetConfig, folder: str, suffix: str, **values: Any) -> io.NodeOutput:
-        """Return the dataset with masks on every concept that has none yet."""
+        """Set these masks on every concept that has none yet."""
         suffixes = split_list(suffix)
         # Only files with these endings are fingerprinted, so that an edited mask trains again.
         if wrong := [s for s in suffixes if os.path.splitext("a" + s.lower())[1] not in picture_extensions()]:
-            raise ValueError(f"The mask suffix is {wrong[0]!r}; it must end as pictures do, as -masklabel.png.")
-        masks = MaskConfig(folder=str(bridge.find_folder(folder)) if folder else "", suffixes=suffixes, **values)
+            raise ValueError(
+                f"The mask suffix is {wrong[0]!r}, which is no picture file; set suffix of Mask Loader "
+                "to one like -masklabel.png."
+            )
+        masks = MaskConfig(folder=str(folders.find_folder(folder)) if folder else "", suffixes=suffixes, **values)
         concepts = (c if c.masks else c.replace(masks=masks) for c in dataset.concepts)
         return io.NodeOutput(DatasetConfig(concepts=tuple(concepts)))

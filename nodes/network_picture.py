@@ -1,21 +1,21 @@
-"""Draw how a network is spread over the blocks of a model."""
+"""Draw a network's ranks and parameters by block of the model."""
 
 from __future__ import annotations
 
 from PIL import Image, ImageDraw, ImageFont
 
-from ..trainer_core.network_report import NetworkSize, PartSize, count_numbers
+from ..trainer_core.preflight.network import NetworkSize, PartSize, count_numbers
 from .plot import BRIGHT, DIM, GRID, GROUND, HELD_OUT, SMOOTH
 
 WIDTH, ROW, TOP, LEFT, BAR, MARGIN = 960, 24, 52, 160, 440, 24
 
 
 def draw_network(size: NetworkSize, title: str) -> Image.Image:
-    """Draw a bar for each block of the UNet, then for each text encoder: ranks, parameters, share of the UNet's.
+    """Draw a bar for each block of the denoiser, then for each text encoder: ranks, parameters, share of the former's.
 
     All bars have the scale of the largest block; a text encoder's is cut at its end.
     """
-    texts = [model for model in size.models if model.name != "UNet"]
+    texts = size.models[1:] if size.blocks else size.models
     rows = [*size.blocks, *texts]
     height = TOP + ROW * len(rows) + MARGIN
     image = Image.new("RGB", (WIDTH, height), GROUND)

@@ -1,4 +1,4 @@
-"""What is learned at which noise level."""
+"""Noise & Loss: noise, timesteps, loss and weighting of a run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .sockets import CATEGORY, ObjectiveSocket, io
 
 
 class AtelierObjective(io.ComfyNode):
-    """What is learned at which noise level."""
+    """Choose noise, timesteps, loss and weighting."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierObjective",
             display_name="Noise & Loss",
             category=CATEGORY,
-            description="Optional: how errors weigh at each noise level. Without this node every timestep weighs the "
-            "same and noise is plain.",
+            description="Optional: noise, timesteps, the loss and its weighting. Without this node every timestep "
+            "weighs the same and the noise is plain.",
             search_aliases=["min snr", "noise offset", "timestep", "loss", "train lora", "atelier"],
             inputs=[
                 io.Float.Input(
@@ -29,8 +29,9 @@ class AtelierObjective(io.ComfyNode):
                     max=1000.0,
                     step=0.5,
                     round=1e-4,
-                    tooltip="Weighs down nearly clean pictures, whose loss drowns the rest (Min-SNR). 5 is usual, "
-                    "0 = every timestep weighs the same. Acts with the weightings min_snr and soft_min_snr alone.",
+                    tooltip="Min-SNR weighting: lowers the weight of nearly clean pictures, whose loss drowns the "
+                    "rest. 5 is usual, 0 = every timestep weighs the same. Acts with the weightings min_snr and "
+                    "soft_min_snr only.",
                 ),
                 io.Float.Input(
                     "noise_offset",
@@ -39,15 +40,15 @@ class AtelierObjective(io.ComfyNode):
                     max=1.0,
                     step=0.01,
                     round=1e-4,
-                    tooltip="Shifts the brightness of the noise, so that very dark and very bright pictures can be "
-                    "learned. 0.03 to 0.1 is usual, 0 = off.",
+                    tooltip="Shifts the brightness of the noise, so that the LoRA can draw very dark and very bright "
+                    "pictures. 0.03 to 0.1 is usual, 0 = off.",
                 ),
                 io.Int.Input(
                     "min_timestep",
                     default=0,
                     min=0,
                     max=999,
-                    tooltip="The least noise that is trained, 0 (clean) to 999 (pure noise).",
+                    tooltip="The lowest timestep that is trained, 0 (clean) to 999 (pure noise).",
                     advanced=True,
                 ),
                 io.Int.Input(
@@ -55,7 +56,7 @@ class AtelierObjective(io.ComfyNode):
                     default=999,
                     min=0,
                     max=999,
-                    tooltip="The most noise that is trained, 0 (clean) to 999 (pure noise).",
+                    tooltip="The highest timestep that is trained, 0 (clean) to 999 (pure noise).",
                     advanced=True,
                 ),
                 io.DynamicCombo.Input(
@@ -69,10 +70,11 @@ class AtelierObjective(io.ComfyNode):
                         io.DynamicCombo.Option("log_cosh", []),
                     ],
                     optional=True,
-                    tooltip="How an error counts. mse (default): squared, what the base model was trained with. l1: by "
-                    "its size. huber, smooth_l1: squared when small and by size when large, as sd-scripts has them; "
-                    "they ignore outliers such as text or blemishes in some pictures. huber_true: Huber's own form. "
-                    "log_cosh: much the same without a setting. A loss other than mse wants other learning rates.",
+                    tooltip="The loss function. mse (default): squared error, as base models are trained. l1: "
+                    "absolute error. huber, smooth_l1: squared for small errors, absolute for large ones, as in "
+                    "sd-scripts; they ignore outliers such as text or blemishes in some pictures. huber_true: "
+                    "Huber's own form. log_cosh: much the same without a setting. A loss other than mse needs other "
+                    "learning rates.",
                     extra_dict={"advanced": True},
                 ),
                 io.DynamicCombo.Input(
@@ -82,7 +84,7 @@ class AtelierObjective(io.ComfyNode):
                         io.DynamicCombo.Option("soft_min_snr", []),
                         io.DynamicCombo.Option("debiased", []),
                         io.DynamicCombo.Option(
-                            "p2", [_number("p2_gamma", 1.0, 0.0001, 100.0, 0.1, "How strongly; 0.5 to 1 is usual.")]
+                            "p2", [_number("p2_gamma", 1.0, 0.0001, 100.0, 0.1, "How strong; 0.5 to 1 is usual.")]
                         ),
                         io.DynamicCombo.Option("v_scaled", []),
                         io.DynamicCombo.Option(
@@ -95,10 +97,10 @@ class AtelierObjective(io.ComfyNode):
                         ),
                     ],
                     optional=True,
-                    tooltip="How noise levels weigh against each other. min_snr (default): as min_snr_gamma says. "
-                    "soft_min_snr: the same without a corner. debiased: the noisiest weigh most, for composition. p2: "
-                    "clean ones weigh less, as p2_gamma says. v_scaled: v models as if they predicted noise. "
-                    "v_like: noise models with a share of the v loss.",
+                    tooltip="The weight of each timestep. min_snr (default): set by min_snr_gamma. soft_min_snr: the "
+                    "same without a corner. debiased: the noisiest weigh most, for composition. p2: clean ones weigh "
+                    "less, set by p2_gamma. v_scaled: v models as if they predicted noise. v_like: noise models with "
+                    "a share of the v loss.",
                     extra_dict={"advanced": True},
                 ),
                 _number(
@@ -107,8 +109,8 @@ class AtelierObjective(io.ComfyNode):
                     0.0,
                     1.0,
                     0.01,
-                    "No noise level weighs less than this, 0 to 1. 0 (default) = weights as published. 0.1 where noise "
-                    "ends in pure noise (zero_terminal_snr), whose last timestep has no weight otherwise.",
+                    "No timestep weighs less than this, 0 to 1. 0 (default) = weights as published. 0.1 with "
+                    "zero_terminal_snr, whose last timestep has no weight otherwise.",
                     optional=True,
                 ),
                 io.DynamicCombo.Input(
@@ -125,14 +127,21 @@ class AtelierObjective(io.ComfyNode):
                         io.DynamicCombo.Option(
                             "sigmoid",
                             [
-                                _number("sigmoid_center", 0.5, 0.0, 1.0, 0.05, "Where in the range the step lies."),
+                                _number(
+                                    "sigmoid_center",
+                                    0.5,
+                                    0.0,
+                                    1.0,
+                                    0.05,
+                                    "Where in the range the soft step lies, 0 to 1.",
+                                ),
                                 _number(
                                     "sigmoid_slope",
                                     10.0,
                                     -100.0,
                                     100.0,
                                     1.0,
-                                    "How steep. Above 0: mostly more noise than at the center. Below: mostly less.",
+                                    "How steep. Above 0: mostly more noise than at the center. Below 0: mostly less.",
                                 ),
                             ],
                         ),
@@ -146,9 +155,9 @@ class AtelierObjective(io.ComfyNode):
                         io.DynamicCombo.Option("snr_uniform", []),
                     ],
                     optional=True,
-                    tooltip="How often each noise level between min_timestep and max_timestep is trained. uniform "
-                    "(default): equally often. logit_normal: mostly the middle (what others call sigmoid). sigmoid: a "
-                    "soft step, mostly one end. beta: any hump. snr_uniform: evenly in the logarithm of "
+                    tooltip="How often each timestep between min_timestep and max_timestep is trained. uniform "
+                    "(default): equally often. logit_normal: mostly the middle (what others call sigmoid). sigmoid: "
+                    "a soft step, mostly one end. beta: any hump. snr_uniform: evenly in the logarithm of "
                     "signal-to-noise, so mostly little noise.",
                     extra_dict={"advanced": True},
                 ),
@@ -156,8 +165,8 @@ class AtelierObjective(io.ComfyNode):
                     "stratified_timesteps",
                     default=False,
                     optional=True,
-                    tooltip="The samples of a step share the noise levels out among them instead of drawing each for "
-                    "itself: the same on average, and steps differ less by luck. Needs several samples a step.",
+                    tooltip="On: the samples of a step divide the timesteps among them instead of drawing each at "
+                    "random. The same on average, but steps differ less. Needs several samples a step.",
                     advanced=True,
                 ),
                 io.DynamicCombo.Input(
@@ -174,16 +183,16 @@ class AtelierObjective(io.ComfyNode):
                                     -100.0,
                                     100.0,
                                     0.01,
-                                    "Added to noise_offset for each unit that a channel of the picture is off zero; "
-                                    "about as large as noise_offset is usual.",
+                                    "Added to noise_offset for each unit of a channel's mean in the picture; about "
+                                    "as large as noise_offset is usual.",
                                 )
                             ],
                         ),
                         io.DynamicCombo.Option("by_timestep", []),
                     ],
                     optional=True,
-                    tooltip="How strong the noise offset is for a sample. fixed (default): noise_offset. random: 0 to "
-                    "noise_offset. adaptive: more for very dark and very bright pictures. by_timestep: "
+                    tooltip="How strong the noise offset is for a sample. fixed (default): noise_offset. random: 0 "
+                    "to noise_offset. adaptive: more for very dark and very bright pictures. by_timestep: "
                     "noise_offset at the noisiest timestep, nearly none below (generalised offset noise).",
                     extra_dict={"advanced": True},
                 ),
@@ -213,8 +222,8 @@ class AtelierObjective(io.ComfyNode):
                         ),
                     ],
                     optional=True,
-                    tooltip="Adds noise of coarser and coarser patches, so that the brightness of whole areas can be "
-                    "learned (multi-resolution noise). off (default), or on for contrast instead of a noise offset.",
+                    tooltip="Adds noise of coarser and coarser patches, which changes the brightness of whole areas "
+                    "(multi-resolution noise). off (default), or on for contrast instead of a noise offset.",
                     extra_dict={"advanced": True},
                 ),
                 _number(
@@ -223,8 +232,8 @@ class AtelierObjective(io.ComfyNode):
                     0.0,
                     10.0,
                     0.01,
-                    "Extra noise that the network sees but shall not predict, which makes it robust against its own "
-                    "errors. 0 (default) = off, 0.1 is usual.",
+                    "Adds noise to the model's input that it does not predict, against its own errors while "
+                    "sampling. 0 (default) = off, 0.1 is usual.",
                     optional=True,
                 ),
                 io.Combo.Input(
@@ -232,9 +241,9 @@ class AtelierObjective(io.ComfyNode):
                     options=["prediction", "x0"],
                     default="prediction",
                     optional=True,
-                    tooltip="prediction (default): what the base model predicts, noise or v. x0: a diagnostic, the "
-                    "error of the clean picture that the prediction implies, to compare models of both kinds; needs "
-                    "min_snr_gamma 0 and weighting min_snr.",
+                    tooltip="prediction (default): the loss of what the base model predicts, noise or v. x0: the "
+                    "loss of the clean picture that the prediction implies, a diagnostic to compare models of both "
+                    "kinds; needs min_snr_gamma 0 and weighting min_snr.",
                     advanced=True,
                 ),
             ],
@@ -243,7 +252,7 @@ class AtelierObjective(io.ComfyNode):
 
     @classmethod
     def execute(cls, **values: Any) -> io.NodeOutput:
-        """Return the configuration."""
+        """Build the configuration."""
         settings: dict[str, Any] = {}
         for name, value in values.items():
             settings |= value if isinstance(value, dict) else {name: value}  # a choice and the fields of it
@@ -256,7 +265,7 @@ class AtelierObjective(io.ComfyNode):
 def _number(
     name: str, default: float, low: float, high: float, step: float, tooltip: str, optional: bool = False
 ) -> io.Float.Input:
-    """Return an input for a number."""
+    """Build the input of a number."""
     return io.Float.Input(
         name,
         default=default,
@@ -271,7 +280,7 @@ def _number(
 
 
 def _huber(threshold: float) -> list[Any]:
-    """Return the fields of a Huber loss."""
+    """List the inputs of a Huber loss."""
     return [
         _number(
             "huber_c",
@@ -279,14 +288,14 @@ def _huber(threshold: float) -> list[Any]:
             0.0001,
             1000.0,
             0.05,
-            f"The error at which it turns from squared to by size; {threshold:g} is usual.",
+            f"The error above which the loss is absolute instead of squared; {threshold:g} is usual.",
         ),
         io.Combo.Input(
             "huber_schedule",
             options=["constant", "exponential", "snr"],
             default="constant",
-            tooltip="huber_c at each noise level. constant: the same. exponential, snr: 1 where there is no noise, "
+            tooltip="huber_c at each timestep. constant: the same. exponential, snr: 1 where there is no noise, "
             "falling to huber_c where there is most, by the timestep or by signal-to-noise.",
         ),
-        _number("huber_scale", 1.0, 0.0001, 1000.0, 0.1, "Multiplies huber_c at every noise level; 1 is usual."),
+        _number("huber_scale", 1.0, 0.0001, 1000.0, 0.1, "Multiplies huber_c at every timestep; 1 is usual."),
     ]

@@ -1,4 +1,4 @@
-"""Draw what a run has come to: its losses, its samples."""
+"""Draw a run's losses and samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from ..trainer_core.smooth import smooth, window_of
+from ..trainer_core.common.smooth import smooth, window_of
 
 SIZE, LEFT, RIGHT, TOP, BOTTOM = (960, 480), 76, 76, 80, 58
 GROUND, GRID, RAW, SMOOTH = (24, 25, 28), (52, 55, 60), (84, 76, 60), (255, 176, 66)
@@ -29,7 +29,7 @@ def draw_losses(
     concepts: Mapping[str, Sequence[float]] | None = None,
     best: int | None = None,
 ) -> Image.Image:
-    """Draw each step's loss and its running mean, those of each concept, and the validation loss on an axis of its own.
+    """Draw each step's loss, its running mean, that of each concept, and the validation loss on a second axis.
 
     validation: (steps finished, loss); concepts: losses of each, NaN in a step without it, drawn where there are
     several; best: the step whose validation loss is marked. Losses that are not finite are left out.
@@ -124,26 +124,26 @@ def draw_grid(pictures: Sequence[Image.Image]) -> Image.Image:
 
 
 def thin(points: Iterable[tuple[float, float]], steps: int) -> list[tuple[float, float]]:
-    """Return finite points, at most about POINTS of so many steps, the last one among them."""
+    """Thin out a long curve to about POINTS finite points, the last one among them."""
     finite = [point for point in points if math.isfinite(point[1])]
     every = max(1, steps // POINTS)
     return finite[(len(finite) - 1) % every :: every] if finite else []
 
 
 def visited(values: Sequence[float], window: int) -> list[tuple[float, float]]:
-    """Return a concept's running mean at the steps that had a sample of it."""
+    """Compute a concept's running mean at the steps that had a sample of it."""
     steps = [step for step, value in enumerate(values, 1) if math.isfinite(value)]
     share = len(steps) / max(1, len(values))
     return list(zip(steps, smooth((values[step - 1] for step in steps), window * share), strict=True))
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:
-    """Return where an axis begins and ends that shows all values."""
+    """Choose the ends of an axis that shows all values."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     edge = 0.05 * (high - low) or 0.5
     return low - edge, high + edge
 
 
 def label(name: str) -> str:
-    """Return a name that leaves room for others."""
+    """Shorten a name so that others have room."""
     return name if len(name) <= 16 else f"{name[:15]}…"

@@ -1,4 +1,4 @@
-"""Dataset Preview: see what will be trained, before training."""
+"""Dataset Preview: show the pictures as they will be trained."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import numpy as np
 import torch
 
 from ..trainer_core.config import BucketConfig, DatasetConfig, TrainConfig
-from . import bridge
-from .progress import NodeProgress
+from .comfyui import folders
+from .comfyui.progress import NodeProgress
 from .sockets import CATEGORY, BucketsSocket, DatasetSocket, io, ui
 
 
 class AtelierDatasetPreview(io.ComfyNode):
-    """Show what will be trained, before training."""
+    """Show the pictures as they will be trained."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierDatasetPreview",
             display_name="Dataset Preview",
             category=CATEGORY,
-            description="Shows each picture as it will be trained: cut, mask (red is left out), size and caption; and "
-            "counts what an epoch holds. Use the same resolution, bucket_step and batch_size as in Train LoRA.",
+            description="Shows each picture as it will be trained: crop, mask (red is not trained), size and "
+            "caption; and counts an epoch's batches. Use the same resolution, bucket_step and batch_size as in Train "
+            "LoRA.",
             search_aliases=["dataset check", "buckets", "captions", "train lora", "atelier"],
             is_output_node=True,
             inputs=[
@@ -48,7 +49,7 @@ class AtelierDatasetPreview(io.ComfyNode):
                     default=1,
                     min=1,
                     max=4096,
-                    tooltip="Pictures per batch, as in Train LoRA; decides the number of batches in the report.",
+                    tooltip="Pictures per batch, as in Train LoRA; sets the number of batches in the report.",
                 ),
                 io.Int.Input("columns", default=4, min=1, max=16, tooltip="Pictures side by side on the sheet."),
                 io.Int.Input("limit", default=24, min=1, max=500, tooltip="The most pictures on the sheet."),
@@ -58,7 +59,7 @@ class AtelierDatasetPreview(io.ComfyNode):
                     min=0,
                     max=100_000,
                     optional=True,
-                    tooltip="Which epoch to show: captions, crops and mirroring as they will be then; 0 = the first.",
+                    tooltip="Which epoch to show: its captions, crops and mirroring; 0 = the first.",
                 ),
                 io.Int.Input(
                     "seed",
@@ -67,15 +68,15 @@ class AtelierDatasetPreview(io.ComfyNode):
                     max=0xFFFFFFFFFFFFFFFF,
                     control_after_generate=io.ControlAfterGenerate.fixed,
                     optional=True,
-                    tooltip="As in Train LoRA: decides crops, caption draws and the order.",
+                    tooltip="As in Train LoRA: the seed of crops, captions and order.",
                     advanced=True,
                 ),
                 BucketsSocket.Input("buckets", optional=True, tooltip="Optional, from Buckets, as for Train LoRA."),
             ],
             outputs=[
                 io.Image.Output(display_name="SHEET", tooltip="The pictures as they will be trained, on one sheet."),
-                io.String.Output(display_name="REPORT", tooltip="Counts, sizes, and what deserves a look."),
-                io.String.Output(display_name="MANIFEST", tooltip="CSV: every file, and what became of it."),
+                io.String.Output(display_name="REPORT", tooltip="Counts, sizes, and remarks on pictures."),
+                io.String.Output(display_name="MANIFEST", tooltip="CSV: every file, and what happened to it."),
             ],
             hidden=[io.Hidden.unique_id],
         )
@@ -93,12 +94,12 @@ class AtelierDatasetPreview(io.ComfyNode):
         seed: int = 0,
         buckets: BucketConfig | None = None,
     ) -> io.NodeOutput:
-        """Plan one epoch, draw its pictures and say what it holds."""
-        from ..trainer_core.models import load_tokenizer  # here, so that ComfyUI starts fast
-        from ..trainer_core.plan import build_plan
-        from ..trainer_core.preview import render_preview
-        from ..trainer_core.report import long_captions, manifest_table, report
-        from ..trainer_core.scan import Index, scan
+        """Plan one epoch, draw its pictures and report on it."""
+        from ..trainer_core.data.plan import build_plan
+        from ..trainer_core.data.scan import Index, scan
+        from ..trainer_core.models.sd import ClipLengths, load_tokenizer  # here, so that ComfyUI starts fast
+        from ..trainer_core.preflight.preview import render_preview
+        from ..trainer_core.preflight.report import long_captions, manifest_table, report
 
         train = TrainConfig(
             epochs=epoch + 1,
@@ -109,11 +110,11 @@ class AtelierDatasetPreview(io.ComfyNode):
             buckets=buckets or BucketConfig(),
         )
         progress = NodeProgress(cls.hidden.unique_id)
-        with Index(bridge.index_file()) as index:
+        with Index(folders.index_file()) as index:
             manifest = scan(dataset, index, progress.callbacks())
         plan = build_plan(manifest, dataset, train)
         sheet = to_image(render_preview(plan, epoch=epoch, columns=columns, limit=limit))
-        long = long_captions(plan, load_tokenizer(bridge.tokenizer_path()))
+        long = long_captions(plan, ClipLengths(load_tokenizer(folders.tokenizer_path())), {})
         text = "\n".join([report(plan), *(f"- {sentence}" for sentence in long)])
         progress.text(text)
         shown = {**ui.PreviewImage(sheet, cls=cls).as_dict(), **ui.PreviewText(text).as_dict()}
@@ -121,5 +122,5 @@ class AtelierDatasetPreview(io.ComfyNode):
 
 
 def to_image(picture: object) -> torch.Tensor:
-    """Return an RGB PIL picture as an IMAGE, (1, H, W, 3) in 0..1."""
+    """Convert an RGB PIL picture to an IMAGE, (1, H, W, 3) in 0..1."""
     return torch.from_numpy(np.array(picture, dtype=np.float32) / 255)[None]

@@ -1,27 +1,27 @@
-"""Resize LoRA: the nearest smaller LoRA."""
+"""Resize LoRA: approximate a LoRA at a lower rank."""
 
 from __future__ import annotations
 
 import torch
 
-from ..trainer_core.resize import resize_lora
-from . import bridge
-from .progress import NodeProgress
+from ..trainer_core.lora_files.resize import resize_lora
+from .comfyui import models
+from .comfyui.progress import NodeProgress
 from .sockets import CATEGORY, io, ui
 
 
 class AtelierResizeLora(io.ComfyNode):
-    """Make a LoRA smaller."""
+    """Approximate a LoRA at a lower rank."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierResizeLora",
             display_name="Resize LoRA",
             category=CATEGORY,
-            description="Makes a LoRA smaller: the best approximation of every layer at a lower rank. Save the result "
-            "with Save LoRA Weights, or use it with Load LoRA Model.",
+            description="Makes a LoRA smaller: the best approximation of every layer at a lower rank. Save the "
+            "result with Save LoRA Weights, or use it with Load LoRA Model.",
             search_aliases=["shrink lora", "lora rank", "svd", "compress lora", "atelier"],
             inputs=[
                 io.LoraModel.Input("lora", tooltip="The LoRA to make smaller, for example from Train LoRA."),
@@ -30,21 +30,21 @@ class AtelierResizeLora(io.ComfyNode):
                     default=8,
                     min=1,
                     max=4096,
-                    tooltip="The new rank; layers that are smaller already stay as they are. Range 1 to 4096.",
+                    tooltip="The new rank; layers of a lower rank stay as they are. Range 1 to 4096.",
                 ),
             ],
             outputs=[
                 io.LoraModel.Output(display_name="LORA", tooltip="The smaller LoRA; the one linked in is unchanged."),
-                io.String.Output(display_name="REPORT", tooltip="How much of the LoRA's effect was kept."),
+                io.String.Output(display_name="REPORT", tooltip="How much of the LoRA's effect the smaller one keeps."),
             ],
             hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
     def execute(cls, lora: dict[str, torch.Tensor], rank: int) -> io.NodeOutput:
-        """Resize, and say what was kept."""
+        """Resize, and report how much of the effect is kept."""
         with torch.inference_mode(False):
-            resized, layers = resize_lora({key: bridge.own(tensor) for key, tensor in lora.items()}, rank)
+            resized, layers = resize_lora({key: models.own(tensor) for key, tensor in lora.items()}, rank)
         ranks = sorted({layer.old_rank for layer in layers})
         worst = min(layers, key=lambda layer: layer.kept)
         kept = sum(layer.kept for layer in layers) / len(layers)

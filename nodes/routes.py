@@ -1,4 +1,4 @@
-"""What the editor asks the server: the Scheduler's curve, that a run stops, saves or draws, the runs on the disk."""
+"""Answer the editor: the Scheduler's curve, what people ask of a run, the runs on the disk."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from aiohttp import web
 
 from ..trainer_core.config import SchedulerConfig
-from ..trainer_core.schedule import check_length, lr_factor, warmup_steps
-from . import bridge, session
+from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
+from .comfyui import folders, server, session
 from .scheduler import read_scheduler
 
 LARGEST = 8192  # bytes of a question
@@ -23,22 +23,22 @@ USUAL = 1000  # steps drawn where nothing says how many the run has
 
 def register_routes() -> None:
     """Add the routes to the server."""
-    bridge.add_route("/atelier/runs", answer_runs, "GET")
-    bridge.add_route("/atelier/runs/{run}", answer_run, "GET")
-    bridge.add_route("/atelier/schedule", answering(answer_schedule))
-    bridge.add_route("/atelier/ask", answering(answer_ask))
+    server.add_route("/atelier/runs", answer_runs, "GET")
+    server.add_route("/atelier/runs/{run}", answer_run, "GET")
+    server.add_route("/atelier/schedule", answering(answer_schedule))
+    server.add_route("/atelier/ask", answering(answer_ask))
 
 
 def answering(answer: Callable[[Any], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Return a route that answers a question in JSON; one that is too long or no JSON gets {error: a sentence}."""
+    """Make a route that answers a question in JSON; an invalid one gets {error: a sentence}."""
 
     async def route(request: web.Request) -> web.Response:
         if request.content_length is None or request.content_length > LARGEST:
-            return web.json_response({"error": f"A question has at most {LARGEST} bytes."}, status=413)
+            return web.json_response({"error": f"The question is too long; send at most {LARGEST} bytes."}, status=413)
         try:
             question = json.loads(await request.read())
         except (ValueError, RecursionError):  # neither text nor JSON
-            return web.json_response({"error": "The question is no JSON."}, status=400)
+            return web.json_response({"error": "The question is not JSON."}, status=400)
         return answer(question)
 
     return route
@@ -65,7 +65,7 @@ def answer_schedule(question: Any) -> web.Response:
 
 
 def curve(question: Any) -> dict[str, Any]:
-    """Return steps, warm-up, floor and [step, factor] at up to POINTS steps; raises ValueError with a sentence."""
+    """Compute steps, warm-up, floor and [step, factor] at up to POINTS steps; raises ValueError."""
     if not isinstance(question, dict) or not isinstance(question.get("values"), dict):
         raise ValueError("The question needs the Scheduler's values.")
     config, steps = scheduler_of(question["values"]), question.get("steps")
@@ -84,7 +84,7 @@ def curve(question: Any) -> dict[str, Any]:
 
 
 def scheduler_of(values: dict[str, Any]) -> SchedulerConfig:
-    """Return the configuration of widgets by their names (`name`, `name.cycles` …), as strict as a prompt is."""
+    """Build the configuration of widgets by their names (`name`, `name.cycles` …), as strict as a prompt is."""
     hints = typing.get_type_hints(SchedulerConfig)
     own: dict[str, Any] = {}  # of the chosen shape
     others: dict[str, Any] = {}
@@ -92,20 +92,20 @@ def scheduler_of(values: dict[str, Any]) -> SchedulerConfig:
         field = key.removeprefix("name.")
         kinds = {int: (int,), float: (int, float)}.get(hints.get(field, object), (str,))
         if field not in hints or isinstance(value, bool) or not isinstance(value, kinds):
-            raise ValueError(f"Scheduler has no {field} that could be {value!r}.")
+            raise ValueError(f"{field} of Scheduler cannot be {value!r}.")
         (own if key == "name" or field != key else others)[field] = value
     return read_scheduler(own if "name" in own else None, others)
 
 
 async def answer_runs(request: web.Request) -> web.Response:
     """Answer with {runs: a description of each, the one that changed last first}."""
-    from ..trainer_core.run import list_runs  # here, so that ComfyUI starts fast
+    from ..trainer_core.runs import list_runs  # here, so that ComfyUI starts fast
 
-    return web.json_response({"runs": await asyncio.to_thread(list_runs, bridge.runs_folder(), bridge.shelves())})
+    return web.json_response({"runs": await asyncio.to_thread(list_runs, folders.runs_folder(), folders.shelves())})
 
 
 async def answer_run(request: web.Request) -> web.Response:
-    """Answer with the description of one run and its curves; what the address names is compared with names alone."""
+    """Answer with the description of one run and its curves; the name is only compared, never opened as a path."""
     name = request.match_info["run"]
     found = await asyncio.to_thread(find_run, name)
     if found is None:
@@ -114,10 +114,10 @@ async def answer_run(request: web.Request) -> web.Response:
 
 
 def find_run(name: str) -> dict[str, Any] | None:
-    """Return the description of the run whose folder has a name, None where none has."""
-    from ..trainer_core.run import describe_in_detail, run_paths
+    """Describe the run whose folder has a name; None if there is none."""
+    from ..trainer_core.runs import describe_in_detail, run_paths
 
-    for path in run_paths(bridge.runs_folder()):
+    for path in run_paths(folders.runs_folder()):
         if path.name == name:
-            return describe_in_detail(path, bridge.shelves())
+            return describe_in_detail(path, folders.shelves())
     return None

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import bridge
+from .comfyui import sampling
 from .sockets import CATEGORY, io
 
 
 class AtelierSample(io.ComfyNode):
-    """Try a LoRA: sample a picture, enlarge it and sample again."""
+    """Sample a picture, enlarge it and sample again."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierSample",
             display_name="Sample",
             category=CATEGORY,
-            description="Samples pictures with ComfyUI's own sampler and, with hires_scale above 1, enlarges the "
+            description="Samples pictures with ComfyUI's own sampler. With hires_scale above 1 it enlarges the "
             "latents and samples a second time for detail (hi-res fix).",
             search_aliases=["ksampler", "txt2img", "hires fix", "highres fix", "test lora", "atelier"],
             inputs=[
                 io.Model.Input("model", tooltip="The model to sample with, for example MODEL of Train LoRA."),
                 io.Clip.Input("clip", tooltip="The text encoder, for example CLIP of Train LoRA."),
-                io.Vae.Input("vae", tooltip="The autoencoder, VAE of Load Base Model."),
-                io.String.Input(
-                    "prompt", multiline=True, default="", tooltip="What to draw. Include your trigger word."
-                ),
-                io.String.Input("negative", multiline=True, default="", tooltip="What to avoid."),
+                io.Vae.Input("vae", tooltip="The VAE, of Load Base Model."),
+                io.String.Input("prompt", multiline=True, default="", tooltip="The prompt. Include your trigger word."),
+                io.String.Input("negative", multiline=True, default="", tooltip="The negative prompt: what to avoid."),
                 io.Int.Input(
                     "width",
                     default=512,
@@ -52,7 +50,7 @@ class AtelierSample(io.ComfyNode):
                     min=0,
                     max=0xFFFFFFFFFFFFFFFF,
                     control_after_generate=io.ControlAfterGenerate.fixed,
-                    tooltip="The noise to start from: the same seed gives the same picture, 0 to 2^64 - 1.",
+                    tooltip="The seed of the noise: the same seed gives the same picture, 0 to 2^64 - 1.",
                 ),
                 io.Int.Input("steps", default=20, min=1, max=1000, tooltip="Sampling steps of the first pass."),
                 io.Float.Input(
@@ -62,19 +60,19 @@ class AtelierSample(io.ComfyNode):
                     max=100.0,
                     step=0.1,
                     round=0.01,
-                    tooltip="How closely the prompt is followed, 0 to 100. 5 to 8 is usual.",
+                    tooltip="CFG scale: how closely the prompt is followed, 0 to 100. 5 to 8 is usual.",
                 ),
                 io.Combo.Input(
                     "sampler_name",
-                    options=bridge.sampler_names(),
+                    options=sampling.sampler_names(),
                     default="euler",
                     tooltip="ComfyUI's sampling algorithm.",
                 ),
                 io.Combo.Input(
                     "scheduler",
-                    options=bridge.scheduler_names(),
+                    options=sampling.scheduler_names(),
                     default="normal",
-                    tooltip="How the noise levels are spread over the steps.",
+                    tooltip="ComfyUI's scheduler: how the noise levels are spread over the steps.",
                 ),
                 io.Float.Input(
                     "hires_scale",
@@ -93,13 +91,13 @@ class AtelierSample(io.ComfyNode):
                     max=1.0,
                     step=0.01,
                     round=0.001,
-                    tooltip="How much the second pass may change, 0.05 to 1. 0.5 to 0.7 is usual for latents: less "
-                    "stays blurry, more draws anew.",
+                    tooltip="Denoise of the second pass, 0.05 to 1. 0.5 to 0.7 is usual for latents: less stays "
+                    "blurry, more redraws the picture.",
                 ),
                 io.Int.Input("hires_steps", default=15, min=1, max=1000, tooltip="Sampling steps of the second pass."),
                 io.Combo.Input(
                     "upscale_method",
-                    options=bridge.UPSCALE_METHODS,
+                    options=sampling.UPSCALE_METHODS,
                     default="bislerp",
                     tooltip="How the latents are enlarged before the second pass. bislerp keeps their statistics.",
                     advanced=True,
@@ -130,12 +128,12 @@ class AtelierSample(io.ComfyNode):
         upscale_method: str,
     ) -> io.NodeOutput:
         """Sample, enlarge and sample again, decode."""
-        conditioning = bridge.encode_prompt(clip, prompt), bridge.encode_prompt(clip, negative)
+        conditioning = sampling.encode_prompt(clip, prompt), sampling.encode_prompt(clip, negative)
         settings = {"seed": seed, "cfg": cfg, "sampler_name": sampler_name, "scheduler": scheduler}
-        latents = bridge.empty_latents(width, height, batch_size)
-        latents = bridge.sample_latents(model, *conditioning, latents, steps=steps, denoise=1.0, **settings)
+        latents = sampling.empty_latents(width, height, batch_size)
+        latents = sampling.sample_latents(model, *conditioning, latents, steps=steps, denoise=1.0, **settings)
         if hires_scale > 1:
-            latents = bridge.upscale_latents(latents, hires_scale, upscale_method)
+            latents = sampling.upscale_latents(latents, hires_scale, upscale_method)
             settings |= {"steps": hires_steps, "denoise": hires_denoise}
-            latents = bridge.sample_latents(model, *conditioning, latents, **settings)
-        return io.NodeOutput(bridge.decode_latents(vae, latents))
+            latents = sampling.sample_latents(model, *conditioning, latents, **settings)
+        return io.NodeOutput(sampling.decode_latents(vae, latents))

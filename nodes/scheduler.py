@@ -1,18 +1,22 @@
-"""The learning rate's shape."""
+"""Scheduler: the learning rate's curve over the run."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..trainer_core.config import SchedulerConfig
-from ..trainer_core.schedule import check_curve
+from ..trainer_core.optim.schedule import check_curve
 from .sockets import CATEGORY, SchedulerSocket, io
 
 
 def options() -> list[io.DynamicCombo.Option]:
-    """Return the shapes with their own inputs; the first is the default."""
+    """List the shapes with their own inputs; the first is the default."""
     cycles = io.Int.Input(
-        "cycles", default=2, min=1, max=100, tooltip="How often it starts from its peak, 1 to 100. 2 = one restart."
+        "cycles",
+        default=2,
+        min=1,
+        max=100,
+        tooltip="How often the rate starts from its peak, 1 to 100. 2 = one restart.",
     )
     d = io.Float.Input(
         "d",
@@ -21,7 +25,8 @@ def options() -> list[io.DynamicCombo.Option]:
         max=0.999,
         step=0.01,
         round=1e-6,
-        tooltip="How long it stays high, 0 to 0.999. 0 is a straight line, 0.5 as in the paper, 0.9 usual for LoRAs.",
+        tooltip="How long the rate stays high, 0 to 0.999. 0 is a straight line, 0.5 as in the paper, 0.9 usual "
+        "for LoRAs.",
     )
     fields: dict[str, list[io.Input]] = {
         "cosine": [],
@@ -60,8 +65,8 @@ def options() -> list[io.DynamicCombo.Option]:
                 max=100.0,
                 step=0.1,
                 round=1e-6,
-                tooltip="How steeply it falls at first, 0.01 to 100. 1 is a straight line, 2 a parabola; below 1 it "
-                "stays high and falls at the end.",
+                tooltip="How steeply the rate falls at first, 0.01 to 100. 1 is a straight line, 2 a parabola; "
+                "below 1 it stays high and falls at the end.",
             )
         ],
         "inverse_sqrt": [
@@ -70,7 +75,7 @@ def options() -> list[io.DynamicCombo.Option]:
                 default=100,
                 min=1,
                 max=1_000_000,
-                tooltip="Steps that set its pace: after 3 times as many the rate has halved. 1 to 1000000.",
+                tooltip="Steps that set the pace: after 3 times this many the rate has halved. 1 to 1000000.",
             )
         ],
         "warmup_stable_decay": [
@@ -81,13 +86,13 @@ def options() -> list[io.DynamicCombo.Option]:
                 max=1.0,
                 step=0.01,
                 round=1e-6,
-                tooltip="The share of the curve in which it falls, at the end, 0.001 to 1. 0.1 to 0.2 is usual.",
+                tooltip="The last share of the curve, in which the rate falls, 0.001 to 1. 0.1 to 0.2 is usual.",
             ),
             io.Combo.Input(
                 "decay_shape",
                 options=["linear", "cosine", "1-sqrt"],
                 default="linear",
-                tooltip="How it falls: a straight line, half a cosine, or fast and then ever slower (1-sqrt).",
+                tooltip="How the rate falls: a straight line, half a cosine, or fast and then ever slower (1-sqrt).",
             ),
         ],
         "one_cycle": [
@@ -98,7 +103,7 @@ def options() -> list[io.DynamicCombo.Option]:
                 max=0.999,
                 step=0.01,
                 round=1e-6,
-                tooltip="The share of the curve in which it rises, 0.001 to 0.999. 0.3 is usual.",
+                tooltip="The first share of the curve, in which the rate rises, 0.001 to 0.999. 0.3 is usual.",
             ),
             io.Float.Input(
                 "start",
@@ -107,16 +112,17 @@ def options() -> list[io.DynamicCombo.Option]:
                 max=1.0,
                 step=0.01,
                 round=1e-6,
-                tooltip="Where it starts, as a share of the learning rate, 0 to 1. It ends at min_lr_ratio.",
+                tooltip="The first factor on the learning rate, 0 to 1. The curve ends at min_lr_ratio.",
             ),
         ],
         "expression": [
             io.String.Input(
                 "expression",
                 default="0.5 * (1 + cos(pi * t))",
-                tooltip="The factor on the learning rate, 0 or more, as a formula of t (0 at the first step after the "
-                "warm-up, 1 at the end), step and total (steps after the warm-up, from 0). It may use + - * / // % **, "
-                "comparisons, a if b else c, sin cos tan exp log sqrt min max abs floor ceil, pi and e.",
+                tooltip="A formula of the factor on the learning rate, 0 or more. It may use t (0 at the first "
+                "step after the warm-up, 1 at the end), step and total (steps after the warm-up, from 0), "
+                "+ - * / // % **, comparisons, a if b else c, sin cos tan exp log sqrt min max abs floor "
+                "ceil, pi and e.",
             )
         ],
         "points": [
@@ -124,9 +130,9 @@ def options() -> list[io.DynamicCombo.Option]:
                 "points",
                 default="0:0, 0.1:1, 0.6:1, 1:0",
                 multiline=True,
-                tooltip="A curve drawn by hand: position:factor, with commas between. Positions lie between 0 (first "
-                "step after the warm-up) and 1 (the end), factors are 0 or more; straight lines join them. The same "
-                "position twice makes a jump.",
+                tooltip="A curve of points: position:factor, separated by commas. Positions lie between 0 (first "
+                "step after the warm-up) and 1 (the end), factors are 0 or more; straight lines join them. "
+                "The same position twice makes a jump.",
             )
         ],
     }
@@ -134,11 +140,11 @@ def options() -> list[io.DynamicCombo.Option]:
 
 
 class AtelierScheduler(io.ComfyNode):
-    """The learning rate's shape over the run."""
+    """Choose the learning rate's curve."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierScheduler",
             display_name="Scheduler",
@@ -150,18 +156,18 @@ class AtelierScheduler(io.ComfyNode):
                     "name",
                     options=options(),
                     tooltip="cosine: slow, fast, slow down; a good choice for most runs. constant: the same "
-                    "throughout. linear: a straight line down. rex: high for long, then fast down. rex_restarts and "
-                    "cosine_with_restarts start again from a peak, cosine_soft_restarts swings back up. polynomial, "
-                    "inverse_sqrt: steep at first. warmup_stable_decay: full until the last part. one_cycle: up, then "
-                    "down. expression, points: a curve of your own.",
+                    "throughout. linear: a straight line down. rex: high for long, then fast down. "
+                    "rex_restarts and cosine_with_restarts start again from a peak, cosine_soft_restarts "
+                    "swings back up. polynomial, inverse_sqrt: steep at first. warmup_stable_decay: full "
+                    "until the last part. one_cycle: up, then down. expression, points: your own curve.",
                 ),
                 io.Int.Input(
                     "warmup_steps",
                     default=0,
                     min=0,
                     max=1_000_000,
-                    tooltip="How long the learning rate rises from near 0 before the shape begins, in steps or percent "
-                    "(warmup_unit). 0 = not at all; 5 to 10 percent of the run helps with high learning rates.",
+                    tooltip="How long the learning rate rises from near 0, in steps or percent (warmup_unit). 0 = "
+                    "no warm-up; 5 to 10 percent of the run helps with high learning rates.",
                 ),
                 io.Float.Input(
                     "min_lr_ratio",
@@ -170,8 +176,8 @@ class AtelierScheduler(io.ComfyNode):
                     max=1.0,
                     step=0.01,
                     round=1e-6,
-                    tooltip="The floor, as a share of the learning rate, 0 to 1: the shape runs between it and the "
-                    "full rate. 0 = a shape that goes down ends at 0.",
+                    tooltip="The floor, as a share of the learning rate, 0 to 1: the curve runs between it and the "
+                    "full rate. 0 = a falling curve ends at 0.",
                     advanced=True,
                 ),
                 io.Combo.Input(
@@ -179,7 +185,7 @@ class AtelierScheduler(io.ComfyNode):
                     options=["steps", "percent"],
                     default="steps",
                     optional=True,
-                    tooltip="What warmup_steps counts: steps, or percent of the whole curve (then up to 99).",
+                    tooltip="The unit of warmup_steps: steps, or percent of the whole curve (then up to 99).",
                     advanced=True,
                 ),
                 io.Int.Input(
@@ -188,10 +194,11 @@ class AtelierScheduler(io.ComfyNode):
                     min=0,
                     max=1_000_000,
                     optional=True,
-                    tooltip="The length of the run that the curve is made for. 0 = this run, so that a longer run "
-                    "gets a longer curve. To extend a finished run on its own curve, write its old number of steps "
-                    "here: further steps stay at the rate where the curve ended, which min_lr_ratio keeps above 0. A "
-                    "number above the steps of the run trains only the first part of a longer curve.",
+                    tooltip="The steps that the curve is made for. 0 = the steps of this run, so that a longer run "
+                    "gets a longer curve. To extend a finished run on its own curve, set this to its old "
+                    "number of steps: the added steps keep the rate of the curve's end, which min_lr_ratio "
+                    "keeps above 0. More steps than the run has train only the first part of a longer "
+                    "curve.",
                     advanced=True,
                 ),
             ],
@@ -200,14 +207,14 @@ class AtelierScheduler(io.ComfyNode):
 
     @classmethod
     def execute(cls, name: dict[str, Any] | None = None, **values: Any) -> io.NodeOutput:
-        """Return the configuration."""
+        """Build the configuration."""
         return io.NodeOutput(read_scheduler(name, values))
 
 
 def read_scheduler(name: dict[str, Any] | None, values: dict[str, Any]) -> SchedulerConfig:
-    """Return the configuration of the node's inputs, its curve checked; raises ValueError if there is none."""
+    """Build and check the configuration of the node's inputs; raises ValueError for an invalid curve."""
     if name is None:  # how ComfyUI passes an option that it does not know
-        raise ValueError(f"name of Scheduler is not one of {[option.key for option in options()]}; choose one.")
+        raise ValueError(f"name of Scheduler is unknown; set it to one of {[option.key for option in options()]}.")
     own = {field: value for field, value in name.items() if value is not None}
     config = SchedulerConfig(**{**values, **own})
     check_curve(config)

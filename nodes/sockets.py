@@ -19,7 +19,7 @@ SavesSocket = io.Custom("ATELIER_SAVES")  # SavesConfig
 
 
 def complaint(check: Callable[[], object]) -> bool | str:
-    """Return True, or the sentence of the ValueError that a check raises: what validate_inputs answers."""
+    """Run a check for validate_inputs: True, or the text of the ValueError that it raises."""
     try:
         check()
     except ValueError as error:

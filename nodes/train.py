@@ -1,4 +1,4 @@
-"""Train LoRA: the node that does the work."""
+"""Train LoRA: train, save and output a LoRA."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..trainer_core.callbacks import Callbacks
+from ..trainer_core.common.callbacks import Callbacks
 from ..trainer_core.config import (
     BaseModelConfig,
     BucketConfig,
@@ -25,12 +25,15 @@ from ..trainer_core.config import (
     TrainConfig,
     plain_name,
 )
-from ..trainer_core.existing import check_lora_files, comfy_tensors, outline_network
-from ..trainer_core.models import check_base_model, noise_model
-from . import bridge, session
+from ..trainer_core.lora_files.continued import check_lora_files
+from ..trainer_core.lora_files.merge import comfy_tensors
+from ..trainer_core.models import source_of
+from ..trainer_core.models.sd import check_base_model, detect_noise
+from ..trainer_core.preflight.outline import outline_run
+from .comfyui import folders, models, session
+from .comfyui.progress import NodeProgress, announce_lora, clock
 from .plot import draw_losses
 from .preview import to_image
-from .progress import NodeProgress, announce_lora, clock
 from .sockets import CATEGORY, complaint, io, ui
 from .train_inputs import train_inputs
 
@@ -55,17 +58,17 @@ LATER_FIELDS = (
 
 
 class AtelierTrain(io.ComfyNode):
-    """Train a LoRA on a dataset and hand it on, applied and as a file."""
+    """Train a LoRA on a dataset; output it as a file and applied to MODEL and CLIP."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierTrain",
             display_name="Train LoRA",
             category=CATEGORY,
-            description="Trains a LoRA, saves it in models/loras/atelier and puts it on MODEL and CLIP, ready for a "
-            "sampler. ComfyUI's queue waits while it works; Cancel stops within a step and keeps what was learned.",
+            description="Trains a LoRA, saves it in models/loras/atelier and applies it to MODEL and CLIP, ready for "
+            "a sampler. ComfyUI's queue waits while it trains; Cancel stops within a step and keeps the LoRA so far.",
             search_aliases=["lora trainer", "finetune", "dreambooth", "kohya", "sd-scripts", "training", "atelier"],
             is_output_node=True,
             inputs=train_inputs(),
@@ -78,7 +81,7 @@ class AtelierTrain(io.ComfyNode):
                 io.LossMap.Output(display_name="LOSS_MAP", tooltip="The loss of each step, for Plot Loss Graph."),
                 io.Image.Output(
                     display_name="SAMPLES",
-                    tooltip="One picture per line of sample_prompts. Without any, nodes linked here are skipped.",
+                    tooltip="One picture per line of sample_prompts. Without prompts, nodes linked here are skipped.",
                 ),
                 io.String.Output(display_name="LORA_PATH", tooltip="Full path of the saved file."),
                 io.Image.Output(display_name="LOSS_PLOT", tooltip="The loss over the run as a picture."),
@@ -96,7 +99,7 @@ class AtelierTrain(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, name: str | None = None, **_: object) -> str:
-        """Run again after "stop and keep", so that the run goes on; it only ever counts up, and is never undone."""
+        """Run again after "Stop and keep", so that the run resumes; the count only ever rises."""
         return f"kept:{session.kept(name)}"
 
     @classmethod
@@ -123,7 +126,7 @@ class AtelierTrain(io.ComfyNode):
         on_existing: dict[str, Any] | None = None,
         **values: Any,
     ) -> io.NodeOutput:
-        """Train, verify, save, and put the LoRA on MODEL and CLIP."""
+        """Train, verify and save the LoRA, and apply it to MODEL and CLIP."""
         fields = {field: values[field] for field in TRAIN_FIELDS}
         fields |= {field: values[field] for field in LATER_FIELDS if field in values}
         train = TrainConfig(buckets=buckets or BucketConfig(), **fields)
@@ -149,11 +152,12 @@ class AtelierTrain(io.ComfyNode):
             saves=saves or SavesConfig(),
             existing=read_existing(on_existing or {}),
         )
-        output = bridge.lora_file(plain_name(name), config.saves.folder)
-        embeddings = bridge.embeddings_folder() if lora_config.embeddings else None
+        cache_limit = folders.cache_limit()
+        output = folders.lora_file(plain_name(name), config.saves.folder)
+        embeddings = folders.embeddings_folder() if lora_config.embeddings else None
         progress, began = NodeProgress(cls.hidden.unique_id, output.stem), time.monotonic()
         try:
-            with session.open_to_requests(cls.hidden.unique_id, draws=bool(config.sample.prompts)) as asked:
+            with session.open_to_wishes(cls.hidden.unique_id, draws=bool(config.sample.prompts)) as asked:
                 from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
 
                 model, clip = output_models(config, model, clip, progress.callbacks())
@@ -161,14 +165,14 @@ class AtelierTrain(io.ComfyNode):
                     result = train_lora(
                         config,
                         output,
-                        bridge.cache_folder(),
+                        folders.cache_folder(),
                         device,
                         progress.callbacks(asked),
-                        lambda path: bridge.check_lora(path, model, clip),
-                        cache_limit=bridge.cache_limit(),
-                        logs=bridge.logs_folder(),
+                        lambda path: models.check_lora(path, model, clip),
+                        cache_limit=cache_limit,
+                        logs=folders.logs_folder(),
                         embeddings=embeddings,
-                        runs=bridge.runs_folder(),
+                        runs=folders.runs_folder(),
                     )
         finally:
             announce_lora()  # a run that is cancelled leaves a file too
@@ -177,10 +181,10 @@ class AtelierTrain(io.ComfyNode):
         report = summary(result, time.monotonic() - began)
         progress.text(report)
         return io.NodeOutput(
-            *bridge.apply_lora(model, clip, result.tensors, strength),
+            *models.apply_lora(model, clip, result.tensors, strength),
             result.tensors,
             {"loss": plottable(result.losses)},
-            result.samples if len(result.samples) else bridge.NOTHING,
+            result.samples if len(result.samples) else models.NOTHING,
             str(result.path),
             to_image(
                 draw_losses(
@@ -196,7 +200,7 @@ class AtelierTrain(io.ComfyNode):
 
 
 def read_existing(on_existing: dict[str, Any]) -> ExistingConfig:
-    """Return the configuration of the choice on_existing and its fields; old prompts have none."""
+    """Build the configuration of on_existing and its fields; old prompts have none."""
     fields = {"on_existing": "on_existing", "run": "fork_run", "step": "fork_step"}
     chosen = {fields[name]: value for name, value in on_existing.items() if value is not None}
     if "fork_run" in chosen:
@@ -205,29 +209,30 @@ def read_existing(on_existing: dict[str, Any]) -> ExistingConfig:
 
 
 def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks) -> tuple[Any, Any]:
-    """Return MODEL and CLIP that get the LoRA: those linked, else the base model's with the LoRAs beneath it.
+    """Choose the MODEL and CLIP that get the LoRA: linked ones, else the base model's with the LoRAs beneath.
 
     Raises ValueError if they do not fit.
     """
     path = Path(config.base_model.path)
     check_base_model(config.base_model)
-    check_lora_files(config)
-    outline_network(config)  # a choice of layers that cannot be is refused before anything is loaded
+    base = source_of(config.base_model).outline()
+    check_lora_files(config, base)
+    outline_run(config, base)  # refuses impossible layers before anything is loaded
     if model is None or clip is None:
-        bridge.check_pictures(config.dataset, callbacks)  # what is wrong with them is said before anything is loaded
-        own_model, own_clip, _ = bridge.load_models(config.base_model, *noise_model(config.base_model))
+        folders.check_pictures(config.dataset, callbacks)  # names what is wrong before anything is loaded
+        own_model, own_clip, _ = models.load_models(config.base_model, *detect_noise(config.base_model))
         for beneath in config.lora.beneath:
-            tensors = comfy_tensors(Path(beneath.path), config.base_model)
-            own_model, own_clip = bridge.apply_lora(own_model, own_clip, tensors, beneath.strength)
+            tensors = comfy_tensors(Path(beneath.path), base)
+            own_model, own_clip = models.apply_lora(own_model, own_clip, tensors, beneath.strength)
         model, clip = model or own_model, clip or own_clip
     if path.is_file():
         rates = (config.optimizer.text_encoder_learning_rate, config.optimizer.text_encoder_2_learning_rate)
-        bridge.check_models(config.base_model, model, clip, trains_text=any(rates) or bool(config.lora.embeddings))
+        models.check_models(config.base_model, model, clip, trains_text=any(rates) or bool(config.lora.embeddings))
     return model, clip
 
 
 def plottable(losses: Sequence[float]) -> list[float]:
-    """Return the losses for other people's plots: a step that was not finite repeats the one before."""
+    """Replace each loss that is not finite by the one before, for other people's plots."""
     result: list[float] = []
     for loss in losses:
         result.append(loss if math.isfinite(loss) else (result[-1] if result else 0.0))
@@ -235,7 +240,7 @@ def plottable(losses: Sequence[float]) -> list[float]:
 
 
 def summary(result: Any, seconds: float) -> str:
-    """Say in a few lines what a run left behind (a Result), and how each learned word is written in a prompt."""
+    """Summarise a Result in a few lines, and how a prompt writes each trained word."""
     path, losses = result.path, result.losses
     finite = [loss for loss in losses[-max(1, len(losses) // 10) :] if math.isfinite(loss)]
     end = f"{sum(finite) / len(finite):.4f}" if finite else "not finite"
@@ -244,12 +249,12 @@ def summary(result: Any, seconds: float) -> str:
     lines = [
         result.how,
         f"Saved as {path}",
-        f"{len(losses)} steps{left_out}, mean loss at the end {end}; it took {clock(seconds)} this time",
+        f"{len(losses)} steps{left_out}, mean loss at the end {end}; {clock(seconds)} this time",
     ]
     if result.others:
-        lines.append(f"Saved beside it, not in the outputs: {', '.join(other.name for other in result.others)}")
+        lines.append(f"Also saved, but not in the outputs: {', '.join(other.name for other in result.others)}")
     for word, file in result.embeddings.items():
-        lines.append(f"For {word} write embedding:{file.parent.name}/{file.stem} in prompts")
+        lines.append(f"In prompts write {word} as embedding:{file.parent.name}/{file.stem}")
     if result.log:
         lines.append(f"Log in {result.log}")
     lines.append(f"Run in {result.run}")

@@ -17,18 +17,20 @@ from .sockets import (
 
 
 def train_inputs() -> list[io.Input]:
-    """Return the inputs in their order; new ones come at the end."""
+    """List the inputs in their order; new ones come at the end."""
     return [
         BaseModelSocket.Input("base_model", tooltip="The model to train on, from Load Base Model."),
-        DatasetSocket.Input("dataset", tooltip="The pictures, from Concept Dataset or Mask Loader."),
-        OptimizerSocket.Input("optimizer", tooltip="How the weights move, from Optimizer."),
-        SchedulerSocket.Input("scheduler", tooltip="The learning rate's shape, from Scheduler."),
-        LoraConfigSocket.Input("lora_config", tooltip="Size and layers of the LoRA, from LoRA Config."),
+        DatasetSocket.Input(
+            "dataset", tooltip="The pictures, from Concept Dataset, Concept from Images or Mask Loader."
+        ),
+        OptimizerSocket.Input("optimizer", tooltip="The optimizer and its learning rates, from Optimizer."),
+        SchedulerSocket.Input("scheduler", tooltip="The learning rate's curve, from Scheduler."),
+        LoraConfigSocket.Input("lora_config", tooltip="Algorithm, size and layers of the LoRA, from LoRA Config."),
         io.String.Input(
             "name",
             default="my_lora",
-            tooltip="File name of the LoRA, without a folder: letters, digits, space and - _ . ( ). It is "
-            "saved as models/loras/atelier/<name>.safetensors; a number is added when the name is taken.",
+            tooltip="File name of the LoRA, without a folder: letters, digits, space and - _ . ( ). The file is "
+            "models/loras/atelier/<name>.safetensors; a name in use gets a number.",
         ),
         io.Int.Input(
             "steps",
@@ -42,21 +44,22 @@ def train_inputs() -> list[io.Input]:
             default=0,
             min=0,
             max=100_000,
-            tooltip="Length of the run in visits of the whole dataset. 0 = use steps.",
+            tooltip="Length of the run in epochs. 0 = use steps.",
         ),
         io.Int.Input(
             "batch_size",
             default=1,
             min=1,
             max=4096,
-            tooltip="Pictures trained at once. More is smoother and needs more memory.",
+            tooltip="Pictures per batch. More is smoother and needs more memory.",
         ),
         io.Int.Input(
             "accumulate",
             default=1,
             min=1,
             max=4096,
-            tooltip="Batches gathered for one step: works like a larger batch_size without its memory.",
+            tooltip="Gradient accumulation: batches per optimizer step. Works like a larger batch_size without its "
+            "memory.",
             advanced=True,
         ),
         io.Int.Input(
@@ -65,8 +68,8 @@ def train_inputs() -> list[io.Input]:
             min=64,
             max=8192,
             step=8,
-            tooltip="Pixels: each picture is scaled to about resolution x resolution, in the shape nearest to "
-            "its own. 512 suits Stable Diffusion 1, 1024 suits XL.",
+            tooltip="Pixels: each picture is scaled to about resolution x resolution, in the shape nearest to its "
+            "own. 512 suits Stable Diffusion 1, 1024 suits XL.",
         ),
         io.Int.Input(
             "bucket_step",
@@ -84,28 +87,28 @@ def train_inputs() -> list[io.Input]:
             min=0,
             max=0xFFFFFFFFFFFFFFFF,
             control_after_generate=io.ControlAfterGenerate.fixed,
-            tooltip="Decides everything random in the run, 0 to 2^64 - 1. Any change trains again.",
+            tooltip="The seed of everything random in the run, 0 to 2^64 - 1. Another seed is another run.",
         ),
         io.Boolean.Input(
             "gradient_checkpointing",
             default=False,
-            tooltip="Needs much less memory and takes about a third longer; the result is the same. Off: only "
-            "as far as the run would not fit otherwise. A linked Memory node decides instead.",
+            tooltip="Gradient checkpointing: needs much less memory and takes about a third longer; the result is "
+            "the same. Off: used only as far as the run would not fit otherwise. A linked Memory node decides "
+            "instead.",
         ),
         io.Combo.Input(
             "latent_sampling",
             options=["sample", "mean"],
             default="sample",
-            tooltip="sample: draw from what the autoencoder says about a picture, new at each visit. mean: "
-            "always the middle of it.",
+            tooltip="How pictures become latents. sample: drawn from the VAE's distribution, new at each visit. "
+            "mean: always its middle.",
             advanced=True,
         ),
         io.Combo.Input(
             "save_dtype",
             options=["float16", "bfloat16", "float32"],
             default="float16",
-            tooltip="Precision of the numbers in the file. float16 is what other programs expect; float32 is "
-            "twice as large.",
+            tooltip="Precision of the file. float16 is what other programs expect; float32 is twice as large.",
             advanced=True,
         ),
         io.Float.Input(
@@ -115,18 +118,18 @@ def train_inputs() -> list[io.Input]:
             max=10.0,
             step=0.05,
             round=0.001,
-            tooltip="How strongly the LoRA acts on the outputs MODEL and CLIP, -10 to 10; the file is not "
-            "affected. To try several without training again, link LORA to Load LoRA Model.",
+            tooltip="How strongly the outputs MODEL and CLIP apply the LoRA, -10 to 10; the file is not affected. To "
+            "try several without training again, link LORA to Load LoRA Model.",
             advanced=True,
         ),
         io.String.Input(
             "sample_prompts",
             multiline=True,
             default="",
-            tooltip="Prompts to draw at the end, one per line, for the output SAMPLES. Empty = none. With a "
-            "running average of the weights (ema_decay of Optimizer) all are drawn again with that.",
+            tooltip="Prompts of the pictures drawn at the end, one per line, for the output SAMPLES. Empty = none. "
+            "With an EMA (ema_decay of Optimizer) all are drawn with it as well.",
         ),
-        io.String.Input("sample_negative", default="", tooltip="What these pictures should avoid.", advanced=True),
+        io.String.Input("sample_negative", default="", tooltip="Negative prompt of these pictures.", advanced=True),
         io.Int.Input(
             "sample_steps",
             default=20,
@@ -142,7 +145,7 @@ def train_inputs() -> list[io.Input]:
             max=100.0,
             step=0.1,
             round=0.01,
-            tooltip="How closely these pictures follow their prompt, 0 to 100.",
+            tooltip="CFG scale of these pictures, 0 to 100.",
             advanced=True,
         ),
         io.Int.Input(
@@ -150,24 +153,24 @@ def train_inputs() -> list[io.Input]:
             default=0,
             min=0,
             max=0xFFFFFFFFFFFFFFFF,
-            tooltip="Seed of the first picture; each next one takes the next seed.",
+            tooltip="Seed of the first picture; each next one uses the next seed.",
             advanced=True,
         ),
         ObjectiveSocket.Input(
-            "objective", optional=True, tooltip="Optional, from Noise & Loss: weighting of noise levels."
+            "objective", optional=True, tooltip="Optional, from Noise & Loss: noise, timesteps, loss and weighting."
         ),
         io.Model.Input(
             "model",
             optional=True,
-            tooltip="Optional: what the LoRA is put on for the output MODEL, also a relative of the base model "
-            "or one with other LoRAs. Not linked = the base model, with the LoRAs beneath. A linked one is "
-            "taken as it is. Training does not depend on it.",
+            tooltip="Optional: the model that carries the LoRA in the output MODEL, also a relative of the base "
+            "model or one with other LoRAs. Not linked = the base model, with the LoRAs beneath. It does not affect "
+            "training.",
         ),
         io.Clip.Input(
             "clip",
             optional=True,
-            tooltip="Optional: what the LoRA is put on for the output CLIP. Not linked = the base model's, "
-            "with the LoRAs beneath. A linked one is taken as it is.",
+            tooltip="Optional: the text encoder that carries the LoRA in the output CLIP. Not linked = the base "
+            "model's, with the LoRAs beneath.",
         ),
         BucketsSocket.Input(
             "buckets",
@@ -180,15 +183,14 @@ def train_inputs() -> list[io.Input]:
             min=0,
             max=1_000_000,
             optional=True,
-            tooltip="With a concept of the role validation: steps between two measurements of the loss on its "
-            "pictures. 0 = at the start and the end only.",
+            tooltip="Steps between two measurements of the validation loss, with a concept of the role validation. 0 "
+            "= at the start and the end only.",
             advanced=True,
         ),
         MemorySocket.Input(
             "memory",
             optional=True,
-            tooltip="Optional, from Memory: fixes what is given up for memory or speed. Takes the place of "
-            "gradient_checkpointing.",
+            tooltip="Optional, from Memory: fixes how to trade speed for memory. Replaces gradient_checkpointing.",
         ),
         io.Int.Input(
             "early_stop_patience",
@@ -196,9 +198,9 @@ def train_inputs() -> list[io.Input]:
             min=0,
             max=1000,
             optional=True,
-            tooltip="Ends the run when so many measurements in a row bring no lower validation loss, and keeps "
-            "the best LoRA. 3 to 5 suit most. Needs validate_every and a concept of the role validation. 0 = "
-            "the run takes all its steps.",
+            tooltip="Early stopping: ends the run after this many measurements in a row without a lower validation "
+            "loss, and keeps the best LoRA. 3 to 5 suit most. Needs validate_every and a concept of the role "
+            "validation. 0 = off.",
             advanced=True,
         ),
         io.Float.Input(
@@ -209,17 +211,17 @@ def train_inputs() -> list[io.Input]:
             step=0.001,
             round=0.0001,
             optional=True,
-            tooltip="By what share the validation loss must fall to count for early_stop_patience, 0 to 0.9: "
-            "0.01 = one per cent below the lowest so far. 0 = any fall counts.",
+            tooltip="For early_stop_patience: the share by which the validation loss must fall, 0 to 0.9: 0.01 = one "
+            "per cent below the lowest so far. 0 = any fall counts.",
             advanced=True,
         ),
         io.Boolean.Input(
             "keep_best",
             default=False,
             optional=True,
-            tooltip="The LoRA is the one of the lowest validation loss instead of the last; the last one is "
+            tooltip="On: the LoRA is the one of the lowest validation loss instead of the last; the last one is "
             "saved beside it as <name>-last. Needs validate_every and a concept of the role validation. "
-            "early_stop_patience does it anyway.",
+            "early_stop_patience turns it on.",
             advanced=True,
         ),
         io.Combo.Input(
@@ -227,9 +229,9 @@ def train_inputs() -> list[io.Input]:
             options=["none", "csv", "tensorboard", "both"],
             default="csv",
             optional=True,
-            tooltip="Writes losses, learning rates, gradient norm, time and memory of every step to "
-            "output/atelier/logs. csv: a table for any spreadsheet. tensorboard: event files for "
-            "TensorBoard, whose package must be installed. both, or none.",
+            tooltip="Logs losses, learning rates, gradient norm, time and memory of every step in "
+            "output/atelier/logs. csv: a table for any spreadsheet. tensorboard: event files for TensorBoard, whose "
+            "package must be installed. both, or none.",
             advanced=True,
         ),
         SavesSocket.Input(
@@ -250,23 +252,21 @@ def train_inputs() -> list[io.Input]:
                         io.String.Input(
                             "run",
                             default="",
-                            tooltip="Name of the run's folder in output/atelier/runs, as the note of that run says it.",
+                            tooltip="The run's folder in output/atelier/runs, as the report of that run names it.",
                         ),
                         io.Int.Input(
                             "step",
                             default=0,
                             min=0,
                             max=100_000_000,
-                            tooltip="The save to begin with, by its steps, as the run's folder lists them. "
-                            "0 = the last one.",
+                            tooltip="The save to start from, by its step. 0 = the last one.",
                         ),
                     ],
                 ),
             ],
             optional=True,
-            tooltip="When there is a run with these settings, pictures and models already. resume (default): a "
-            "finished one gives its result at once, one that was cut off or was shorter goes on. reuse: only a "
-            "finished one is used. train again: from the start. fork: begin with the weights and state of any "
-            "run's save, under these settings.",
+            tooltip="If a run with these settings, pictures and models exists. resume (default): reuse a finished "
+            "run's result, resume an unfinished or shorter one. reuse: only reuse a finished one. train again: start "
+            "a new run. fork: start a new run from the weights and state of any run's save, with these settings.",
         ),
     ]

@@ -14,12 +14,12 @@ class AtelierBuckets(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierBuckets",
             display_name="Buckets",
             category=CATEGORY,
-            description="Optional: several resolutions at once, fixed sizes, limits, and what happens to shapes that "
+            description="Optional: several resolutions at once, fixed sizes, limits, and how to train shapes that "
             "few pictures have. For Train LoRA and Dataset Preview.",
             search_aliases=["resolution", "aspect ratio", "multi resolution", "bucketing", "train lora", "atelier"],
             inputs=[
@@ -27,15 +27,15 @@ class AtelierBuckets(io.ComfyNode):
                     "resolutions",
                     default="",
                     placeholder="512, 640, 768",
-                    tooltip="Several sizes with commas between: 512 = about 512 x 512 pixels in the shape nearest to "
-                    "each picture, 640x384 = exactly that. Empty = the resolution of Train LoRA.",
+                    tooltip="Several sizes, separated by commas: 512 = about 512 x 512 pixels in the shape nearest "
+                    "to each picture, 640x384 = exactly that. Empty = the resolution of Train LoRA.",
                 ),
                 io.Combo.Input(
                     "resolution_mode",
                     options=["draw", "all"],
                     default="draw",
-                    tooltip="With several resolutions. draw: each visit takes the next one, all equally often. all: "
-                    "each visit is made once in every resolution, so epochs are longer.",
+                    tooltip="With several resolutions. draw: each visit uses the next one, all equally often. all: "
+                    "each visit is repeated at every resolution, so epochs are longer.",
                 ),
                 io.Int.Input(
                     "min_side",
@@ -65,12 +65,13 @@ class AtelierBuckets(io.ComfyNode):
                     options=["keep", "merge"],
                     default="keep",
                     tooltip="A shape with fewer pictures than a batch. keep: its batches are smaller, and weigh as "
-                    "much as their pictures. merge: they go to the nearest shape that has enough, cropped more.",
+                    "much as their pictures. merge: its pictures go to the nearest shape with enough of "
+                    "them, cropped more.",
                 ),
                 io.Boolean.Input(
                     "mix_concepts",
                     default=True,
-                    tooltip="A batch may hold pictures of several concepts. Off keeps every batch within one.",
+                    tooltip="On: a batch may hold pictures of several concepts. Off: every batch holds one concept.",
                     advanced=True,
                 ),
             ],
@@ -79,7 +80,7 @@ class AtelierBuckets(io.ComfyNode):
 
     @classmethod
     def execute(cls, resolutions: str, **values: Any) -> io.NodeOutput:
-        """Return the configuration."""
+        """Build the configuration."""
         return io.NodeOutput(BucketConfig(resolutions=parse_resolutions(resolutions), **values))
 
 
@@ -92,13 +93,14 @@ class AtelierAugment(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Return the node's public format."""
+        """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierAugment",
             display_name="Augmentation",
             category=CATEGORY,
-            description="Optional: crops, turns and colours that differ from visit to visit. Applies to every concept "
-            "linked in that has none yet. Each picture gets a number of versions, which are encoded once and cached.",
+            description="Optional: crops, rotations and colours that vary from visit to visit. Applies to every "
+            "linked concept that has none yet. Each picture gets a number of versions, which are "
+            "encoded once and cached.",
             search_aliases=["random crop", "color jitter", "rotation", "augmentation", "train lora", "atelier"],
             inputs=[
                 DatasetSocket.Input("dataset", tooltip="The concepts that vary."),
@@ -107,10 +109,13 @@ class AtelierAugment(io.ComfyNode):
                     default=4,
                     min=1,
                     max=1000,
-                    tooltip="Versions of each picture, taken in turn. More varies more and caches more.",
+                    tooltip="Versions of each picture, used in turn. More varies more and caches more.",
                 ),
-                _share("crop_jitter", "How far the crop may move off the centre: 0 = not, 1 = up to the edge."),
-                _share("zoom", "Enlarges by up to this share before the crop; lets the crop move in square pictures."),
+                _share("crop_jitter", "How far the crop may move off the centre: 0 = not at all, 1 = up to the edge."),
+                _share(
+                    "zoom",
+                    "Enlarges by up to this share before the crop, so that the crop of a square picture can move.",
+                ),
                 io.Float.Input(
                     "rotation",
                     default=0.0,
@@ -118,7 +123,8 @@ class AtelierAugment(io.ComfyNode):
                     max=45.0,
                     step=0.5,
                     round=1e-3,
-                    tooltip="Turns by up to this many degrees either way. Corners are cut off, nothing is filled in.",
+                    tooltip="Rotates by up to this many degrees either way. Corners are cropped off, nothing is "
+                    "filled in.",
                 ),
                 _share("brightness", "Brightness varies by up to this share either way."),
                 _share("contrast", "Contrast varies by up to this share either way."),
@@ -130,7 +136,7 @@ class AtelierAugment(io.ComfyNode):
 
     @classmethod
     def execute(cls, dataset: DatasetConfig, **values: Any) -> io.NodeOutput:
-        """Return the dataset with this augmentation on every concept that has none yet."""
+        """Set this augmentation on every concept that has none yet."""
         augment = AugmentConfig(**values)
         concepts = (c if c.augment else c.replace(augment=augment) for c in dataset.concepts)
         return io.NodeOutput(DatasetConfig(concepts=tuple(concepts)))

@@ -1,18 +1,10 @@
-"""Frozen configuration, one dataclass per socket. Configs stop at builders; mathematics gets plain values."""
+"""All settings of a run: one frozen dataclass per node socket. Builders take them; mathematics gets plain values."""
 
 from .base import Config
-from .dataset import (
-    AugmentConfig,
-    BucketConfig,
-    CaptionConfig,
-    CaptionSource,
-    ConceptConfig,
-    DatasetConfig,
-    MaskConfig,
-)
+from .dataset import AugmentConfig, BucketConfig, CaptionConfig, CaptionSource, ConceptConfig, DatasetConfig, MaskConfig
 from .embedding import EmbeddingConfig
-from .model import BaseModelConfig, MemoryConfig, Precision, Prediction, Weights
-from .network import SPATIAL, UNET_ONLY, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
+from .model import MODEL_FILES, BaseModelConfig, MemoryConfig, Precision, Prediction, Weights
+from .network import DENOISER_ONLY, SPATIAL, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
 from .objective import MIN_SNR, ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .optimizers import OPTIMIZERS
@@ -21,10 +13,11 @@ from .saves import ExistingConfig, SavesConfig, fill_name, plain_name
 from .scheduler import SchedulerConfig
 
 __all__ = [
+    "DENOISER_ONLY",
     "MIN_SNR",
+    "MODEL_FILES",
     "OPTIMIZERS",
     "SPATIAL",
-    "UNET_ONLY",
     "WITHOUT_RANK",
     "Algorithm",
     "AugmentConfig",

@@ -1,4 +1,4 @@
-"""What every configuration is: frozen, strict when read, with a stable digest."""
+"""The base class of all settings: frozen, strict when read, with a stable digest."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ class Config:
     """Base of every configuration: strict reading, plain writing, a stable digest."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return nested dicts, lists and scalars that `from_dict` and JSON understand."""
+        """Convert to nested dicts, lists and scalars, for `from_dict` and JSON."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
     def from_dict(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
-        """Build from nested plain values; an unknown key raises ValueError and is named."""
+        """Build from nested plain values; raises ValueError that names an unknown key."""
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
-            raise ValueError(f"{cls.__name__} does not know {unknown}; it knows {sorted(known)}.")
+            raise ValueError(f"{cls.__name__} has no setting {unknown}; it has {sorted(known)}.")
         hints = _hints(cls)
         return cls(**{name: _read(hints[name], value) for name, value in values.items()})
 
     def canonical_json(self) -> str:
-        """Return the one JSON text of this configuration (sorted keys, no spaces)."""
+        """Write this configuration as its one JSON text: sorted keys, no spaces."""
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     def digest(self) -> str:
-        """Return the sha256 of the canonical JSON."""
+        """Compute the sha256 of the canonical JSON."""
         return hashlib.sha256(self.canonical_json().encode("utf-8", "surrogatepass")).hexdigest()
 
     def replace(self: ConfigT, **changes: Any) -> ConfigT:
-        """Return a copy with some fields changed, checked again."""
+        """Copy with some fields changed; the copy is checked again."""
         return dataclasses.replace(self, **changes)
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a run: concepts, captions, masks, variation, sizes."""
+"""Settings of the pictures: concepts, captions, masks, augmentation, sizes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from PIL import ImageColor
-
 from .base import Config, check_choices, check_range
 
 CaptionSource = Literal["text_file", "one_file", "table", "file_name", "folder_name", "none"]
@@ -16,7 +14,7 @@ CaptionSource = Literal["text_file", "one_file", "table", "file_name", "folder_n
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskConfig(Config):
-    """Where masks are and how they weigh; white (1) is trained, black (0) is not."""
+    """Source of masks and their weight in the loss; white (1) is trained, black (0) is not."""
 
     source: Literal["file", "alpha"] = "file"
     suffixes: tuple[str, ...] = ("-masklabel.png",)  # a mask is <picture name without extension><suffix>, first found
@@ -27,7 +25,7 @@ class MaskConfig(Config):
     unmasked_weight: float = 0.1  # floor of the mask, 0..1
     unmasked_probability: float = 0.1  # share of visits trained without the mask, 0..1
     normalize_masked_area: bool = False  # divide the loss by the mean of the mask
-    prior_weight: float = 0.0  # holds what the mask leaves out to what the base model predicts there, >= 0
+    prior_weight: float = 0.0  # weight of the base model's prediction as the target outside the mask, >= 0
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -36,12 +34,12 @@ class MaskConfig(Config):
         check_range(self, "unmasked_probability", 0, 1)
         check_range(self, "prior_weight", 0, 1000)
         if self.source == "file" and not (self.suffixes and all(self.suffixes)):
-            raise ValueError("The mask suffix is empty; give one, for example -masklabel.png.")
+            raise ValueError("The mask suffix is empty; set suffix of Mask Loader, for example to -masklabel.png.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionConfig(Config):
-    """Where captions come from, and how the caption of each visit is composed."""
+    """Source of captions, and the changes to them at each visit."""
 
     source: CaptionSource = "text_file"
     extensions: tuple[str, ...] = (".txt",)  # of files beside the pictures; tried in this order
@@ -52,8 +50,8 @@ class CaptionConfig(Config):
     prefix: str = ""  # put before every caption, after any shuffling (the trigger word)
     suffix: str = ""
     separator: str = ","  # between tags
-    shuffle: bool = False  # tags in a new order at each visit
-    keep: int = 0  # the first tags that stay where they are; a caption with ||| says it itself
+    shuffle: bool = False  # shuffle the tags at each visit
+    keep: int = 0  # number of first tags that stay in place; ||| in a caption overrides it
     tag_dropout: float = 0.0  # chance to leave out each other tag, 0..1
     tag_dropout_mode: Literal["uniform", "weighted"] = "uniform"  # weighted: later tags are left out more often
     protected: tuple[str, ...] = ()  # tags that are never left out
@@ -67,29 +65,35 @@ class CaptionConfig(Config):
         check_range(self, "dropout", 0, 1)
         for extension in self.extensions or ("",):
             if not re.fullmatch(r"\.[^/\\]+", extension):
-                raise ValueError(f"caption_extension is {extension!r}; it must start with a dot, as .txt.")
+                raise ValueError(
+                    f"caption_extension of Concept Dataset is {extension!r}; it must start with a dot, as .txt."
+                )
         if not self.separator.strip():
-            raise ValueError("The tag separator is empty; give the character between tags, usually a comma.")
+            raise ValueError(
+                "tag_separator of Concept Dataset is empty; set it to the character between tags, as a comma."
+            )
         if self.source == "one_file" and not self.file.strip():
-            raise ValueError("caption_source is one_file and caption_file is empty; give the file of all captions.")
+            raise ValueError(
+                "caption_source is one_file; set caption_file of Concept Dataset to the file with all captions."
+            )
         if self.encoding != "auto":
             try:
                 codecs.lookup(self.encoding)
             except (LookupError, ValueError) as error:
                 raise ValueError(
-                    f"caption_encoding is {self.encoding!r}, which is no known encoding; give auto, or for example "
-                    "cp1252, shift_jis, gb18030."
+                    f"caption_encoding is {self.encoding!r}, an unknown encoding; set caption_encoding of Concept "
+                    "Dataset to auto, or for example to cp1252, shift_jis or gb18030."
                 ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AugmentConfig(Config):
-    """How pictures vary from visit to visit. Each picture has `variants` versions, taken in turn and cached."""
+    """Augmentation: each picture has `variants` cached versions, used in turn."""
 
     variants: int = 4
-    crop_jitter: float = 0.0  # how far the crop may leave the centre: 0 = not, 1 = up to the picture's edge
+    crop_jitter: float = 0.0  # offset of the crop from the centre: 0 = none, 1 = up to the picture's edge
     zoom: float = 0.0  # enlarges by up to this share before the crop, 0..1
-    rotation: float = 0.0  # turns by up to this many degrees either way, 0..45; corners are cut off, not filled
+    rotation: float = 0.0  # turns by up to this many degrees either way, 0..45; corners are cropped, not filled
     brightness: float = 0.0  # each multiplies by 1 - x to 1 + x, 0..1
     contrast: float = 0.0
     saturation: float = 0.0
@@ -106,20 +110,20 @@ class AugmentConfig(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConceptConfig(Config):
-    """One folder of pictures: what it is for, how often it is visited, how it is captioned and varied."""
+    """One folder of pictures: its role, repeats, captions and augmentation."""
 
     folder: str
     recursive: bool = True
     role: Literal["train", "regularisation", "validation", "prior_prediction"] = "train"
     repeats: float = 1.0  # visits of each picture per epoch, > 0; 0.5 visits each in every other epoch
-    samples: int = 0  # visits of the whole concept per epoch; 0 = as repeats say
+    samples: int = 0  # visits of the whole concept per epoch; 0 = from repeats
     folder_repeats: bool = True  # sub-folders named as 10_cat repeat 10 times more, as sd-scripts reads them
     loss_weight: float = 1.0  # multiplies the loss of these pictures, >= 0
     resolutions: tuple[str, ...] = ()  # "512": about that area, "640x384": that size; () = the run's
     flip: bool = False  # mirror left-right at half of the visits; not where the caption says left or right
-    background: str = "white"  # what transparent pictures are laid on: a colour name or #rrggbb
+    background: str = "white"  # colour behind transparent pictures: a name or #rrggbb
     min_side: int = 16  # pixels; a picture with a shorter side is a problem
-    on_problem: Literal["stop", "leave_out"] = "stop"  # a picture that cannot be used stops the run, or is listed
+    on_problem: Literal["stop", "leave_out"] = "stop"  # for unusable pictures: stop the run, or list and skip them
     captions: CaptionConfig = field(default_factory=CaptionConfig)
     augment: AugmentConfig | None = None
     masks: MaskConfig | None = None
@@ -131,11 +135,14 @@ class ConceptConfig(Config):
         check_range(self, "loss_weight", 0)
         check_range(self, "min_side", 1)
         _check_resolutions(self.resolutions)
+        from PIL import ImageColor  # here, so that runs are listed without it
+
         try:
             ImageColor.getrgb(self.background)
         except ValueError as error:
             raise ValueError(
-                f"background is {self.background!r}; give a colour's name or #rrggbb, for example white or #808080."
+                f"background is {self.background!r}; set background of Concept Dataset to a colour, for example white "
+                "or #808080."
             ) from error
 
 
@@ -148,10 +155,10 @@ class DatasetConfig(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketConfig(Config):
-    """At which sizes pictures are trained, beyond one resolution and step."""
+    """The sizes that pictures are trained at, beyond one resolution and step."""
 
     resolutions: tuple[str, ...] = ()  # "512": buckets of about that area, "640x384": that size; () = the run's one
-    resolution_mode: Literal["draw", "all"] = "draw"  # draw: each visit takes one in turn; all: each visit once in each
+    resolution_mode: Literal["draw", "all"] = "draw"  # draw: a visit takes the next one; all: every one
     min_side: int = 0  # pixels; buckets with a shorter side are not used, 0 = all
     max_side: int = 0  # pixels; buckets with a longer side are not used, 0 = all
     no_upscale: bool = False  # a picture smaller than the resolution is trained at its own size
@@ -164,7 +171,7 @@ class BucketConfig(Config):
         check_range(self, "max_side", 0)
         _check_resolutions(self.resolutions)
         if 0 < self.max_side < self.min_side:
-            raise ValueError(f"max_side {self.max_side} is below min_side {self.min_side}; exchange them.")
+            raise ValueError(f"max_side {self.max_side} of Buckets is below min_side {self.min_side}; swap the two.")
 
 
 def _check_resolutions(resolutions: tuple[str, ...]) -> None:
@@ -174,6 +181,6 @@ def _check_resolutions(resolutions: tuple[str, ...]) -> None:
         sides = [int(side) for side in match.groups() if side] if match else []
         if not sides or not all(64 <= side <= 8192 and side % 8 == 0 for side in sides):
             raise ValueError(
-                f"The resolution {resolution!r} is not understood; give numbers as 512 or sizes as 640x384, multiples "
-                "of 8 between 64 and 8192, with commas between."
+                f"The resolution {resolution!r} is invalid; write numbers as 512 or sizes as 640x384, separated by "
+                "commas. Sides must be multiples of 8 between 64 and 8192."
             )

@@ -1,4 +1,4 @@
-"""Which base model, and what is given up for memory or speed."""
+"""Settings of the base model, and those that trade speed for memory."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from .base import Config, check_choices, check_range
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8", "nf4"]
 Prediction = Literal["auto", "epsilon", "v_prediction"]
+MODEL_FILES = ("path", "vae", "text_encoder", "text_encoder_2")  # fields that name files of the model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseModelConfig(Config):
-    """Which base model, and how its frozen part is read."""
+    """The base model's files, and the precision of its frozen weights."""
 
     path: str  # a .safetensors file in the original layout, or a diffusers folder
     vae: str = ""  # a .safetensors file of an autoencoder to use instead of the model's own
     text_encoder: str = ""  # a .safetensors file of a text encoder to use instead of the model's (first) one
     text_encoder_2: str = ""  # the same for the second one, in models that have two
-    tokenizer: str = ""  # folder with vocab.json and merges.txt; "" looks beside the model and in COMFYUI_PATH
+    tokenizer: str = ""  # folder with vocab.json and merges.txt; "" = tokenizer/ of a diffusers folder
     prediction: Prediction = "auto"
     clip_skip: int = 1  # 1 = last layer, 2 = the one before (ComfyUI's stop_at_clip_layer -2)
     precision: Precision = "auto"  # of activations, and of frozen weights left at auto; the loss is always float32
-    unet_weights: Weights = "auto"  # how frozen weights are kept; auto = in `precision`, in which all are computed
+    weights: Weights = "auto"  # stored format of frozen weights; auto = `precision`, in which all are computed
     text_weights: Weights = "auto"
     vae_precision: Precision = "auto"  # of the autoencoder while pictures are encoded; auto = float32
-    zero_terminal_snr: Literal["auto", "on", "off"] = "auto"  # noise ends in pure noise; auto = as the file says
+    zero_terminal_snr: Literal["auto", "on", "off"] = "auto"  # the last timestep is pure noise; auto = as the file says
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -36,11 +37,11 @@ class BaseModelConfig(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryConfig(Config):
-    """What is given up for memory or speed; what is learned stays the same but for rounding. auto fits the device."""
+    """Settings that trade speed for memory; the trained weights differ by rounding at most. auto fits the device."""
 
-    checkpointing: Literal["auto", "0", "1", "2", "3", "4", "full"] = "auto"  # how much is computed twice
+    checkpointing: Literal["auto", "0", "1", "2", "3", "4", "full"] = "auto"  # of gradients
     offload_weights: Literal["auto", "none", "half", "all"] = "auto"  # frozen UNet weights kept in RAM, streamed
-    offload_activations: Literal["auto", "off", "on"] = "auto"  # what the backward pass needs waits in RAM
+    offload_activations: Literal["auto", "off", "on"] = "auto"  # kept in RAM until the backward pass
     attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"  # kernel of scaled dot product attention
     channels_last: Literal["auto", "off", "on"] = "auto"  # memory order of convolutions
     compile: bool = False  # torch.compile of the UNet's repeated blocks

@@ -1,4 +1,4 @@
-"""What is predicted, at which noise, and how errors weigh."""
+"""Settings of the training objective: noise, timesteps, loss and weighting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Distribution = Literal["uniform", "logit_normal", "sigmoid", "beta", "snr_unifor
 HUBER = ("huber", "smooth_l1", "huber_true")
 MIN_SNR = ("min_snr", "soft_min_snr")
 
-# Settings that act with some choices of another setting only: with any other choice they must be left at their default.
+# Settings that have an effect with some choices of another setting only; with other choices they keep their default.
 ACTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "min_snr_gamma": ("weighting", MIN_SNR),
     "p2_gamma": ("weighting", ("p2",)),
@@ -34,34 +34,36 @@ ACTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConfig(Config):
-    """What is predicted, at which noise, and how errors weigh."""
+    """Noise, timesteps, loss and weighting of the training objective."""
 
     min_snr_gamma: float = 0.0  # of weighting min_snr and soft_min_snr; 0 = every timestep weighs the same, 5 is usual
-    noise_offset: float = 0.0  # 0.03..0.1 lets very dark and very bright pictures be learned
+    noise_offset: float = 0.0  # 0.03..0.1 helps with very dark and very bright pictures
     min_timestep: int = 0  # 0..999
     max_timestep: int = 999
     loss: Loss = "mse"  # of one element; huber and smooth_l1 are sd-scripts' pseudo forms
     huber_c: float = 0.1  # error at which a Huber loss turns from squared to absolute, > 0
     huber_schedule: Literal["constant", "exponential", "snr"] = "constant"  # c at a noise level: c, or from 1 down to c
     huber_scale: float = 1.0  # multiplies c at every noise level, > 0
-    loss_on: Literal["prediction", "x0"] = "prediction"  # x0: a diagnostic, on the latents that a prediction implies
+    loss_on: Literal["prediction", "x0"] = (
+        "prediction"  # x0: a diagnostic, on the clean latents that follow from the prediction
+    )
     weighting: Weighting = "min_snr"  # of noise levels, by their SNR
     p2_gamma: float = 1.0  # of weighting p2, > 0
     v_like_weight: float = 0.1  # of weighting v_like: share of the v loss that is added, > 0
-    snr_weight_floor: float = 0.0  # no noise level weighs less, 0..1; 0 = the published weights
+    snr_weight_floor: float = 0.0  # lower limit of the weights, 0..1; 0 = the published weights
     timestep_distribution: Distribution = "uniform"  # over min_timestep..max_timestep
     logit_mean: float = 0.0  # of logit_normal; below 0 = less noise
     logit_scale: float = 1.0  # of logit_normal, > 0; small = narrow
-    sigmoid_center: float = 0.5  # of sigmoid: where in the range its step lies, 0..1
+    sigmoid_center: float = 0.5  # of sigmoid: position of its step in the range, 0..1
     sigmoid_slope: float = 10.0  # of sigmoid, not 0; > 0 = mostly more noise than at the center, < 0 = mostly less
     beta_a: float = 2.0  # of beta, > 0; large = more noise
     beta_b: float = 2.0  # of beta, > 0; large = less noise
-    stratified_timesteps: bool = False  # the samples of an optimizer step share the noise levels out among them
+    stratified_timesteps: bool = False  # spread the noise levels of an optimizer step evenly
     noise_offset_strength: Literal["fixed", "random", "adaptive", "by_timestep"] = "fixed"
-    offset_adaptation: float = 0.1  # of adaptive: what each unit of a channel's mean adds to noise_offset
+    offset_adaptation: float = 0.1  # of adaptive: added to noise_offset per unit of a channel's mean
     pyramid_iterations: int = 0  # levels of pyramid noise; 0 = none, 6..10 are usual
     pyramid_discount: float = 0.3  # strength of a level relative to the one before, 0..1
-    input_perturbation: float = 0.0  # noise that the network sees and shall not predict; 0.1 is usual
+    input_perturbation: float = 0.0  # extra input noise that is not part of the target; 0.1 is usual
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -70,7 +72,10 @@ class ObjectiveConfig(Config):
         check_range(self, "min_timestep", 0, 999)
         check_range(self, "max_timestep", 0, 999)
         if self.min_timestep > self.max_timestep:
-            raise ValueError(f"min_timestep {self.min_timestep} is above max_timestep {self.max_timestep}.")
+            raise ValueError(
+                f"min_timestep {self.min_timestep} is above max_timestep {self.max_timestep}; swap the two in Noise & "
+                "Loss."
+            )
         check_range(self, "huber_c", 1e-6, 1000)
         check_range(self, "huber_scale", 1e-6, 1e6)
         check_range(self, "p2_gamma", 1e-6, 100)
@@ -94,29 +99,31 @@ class ObjectiveConfig(Config):
         return self.weighting != "min_snr" or self.min_snr_gamma > 0
 
     def _check_combinations(self) -> None:
-        """Refuse settings that would do nothing beside the others."""
+        """Raise ValueError for settings that have no effect with the others."""
         defaults = {field.name: field.default for field in fields(self)}
         for name, (choice, kinds) in ACTS_WITH.items():
             if getattr(self, choice) not in kinds and getattr(self, name) != defaults[name]:
                 raise ValueError(
-                    f"{name} is {getattr(self, name)} and acts with {choice} {' or '.join(kinds)} only, not with "
-                    f"{getattr(self, choice)}; leave it at {defaults[name]}."
+                    f"{name} works with {choice} {' or '.join(kinds)} only, and {choice} is "
+                    f"{getattr(self, choice)}; set {name} of Noise & Loss to {defaults[name]}."
                 )
         if self.weighting == "soft_min_snr" and self.min_snr_gamma == 0:
-            raise ValueError("weighting is soft_min_snr and min_snr_gamma is 0; set min_snr_gamma, 5 is usual.")
+            raise ValueError("weighting soft_min_snr needs min_snr_gamma; set it to 5 in Noise & Loss.")
         if self.snr_weight_floor and not self.weighted:
-            raise ValueError("snr_weight_floor has no weights to act on; set min_snr_gamma, or the floor to 0.")
+            raise ValueError("snr_weight_floor needs a weighting; set min_snr_gamma of Noise & Loss to 5.")
         if self.sigmoid_slope == 0:
-            raise ValueError("sigmoid_slope is 0, where every timestep is as likely; choose the distribution uniform.")
+            raise ValueError("sigmoid_slope is 0; set timestep_distribution of Noise & Loss to uniform instead.")
         if self.noise_offset_strength in ("random", "by_timestep") and self.noise_offset == 0:
             raise ValueError(
-                f"noise_offset_strength is {self.noise_offset_strength} and noise_offset is 0, so nothing is shifted; "
-                "raise noise_offset, or set the strength to fixed."
+                f"noise_offset_strength is {self.noise_offset_strength} and noise_offset is 0; set noise_offset of "
+                "Noise & Loss above 0, or the strength to fixed."
             )
         if self.pyramid_iterations == 0 and self.pyramid_discount != defaults["pyramid_discount"]:
-            raise ValueError("pyramid_discount acts on pyramid noise and there is none; set pyramid_iterations.")
+            raise ValueError(
+                "pyramid_discount needs pyramid noise; set pyramid_iterations of Noise & Loss to 6 or more."
+            )
         if self.loss_on == "x0" and self.weighted:
             raise ValueError(
-                "loss_on x0 is a diagnostic and weighs noise levels by itself; set weighting to min_snr and "
+                "loss_on x0 is a diagnostic with its own weighting; set weighting of Noise & Loss to min_snr and "
                 "min_snr_gamma to 0."
             )

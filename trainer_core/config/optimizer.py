@@ -1,4 +1,4 @@
-"""How weights move."""
+"""Settings of the optimizer: learning rates, clipping, EMA."""
 
 from __future__ import annotations
 
@@ -14,29 +14,39 @@ RATES = ("learning_rate", "text_encoder_learning_rate", "text_encoder_2_learning
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig(Config):
-    """How weights move."""
+    """The optimizer, its learning rates, clipping and EMA."""
 
     name: str = "adamw"  # one of OPTIMIZERS
     options: dict[str, Any] = field(default_factory=dict)  # its own parameters; those left out get its defaults
     learning_rate: float = 1e-4  # of the UNet's network
-    text_encoder_learning_rate: float = 0.0  # 0 leaves the (first) text encoder as it is
-    text_encoder_2_learning_rate: float = 0.0  # of the second one, in models that have two
-    conv_learning_rate: float = 0.0  # of the UNet's convolutions larger than 1x1; 0 = as the rest of the UNet
-    lora_plus_ratio: float = 1.0  # learning rate of the parts that begin with 0 over that of the others (LoRA+)
+    text_encoder_learning_rate: float = 0.0  # of the (first) text encoder; 0 = not trained
+    text_encoder_2_learning_rate: float = 0.0  # of the second text encoder, if there is one; 0 = not trained
+    conv_learning_rate: float = 0.0  # of the UNet's convolutions larger than 1x1; 0 = learning_rate
+    lora_plus_ratio: float = 1.0  # factor on the learning rate of `up` (LoRA+)
     max_grad_norm: float = 1.0  # 0 = no clipping
     max_grad_value: float = 0.0  # of each number of the gradient, after the norm; 0 = no clipping
-    text_encoder_stop: int = 0  # the (first) text encoder stays as it is from then on; 0 = trains to the end
+    text_encoder_stop: int = 0  # when the (first) text encoder is frozen; 0 = never
     text_encoder_2_stop: int = 0
     stop_unit: Literal["steps", "epochs"] = "steps"  # of the two above
-    ema_decay: float = 0.0  # of the running average of the weights; 0 = none
-    ema_every: int = 1  # steps between two updates of it
-    ema_device: Literal["same", "cpu"] = "same"  # where it is kept
-    ema_output: Literal["average", "plain"] = "average"  # what the outputs get, and what is validated
+    ema_decay: float = 0.0  # decay of the exponential moving average; 0 = no average
+    ema_every: int = 1  # steps between two updates of the average
+    ema_device: Literal["same", "cpu"] = "same"  # where the average is kept
+    ema_output: Literal["average", "plain"] = "average"  # which weights are validated and saved as the LoRA
+
+    @property
+    def part_rates(self) -> tuple[float, ...]:
+        """List the learning rates of the denoiser and the text encoders, in the order of a base model's parts."""
+        return self.learning_rate, self.text_encoder_learning_rate, self.text_encoder_2_learning_rate
+
+    @property
+    def text_stops(self) -> tuple[int, ...]:
+        """List when each text encoder is frozen, in stop_unit; 0 = never."""
+        return self.text_encoder_stop, self.text_encoder_2_stop
 
     def __post_init__(self) -> None:
         check_choices(self)
         if self.name not in OPTIMIZERS:
-            raise ValueError(f"The optimizer is {self.name!r}; choose one of {list(OPTIMIZERS)}.")
+            raise ValueError(f"name of Optimizer is {self.name!r}; choose one of {list(OPTIMIZERS)}.")
         object.__setattr__(self, "options", read_options(self.name, self.options))
         for name in RATES:
             check_range(self, name, 0, 100)
@@ -48,32 +58,35 @@ class OptimizerConfig(Config):
         check_range(self, "ema_decay", 0, 0.999999)
         check_range(self, "ema_every", 1)
         if not any(getattr(self, name) for name in RATES[:3]):
-            raise ValueError("All learning rates are 0, nothing would be trained; set learning_rate above 0.")
+            raise ValueError("All learning rates are 0, so nothing is trained; set learning_rate of Optimizer above 0.")
         if self.conv_learning_rate and not self.learning_rate:
             raise ValueError(
-                "conv_learning_rate is set but learning_rate is 0: the UNet is not trained; set both or none."
+                "conv_learning_rate is set, but learning_rate is 0, so the UNet is not trained; set both of Optimizer "
+                "above 0, or both to 0."
             )
         kind = OPTIMIZERS[self.name]
         if kind.estimates and self.lora_plus_ratio != 1:
             raise ValueError(
-                f"lora_plus_ratio is {self.lora_plus_ratio:g}, but {self.name} finds its step size by itself, one for "
-                "all parts of a layer; set it to 1, or choose adamw."
+                f"lora_plus_ratio is {self.lora_plus_ratio:g}, but {self.name} estimates one step size for all parts "
+                "of a layer; set lora_plus_ratio of Optimizer to 1, or choose adamw."
             )
         if kind.averages and self.ema_decay:
-            raise ValueError(f"{self.name} averages the weights already; set ema_decay to 0.")
+            raise ValueError(f"{self.name} averages the weights already; set ema_decay of Optimizer to 0.")
         if self.options.get("nesterov") and not self.options["momentum"]:
-            raise ValueError("nesterov needs momentum; set momentum to 0.9, or nesterov off.")
+            raise ValueError("nesterov needs momentum; set momentum of Optimizer to 0.9, or nesterov to off.")
         if self.options.get("warmup_init") and not self.options["relative_step"]:
-            raise ValueError("warmup_init acts with relative_step only; switch that on, or warmup_init off.")
+            raise ValueError(
+                "warmup_init needs relative_step; set relative_step of Optimizer to on, or warmup_init to off."
+            )
 
     @property
     def rates(self) -> dict[str, float]:
-        """Return those learning rates that are not 0, by their names."""
+        """List the learning rates above 0, by name."""
         return {name: rate for name in RATES if (rate := getattr(self, name))}
 
 
 def read_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return all of an optimizer's own parameters, defaults filled in; raises ValueError for what it does not know."""
+    """Fill in the defaults of an optimizer's parameters; raises ValueError for unknown names and bad values."""
     settings = {setting.name: setting for setting in OPTIMIZERS[name].settings}
     if unknown := sorted(set(given) - set(settings)):
         raise ValueError(f"{name} has no parameter {unknown[0]!r}; it has {list(settings)}.")

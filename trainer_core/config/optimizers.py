@@ -1,4 +1,4 @@
-"""The optimizers by name: where each comes from, what it can be told, and what is good for a LoRA. Plain data."""
+"""The table of optimizers: the class, parameters and defaults of each, and when to use it. Plain data."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class Setting(NamedTuple):
-    """One parameter of an optimizer's own."""
+    """One parameter of an optimizer, beyond those that all have."""
 
     name: str
-    default: bool | int | float | str  # good for a LoRA; its type is the parameter's
+    default: bool | int | float | str  # good for a LoRA; it also sets the parameter's type
     tooltip: str
     low: float = 0.0
     high: float = math.inf  # of numbers
@@ -19,15 +19,15 @@ class Setting(NamedTuple):
 class Optimizer(NamedTuple):
     """One optimizer: its class, its own parameters, and when to use it."""
 
-    path: str  # module and class; empty: the person names it
-    package: str  # what pip calls it
+    path: str  # library and class; empty: the user names it
+    package: str  # its name for pip
     settings: tuple[Setting, ...]
-    learning_rate: float  # where to start with a LoRA
-    when: str  # one or two sentences for the person
+    learning_rate: float  # a good start for a LoRA
+    when: str  # one or two sentences for the user
     wanted: str = ""  # oldest version that works, "4.0"; empty: any
-    instead: str = "adamw"  # what to choose where this one is not to be had
-    estimates: bool = False  # it finds its step size d by itself; learning rates multiply it
-    averages: bool = False  # schedule-free: what is used is an average of what learns
+    instead: str = "adamw"  # the optimizer to suggest where this one is unavailable
+    estimates: bool = False  # it estimates its step size d; learning rates multiply it
+    averages: bool = False  # schedule-free: the weights to use are an average of the trained ones
 
 
 DECAY = "How strongly weights are pulled towards 0, as a share of the learning rate. 0 = not."
@@ -156,7 +156,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         estimates=True,
     ),
     "prodigy_plus_schedule_free": Optimizer(
-        "prodigyplus.prodigy_plus_schedulefree.ProdigyPlusScheduleFree",
+        "prodigyplus.ProdigyPlusScheduleFree",
         "prodigy-plus-schedule-free",
         (
             _decay(0.0),
@@ -257,7 +257,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
             Setting(
                 "optimizer",
                 "AdEMAMix",
-                "Name of a class of torch.optim or of the package pytorch-optimizer, for example AdEMAMix.",
+                "Class of an optimizer: AdEMAMix, say, or with its library pytorch_optimizer.AdEMAMix. Libraries: "
+                "torch.optim, pytorch_optimizer, prodigyopt, prodigyplus, schedulefree, transformers.optimization, "
+                "bitsandbytes.optim, lion_pytorch, dadaptation.",
             ),
             Setting(
                 "arguments",

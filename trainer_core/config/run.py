@@ -1,4 +1,4 @@
-"""The whole run, its length and its samples."""
+"""Settings of the whole run, its length and its samples."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class TrainConfig(Config):
     latent_sampling: Literal["sample", "mean"] = "sample"
     validate_every: int = 0  # steps between validation losses; 0 = at the start and the end only
     save_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
-    keep_best: bool = False  # the LoRA is that of the lowest validation loss; the last one is saved beside it
-    early_stop_patience: int = 0  # measurements without improvement that end the run, which keeps the best; 0 = never
-    early_stop_min_improvement: float = 0.0  # by what share the validation loss must fall to count, 0..0.9
-    log: Literal["none", "csv", "tensorboard", "both"] = "none"  # what is written of every step
+    keep_best: bool = False  # use the weights of the lowest validation loss; save the last ones beside them
+    early_stop_patience: int = 0  # validations without improvement until the run ends with the best weights; 0 = never
+    early_stop_min_improvement: float = 0.0  # share by which the validation loss must fall to count, 0..0.9
+    log: Literal["none", "csv", "tensorboard", "both"] = "none"  # format of the log of all steps
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -49,18 +49,18 @@ class TrainConfig(Config):
         check_range(self, "early_stop_min_improvement", 0, 0.9)
         if self.bucket_step % 8 or self.resolution < self.bucket_step:
             raise ValueError(
-                f"bucket_step is {self.bucket_step}; it must be a multiple of 8 no larger than the resolution "
-                f"{self.resolution}."
+                f"bucket_step is {self.bucket_step}; set bucket_step of Train LoRA to a multiple of 8, at most the "
+                f"resolution {self.resolution}."
             )
         if (control := self.keeps_by) and not self.validate_every:
             raise ValueError(
-                f"{control} needs validation losses during the run, and validate_every is 0; set it to the steps "
-                "between two, for example 50."
+                f"{control} needs validation losses during the run; set validate_every of Train LoRA to a number of "
+                "steps, for example 50."
             )
 
     @property
     def keeps_by(self) -> str:
-        """Return the setting by which the best weights are kept, with its value; empty when the last ones are."""
+        """Name the setting that keeps the best weights, with its value; "" if the last weights are kept."""
         if self.early_stop_patience:
             return f"early_stop_patience {self.early_stop_patience}"
         return "keep_best" if self.keep_best else ""
@@ -68,7 +68,7 @@ class TrainConfig(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleConfig(Config):
-    """The pictures made from the training copy at the end of the run."""
+    """Prompts and settings of the sample pictures that are drawn with the trained model."""
 
     prompts: tuple[str, ...] = ()
     negative: str = ""
@@ -85,12 +85,12 @@ class SampleConfig(Config):
         for side in ("width", "height"):
             check_range(self, side, 16, 8192)
             if getattr(self, side) % 8:
-                raise ValueError(f"sample {side} is {getattr(self, side)}; it must be a multiple of 8.")
+                raise ValueError(f"{side} of the samples is {getattr(self, side)}; set it to a multiple of 8.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig(Config):
-    """A whole run: what decides the trained weights, and what is kept of it and shown."""
+    """All settings of a run: those that decide the trained weights, and those of saves, samples and memory."""
 
     base_model: BaseModelConfig
     dataset: DatasetConfig

@@ -1,4 +1,4 @@
-"""The learning rate's shape over the run."""
+"""Settings of the learning rate schedule."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Literal
 
 from .base import Config, check_choices, check_range
 
-LONGEST = 1_000_000_000  # steps that any number of steps may reach
+LONGEST = 1_000_000_000  # maximum of any number of steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig(Config):
-    """The learning rate's shape over the run, as a factor on it; formulas in schedule.py."""
+    """The learning rate schedule, as a factor over the run; formulas in optim/schedule.py."""
 
     name: Literal[
         "constant",
@@ -32,18 +32,18 @@ class SchedulerConfig(Config):
     warmup_steps: int = 0  # optimizer steps, or percent of the curve
     warmup_unit: Literal["steps", "percent"] = "steps"
     min_lr_ratio: float = 0.0  # floor as a share of the learning rate, 0..1
-    planned_steps: int = 0  # steps the curve is made for, after which it stays where it ended; 0 = those of the run
+    planned_steps: int = 0  # length of the curve, which then keeps its last value; 0 = the run's steps
     cycles: int = 2  # of the curves with restarts, 1..100
     power: float = 2.0  # polynomial, above 0..100
-    timescale: int = 100  # inverse_sqrt: after 3 times so many steps the rate has halved, 1..
+    timescale: int = 100  # inverse_sqrt: the rate has halved after 3 x this many steps, 1..
     decay_share: float = 0.2  # warmup_stable_decay: share of the curve that falls, above 0..1
     decay_shape: Literal["linear", "cosine", "1-sqrt"] = "linear"
-    d: float = 0.9  # rex and rex_restarts: how long it stays high, 0..0.999; 0 is a straight line
+    d: float = 0.9  # rex and rex_restarts: larger = stays high for longer, 0..0.999; 0 = a straight line
     gamma: float = 0.9  # rex_restarts: peak of a cycle as a share of the one before, 0..1
     cycle_multiplier: float = 1.0  # rex_restarts: length of a cycle as a multiple of the one before, 0.1..10
     rise_share: float = 0.3  # one_cycle: share of the curve that rises, above 0..below 1
     start: float = 0.04  # one_cycle: where it starts, as a share of the learning rate, 0..1
-    expression: str = "1 - t"  # of t (0..1), step and total; what it may say: expression.py
+    expression: str = "1 - t"  # of t (0..1), step and total; allowed functions: optim/expression.py
     points: str = "0:1, 1:0"  # position:factor, positions 0..1 in order, straight lines between
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Where tensors live, how small they are kept, and what is computed twice instead of kept."""
+"""Ways to save GPU memory: precision, quantized weights, offloading to RAM, gradient checkpointing."""
 
-from .checkpoint import LEVELS, blocks, recompute
 from .compiled import Programs, compile_blocks, room_for_programs
+from .gradient_checkpointing import LEVELS, recompute
 from .place import DTYPES, choose_dtype, free_bytes, give_back, in_parts, out_of_memory, placed, with_room
 from .setup import attention_kernel, describe, kept_activations, prepare, rungs
 from .stream import Stream, activations_in_ram
@@ -16,7 +16,6 @@ __all__ = [
     "Stream",
     "activations_in_ram",
     "attention_kernel",
-    "blocks",
     "check_weights",
     "choose_dtype",
     "compile_blocks",

@@ -1,29 +1,28 @@
-"""torch.compile of a UNet's repeated blocks, and what happens where it cannot."""
+"""Compile the repeated blocks of a denoiser with torch.compile, and run uncompiled where that fails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
-from .checkpoint import blocks
+from .gradient_checkpointing import Unit
 
-PROGRAMS = 128  # of one function
+PROGRAMS = 128  # compiled programs of one function at most
 
 
 class Programs:
-    """The compiled blocks of a model: all of them, or none any more once one could not be compiled."""
+    """The compiled blocks of a model; once one fails to compile, all run uncompiled."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self.note, self.in_use = note, True
 
     def end_for(self, error: RuntimeError) -> bool:
-        """Tell whether an error is the compiler's while blocks are compiled; then none is any more, and that is said.
+        """Tell whether an error comes from the compiler; if so, switch compiling off and send a note.
 
-        Programs of the backward pass are made when it is first run, so that it may be the one that fails.
+        The backward pass is compiled when it first runs, so it may be the one that fails.
         """
         from torch._dynamo.exc import TorchDynamoException
 
@@ -31,18 +30,18 @@ class Programs:
             return False
         self.in_use = False
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        self.note(f"compile is on but does not work here, so the run goes on without it: {reason}")
+        self.note(f"torch.compile failed, so training continues without it: {reason}")
         return True
 
 
 class Compiled:
-    """A forward that is compiled when it is first called, and stays as it was where that fails."""
+    """A forward that is compiled at its first call, and runs uncompiled if that fails."""
 
     def __init__(self, forward: Callable[..., Any], programs: Programs, backend: Any) -> None:
         self.forward, self.compiled, self.programs = forward, torch.compile(forward, backend=backend), programs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it, compiled as long as all could be."""
+        """Run the compiled forward, or the plain one after a block failed to compile."""
         if self.programs.in_use:
             try:
                 return self.compiled(*args, **kwargs)
@@ -54,9 +53,9 @@ class Compiled:
 
 @contextmanager
 def room_for_programs(on: bool) -> Iterator[None]:
-    """Let the compiler keep a program for every shape of a block for the length of a `with` block.
+    """Raise the compiler's limit of programs per function for the length of a `with` block.
 
-    It gives up a function after eight; a UNet's resnets alone have a dozen shapes, twice: with gradients and without.
+    The default is eight; one kind of block can have a dozen shapes, each with and without gradients.
     """
     if not on:
         yield
@@ -68,13 +67,13 @@ def room_for_programs(on: bool) -> Iterator[None]:
         yield
 
 
-def compile_blocks(unet: nn.Module, note: Callable[[str], None], backend: Any = "inductor") -> Programs:
-    """Compile every repeated block by itself: blocks that are alike share one compilation.
+def compile_blocks(units: Iterable[Unit], note: Callable[[str], None], backend: Any = "inductor") -> Programs:
+    """Compile every repeated block by itself, so that equal blocks share one compilation.
 
-    note: is told in one sentence when it cannot be done here. backend: torch.compile's. Call it before `recompute`,
-    which stays outside.
+    note: called with a sentence if compiling fails. backend: torch.compile's. Call it before `recompute`, which stays
+    outside the compiled code.
     """
     programs = Programs(note)
-    for block in blocks(unet):
+    for block, _ in units:
         block.forward = Compiled(block.forward, programs, backend)
     return programs

@@ -1,4 +1,4 @@
-"""Where tensors live and in which precision."""
+"""Devices and precision: choose dtypes, move modules, measure free memory, detect out of memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-# of memory that has run out, as CUDA, its libraries and torch on the CPU say it
+# in out-of-memory errors of CUDA, its libraries, and torch on the CPU
 SIGNS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of activations; "auto" is float32 on CPU, bfloat16 or float16 on GPUs."""
+    """Choose the dtype of activations; "auto" is float32 on the CPU, bfloat16 or float16 on a GPU."""
     if precision != "auto":
         return DTYPES[precision]
     if device.type == "cuda":
@@ -32,7 +32,7 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 @contextmanager
 def placed(module: nn.Module, device: torch.device) -> Iterator[nn.Module]:
-    """Have a module on `device` for a while and on the CPU afterwards, whatever happens."""
+    """Move a module to `device` for the length of a `with` block, and to the CPU afterwards, also after an error."""
     try:
         yield module.to(device)
     finally:
@@ -40,7 +40,7 @@ def placed(module: nn.Module, device: torch.device) -> Iterator[nn.Module]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that a run can take: on a GPU also what torch holds without using it."""
+    """Measure the bytes that a run can use: on a GPU including memory that torch has reserved but does not use."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -48,24 +48,22 @@ def free_bytes(device: torch.device) -> int:
 
 
 def give_back(device: torch.device) -> None:
-    """Return to the system what torch holds without using it: on a GPU, and pinned in RAM."""
-    gc.collect()  # graphs of a step that failed hang together in circles
+    """Give unused memory that torch holds back to the system: on a GPU, and pinned RAM."""
+    gc.collect()  # graphs of a failed step hold each other in reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
         getattr(torch._C, "_host_emptyCache", lambda: None)()  # not in older versions
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Tell whether an error says that memory has run out, on a GPU or in RAM."""
+    """Tell whether an error is out of memory, on a GPU or in RAM."""
     return isinstance(error, torch.cuda.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)
 
 
-def with_room(
-    work: Callable[..., Result], module: nn.Module, device: torch.device, *tensors: Tensor
-) -> tuple[Result, bool]:
-    """Return `work(module, *tensors)` done on `device`, or on the CPU where the device has no room; and which.
+def with_room(work: Callable[..., T], module: nn.Module, device: torch.device, *tensors: Tensor) -> tuple[T, bool]:
+    """Run `work(module, *tensors)` on `device`, or on the CPU when the device is out of memory.
 
-    The second value is True when it was the CPU that did it. The module is on `device` before and after.
+    The second value is True if the CPU did it. The module is on `device` before and after.
     """
     try:
         return work(module, *(tensor.to(device) for tensor in tensors)), False
@@ -81,9 +79,9 @@ def with_room(
 
 
 def in_parts(work: Callable[[slice], Tensor], count: int, device: torch.device) -> Tensor:
-    """Return `work` done on all of `count` samples at once, or on one after the other where memory runs out.
+    """Run `work` on all of `count` samples at once, or on one after another when memory runs out.
 
-    work: is given which samples, and returns a tensor (that many, …).
+    work: maps a slice of the samples to a tensor (samples in the slice, …).
     """
     try:
         return work(slice(0, count))

@@ -1,4 +1,4 @@
-"""A frozen UNet made ready for training as the memory settings say; and the settings from cheapest to smallest."""
+"""Apply the memory settings to a frozen denoiser, and order the settings from fastest to smallest."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import MemoryConfig
-from .checkpoint import recompute
+from .gradient_checkpointing import Unit, recompute
 from .stream import Stream, activations_in_ram
 from .weights import SHARES, keep_weights
 
-# What each rung gives up beyond the one before: time for memory, cheapest first.
+# Each rung takes less memory and more time than the one before: (checkpointing, offload_weights, offload_activations).
 RUNGS = (
     *((level, "none", "off") for level in ("0", "1", "2", "3", "4", "full")),
     ("full", "half", "off"),
@@ -23,19 +23,19 @@ RUNGS = (
     ("full", "all", "on"),
 )
 ATTENTION = {
-    # flash takes no mask, which CLIP has, and no float32: the next in the row does it then
+    # flash takes no mask, which text encoders have, and no float32; then the next kernel is used
     "flash": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION],
     "efficient": [SDPBackend.EFFICIENT_ATTENTION],
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
     "math": [SDPBackend.MATH],
     # Flash is fastest where it runs (16-bit numbers on newer cards), efficient runs everywhere else on CUDA, and math
-    # always does. cuDNN is left out: it makes a plan for every new shape, and pictures come in many.
+    # always does. cuDNN is left out: it plans anew for every shape, and pictures have many shapes.
     "auto": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
 }
 
 
 def rungs(config: MemoryConfig, device: torch.device) -> list[MemoryConfig]:
-    """Return the settings to try, what the person has fixed left as it is, from the fastest to the smallest."""
+    """List the memory settings to try, from the fastest to the smallest; only settings at auto vary."""
     fields = ("checkpointing", "offload_weights", "offload_activations")
     found: list[MemoryConfig] = []
     for rung in RUNGS:
@@ -50,8 +50,8 @@ def rungs(config: MemoryConfig, device: torch.device) -> list[MemoryConfig]:
 
 
 def describe(memory: MemoryConfig) -> str:
-    """Return settings in words: "checkpointing 2", "checkpointing full, half of the weights in RAM"."""
-    words = [f"checkpointing {memory.checkpointing}"]
+    """Describe settings: "gradient checkpointing 2", "gradient checkpointing full, half of the weights in RAM"."""
+    words = [f"gradient checkpointing {memory.checkpointing}"]
     if memory.offload_weights in ("half", "all"):
         words.append(("half of the weights" if memory.offload_weights == "half" else "the weights") + " in RAM")
     if memory.offload_activations == "on":
@@ -60,34 +60,39 @@ def describe(memory: MemoryConfig) -> str:
 
 
 def prepare(
-    unet: nn.Module, memory: MemoryConfig, weights: str, dtype: torch.dtype, device: torch.device, stream: Stream
+    denoiser: nn.Module,
+    units: Iterable[Unit],
+    memory: MemoryConfig,
+    weights: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    stream: Stream,
 ) -> None:
-    """Move a frozen UNet to the device as the settings say; may be called again with settings further down.
+    """Move a frozen denoiser to the device by the memory settings; may be called again with smaller settings.
 
-    weights: how they are kept, a name of `Weights`. stream brings what stays in RAM.
+    units: as for `recompute`. weights: their stored format, a name of `Weights`. stream: fetches weights from RAM.
     """
-    # In this order half-precision convolutions run on a GPU's tensor cores as they are; in the other they are turned
-    # at each call.
+    # Tensor cores of a GPU take half-precision convolutions in this memory order; any other is converted at each call.
     last = memory.channels_last == "on" or (
         memory.channels_last == "auto" and device.type == "cuda" and dtype != torch.float32
     )
     if last:
-        unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        denoiser.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     share = SHARES.get(memory.offload_weights, 0.0)
-    keep_weights(unet, weights, dtype, device, share=share, stream=stream)
-    recompute(unet, memory.checkpointing if memory.checkpointing != "auto" else "0")
+    keep_weights(denoiser, weights, dtype, device, share=share, stream=stream)
+    recompute(units, memory.checkpointing)
 
 
 def kept_activations(
     memory: MemoryConfig, models: Iterable[nn.Module], device: torch.device
 ) -> AbstractContextManager[None]:
-    """Return the context in which a forward pass runs: what it saves goes to RAM, or stays."""
+    """Build the context of a forward pass, in which activations are kept in RAM or on the device."""
     return activations_in_ram(device, models) if memory.offload_activations == "on" else nullcontext()
 
 
 @contextmanager
 def attention_kernel(name: str, device: torch.device) -> Iterator[None]:
-    """Choose how scaled dot product attention is computed on a GPU for the length of a `with` block."""
+    """Select the kernel of scaled dot product attention on a GPU for the length of a `with` block."""
     if device.type != "cuda":
         yield
         return

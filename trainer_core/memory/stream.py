@@ -1,4 +1,4 @@
-"""Copies between RAM and a GPU beside its computing: weights ahead of their use, activations until they are needed."""
+"""Copy between RAM and a GPU while it computes: weights ahead of their use, activations until the backward pass."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-AHEAD = 3  # weights that are on their way at a time
-WORTH_MOVING = 1 << 20  # bytes; smaller activations stay
-UNDER_WAY = 256 << 20  # bytes of activations that may still be on their way to RAM, and so not be given back yet
+AHEAD = 3  # weights in transfer at a time
+WORTH_MOVING = 1 << 20  # bytes; smaller activations stay on the device
+UNDER_WAY = 256 << 20  # bytes of activations in transfer to RAM, whose memory is not free yet
 
 
 class Parts(Protocol):
-    """What can be fetched: tensors in RAM."""
+    """Anything with tensors in RAM that `Stream` can fetch."""
 
     parts: tuple[Tensor, ...]
 
 
 class Stream:
-    """Brings weights to the device in the order in which the step before has used them.
+    """Copies weights to the device ahead of their use, in the order in which the previous step used them.
 
-    Which use follows which is learned while it happens. The forward and the backward pass, and what is computed again
-    in it, are told apart, since each has its own order. A wrong guess costs a wait, nothing else.
+    The order is recorded as weights are used. Forward and backward pass (with recomputed blocks) are distinguished,
+    since each has its own order. A wrong guess costs a wait, nothing else.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,14 +38,14 @@ class Stream:
         self._last: tuple[Parts, bool] | None = None
 
     def host(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the tensors in RAM, pinned where that makes copies run beside computing."""
+        """Move tensors to RAM, pinned where that lets copies overlap with computation."""
         if self.device.type == "meta":  # a dry run
             return parts
         return tuple(_pinned(part.cpu()) if self._side else part.cpu() for part in parts)
 
-    @torch.compiler.disable  # it is of time and place, not of arithmetic
+    @torch.compiler.disable  # transfers are no part of the computation
     def fetch(self, kept: Parts) -> tuple[Tensor, ...]:
-        """Return a weight's tensors on the device, and send for those that will be asked for next."""
+        """Fetch a weight's tensors to the device, and start copying the weights that are expected next."""
         use = (kept, torch._C._current_graph_task_id() != -1)
         if self._last is not None:
             self._following[self._last] = use
@@ -56,7 +56,7 @@ class Stream:
             current.wait_event(arrived)
             for part in parts:
                 part.record_stream(current)
-            # The CPU may be far ahead of the GPU; memory of weights that are used up comes back as fast as they are.
+            # The CPU may be far ahead of the GPU: wait, so that the memory of used weights is free for the next ones.
             self._used.append(current.record_event())
             if len(self._used) > 2 * AHEAD:
                 self._used.popleft().synchronize()
@@ -80,7 +80,7 @@ class Stream:
 
 
 def _streams(device: torch.device) -> Any:
-    """Return the module of torch that makes a device's streams, None where copies run in turn with all else."""
+    """Find the module of torch with a device's streams; None where copies cannot overlap with computation."""
     module = None if device.type in ("cpu", "meta") else getattr(torch, device.type, None)
     return module if hasattr(module, "Stream") else None
 
@@ -96,7 +96,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def activations_in_ram(device: torch.device, models: Iterable[nn.Module], least: int = WORTH_MOVING) -> Iterator[None]:
-    """Keep in RAM what a forward pass saves for the backward pass, for the length of a `with` block.
+    """Keep the activations that are saved for the backward pass in RAM, for the length of a `with` block.
 
     Weights of `models`, and tensors of fewer than `least` bytes, stay where they are.
     """
@@ -109,7 +109,7 @@ def activations_in_ram(device: torch.device, models: Iterable[nn.Module], least:
     def pack(tensor: Tensor) -> Any:
         if tensor.nbytes < least or tensor.untyped_storage()._cdata in frozen:
             return tensor
-        if tensor.is_meta:  # a dry run: away is away
+        if tensor.is_meta:  # a dry run: only the shape counts
             return (None, (tensor.shape, tensor.stride(), tensor.dtype))
         if side is None:
             return (tensor.clone(), None)

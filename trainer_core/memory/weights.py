@@ -1,8 +1,7 @@
-"""Frozen weights kept smaller than they are computed in, and, if asked for, in RAM until they are needed."""
+"""Frozen weights in a smaller stored format (float8, int8, nf4), on the device or in RAM until they are needed."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -15,25 +14,27 @@ from .place import DTYPES
 from .stream import Stream
 
 FLOAT8_MAX = 448.0  # of e4m3
-NF4_BLOCK = 64  # values that share one scale
+NF4_BLOCK = 64  # values per scale
 NEEDS_BITSANDBYTES = ("int8", "nf4")
 QUANTISED = ("float8", *NEEDS_BITSANDBYTES)
 SHARES = {"none": 0.0, "half": 0.5, "all": 1.0}
-# outermost layers, small and sensitive: never quantised
+# The outermost layers are small and sensitive: they are never quantised.
 OUTSIDE = ("conv_in", "conv_out", "time_embedding", "add_embedding")
 
 
 def check_weights(kind: str, setting: str) -> None:
-    """Raise ValueError when weights cannot be kept in this way here."""
-    if kind in NEEDS_BITSANDBYTES and importlib.util.find_spec("bitsandbytes") is None:
-        raise ValueError(
-            f"{setting} {kind} needs the package bitsandbytes: pip install bitsandbytes; or choose float8, which needs "
-            "none."
-        )
+    """Raise ValueError if this stored format needs a package that is missing; setting: the input's name."""
+    if kind in NEEDS_BITSANDBYTES:
+        try:
+            import bitsandbytes  # noqa: F401
+        except ImportError as error:
+            raise ValueError(
+                f"{setting} {kind} needs the package bitsandbytes; install it with ComfyUI's Python, or choose float8."
+            ) from error
 
 
 class Kept:
-    """One frozen weight: small tensors from which it is made anew, in the dtype of the computation, at each use.
+    """One frozen weight in its stored format; it is unpacked to the dtype of the computation at each use.
 
     pack: float8 has one scale per row, int8 one per row (bitsandbytes' LLM.int8 form), nf4 one per 64 values (Dettmers
     et al. 2023, QLoRA); a plain dtype has none.
@@ -42,16 +43,16 @@ class Kept:
     def __init__(self, weight: Tensor, kind: str) -> None:
         self.kind, self.shape = kind, weight.shape
         self.parts = _pack(weight, kind)
-        self.stream: Stream | None = None  # brings the parts from RAM; None: they are where they are used
+        self.stream: Stream | None = None  # fetches the parts from RAM; None: they are on the device
 
     def weight(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight in its own shape, on the device of the computation."""
+        """Unpack the weight in its own shape, on the device of the computation."""
         parts = self.parts if self.stream is None else self.stream.fetch(self)  # pyright: ignore[reportAttributeAccessIssue]
         return _unpack(parts, self.kind, self.shape, dtype)
 
     @property
     def size(self) -> int:
-        """Return the bytes that are kept."""
+        """Count the stored bytes."""
         return sum(part.nbytes for part in self.parts)
 
 
@@ -80,7 +81,7 @@ def _unpack(parts: tuple[Tensor, ...], kind: str, shape: torch.Size, dtype: torc
     if kind in DTYPES:
         return parts[0].to(dtype)
     values, scale = parts
-    # The scale stays float32: rounded to dtype, it would shift a whole row, and in float16 small ones would be 0.
+    # The scale stays float32: rounded to dtype it would shift a whole row, and small ones would be 0 in float16.
     if kind == "float8":
         return values.to(dtype).mul_(scale).view(shape)
     if values.is_meta:
@@ -89,14 +90,14 @@ def _unpack(parts: tuple[Tensor, ...], kind: str, shape: torch.Size, dtype: torc
         return values.to(dtype).mul_((scale / 127)[:, None]).view(shape)
     import bitsandbytes.functional as bitsandbytes
 
-    # as one row of an even length: for others, as 3x3 convolutions, bitsandbytes compiles a program on the CPU each
+    # As one row of even length: for other shapes (3x3 convolutions) bitsandbytes compiles a CPU program each.
     row = torch.Size((1, 2 * values.numel()))
     state = bitsandbytes.QuantState(absmax=scale, shape=row, dtype=dtype, blocksize=NF4_BLOCK, quant_type="nf4")
     return bitsandbytes.dequantize_4bit(values, state).flatten()[: shape.numel()].view(shape)
 
 
 class _Linear(torch.autograd.Function):
-    """x W^T + b, whose backward pass makes W anew instead of holding it."""
+    """x W^T + b, whose backward pass unpacks W again instead of holding it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kept: Kept, bias: Tensor | None) -> Tensor:
@@ -109,7 +110,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Conv2d(torch.autograd.Function):
-    """A convolution whose backward pass makes its weight anew instead of holding it."""
+    """A convolution whose backward pass unpacks its weight again instead of holding it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kept: Kept, bias: Tensor | None, geometry: tuple[Any, ...]) -> Tensor:
@@ -123,7 +124,7 @@ class _Conv2d(torch.autograd.Function):
 
 
 class _KeptLayer(nn.Module):
-    """What both kinds of layers share: their kept weight moves with them, and never changes its dtype."""
+    """A layer with a `Kept` weight, which moves with the layer and never changes its dtype."""
 
     kept: Kept
 
@@ -136,18 +137,18 @@ class _KeptLayer(nn.Module):
 
 
 class KeptLinear(_KeptLayer, nn.Linear):
-    """A frozen linear layer whose weight is kept as `kept`."""
+    """A frozen linear layer with its weight in `kept`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return x W^T + b."""
+        """Compute x W^T + b."""
         return cast(Tensor, _Linear.apply(input, self.kept, self.bias))
 
 
 class KeptConv2d(_KeptLayer, nn.Conv2d):
-    """A frozen convolution whose weight is kept as `kept`."""
+    """A frozen convolution with its weight in `kept`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the convolution of x."""
+        """Compute the convolution of x."""
         geometry = (self.stride, self.padding, self.dilation, self.groups)
         return cast(Tensor, _Conv2d.apply(input, self.kept, self.bias, geometry))
 
@@ -161,10 +162,10 @@ def keep_weights(
     share: float = 0.0,
     stream: Stream | None = None,
 ) -> None:
-    """Move a frozen model to `device`, its layers' weights kept as `kind`, a share of their bytes (0..1) in RAM.
+    """Move a frozen model to `device`, its weights stored as `kind`, a share of their bytes (0..1) in RAM.
 
     Everything but the weights of linear layers and convolutions is moved in `dtype`. May be called again with a larger
-    share. stream brings what stays in RAM. One layer is moved at a time.
+    share. stream: fetches the weights in RAM. One layer is moved at a time.
     """
     kind = next(name for name, d in DTYPES.items() if d == dtype) if kind == "auto" else kind
     seen = away = 0.0
@@ -175,7 +176,7 @@ def keep_weights(
         if isinstance(module, _KeptLayer):
             kept = module.kept
             seen += kept.size
-            # those in RAM lie between the others, so that copies run beside computing
+            # layers in RAM alternate with others, so that copies overlap with computation
             if stream is not None and seen * share - away >= kept.size / 2:
                 away += kept.size
                 kept.parts = kept.parts if kept.stream else stream.host(kept.parts)
@@ -186,12 +187,12 @@ def keep_weights(
 
 
 def kept_layers(model: nn.Module) -> list[Kept]:
-    """Return the weights of a model that are kept apart, in the order of its layers."""
+    """List the `Kept` weights of a model, in the order of its layers."""
     return [m.kept for m in model.modules() if isinstance(m, _KeptLayer)]
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Return the bytes of a model's parameters, buffers and kept weights, those in RAM left out."""
+    """Count the bytes of a model's parameters, buffers and kept weights on the device, without those in RAM."""
     own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     return own + sum(kept.size for kept in kept_layers(model) if kept.stream is None)
 
@@ -201,7 +202,7 @@ def _outside(name: str) -> bool:
 
 
 def _keep(module: nn.Module, kind: str, device: torch.device) -> None:
-    """Turn a layer into one whose weight is kept; the weight is packed where the packing is fast."""
+    """Replace a layer's weight by a `Kept` one; quantized formats are packed on `device`, which is faster."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     weight = weight.detach()

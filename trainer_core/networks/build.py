@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from ..config import LoraConfig
 from .choose import Target
-from .dropout import Dropouts
-from .full import FullLayer, NormLayer
-from .glora import GloraLayer
-from .ia3 import Ia3Layer
-from .layer import NetworkLayer
-from .loha import LohaLayer
-from .lokr import LokrLayer
-from .lora import LoraLayer
-from .oft import BoftLayer, OftLayer
+from .layers.dropout import Dropouts
+from .layers.full import FullLayer, NormLayer
+from .layers.glora import GloraLayer
+from .layers.ia3 import Ia3Layer
+from .layers.layer import NetworkLayer
+from .layers.loha import LohaLayer
+from .layers.lokr import LokrLayer
+from .layers.lora import LoraLayer
+from .layers.oft import BoftLayer, OftLayer
 
 # Algorithms with a rank and an alpha, and the settings that their layers take besides.
 RANKED: dict[str, tuple[Callable[..., NetworkLayer], tuple[str, ...]]] = {

@@ -2,91 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
-from ..config import UNET_ONLY, LoraConfig
-from .blocks import BASE, NUMBERS, block_finder, spread
+from ..config import DENOISER_ONLY, LoraConfig
+from ..models.base import BASE, BaseModel, Layer
+from .blocks import NUMBERS, spread
 
-Layer = nn.Linear | nn.Conv2d
-TEXT_LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
-IA3_LAYERS = (".to_k", ".to_v", ".ff.net.2", ".k_proj", ".v_proj", ".fc2")  # keys, values, what leaves the MLP
+OWN_LAYERS = ("ia3",)  # algorithms with layers of their own; norms follow the preset all the same
 
 
 class Target(NamedTuple):
     """One layer that is changed."""
 
-    name: str  # as LoRA files call it
+    name: str  # in LoRA files
     module: Any  # linear, convolution or norm
     rank: int
     alpha: float
-    path: str = ""  # its own name: that of diffusers, or that of transformers with `text_model.`
-    block: str = ""  # of the UNet, as `block_names` calls it; "" in text encoders
+    path: str = ""  # in its own network
+    part: str = ""  # prefix of its part of the base model
+    block: str = ""  # of the denoiser; "" outside of it
     lr_factor: float = 1.0
 
 
-def choose_targets(
-    unet: nn.Module | None,
-    text_encoders: Mapping[str, tuple[nn.Module, int]],
-    config: LoraConfig,
-    unet_names: Callable[[str], str] = str,
-) -> list[Target]:
-    """Return the layers that the configuration trains, of the models that are given, in the models' own order.
+def choose_targets(base: BaseModel, config: LoraConfig, parts: Collection[str]) -> list[Target]:
+    """Return the layers that the configuration trains in some parts of a base model, in the model's own order.
 
-    text_encoders, unet_names: as for Network. Raises ValueError for a model none of whose layers is chosen, for
-    patterns that match nothing, and for numbers of blocks that do not go with the UNet.
+    parts: their prefixes. Raises ValueError for a part none of whose layers is chosen, for patterns that match nothing,
+    and for numbers of blocks that do not go with the denoiser.
     """
-    if text_encoders and config.preset in UNET_ONLY:
+    denoiser = base.parts[0]
+    if set(parts) - {denoiser.prefix} and config.preset in DENOISER_ONLY:
         raise ValueError(
             f"The preset {config.preset} trains no text encoder; set their learning rates to 0, or choose another."
         )
     given = [name for name in (*NUMBERS, "train_norm") if getattr(config, name)]
-    if unet is None and given:
-        raise ValueError(f"{given[0]} is about the UNet, whose learning rate is 0; raise that, or leave it out.")
-    every: list[tuple[Target, bool]] = []  # and whether it is trained without patterns
-    find = block_finder(unet) if unet is not None else str
-    for path, module in unet.named_modules() if unet is not None else ():
-        if isinstance(module, Layer) or (config.train_norm and _is_norm(module)):
-            name = f"lora_unet_{_flat(unet_names(path))}"
-            target = Target(name, module, config.rank, config.alpha, path, find(path))
-            every.append((target, _trained(config, path, module)))
-    for prefix, (encoder, depth) in text_encoders.items():
-        for path, module in text_layers(encoder, depth):
-            target = Target(f"{prefix}_{_flat(path)}", module, config.rank, config.alpha, path)
-            every.append((target, _trained(config, path, module)))
-    targets = _sized(_matching(every, config), unet, config)
-    for prefix in (*(["lora_unet"] if unet is not None else []), *text_encoders):
-        if not any(target.name.startswith(f"{prefix}_") for target in targets):
+    if denoiser.prefix not in parts and given:
+        raise ValueError(
+            f"{given[0]} is about the {denoiser.title}, whose learning rate is 0; raise that, or leave it out."
+        )
+    every = [
+        layer
+        for layer in base.layers()
+        if layer.part in parts and layer.trainable and (config.train_norm or not _is_norm(layer.module))
+    ]
+    chosen = _matching(every, config)
+    numbers = {name: spread(base, config, name) if denoiser.prefix in parts else {} for name in NUMBERS}
+    targets = _sized(chosen, numbers, config)
+    for part in base.parts:
+        if part.prefix in parts and not any(target.part == part.prefix for target in targets):
             raise ValueError(
-                f"No layer of {prefix}_… is left to train with preset {config.preset} and the patterns and numbers of "
-                "blocks of LoRA Config; change these, or set the learning rate of that model to 0."
+                f"No layer of {part.prefix}_… is left to train with preset {config.preset} and the patterns and "
+                "numbers of blocks of LoRA Config; change these, or set the learning rate of that model to 0."
             )
     return targets
 
 
-def _matching(every: list[tuple[Target, bool]], config: LoraConfig) -> list[Target]:
+def _matching(every: list[Layer], config: LoraConfig) -> list[Layer]:
     """Return the preset's layers with those that are included and without those that are excluded."""
-    _check_patterns("include", config.include, [target for target, _ in every])
-    chosen = [target for target, trained in every if trained or _matches(target, config.include)]
+    _check_patterns("include", config.include, every)
+    chosen = [layer for layer in every if _in_preset(layer, config) or _matches(layer, config.include)]
     _check_patterns("exclude", config.exclude, chosen)
-    return [target for target in chosen if not _matches(target, config.exclude)]
+    return [layer for layer in chosen if not _matches(layer, config.exclude)]
 
 
-def _matches(target: Target, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns for name in (target.path, target.name))
+def _in_preset(layer: Layer, config: LoraConfig) -> bool:
+    """Tell whether a layer is trained without any pattern."""
+    own = config.algorithm in OWN_LAYERS and not _is_norm(layer.module)
+    return (config.algorithm if own else config.preset) in layer.presets
 
 
-def _check_patterns(setting: str, patterns: Iterable[str], targets: list[Target]) -> None:
+def _matches(layer: Layer, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in (layer.path, layer.name))
+
+
+def _check_patterns(setting: str, patterns: Iterable[str], layers: list[Layer]) -> None:
     """Raise ValueError for a pattern that matches none of these layers, with names that are near to it."""
     for pattern in patterns:
-        if not any(_matches(target, [pattern]) for target in targets):
-            pieces = [target.path.split(".") for target in targets]
+        if not any(_matches(layer, [pattern]) for layer in layers):
+            pieces = [layer.path.split(".") for layer in layers]
             names = {".".join(p[i : i + size]) for p in pieces for size in (1, 2, 3) for i in range(len(p))}
-            names |= {name for target in targets for name in (target.path, target.name)}
+            names |= {name for layer in layers for name in (layer.path, layer.name)}
             near = get_close_matches(pattern.strip("*."), sorted(names), cutoff=0.0)
             which = "of the models that are trained" if setting == "include" else "that would be trained without it"
             raise ValueError(
@@ -95,82 +95,24 @@ def _check_patterns(setting: str, patterns: Iterable[str], targets: list[Target]
             )
 
 
-def _sized(targets: list[Target], unet: Any, config: LoraConfig) -> list[Target]:
-    """Return the targets with ranks, alphas and learning rates of their blocks, without those that have none."""
-    numbers = {setting: spread(unet, config, setting) if unet is not None else {} for setting in NUMBERS}
+def _sized(layers: list[Layer], numbers: dict[str, dict[str, float]], config: LoraConfig) -> list[Target]:
+    """Give layers the ranks, alphas and learning rates of their blocks, and leave out those that have none."""
     weights, sized = numbers["block_weights"], []
-    for target in targets:
-        rank = numbers["block_ranks"].get(target.block, config.rank)
-        alpha = numbers["block_alphas"].get(target.block, config.alpha)
-        if _is_spatial(target.module):
-            rank = numbers["conv_block_ranks"].get(target.block, rank and (config.conv_rank or rank))
-            alpha = numbers["conv_block_alphas"].get(target.block, config.conv_alpha or alpha)
-        weight = weights.get(target.block or BASE, 1.0)
+    for layer in layers:
+        rank = numbers["block_ranks"].get(layer.block, config.rank)
+        alpha = numbers["block_alphas"].get(layer.block, config.alpha)
+        if _is_spatial(layer.module):
+            rank = numbers["conv_block_ranks"].get(layer.block, rank and (config.conv_rank or rank))
+            alpha = numbers["conv_block_alphas"].get(layer.block, config.conv_alpha or alpha)
+        weight = weights.get(layer.block or BASE, 1.0)
         if rank and weight:
-            sized.append(target._replace(rank=int(rank), alpha=alpha or float(rank), lr_factor=weight))
+            sized.append(target_of(layer, int(rank), alpha or float(rank))._replace(lr_factor=weight))
     return sized
 
 
-def named_layers(
-    unet: nn.Module | None, text_encoders: Mapping[str, tuple[nn.Module, int]], unet_names: Callable[[str], str] = str
-) -> dict[str, tuple[str, Any]]:
-    """Return (own name, module) of every module that has a weight, by the name that LoRA files give it."""
-    found: dict[str, tuple[str, Any]] = {}
-    for name, module in unet.named_modules() if unet is not None else ():
-        if _has_weight(module):
-            found[f"lora_unet_{_flat(unet_names(name))}"] = name, module
-    for prefix, (encoder, _) in text_encoders.items():
-        for name, module in encoder.named_modules():
-            if _has_weight(module):
-                found[f"{prefix}_{_flat(_text_name(name))}"] = _text_name(name), module
-    return found
-
-
-def unet_layers(unet: nn.Module, preset: str) -> list[tuple[str, Layer]]:
-    """Return (diffusers name, layer) for the linear and convolution layers a preset trains."""
-    return [(n, m) for n, m in unet.named_modules() if isinstance(m, Layer) and _in_preset(preset, n, m)]
-
-
-def _trained(config: LoraConfig, path: str, module: nn.Module) -> bool:
-    """Tell whether a layer is trained without any pattern; all of `text_layers` are."""
-    if config.algorithm == "ia3" and isinstance(module, Layer):
-        return path.endswith(IA3_LAYERS)
-    return path.startswith("text_model.") or _in_preset(config.preset, path, module)
-
-
-def _in_preset(preset: str, path: str, module: nn.Module) -> bool:
-    """Tell whether a preset trains a layer of the UNet, or a norm layer among those that it trains.
-
-    Size numbers' embeddings of Stable Diffusion XL are in none: other trainers leave them as they are, too.
-    """
-    if path.startswith("add_embedding"):
-        return False
-    if preset == "attn-only" and isinstance(module, Layer):
-        return ".attn1." in path or ".attn2." in path
-    if preset in ("attn-only", "attn-mlp", "unet-transformer-only"):
-        return ".attentions." in path
-    if preset == "unet-convblock-only":
-        return ".attentions." not in path and not path.startswith("time_embedding")
-    return preset == "full" or not _is_spatial(module)
-
-
-def text_layers(text_encoder: nn.Module, depth: int) -> list[tuple[str, Layer]]:
-    """Return (transformers name with `text_model.`, layer) for the projections in a CLIP encoder's first layers."""
-    return [
-        (_text_name(name), m)
-        for name, m in text_encoder.named_modules()
-        if name.rpartition(".")[2] in TEXT_LAYERS and isinstance(m, nn.Linear) and _number(name) < depth
-    ]
-
-
-def _text_name(name: str) -> str:
-    """Return a text encoder's module name with `text_model.`, which newer transformers leave out."""
-    return name if name.startswith(("text_model.", "text_projection")) else f"text_model.{name}"
-
-
-def _number(name: str) -> int:
-    """Return the number of the layer that a text encoder's module belongs to."""
-    return next(int(part) for part in name.split(".") if part.isdecimal())
+def target_of(layer: Layer, rank: int, alpha: float) -> Target:
+    """Return a layer as one that is changed with a rank and an alpha."""
+    return Target(layer.name, layer.module, rank, alpha, layer.path, layer.part, layer.block)
 
 
 def _is_spatial(module: nn.Module) -> bool:
@@ -180,12 +122,3 @@ def _is_spatial(module: nn.Module) -> bool:
 
 def _is_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.GroupNorm | nn.LayerNorm)
-
-
-def _flat(name: str) -> str:
-    return name.replace(".", "_")
-
-
-def _has_weight(module: nn.Module) -> bool:
-    """Tell whether a module has a weight, as it is or kept small."""
-    return isinstance(getattr(module, "weight", None), Tensor) or hasattr(module, "kept")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..common.rng import generator
 from ..config import EmbeddingConfig
-from ..rng import generator
-
-if TYPE_CHECKING:
-    from ..models import TextEncoder, Words
+from ..models import TextEncoder, Words
 
 TYPICAL = (0.05, 0.95)  # quantiles of the lengths in a table between which those of nearly all words lie
 
@@ -22,7 +20,7 @@ TYPICAL = (0.05, 0.95)  # quantiles of the lengths in a table between which thos
 class Embeddings(nn.Module):
     """The learned vectors of some tokens in each text encoder; without tokens it does nothing.
 
-    vectors: by text encoder (as names of its layers in a LoRA file begin), a (count, width) parameter for each token.
+    vectors: by the prefix of a text encoder's part, a (count, width) parameter for each token.
     The tables of the text encoders stay frozen; the vectors have ids below 0 (`words`) while this is attached.
     """
 
@@ -36,29 +34,29 @@ class Embeddings(nn.Module):
     ) -> None:
         """Begin the vectors of each token. init: ids of the words that they begin with, by token."""
         super().__init__()
-        self._texts = {text.kohya: text for text in texts} if configs else {}
+        self._texts = {text.prefix: text for text in texts} if configs else {}
         self._configs = {config.token: config for config in configs}
         self._words: Words = words or {}
         self._limits: dict[str, tuple[float, float]] = {}
         lists = {}
-        for kohya, text in self._texts.items():
+        for prefix, text in self._texts.items():
             table = text.model.get_input_embeddings().weight.detach()
-            lists[kohya] = nn.ParameterList(
-                begin(table, (init or {}).get(c.token, ()), c.vectors, generator(seed, f"embedding/{kohya}/{c.token}"))
+            lists[prefix] = nn.ParameterList(
+                begin(table, (init or {}).get(c.token, ()), c.vectors, generator(seed, f"embedding/{prefix}/{c.token}"))
                 for c in configs
             )
             if not table.is_meta and any(c.keep_norm for c in configs):
                 low, high = table.float().norm(dim=1).quantile(torch.tensor(TYPICAL, device=table.device)).tolist()
-                self._limits[kohya] = low, high
+                self._limits[prefix] = low, high
         self.vectors: Any = nn.ModuleDict(lists)
 
     def attach(self) -> None:
         """Let the text encoders know the tokens from now on."""
-        for kohya, text in self._texts.items():
+        for prefix, text in self._texts.items():
             module = text.model.get_input_embeddings()
             if not isinstance(module, WithVectors):
                 module.__class__ = _with_vectors(type(module))
-                module.__dict__["vectors"] = self.vectors[kohya]  # no child: the frozen model stays the frozen model
+                module.__dict__["vectors"] = self.vectors[prefix]  # no child: the frozen model stays the frozen model
                 text.words = self._words
 
     def detach(self) -> None:
@@ -102,8 +100,8 @@ class Embeddings(nn.Module):
     @torch.no_grad()
     def keep_norms(self) -> None:
         """Bring vectors that have become shorter or longer than those of nearly all words back, where this is asked."""
-        for kohya, (low, high) in self._limits.items():
-            for vectors, config in zip(self.vectors[kohya], self._configs.values(), strict=True):
+        for prefix, (low, high) in self._limits.items():
+            for vectors, config in zip(self.vectors[prefix], self._configs.values(), strict=True):
                 if config.keep_norm and vectors.requires_grad:
                     norms = vectors.float().norm(dim=1, keepdim=True)
                     vectors.mul_((norms.clamp(low, high) / norms.clamp(min=1e-12)).to(vectors.dtype))
@@ -111,7 +109,7 @@ class Embeddings(nn.Module):
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the vectors of each token by text encoder, (count, width) float32 on the CPU."""
         return {
-            token: {kohya: vectors[i].detach().float().cpu() for kohya, vectors in self.vectors.items()}
+            token: {prefix: vectors[i].detach().float().cpu() for prefix, vectors in self.vectors.items()}
             for i, token in enumerate(self._configs)
         }
 

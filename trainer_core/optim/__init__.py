@@ -1,12 +1,13 @@
-"""Optimizers by name, how their steps are limited and rounded, and averages of the weights."""
+"""Optimizers and everything around their steps: schedule, clipping, rounding, averages, the noise scale."""
 
-from .again import load_exactly
 from .average import Ema, averaged
 from .build import arguments, build_optimizer, check_optimizer, describe, remarks
-from .step import learning_rate, limit_gradients, take_step
+from .restore import load_exactly
+from .step import apply_gradients, learning_rate, limit_gradients
 
 __all__ = [
     "Ema",
+    "apply_gradients",
     "arguments",
     "averaged",
     "build_optimizer",
@@ -16,5 +17,4 @@ __all__ = [
     "limit_gradients",
     "load_exactly",
     "remarks",
-    "take_step",
 ]

@@ -1,4 +1,4 @@
-"""Averages of the weights: a running one beside any optimizer (EMA), and the one inside schedule-free optimizers."""
+"""Averages of the trained weights: EMA beside any optimizer, and the average inside schedule-free optimizers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 
 def ema_decay(updates: int, decay: float, every: int = 1) -> float:
-    """Return what the average keeps of itself at an update after so many, `every` steps apart.
+    """Compute the decay of the average at its next update, after `updates` earlier ones that were `every` steps apart.
 
-    Rises from 0.1 ** every, so that the start does not weigh on the average for long; the window in steps is the same
-    for any `every`.
+    The decay rises from 0.1 ** every, so that the initial weights soon lose their influence. The window in steps is the
+    same for any `every`.
     """
     return min(decay, (1 + updates) / (10 + updates)) ** every
 
 
 class Ema:
-    """The exponential moving average of parameters, float32: θ̄ <- θ̄ + (1 - δ)(θ - θ̄) after each `every` steps."""
+    """The exponential moving average of parameters, float32: θ̄ <- θ̄ + (1 - δ)(θ - θ̄) every `every` steps."""
 
     def __init__(self, parameters: Sequence[Tensor], decay: float, every: int = 1, device: str = "same") -> None:
-        """Begin with the parameters as they are; device: "cpu" keeps the average in RAM, "same" beside them."""
+        """Start from the current parameters; device: "cpu" keeps the average in RAM, "same" beside the parameters."""
         self.parameters, self.decay, self.every = list(parameters), decay, every
         self.averages = [
             p.detach().to("cpu" if device == "cpu" else p.device, torch.float32, copy=True) for p in self.parameters
@@ -31,7 +31,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
-        """Take in the parameters after so many steps, 1 and up; how many updates there were follows from that."""
+        """Add the parameters to the average; steps: the number of finished steps, from 1, which implies the updates."""
         if steps % self.every:
             return
         weight = 1 - ema_decay(steps // self.every - 1, self.decay, self.every)
@@ -40,7 +40,7 @@ class Ema:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Let the parameters be their average for the length of a `with` block, and exactly as before afterwards."""
+        """Swap in the average for the length of a `with` block, and restore the parameters exactly afterwards."""
         kept = [p.data for p in self.parameters]
         for average, parameter in zip(self.averages, self.parameters, strict=True):
             parameter.data = average.to(parameter.device)
@@ -53,25 +53,24 @@ class Ema:
 
 @contextmanager
 def averaged(optimizer: Any) -> Iterator[None]:
-    """Let the parameters be a schedule-free optimizer's average in a `with` block, and exactly as before afterwards.
+    """Swap in a schedule-free optimizer's average for a `with` block, and restore the parameters exactly afterwards.
 
-    Going back by the optimizer's own arithmetic would round; a copy does not.
+    The optimizer's own way back would round; a copy does not.
     """
-    if not _averages(optimizer):
+    averaging = [part for part in getattr(optimizer, "parts", [optimizer]) if hasattr(part, "eval")]
+    if not averaging:
         yield
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [p.data for p in parameters]
     for parameter in parameters:
         parameter.data = parameter.data.to(torch.float32, copy=True)
-    optimizer.eval()
+    for part in averaging:
+        part.eval()  # the libraries' name for it
     try:
         yield
     finally:
-        optimizer.train()
+        for part in averaging:
+            part.train()
         for data, parameter in zip(kept, parameters, strict=True):
             parameter.data = data
-
-
-def _averages(optimizer: Any) -> bool:
-    return any(hasattr(part, "eval") for part in getattr(optimizer, "parts", [optimizer]))

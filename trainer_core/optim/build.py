@@ -1,9 +1,7 @@
-"""The optimizer of a configuration, checked before the run and built from its library."""
+"""Check the optimizer of the settings before a run, and build it from its library."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import inspect
 import re
 from collections.abc import Sequence
@@ -12,14 +10,15 @@ from typing import Any
 import torch
 
 from ..config import OPTIMIZERS, OptimizerConfig, SchedulerConfig
+from .combined import Combined
 from .custom import find_class, read_arguments, try_out
+from .libraries import classes
 from .rounding import step_in_float32
-from .together import Together
 
-SINCE_ON_CPU = (0, 50)  # the bitsandbytes whose 8-bit optimizers need no CUDA
+SINCE_ON_CPU = (0, 50)  # first bitsandbytes whose 8-bit optimizers need no CUDA
 
-# What the node does not ask. Prodigy Plus would split by group, where ours split by learning rate and model; it would
-# draw from torch's own generator to round; decoupled decay is what the setting's tooltip says.
+# Arguments without an input in the node. Prodigy Plus would split by group, while we split by learning rate and model;
+# its rounding would use torch's global generator. weight_decay is decoupled, as its tooltip says.
 FIXED: dict[str, dict[str, Any]] = {
     "adamw": {"fused": True},
     "radam": {"decoupled_weight_decay": True},
@@ -31,14 +30,14 @@ FIXED: dict[str, dict[str, Any]] = {
 def build_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]], seed: int = 0) -> torch.optim.Optimizer:
     """Build the optimizer over parameter groups {"params", "lr"}, as Network.groups makes them.
 
-    A group's "decays": False keeps weight decay off it, its "model" says whose parameters these are. Optimizers that
+    In a group, "decays": False switches weight decay off, "model" names the parameters' model. Optimizers that
     estimate their step size are built once for each learning rate. bfloat16 parameters are rounded stochastically
     after each step, by `seed`. Schedule-free optimizers are ready to train. Raises ValueError as check_optimizer does.
     """
     kind, options = optimizer_class(config), arguments(config)
     parameters = [p for group in groups for p in group["params"]]
     check_device(config, parameters[0].device)
-    # By group, not as a default: for all of them the same, and Prodigy prints a line about a default.
+    # Set in each group, not as the class's default, about which Prodigy prints a line.
     decay = options.pop("weight_decay", None)
     takes_decay = "weight_decay" in inspect.signature(kind.__init__).parameters
     parts: dict[Any, list[dict[str, Any]]] = {}
@@ -55,40 +54,38 @@ def build_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]], s
         if averages(config):
             optimizer.train()
         built.append(optimizer)
-    return built[0] if len(built) == 1 else Together(built)
+    return built[0] if len(built) == 1 else Combined(built)
 
 
 def _part(config: OptimizerConfig, group: dict[str, Any]) -> Any:
-    """Return what groups must share to be one optimizer's: one step size is estimated for equal rates alone."""
+    """Compute the key of groups that share an optimizer: one step size is estimated per learning rate (and model)."""
     if not OPTIMIZERS[config.name].estimates:
         return None
     return group.get("lr"), group.get("model") if config.options["separate"] else None
 
 
 def optimizer_class(config: OptimizerConfig) -> Any:
-    """Import the optimizer's class; raises ValueError when its package is missing, too old, or does not know it."""
-    kind = OPTIMIZERS[config.name]
+    """Import the optimizer's class; raises ValueError if its package is missing or too old."""
     if config.name == "custom":
         return find_class(config.options["optimizer"])
-    _check_package(config.name)
-    module, _, name = kind.path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def _check_package(name: str) -> str:
-    """Return the version of an optimizer's package; raises ValueError when it is missing or too old."""
-    kind = OPTIMIZERS[name]
-    asked = f'pip install "{kind.package}>={kind.wanted}"' if kind.wanted else f"pip install {kind.package}"
+    kind = OPTIMIZERS[config.name]
+    library, _, name = kind.path.rpartition(".")
+    wanted = f"{kind.package} {kind.wanted} or newer" if kind.wanted else kind.package
     try:
-        version = importlib.metadata.version(kind.package)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ValueError(f"{name} needs the package {kind.package}: {asked}; or choose {kind.instead}.") from error
-    if _numbers(version) < _numbers(kind.wanted):
+        found = classes(library).get(name)
+    except ImportError as error:
         raise ValueError(
-            f"{name} needs {kind.package} {kind.wanted} or newer, and {version} is installed: {asked}; or choose "
-            f"{kind.instead}."
+            f"{config.name} needs the package {wanted}, which cannot be imported ({error}); install it with ComfyUI's "
+            f"Python, or choose {kind.instead}."
+        ) from error
+    known = () if found is None else inspect.signature(found.__init__).parameters
+    if lacking := [argument for argument in _own_arguments(config) if argument not in known]:
+        lack = f"no class {name}" if found is None else f"no parameter {lacking[0]}"
+        raise ValueError(
+            f"{config.name} needs the package {wanted}, and the installed one has {lack}; update it with ComfyUI's "
+            f"Python, or choose {kind.instead}."
         )
-    return version
+    return found
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -96,9 +93,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def arguments(config: OptimizerConfig) -> dict[str, Any]:
-    """Return what the class is built with, from the optimizer's own parameters."""
+    """Convert the optimizer's settings to the arguments of its class."""
     if config.name == "custom":
         return read_arguments(find_class(config.options["optimizer"]), config.options["arguments"])
+    return _own_arguments(config)
+
+
+def _own_arguments(config: OptimizerConfig) -> dict[str, Any]:
+    """Convert the settings of an optimizer of the table OPTIMIZERS to the arguments of its class."""
     given = dict(config.options)
     given.pop("separate", None)
     if config.name == "adafactor":
@@ -109,44 +111,46 @@ def arguments(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def averages(config: OptimizerConfig) -> bool:
-    """Return whether the optimizer is schedule-free: what is used is an average, which `eval` brings forth."""
+    """Tell whether the optimizer is schedule-free: the weights to use are an average, which `eval` swaps in."""
     return OPTIMIZERS[config.name].averages or (
         config.name == "custom" and hasattr(find_class(config.options["optimizer"]), "eval")
     )
 
 
 def check_optimizer(config: OptimizerConfig, scheduler: SchedulerConfig, device: torch.device) -> None:
-    """Raise ValueError when the optimizer cannot run on this device, or not with this schedule."""
+    """Raise ValueError if the optimizer cannot run on this device, or with this schedule."""
     optimizer_class(config)
     check_device(config, device)
     if config.name == "custom":
         try_out(config, optimizer_class(config), arguments(config))
     if averages(config) and scheduler.name != "constant":
         raise ValueError(
-            f"{describe(config, False)} takes the place of a schedule, and the schedule is {scheduler.name}; set that "
-            "to constant."
+            f"{describe(config, False)} replaces the schedule, which is {scheduler.name}; set name of Scheduler to "
+            "constant."
         )
     if averages(config) and config.ema_decay:
-        raise ValueError(f"{describe(config, False)} averages the weights already; set ema_decay to 0.")
+        raise ValueError(f"{describe(config, False)} averages the weights already; set ema_decay of Optimizer to 0.")
     if OPTIMIZERS[config.name].estimates and "restart" in scheduler.name:
         raise ValueError(
-            f"{config.name} does not go with the schedule {scheduler.name}: its step size never shrinks, so that each "
-            "restart would be at the largest; choose constant, cosine or rex."
+            f"{config.name} does not work with restarts, because its step size never shrinks. Set name of Scheduler "
+            f"from {scheduler.name} to constant, cosine or rex."
         )
     if config.options.get("relative_step") and scheduler.name != "constant":
         raise ValueError(
-            f"With relative_step the learning rate of {config.name} follows from the steps alone, and the schedule is "
-            f"{scheduler.name}; set that to constant, or relative_step off."
+            f"relative_step of {config.name} sets the learning rate itself, and the schedule is {scheduler.name}. Set "
+            "name of Scheduler to constant, or relative_step of Optimizer to off."
         )
 
 
 def check_device(config: OptimizerConfig, device: torch.device) -> None:
-    """Raise ValueError when the optimizer has no code for this kind of device."""
+    """Raise ValueError if the optimizer does not support this kind of device."""
     if device.type == "cuda" or OPTIMIZERS[config.name].package != "bitsandbytes":
         return
-    version = _check_package(config.name)
     if config.name == "paged_adamw8bit":
-        raise ValueError("paged_adamw8bit needs an NVIDIA GPU, whose driver moves the pages; choose adamw8bit.")
+        raise ValueError("paged_adamw8bit needs an NVIDIA GPU; set name of Optimizer to adamw8bit.")
+    import bitsandbytes
+
+    version = bitsandbytes.__version__
     if _numbers(version) < SINCE_ON_CPU:
         wanted = ".".join(map(str, SINCE_ON_CPU))
         raise ValueError(
@@ -156,22 +160,22 @@ def check_device(config: OptimizerConfig, device: torch.device) -> None:
 
 
 def remarks(config: OptimizerConfig) -> list[str]:
-    """Return sentences about settings that are allowed and seldom meant."""
+    """List remarks on settings that are allowed, but seldom intended."""
     found = []
     odd = {name: rate for name, rate in config.rates.items() if not 0.5 <= rate <= 2}
     if OPTIMIZERS[config.name].estimates and odd:
         name, rate = next(iter(odd.items()))
         found.append(
-            f"{config.name} finds its step size by itself, and {name} {rate:g} multiplies it: unless that is meant, "
-            "set it to 1."
+            f"{config.name} estimates its step size, and {name} {rate:g} multiplies it; set {name} of Optimizer to 1 "
+            "unless you want that."
         )
     if config.options.get("relative_step"):
-        found.append(f"{config.name} with relative_step: learning rates above 0 only say what learns, not how fast.")
+        found.append(f"{config.name} with relative_step ignores the size of learning rates; only 0 has an effect.")
     return found
 
 
 def describe(config: OptimizerConfig, whole: bool = True) -> str:
-    """Return the class of an optimizer, and as a whole its parameters as well, as LoRA files tell it."""
+    """Name an optimizer's class; whole: with its module and arguments, as in the metadata of LoRA files."""
     kind = optimizer_class(config)
     if not whole:
         return config.name if config.name != "custom" else kind.__name__

@@ -1,11 +1,9 @@
-"""Any optimizer of torch.optim or pytorch-optimizer by name, with parameters that a person wrote as text."""
+"""Use any optimizer of a known library by name, with arguments that the user wrote as text."""
 
 from __future__ import annotations
 
 import ast
 import difflib
-import importlib
-import importlib.util
 import inspect
 import json
 from collections.abc import Sequence
@@ -14,42 +12,51 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..common.rng import generator
+from ..common.tensor_tree import pack, unpack
 from ..config import OptimizerConfig
-from ..rng import generator
-from ..state import pack, unpack
-from .again import load_exactly
+from .libraries import LIBRARIES, classes
+from .restore import load_exactly
 
-LIBRARIES = ("torch.optim", "pytorch_optimizer")  # in the order in which a name is looked up
-OURS = ("self", "params", "lr", "kwargs")  # parameters of the class that its own settings are not among
-SHAPES = ((4, 8), (8, 4, 1, 1), (4, 8, 3, 3), (1, 8))  # as the parts of networks have them
-TRIED = 8  # steps: some begin with a few that move nothing
-WRONG = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # what trials end in
+OURS = ("self", "params", "lr", "kwargs")  # parameters of the class that users do not set
+SHAPES = ((4, 8), (8, 4, 1, 1), (4, 8, 3, 3), (1, 8))  # typical shapes of network weights
+TRIED = 8  # steps of a trial: some optimizers start with a few that change nothing
+WRONG = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # errors of failed trials
 
 
 def find_class(name: str) -> Any:
-    """Return the optimizer class of that name; raises ValueError for any other, with names that are like it."""
-    library, _, plain = name.strip().rpartition(".")
-    known: dict[str, Any] = {}
-    for module in reversed(LIBRARIES):
-        if library not in ("", module) or importlib.util.find_spec(module) is None:
+    """Find an optimizer class by the name that the user wrote: Class, or library.Class for one of LIBRARIES.
+
+    Raises ValueError for an unknown name, with similar names.
+    """
+    named, _, plain = name.strip().rpartition(".")
+    searched = [library for library in LIBRARIES if named in ("", library)]
+    known: set[str] = set()
+    missing: list[str] = []
+    for library in searched:
+        try:
+            found = classes(library)
+        except ImportError:
+            missing.append(LIBRARIES[library].package)
             continue
-        members = vars(importlib.import_module(module)).items()
-        known |= {k: v for k, v in members if inspect.isclass(v) and issubclass(v, torch.optim.Optimizer)}
-    known.pop("Optimizer", None)
-    if plain in known:
-        return known[plain]
-    exact = [k for k in known if k.lower() == plain.lower()]
-    near = exact or difflib.get_close_matches(plain, known, n=3, cutoff=0.5)
+        if plain in found:
+            return found[plain]
+        known |= found.keys()
+    if not searched:
+        raise ValueError(
+            f"{named!r} is no library of optimizers; write the class alone, or after one of {', '.join(LIBRARIES)}."
+        )
+    exact = [k for k in sorted(known) if k.lower() == plain.lower()]
+    near = exact or difflib.get_close_matches(plain, sorted(known), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "for example AdEMAMix or StableAdamW."
-    missing = importlib.util.find_spec("pytorch_optimizer") is None
-    more = " (pytorch-optimizer is not installed: pip install pytorch-optimizer)" if missing else ""
-    raise ValueError(f"There is no optimizer {name!r} in torch.optim or pytorch-optimizer{more}; {hint}")
+    more = f" (not installed: {', '.join(missing)})" if missing else ""
+    raise ValueError(f"There is no optimizer {plain!r} in {', '.join(searched)}{more}; {hint}")
 
 
 def read_arguments(kind: Any, text: str) -> dict[str, Any]:
     """Read `name=value, …` into a dict; values are Python literals, never code.
 
-    Raises ValueError for text that is not of this form and for names that the class does not know.
+    Raises ValueError for text in another form, and for unknown names.
     """
     form = "write name=value, …, with numbers, True, False, None, 'text' or (tuples)"
     try:
@@ -64,7 +71,7 @@ def read_arguments(kind: Any, text: str) -> dict[str, Any]:
     for keyword in call.keywords:
         name = keyword.arg
         if name == "lr":
-            raise ValueError("lr is not set in arguments; learning_rate is what sets it.")
+            raise ValueError("lr is set by learning_rate of Optimizer; remove it from arguments.")
         if name not in known:
             near = difflib.get_close_matches(name or "", known, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}."
@@ -73,22 +80,22 @@ def read_arguments(kind: Any, text: str) -> dict[str, Any]:
             given[name] = ast.literal_eval(keyword.value)
         except ValueError as error:
             raise ValueError(
-                f"{name} is {ast.unparse(keyword.value)} in arguments, which is no value; {form}."
+                f"{name} in arguments is {ast.unparse(keyword.value)}, which is no value; {form}."
             ) from error
     return given
 
 
 def try_out(config: OptimizerConfig, kind: Any, options: dict[str, Any]) -> None:
-    """Raise ValueError for an optimizer that cannot train a LoRA here, found by taking a few steps on a few numbers."""
+    """Try a few steps on a few numbers; raise ValueError if the optimizer cannot train, repeat or resume."""
     name, signature = kind.__name__, inspect.signature(kind.__init__).parameters
     if next(name for name in signature if name != "self") != "params":
-        raise ValueError(f"{name} is not built over parameters but around something else; choose a plain optimizer.")
+        raise ValueError(f"{name} does not take parameters as its first argument; choose another optimizer.")
     if "lr" not in signature:
-        raise ValueError(f"{name} takes no learning rate, which the schedule would set; choose another optimizer.")
+        raise ValueError(f"{name} has no learning rate for the schedule to set; choose another optimizer.")
     needed = [k for k, v in signature.items() if v.default is v.empty and v.kind is v.POSITIONAL_OR_KEYWORD]
     if lacking := [k for k in needed if k not in (*OURS, *options)]:
         raise ValueError(
-            f"{name} needs {lacking[0]} as well; add {lacking[0]}=… to arguments, or choose another optimizer."
+            f"{name} needs {lacking[0]}; add {lacking[0]}=… to arguments of Optimizer, or choose another optimizer."
         )
     draws, state = generator(0, "optimizer"), torch.random.get_rng_state()
     gradients = [[torch.randn(shape, generator=draws) for shape in SHAPES] for _ in range(TRIED + 1)]
@@ -101,12 +108,15 @@ def try_out(config: OptimizerConfig, kind: Any, options: dict[str, Any]) -> None
         raise ValueError(f"{name} does not work with these settings: {error}") from error
     if not torch.equal(state, torch.random.get_rng_state()):
         torch.random.set_rng_state(state)
-        raise ValueError(f"{name} draws random numbers that no seed of the run decides, so that it would not repeat.")
+        raise ValueError(
+            f"{name} uses random numbers outside the run's seed, so the run could not be repeated; choose another "
+            "optimizer."
+        )
     if not all(weight.isfinite().all() for weight in weights):
-        raise ValueError(f"{name} makes numbers that are not finite, on a first trial; choose another optimizer.")
+        raise ValueError(f"{name} makes weights that are not finite in a trial; choose another optimizer.")
     if all(torch.equal(weight, old) for weight, old in zip(weights, before, strict=True)):
-        raise ValueError(f"{name} does not move the weights in {TRIED} steps of a trial; choose another optimizer.")
-    remedy = "so that a run that is cut off could not be continued; choose another optimizer."
+        raise ValueError(f"{name} does not change the weights in {TRIED} trial steps; choose another optimizer.")
+    remedy = "so a stopped run could not be resumed; choose another optimizer."
     try:
         again, others = _tried(config, kind, options, [weight.detach() for weight in weights])
         tensors, tree = pack(optimizer.state_dict(), copy=True)
@@ -116,13 +126,13 @@ def try_out(config: OptimizerConfig, kind: Any, options: dict[str, Any]) -> None
     except WRONG as error:
         raise ValueError(f"The state of {name} cannot be saved ({str(error).rstrip('.')}), {remedy}") from error
     if not all(torch.equal(weight, other) for weight, other in zip(weights, others, strict=True)):
-        raise ValueError(f"{name} does not go on from its saved state as it would have without a break, {remedy}")
+        raise ValueError(f"{name} takes other steps after its state is saved and loaded, {remedy}")
 
 
 def _tried(
     config: OptimizerConfig, kind: Any, options: dict[str, Any], values: Sequence[Tensor]
 ) -> tuple[Any, list[Tensor]]:
-    """Return an optimizer over parameters of these values, and the parameters."""
+    """Build an optimizer over parameters of these values; return both."""
     weights: list[Tensor] = [torch.nn.Parameter(value.clone()) for value in values]
     groups = [{"params": weights, "lr": rate, "base_lr": rate} for rate in dict.fromkeys(config.rates.values())]
     for i, group in enumerate(groups):

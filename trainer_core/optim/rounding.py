@@ -1,15 +1,15 @@
-"""Parameters in bfloat16 that step in float32 and are rounded at random."""
+"""Train bfloat16 parameters: each step is computed in float32 and rounded stochastically."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..rng import generator
+from ..common.rng import generator
 
 
 def round_stochastically(values: Tensor, draws: torch.Generator) -> Tensor:
-    """Return float32 values as bfloat16, up or down with the chances that keep their mean.
+    """Round float32 values to bfloat16, up or down at random so that the mean is kept.
 
     bfloat16 is the upper half of a float32: a random number below one unit of it is added, the lower half cut off.
     """
@@ -19,10 +19,10 @@ def round_stochastically(values: Tensor, draws: torch.Generator) -> Tensor:
 
 
 def step_in_float32(optimizer: torch.optim.Optimizer, seed: int, part: int = 0) -> None:
-    """Have bfloat16 parameters be float32 for the length of each step: state and arithmetic lose nothing.
+    """Convert bfloat16 parameters to float32 for the length of each step, so that state and arithmetic stay exact.
 
-    Only there, when activations are gone: between steps parameters and gradients take half the memory. The number of
-    steps lies in the first group, so that it is part of the optimizer's state. part: of several that step as one.
+    Between steps parameters and gradients take half the memory. The number of steps is stored in the first group, so
+    that it is part of the optimizer's state. part: index of the optimizer among several that step as one.
     """
     optimizer.param_groups[0]["rounded"] = 0
 

@@ -1,4 +1,4 @@
-"""One update: gradients limited, the step taken or not, and the learning rate it had."""
+"""One update of the weights: clip the gradients, step, and report the learning rate."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..config import OptimizerConfig
 
 
 def limit_gradients(parameters: Sequence[Tensor], config: OptimizerConfig) -> Tensor:
-    """Limit gradients, by their common norm and then each number; return the norm before, a float32 scalar."""
+    """Clip gradients by their common norm, then by value; return the norm before clipping, a float32 scalar."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm or math.inf).float()
     if config.max_grad_value:
         torch.nn.utils.clip_grad_value_(parameters, config.max_grad_value)
     return norm
 
 
-def take_step(optimizer: Any, scaler: torch.amp.GradScaler, *, finite: bool) -> None:
-    """Step with gradients that were unscaled, or leave weights and state as they are; forget the gradients."""
+def apply_gradients(optimizer: Any, scaler: torch.amp.GradScaler, *, finite: bool) -> None:
+    """Step with unscaled gradients if they are finite, else keep weights and state; clear the gradients."""
     if finite:
         scaler.step(optimizer)
     scaler.update()
@@ -29,7 +29,7 @@ def take_step(optimizer: Any, scaler: torch.amp.GradScaler, *, finite: bool) -> 
 
 
 def learning_rate(optimizer: Any, group: dict[str, Any] | None = None) -> float:
-    """Return the learning rate of a parameter group, or the first, times the step size where that is estimated."""
+    """Compute a parameter group's learning rate (default: the first group's), times the estimated step size if any."""
     group = optimizer.param_groups[0] if group is None else group
     assert group is not None
     if group.get("relative_step"):  # Adafactor's own (Shazeer & Stern 2018, algorithm 5)

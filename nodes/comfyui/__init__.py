@@ -1,0 +1,1 @@
+"""The modules that use ComfyUI's internals."""

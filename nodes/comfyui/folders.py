@@ -1,0 +1,269 @@
+"""Find ComfyUI's folders and files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import comfy.diffusers_load
+import comfy.lora
+import comfy.model_detection
+import comfy.model_management
+import comfy.model_sampling
+import comfy.samplers
+import comfy.sd
+import comfy.sd1_clip
+import comfy.utils
+import folder_paths
+from server import PromptServer
+
+from ...trainer_core.common.callbacks import Callbacks
+from ...trainer_core.config import ConceptConfig, DatasetConfig
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pictures that come with the pack
+DIFFUSERS = "diffusers/"  # in front of diffusers folders in the list of checkpoints
+CACHE_LIMIT = "Atelier.CacheLimit"  # the setting's id in js/atelier.js
+USUAL_LIMIT = 20.0  # GB; the setting's default there
+MOST_GIGABYTES = 1e9
+
+
+def register_assets() -> None:
+    """Add the pack's tiny base model to the list of checkpoints."""
+    folder_paths.add_model_folder_path("checkpoints", str(ASSETS))
+
+
+def checkpoint_names() -> list[str]:
+    """List checkpoint files, then diffusers folders."""
+    folders = []
+    for root in folder_paths.get_folder_paths("diffusers"):
+        if os.path.isdir(root):
+            found = [e.name for e in os.scandir(root) if os.path.isfile(os.path.join(e.path, "model_index.json"))]
+            folders += [DIFFUSERS + name for name in sorted(found)]
+    return folder_paths.get_filename_list("checkpoints") + folders
+
+
+def checkpoint_path(name: str) -> Path:
+    """Find the file or folder of a name in the list of checkpoints."""
+    kinds = ["checkpoints"]
+    if name.startswith(DIFFUSERS):
+        kinds.append("diffusers")
+    for kind in kinds:
+        for root in folder_paths.get_folder_paths(kind):
+            path = Path(root) / (name if kind == "checkpoints" else name.removeprefix(DIFFUSERS))
+            if path.exists():
+                return path
+    raise ValueError(
+        f"There is no checkpoint {name!r}; set checkpoint of Load Base Model to one of the list (press R "
+        "to refresh it)."
+    )
+
+
+def vae_names() -> list[str]:
+    """List the VAE files that can replace a checkpoint's own."""
+    return [name for name in folder_paths.get_filename_list("vae") if name.endswith(".safetensors")]
+
+
+def vae_path(name: str) -> Path:
+    """Find the file of a name in the list of VAEs."""
+    found = folder_paths.get_full_path("vae", name)
+    if found is None:
+        raise ValueError(
+            f"There is no VAE {name!r}; set vae of Load Base Model to one of the list (press R to refresh it)."
+        )
+    return Path(found)
+
+
+def lora_names() -> list[str]:
+    """List the LoRA files that can be continued or merged."""
+    return [name for name in folder_paths.get_filename_list("loras") if name.endswith(".safetensors")]
+
+
+def lora_path(name: str) -> Path:
+    """Find the file of a name in the list of LoRAs."""
+    found = folder_paths.get_full_path("loras", name)
+    if found is None:
+        raise ValueError(
+            f"There is no LoRA {name!r}; set lora_name of Existing LoRA to one of the list (press R to refresh it)."
+        )
+    return Path(found)
+
+
+def text_encoder_names() -> list[str]:
+    """List the text encoder files that can replace a checkpoint's own."""
+    return [name for name in folder_paths.get_filename_list("text_encoders") if name.endswith(".safetensors")]
+
+
+def text_encoder_path(name: str) -> Path:
+    """Find the file of a name in the list of text encoders."""
+    found = folder_paths.get_full_path("text_encoders", name)
+    if found is None:
+        raise ValueError(
+            f"There is no text encoder {name!r}; set it on Load Base Model to one of the list (press R to refresh it)."
+        )
+    return Path(found)
+
+
+def tokenizer_path() -> Path:
+    """The folder of ComfyUI's own CLIP tokenizer."""
+    return Path(comfy.sd1_clip.__file__).parent / "sd1_tokenizer"
+
+
+def find_folder(folder: str) -> Path:
+    """Find a folder: a full path, one inside input/ or datasets/, or the example.
+
+    Raises ValueError that names the places where it was looked for.
+    """
+    text = folder.strip().strip("\"'").strip()
+    if not text:
+        raise ValueError(f"folder is empty; set it to the folder of your pictures, or to {EXAMPLE}.")
+    if text == EXAMPLE:
+        return ASSETS / "concept_example"
+    path = Path(text).expanduser()
+    if path.is_absolute():
+        places = [path]
+    else:
+        if ".." in path.parts:
+            raise ValueError(f"The folder {text!r} contains '..'; set folder to the full path.")
+        places = [root / path for root in _dataset_roots()]
+    for place in places:
+        if place.is_dir():
+            return place.resolve()
+    if places[0].is_file():
+        raise ValueError(f"{places[0]} is a file; set folder to the folder that holds your pictures.")
+    looked = " and ".join(map(str, places))
+    raise ValueError(
+        f"There is no folder {text!r} (searched: {looked}); check its spelling, or set folder to the full path."
+    )
+
+
+def _dataset_roots() -> list[Path]:
+    """List where relative dataset folders start: ComfyUI's input folder, then its datasets folders."""
+    roots = [folder_paths.get_input_directory()]
+    if "datasets" in folder_paths.folder_names_and_paths:
+        roots += folder_paths.get_folder_paths("datasets")
+    else:  # before 0.30
+        roots.append(os.path.join(folder_paths.base_path, "datasets"))
+    return [Path(root) for root in roots]
+
+
+def lora_file(name: str, folder: str) -> Path:
+    """Choose the file of a new LoRA below ComfyUI's first LoRA folder, and make its folder.
+
+    Raises ValueError for a folder that leads out of there or cannot be used.
+    """
+    root = Path(folder_paths.get_folder_paths("loras")[0]).resolve()
+    place = root / folder
+    if not place.resolve().is_relative_to(root):
+        raise ValueError(
+            f"{place} leads to {place.resolve()}, outside the LoRA folder; set file_name of Saves & "
+            "Samples to another folder."
+        )
+    return _writable(place, "the LoRA is saved there") / f"{name}.safetensors"
+
+
+def embeddings_folder() -> Path:
+    """Make the folder of trained words in ComfyUI's first folder of embeddings."""
+    return _writable(Path(folder_paths.get_folder_paths("embeddings")[0]) / "atelier", "embeddings are saved there")
+
+
+def _writable(folder: Path, use: str) -> Path:
+    """Make a folder and check that it can be written; raises ValueError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"{folder} cannot be created ({error.strerror}); remove the file that is in its way, {use}."
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"{folder} cannot be written to; change its permissions, {use}.")
+    return folder
+
+
+def cache_folder() -> Path:
+    """The folder of encoded pictures and captions; ComfyUI serves nothing from there."""
+    return Path(folder_paths.get_system_user_directory("atelier")) / "cache"
+
+
+def index_file() -> Path:
+    """The file that remembers what scans have read."""
+    from ...trainer_core.data.scan import PLACE  # here, so that ComfyUI starts fast
+
+    return cache_folder() / PLACE
+
+
+def cache_limit() -> int:
+    """The most bytes of the cache, 0 for any: the setting of ComfyUI, of several users the largest.
+
+    ValueError for a setting that is no number of gigabytes.
+    """
+    limits = [_gigabytes(_settings(user).get(CACHE_LIMIT)) for user in PromptServer.instance.user_manager.users]
+    most = max((limit or math.inf for limit in limits), default=USUAL_LIMIT)
+    return 0 if most == math.inf else int(most * 1e9)
+
+
+def _settings(user: str) -> dict[str, Any]:
+    """The settings of a user as the editor saved them; {} without any, or where the file is damaged."""
+    folder = folder_paths.get_public_user_directory(user)
+    try:
+        with open(os.path.join(folder or "", "comfy.settings.json"), encoding="utf-8") as file:
+            settings = json.load(file)
+    except (OSError, ValueError, RecursionError):  # ComfyUI itself then begins anew
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _gigabytes(value: Any) -> float:
+    """The number that the setting of the cache's limit holds; the usual one where it holds none."""
+    if value is None:
+        return USUAL_LIMIT
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_GIGABYTES:
+        raise ValueError(
+            f"The cache limit is {value!r}; set LoRA Atelier > Cache > Limit in ComfyUI's settings to a number of "
+            "gigabytes, 0 for no limit."
+        )
+    return value
+
+
+def fingerprint(folder: Path, **concept: Any) -> str:
+    """Hash names and contents of the pictures, masks and captions in a folder."""
+    from ...trainer_core.data.scan import Index, fingerprint  # here, so that ComfyUI starts fast
+
+    with Index(index_file()) as index:
+        return fingerprint(DatasetConfig(concepts=(ConceptConfig(folder=str(folder), **concept),)), index)
+
+
+def logs_folder() -> Path:
+    """The folder in which each run's log gets a folder of its own."""
+    return Path(folder_paths.get_output_directory()) / "atelier" / "logs"
+
+
+def check_pictures(dataset: DatasetConfig, callbacks: Callbacks) -> None:
+    """Raise ValueError with every picture, caption and mask that cannot be used."""
+    from ...trainer_core.data.scan import Index, scan  # here, so that ComfyUI starts fast
+
+    with Index(index_file()) as index:
+        scan(dataset, index, callbacks)
+
+
+def runs_folder() -> Path:
+    """The folder in which each run gets a folder of its own."""
+    return Path(folder_paths.get_output_directory()) / "atelier" / "runs"
+
+
+def shelves() -> list[Path]:
+    """List the folders of LoRAs and of embeddings, below which their files have their names."""
+    return [Path(folder) for kind in ("loras", "embeddings") for folder in folder_paths.get_folder_paths(kind)]
+
+
+def pictures_folder() -> Path:
+    """The folder of pictures that the graph made; ComfyUI serves nothing from there."""
+    return Path(folder_paths.get_system_user_directory("atelier")) / "pictures"
+
+
+def loras_folder() -> Path:
+    """The folder of LoRAs that the graph made; ComfyUI serves nothing from there."""
+    return Path(folder_paths.get_system_user_directory("atelier")) / "loras"

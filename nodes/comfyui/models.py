@@ -1,0 +1,190 @@
+"""Load, check and patch ComfyUI's models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import comfy.diffusers_load
+import comfy.lora
+import comfy.model_detection
+import comfy.model_management
+import comfy.model_sampling
+import comfy.samplers
+import comfy.sd
+import comfy.sd1_clip
+import comfy.utils
+import folder_paths
+import torch
+from comfy_execution.graph_utils import ExecutionBlocker
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ...trainer_core.config import BaseModelConfig
+from ...trainer_core.lora_files.formats import fits
+from ...trainer_core.lora_files.read import load_lora
+from ...trainer_core.models.files.safetensors_file import read_header
+from ...trainer_core.models.sd.encoder import embedding_shape, read_text
+from ...trainer_core.models.sd.family import TEXT_FILES, UNET, VAE_FILE, detect_family, unet_prefix
+from ...trainer_core.models.sd.load import given_files
+
+NOTHING = ExecutionBlocker(None)  # nodes linked to an output of this value are skipped without a message
+
+
+def load_models(config: BaseModelConfig, prediction: str, zero_terminal_snr: bool) -> tuple[Any, Any, Any]:
+    """Load MODEL, CLIP and VAE as ComfyUI does, with clip skip, prediction type and noise schedule applied."""
+    embeddings, given = folder_paths.get_folder_paths("embeddings"), given_files(config)
+    parts = {"output_vae": VAE_FILE not in given, "output_clip": not given.keys() & set(TEXT_FILES)}
+    if Path(config.path).is_dir():
+        _check_folder(Path(config.path), given)
+        model, clip, vae = comfy.diffusers_load.load_diffusers(config.path, embedding_directory=embeddings, **parts)
+    else:
+        loaded = comfy.sd.load_checkpoint_guess_config(config.path, embedding_directory=embeddings, **parts)
+        model, clip, vae = loaded[:3]
+    if not parts["output_clip"]:
+        clip = _load_clip(Path(config.path), given, embeddings)
+    if not parts["output_vae"]:
+        vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(config.vae))
+        vae.throw_exception_if_invalid()
+    if config.clip_skip > 1:
+        clip = clip.clone()
+        clip.clip_layer(-config.clip_skip)
+    return with_sampling(model, prediction, zero_terminal_snr), clip, vae
+
+
+def _load_clip(path: Path, given: dict[str, Path], embeddings: list[str]) -> Any:
+    """Load a CLIP whose text encoders are those of the files given, the others the model's own."""
+    named = {
+        name: {k if k.startswith("text_proj") else f"text_model.{k}": t for k, t in read_text(given[name]).items()}
+        for name in TEXT_FILES
+        if name in given
+    }
+    if path.is_dir():
+        folders = [name for name in TEXT_FILES if name in named or (path / name).is_dir()]
+        stored = [named.get(name) or comfy.utils.load_torch_file(str(_weights(path / name))) for name in folders]
+        return comfy.sd.load_text_encoder_state_dicts(stored, embedding_directory=embeddings)
+    # ComfyUI tells the kind of CLIP from the whole checkpoint, so that is what it gets, with other text encoders in it.
+    header = read_header(path)
+    tensors = comfy.utils.load_torch_file(str(path))
+    if unet_prefix(header.shapes) == "":
+        tensors = {UNET + name: tensor for name, tensor in tensors.items()}
+    for name, part in zip(TEXT_FILES, detect_family(header, (VAE_FILE, *TEXT_FILES)).texts, strict=False):
+        if name in named:
+            place = f"{part.prefix.removesuffix('transformer.')}transformer."
+            tensors = {k: t for k, t in tensors.items() if not k.startswith(part.prefix)}
+            tensors |= {place + k: t for k, t in named[name].items() if part.open_clip or k.startswith("text_model.")}
+    options = {"output_vae": False, "output_model": False, "embedding_directory": embeddings}
+    return comfy.sd.load_state_dict_guess_config(tensors, **options)[1]
+
+
+def _check_folder(path: Path, given: Collection[str]) -> None:
+    """Raise ValueError for a diffusers folder that ComfyUI cannot load, from its headers."""
+    for name in (VAE_FILE, *TEXT_FILES):
+        if name not in given and (path / name).is_dir():
+            _weights(path / name)
+    shapes = read_header(_weights(path / "unet")).shapes
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    if comfy.model_detection.unet_config_from_diffusers_unet(tensors) is None:
+        channels = shapes.get("conv_in.weight", (0, 0))[1]
+        raise ValueError(
+            f"ComfyUI cannot load the diffusers folder {path.name}, whose UNet has {channels} input channels (it "
+            "reads inpainting models of Stable Diffusion 2 as single files only); set checkpoint of Load Base Model "
+            "to one .safetensors file."
+        )
+
+
+def _weights(folder: Path) -> Path:
+    """Find the weights of one part of a diffusers folder, as ComfyUI chooses them."""
+    stem = "model" if folder.name in TEXT_FILES else "diffusion_pytorch_model"
+    names = (folder / name for name in (f"{stem}.fp16.safetensors", f"{stem}.safetensors"))
+    found = next((path for path in names if path.is_file()), None)
+    if found is None:
+        raise ValueError(
+            f"{folder.parent.name}/{folder.name} holds no {stem}.safetensors, which ComfyUI needs; set checkpoint of "
+            "Load Base Model to one .safetensors file."
+        )
+    return found
+
+
+def with_sampling(model: Any, prediction: str, zero_terminal_snr: bool) -> Any:
+    """Set a MODEL's prediction to v (Salimans & Ho 2022) or noise, on the given schedule."""
+    kinds = {"v_prediction": comfy.model_sampling.V_PREDICTION, "epsilon": comfy.model_sampling.EPS}
+    sampling = model.get_model_object("model_sampling")
+    settings = model.model.model_config.sampling_settings
+    is_v = isinstance(sampling, comfy.model_sampling.V_PREDICTION)  # which is a kind of EPS in ComfyUI
+    if is_v == (prediction == "v_prediction") and bool(settings.get("zsnr", False)) == zero_terminal_snr:
+        return model
+
+    class Sampling(comfy.model_sampling.ModelSamplingDiscrete, kinds[prediction]):
+        pass
+
+    model = model.clone()
+    model.add_object_patch("model_sampling", Sampling(model.model.model_config, zsnr=zero_terminal_snr))
+    return model
+
+
+def check_models(config: BaseModelConfig, model: Any, clip: Any, *, trains_text: bool) -> None:
+    """Raise ValueError when the LoRA of a base model in one file cannot be put on MODEL or CLIP."""
+    header, given = read_header(Path(config.path)), given_files(config)
+    shapes, prefix = header.shapes, unet_prefix(header.shapes)
+    unet = {f"{prefix}{k}": v for k, v in model.model.diffusion_model.state_dict().items()}
+    if unequal := [k for k, v in unet.items() if math.prod(shapes.get(k, (0,))) != v.numel()]:
+        raise ValueError(
+            f"The MODEL linked to Train LoRA is not of the base model's kind (they differ at {unequal[0]}); link "
+            "another to model of Train LoRA, or none."
+        )
+    if not trains_text:
+        return
+    tensors = clip.cond_stage_model.state_dict()
+    texts = detect_family(header, (VAE_FILE, *TEXT_FILES)).texts
+    for name, text in zip(TEXT_FILES, texts, strict=False):
+        own = embedding_shape(shapes, text.prefix)
+        wanted = embedding_shape(read_header(given[name]).shapes) if name in given else own
+        found = tensors.get(f"{text.comfy}.transformer.text_model.embeddings.token_embedding.weight")
+        if found is None or tuple(found.shape) != wanted:
+            raise ValueError(
+                "The CLIP linked to Train LoRA is not of the base model's kind; link another to clip of Train LoRA, "
+                "or none, or set the text encoders' learning rates of Optimizer to 0."
+            )
+
+
+def check_lora(path: Path, model: Any, clip: Any) -> None:
+    """Raise ValueError unless ComfyUI's own loader takes every layer of a LoRA file, on a weight that it fits."""
+    tensors, layers = load_file(path), load_lora(path).layers
+    keys = comfy.lora.model_lora_keys_unet(model.model, {})
+    keys = comfy.lora.model_lora_keys_clip(clip.cond_stage_model, keys)
+    taken = comfy.lora.load_lora(tensors, keys, log_missing=False)
+    unmatched = sorted(name for name in layers if name not in keys or not _taken(keys[name], taken))
+    if unmatched:
+        raise ValueError(
+            f"ComfyUI finds no weight for {len(unmatched)} of {len(layers)} layers of {path.name}, the first: "
+            f"{', '.join(unmatched[:3])}; nothing was saved."
+        )
+    weights = {**model.model.state_dict(), **clip.cond_stage_model.state_dict()}
+    for name, layer in layers.items():
+        weight, bias = weights[keys[name]], weights.get(_bias_of(keys[name]))
+        if not fits(layer, weight.shape, None if bias is None else bias.shape):
+            raise ValueError(
+                f"{name} of {path.name} does not fit ComfyUI's weight {tuple(weight.shape)}; nothing was saved."
+            )
+
+
+def _bias_of(key: str) -> str:
+    return f"{key.removesuffix('weight')}bias"
+
+
+def _taken(key: str, taken: Collection[str]) -> bool:
+    """Tell whether ComfyUI changes a weight, or at least its bias."""
+    return key in taken or _bias_of(key) in taken
+
+
+def apply_lora(model: Any, clip: Any, tensors: dict[str, Tensor], strength: float) -> tuple[Any, Any]:
+    """Clone MODEL and CLIP and apply a LoRA, as ComfyUI's own loader does."""
+    return comfy.sd.load_lora_for_models(model, clip, tensors, strength, strength)
+
+
+def own(tensor: Tensor) -> Tensor:
+    """Clone a tensor out of ComfyUI's inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor

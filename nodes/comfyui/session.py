@@ -1,0 +1,187 @@
+"""Run a training inside ComfyUI's process: its device, people's wishes, and ComfyUI's end."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+import comfy.model_management
+import torch
+from server import PromptServer
+
+SAID = {  # what can be asked of a run, and what is answered
+    "stop": "The run stops after this step; the next nodes get the LoRA so far.",
+    "save": "The run will be saved after this step.",
+    "sample": "Samples will be drawn after this step.",
+}
+PATIENCE = 60.0  # seconds that ComfyUI's end waits for a run to be saved
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # SIGHUP: terminal closed
+
+
+@contextmanager
+def training_session() -> Iterator[torch.device]:
+    """Prepare the process for training and yield the device; restore everything after.
+
+    Running out of memory becomes a RuntimeError that names the setting to lower.
+    """
+    management, matmul = comfy.model_management, torch.backends.cuda.matmul
+    management.unload_all_models()
+    management.soft_empty_cache()
+    benchmark = torch.backends.cudnn.benchmark
+    fp16_sums = getattr(matmul, "allow_fp16_accumulation", None)  # torch < 2.7 has no such switch
+    gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    try:
+        with torch.inference_mode(False), torch.random.fork_rng(devices=gpus):
+            torch.backends.cudnn.benchmark = False  # its choice of algorithms would differ from run to run
+            if fp16_sums:  # --fast: too coarse for gradients
+                matmul.allow_fp16_accumulation = False
+            yield management.get_torch_device()
+    except RuntimeError as error:
+        if not management.is_oom(error):
+            raise
+        raise RuntimeError(
+            "Out of memory while Train LoRA prepared the run; lower its resolution, or close other programs that use "
+            "the GPU."
+        ) from None
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+        if fp16_sums:
+            matmul.allow_fp16_accumulation = fp16_sums
+        gc.collect()
+        management.soft_empty_cache()
+
+
+# --- wishes ------------------------------------------------------------------------------------------------
+
+
+class Wishes:
+    """What has been asked of a run since its last step. The server's thread asks, the worker's takes."""
+
+    def __init__(self, node_id: str, draws: bool) -> None:
+        self.node_id = node_id
+        self.draws = draws  # it has prompts for samples
+        self._lock = threading.Lock()
+        self._asked: set[str] = set()
+
+    def add(self, what: str) -> None:
+        """Add a request."""
+        with self._lock:
+            self._asked.add(what)
+
+    def take(self) -> Collection[str]:
+        """Take all wishes."""
+        with self._lock:
+            asked, self._asked = self._asked, set()
+        return asked
+
+
+_going: Wishes | None = None  # of the run at work; ComfyUI's worker runs one node at a time
+_kept: Counter[str] = Counter()  # by a run's name: how often it was stopped and kept
+
+
+@contextmanager
+def open_to_wishes(node_id: str, *, draws: bool) -> Iterator[Callable[[], Collection[str]]]:
+    """Let people ask things of the run that a node begins; yield what returns the wishes since its last call."""
+    global _going
+    _going = wishes = Wishes(node_id, draws)
+    try:
+        yield wishes.take
+    finally:
+        _going = None
+
+
+def ask(what: str, node_id: str | None) -> str:
+    """Request one of SAID of the current run and return the answer; raises ValueError if that is impossible.
+
+    node_id: the node's id in the prompt; None = whichever trains.
+    """
+    going = _going
+    if going is None:
+        raise ValueError("No LoRA is being trained now.")
+    if node_id not in (None, going.node_id):
+        raise ValueError("This node is not training; another Train LoRA is.")
+    if what == "sample" and not going.draws:
+        raise ValueError("There are no prompts to draw; set sample_prompts of Train LoRA before the next run.")
+    going.add(what)
+    return SAID[what]
+
+
+def count_kept(name: str) -> None:
+    """Count that a run of this name was stopped and kept."""
+    _kept[name] += 1
+
+
+def kept(name: str | None) -> int:
+    """How often runs of a name were stopped and kept since ComfyUI started; None = of any name."""
+    return _kept.total() if name is None else _kept[name]
+
+
+# --- the end of ComfyUI ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def saved_when_comfyui_ends() -> Iterator[None]:
+    """Let ComfyUI, when it is closed, first cancel and save the run in here, for at most PATIENCE seconds.
+
+    ComfyUI ends at once on a signal to end, and on Ctrl+C as soon as its main thread does: the worker that trains is
+    not waited for. A second signal, or a second Ctrl+C, does end it at once.
+    """
+    loop = PromptServer.instance.loop
+    exiting, over = threading.Event(), threading.Event()
+    taken: list[int] = []  # signals that are answered here; this and `received` belong to the loop's thread
+    received: list[int] = []
+
+    def take_signals() -> None:
+        # Only from the default action, which is to end at once: who has set another knows better, and if that ends
+        # Python in good order at_exit is called. Windows has no signals that could be answered.
+        if os.name == "posix" and threading.current_thread() is threading.main_thread():
+            for number in ENDING:
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    loop.add_signal_handler(number, on_signal, number)
+                    taken.append(number)
+
+    def give_back_signals() -> None:
+        while taken:
+            loop.remove_signal_handler(taken.pop())
+
+    def on_signal(number: int) -> None:
+        give_back_signals()
+        received.append(number)
+        cancel()
+        loop.call_later(PATIENCE, signal.raise_signal, number)
+
+    def on_over() -> None:
+        give_back_signals()
+        for number in received:
+            signal.raise_signal(number)
+
+    def at_exit() -> None:
+        exiting.set()
+        give_back_signals()
+        cancel()
+        over.wait(PATIENCE)
+
+    def cancel() -> None:
+        logging.getLogger(__name__).info(
+            "ComfyUI is closing; LoRA Atelier saves the run first. Close again to end at once."
+        )
+        comfy.model_management.interrupt_current_processing()
+
+    loop.call_soon_threadsafe(take_signals)
+    atexit.register(at_exit)
+    try:
+        yield
+    finally:
+        atexit.unregister(at_exit)
+        over.set()
+        if exiting.is_set():
+            threading.Event().wait()  # for ever: a thread that computes while Python ends makes it crash
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(on_over)

@@ -1,0 +1,1 @@
+"""Small tools that all other folders use: random numbers, files, callbacks, wording."""

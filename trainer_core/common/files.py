@@ -1,0 +1,153 @@
+"""Write files and folders atomically: complete or absent, also after a crash or on a full disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+BLOCK = 1 << 20  # bytes read at once
+TEMPORARY = ".tmp"  # ending of the names of unfinished files and folders; they begin with a dot
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path for a `with` block; the file written there replaces `path` if the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
+    try:
+        yield temporary
+        _to_disk(temporary)
+        os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
+        os.replace(temporary, path)
+        _to_disk(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def written_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder for a `with` block; it replaces `path` if the block succeeds.
+
+    An existing folder is moved away once the new one is on the disk. A process that is killed between the two renames
+    leaves both folders complete, under temporary names.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary, before = (path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}") for _ in range(2))
+    temporary.mkdir()
+    try:
+        yield temporary
+        for entry in [*temporary.rglob("*"), temporary]:
+            _to_disk(entry)
+        if path.exists():
+            os.replace(path, before)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            if before.exists():
+                os.replace(before, path)
+            raise
+        _to_disk(path.parent)
+        shutil.rmtree(before, ignore_errors=True)  # leftovers are deleted when the run is locked next
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder atomically: it is renamed first, so that no partial folder ever has its name."""
+    if path.exists():
+        doomed = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
+        os.replace(path, doomed)
+        shutil.rmtree(doomed)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the unfinished files and folders that a killed process left in a folder."""
+    for entry in leftovers(folder):
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """List the unfinished files and folders in a folder: in use now, or left by a killed process."""
+    return list(folder.glob(f".*{TEMPORARY}"))
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write a JSON file atomically."""
+    with written_whole(path) as temporary:
+        temporary.write_text(json.dumps(values, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def check_writable(folder: Path) -> None:
+    """Raise ValueError with the reason if a folder cannot be written; create the folder if it is missing."""
+    probe = folder / f".{uuid.uuid4().hex}{TEMPORARY}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with probe.open("xb") as file:
+            file.write(b" ")
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"Nothing can be written into {folder} ({reason(error)}); make room or give access there, or choose "
+            "another folder."
+        ) from error
+
+
+def reason(error: BaseException) -> str:
+    """Extract the short reason from a disk error, without path and number."""
+    return (getattr(error, "strerror", None) or str(error)).partition("\n")[0]
+
+
+def file_digest(path: Path) -> str:
+    """Compute the sha256 of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def short_hash(path: Path) -> str:
+    """Compute the short hash of older web UIs: the first 8 hex digits of the sha256 of 64 KB that begin at 1 MB."""
+    with path.open("rb") as file:
+        file.seek(0x100000)
+        return hashlib.sha256(file.read(0x10000)).hexdigest()[:8]
+
+
+def folder_size(folder: Path) -> int:
+    """Sum the bytes of all files below a folder; links are not followed, files that vanish meanwhile count 0."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
+
+
+def unused_path(path: Path) -> Path:
+    """Find a path that does not exist: the path itself, else name-2, name-3 …"""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return candidate
+
+
+def _to_disk(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to the disk (fsync)."""
+    if os.name == "nt" and path.is_dir():  # Windows opens no folders, and orders their changes itself
+        return
+    number = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

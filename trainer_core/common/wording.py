@@ -1,0 +1,25 @@
+"""Format lists, counts and file names for messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sized
+
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Escape line feeds, control characters and undecodable bytes as \n, \udcff: a line that can be shown anywhere."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def names(items: Iterable[str], most: int = 5) -> str:
+    """Join up to `most` names with commas, long ones shortened in the middle, and count the others."""
+    items = list(items)
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return printable(", ".join(n if len(n) <= 80 else f"{n[:50]}...{n[-25:]}" for n in items[:most])) + more
+
+
+def count(items: Sized, one: str, many: str) -> str:
+    """Write a number with its noun: "1 picture has", "2 pictures have"."""
+    return f"{len(items)} {one if len(items) == 1 else many}"

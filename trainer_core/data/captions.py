@@ -1,0 +1,223 @@
+"""Compose the caption of each visit of a picture: shuffle, tag dropout, wildcards, prefix and suffix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..common.rng import generator, sample_uniform
+from ..config import CaptionConfig
+
+if TYPE_CHECKING:
+    pass
+
+SECONDARY_SEPARATOR = ";;;"  # glues tags that move and vanish together; becomes the separator
+FIXED_SEPARATOR = "|||"  # head ||| flex ||| tail: only the tags between them are shuffled
+_LETTER = r"[^\W\d_]"  # so that from_left and left2 contain the word, and copyright does not
+_SIDE = re.compile(rf"(?<!{_LETTER})(left|right)(y|most|wards?|side|hand(ed|er|edness)?)?(?!{_LETTER})", re.IGNORECASE)
+
+
+def varies(captions: CaptionConfig, lines: Sequence[str]) -> bool:
+    """Tell whether the captions of a picture with these text lines differ from visit to visit."""
+    lines = _usable(lines, captions)
+    if len(lines) > 1 or captions.dropout > 0:
+        return True
+    if captions.wildcards and any(map(has_wildcards, lines)):
+        return True
+    flex = [tag for line in lines for tag in _sections(_first_option(line, captions), captions)[1]]
+    if captions.shuffle and len(set(flex)) > 1:
+        return True
+    protected = _folded(captions.protected)
+    return captions.tag_dropout > 0 and not all(_is_protected(tag, protected) for tag in flex)
+
+
+def compose_caption(lines: Sequence[str], captions: CaptionConfig, *, seed: int, picture: int, visit: int) -> str:
+    """Compose the final caption of one visit of one picture, a pure function of its arguments.
+
+    Order: line, wildcards, split, head and tail, shuffle, tag dropout, join, secondary separator, prefix and
+    suffix, dropout of the whole caption. Prefix and suffix come after the shuffle, so that the trigger word stays
+    in front. Each purpose has its own generator and each tag its own numbers, so that one setting does not change
+    the random numbers of another.
+    """
+    if captions.dropout and sample_uniform(seed, "caption dropout", picture, visit) < captions.dropout:
+        return ""
+    text = _draw_line(_usable(lines, captions), seed, picture, visit)
+    if captions.wildcards:
+        draws = generator(seed, "wildcard", picture, visit)
+        text = _resolve(text, lambda count: int(torch.randint(count, (), generator=draws)), captions)
+    if captions.shuffle or captions.tag_dropout:
+        body = _join(_draw_tags(text, captions, generator(seed, "tags", picture, visit)), captions)
+    else:
+        body = _tidy(text, captions)
+    return _finish(body, captions)
+
+
+def plain_caption(lines: Sequence[str], captions: CaptionConfig) -> str:
+    """Compose the caption without random draws: first line, first option of each wildcard, all tags in order."""
+    text = next(iter(_usable(lines, captions)), "")
+    return _finish(_tidy(_first_option(text, captions), captions), captions)
+
+
+def split_tags(text: str, separator: str = ",") -> list[str]:
+    """Split a text into tags, stripped, without empty ones; blanks around the separator do not count."""
+    return [tag for part in text.split(separator.strip() or separator) if (tag := part.strip())]
+
+
+def mentions_side(text: str) -> bool:
+    """Tell whether a text contains the words left or right, so that its picture should not be mirrored.
+
+    Any case; from_left, left-handed, lefthanded, rightmost, rightwards count, copyright and leftover do not. Other
+    meanings (all right) count too: rather too few pictures are mirrored than too many.
+    """
+    return _SIDE.search(text) is not None
+
+
+def has_wildcards(text: str) -> bool:
+    """Tell whether a text contains {a|b}, which wildcards would replace."""
+    return bool(_wildcards(text)[0])
+
+
+def _usable(lines: Sequence[str], captions: CaptionConfig) -> Sequence[str]:
+    """List the lines that visits choose from."""
+    if captions.lines == "join":
+        return [" ".join(lines)]
+    return lines if captions.lines == "draw" else lines[:1]
+
+
+def _draw_line(lines: Sequence[str], seed: int, picture: int, visit: int) -> str:
+    """Choose the line of a visit; each of n lines comes once in every n visits."""
+    if len(lines) < 2:
+        return lines[0] if lines else ""
+    cycle, place = divmod(visit, len(lines))
+    return lines[int(torch.randperm(len(lines), generator=generator(seed, "line", picture, cycle))[place])]
+
+
+def _draw_tags(text: str, captions: CaptionConfig, draws: torch.Generator) -> list[str]:
+    """Shuffle and drop the tags of a visit; head and tail stay."""
+    head, flex, tail = _sections(text, captions)
+    numbers = torch.rand(len(head) + len(flex), 2, generator=draws, dtype=torch.float64)[len(head) :].tolist()
+    protected = _folded(captions.protected)
+    places = [
+        place
+        for place, tag in enumerate(flex)
+        if numbers[place][0] >= _dropout_of(place, len(flex), captions) or _is_protected(tag, protected)
+    ]
+    if captions.shuffle:
+        places.sort(key=lambda place: numbers[place][1])
+    return [*head, *(flex[place] for place in places), *tail]
+
+
+def _tidy(text: str, captions: CaptionConfig) -> str:
+    """Resolve ||| and ;;; of a text whose tags keep their order; a text without them stays as it is."""
+    if FIXED_SEPARATOR not in text and SECONDARY_SEPARATOR not in text:
+        return text.strip()
+    return _join([tag for part in _sections(text, captions) for tag in part], captions)
+
+
+def _sections(text: str, captions: CaptionConfig) -> tuple[list[str], list[str], list[str]]:
+    """Split a text into the tags of the fixed head, the flexible tags, and the tags of the fixed tail."""
+    first, *rest = (split_tags(part, captions.separator) for part in text.split(FIXED_SEPARATOR))
+    if not rest:
+        return first[: captions.keep], first[captions.keep :], []
+    return first, rest[0], [tag for part in rest[1:] for tag in part]
+
+
+def _dropout_of(place: int, count: int, captions: CaptionConfig) -> float:
+    """Compute the chance to drop the flexible tag at a place in the text's own order."""
+    weighted = captions.tag_dropout_mode == "weighted"
+    return captions.tag_dropout * (place + 1) / count if weighted else captions.tag_dropout
+
+
+def _folded(tags: Sequence[str]) -> set[str]:
+    return {tag.strip().casefold() for tag in tags}
+
+
+def _is_protected(tag: str, protected: set[str]) -> bool:
+    """Tell whether a tag, or one joined to it by ;;;, is never dropped."""
+    return not protected.isdisjoint(_folded([tag, *tag.split(SECONDARY_SEPARATOR)]))
+
+
+def _join(tags: Sequence[str], captions: CaptionConfig) -> str:
+    separator = captions.separator
+    between = separator if separator[-1].isspace() else separator + " "
+    return between.join(tags).replace(SECONDARY_SEPARATOR, separator)
+
+
+def _finish(body: str, captions: CaptionConfig) -> str:
+    return " ".join(part for part in (captions.prefix.strip(), body, captions.suffix.strip()) if part)
+
+
+def _first_option(text: str, captions: CaptionConfig) -> str:
+    return _resolve(text, lambda count: 0, captions) if captions.wildcards else text
+
+
+def _resolve(text: str, choose: Callable[[int], int], captions: CaptionConfig) -> str:
+    """Replace the wildcards of a text; an empty option leaves no empty tag behind."""
+    expanded = _expand(text, choose)
+    if expanded == text:
+        return text
+    separator = captions.separator.strip() or captions.separator
+    return separator.join(part for part in expanded.split(separator) if part.strip())
+
+
+def _expand(text: str, choose: Callable[[int], int]) -> str:
+    """Replace each {a|b} by option number `choose(count)`, from the inside out, and {{ }} by single braces.
+
+    A pair of braces without |, and braces without a partner, stay as they are. Every pair of braces has its own
+    call of `choose`, also inside an option that is not chosen.
+    """
+    bars, silent = _wildcards(text)
+    owner = {bar: opening for opening, (_, places) in bars.items() for bar in places}
+    closings = {closing for closing, _ in bars.values()}
+    levels: list[list[list[str]]] = [[[]]]  # open pairs, their options, the pieces of each
+    at = 0
+    for mark in re.finditer(r"[{}|]", text):
+        place = mark.start()
+        levels[-1][-1].append(text[at:place])
+        at = place + 1
+        if place in bars:
+            levels.append([[]])
+        elif place in owner:
+            levels[-1].append([])
+        elif place in closings:
+            options = levels.pop()
+            levels[-1][-1].append("".join(options[choose(len(options))]))
+        elif place not in silent:
+            levels[-1][-1].append(mark.group())
+    return "".join([*levels[0][0], text[at:]])
+
+
+def _wildcards(text: str) -> tuple[dict[int, tuple[int, list[int]]], set[int]]:
+    """Find opening -> (closing, bars) of each wildcard, and the places of escaped braces.
+
+    {{ }} is an escape where both braces close together, so that {{a|b}} means braces and {{a|b}|c} and {a|{b|c}}
+    are nested; of braces without a partner, two in a row are one.
+    """
+    pairs: dict[int, int] = {}
+    bars: dict[int, list[int]] = {}
+    opened: list[int] = []
+    lonely: list[int] = []
+    for mark in re.finditer(r"[{}|]", text):
+        place = mark.start()
+        if mark.group() == "{":
+            opened.append(place)
+        elif mark.group() == "}":
+            if opened:
+                pairs[opened.pop()] = place
+            else:
+                lonely.append(place)
+        elif opened:
+            bars.setdefault(opened[-1], []).append(place)
+    silent: set[int] = set()
+    for place in sorted(alone := {*opened, *lonely}):
+        if place - 1 in alone and place - 1 not in silent and text[place - 1] == text[place]:
+            silent.add(place)
+    for opening in sorted(pairs):
+        closing = pairs[opening]
+        if opening not in silent and pairs.get(opening + 1) == closing - 1:
+            silent |= {opening + 1, closing - 1}
+    found = {start: (pairs[start], places) for start, places in bars.items() if start in pairs and start not in silent}
+    return found, silent

@@ -1,0 +1,122 @@
+"""Find masks, crop them exactly as their pictures, and turn them into loss weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from ..config import MaskConfig
+from .buckets import Size
+from .crops import Crop
+from .images import Source, open_upright, turned
+
+DEFAULT_SUFFIX = "-masklabel.png"
+
+
+def mask_folder(concept_folder: Path, config: MaskConfig) -> Path:
+    """Find the folder of a concept's masks; a relative mask folder starts at the concept's folder."""
+    if not config.folder.strip():
+        return concept_folder
+    # os.path, since Path raises RuntimeError for a link to itself and for an unknown user's home
+    return Path(os.path.realpath(concept_folder / os.path.expanduser(config.folder.strip().strip('"'))))
+
+
+def is_mask_name(name: str, config: MaskConfig | None) -> bool:
+    """Tell whether a file beside the pictures is a mask by its name; names with the default suffix always are.
+
+    With a mask folder of its own, a suffix such as .png says nothing about the files beside the pictures.
+    """
+    if name.lower().endswith(DEFAULT_SUFFIX):
+        return True
+    if config is None or config.source != "file":
+        return False
+    telling = [s for s in config.suffixes if not (config.folder.strip() and s.startswith(".") and s.count(".") == 1)]
+    return name.lower().endswith(tuple(suffix.lower() for suffix in telling))
+
+
+def find_mask(name: str, masks: dict[str, Path], config: MaskConfig) -> Path | None:
+    """Find the mask of the picture `name` (posix, relative to the concept's folder), or None.
+
+    `masks` maps lower-case posix names, relative to the mask folder, to files. The mask is in the same
+    sub-folder as the picture, or directly in the mask folder. Of several suffixes the first one found counts.
+    """
+    stem = name.rsplit(".", 1)[0].lower()
+    stems = [stem, stem.rsplit("/", 1)[-1]] if config.folder.strip() else [stem]
+    for suffix in config.suffixes:
+        for place in stems:
+            if (found := masks.get(place + suffix.lower())) is not None:
+                return found
+    return None
+
+
+def read_mask(source: Source, config: MaskConfig) -> Image.Image | None:
+    """Decode a mask as mode "L", upright; None if the alpha channel it needs is missing.
+
+    It is inverted before the threshold, which thus applies to the trained area.
+    """
+    image = open_upright(source, srgb=False)  # a mask holds numbers; no colour profile may bend them
+    if image.mode == "La":
+        image = image.convert("LA")
+    if config.source == "alpha":
+        if not image.has_transparency_data:
+            return None
+        mask = image.convert("RGBA").getchannel("A")
+    else:
+        grey = image.mode in ("1", "L", "LA")
+        mask = image.convert("L") if image.mode == "1" else (image if grey else image.convert("RGB")).getchannel(0)
+    mask = ImageOps.invert(mask) if config.invert else mask
+    if config.threshold:
+        mask = mask.point([255 if level / 255 >= config.threshold else 0 for level in range(256)])
+    return mask
+
+
+def examine_mask(source: Source, config: MaskConfig) -> tuple[Size, int] | None:
+    """Read a mask's upright size and brightest value, 0..255; None if the alpha channel it needs is missing."""
+    mask = read_mask(source, config)
+    return None if mask is None else (mask.size, int(np.asarray(mask).max()))
+
+
+def load_mask(source: Source | None, size: Size, config: MaskConfig) -> Image.Image:
+    """Load a mask in mode "L"; white at the picture's size if the picture has none."""
+    mask = None if source is None else read_mask(source, config)
+    return Image.new("L", size, 255) if mask is None else mask
+
+
+def cut_mask(mask: Image.Image, crop: Crop) -> Image.Image:
+    """Crop a mask exactly as its picture, bilinear with antialias; the result has the size crop.bucket."""
+    if crop.angle:
+        mask, crop = turned(mask, crop, Image.Resampling.BILINEAR)
+    result = mask.resize(crop.bucket, Image.Resampling.BILINEAR, box=crop.source_box(mask.size))
+    return ImageOps.mirror(result) if crop.flip else result
+
+
+def latent_mask(mask: Image.Image, factor: int) -> Tensor:
+    """Average a cut mask over blocks of factor x factor pixels: (1, h, w) float32 in 0..1."""
+    pixels = torch.from_numpy(np.array(mask, dtype=np.float32)) / 255
+    height, width = pixels.shape
+    blocks = pixels.reshape(height // factor, factor, width // factor, factor)
+    return blocks.mean(dim=(1, 3)).clamp(0, 1)[None]
+
+
+def painting_masks(mask: Image.Image, factor: int) -> tuple[Tensor, Tensor]:
+    """Convert a cut mask as ComfyUI does for inpainting models, 1 = painted: (1, H, W) pixels, (1, h, w) latents.
+
+    Both are rounded; the small one is interpolated bilinearly at the middle of each latent pixel.
+    """
+    pixels = torch.from_numpy(np.array(mask, dtype=np.float32))[None] / 255
+    small = torch.nn.functional.interpolate(pixels[None], scale_factor=1 / factor, mode="bilinear")[0]
+    return pixels.round(), small.round()
+
+
+def loss_mask(mask: Tensor, use_mask: Tensor, unmasked_weight: float) -> Tensor:
+    """Compute m' = max(m, unmasked_weight), with m = 1 for samples that train without their mask.
+
+    mask (B, 1, h, w) in 0..1, use_mask (B,) bool; the result has the shape of mask.
+    """
+    used = torch.where(use_mask.view(-1, 1, 1, 1), mask, torch.ones_like(mask))
+    return used.clamp(min=unmasked_weight)

@@ -1,0 +1,411 @@
+"""Plan the whole run before it starts: the pictures, crops and captions of every step."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import accumulate
+from pathlib import Path
+
+from ..common.rng import generator, uniforms
+from ..config import DatasetConfig, TrainConfig
+from .buckets import Placement, Size, buckets_of, cover, merge_buckets, parse_resolution, place
+from .captions import compose_caption, mentions_side, plain_caption, varies
+from .crops import Crop, variant
+from .scan import Manifest
+from .visits import cycle_starts, shuffled, trained_resolutions, visit_offsets, visit_rates
+
+Item = tuple[int, int]  # (index of the picture, number of its visit in the run)
+Group = tuple[Size, int]  # (bucket, concept, or -1 if concepts mix); samples of one group can share a batch
+_Batch = tuple[Size, tuple[Item, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One visit of one picture."""
+
+    picture: int  # index in Manifest.pictures
+    visit: int  # counts the visits of this picture in the run
+    crop: Crop
+    caption: str  # final text
+    use_mask: bool  # False: no mask, or trained without it at this visit
+    weight: float  # loss weight of the concept
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """Samples of one bucket that go through the network together."""
+
+    index: int  # running over the run
+    samples: tuple[Sample, ...]
+    bucket: Size
+    before: int = 0  # samples of the same optimizer step in earlier micro-batches
+    together: int = 1  # samples of the whole optimizer step
+
+
+class Plan:
+    """The samples of a run as a pure function of the step; built by build_plan.
+
+    A picture's visits are numbered through the run. Visit v takes resolution (start + v) mod n of its n resolutions,
+    and cycles through its variants in the same way, so that all are used equally often and can be cached.
+    """
+
+    def __init__(self, manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -> None:
+        self.manifest = manifest
+        self.dataset = dataset
+        self.train = train
+        pictures = manifest.pictures
+        self.concepts = [dataset.concepts[p.concept] for p in pictures]
+        self.resolutions = [trained_resolutions(concept, train) for concept in self.concepts]  # of each picture
+        self.trained = [i for i, concept in enumerate(self.concepts) if concept.role != "validation"]
+        self.rates = visit_rates(manifest, self.concepts, [len(r) for r in self.resolutions], train)
+        self._offsets = visit_offsets(self.trained, manifest, train.seed)
+        self._buckets = self._place_pictures()
+        self._starts = cycle_starts(len(pictures), train.seed)
+        self._texts = [self._fixed_caption(i) for i in range(len(pictures))]
+        self.guarded = [
+            concept.flip and any(map(mentions_side, picture.lines))
+            for picture, concept in zip(pictures, self.concepts, strict=True)
+        ]
+        self._crops: dict[tuple[int, int, int], Crop] = {}
+        self.same_every_epoch = all(
+            self.rates[i].denominator == 1 and len(self.resolutions[i]) == 1 for i in self.trained
+        )
+        self._first_batch = [0]  # running number of the first micro-batch of each epoch that is known so far
+        if train.epochs:
+            self.micro_batches = self._epoch_start(train.epochs)
+            if not self.micro_batches:
+                raise ValueError(
+                    "No picture is visited in the epochs of this run; raise epochs of Train LoRA, or repeats."
+                )
+            self.steps = -(-self.micro_batches // train.accumulate)
+            self.epochs = float(train.epochs)
+        else:
+            self.steps = train.steps
+            self.micro_batches = self.steps * train.accumulate
+            self.epochs = self.epochs_after(self.steps)
+        self._order: tuple[int, list[_Batch]] = (-1, [])
+        self.validation = tuple(
+            self._validation_sample(i) for i, concept in enumerate(self.concepts) if concept.role == "validation"
+        )
+
+    # --- one step ---------------------------------------------------------------------------------------------
+
+    def step(self, k: int) -> tuple[MicroBatch, ...]:
+        """Build the micro-batches of optimizer step k: `accumulate` of them, fewer at the very end."""
+        if not 0 <= k < self.steps:
+            raise ValueError(f"Step {k} is not part of this run of {self.steps} steps (0 to {self.steps - 1}).")
+        first = k * self.train.accumulate
+        last = min(first + self.train.accumulate, self.micro_batches)
+        parts = [self._micro_batch(index) for index in range(first, last)]
+        ends = list(accumulate(len(part.samples) for part in parts))
+        return tuple(
+            replace(part, before=end - len(part.samples), together=ends[-1])
+            for part, end in zip(parts, ends, strict=True)
+        )
+
+    def sample(self, picture: int, visit: int) -> Sample:
+        """Build the sample of one visit of one picture."""
+        text = self._texts[picture]
+        flip, use_mask = self._draws(picture, visit)
+        crop = self._crop(picture, *self._turn(picture, visit))
+        return Sample(
+            picture=picture,
+            visit=visit,
+            crop=replace(crop, flip=True) if flip else crop,
+            caption=self._caption(picture, visit) if text is None else text,
+            use_mask=use_mask,
+            weight=self.concepts[picture].loss_weight,
+        )
+
+    def visits_in(self, picture: int, epoch: int) -> range:
+        """List the visits of a picture in one epoch; empty if fractional repeats skip it."""
+        return range(self._first_visit(picture, epoch), self._first_visit(picture, epoch + 1))
+
+    def batches_in(self, epoch: int) -> int:
+        """Count the micro-batches of one epoch."""
+        return self._epoch_start(epoch + 1) - self._epoch_start(epoch)
+
+    def epochs_after(self, steps: int) -> float:
+        """Compute the number of finished epochs after `steps` steps."""
+        epoch, place_in_epoch = self._epoch_of(min(steps * self.train.accumulate, self.micro_batches))
+        return epoch + place_in_epoch / self.batches_in(epoch)
+
+    def steps_of(self, epochs: int) -> int:
+        """Compute the number of steps after which `epochs` epochs are finished."""
+        return -(-self._epoch_start(epochs) // self.train.accumulate)
+
+    # --- the whole run ----------------------------------------------------------------------------------------
+
+    def crops(self) -> set[tuple[int, Crop]]:
+        """List every (picture, crop) of the run."""
+        return {(picture, crop) for picture, crop, _ in self._looks(masked=False)}
+
+    def masked_crops(self) -> tuple[set[tuple[int, Crop]], set[Size]]:
+        """List every (picture, crop) that is trained with its mask, and the buckets of samples without a mask."""
+        looks = self._looks(masked=True)
+        return {(i, crop) for i, crop, used in looks if used}, {crop.bucket for _, crop, used in looks if not used}
+
+    def _looks(self, masked: bool) -> set[tuple[int, Crop, bool]]:
+        """List every (picture, crop, with its mask) of the run; masked: distinguish visits with and without masks."""
+        found = {(sample.picture, sample.crop, False) for sample in self.validation}
+        for picture, visits in self.visits().items():
+            augment = self.concepts[picture].augment
+            most = len(self.resolutions[picture]) * (augment.variants if augment else 1)
+            most *= 2 if self._flips(picture) else 1
+            most *= 2 if masked and self.manifest.pictures[picture].mask is not None else 1
+            seen: set[tuple[int, int, bool, bool]] = set()
+            for visit in visits:
+                flip, use_mask = self._draws(picture, visit)
+                seen.add((*self._turn(picture, visit), flip, use_mask and masked))
+                if len(seen) == most:
+                    break
+            for resolution, number, flip, use_mask in seen:
+                crop = self._crop(picture, resolution, number)
+                found.add((picture, replace(crop, flip=True) if flip else crop, use_mask))
+        return found
+
+    def captions(self, *, trained_only: bool = False) -> set[str]:
+        """List every distinct final caption of the run; trained_only: without those of validation."""
+        found = set() if trained_only else {sample.caption for sample in self.validation}
+        for picture, visits in self.visits().items():
+            text = self._texts[picture]
+            found |= {self._caption(picture, visit) for visit in visits} if text is None else {text}
+        return found
+
+    def captions_of(self, picture: int) -> set[str]:
+        """List the captions of a picture at its first visits, a few for each line of its text."""
+        text, visits = self._texts[picture], 2 + 2 * len(self.manifest.pictures[picture].lines)
+        return {self._caption(picture, visit) for visit in range(visits)} if text is None else {text}
+
+    def visits(self) -> dict[int, list[int]]:
+        """List the visits of each picture in the run; the last, partial epoch counts batch by batch."""
+        whole, rest = self._epoch_of(self.micro_batches)
+        visits = {i: list(range(n)) for i in self.trained if (n := self._first_visit(i, whole))}
+        if rest:
+            for _, items in self._epoch(whole)[:rest]:
+                for i, visit in items:
+                    visits.setdefault(i, []).append(visit)
+        return visits
+
+    def buckets(self) -> dict[Size, set[int]]:
+        """List the bucket sizes of the training pictures, sorted, and the pictures that use each."""
+        found: defaultdict[Size, set[int]] = defaultdict(set)
+        for i in self.trained:
+            for resolution in range(len(self.resolutions[i])):
+                found[self._buckets[i][resolution].bucket].add(i)
+        return dict(sorted(found.items()))
+
+    def batch_sizes(self, epoch: int) -> dict[Size, list[int]]:
+        """List the sizes of the batches of an epoch, by bucket."""
+        sizes: defaultdict[Size, list[int]] = defaultdict(list)
+        for bucket, items in self._epoch(epoch):
+            sizes[bucket].append(len(items))
+        return dict(sorted(sizes.items()))
+
+    def fullest_batches(self) -> dict[Size, int]:
+        """Find the size of the largest batch of each bucket, over the whole run."""
+        whole, rest = self._epoch_of(self.micro_batches)
+        epochs = range(min(whole, 1) if self.same_every_epoch else whole)
+        batches = [(group[0], items) for epoch in epochs for group, items in self._groups(epoch).items()]
+        batches += self._epoch(whole)[:rest] if rest else []
+        found: dict[Size, int] = {}
+        for bucket, items in batches:
+            found[bucket] = max(found.get(bucket, 0), min(len(items), self.train.batch_size))
+        return dict(sorted(found.items()))
+
+    def concept_names(self) -> dict[int, str]:
+        """Name the trained concepts by their folders, with a number if folders have the same name."""
+        names: dict[int, str] = {}
+        for number in sorted({self.manifest.pictures[i].concept for i in self.trained}):
+            folder = Path(self.dataset.concepts[number].folder).name.encode(errors="replace").decode()
+            same = sum(name.rsplit(" #", 1)[0] == folder for name in names.values())
+            names[number] = f"{folder} #{same + 1}" if same else folder
+        return names
+
+    def size(self, picture: int) -> Size:
+        """The size of a picture, before any crop."""
+        entry = self.manifest.pictures[picture]
+        return entry.width, entry.height
+
+    def first_crops(self, picture: int) -> list[Crop]:
+        """List a picture's first variant at each of its resolutions."""
+        return [self._crop(picture, resolution, 0) for resolution in range(len(self.resolutions[picture]))]
+
+    def crop_in(self, picture: int, bucket: Size) -> Crop:
+        """Find a picture's first variant in a bucket that it uses."""
+        return next(crop for crop in self.first_crops(picture) if crop.bucket == bucket)
+
+    # --- one visit --------------------------------------------------------------------------------------------
+
+    def _turn(self, picture: int, visit: int) -> tuple[int, int]:
+        """Compute (resolution, variant) of one visit."""
+        resolutions, augment = len(self.resolutions[picture]), self.concepts[picture].augment
+        start, other = self._starts[picture]
+        if resolutions > 1 and self.train.buckets.resolution_mode == "all":
+            start = 0
+        lap = visit // resolutions
+        return (start + visit) % resolutions, (other + lap) % augment.variants if augment else 0
+
+    def _crop(self, picture: int, resolution: int, number: int) -> Crop:
+        """Build one variant of a picture, not mirrored."""
+        key = (picture, resolution, number)
+        if key not in self._crops:
+            bucket, resized = self._buckets[picture][resolution]
+            self._crops[key] = variant(
+                self.size(picture),
+                bucket,
+                self.concepts[picture].augment,
+                resized=resized,
+                seed=self.train.seed,
+                picture=picture,
+                index=number,
+            )
+        return self._crops[key]
+
+    def _validation_sample(self, picture: int) -> Sample:
+        """Build the validation sample of a picture: centred crop, plain caption, no mask."""
+        bucket, resized = self._buckets[picture][0]
+        crop = variant(self.size(picture), bucket, None, resized=resized, seed=0, picture=picture, index=0)
+        caption = plain_caption(self.manifest.pictures[picture].lines, self.concepts[picture].captions)
+        return Sample(picture=picture, visit=0, crop=crop, caption=caption, use_mask=False, weight=1.0)
+
+    def _fixed_caption(self, picture: int) -> str | None:
+        """Compose the only caption of a picture, None if it varies."""
+        lines = self.manifest.pictures[picture].lines
+        return None if varies(self.concepts[picture].captions, lines) else self._caption(picture, 0)
+
+    def _caption(self, picture: int, visit: int) -> str:
+        captions, lines = self.concepts[picture].captions, self.manifest.pictures[picture].lines
+        return compose_caption(lines, captions, seed=self.train.seed, picture=picture, visit=visit)
+
+    def _flips(self, picture: int) -> bool:
+        """Tell whether a picture is mirrored at some visits; never if its caption contains left or right."""
+        return self.concepts[picture].flip and not self.guarded[picture]
+
+    def _draws(self, picture: int, visit: int) -> tuple[bool, bool]:
+        """Draw (flip, use_mask) of one visit."""
+        masks = self.concepts[picture].masks if self.manifest.pictures[picture].mask is not None else None
+        flips = self._flips(picture)
+        if not flips and (masks is None or masks.unmasked_probability == 0):
+            return False, masks is not None
+        flip, unmasked = uniforms(self.train.seed, "visit", picture, visit, count=2)
+        return flips and flip < 0.5, masks is not None and unmasked >= masks.unmasked_probability
+
+    # --- epochs and batches -----------------------------------------------------------------------------------
+
+    def _micro_batch(self, index: int) -> MicroBatch:
+        """Build one micro-batch from its place in the run."""
+        epoch, number = self._epoch_of(index)
+        bucket, items = self._epoch(epoch)[number]
+        return MicroBatch(index=index, samples=tuple(self.sample(i, visit) for i, visit in items), bucket=bucket)
+
+    def _epoch(self, epoch: int) -> list[_Batch]:
+        """Build one epoch's batches: shuffle each group, cut it into batches, shuffle the batches."""
+        if self._order[0] != epoch:
+            size, seed = self.train.batch_size, self.train.seed
+            batches: list[_Batch] = []
+            for (bucket, concept), items in sorted(self._groups(epoch).items()):
+                index = (epoch, *bucket) if concept < 0 else (epoch, *bucket, concept)
+                order = shuffled(items, generator(seed, "order", *index))
+                batches += [(bucket, tuple(order[i : i + size])) for i in range(0, len(order), size)]
+            self._order = (epoch, shuffled(batches, generator(seed, "order", epoch)))
+        return self._order[1]
+
+    def _groups(self, epoch: int) -> dict[Group, list[Item]]:
+        """Group the visits of an epoch that can share a batch."""
+        groups: defaultdict[Group, list[Item]] = defaultdict(list)
+        for i in self.trained:
+            for visit in self.visits_in(i, epoch):
+                groups[self._group(i, self._turn(i, visit)[0])].append((i, visit))
+        return groups
+
+    def _group(self, picture: int, resolution: int) -> Group:
+        concept = -1 if self.train.buckets.mix_concepts else self.manifest.pictures[picture].concept
+        return self._buckets[picture][resolution].bucket, concept
+
+    def _first_visit(self, picture: int, epoch: int) -> int:
+        """Count the visits of a picture before an epoch: floor(epoch * rate + offset).
+
+        The offsets k/n of n pictures spread fractional rates evenly: with rate s/n exactly s pictures an epoch
+        (Hermite's identity), each in its turn.
+        """
+        rate, offset = self.rates[picture], self._offsets[picture]
+        return (epoch * rate.numerator * offset.denominator + offset.numerator * rate.denominator) // (
+            rate.denominator * offset.denominator
+        )
+
+    def _epoch_start(self, epoch: int) -> int:
+        """Compute the index of an epoch's first micro-batch in the run."""
+        known = self._first_batch
+        while len(known) <= epoch:
+            if self.same_every_epoch and len(known) > 1:
+                return known[1] * epoch
+            groups = self._groups(len(known) - 1).values()
+            known.append(known[-1] + sum(-(-len(items) // self.train.batch_size) for items in groups))
+        return known[epoch]
+
+    def _epoch_of(self, index: int) -> tuple[int, int]:
+        """Compute (epoch, place in it) of a micro-batch."""
+        if self.same_every_epoch:
+            return divmod(index, self._epoch_start(1))
+        while self._first_batch[-1] <= index:
+            self._epoch_start(len(self._first_batch))
+        epoch = bisect_right(self._first_batch, index) - 1
+        return epoch, index - self._first_batch[epoch]
+
+    def _place_pictures(self) -> list[list[Placement]]:
+        """Choose the bucket of each picture at each of its resolutions."""
+        options, step = self.train.buckets, self.train.bucket_step
+        limits = {"min_side": options.min_side, "max_side": options.max_side}
+        targets = {text: parse_resolution(text) for each in self.resolutions for text in each}
+        lists = {text: buckets_of(target, step, **limits) for text, target in targets.items()}
+        places: list[list[Placement]] = [[] for _ in self.manifest.pictures]
+        for i, picture in enumerate(self.manifest.pictures):
+            for text in self.resolutions[i]:
+                rules = {"step": step, "no_upscale": options.no_upscale, **limits}
+                try:
+                    places[i].append(place(self.size(i), targets[text], lists[text], **rules))
+                except ValueError as error:
+                    raise ValueError(f"{picture.name}: {error}") from error
+        if options.small_buckets == "merge":
+            self._merge(places)
+        return places
+
+    def _merge(self, places: list[list[Placement]]) -> None:
+        """Move the pictures of buckets that cannot fill a batch to the nearest bucket of the same resolution."""
+        mixed = self.train.buckets.mix_concepts
+        among = [-1 if mixed else picture.concept for picture in self.manifest.pictures]
+        visits: defaultdict[tuple[str, int], defaultdict[Size, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
+        for i in self.trained:
+            for text, placement in zip(self.resolutions[i], places[i], strict=True):
+                visits[text, among[i]][placement.bucket] += self.rates[i] / len(places[i])
+        # in whole parts of a visit, so that half a visit per epoch counts exactly
+        parts = math.lcm(*(n.denominator for each in visits.values() for n in each.values()))
+        moves = {
+            key: merge_buckets({bucket: int(n * parts) for bucket, n in each.items()}, self.train.batch_size * parts)
+            for key, each in visits.items()
+        }
+        for i in self.trained:
+            for number, (text, placement) in enumerate(zip(self.resolutions[i], places[i], strict=True)):
+                if (bucket := moves[text, among[i]].get(placement.bucket)) is not None:
+                    resized = cover(self.size(i), bucket)
+                    if self.train.buckets.no_upscale and (resized[0] > self.size(i)[0] or resized[1] > self.size(i)[1]):
+                        continue  # no_upscale takes precedence over full batches
+                    places[i][number] = Placement(bucket, resized)
+
+
+def build_plan(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -> Plan:
+    """Plan a run; raises ValueError without a picture to train."""
+    if not manifest.pictures:
+        raise ValueError("The dataset has no picture; put pictures into the folders of Concept Dataset.")
+    roles = {dataset.concepts[p.concept].role for p in manifest.pictures}
+    if "train" not in roles:
+        raise ValueError(
+            f"No concept has the role train, only {' and '.join(sorted(roles))}; set role of one Concept Dataset to "
+            "train."
+        )
+    return Plan(manifest, dataset, train)

@@ -1,0 +1,202 @@
+"""Scan the folders of a dataset: find, decode and check every picture, with its caption and mask."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...common.callbacks import Callbacks
+from ...common.wording import count, names, printable
+from ...config import ConceptConfig, DatasetConfig
+from ..images import picture_extensions, strict_decoding
+from ..masks import mask_folder
+from .captions import read_captions
+from .folder import File, folder_repeats, list_files, natural_order, numbered, resolve_folder, unlisted
+from .index import PLACE, Index
+from .masks import read_masks
+from .pictures import UNREADABLE_EXTENSIONS, examine_pictures, nothing_found, pictures_among
+from .report import FileOutcome, Report
+
+TABLES = (".json", ".jsonl", ".csv", ".tsv")
+
+__all__ = [
+    "PLACE",
+    "File",
+    "FileOutcome",
+    "Index",
+    "Manifest",
+    "Picture",
+    "count",
+    "fingerprint",
+    "folder_repeats",
+    "list_files",
+    "manifest_digest",
+    "names",
+    "natural_order",
+    "printable",
+    "resolve_folder",
+    "scan",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """One usable picture with its caption and mask."""
+
+    path: Path
+    name: str  # relative to the concept's folder, posix
+    concept: int  # index in DatasetConfig.concepts
+    width: int  # pixels, upright
+    height: int
+    digest: str  # sha256 of the file's bytes
+    lines: tuple[str, ...] = ()  # of its caption text
+    repeats: int = 1  # from the name of its folder
+    mask: Path | None = None  # the picture's own path if its alpha channel is the mask
+    mask_digest: str = ""  # "" without a mask
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """All pictures of a dataset in a stable order, what happened to each file, and notes for the user."""
+
+    pictures: tuple[Picture, ...]
+    notes: tuple[str, ...] = ()
+    outcomes: tuple[FileOutcome, ...] = ()
+
+
+def scan(dataset: DatasetConfig, index: Index | None = None, callbacks: Callbacks | None = None) -> Manifest:
+    """Read and check a whole dataset; raises one ValueError that names every problem and its remedy.
+
+    index: remembers the contents of files across calls; None reads all files again.
+    """
+    if index is None:
+        with Index() as index:
+            return scan(dataset, index, callbacks)
+    if not dataset.concepts:
+        raise ValueError("The dataset has no enabled concept; set enabled of a Concept Dataset to on, or add one.")
+    pictures: list[Picture] = []
+    reports: list[Report] = []
+    with strict_decoding():
+        for number, concept in enumerate(dataset.concepts):
+            reports.append(Report(concept=concept))
+            pictures += _read_concept(number, reports[-1], index, callbacks or Callbacks())
+    if errors := [error for report in reports for error in report.errors]:
+        raise ValueError(printable(" ".join(errors)))
+    notes = [note for report in reports for note in report.notes]
+    first: dict[str, Picture] = {}
+    taught = [p for p in pictures if dataset.concepts[p.concept].role != "prior_prediction"]  # others repeat on purpose
+    copies = [p.name for p in taught if first.setdefault(p.digest, p) is not p]
+    if copies:
+        some = count(copies, "picture repeats", "pictures repeat")
+        notes.append(f"{some} another one exactly: {names(copies)}.")
+    outcomes = (
+        FileOutcome(concept=number, name=name, outcome=outcome, why=why)
+        for number, report in enumerate(reports)
+        for name, (outcome, why) in report.outcomes.items()
+    )
+    return Manifest(pictures=tuple(pictures), notes=tuple(map(printable, notes)), outcomes=tuple(outcomes))
+
+
+def _read_concept(number: int, report: Report, index: Index, callbacks: Callbacks) -> list[Picture]:
+    """Read one concept's pictures; pictures with a problem are left out and reported."""
+    concept = report.concept
+    if not concept.folder.strip():
+        report.errors.append(f"Concept {number + 1} has no folder; set folder of its Concept Dataset to its pictures.")
+        return []
+    folder = resolve_folder(concept.folder)
+    if not os.path.isdir(folder):
+        kind = "is a file" if os.path.exists(folder) else "does not exist"
+        report.errors.append(f"The folder {folder} {kind}; check folder of Concept Dataset.")
+        return []
+    try:
+        files = list_files(folder, concept.recursive)
+    except OSError as error:
+        report.errors.append(unlisted(error))
+        return []
+    for file in files:
+        report.outcomes[file.name] = ("not used", file.ignored or "not a picture")
+    files = [file for file in files if not file.ignored]
+    found = pictures_among(folder, files, report)
+    if not found:
+        report.errors.append(nothing_found(folder, files, report))
+        return []
+    facts, digests = examine_pictures(folder, found, report, index, callbacks)
+    # If problems stop the run, report all of them at once, also the captions of broken pictures.
+    captions = read_captions(folder, found if concept.on_problem == "stop" else list(facts), files, report)
+    masks = read_masks(folder, facts, report, index, callbacks)
+    pictures = [
+        Picture(
+            path=file.path,
+            name=file.name,
+            concept=number,
+            width=fact["width"],
+            height=fact["height"],
+            digest=digests[file.name],
+            lines=captions[file.name],
+            repeats=folder_repeats(file.name) if concept.folder_repeats else 1,
+            mask=masks[file.name][0],
+            mask_digest=masks[file.name][1],
+        )
+        for file, fact in facts.items()
+        if file.name in captions and file.name in masks
+    ]
+    report.outcomes |= {picture.name: ("picture", "") for picture in pictures}
+    repeated = Counter(picture.name.split("/")[0] for picture in pictures if picture.repeats > 1)
+    for name in repeated:
+        report.notes.append(f"The pictures of {name} are repeated {numbered(name)[0]} times, as its name says.")
+    if not pictures and not report.errors:
+        reasons = " ".join(report.notes)
+        report.errors.append(f"No picture of {folder} can be used; fix or replace some. {reasons}")
+    return pictures
+
+
+def manifest_digest(manifest: Manifest) -> str:
+    """Compute the sha256 of the training data: contents, captions, masks and concepts, without paths and times."""
+    parts = [(p.concept, p.digest, p.lines, p.repeats, p.mask_digest) for p in manifest.pictures]
+    return hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()
+
+
+def fingerprint(dataset: DatasetConfig, index: Index | None = None) -> str:
+    """Compute a hash of the settings, and of the names and contents of all files that a scan could read.
+
+    Decodes nothing, and never raises for the state of the disk. With an index, only changed files are read.
+    """
+    if index is None:
+        with Index() as index:
+            return fingerprint(dataset, index)
+    total = hashlib.sha256(dataset.digest().encode())
+    for concept in dataset.concepts:
+        if concept.folder.strip():
+            for text in _contents(concept, index):
+                total.update(text.encode("utf-8", "surrogatepass"))
+    return total.hexdigest()
+
+
+def _contents(concept: ConceptConfig, index: Index) -> Iterable[str]:
+    """Yield names and digests of the files that a concept's scan could read."""
+    captions, masks, folder = concept.captions, concept.masks, resolve_folder(concept.folder)
+    endings = (*picture_extensions(), *UNREADABLE_EXTENSIONS, *map(str.lower, captions.extensions), *TABLES)
+    yield from _listing(folder, concept.recursive, endings, index)
+    if masks is not None and mask_folder(folder, masks) != folder:
+        yield from _listing(mask_folder(folder, masks), True, tuple(map(str.lower, masks.suffixes)), index)
+    if captions.source in ("one_file", "table") and captions.file.strip():
+        named = folder / captions.file.strip()
+        yield from _listing(named.parent, False, (named.name.lower(),), index)
+
+
+def _listing(folder: Path, recursive: bool, endings: tuple[str, ...], index: Index) -> Iterable[str]:
+    """Yield names and digests of the files in a folder that end in one of `endings`."""
+    try:
+        listed = list_files(folder, recursive)
+    except OSError as error:  # a folder without permission
+        yield str(error)
+        return
+    yield str(os.path.isdir(folder))
+    files = [file for file in listed if not file.ignored and file.name.lower().endswith(endings)]
+    for file, digest in zip(files, index.digests(files), strict=True):
+        yield f"{file.name}\0{digest}\n"

@@ -1,0 +1,177 @@
+"""Find the caption lines of every picture of a concept: in files, tables, file names or folder names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+from ...common.wording import count, names
+from ...config import CaptionConfig
+from ..captions import has_wildcards
+from .caption_files import caption_lines, read_text
+from .caption_tables import find_table, read_table, table_captions
+from .folder import File, numbered, same_name
+from .report import Report
+
+TEXT_EXTENSIONS = (".txt", ".caption", ".captions", ".tags", ".text", ".md", ".json")
+Lines = dict[str, tuple[str, ...]]  # by name of the picture
+
+
+def read_captions(folder: Path, found: list[File], files: list[File], report: Report) -> Lines:
+    """Read the caption lines of each picture; undecodable and missing ones are reported."""
+    captions = report.concept.captions
+    if captions.source == "none":
+        return {file.name: () for file in found}
+    if captions.source == "file_name":
+        return _names_as_captions(folder, {file.name: file.path.stem for file in found}, report)
+    if captions.source == "folder_name":
+        folders = {file.name: file.path.parent.name for file in found}
+        if report.concept.folder_repeats:
+            folders = {name: numbered(each)[1] for name, each in folders.items()}
+        return _names_as_captions(folder, folders, report)
+    if captions.source == "text_file":
+        return _texts_beside(folder, found, files, report)
+    return _texts_in_one_file(folder, found, files, report)
+
+
+def _names_as_captions(folder: Path, texts: dict[str, str], report: Report) -> Lines:
+    """Use names as captions; names with undecodable bytes (of old encodings) are reported."""
+    odd = dict.fromkeys(name for name, text in texts.items() if re.search("[\ud800-\udfff]", text))
+    if odd:
+        some = count(odd, "name is", "names are")
+        sentence = f"{some} undecodable in {folder} and cannot be captions: {names(odd)}"
+        report.problem(odd, "its name is undecodable", sentence, "rename them")
+    return {name: (text,) for name, text in texts.items() if name not in odd}
+
+
+def _texts_beside(folder: Path, found: list[File], files: list[File], report: Report) -> Lines:
+    """Read the text file beside each picture: the first extension that exists."""
+    captions = report.concept.captions
+    exact = {file.stem + file.extension: file for file in files}
+    alike = {same_name(file.name): file for file in files}
+    lines: Lines = {}
+    missing: list[str] = []
+    broken: dict[str, str] = {}
+    used: dict[str, list[str]] = {}
+    for file in found:
+        text = next(
+            (
+                text
+                for extension in map(str.lower, captions.extensions)
+                if (text := exact.get(file.stem + extension) or alike.get(same_name(file.stem + extension)))
+            ),
+            None,
+        )
+        if text is None:
+            missing.append(file.name)
+            continue
+        try:
+            lines[file.name] = caption_lines(read_text(text.path, captions.encoding), captions.lines)
+        except (ValueError, OSError) as error:
+            broken[file.name] = str(error).rstrip(".")
+            continue
+        report.outcomes[text.name] = ("caption", f"of {file.name}")
+        used.setdefault(text.name, []).append(file.name)
+    if broken:
+        some = count(broken, "caption", "captions")
+        more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
+        sentence = f"{some} in {folder} cannot be read: {'; '.join(list(broken.values())[:3])}{more}"
+        report.problem(broken, "its caption cannot be read", sentence)
+    if len(captions.extensions) > 1 and used:
+        kinds = Counter(Path(name).suffix.lower() for name in used)
+        report.notes.append(f"Captions come from {', '.join(f'{n} {kind} files' for kind, n in kinds.items())}.")
+    shared = [f"{name} ({', '.join(pictures)})" for name, pictures in used.items() if len(pictures) > 1]
+    if shared:
+        some = count(shared, "caption file belongs", "caption files belong")
+        report.notes.append(f"{some} to several pictures of the same name: {names(shared)}.")
+    _remark(lines, captions, report)
+    return lines | _missing(folder, missing, len(found), _hint(files, captions), report)
+
+
+def _texts_in_one_file(folder: Path, found: list[File], files: list[File], report: Report) -> Lines:
+    """Read the captions of all pictures from one file: the same lines for each, or a table by name."""
+    captions = report.concept.captions
+    name = captions.file.strip() or find_table(file.name for file in files)
+    if not name:
+        report.errors.append(
+            f"There is no caption table in {folder} (metadata.jsonl, metadata.csv, captions.json ...); write one, or "
+            "set caption_file of Concept Dataset to its name."
+        )
+        return {}
+    path = Path(os.path.normpath(folder / name))
+    if not path.is_file():
+        report.errors.append(f"The caption file {path} does not exist; check caption_file of Concept Dataset.")
+        return {}
+    try:
+        if captions.source == "one_file":
+            same = caption_lines(read_text(path, captions.encoding), captions.lines)
+            matched = None
+        else:
+            same = ()
+            matched = table_captions(read_table(path, captions.encoding), [file.name for file in found])
+    except (ValueError, OSError) as error:
+        report.errors.append(str(error))
+        return {}
+    if path.is_relative_to(folder) and (inside := path.relative_to(folder).as_posix()) in report.outcomes:
+        report.outcomes[inside] = ("caption", "of all pictures")
+    if matched is None:
+        if not same:
+            report.errors.append(f"The caption file {path} is empty; write one caption per line.")
+        _remark({path.name: same}, captions, report)
+        return {file.name: same for file in found}
+    lines = {n: caption_lines("\n".join(each), captions.lines) for n, each in matched.captions.items()}
+    if matched.unmatched:
+        some = count(matched.unmatched, "entry names", "entries name")
+        report.notes.append(f"{some} no picture in {path.name}: {names(matched.unmatched)}.")
+    if matched.by_file_name:
+        some = count(matched.by_file_name, "picture was", "pictures were")
+        report.notes.append(f"{some} matched in {path.name} by the file name alone: {names(matched.by_file_name)}.")
+    _remark(lines, captions, report)
+    return lines | _missing(folder, list(matched.missing), len(found), f" in {path.name}", report)
+
+
+def _remark(lines: Lines, captions: CaptionConfig, report: Report) -> None:
+    """Note captions that are empty, have several lines, or contain wildcards while these are off."""
+    empty = [name for name, each in lines.items() if not each]
+    several = [name for name, each in lines.items() if len(each) > 1]
+    wild = [name for name, each in lines.items() if not captions.wildcards and any(map(has_wildcards, each))]
+    if empty:
+        some = count(empty, "picture has", "pictures have")
+        report.notes.append(f"{some} an empty caption file: {names(empty)}.")
+    if several:
+        some = count(several, "caption has", "captions have")
+        report.notes.append(f"{some} several lines, and each visit uses the next one: {names(several)}.")
+    if wild:
+        some = count(wild, "caption contains", "captions contain")
+        report.notes.append(f"{some} {{a|b}}, which is not replaced because wildcards is off: {names(wild)}.")
+
+
+def _hint(files: list[File], captions: CaptionConfig) -> str:
+    """Mention text files with another extension in the folder."""
+    kinds = Counter(file.extension for file in files)
+    others = [kind for kind in TEXT_EXTENSIONS if kinds[kind] and kind not in map(str.lower, captions.extensions)]
+    if not others:
+        return ""
+    there = "is 1 {} file" if kinds[others[0]] == 1 else f"are {kinds[others[0]]} {{}} files"
+    return f", but there {there.format(others[0])} (set caption_extension of Concept Dataset to {others[0]})"
+
+
+def _missing(folder: Path, missing: list[str], total: int, hint: str, report: Report) -> Lines:
+    """Report pictures without a caption; return empty lines for those that train without one."""
+    if not missing:
+        return {}
+    captions = report.concept.captions
+    some = count(missing, "picture has", "pictures have")
+    if captions.missing == "empty":
+        train = "trains" if len(missing) == 1 else "train"
+        report.notes.append(f"{some} no caption and {train} with an empty one{hint}: {names(missing)}.")
+        return dict.fromkeys(missing, ())
+    if total == len(missing) > 1:
+        some = f"None of the {total} pictures has a caption; {some}"
+    wanted = "entry" if captions.source == "table" else f"{' or '.join(captions.extensions)} caption"
+    where = hint if captions.source == "table" else f" in {folder}{hint}"
+    sentence = f"{some} no {wanted}{where}: {names(missing)}"
+    report.problem(missing, "without a caption", sentence, "write captions, set missing_caption to empty")
+    return {}

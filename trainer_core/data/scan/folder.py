@@ -1,0 +1,124 @@
+"""List the files of a folder with size and times, in natural order (2.png before 10.png)."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MOST_FOLDER_REPEATS = 1000  # 2023_summer is a year, not a number of repeats
+_SYSTEM_NAMES = frozenset(("thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class File:
+    """One listed file; size and times identify the version of its content."""
+
+    path: Path
+    name: str  # relative to the folder that was listed, posix
+    size: int  # bytes
+    mtime_ns: int
+    ctime_ns: int
+    ignored: str = ""  # the reason why a scan skips it; "" for all others
+
+    @property
+    def extension(self) -> str:
+        """The lower-case extension with its dot, or ""."""
+        return os.path.splitext(self.name)[1].lower()
+
+    @property
+    def stem(self) -> str:
+        """The relative name without its extension."""
+        return os.path.splitext(self.name)[0]
+
+
+def resolve_folder(folder: str) -> Path:
+    """Resolve a folder as users write it to an absolute path; quotes and blanks around it are ignored."""
+    # os.path, since Path raises RuntimeError for a link to itself and for an unknown user's home
+    return Path(os.path.realpath(os.path.expanduser(folder.strip().strip('"').strip("'"))))
+
+
+def list_files(folder: Path, recursive: bool) -> list[File]:
+    """List all files in natural order, [] if the folder is missing; raises OSError if it cannot be listed.
+
+    Hidden and system folders are skipped; each real folder is listed once, so that links cannot loop.
+    """
+    return sorted(_walk(folder, "", recursive, set()), key=lambda file: natural_order(file.name))
+
+
+def _walk(folder: Path, prefix: str, recursive: bool, visited: set[str]) -> Iterator[File]:
+    real = os.path.realpath(folder)
+    if real in visited or not os.path.isdir(folder):  # Path.is_dir raises OSError for a name that is too long
+        return
+    visited.add(real)
+    with os.scandir(folder) as entries:
+        ordered = sorted(entries, key=lambda entry: natural_order(entry.name))
+    for entry in ordered:
+        ignored = "hidden or a system file" if is_hidden(entry.name) else ""
+        if _is_folder(entry):
+            if recursive and not ignored:
+                yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", recursive, visited)
+            continue
+        try:
+            status = entry.stat()
+        except FileNotFoundError:  # it vanished, or it is a broken link, which is reported when it is read
+            if not entry.is_symlink():
+                continue
+            status = entry.stat(follow_symlinks=False)
+        except OSError:  # a link to itself
+            status = entry.stat(follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISLNK(status.st_mode):
+            ignored = "a broken link, pipe, socket or device"  # reading it might never end
+        yield File(
+            path=Path(entry.path),
+            name=prefix + entry.name,
+            size=status.st_size,
+            mtime_ns=status.st_mtime_ns,
+            ctime_ns=status.st_ctime_ns,
+            ignored=ignored,
+        )
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def is_hidden(name: str) -> bool:
+    """Tell by its name whether a file or folder is hidden or of the system."""
+    return name.startswith(".") or name.lower() in _SYSTEM_NAMES
+
+
+def natural_order(name: str) -> tuple[tuple[object, ...], str]:
+    """Compute a sort key that puts 2.png before 10.png, in any case."""
+    parts = re.split(r"(\d+)", name.casefold())
+    return tuple(int(part) if i % 2 else part for i, part in enumerate(parts)), name
+
+
+def folder_repeats(name: str) -> int:
+    """Read the repeats from the first folder of a relative name: 10 for 10_cat/a.png, else 1."""
+    folder, slash, _ = name.partition("/")
+    return numbered(folder)[0] if slash else 1
+
+
+def numbered(folder: str) -> tuple[int, str]:
+    """Split a folder's name into repeats and the rest: (10, "cat") for 10_cat, (1, "cat") for cat."""
+    number, bar, rest = folder.partition("_")
+    repeats = int(number) if bar and number.isdecimal() else 0
+    return (repeats, rest) if 1 <= repeats <= MOST_FOLDER_REPEATS else (1, folder)
+
+
+def same_name(name: str) -> str:
+    """Normalize a name for comparison: lower case, composed accents (macOS decomposes them)."""
+    return unicodedata.normalize("NFC", name).lower()
+
+
+def unlisted(error: OSError) -> str:
+    """Say in a sentence which folder cannot be listed, and why."""
+    return f"The folder {error.filename} cannot be listed ({error.strerror}); check its path and permissions."

@@ -1,0 +1,126 @@
+"""Find and check the mask of every picture of a concept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...common.callbacks import Callbacks
+from ...common.wording import count, names
+from ...config import MaskConfig
+from ..images import DECODER_ERRORS, decoder_error
+from ..masks import examine_mask, find_mask, mask_folder
+from .folder import File, list_files, same_name, unlisted
+from .index import Facts, Index
+from .pictures import reading
+from .report import Report
+
+Masks = dict[str, tuple[Path | None, str]]  # by name of the picture: (mask, its digest); (None, "") = no mask
+
+
+def read_masks(folder: Path, found: dict[File, Facts], report: Report, index: Index, callbacks: Callbacks) -> Masks:
+    """Find the mask of each picture; missing, broken, black ones and wrong sizes are reported.
+
+    found: the concept's pictures and their properties.
+    """
+    config = report.concept.masks
+    if config is None:
+        return {file.name: (None, "") for file in found}
+    pairs = _pairs(folder, list(found), config, report)
+    sources = [source for _, source in pairs if source is not None]
+    kind = reading(f"mask/{config.source}/{config.invert}/{config.threshold}")
+    results = index.examine(sources, kind, lambda data: _facts(data, config), decoder_error, callbacks)
+    facts = dict(zip((source.path for source in sources), results, strict=True))
+    masks: Masks = {}
+    missing: list[str] = []
+    wrong: dict[str, str] = {}
+    broken: dict[str, str] = {}
+    black: list[str] = []
+    for file, source in pairs:
+        if source is None or "none" in facts[source.path][1]:
+            missing.append(file.name)
+            if config.missing == "ones":
+                masks[file.name] = (None, "")
+            continue
+        digest, fact = facts[source.path]
+        if "problem" in fact:
+            broken[file.name] = f"{source.path.name} ({fact['problem']})"
+            continue
+        size, other = (found[file]["width"], found[file]["height"]), (fact["width"], fact["height"])
+        if size != other:
+            wrong[file.name] = f"{file.name} ({size[0]}x{size[1]}, mask {other[0]}x{other[1]})"
+            continue
+        masks[file.name] = (source.path, digest)
+        if source is not file and source.path.is_relative_to(folder):
+            report.outcomes[source.path.relative_to(folder).as_posix()] = ("mask", f"of {file.name}")
+        if fact["high"] == 0:
+            black.append(file.name)
+    _report_problems(folder, config, missing, wrong, broken, black, report)
+    return masks
+
+
+def _facts(data: bytes, config: MaskConfig) -> Facts:
+    """Read a mask's size and brightest value; {"none": True} without its alpha channel, {"problem": …} if broken."""
+    if not data:
+        return {"problem": "an empty file"}
+    try:
+        found = examine_mask(data, config)
+    except DECODER_ERRORS as error:
+        return {"problem": decoder_error(error)}
+    return {"none": True} if found is None else {"width": found[0][0], "height": found[0][1], "high": found[1]}
+
+
+def _pairs(folder: Path, found: list[File], config: MaskConfig, report: Report) -> list[tuple[File, File | None]]:
+    """Pair each picture with the file of its mask."""
+    if config.source == "alpha":
+        return [(file, file) for file in found]
+    apart = mask_folder(folder, config)
+    if not apart.is_dir():
+        report.errors.append(f"The mask folder {apart} does not exist; check folder of Mask Loader.")
+        return []
+    try:
+        files = [file for file in list_files(apart, True) if not file.ignored]
+    except OSError as error:
+        report.errors.append(unlisted(error))
+        return []
+    listed: dict[str, list[File]] = {}
+    for file in files:
+        listed.setdefault(same_name(file.name), []).append(file)
+    places = {name: Path(name) for name in listed}
+    chosen = ((file, find_mask(same_name(file.name), places, config)) for file in found)
+    return [(file, None if place is None else _best_spelling(file, listed[place.as_posix()])) for file, place in chosen]
+
+
+def _best_spelling(picture: File, masks: list[File]) -> File:
+    """Choose among masks whose names differ in case alone: the one spelled like the picture, else the first."""
+    return next((mask for mask in masks if mask.path.name.startswith(Path(picture.stem).name)), masks[0])
+
+
+def _report_problems(
+    folder: Path,
+    config: MaskConfig,
+    missing: list[str],
+    wrong: dict[str, str],
+    broken: dict[str, str],
+    black: list[str],
+    report: Report,
+) -> None:
+    """Add the mask problems of one concept to its report, as sentences."""
+    lacking = "alpha channel" if config.source == "alpha" else f"mask (NAME{' or '.join(config.suffixes)})"
+    some = count(missing, "picture has", "pictures have")
+    if missing and config.missing == "error":
+        sentence = f"{some} no {lacking} in {folder}: {names(missing)}"
+        report.problem(missing, "without a mask", sentence, "add them, set missing of Mask Loader to ones")
+    elif missing and config.missing == "leave_out":
+        report.outcomes |= dict.fromkeys(missing, ("left out", "without a mask"))
+        report.notes.append(f"Left out: {some} no {lacking} in {folder}: {names(missing)}.")
+    elif missing:
+        report.notes.append(f"{some} no {lacking} and the whole area is trained: {names(missing)}.")
+    if broken:
+        sentence = f"{count(broken, 'mask', 'masks')} of {folder} cannot be read: {names(broken.values())}"
+        report.problem(broken, "its mask cannot be read", sentence, "replace or remove them")
+    if wrong:
+        differ = count(wrong, "mask differs", "masks differ")
+        sentence = f"{differ} in size from the picture in {folder}: {names(wrong.values())}"
+        report.problem(wrong, "its mask has another size", sentence, "save them at the same size")
+    if black:
+        report.notes.append(f"{count(black, 'mask is', 'masks are')} completely black: {names(black)}.")

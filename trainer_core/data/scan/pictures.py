@@ -1,0 +1,117 @@
+"""Find the pictures of a concept among its files, and decode each one to check it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import PIL
+
+from ...common.callbacks import Callbacks
+from ...common.wording import count, names
+from ..images import DECODER_ERRORS, decoder_error, examine, picture_extensions
+from ..masks import is_mask_name, mask_folder
+from .folder import File, unlisted
+from .index import Facts, Index
+from .report import Report
+
+UNREADABLE_EXTENSIONS = frozenset((".heic", ".heif", ".jxl", ".svg", ".cr2", ".nef", ".arw", ".dng"))
+FORMAT = 1  # increase it whenever pictures or masks are read differently
+
+
+def reading(kind: str) -> str:
+    """Name a kind of facts for the index; it includes Pillow's version, since another one may read other files."""
+    return f"{kind}/{FORMAT}/{PIL.__version__}"
+
+
+def pictures_among(folder: Path, files: list[File], report: Report) -> list[File]:
+    """Select the pictures among the files; masks are skipped, unreadable formats are noted."""
+    masks, readable = report.concept.masks, picture_extensions()
+    apart = mask_folder(folder, masks) if masks is not None and masks.source == "file" else folder
+    found: list[File] = []
+    unused: list[File] = []
+    strange: list[str] = []
+    for file in files:
+        if apart != folder and file.path.is_relative_to(apart):
+            report.outcomes[file.name] = ("not used", "in the folder of masks")
+        elif file.extension in readable:
+            if not is_mask_name(file.path.name, masks):
+                found.append(file)
+                continue
+            report.outcomes[file.name] = ("not used", "a mask by its name")
+            if masks is None:
+                unused.append(file)
+        elif file.extension in UNREADABLE_EXTENSIONS:
+            strange.append(file.name)
+            report.outcomes[file.name] = ("not used", "this format cannot be read")
+    if strange:
+        some = count(strange, "file", "files")
+        remedy = "convert them to PNG or JPEG"
+        report.notes.append(f"{some} in {folder} cannot be read and are not trained: {names(strange)}; {remedy}.")
+    if unused:
+        some = count(unused, "mask is", "masks are")
+        report.notes.append(f"{some} not used in {folder}, because no Mask Loader is connected.")
+    return found
+
+
+def examine_pictures(
+    folder: Path, found: list[File], report: Report, index: Index, callbacks: Callbacks
+) -> tuple[dict[File, Facts], dict[str, str]]:
+    """Decode all pictures; return the facts of usable ones, and their digests by name. Problems are reported."""
+    smallest = report.concept.min_side
+    facts: dict[File, Facts] = {}
+    digests: dict[str, str] = {}
+    broken: dict[str, str] = {}
+    tiny: dict[str, str] = {}
+    moving: list[str] = []
+    results = index.examine(found, reading("picture"), _facts, decoder_error, callbacks)
+    for file, (digest, fact) in zip(found, results, strict=True):
+        if "problem" in fact:
+            broken[file.name] = f"{file.name} ({fact['problem']})"
+        elif min(fact["width"], fact["height"]) < smallest:
+            tiny[file.name] = f"{file.name} ({fact['width']}x{fact['height']})"
+        else:
+            facts[file], digests[file.name] = fact, digest
+            if fact["frames"] > 1:
+                moving.append(file.name)
+    if broken:
+        sentence = f"{count(broken, 'picture', 'pictures')} in {folder} cannot be read: {names(broken.values())}"
+        report.problem(broken, "it cannot be read", sentence, "replace or remove them")
+    if tiny:
+        some = count(tiny, "picture has", "pictures have")
+        sentence = f"{some} a side shorter than {smallest} pixels in {folder}: {names(tiny.values())}"
+        report.problem(tiny, "too small", sentence, "replace or remove them, set min_picture_side lower")
+    if moving:
+        some = count(moving, "picture has", "pictures have")
+        report.notes.append(f"{some} several frames, of which only the first is used: {names(moving)}.")
+    return facts, digests
+
+
+def _facts(data: bytes) -> Facts:
+    """Decode a picture's content into its properties, {"problem": …} if it is broken."""
+    if not data:
+        return {"problem": "an empty file"}
+    try:
+        return dataclasses.asdict(examine(data))
+    except DECODER_ERRORS as error:
+        return {"problem": decoder_error(error)}
+
+
+def nothing_found(folder: Path, files: list[File], report: Report) -> str:
+    """Describe in a sentence the contents of a folder without pictures."""
+    concept = report.concept
+    masks = sum(is_mask_name(file.path.name, concept.masks) for file in files)
+    kinds: dict[str, int] = {}
+    for file in files:
+        kinds[file.extension or "nameless"] = kinds.get(file.extension or "nameless", 0) + 1
+    parts = [f"{number} {kind} file{'' if number == 1 else 's'}" for kind, number in kinds.items()]
+    parts += [f"{masks} of them masks by their names"] if masks else []
+    try:
+        folders = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    except OSError as error:  # it vanished meanwhile
+        return unlisted(error)
+    parts += [count(folders, "folder", "folders")] if folders else []
+    remedy = "put pictures (PNG, JPEG, WebP ...) there, or choose another folder"
+    if folders and not concept.recursive:
+        remedy = "set recursive of Concept Dataset to on, or choose another folder"
+    return f"The folder {folder} has no picture, but {', '.join(parts) or 'nothing'}; {remedy}."

@@ -1,0 +1,1 @@
+"""LoRA files: their formats, reading, matching, merging, continuing, writing."""

@@ -1,0 +1,207 @@
+"""What the tensors of a LoRA file are: the names that trainers give them, and the weights that they make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..networks.layers.oft import skew, turn, turned_weight
+
+# How tensor names end, by what the tensor is: kohya and LyCORIS, peft (with or without its adapter's name), diffusers.
+ENDINGS = {
+    "down": r"lora_down\.weight|lora_A(?:\.\w+)?\.weight|lora_A|lora\.down\.weight|lora_linear_layer\.down\.weight",
+    "up": r"lora_up\.weight|lora_B(?:\.\w+)?\.weight|lora_B|lora\.up\.weight|lora_linear_layer\.up\.weight",
+    "mid": r"lora_mid\.weight",
+    "diff": r"diff|w_norm",
+    "diff_b": r"diff_b|b_norm",
+    **{part: rf"{part}\.weight" for part in ("a1", "a2", "b1", "b2")},
+    **{
+        name: name
+        for name in (
+            *("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"),
+            *("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"),
+            *("oft_blocks", "rescale", "alpha", "dora_scale"),
+        )
+    },
+}
+# (layer, ending): a dot between them, or for diffusers' old attention processors `to_q_lora.down.weight`
+_TENSOR = re.compile(
+    rf"(?P<layer>.+?)(?:\.(?:{'|'.join(f'(?P<{part}>{ending})' for part, ending in ENDINGS.items())})"
+    r"|_(?:lora\.(?:(?P<old_down>down)|(?P<old_up>up))\.weight))"
+)
+
+_LOKR_LEFT = ({"lokr_w1"}, {"lokr_w1_a", "lokr_w1_b"})
+_LOKR_RIGHT = ({"lokr_w2"}, {"lokr_w2_a", "lokr_w2_b"}, {"lokr_w2_a", "lokr_w2_b", "lokr_t2"})
+_LOHA = {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}
+# What a layer is by which tensors it has, beside alpha, dora_scale and the bias' difference.
+FORMS: dict[frozenset[str], str] = {
+    frozenset({"down", "up"}): "LoRA",
+    frozenset({"down", "up", "mid"}): "Tucker LoRA",
+    frozenset(_LOHA): "LoHa",
+    frozenset({*_LOHA, "hada_t1", "hada_t2"}): "LoHa",
+    **{frozenset(left | right): "LoKr" for left in _LOKR_LEFT for right in _LOKR_RIGHT},
+    frozenset({"a1", "a2", "b1", "b2"}): "GLoRA",
+    frozenset({"oft_blocks"}): "OFT",
+    frozenset({"oft_blocks", "rescale"}): "OFT",
+    frozenset({"diff"}): "full difference",
+    frozenset(): "full difference",  # of the bias alone
+}
+OF_WEIGHT = ("GLoRA", "OFT")  # kinds whose change of a weight depends on that weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileLayer:
+    """One layer of a LoRA file."""
+
+    source: str  # its name in the file
+    kind: str  # LoRA, Tucker LoRA, LoHa, LoKr, GLoRA, OFT (and BOFT), DoRA, full difference
+    tensors: dict[str, Tensor]  # by part, as ENDINGS names them; on the meta device when only the header was read
+    alpha: float  # 0: as the rank, so that the scale is 1; of OFT the limit of its rotation, 0: none
+
+    @property
+    def inputs(self) -> int:
+        """Count the inputs of the weight that it changes; 0 for kinds other than LoRA and LoHa."""
+        return next((self.tensors[p].shape[1:].numel() for p in ("down", "hada_w1_b") if p in self.tensors), 0)
+
+    def scale(self, rank: int) -> float:
+        """Return alpha / rank."""
+        return self.alpha / rank if self.alpha else 1.0
+
+
+def group_tensors(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """Return {layer: {part: tensor name}} as a file has them, and the names that are not understood."""
+    layers: dict[str, dict[str, str]] = {}
+    unknown = []
+    for name in names:
+        match = _TENSOR.fullmatch(name)
+        part = next((p for p, found in match.groupdict().items() if found and p != "layer"), "") if match else ""
+        part = part.removeprefix("old_")
+        if match is None or part in layers.get(match["layer"], {}):  # twice, as with two adapters in one file
+            unknown.append(name)
+        else:
+            layers.setdefault(match["layer"], {})[part] = name
+    return layers, unknown
+
+
+def layer_kind(parts: Iterable[str]) -> str:
+    """Return what a layer with these parts is, "" when some are missing or do not belong together."""
+    have = set(parts)
+    kind = FORMS.get(frozenset(have - {"alpha", "dora_scale", "diff_b"}), "")
+    if kind == "full difference" and not have & {"diff", "diff_b"}:
+        return ""
+    if kind in ("full difference", "OFT"):
+        return kind if "dora_scale" not in have else ""
+    return "DoRA" if kind and "dora_scale" in have else kind
+
+
+def delta_weight(layer: FileLayer) -> Tensor:
+    """Return what a layer adds to a weight at strength 1, (out, in[, k, k]) or that with the last axes flat, float32.
+
+    LoRA s B A, for convolutions with Tucker's core; LoHa (Hyeon-Woo et al. 2022), LoKr (Edalati et al. 2022) in
+    LyCORIS' forms. A LoKr of two full factors has no rank, and so the scale 1. Kinds of OF_WEIGHT have no delta alone.
+    """
+    t = {part: tensor.float() for part, tensor in layer.tensors.items()}
+    if "diff" in t:
+        return t["diff"]
+    if "down" in t:
+        down = t["down"].flatten(1)
+        if "mid" in t:
+            down = torch.einsum("m n x y, n i -> m i x y", t["mid"], down).flatten(1)
+        return layer.scale(t["down"].shape[0]) * (t["up"].flatten(1) @ down)
+    if "hada_w1_a" in t:
+        one = _product(t["hada_w1_a"], t["hada_w1_b"], t.get("hada_t1"))
+        return layer.scale(t["hada_w1_b"].shape[0]) * one * _product(t["hada_w2_a"], t["hada_w2_b"], t.get("hada_t2"))
+    left, right, scale = _lokr_factors(layer)
+    return scale * torch.kron(left.view(*left.shape, *(1,) * (right.ndim - 2)), right)
+
+
+def _lokr_factors(layer: FileLayer) -> tuple[Tensor, Tensor, float]:
+    """Return both full factors of a LoKr and its scale."""
+    t = {part: tensor.float() for part, tensor in layer.tensors.items()}
+    ranks = [t[part].shape[0] for part in ("lokr_w2_b", "lokr_w1_b") if part in t]
+    left = t["lokr_w1"] if "lokr_w1" in t else t["lokr_w1_a"] @ t["lokr_w1_b"]
+    right = t["lokr_w2"] if "lokr_w2" in t else _product(t["lokr_w2_a"], t["lokr_w2_b"], t.get("lokr_t2"))
+    return left.contiguous(), right.contiguous(), layer.scale(ranks[0]) if ranks else 1.0
+
+
+def without_lokr_core(layer: FileLayer) -> FileLayer:
+    """Return a LoKr with Tucker's core as one of two full factors: ComfyUI leaves out layers that have the core."""
+    if "lokr_t2" not in layer.tensors:
+        return layer
+    left, right, scale = _lokr_factors(layer)
+    others = {part: tensor for part, tensor in layer.tensors.items() if not part.startswith("lokr_")}
+    tensors = {**others, "lokr_w1": left, "lokr_w2": scale * right}
+    return FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0)
+
+
+def _product(a: Tensor, b: Tensor, core: Tensor | None) -> Tensor:
+    """Return a b, or with Tucker's core (rank, rank, k, k) the convolution that the three make."""
+    return a @ b if core is None else torch.einsum("i j x y, j r, i p -> p r x y", core, b, a)
+
+
+def merged_weight(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
+    """Return the float32 weight with `strength` times a layer added; a layer of the bias alone leaves it.
+
+    DoRA (Liu et al. 2024): W + strength * (m V / norm - W) with V = W + delta. As in ComfyUI, a magnitude per input
+    divides by the norm of V, as in the paper, and a magnitude per output by the norm of W.
+    """
+    weight = weight.float()
+    if not set(layer.tensors) - {"diff_b"}:
+        return weight
+    if "oft_blocks" in layer.tensors:
+        return weight + _turned(weight, layer, strength)
+    change = (_glora(weight, layer) if "a1" in layer.tensors else delta_weight(layer)).reshape(weight.shape)
+    if "dora_scale" not in layer.tensors:
+        return weight + strength * change
+    magnitude, changed = layer.tensors["dora_scale"].float(), weight + change
+    per_output = magnitude.shape[0] == weight.shape[0]
+    axes = [axis for axis in range(weight.ndim) if axis != (0 if per_output else 1)]
+    norm = torch.linalg.vector_norm(weight if per_output else changed, dim=axes, keepdim=True)
+    factor = magnitude.reshape(norm.shape) / (norm + torch.finfo(torch.float32).eps)
+    return weight + strength * (changed * factor - weight)
+
+
+def _glora(weight: Tensor, layer: FileLayer) -> Tensor:
+    """Return what GLoRA adds to a float32 weight (Chavan et al. 2023, in LyCORIS' form): s (W a1 a2 + b1 b2)."""
+    a1, a2, b1, b2 = (layer.tensors[part].float().flatten(1) for part in ("a1", "a2", "b1", "b2"))
+    entering = torch.einsum("o i ..., i j -> o j ...", weight, a1 @ a2)
+    return layer.scale(len(a2)) * (entering + (b1 @ b2).view(weight.shape))
+
+
+def _turned(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
+    """Return what OFT or BOFT adds to a float32 weight.
+
+    As ComfyUI: the strength acts on the change of each rotation and on that of the weight, and rescale on BOFT alone.
+    """
+    blocks = layer.tensors["oft_blocks"].float()
+    change = turned_weight(weight, strength * turn(skew(blocks, layer.alpha)))
+    if "rescale" in layer.tensors and blocks.ndim == 4:
+        change = (weight + change) * layer.tensors["rescale"].float().view(-1, *(1,) * (weight.ndim - 1)) - weight
+    return strength * change
+
+
+def fits(layer: FileLayer, weight: torch.Size, bias: torch.Size | None) -> bool:
+    """Tell whether a layer can be added to a weight and bias of these shapes; nothing is computed."""
+    tensors = {part: torch.empty(tensor.shape, device="meta") for part, tensor in layer.tensors.items()}
+    if "diff_b" in tensors and tensors.pop("diff_b").shape != bias:
+        return False
+    if not tensors:
+        return True
+    try:
+        if "dora_scale" in tensors:
+            magnitude = tensors["dora_scale"].shape
+            if magnitude.numel() != (weight[0] if magnitude[0] == weight[0] else weight[1]):
+                return False
+        if "oft_blocks" in tensors:
+            *_, count, size, side = tensors["oft_blocks"].shape
+            rescale = tensors["rescale"].numel() if "rescale" in tensors else weight[0]
+            return size == side and count * size == rescale == weight[0]
+        empty = FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0)
+        delta = _glora(torch.empty(weight, device="meta"), empty) if "a1" in tensors else delta_weight(empty)
+    except (RuntimeError, IndexError):  # how torch says that shapes do not go together
+        return False
+    return delta.shape[0] == weight[0] and delta.numel() == weight.numel()

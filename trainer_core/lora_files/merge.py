@@ -1,0 +1,72 @@
+"""Merge LoRA files into a base model's weights, or rename them for ComfyUI's loader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..config import BeneathConfig
+from ..models import BaseModel
+from .formats import FileLayer, merged_weight, without_lokr_core
+from .match import fit, layers_by_name
+from .read import load_lora
+
+ENDINGS = {"down": "lora_down.weight", "up": "lora_up.weight", "mid": "lora_mid.weight"}  # others end as they are named
+
+
+ENDINGS |= {part: f"{part}.weight" for part in ("a1", "a2", "b1", "b2")}
+
+
+def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:
+    """Add LoRA files to the weights of a base model in memory, in their order.
+
+    Computed in float32 and rounded once, to the model's dtype. The text encoders' identity follows their weights.
+    Raises ValueError for a file that does not fit, and for a sum that the dtype cannot hold.
+    """
+    if not beneath:
+        return
+    layers = layers_by_name(base)
+    changes: dict[str, list[tuple[FileLayer, float]]] = {}
+    text = []
+    for config in beneath:
+        lora = load_lora(Path(config.path))
+        found = fit(lora, base, layers)
+        for name, layer in found.items():
+            changes.setdefault(name, []).append((layer, config.strength))
+        if any(layers[name].part != base.parts[0].prefix for name in found):
+            text.append(f"{lora.digest}*{config.strength}")
+    for name, summands in changes.items():
+        module = layers[name].module
+        weight = module.weight.detach().float()
+        bias = module.bias.detach().float() if getattr(module, "bias", None) is not None else None
+        for layer, strength in summands:
+            weight = merged_weight(weight, layer, strength)
+            if bias is not None and "diff_b" in layer.tensors:
+                bias = bias + strength * layer.tensors["diff_b"].float()
+        module.weight.data = weight.to(base.dtype)
+        if bias is not None:
+            module.bias.data = bias.to(base.dtype)
+        if not all(parameter.isfinite().all() for parameter in module.parameters(recurse=False)):
+            raise ValueError(
+                f"{name} does not fit {base.dtype} with {len(summands)} LoRAs beneath added; lower their strength, or "
+                "use bfloat16 or float32 precision."
+            )
+    base.mark_text(*text)
+
+
+def comfy_tensors(path: Path, base: BaseModel) -> dict[str, Tensor]:
+    """Return a LoRA file's tensors by names that ComfyUI's loader understands, whatever those in the file are.
+
+    base: the model that the file is for, or its outline.
+    """
+    layers = layers_by_name(base)
+    tensors = {}
+    for name, stored in fit(load_lora(path), base, layers).items():
+        layer, comfy = without_lokr_core(stored), layers[name].comfy
+        for part, tensor in layer.tensors.items():
+            tensors[f"{comfy}.{ENDINGS.get(part, part)}"] = tensor
+        if layer.alpha or "oft_blocks" in layer.tensors:  # without it ComfyUI leaves BOFT's layers as they were
+            tensors[f"{comfy}.alpha"] = torch.tensor(layer.alpha)
+    return tensors

@@ -1,0 +1,196 @@
+"""The LoRA file: kohya names, written atomically, and read back before it counts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..common.files import short_hash, unused_path, written_whole
+from ..memory import DTYPES
+from ..models import Part
+from ..networks.layers.layer import pair_norm
+from .formats import OF_WEIGHT, FileLayer, delta_weight, group_tensors, layer_kind
+
+TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}  # relative, of a layer's delta norm
+
+
+def delta_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the Frobenius norm of what every layer of a LoRA file adds to its weight at strength 1, by layer.
+
+    Of LoRA from rank x rank products alone. DoRA's magnitudes, differences of biases, and tensors of other forms have
+    norms of their own, by their names.
+    """
+    grouped, unknown = group_tensors(tensors)
+    norms = {}
+    for name, parts in grouped.items():
+        kind = layer_kind(parts)
+        alone = {"dora_scale", "diff_b"} if kind and kind not in OF_WEIGHT else set(parts)
+        unknown += [tensor for part, tensor in parts.items() if part in alone]
+        found = {part: tensors[tensor] for part, tensor in parts.items() if part not in alone}
+        alpha = float(found.pop("alpha", torch.tensor(0.0)))
+        if found:
+            layer = FileLayer(source=name, kind=kind, tensors=found, alpha=alpha)
+            norms[name] = _lora_norm(layer) if "down" in found else float(delta_weight(layer).double().norm())
+    return norms | {name: float(tensors[name].double().norm()) for name in unknown}
+
+
+def _lora_norm(layer: FileLayer) -> float:
+    """Return ||alpha/rank * up @ down||_F of a LoRA, with Tucker's core in down."""
+    up, down = layer.tensors["up"].double().flatten(1), layer.tensors["down"].double()
+    scale = layer.scale(len(down))
+    if "mid" in layer.tensors:
+        down = torch.einsum("m n x y, n i -> m i x y", layer.tensors["mid"].double(), down.flatten(1))
+    return scale * float(pair_norm(up, down.flatten(1)))
+
+
+def save_lora(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    dtype: str = "float16",
+    verify: Callable[[Path], None] | None = None,
+) -> dict[str, Tensor]:
+    """Write a LoRA so that `path` either holds a whole, verified file or is as it was; return what was written.
+
+    verify: called with the finished file before it gets its name; raises to refuse it.
+    Raises ValueError when a value does not fit the dtype or the file read back differs from what was trained.
+    """
+    stored = {k: t.detach().cpu().to(DTYPES[dtype]).contiguous() for k, t in tensors.items()}
+    if broken := [k for k, t in stored.items() if not t.isfinite().all()]:
+        raise ValueError(f"{broken[0]} does not fit {dtype}; save as bfloat16 or float32.")
+    with written_whole(path) as temporary:
+        _write_lora(temporary, stored, metadata)
+        verify_lora(temporary, tensors, dtype)
+        if verify:
+            verify(temporary)
+    return stored
+
+
+def _write_lora(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors with metadata to which kohya's hashes are added: those are of a file with `ss_` metadata alone."""
+    save_file(tensors, path, {k: v for k, v in metadata.items() if k.startswith("ss_")})
+    _write_ordered(path, tensors, {**metadata, **file_hashes(path)})
+
+
+def _write_ordered(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file whose metadata are in order, so that the same content is the same bytes.
+
+    safetensors itself writes them in an order that is another one in each process.
+    """
+    save_file(tensors, path, dict(metadata))
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= length, "JSON has one shortest form"
+        file.seek(8)
+        file.write(text.ljust(length))
+
+
+def copy_lora(source: Path, path: Path) -> None:
+    """Write a LoRA, or a learned word, of ours under another name, by which its metadata call it then."""
+    with safe_open(source, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    metadata["modelspec.title"] = path.stem
+    with written_whole(path) as temporary:
+        if "ss_output_name" in metadata:
+            _write_lora(temporary, tensors, {**metadata, "ss_output_name": path.stem})
+        else:
+            _write_ordered(temporary, tensors, {**metadata, "modelspec.trigger_phrase": f"embedding:{path.stem}"})
+
+
+def is_copy(source: Path, path: Path) -> bool:
+    """Tell whether `path` is what `copy_lora` writes there."""
+    called = ("modelspec.title", "modelspec.trigger_phrase", "ss_output_name", "sshs_legacy_hash", "sshs_model_hash")
+    with safe_open(source, framework="pt") as ours:
+        try:
+            with safe_open(path, framework="pt") as other:
+                about = [{k: v for k, v in (f.metadata() or {}).items() if k not in called} for f in (ours, other)]
+                names = [set(file.keys()) for file in (ours, other)]
+                return (
+                    about[0] == about[1]
+                    and names[0] == names[1]
+                    and all(torch.equal(ours.get_tensor(name), other.get_tensor(name)) for name in names[0])
+                )
+        except (OSError, SafetensorError):
+            return False
+
+
+def is_ours(path: Path) -> bool:
+    """Tell whether LoRA Atelier has written a file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return "atelier.version" in (file.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
+
+
+def word_path(folder: Path, name: str, token: str) -> Path:
+    """Return where a learned word of a LoRA is saved; what `embedding:` of a prompt could not hold becomes _."""
+    plain = re.sub(r"[\s()]+", "_", f"{name}-{token}")
+    return folder / f"{plain}.safetensors"
+
+
+def save_embeddings(
+    folder: Path,
+    name: str,
+    embeddings: Mapping[str, Mapping[str, Tensor]],
+    parts: Sequence[Part],
+    metadata: Mapping[str, str],
+) -> dict[str, Path]:
+    """Write the vectors of each token as <name>-<token>.safetensors that `embedding:` of a prompt finds.
+
+    embeddings: by token, then by the prefix of a text encoder's part. parts: of the base model. metadata: of the LoRA
+    they were learned with. A number is added where the name is taken. Float32, as they are small.
+    Raises ValueError when a value is not finite or the file read back differs.
+    """
+    paths = {}
+    for token, vectors in embeddings.items():
+        path = unused_path(word_path(folder, name, token))
+        tensors = {part.embedding: vectors[part.prefix].contiguous() for part in parts if part.embedding}
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise ValueError(f"The embedding {token} holds values that are not finite; lower its learning_rate.")
+        about = {key: text for key, text in metadata.items() if key.startswith(("modelspec.", "atelier."))}
+        kind = {"architecture": metadata["modelspec.architecture"].replace("/lora", "/textual-inversion")}
+        kind |= {"title": path.stem, "trigger_phrase": f"embedding:{path.stem}"}
+        with written_whole(path) as temporary:
+            _write_ordered(temporary, tensors, about | {f"modelspec.{key}": text for key, text in kind.items()})
+            read = load_file(temporary)
+            if read.keys() != tensors.keys() or not all(torch.equal(read[key], t) for key, t in tensors.items()):
+                raise ValueError(f"{path.name} does not hold the vectors that were learned; nothing was kept.")
+        paths[token] = path
+    return paths
+
+
+def verify_lora(path: Path, trained: Mapping[str, Tensor], dtype: str) -> None:
+    """Read a LoRA back and compare names and every layer's delta norm with what was trained."""
+    read = load_file(path)
+    if set(read) != set(trained):
+        raise ValueError(f"{path.name} holds other tensors than were trained; nothing was kept.")
+    written = delta_norms(read)
+    for name, norm in delta_norms(trained).items():
+        if abs(written[name] - norm) > TOLERANCE[dtype] * norm + 1e-6:
+            raise ValueError(
+                f"{name} has delta norm {written[name]:.6g} in the file and {norm:.6g} in training; save as float32."
+            )
+
+
+def file_hashes(path: Path) -> dict[str, str]:
+    """Return kohya's two hashes of a safetensors file that carries the `ss_` metadata only."""
+    model = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(8 + struct.unpack("<Q", file.read(8))[0])
+        while block := file.read(1 << 20):
+            model.update(block)
+    return {"sshs_model_hash": model.hexdigest(), "sshs_legacy_hash": short_hash(path)}

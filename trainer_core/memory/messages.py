@@ -1,0 +1,44 @@
+"""The messages for running out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..config import MemoryConfig
+from .place import out_of_memory
+from .setup import describe
+
+TO_LOWER = (
+    "Lower batch_size (raise accumulate by the same factor) or the resolution of Train LoRA, or set weights of Load "
+    "Base Model to float8 or nf4."
+)
+
+
+def out_of_memory_again(step: int, memory: MemoryConfig) -> str:
+    """Say that a step is repeated with settings that need less memory."""
+    return f"Out of memory at step {step}; the step is repeated with {describe(memory)}."
+
+
+def out_of_memory_after(step: int, memory: MemoryConfig) -> str:
+    """Say that a step does not fit, even with the smallest settings."""
+    return f"Out of memory at step {step} with {describe(memory)}. {TO_LOWER}"
+
+
+@contextmanager
+def out_of_memory_explained(state: Callable[[], tuple[int, MemoryConfig]]) -> Iterator[None]:
+    """Turn an out-of-memory error in a `with` block into a RuntimeError that names the step, the settings and a remedy.
+
+    state: returns the number of finished steps and the memory settings in use.
+    """
+    ran_out = False
+    try:
+        yield
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        ran_out = True
+    if ran_out:  # outside of the handler, so that nothing holds the tensors of the failed work
+        at, memory = state()
+        when = f"after step {at}" if at else "before the first step"
+        raise RuntimeError(f"Out of memory {when} with {describe(memory)}. {TO_LOWER}")

@@ -1,0 +1,1 @@
+"""Model files: headers, tensors, and what a file is."""

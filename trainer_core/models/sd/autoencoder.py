@@ -1,0 +1,95 @@
+"""Read and build the autoencoder, and encode pixels with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..files.kept import KeptFiles
+from ..files.safetensors_file import highest, opened, read_header, read_part
+from ..files.tensors import Complete, fill
+from .family import Family, check_vae
+from .names import tiny_vae_names, vae_ldm_names
+
+
+def read_vae(path: Path, family: Family, kept: KeptFiles | None = None) -> dict[str, Tensor]:
+    """Read an autoencoder's file under the original names; diffusers' names are understood. kept: files in memory."""
+    header = read_header(path)
+    check_vae(header, family)
+    first = "encoder.conv_in.weight"
+    prefix = next(key.removesuffix(first) for key in header.shapes if key.endswith(first))
+    with opened(header, kept and kept.take(header)) as file:
+        tensors = read_part(file, header.shapes, prefix)
+    if any(".down_blocks." in name for name in tensors):
+        for old, new in (("query", "to_q"), ("key", "to_k"), ("value", "to_v"), ("proj_attn", "to_out.0")):
+            tensors = {name.replace(f".{old}.", f".{new}."): tensor for name, tensor in tensors.items()}
+        levels = 1 + highest(tensors, r"encoder\.down_blocks\.(\d)\.")
+        names = vae_ldm_names(tensors, levels)
+        tensors = {names[name]: tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def build_vae(tensors: dict[str, Tensor], source: str) -> nn.Module:
+    """Build the autoencoder: TAESD-shaped or the original KL one, as the tensors say."""
+    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+    from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
+
+    what = f"the VAE of {source}"
+    if "taesd_decoder.1.weight" in tensors:
+        with torch.device("meta"):
+            tiny = AutoencoderTiny(latent_channels=tensors["taesd_decoder.1.weight"].shape[1])
+        return fill(tiny, tiny_vae_names(tiny.state_dict()), tensors, what)
+    tensors = Complete(tensors, what)
+    levels = 1 + highest(tensors, r"encoder\.down\.(\d)\.")
+    shape: dict[str, Any] = {
+        "block_out_channels": tuple(tensors[f"encoder.down.{i}.block.0.conv1.weight"].shape[0] for i in range(levels)),
+        "down_block_types": ("DownEncoderBlock2D",) * levels,
+        "up_block_types": ("UpDecoderBlock2D",) * levels,
+        "layers_per_block": sum(k.startswith("encoder.down.0.block.") and "conv1.w" in k for k in tensors),
+        "latent_channels": tensors["quant_conv.weight"].shape[0] // 2,
+    }
+    with torch.device("meta"):
+        vae = AutoencoderKL(**shape)
+    names = vae_ldm_names(vae.state_dict(), levels)
+    return fill(vae, names, tensors, what)
+
+
+@torch.no_grad()
+def encode_pixels(vae: Any, batch: Tensor, latent_scale: float) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of the latents of (B, 3, H, W) pixels in model scale, float32."""
+    encoded = vae.encode(batch.to(vae.dtype))
+    if hasattr(encoded, "latent_dist"):
+        latents = encoded.latent_dist
+        return latents.mean.float() * latent_scale, latents.std.float() * latent_scale
+    # a TAESD-shaped autoencoder gives scaled latents and no distribution
+    return encoded.latents.float(), torch.zeros_like(encoded.latents, dtype=torch.float32)
+
+
+@torch.no_grad()
+def encode_painted(vae: Any, batch: Tensor, pixel_mask: Tensor, mask: Tensor, latent_scale: float) -> Tensor:
+    """Encode the mask, and the latents of the pixels with its region mid-grey, for an inpainting model: (B, 5, h, w).
+
+    pixel_mask (B, 1, H, W) and mask (B, 1, h, w), 1 = painted.
+    """
+    mean, _ = encode_pixels(vae, batch * (1 - pixel_mask), latent_scale)
+    return torch.cat([mask.to(mean), mean], dim=1)
+
+
+def encode_blank(vae: Any, size: tuple[int, int], latent_scale: float) -> Tensor:
+    """Encode what an inpainting model reads where all of a picture is painted: (1, 5, h, w); size (W, H) pixels."""
+    width, height = size
+    device = next(vae.parameters()).device
+    everything = torch.ones(1, 1, height, width, device=device)
+    grey = torch.zeros(1, 3, height, width, device=device)
+    return encode_painted(vae, grey, everything, everything[:, :, : height // 8, : width // 8], latent_scale)
+
+
+def decode(vae: Any, latents: Tensor, latent_scale: float) -> Tensor:
+    """Decode latents in model scale to (N, H, W, 3) pictures in 0..1."""
+    dtype = next(vae.parameters()).dtype
+    scaled = latents if type(vae).__name__ == "AutoencoderTiny" else latents / latent_scale
+    decoded = vae.decode(scaled.to(dtype)).sample.float()
+    return (decoded / 2 + 0.5).clamp(0, 1).movedim(1, -1)

@@ -1,0 +1,157 @@
+"""Name files that are no base model trained here, and the models that LoRA files are for, by their tensors.
+
+Most signatures of files are those ComfyUI goes by.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ..files.safetensors_file import Shapes
+
+PREFIXES = (
+    "model.diffusion_model.",
+    "model.model.",
+    "diffusion_model.",
+    "model.",
+    "net.",
+    "transformer.",
+)  # of whole models
+
+# (part of a tensor's name, what such a file is)
+ADDED = (
+    ("lora_down", "a LoRA"),
+    ("lora_up", "a LoRA"),
+    ("lora_A", "a LoRA"),
+    ("lora.down", "a LoRA"),
+    ("hada_w1", "a LoHa"),
+    ("lokr_w", "a LoKr"),
+    ("oft_blocks", "an OFT network"),
+    ("dora_scale", "a LoRA"),
+    ("emb_params", "a textual inversion embedding"),
+    ("string_to_param", "a textual inversion embedding"),
+    ("lora_controlnet", "a Control-LoRA"),
+    ("control_model.", "a ControlNet"),
+    ("controlnet_", "a ControlNet"),
+    ("motion_modules.", "a motion module of AnimateDiff"),
+    (".time_stack.", "a Stable Video Diffusion model"),
+    ("temporal_transformer", "a video model"),
+    ("ip_adapter.", "an IP-Adapter"),
+    ("adapter.body.", "a T2I-Adapter"),
+    ("position_net.", "a GLIGEN model"),
+    ("lora_unet_", "a network of LoRA's kin"),
+    ("lora_te", "a network of LoRA's kin"),
+)
+# (how a tensor's name begins behind one of PREFIXES, what such a file is); the more special first
+MODELS = (
+    ("joint_blocks.", "a Stable Diffusion 3 model"),
+    ("transformer_blocks.0.norm1_context.", "a Stable Diffusion 3 or FLUX model in diffusers' layout"),
+    ("clip_txt_mapper.", "a Stable Cascade model"),
+    ("clip_mapper.", "a Stable Cascade model"),
+    ("clf.1.", "a Stable Cascade model"),
+    ("transformer.rotary_pos_emb.", "a Stable Audio model"),
+    ("rotary_pos_emb.", "a Stable Audio model"),
+    ("double_layers.0.attn.w1q", "an AuraFlow model"),
+    ("mlp_t5.", "a Hunyuan DiT model"),
+    ("txt_in.individual_token_refiner.", "a HunyuanVideo model"),
+    ("latent_in.", "a Hunyuan3D model"),
+    ("double_stream_modulation_img.", "a FLUX.2 model"),
+    ("distilled_guidance_layer.", "a Chroma model"),
+    ("double_blocks.", "a FLUX-like model"),
+    ("single_transformer_blocks.", "a FLUX-like model"),
+    ("t5_yproj.", "a Mochi video model"),
+    ("patchify_proj.", "an LTX video model"),
+    ("adaln_single.", "a PixArt-like model"),
+    ("t_block.1.", "a PixArt model"),
+    ("genre_embedder.", "an ACE-Step audio model"),
+    ("blocks.block0.blocks.0.", "a Cosmos model"),
+    ("blocks.0.mlp.layer1.", "a Cosmos or Anima model"),
+    ("cap_pad_token", "a Z-Image model"),
+    ("noise_refiner.", "a Lumina or Z-Image model"),
+    ("blocks.0.cross_attn.", "a Wan video model"),
+    ("head.modulation", "a Wan video model"),
+    ("blocks.0.norm1.linear.", "a CogVideoX model"),
+    ("caption_projection.0.linear.", "a HiDream model"),
+    ("time_caption_embed.", "an OmniGen2 model"),
+    ("visual_transformer_blocks.", "a Kandinsky 5 model"),
+    ("txt_norm.", "a Qwen-Image model"),
+    ("transformer_blocks.0.img_mod.", "a Qwen-Image model"),
+    ("encoder_hid_proj.", "a Kolors model"),
+    ("down_blocks.0.resnets.", "a UNet in diffusers' layout, alone"),
+    ("encoder.block.0.", "a T5 text encoder"),
+    ("text_model.encoder.layers.0.", "a CLIP text encoder"),
+    ("encoder.layers.0.self_attn.", "a CLIP text encoder"),
+    ("resblocks.0.", "an OpenCLIP text encoder"),
+    ("vision_model.", "CLIP's encoder of pictures (CLIP Vision)"),
+    ("layers.0.self_attn.", "a language model"),
+    ("decoder.conv_in.", "an autoencoder (VAE)"),
+    ("conv_first.", "an upscaler"),
+    ("1.sub.0.", "an upscaler"),
+)
+KOLORS = ("model.diffusion_model.label_emb.0.0.weight", 5632)  # channels of what is told beside the text
+
+
+def name_other(shapes: Shapes) -> str | None:
+    """Return what a file is that is no Stable Diffusion checkpoint; None for anything that may be one."""
+    for part, kind in ADDED:
+        if any(part in key for key in shapes):
+            return kind
+    whole = {_behind(key) for key in shapes}
+    for start, kind in MODELS:
+        if any(key.startswith(start) for key in whole):
+            return kind
+    if set(shapes) <= {"clip_l", "clip_g"}:
+        return "a textual inversion embedding"
+    if shapes.get(KOLORS[0], (0, 0))[1:] == (KOLORS[1],):
+        return "a Kolors model"
+    if "edm_mean" in shapes or "edm_vpred.sigma_max" in shapes:
+        return "an EDM model (as Playground 2.5 and CosXL), whose noise is not trained here"
+    if any(key.endswith((".scale_weight", "scaled_fp8", ".weight_scale", ".comfy_quant")) for key in shapes):
+        return "a checkpoint of scaled weights (fp8 with factors beside), which are not read here"
+    unet = any(key.startswith(("model.diffusion_model.", "input_blocks.")) for key in shapes)
+    if not unet and any(key.startswith("model_ema.") for key in shapes):
+        return "a file of averaged (EMA) weights without the ordinary ones, which ComfyUI does not read"
+    return None
+
+
+def _behind(key: str) -> str:
+    """Return a tensor's name without the prefix of a whole model."""
+    for prefix in PREFIXES:
+        if key.startswith(prefix):
+            return key[len(prefix) :]
+    return key
+
+
+SD1, SD2, SDXL = "Stable Diffusion 1", "Stable Diffusion 2", "Stable Diffusion XL"
+TEXT_WIDTHS = {768: SD1, 1024: SD2, 2048: SDXL}
+MARKS = (
+    (r"double_blocks|single_transformer_blocks|single_blocks", "FLUX or a model like it"),
+    (r"joint_blocks|attn_add_[qkv]_proj|lora_te3_", "Stable Diffusion 3 or a model like it"),
+    (r"(attentions|blocks?)(_\d+){1,2}_transformer_blocks_[1-9]|lora_te2_|text_encoder_2", SDXL),  # deeper than others
+)
+OUTERMOST = r"down_blocks_0_attentions|up_blocks_3_attentions|input_blocks_[12]_1_|output_blocks_(9|1\d)_1_"
+SAID = (  # how trainers' words for a base model begin
+    (r"stable-diffusion-xl|sdxl", SDXL),
+    (r"stable-diffusion-v1|sd_v?1", SD1),
+    (r"stable-diffusion-v2|sd_v?2", SD2),
+)
+
+
+def made_for(widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
+    """Guess for which models a LoRA file was made, "" when nothing tells: by its layers, else by what its metadata say.
+
+    widths: inputs of each layer by its name in the file, 0 where that is not known.
+    """
+    for name, width in widths.items():  # cross attention reads text, whose width differs
+        if width in TEXT_WIDTHS and re.search(r"attn2[._](processor[._])?to_k$", name):
+            return TEXT_WIDTHS[width]
+    names = [name.replace(".", "_") for name in widths]
+    for pattern, model in MARKS:
+        if any(re.search(pattern, name) for name in names):
+            return model
+    said = metadata.get("modelspec.architecture") or metadata.get("ss_base_model_version") or ""
+    said = next((model for pattern, model in SAID if re.match(pattern, said)), said)
+    if said not in (SD1, SD2) and any(re.search(OUTERMOST, name) for name in names):  # where XL has no attention
+        return f"{SD1} or 2"
+    return said

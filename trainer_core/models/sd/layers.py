@@ -1,0 +1,187 @@
+"""The layers of a UNet and of CLIP: names in LoRA files, presets that train them, and the blocks they lie in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, get_args
+
+from torch import Tensor, nn
+
+from ...config import DENOISER_ONLY, Preset
+from ..base import BASE, Layer
+from .family import TextPart
+from .names import UNET_OUTSIDE, unet_ldm_names
+from .text import TextEncoder
+
+if TYPE_CHECKING:
+    from .model import StableDiffusion
+
+PREFIX = "lora_unet"  # of the UNet's layers in our LoRA files
+PREFIXES = ("lora_unet_", "unet_", "diffusion_model_", "model_diffusion_model_", "lycoris_", "lycoris_unet_", "")
+PRESETS: tuple[Preset, ...] = get_args(Preset)
+TEXT_PRESETS = frozenset(preset for preset in PRESETS if preset not in DENOISER_ONLY)
+TEXT_LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+IA3 = "ia3"  # the algorithm with layers of its own: keys, values, and the last layer of each MLP
+IA3_LAYERS = (".to_k", ".to_v", ".ff.net.2", ".k_proj", ".v_proj", ".fc2")
+
+
+def list_layers(model: StableDiffusion) -> list[Layer]:
+    """List all modules with a weight, of the UNet and then of the text encoders, as far as they are in memory."""
+    layers = [] if model.unet is None else unet_layers(model.unet, original=model.family.ldm_names)
+    parts = {part.kohya: part for part in model.family.texts}
+    for index, text in enumerate(model.texts):
+        layers += text_layers(text, parts[text.prefix], first=index == 0, only=len(model.texts) == 1)
+    return layers
+
+
+def unet_layers(unet: nn.Module, *, original: bool = False) -> list[Layer]:
+    """List the modules of a UNet that have a weight; original: LoRA files name them as the original code does."""
+    modules = [(path, module) for path, module in unet.named_modules() if _has_weight(module)]
+    known = (path for path, _ in modules if path in UNET_OUTSIDE or path.startswith(("down_", "mid_", "up_")))
+    config: Any = unet.config
+    ldm = unet_ldm_names((f"{path}.weight" for path in known), config.layers_per_block)
+    find, layers = _block_finder(unet), []
+    for path, module in modules:
+        ldm_path = ldm.get(f"{path}.weight", f"{path}.weight").removesuffix(".weight")
+        trainable = isinstance(module, nn.Linear | nn.Conv2d | nn.GroupNorm | nn.LayerNorm)
+        layers.append(
+            Layer(
+                name=f"{PREFIX}_{_flat(ldm_path if original else path)}",
+                path=path,
+                module=module,
+                part=PREFIX,
+                block=find(path),
+                trainable=trainable,
+                presets=_unet_presets(path, module) if trainable else frozenset(),
+                comfy=f"diffusion_model.{ldm_path}",
+                aliases=_aliases(PREFIXES, {path, ldm_path}),
+            )
+        )
+    return layers
+
+
+def text_layers(text: TextEncoder, part: TextPart, *, first: bool = True, only: bool = True) -> list[Layer]:
+    """List the modules of a CLIP encoder that have a weight; a linear layer of its layers in use is trainable.
+
+    first, only: whether it is the model's first text encoder, and its only one, as some LoRA files leave that out.
+    """
+    prefixes = (f"{text.prefix}_", f"{part.folder}_", f"lycoris_{part.folder}_")
+    prefixes += (f"text_encoders_{part.comfy}_transformer_", *(("lora_te_", "lora_te1_") if first else ()))
+    prefixes += ("lycoris_", "") if only else ()
+    layers = []
+    for own, module in text.model.named_modules():
+        if not _has_weight(module):
+            continue
+        # newer transformers leave `text_model.` out
+        path = own if own.startswith(("text_model.", "text_projection")) else f"text_model.{own}"
+        projection = path.rpartition(".")[2] in TEXT_LAYERS and isinstance(module, nn.Linear)
+        trainable = projection and _number(path) < text.depth
+        presets = TEXT_PRESETS | ({IA3} if path.endswith(IA3_LAYERS) else frozenset())
+        layers.append(
+            Layer(
+                name=f"{text.prefix}_{_flat(path)}",
+                path=path,
+                module=module,
+                part=text.prefix,
+                block="",
+                trainable=trainable,
+                presets=presets if trainable else frozenset(),
+                comfy=f"text_encoders.{part.comfy}.transformer.{path}",
+                aliases=_aliases(prefixes, {path, path.removeprefix("text_model.")}),
+            )
+        )
+    return layers
+
+
+def block_names(unet: Any) -> list[str]:
+    """Name the blocks of a UNet in their order, which is that of kohya's lists.
+
+    25 for Stable Diffusion 1 and 2, where embeddings belong to the first input block and conv_out to the last output
+    block; 23 for XL, where both stand apart and the middle block counts as three.
+    """
+    count = len(unet.config.down_block_types) * (unet.config.layers_per_block + 1)
+    inside, outside = [f"IN{i:02}" for i in range(count)], [f"OUT{i:02}" for i in range(count)]
+    if _is_xl(unet):
+        return ["EMB", *inside, "MID0", "MID1", "MID2", *outside, "LAST"]
+    return [*inside, "MID", *outside]
+
+
+def block_layouts(unet: Any, setting: str) -> list[list[str]]:
+    """List the orders of blocks that the numbers of a setting may follow.
+
+    For block_weights also that of block-weight extensions: BASE, then the blocks that have a transformer.
+    """
+    names = block_names(unet)
+    if setting != "block_weights":
+        return [names]
+    find = _block_finder(unet)
+    attended = {find(path) for path, _ in unet.named_modules() if re.search(r"attentions\.\d+$", path)}
+    return [names, [BASE, *(name for name in names if name in attended)]]
+
+
+def _block_finder(unet: Any) -> Callable[[str], str]:
+    """Return a function that finds the block of a module by its diffusers name."""
+    each, xl, names = unet.config.layers_per_block + 1, _is_xl(unet), block_names(unet)
+
+    def find(path: str) -> str:
+        part, *rest = path.split(".")
+        if part in ("down_blocks", "up_blocks"):
+            level, kind, place = int(rest[0]), rest[1], int(rest[2])
+            number = each * level + (each - 1 if kind.endswith("samplers") else place)
+            return f"IN{number + 1:02}" if part == "down_blocks" else f"OUT{number:02}"
+        if part == "mid_block":
+            return "MID" if not xl else "MID1" if rest[0] == "attentions" else f"MID{2 * int(rest[1])}"
+        if part == "conv_in":
+            return "IN00"
+        return names[-1] if part in ("conv_norm_out", "conv_out") else names[0]
+
+    return find
+
+
+def _is_xl(unet: Any) -> bool:
+    return unet.config.addition_embed_type == "text_time"
+
+
+def _unet_presets(path: str, module: nn.Module) -> frozenset[str]:
+    """List the presets that train a layer of the UNet, or a norm beside the layers that they train; and (IA)^3."""
+    matrix = isinstance(module, nn.Linear | nn.Conv2d)
+    presets = frozenset(preset for preset in PRESETS if _in_preset(preset, path, module))
+    return presets | {IA3} if matrix and path.endswith(IA3_LAYERS) else presets
+
+
+def _in_preset(preset: Preset, path: str, module: nn.Module) -> bool:
+    """Tell whether a preset trains a layer of the UNet.
+
+    Size numbers' embeddings of Stable Diffusion XL are in none: other trainers leave them as they are, too.
+    """
+    if path.startswith("add_embedding"):
+        return False
+    if preset == "attn-only" and isinstance(module, nn.Linear | nn.Conv2d):
+        return ".attn1." in path or ".attn2." in path
+    if preset in ("attn-only", "attn-mlp", "unet-transformer-only"):
+        return ".attentions." in path
+    if preset == "unet-convblock-only":
+        return ".attentions." not in path and not path.startswith("time_embedding")
+    return preset == "full" or not (isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1))
+
+
+def _aliases(prefixes: tuple[str, ...], paths: set[str]) -> tuple[str, ...]:
+    """List the names of a layer in LoRA files of other programs, with underscores for dots."""
+    flat = {_flat(path) for path in paths}
+    flat |= {name.removesuffix("_0") for name in flat if name.endswith("_to_out_0")}  # diffusers' processors
+    return tuple(prefix + name for prefix in prefixes for name in sorted(flat))
+
+
+def _has_weight(module: nn.Module) -> bool:
+    """Tell whether a module has a weight, as it is or kept small."""
+    return isinstance(getattr(module, "weight", None), Tensor) or hasattr(module, "kept")
+
+
+def _number(path: str) -> int:
+    """Return the number of the layer of CLIP that a module belongs to."""
+    return next(int(part) for part in path.split(".") if part.isdecimal())
+
+
+def _flat(path: str) -> str:
+    return path.replace(".", "_")

@@ -1,0 +1,279 @@
+"""Stable Diffusion 1, 2 and XL in memory: a UNet, CLIP text encoders and an autoencoder behind the model protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..base import Conditioning, LatentFormat, Layer, NoiseModel, Part, Prediction, Unit
+from ..words import Words
+from . import autoencoder
+from .family import LATENT_CHANNELS, SIZE_CHANNELS, Family
+from .identify import made_for
+from .layers import block_layouts, block_names, list_layers
+from .noise import noise_model
+from .text import (
+    CHUNK,
+    MAX_CHUNKS,
+    TextEncoder,
+    batch_context,
+    count_tokens,
+    cut_words,
+    encode_caption,
+    left_out,
+    token_ids,
+)
+from .units import units
+
+PIXELS = 8  # of a picture for one latent pixel, along each side
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conditions:
+    """What the UNet reads beside the noised latents of a batch."""
+
+    context: Tensor  # (B, L, D)
+    pooled: Tensor | None = None  # (B, P), of families that use one
+    sizes: Tensor | None = None  # (B, 6): original height and width, crop top and left, trained height and width
+    painted: Tensor | None = None  # (B, 5, H, W), of inpainting models: mask and latents of the rest of the picture
+
+    def part(self, which: slice) -> Conditions:
+        """Return the conditions of some of the samples."""
+        rest = {name: getattr(self, name) for name in ("pooled", "sizes", "painted")}
+        chosen = {name: value[which] for name, value in rest.items() if value is not None}
+        return Conditions(context=self.context[which], **chosen)
+
+
+@dataclass(kw_only=True)
+class StableDiffusion:
+    """A model of Stable Diffusion; implements `BaseModel`. Parts that are not needed any more may be freed."""
+
+    family: Family
+    name: str  # file or folder name, for people and metadata
+    unet: Any
+    texts: tuple[TextEncoder, ...]
+    vae: Any
+    tokenizer: Any
+    identity: dict[str, str] = field(default_factory=dict)  # sha256 of the stored tensors of text encoders and vae
+    short_hash: str = ""  # of a single file
+    dtype: torch.dtype = torch.float32  # of frozen weights and activations
+    prediction: Prediction = "epsilon"  # or "v_prediction"
+    zero_terminal_snr: bool = False  # the noise schedule ends in pure noise
+    clip_skip: int = 1  # as the person set it
+    inpainting: bool = False  # the UNet also reads a mask and the picture without what the mask covers
+    window: int = CHUNK  # tokens that are encoded together
+    most_tokens: int = CHUNK * MAX_CHUNKS  # of a caption; the rest is left out
+
+    @property
+    def kind(self) -> str:
+        """Name the family."""
+        return self.family.name
+
+    @property
+    def title(self) -> str:
+        """Name the family in sentences."""
+        return self.family.title
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """List the UNet, then the text encoders."""
+        several = len(self.family.texts) > 1
+        texts = (
+            Part(
+                prefix=part.kohya,
+                title=f"text encoder {part.comfy.upper().replace('_', '-')}",
+                embedding=part.comfy if several else "emb_params",
+            )
+            for part in self.family.texts
+        )
+        return Part(prefix="lora_unet", title="UNet"), *texts
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Collect the facts that LoRA files hold about the model, in kohya's words and modelspec's."""
+        second, v = self.family.name == "sd2", self.prediction == "v_prediction"
+        architecture = "stable-diffusion-v2-768-v" if second and v else self.family.architecture
+        source = "https://github.com/Stability-AI/generative-models" if self.family.ldm_names else "diffusers"
+        return {
+            "v2": second,
+            "base_model_version": self.family.base_version + ("_v" if second and v else ""),
+            "zero_terminal_snr": self.zero_terminal_snr,
+            "short_hash": self.short_hash,
+            "architecture": architecture,
+            "implementation": source,
+            "prediction_type": "v" if v else "epsilon",
+            "rate": "unet_lr",
+            "encoder_layer": max(self.clip_skip, *(part.layer for part in self.family.texts)),
+        }
+
+    def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
+        """Guess for which models a LoRA file was made; "" when nothing tells."""
+        return made_for(widths, metadata)
+
+    # --- the UNet ---
+
+    @property
+    def denoiser(self) -> Any:
+        """Return the UNet."""
+        return self.unet
+
+    @property
+    def noise(self) -> NoiseModel:
+        """Describe the noise schedule and what the UNet predicts."""
+        return noise_model(self.prediction, self.zero_terminal_snr)
+
+    @property
+    def latents(self) -> LatentFormat:
+        """Describe the latents: four channels, 8 pixels each way."""
+        return LatentFormat(channels=LATENT_CHANNELS, pixels=PIXELS, step=PIXELS)
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Name the blocks of the UNet in the order of kohya's lists."""
+        return tuple(block_names(self.unet))
+
+    def layers(self) -> list[Layer]:
+        """List the layers of the UNet and of the text encoders in memory."""
+        return list_layers(self)
+
+    def block_layouts(self, setting: str) -> list[list[str]]:
+        """List the orders of blocks that the numbers of a setting of LoRA Config may follow."""
+        return block_layouts(self.unet, setting)
+
+    def units(self, module: nn.Module) -> list[Unit]:
+        """List the blocks that repeat in the UNet or in a text encoder."""
+        return units(module)
+
+    def batch(
+        self, captions: Sequence[Conditioning], sizes: Tensor, device: torch.device, painted: Tensor | None = None
+    ) -> Conditions:
+        """Join the conditions of a batch on the device; sizes (B, 6), painted (B, 5, H, W) where inpainting."""
+        context = batch_context([c["context"] for c in captions]).to(device, self.dtype)
+        pooled = [c["pooled"] for c in captions if "pooled" in c]
+        painted = None if painted is None else painted.to(device)
+        if not pooled:
+            return Conditions(context=context, painted=painted)
+        joined = torch.stack(pooled).to(device, self.dtype)
+        return Conditions(context=context, pooled=joined, sizes=sizes.to(device), painted=painted)
+
+    def predict(self, noised: Tensor, levels: Tensor, conditions: Conditions) -> Tensor:
+        """Predict for (B, 4, H, W) noised latents at (B,) timesteps."""
+        more: dict[str, Any] = {}
+        if conditions.pooled is not None:
+            more = {"added_cond_kwargs": {"text_embeds": conditions.pooled, "time_ids": conditions.sizes}}
+        if conditions.painted is not None:
+            noised = torch.cat([noised, conditions.painted], dim=1)
+        return self.unet(noised.to(self.dtype), levels, encoder_hidden_states=conditions.context, **more).sample
+
+    def empty_conditions(self, count: int, latents: tuple[int, int], tokens: int) -> Conditions:
+        """Build the conditions of a batch on the meta device, from the text encoders if they are in memory."""
+        config = self.unet.config
+        context = torch.empty(count, tokens, config.cross_attention_dim, dtype=self.dtype, device="meta")
+        pooled = sizes = painted = None
+        if config.addition_embed_type == "text_time":
+            sizes = torch.empty(count, 6, dtype=torch.int64, device="meta")
+            width = config.projection_class_embeddings_input_dim - 6 * SIZE_CHANNELS
+            pooled = context.new_empty(count, width)
+        if self.texts:
+            rows = tokens // (CHUNK + 2)
+            caption = _WholeChunks(min(rows, MAX_CHUNKS))
+            each = [encode_caption(self.texts, caption, "", "meta") for _ in range(count)]
+            context = batch_context([c.context.repeat(tokens // len(c.context), 1) for c in each]).to(self.dtype)
+            pooled = None if pooled is None else torch.stack([c.pooled for c in each if c.pooled is not None])
+        if self.inpainting:
+            painted = torch.empty(count, config.in_channels - config.out_channels, *latents, device="meta")
+        return Conditions(context=context, pooled=pooled, sizes=sizes, painted=painted)
+
+    # --- text ---
+
+    @property
+    def text_encoders(self) -> tuple[TextEncoder, ...]:
+        """Return the text encoders that are in memory."""
+        return self.texts
+
+    @property
+    def text_identity(self) -> str:
+        """Name the text encoders' state: stored weights, dtype, and the layer in use."""
+        layer = max(self.clip_skip, *(part.layer for part in self.family.texts))
+        return f"{self.identity['text_encoder']}/{self.dtype}/{layer}/{MAX_CHUNKS}"
+
+    def mark_text(self, *changes: str) -> None:
+        """Let the text encoders' identity tell of changes to their weights."""
+        self.identity["text_encoder"] = "+".join([self.identity["text_encoder"], *changes])
+
+    def encode_text(self, caption: str, device: torch.device | str) -> Conditioning:
+        """Encode a caption as ComfyUI does at inference: "context" (L, D), for XL also "pooled" (P,)."""
+        context, pooled = encode_caption(self.texts, self.tokenizer, caption, device)
+        return {"context": context} | ({} if pooled is None else {"pooled": pooled})
+
+    def count_tokens(self, caption: str, words: Words) -> int:
+        """Count the tokens of a caption, with the places that stay empty at the end of chunks."""
+        return count_tokens(self.tokenizer, caption, words)
+
+    def cut_text(self, caption: str, words: Words) -> tuple[str, list[str]]:
+        """Find what of a caption does not fit into the chunks: the text, and the learned words in it."""
+        return left_out(self.tokenizer, caption, words=words), cut_words(self.tokenizer, caption, words)
+
+    def longest(self, captions: Iterable[str], count: int, words: Words) -> int:
+        """Count the tokens, with the ends of chunks, of a batch of `count` captions when it is longest."""
+        lengths = (count_tokens(self.tokenizer, caption, words) for caption in captions)
+        chunks = {min(MAX_CHUNKS, max(1, -(-length // CHUNK))) for length in lengths}
+        return (CHUNK + 2) * (math.lcm(*chunks) if count > 1 else max(chunks))
+
+    def token_ids(self, text: str) -> list[int]:
+        """Return the ids of a text's tokens; [] without a tokenizer."""
+        return token_ids(self.tokenizer, text) if self.tokenizer else []
+
+    # --- the autoencoder ---
+
+    @property
+    def autoencoder(self) -> Any:
+        """Return the autoencoder."""
+        return self.vae
+
+    @property
+    def autoencoder_identity(self) -> str:
+        """Return the hash of the autoencoder's stored weights."""
+        return self.identity["vae"]
+
+    def encode_pixels(self, vae: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode (B, 3, H, W) pixels in -1..1: mean and standard deviation in model scale, float32."""
+        return autoencoder.encode_pixels(vae, pixels, self.family.latent_scale)
+
+    def encode_painted(self, vae: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor) -> Tensor:
+        """Encode mask and latents of the pixels with its region mid-grey, (B, 5, h, w)."""
+        return autoencoder.encode_painted(vae, pixels, pixel_mask, mask, self.family.latent_scale)
+
+    def encode_blank(self, vae: Any, size: tuple[int, int]) -> Tensor:
+        """Encode a picture of (width, height) that is painted everywhere, (1, 5, h, w)."""
+        return autoencoder.encode_blank(vae, size, self.family.latent_scale)
+
+    def decode(self, vae: Any, latents: Tensor) -> Tensor:
+        """Decode latents in model scale to (N, H, W, 3) pictures in 0..1."""
+        return autoencoder.decode(vae, latents, self.family.latent_scale)
+
+    def free(self, *parts: str) -> None:
+        """Forget "text", "autoencoder" or "denoiser", or everything."""
+        if not parts or "denoiser" in parts:
+            self.unet = None
+        if not parts or "text" in parts:
+            self.texts = ()
+        if not parts or "autoencoder" in parts:
+            self.vae = None
+
+
+class _WholeChunks:
+    """Stand for the tokenizer of a caption that fills a number of whole chunks."""
+
+    bos_token_id, eos_token_id = 0, 1
+
+    def __init__(self, chunks: int) -> None:
+        self.ids = [2] * (CHUNK * chunks)
+
+    def __call__(self, *_: Any, **__: Any) -> dict[str, list[int]]:
+        return {"input_ids": self.ids}

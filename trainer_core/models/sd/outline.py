@@ -1,0 +1,57 @@
+"""A base model without its weights: what headers and configurations tell, on torch's meta device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...config import BaseModelConfig
+from ..files.safetensors_file import Shapes, read_header, under
+from .encoder import as_text, build_text
+from .family import INPAINTING_CHANNELS, TEXT_FILES, detect_family, unet_prefix
+from .load import check_folder, detect_noise, given_files, read_json
+from .model import StableDiffusion
+from .text import find_tokenizer, load_tokenizer
+from .unet import build_unet
+
+
+def outline_base_model(config: BaseModelConfig, dtype: torch.dtype = torch.float32) -> StableDiffusion:
+    """Build UNet and text encoders with shapes alone, as `load_base_model` would build them."""
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    path, given = Path(config.path), given_files(config)
+    header = None if path.is_dir() else read_header(path)
+    family = check_folder(path, given) if header is None else detect_family(header, given)
+    texts = []
+    for name, part in zip(TEXT_FILES, family.texts, strict=False):
+        if name in given:
+            texts.append(build_text(_empty(read_header(given[name]).shapes), part, given[name].name))
+        elif header is not None:
+            texts.append(build_text(_empty(under(header.shapes, part.prefix)), part, path.name))
+        else:
+            with torch.device("meta"):
+                kind = CLIPTextModelWithProjection if part.pooled else CLIPTextModel
+                texts.append(as_text(kind(CLIPTextConfig.from_pretrained(path / name)), part))
+    if header is None:
+        with torch.device("meta"):
+            unet: Any = UNet2DConditionModel.from_config(read_json(path / "unet" / "config.json"))
+    else:
+        unet = build_unet(_empty(under(header.shapes, unet_prefix(header.shapes) or "")), family, path.name)
+    for model in (unet, *(text.model for text in texts)):
+        nn.Module.to(model.requires_grad_(False).train(False), "meta", dtype)
+    named = config.tokenizer or path.is_dir()  # else shapes are all that is asked for
+    tokenizer = load_tokenizer(find_tokenizer(config.tokenizer, path)) if named else None
+    base = StableDiffusion(family=family, name=path.name, unet=unet, texts=tuple(texts), vae=None, tokenizer=tokenizer)
+    base.identity = {"text_encoder": "", "vae": ""}
+    base.dtype, base.inpainting = dtype, unet.config.in_channels == INPAINTING_CHANNELS
+    base.clip_skip = config.clip_skip
+    base.prediction, base.zero_terminal_snr = detect_noise(config)
+    return base
+
+
+def _empty(shapes: Shapes) -> dict[str, Tensor]:
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}

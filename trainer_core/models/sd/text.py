@@ -1,0 +1,168 @@
+"""Captions to conditioning: tokens, chunks of 75, clip skip; the layout ComfyUI uses at inference."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..words import Words, find_words
+
+CHUNK = 75  # tokens of a caption between BOS and EOS
+MAX_CHUNKS = 3
+LARGE = 8  # tokens of a part of a prompt from which on ComfyUI spreads it over two chunks
+
+
+@dataclass(frozen=True)
+class ClipLengths:
+    """How long captions may be for CLIP; implements `CaptionLengths` without a model."""
+
+    tokenizer: Any
+    window: int = CHUNK  # tokens that are encoded together
+    most_tokens: int = CHUNK * MAX_CHUNKS  # of a caption; the rest is left out
+
+    def count_tokens(self, caption: str, words: Words) -> int:
+        """Count the tokens of a caption, with the places that stay empty at the end of chunks."""
+        return count_tokens(self.tokenizer, caption, words)
+
+    def cut_text(self, caption: str, words: Words) -> tuple[str, list[str]]:
+        """Find the rest of a caption after the last chunk: its text, and the trained words in it."""
+        return left_out(self.tokenizer, caption, words=words), cut_words(self.tokenizer, caption, words)
+
+
+def find_tokenizer(explicit: str, model: Path) -> Path:
+    """The folder with vocab.json and merges.txt: the given one, else that of a diffusers folder.
+
+    Raises ValueError that says where it looked.
+    """
+    place = Path(explicit) if explicit else model / "tokenizer"
+    if (place / "vocab.json").is_file() and (place / "merges.txt").is_file():
+        return place
+    looked = f"looked in {place}" if explicit or model.is_dir() else "as a single file holds none"
+    raise ValueError(
+        f"No CLIP tokenizer (vocab.json and merges.txt) for {model.name}, {looked}; set tokenizer of the base model to "
+        "its folder, for example ComfyUI's comfy/sd1_tokenizer."
+    )
+
+
+@functools.lru_cache(maxsize=4)  # a quarter of a second each time
+def load_tokenizer(folder: Path) -> Any:
+    """Load the CLIP tokenizer from a folder, offline."""
+    from transformers import CLIPTokenizer
+
+    return CLIPTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
+@dataclass(kw_only=True)
+class TextEncoder:
+    """A text encoder in memory, and how it conditions a UNet."""
+
+    model: Any
+    layer: int  # hidden state in use, counted from the end
+    final_norm: bool
+    pooled: bool  # gives the pooled embedding as well
+    open_clip: bool  # rows are padded with 0 after the first EOS
+    prefix: str  # of its layers' names in LoRA files
+    absent: int = 0  # last layers that the file leaves out, as they are not used
+    words: Words = field(default_factory=dict)  # that the model's token embedding knows for the time being
+
+    @property
+    def depth(self) -> int:
+        """Return how many of the model's layers act on the conditioning; those behind them have nothing to learn."""
+        layers = self.model.config.num_hidden_layers
+        return layers if self.pooled else layers + self.absent - (self.layer - 1)
+
+
+class Conditioning(NamedTuple):
+    """What a caption becomes."""
+
+    context: Tensor  # (L, D)
+    pooled: Tensor | None  # (P,), of families that use one
+
+
+def encode_caption(encoders: Sequence[TextEncoder], tokenizer: Any, caption: str, device: Any) -> Conditioning:
+    """Encode a caption as ComfyUI does at inference: chunks of 75 tokens, encoders side by side."""
+    contexts, pooled = [], None
+    for encoder in encoders:
+        tokens = tokenize(tokenizer, caption, pad=0 if encoder.open_clip else None, words=encoder.words).to(device)
+        output = encoder.model(tokens, output_hidden_states=True)
+        hidden = output.hidden_states[encoder.absent - encoder.layer]
+        if encoder.final_norm:
+            hidden = getattr(encoder.model, "text_model", encoder.model).final_layer_norm(hidden)
+        contexts.append(hidden.flatten(0, 1))
+        if encoder.pooled:
+            pooled = output.text_embeds[0]
+    return Conditioning(torch.cat(contexts, dim=-1), pooled)
+
+
+def tokenize(
+    tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS, pad: int | None = None, words: Words | None = None
+) -> Tensor:
+    """Cut a caption into rows of 77 token ids, BOS + up to 75 + EOS + padding (EOS by default); (chunks, 77) int64.
+
+    Tokens beyond `max_chunks` rows are left out; `count_tokens` tells beforehand.
+    """
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    fill = eos if pad is None else pad
+    rows = _rows(tokenizer, caption, words)[:max_chunks]
+    return torch.tensor([[bos, *row, eos, *[fill] * (CHUNK - len(row))] for row in rows])
+
+
+def count_tokens(tokenizer: Any, caption: str, words: Words | None = None) -> int:
+    """Count the tokens of a caption without BOS and EOS, with the places that stay empty at the end of chunks."""
+    *full, last = _rows(tokenizer, caption, words)
+    return CHUNK * len(full) + len(last)
+
+
+def left_out(tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS, words: Words | None = None) -> str:
+    """Return the part of a caption that `tokenize` leaves out, as the tokenizer spells it; "" for none."""
+    rows = _rows(tokenizer, caption, words)[max_chunks:]
+    return tokenizer.decode([i for row in rows for i in row if i >= 0]).strip()
+
+
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text without BOS and EOS."""
+    return tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+
+
+def cut_words(tokenizer: Any, caption: str, words: Words, max_chunks: int = MAX_CHUNKS) -> list[str]:
+    """Return the words of a caption of which `tokenize` leaves out vectors."""
+    named = sum(len(words[word]) for _, word in find_words(caption, words) if word)
+    if len(caption.encode(errors="replace")) + named <= CHUNK * (max_chunks - 1):  # a token is a letter or more
+        return []
+    lost = {i for row in _rows(tokenizer, caption, words)[max_chunks:] for i in row}
+    return [word for word, ids in words.items() if not lost.isdisjoint(ids)]
+
+
+def _rows(tokenizer: Any, caption: str, words: Words | None) -> list[list[int]]:
+    """Distribute a caption's ids over chunks as ComfyUI does: embeddings and the text between them are parts.
+
+    A small part that does not fit any more begins the next chunk, a large one is continued there.
+    """
+    rows: list[list[int]] = [[]]
+    for text, word in find_words(caption, words or {}):
+        for part in (token_ids(tokenizer, text), list((words or {}).get(word, ()))):
+            large = len(part) >= LARGE
+            while part:
+                room = CHUNK - len(rows[-1])
+                if large or len(part) <= room:
+                    rows[-1] += part[:room]
+                    part = part[room:]
+                if part:
+                    rows.append([])
+    return rows
+
+
+def batch_context(contexts: Sequence[Tensor]) -> Tensor:
+    """Stack (L_i, D) conditionings to (B, L, D), repeating each to the least common multiple of the lengths.
+
+    Repeated keys leave softmax attention as it is, padding would not; ComfyUI batches conditionings the same way.
+    """
+    length = math.lcm(*(c.shape[0] for c in contexts))
+    return torch.stack([c.repeat(length // c.shape[0], 1) for c in contexts])

@@ -1,0 +1,94 @@
+"""Build a UNet; its architecture is read from the shapes of its tensors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..files.safetensors_file import Shapes, highest
+from ..files.tensors import Complete, fill
+from .family import SIZE_CHANNELS, Family
+from .names import unet_ldm_names
+
+HEAD = 64  # channels of an attention head in the UNets of most families
+
+
+def build_unet(tensors: dict[str, Tensor], family: Family, source: str) -> nn.Module:
+    """Build a diffusers UNet from LDM tensors; every size is read from them."""
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+
+    shape = unet_shape({k: tuple(v.shape) for k, v in tensors.items()}, family, source)
+    with torch.device("meta"):
+        unet = UNet2DConditionModel(**shape)
+    names = unet_ldm_names(unet.state_dict(), shape["layers_per_block"])
+    return fill(unet, names, tensors, f"the UNet of {source}")
+
+
+def unet_shape(shapes: Shapes, family: Family, source: str = "the file") -> dict[str, Any]:
+    """Read a UNet2DConditionModel configuration from LDM tensor shapes (without prefix).
+
+    Raises ValueError for a UNet that such a configuration does not describe, naming its source.
+    """
+    shapes = Complete(shapes, f"the UNet of {source}")
+    levels: list[list[int]] = [[]]  # input block numbers of each level
+    for i in range(1, 1 + highest(shapes, r"input_blocks\.(\d+)\.")):
+        if f"input_blocks.{i}.0.op.weight" in shapes:
+            levels.append([])
+        else:
+            levels[-1].append(i)
+    contexts = {v[1] for k, v in shapes.items() if k.endswith("attn2.to_k.weight")}
+    if len({len(level) for level in levels}) != 1 or not levels[0] or len(contexts) != 1:
+        raise ValueError(
+            f"The UNet of {source} has levels of different depth or several text widths; it is no {family.title} UNet."
+        )
+    depths = _depths(shapes, levels, source)
+    channels = tuple(shapes[f"input_blocks.{level[0]}.0.out_layers.3.weight"][0] for level in levels)
+    projection = next((v for k, v in shapes.items() if k.endswith("1.proj_in.weight")), ())
+    shape = {
+        "in_channels": shapes["input_blocks.0.0.weight"][1],
+        "out_channels": shapes["out.2.weight"][0],
+        "block_out_channels": channels,
+        "layers_per_block": len(levels[0]),
+        "down_block_types": tuple("CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths),
+        "up_block_types": tuple("CrossAttnUpBlock2D" if depth else "UpBlock2D" for depth in reversed(depths)),
+        "cross_attention_dim": contexts.pop(),
+        # diffusers' name for the number of heads
+        "attention_head_dim": family.heads or tuple(max(1, width // HEAD) for width in channels),
+        "transformer_layers_per_block": tuple(max(1, depth) for depth in depths),
+        "use_linear_projection": len(projection) == 2,
+    }
+    if "label_emb.0.0.weight" in shapes:
+        shape |= {
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": SIZE_CHANNELS,
+            "projection_class_embeddings_input_dim": shapes["label_emb.0.0.weight"][1],
+        }
+    return shape
+
+
+def _depths(shapes: Shapes, levels: list[list[int]], source: str) -> list[int]:
+    """Return how many transformer blocks each attention layer of a level has, 0 without attention.
+
+    Raises ValueError where the layers of a level differ, as in models that were made smaller by leaving blocks out.
+    """
+    counts: defaultdict[str, set[str]] = defaultdict(set)  # by attention layer
+    for key in shapes:
+        place, found, rest = key.partition(".1.transformer_blocks.")
+        if found:
+            counts[place].add(rest.split(".")[0])
+    depths = [len(counts[f"input_blocks.{level[0]}"]) for level in levels]
+    n = len(levels[0]) + 1
+    even = len(counts["middle_block"]) == max(1, depths[-1])
+    for i, (level, depth) in enumerate(zip(levels, depths, strict=True)):
+        first = n * (len(levels) - 1 - i)
+        places = [f"input_blocks.{j}" for j in level] + [f"output_blocks.{j}" for j in range(first, first + n)]
+        even = even and all(len(counts[place]) == depth for place in places)
+    if not even:
+        raise ValueError(
+            f"The UNet of {source} has attention of uneven depth, as the pruned SSD-1B, Segmind Vega and Koala have, "
+            "which are not trained here yet, or is incomplete; choose a whole model."
+        )
+    return depths

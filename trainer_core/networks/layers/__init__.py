@@ -1,0 +1,1 @@
+"""The layers of a network, one file for each algorithm."""

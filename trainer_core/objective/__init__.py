@@ -1,0 +1,7 @@
+"""What a run minimises: noise levels, noise, targets, weights and the loss."""
+
+from .objective import Batch, Draws, Objective, Place
+from .path import Path
+from .settings import check_objective, objective_remarks
+
+__all__ = ["Batch", "Draws", "Objective", "Path", "Place", "check_objective", "objective_remarks"]

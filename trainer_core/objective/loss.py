@@ -1,0 +1,80 @@
+"""The loss of a batch: errors of elements, masks, and what the frozen model says; every reduction in float32."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def element_errors(prediction: Tensor, target: Tensor, loss: str = "mse", huber_c: Tensor | None = None) -> Tensor:
+    """Return the error of each element of (B, C, H, W) predictions, float32.
+
+    huber_c: (B,), where the Huber losses turn from squared to absolute. huber and smooth_l1 are sd-scripts' smooth
+    forms 2c (sqrt(d^2 + c^2) - c) and that / c, written so that small errors keep their digits; huber_true is Huber's.
+    """
+    difference = prediction.float() - target.float()
+    if loss == "mse":
+        return difference.square()
+    if loss == "l1":
+        return difference.abs()
+    if loss == "log_cosh":
+        return difference + F.softplus(-2 * difference) - math.log(2)
+    assert huber_c is not None, loss
+    c = huber_c.view(-1, 1, 1, 1)
+    if loss == "huber_true":
+        size = difference.abs()
+        return torch.where(size <= c, size.square() / 2, c * (size - c / 2))
+    share = 2 * difference.square() / ((difference.square() + c.square()).sqrt() + c)
+    return share * c if loss == "huber" else share
+
+
+def huber_thresholds(c: float, schedule: str, scale: float, times: Tensor, sigmas: Tensor) -> Tensor:
+    """Compute where the Huber losses of samples turn from squared to absolute, (B,).
+
+    times: (B,) levels as shares of all; sigmas: (B,) their ratios of noise to signal. constant: c. exponential: from 1
+    at no noise down to c. snr: the same by 1 / (1 + sigma)^2. All of it times scale.
+    """
+    if schedule == "exponential":
+        return scale * c**times
+    if schedule == "snr":
+        return scale * ((1 - c) / (1 + sigmas).square() + c)
+    return torch.full_like(sigmas, scale * c)
+
+
+def sample_losses(
+    prediction: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    normalize: Tensor | None = None,
+    prior: Tensor | None = None,
+    prior_weight: Tensor | None = None,
+    loss: str = "mse",
+    huber_c: Tensor | None = None,
+) -> Tensor:
+    """Return the mean error of each sample, (B,) float32, before weights.
+
+    mask: (B, 1, H, W) weights in 0..1; normalize: (B,) bool, divides by the mean of the mask where true, which
+    is limited below by one latent pixel so that an empty mask gives 0 and never NaN. prior: what the frozen model
+    predicts for the same input, (B, C, H, W); prior_weight (B,) times the error against it is added where the mask
+    is not 1 (masked prior preservation). loss, huber_c: what an error is, as in `element_errors`.
+    """
+    errors = element_errors(prediction, target, loss, huber_c)
+    if mask is None:
+        return errors.mean(dim=(1, 2, 3))
+    losses = _masked_mean(errors, mask, normalize)
+    if prior is not None and prior_weight is not None:
+        drift = element_errors(prediction, prior, loss, huber_c)
+        losses = losses + prior_weight * _masked_mean(drift, 1 - mask, normalize)
+    return losses
+
+
+def _masked_mean(errors: Tensor, mask: Tensor, normalize: Tensor | None) -> Tensor:
+    """Return the mean of errors times mask, (B,); divided by the mean of the mask where `normalize` says so."""
+    means = (errors * mask).mean(dim=(1, 2, 3))
+    if normalize is None:
+        return means
+    area = mask.mean(dim=(1, 2, 3)).clamp(min=1 / mask[0].numel())
+    return means / area.where(normalize, area.new_ones(()))

@@ -1,0 +1,189 @@
+"""The objective of a run: the formula, from clean latents to the loss of each sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..common.rng import sample_uniform
+from ..config import ObjectiveConfig
+from ..models.base import NoiseModel
+from .loss import huber_thresholds, sample_losses
+from .noise import offset_growth, perturb, sample_noise
+from .path import Mix, Path
+from .timesteps import level_probabilities, sample_strata, sample_timesteps
+from .weighting import snr_weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a micro-batch stands in its run; all that its random numbers depend on beside the seed."""
+
+    micro_batch: int  # running over the run
+    step: int  # optimizer step
+    before: int = 0  # samples of the same step in earlier micro-batches
+    together: int = 1  # samples of the whole step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """B samples of one bucket, on the CPU."""
+
+    place: Place
+    latents: Tensor  # (B, C, H, W) float32, clean, in model scale
+    weights: Tensor  # (B,) of the samples' concepts
+    mask: Tensor | None = None  # (B, 1, H, W); None when no sample has one
+    normalize: Tensor | None = None  # (B,) bool, divide the loss by the mask's mean
+    prior_weight: Tensor | None = None  # (B,); None when no sample holds to the frozen model's prediction
+    held: Tensor | None = None  # (B,) bool, samples that learn the frozen model's prediction; None when none does
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draws:
+    """A batch with noise drawn for it, on the device."""
+
+    latents: Tensor  # (B, C, H, W) float32, clean
+    levels: Tensor  # (B,) int64, indices on the path
+    noised: Tensor  # (B, C, H, W) float32, what the model sees
+    target: Tensor  # (B, C, H, W) float32, what it should predict
+    mix: Mix  # coefficients of the levels
+    weights: Tensor  # (B,) concept weight x weight of the level
+    huber_c: Tensor  # (B,) where the Huber losses turn from squared to absolute
+    mask: Tensor | None
+    normalize: Tensor | None
+    prior_weight: Tensor | None
+    held: Tensor | None
+
+    @property
+    def needs_frozen(self) -> bool:
+        """Tell whether the loss needs the frozen model's prediction."""
+        return self.prior_weight is not None or self.held is not None
+
+
+class Objective:
+    """What a run minimises, on the path of its base model."""
+
+    def __init__(self, config: ObjectiveConfig, noise: NoiseModel, seed: int) -> None:
+        self.config, self.seed, self.path = config, seed, Path(noise)
+        self._probabilities = level_probabilities(config, self.path)
+
+    def draw(self, batch: Batch, device: torch.device) -> Draws:
+        """Draw levels and noise, mix them with the clean latents, and compute target and weights."""
+        levels = self._levels(batch)
+        noise = self._noise(batch, levels)
+        seen = noise  # the network sees more noise than it should predict where the input is perturbed
+        if strength := self.config.input_perturbation:
+            seen = perturb(noise, self.seed, batch.place.micro_batch, strength)
+        mix = self.path.at(levels, device)
+        latents = batch.latents.to(device)
+
+        def move(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
+        return Draws(
+            latents=latents,
+            levels=levels.to(device),
+            noised=mix.noised(latents, seen.to(device)),
+            target=mix.target(latents, noise.to(device)),
+            mix=mix,
+            weights=(batch.weights * self.level_weights()[levels]).to(device),
+            huber_c=self._huber_c(levels).to(device),
+            mask=move(batch.mask),
+            normalize=move(batch.normalize),
+            prior_weight=move(batch.prior_weight),
+            held=move(batch.held),
+        )
+
+    def loss(self, prediction: Tensor, draws: Draws, frozen: Tensor | None = None) -> Tensor:
+        """Compute the weighted loss of each sample, (B,) float32.
+
+        frozen: the frozen model's prediction, where `needs_frozen`: the target of held samples, and what masked prior
+        preservation holds the rest of the picture to.
+        """
+        target, mix = draws.target, draws.mix
+        if self.config.loss_on == "x0":
+            prediction = mix.clean(prediction, draws.noised)
+            target = draws.latents
+            frozen = None if frozen is None else mix.clean(frozen, draws.noised)
+        if draws.held is not None and frozen is not None:
+            target = torch.where(draws.held.view(-1, 1, 1, 1), frozen, target)
+        losses = sample_losses(
+            prediction,
+            target,
+            draws.mask,
+            draws.normalize,
+            frozen,
+            draws.prior_weight,
+            self.config.loss,
+            draws.huber_c,
+        )
+        return losses * draws.weights
+
+    def level_weights(self) -> Tensor:
+        """Return the weight of the loss at every level, (N,)."""
+        return level_weights(self.config, self.path)
+
+    def _levels(self, batch: Batch) -> Tensor:
+        """Draw the levels of a micro-batch, (B,) int64."""
+        place, count, strata = batch.place, len(batch.latents), None
+        if self.config.stratified_timesteps:
+            strata = sample_strata(self.seed, place.step, place.together)[place.before : place.before + count]
+        return sample_timesteps(
+            self.seed,
+            place.micro_batch,
+            count,
+            self._probabilities,
+            self.config.min_timestep,
+            strata,
+            place.together,
+        )
+
+    def _noise(self, batch: Batch, levels: Tensor) -> Tensor:
+        """Draw the noise of a micro-batch, (B, C, H, W) float32."""
+        config = self.config
+        return sample_noise(
+            self.seed,
+            batch.place.micro_batch,
+            batch.latents.shape,
+            self._offsets(batch, levels),
+            config.pyramid_iterations,
+            config.pyramid_discount,
+        )
+
+    def _offsets(self, batch: Batch, levels: Tensor) -> Tensor:
+        """Compute the strength of the noise offset of each sample and channel, (B, C, 1, 1)."""
+        config, latents = self.config, batch.latents
+        count, channels = latents.shape[:2]
+        strengths = torch.full((count, 1, 1, 1), config.noise_offset)
+        if config.noise_offset_strength == "random":
+            draws = [sample_uniform(self.seed, "offset_strength", batch.place.micro_batch, i) for i in range(count)]
+            strengths = strengths * torch.tensor(draws).view(-1, 1, 1, 1)
+        elif config.noise_offset_strength == "by_timestep":
+            growth = offset_growth(self.path.noise.alpha, self.path.noise.sigma)
+            strengths = strengths * growth[levels].view(-1, 1, 1, 1)
+        elif config.noise_offset_strength == "adaptive":
+            means = latents.mean(dim=(2, 3), keepdim=True).abs()
+            strengths = (strengths + config.offset_adaptation * means).clamp(min=0)
+        return strengths.expand(-1, channels, -1, -1)
+
+    def _huber_c(self, levels: Tensor) -> Tensor:
+        """Compute where the Huber losses of samples turn from squared to absolute, (B,)."""
+        config = self.config
+        times = levels / len(self.path)
+        sigmas = self.path.noise.ratio[levels]
+        return huber_thresholds(config.huber_c, config.huber_schedule, config.huber_scale, times, sigmas)
+
+
+def level_weights(config: ObjectiveConfig, path: Path) -> Tensor:
+    """Compute the weight of the loss at every level of a path, (N,)."""
+    return snr_weight(
+        path.snr,
+        path.kind,
+        config.weighting,
+        min_snr_gamma=config.min_snr_gamma,
+        p2_gamma=config.p2_gamma,
+        v_like_weight=config.v_like_weight,
+        floor=config.snr_weight_floor,
+    )

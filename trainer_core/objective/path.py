@@ -1,0 +1,103 @@
+"""The path from clean latents to noise, and what a model predicts on it: one affine form for every kind.
+
+At level t the noised latents are alpha_t x0 + sigma_t noise, and the target is p_t x0 + q_t noise:
+epsilon (0, 1) · v_prediction (-sigma_t, alpha_t), where alpha_t^2 + sigma_t^2 = 1 · flow (-1, 1) · x0 (1, 0) · affine,
+as EDM's preconditioned networks: p_t and q_t of the model (Karras et al. 2022, table 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..models.base import NoiseModel
+
+LEAST_ALPHA = (
+    4.8973451890853435e-08  # alpha_t^2 that stands for pure noise where its ratio must not be 0, as in ComfyUI
+)
+
+
+class Mix(NamedTuple):
+    """The coefficients of some levels, each (B, 1, 1, 1), and the kind of prediction."""
+
+    kind: str
+    alpha: Tensor
+    sigma: Tensor
+    p: Tensor | None
+    q: Tensor | None
+
+    def noised(self, latents: Tensor, noise: Tensor) -> Tensor:
+        """Mix clean latents and noise: alpha_t x0 + sigma_t noise."""
+        return self.alpha * latents + self.sigma * noise
+
+    def target(self, latents: Tensor, noise: Tensor) -> Tensor:
+        """Compute what the model should predict: p_t x0 + q_t noise (v: Salimans and Ho 2022, appendix D)."""
+        if self.kind == "epsilon":
+            return noise
+        if self.kind == "x0":
+            return latents
+        if self.kind == "v_prediction":
+            return self.alpha * noise - self.sigma * latents
+        if self.kind == "flow":
+            return noise - latents
+        return self.p * latents + self.q * noise  # type: ignore[operator]
+
+    def clean(self, predicted: Tensor, noised: Tensor) -> Tensor:
+        """Compute the clean latents that a prediction implies, float32; alpha_t > 0 for epsilon."""
+        predicted = predicted.float()
+        if self.kind == "epsilon":
+            return (noised - self.sigma * predicted) / self.alpha
+        if self.kind == "x0":
+            return predicted
+        if self.kind == "v_prediction":
+            return self.alpha * noised - self.sigma * predicted
+        if self.kind == "flow":
+            return (noised - self.sigma * predicted) / (self.alpha + self.sigma)
+        p, q = self.p, self.q
+        return (q * noised - self.sigma * predicted) / (self.alpha * q - self.sigma * p)  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A model's noise, level by level; tables are (N,) float32, level 0 the cleanest."""
+
+    noise: NoiseModel
+
+    @property
+    def kind(self) -> str:
+        """Name what the model predicts."""
+        return self.noise.kind
+
+    @property
+    def snr(self) -> Tensor:
+        """Return the signal-to-noise ratio (alpha_t / sigma_t)^2 of every level."""
+        return self.noise.snr
+
+    @property
+    def positive_snr(self) -> Tensor:
+        """Return the ratios of every level, that of pure noise as the smallest one above 0."""
+        least = torch.tensor(LEAST_ALPHA)
+        return self.snr.clamp(min=float(least / (1 - least)))
+
+    def __len__(self) -> int:
+        return len(self.noise.alpha)
+
+    def at(self, levels: Tensor, device: torch.device | str = "cpu", kind: str = "") -> Mix:
+        """Return the coefficients of (B,) levels on a device; kind: of another prediction on the same path."""
+        noise, levels = self.noise, levels.cpu()
+
+        def column(table: Tensor | None) -> Tensor | None:
+            return None if table is None else table[levels].view(-1, 1, 1, 1).to(device)
+
+        alpha, sigma = noise.alpha[levels].view(-1, 1, 1, 1), noise.sigma[levels].view(-1, 1, 1, 1)
+        return Mix(kind or self.kind, alpha.to(device), sigma.to(device), column(noise.p), column(noise.q))
+
+
+def flow_noise(levels: int = 1000) -> NoiseModel:
+    """Describe rectified flow: (1 - t) x0 + t noise, predicting noise - x0 (Liu et al. 2022); t from 1/N to 1."""
+    t = torch.arange(1, levels + 1, dtype=torch.float64) / levels
+    snr, ratio = ((1 - t) / t).square().float(), (t / (1 - t)).float()
+    return NoiseModel(kind="flow", alpha=(1 - t).float(), sigma=t.float(), snr=snr, ratio=ratio)

@@ -1,0 +1,48 @@
+"""How the loss at each noise level weighs: every weight is a function of its signal-to-noise ratio."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+SNR_LIMIT = 1000.0  # of debiased, v_scaled and v_like: cleaner timesteps weigh as this one
+
+
+def snr_weight(
+    snr: Tensor,
+    prediction: str,
+    weighting: str = "min_snr",
+    *,
+    min_snr_gamma: float = 0.0,
+    p2_gamma: float = 1.0,
+    v_like_weight: float = 0.1,
+    floor: float = 0.0,
+) -> Tensor:
+    """Compute the weight of the loss on epsilon, v or flow at each ratio, same shape as snr and at least `floor`.
+
+    min_snr, soft_min_snr: the loss on clean latents weighed by min(snr, gamma) (Hang et al. 2023), or by its smooth
+    form snr gamma / (snr + gamma) (Crowson et al. 2024), written for epsilon (/ snr), v (/ (snr + 1)), flow
+    (/ (1 + sqrt(snr))^2) or x0; gamma 0 is no weight. debiased: Yu et al. 2024, for v as sd-scripts has it. p2: Choi et
+    al. 2022, for v with 2 instead of 1 as OneTrainer has it. v_scaled: the v loss as the noise loss would weigh.
+    v_like: the noise loss and a share of the v loss. Those for v are finite where snr is 0.
+    """
+    noise = prediction == "epsilon"
+    # what the squared error of this prediction is of that of the clean latents it implies
+    of_clean = {"epsilon": snr, "flow": (1 + snr.sqrt()).square(), "x0": snr.new_ones(())}.get(prediction, snr + 1)
+    limited = snr.clamp(max=SNR_LIMIT)
+    if weighting == "min_snr" and min_snr_gamma == 0:
+        weights = snr.new_ones(snr.shape)
+    elif weighting == "min_snr":
+        weights = snr.clamp(max=min_snr_gamma) / of_clean
+    elif weighting == "soft_min_snr":
+        weights = min_snr_gamma / (snr + min_snr_gamma) * (1 if noise else snr / of_clean)
+    elif weighting == "debiased":
+        weights = limited.rsqrt() if noise else 1 / (limited + 1)
+    elif weighting == "p2":
+        weights = (snr + (1 if noise else 2)) ** -p2_gamma
+    elif weighting == "v_scaled":
+        weights = limited / (limited + 1)
+    elif weighting == "v_like":
+        weights = 1 + v_like_weight * (limited + 1) / limited
+    else:
+        raise ValueError(f"There is no weighting {weighting!r}.")
+    return weights.clamp(min=floor)

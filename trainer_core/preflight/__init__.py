@@ -1,0 +1,1 @@
+"""What a person learns before anything is loaded: plan, sizes, memory, disk."""

@@ -1,0 +1,313 @@
+"""The peak memory of a training step, counted in a dry run of the real code on tensors that have shapes but no data."""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..config import OptimizerConfig
+from ..models import BaseModel
+from ..networks import Network
+from ..objective.loss import sample_losses
+from ..objective.path import Mix
+from ..optim import build_optimizer
+from ..optim.noise_scale import looked_at
+
+CUDA_BLOCK = 512  # bytes; torch's allocator on CUDA gives out whole blocks
+SMALLEST_8BIT = 4096  # values; bitsandbytes keeps the state of smaller parameters in float32
+EIGHT_BITS = {"adamw8bit": 2, "paged_adamw8bit": 2, "lion8bit": 1}  # values kept of each weight
+ABSMAX_BLOCK = 256  # 8-bit values that share one float32 scale
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """Where the memory of a training step goes, in bytes, at the moment when it needs most."""
+
+    weights: int  # frozen weights on the device
+    network: int  # LoRA parameters, their gradients and what the optimizer and the gradient noise scale keep
+    activations: int  # all that the peak holds beyond these
+
+    @property
+    def total(self) -> int:
+        """Return the peak in bytes."""
+        return self.weights + self.network + self.activations
+
+    @property
+    def gigabytes(self) -> str:
+        """Return the peak for people, as "6.1 GB"; 1 GB is 10^9 bytes."""
+        return f"{self.total / 1e9:.1f} GB"
+
+
+class LiveBytes(TorchDispatchMode):
+    """Count the bytes of all storages that are created in a `with` block, on any device, while they live.
+
+    What exists before is not counted unless `count` is called with it. block: every storage fills whole blocks of
+    this many bytes. What a kernel takes for itself and gives back before it returns is not seen.
+    """
+
+    def __init__(self, block: int = 1) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._block = block
+        self._live: dict[int, weakref.ref[Any]] = {}  # by address of the storage, as long as it lives
+        self._results: dict[Any, Any] = {}  # layouts of what operators return, by what they are given
+
+    def count(self, tensors: Iterable[Tensor]) -> int:
+        """Count the storages of tensors from now on, each once; return how many bytes this added."""
+        before = self.now
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            address = storage._cdata
+            if address not in self._live:
+                size = -(-storage.nbytes() // self._block) * self._block
+                self._live[address] = weakref.ref(storage, functools.partial(self._freed, address, size))
+                self.now += size
+        self.peak = max(self.peak, self.now)
+        return self.now - before
+
+    def _freed(self, address: int, size: int, _: Any) -> None:
+        del self._live[address]
+        self.now -= size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and count the new memory that it returns.
+
+        On the meta device, where operators are slow Python code, each is run only once for the same shapes.
+        """
+        kwargs = kwargs or {}
+        allocates, pure = _memory_of(func)
+        if not allocates:  # a view, or in place
+            return func(*args, **kwargs)
+        devices = {t.device.type for t in _tensors((args, kwargs))}
+        key = (func, _shapes((args, kwargs))) if pure and devices == {"meta"} else None
+        if key in self._results:
+            result = _empty(self._results[key])
+            self.count(_tensors(result))
+            return result
+        result = func(*args, **kwargs)
+        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}  # some schemas hide that it is a view
+        found = list(_tensors(result))
+        new = {storage._cdata: t for t in found if (storage := t.untyped_storage())._cdata not in given}
+        self.count(new.values())
+        whole = all(t.is_meta and t.nbytes == t.untyped_storage().nbytes() for t in found)
+        if key is not None and whole and len(new) == len(found):
+            self._results[key] = _layout(result)
+        return result
+
+
+@functools.cache
+def _memory_of(func: Any) -> tuple[bool, bool]:
+    """Return whether an operator's results can be new memory, and whether it leaves all else alone, by its schema."""
+    arguments = any(value.alias_info for value in func._schema.arguments)
+    returns = [bool(value.alias_info) for value in func._schema.returns]
+    return not all(returns), not arguments and not any(returns)
+
+
+def _shapes(value: Any) -> Any:
+    """Return what the shapes of an operator's results depend on, for all that it is given."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple([_shapes(item) for item in value])
+    if isinstance(value, dict):
+        return tuple([(key, _shapes(item)) for key, item in value.items()])
+    return type(value), value  # 1, 1.0 and True are equal but do not give the same dtype
+
+
+def _layout(result: Any) -> Any:
+    """Return all that `_empty` needs to make such a result again."""
+    if isinstance(result, Tensor):
+        return Tensor, (tuple(result.shape), result.stride(), result.dtype)
+    if isinstance(result, list | tuple):
+        return type(result), [_layout(item) for item in result]
+    return None, result
+
+
+def _empty(layout: Any) -> Any:
+    kind, content = layout
+    if kind is Tensor:
+        return torch.empty_strided(content[0], content[1], dtype=content[2], device="meta")
+    return content if kind is None else kind(_empty(item) for item in content)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in the arguments or results of an operator."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+@contextmanager
+def fused_attention() -> Iterator[None]:
+    """Let scaled dot product attention on the meta device take the memory of the fused GPU kernels.
+
+    By itself it goes the way that writes out every attention weight there. Other devices are not affected.
+    """
+    original = F.scaled_dot_product_attention
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if query.is_meta:
+            return _FusedAttention.apply(query, key, value)
+        return original(query, key, value, *args, **kwargs)
+
+    F.scaled_dot_product_attention = attend
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = original
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Allocate what flash attention does (Dao 2023, algorithms 1 and 2); (B, H, L, D) heads, D up to 256."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = _heads(query)
+        log_sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, output, log_sums)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        query, key, value, _, _ = ctx.saved_tensors
+        batch, heads, length, width = query.shape
+        rows = math.ceil(length / 128) * 128  # the kernel pads its own buffers to whole tiles
+        workspace = [query.new_empty(batch, heads, rows, dtype=torch.float32)]
+        if query.element_size() < 4:  # the gradient of q is summed up in float32 and rounded at the end
+            workspace += [query.new_empty(batch, rows, heads, math.ceil(width / 32) * 32, dtype=torch.float32)]
+        return _heads(query), _heads(key), _heads(value)
+
+
+def _heads(like: Tensor) -> Tensor:
+    """Return an empty tensor of the shape (B, H, L, D) in the memory order (B, L, H, D), as the kernels do."""
+    return torch.empty_like(like.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+def estimate_step(
+    base: BaseModel,
+    network: Network,
+    *,
+    batch_size: int,
+    latent_size: tuple[int, int],
+    tokens: int,
+    optimizer: OptimizerConfig | None = None,
+    accumulates: bool = False,
+    prior: bool = False,
+    attention: str = "auto",
+    weight_bytes: int | None = None,
+    block: int = CUDA_BLOCK,
+) -> Estimate:
+    """Estimate the memory of one step of training, as `train` takes it, from the second step on.
+
+    base: models on the meta device in base.dtype, prepared as for the run (checkpointing and all else that changes
+    what is kept); they are frozen and left as they were otherwise. Its text encoders, if it has any, run in each step.
+    network: built for them, on the meta device. latent_size: (H, W) of the largest bucket, in latent pixels. tokens: of
+    the conditioning, as `longest` gives them. accumulates: gradients of an earlier micro-batch are there already.
+    prior: the frozen model predicts, too (masked prior preservation, prior prediction). attention: "math" writes out
+    every attention weight. weight_bytes: frozen weights on the device, where that is not what the modules hold. block:
+    bytes in which memory is given out.
+
+    Encoding pictures before the run and drawing them after it are not part of it. A validation is, as it needs less
+    at every layer: it keeps nothing for a backward pass.
+    """
+    models = [base.denoiser, *(text.model for text in base.text_encoders)]
+    for model in models:
+        model.requires_grad_(False)
+    if weight_bytes is None:
+        weight_bytes = LiveBytes(block).count(t for m in models for t in (*m.parameters(), *m.buffers()))
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    kept = optimizer_state(parameters, optimizer or OptimizerConfig())
+    kept.append((sum(looked_at(parameters)), torch.float32))
+    live = LiveBytes(block)
+    fused = nullcontext() if attention == "math" else fused_attention()
+    with live, fused, network.attached():
+        # From the second step on the optimizer's state is there. What an update needs besides where it is not fused is
+        # not counted: activations, which took more as a rule, are gone by then.
+        weights = live.count(parameters)
+        state = [torch.empty(size, dtype=dtype, device="meta") for size, dtype in kept]
+        network_bytes = live.now + weights  # gradients are as large as what they belong to
+        if accumulates:
+            for parameter in parameters:
+                parameter.grad = torch.empty_like(parameter)
+        network.at(0)
+        _micro_batch(base, network if prior else None, batch_size, latent_size, tokens)
+        torch.nn.utils.clip_grad_norm_(parameters, math.inf)
+        del state
+    network.at(None)
+    for parameter in parameters:
+        parameter.grad = None
+    return Estimate(weights=weight_bytes, network=network_bytes, activations=live.peak - network_bytes)
+
+
+def _micro_batch(
+    base: BaseModel, prior_of: Network | None, batch_size: int, latent_size: tuple[int, int], tokens: int
+) -> None:
+    """Go forward and backward through a micro-batch as `train` does; with a mask if there is a network to detach."""
+    latents = torch.empty(batch_size, base.latents.channels, *latent_size, device="meta")
+    noise = torch.empty_like(latents)
+    levels = torch.empty(batch_size, dtype=torch.int64, device="meta")
+    column, weights = latents.new_empty(batch_size, 1, 1, 1), latents.new_empty(batch_size)
+    mix = Mix(base.noise.kind, column, column, column, column)
+    mask = prior = prior_weight = None
+    conditions = base.empty_conditions(batch_size, latent_size, tokens)
+    noised = mix.noised(latents, noise)
+    prediction = base.predict(noised, levels, conditions)
+    target = mix.target(latents, noise)
+    if prior_of is not None:
+        mask, prior_weight = latents.new_empty(batch_size, 1, *latent_size), latents.new_empty(batch_size)
+        with torch.no_grad(), prior_of.detached():
+            if base.text_encoders:
+                conditions = base.empty_conditions(batch_size, latent_size, tokens)
+            prior = base.predict(noised, levels, conditions)
+    each = sample_losses(prediction, target, mask, None, prior, prior_weight)
+    loss = (each * weights).sum() / batch_size
+    loss.backward()
+
+
+def optimizer_state(parameters: Iterable[Tensor], config: OptimizerConfig) -> list[tuple[int, torch.dtype]]:
+    """Return count and dtype of the tensors that an optimizer keeps of parameters, and those of a running average.
+
+    Found by a step of the very optimizer on one small parameter of each shape. Those of bitsandbytes may not run on
+    this CPU: two (Lion: one) of 8 bits and their scales.
+    """
+    shapes: dict[tuple[int, ...], list[tuple[int, torch.dtype]]] = {}
+    kept = []
+    for parameter in parameters:
+        shape, count = tuple(parameter.shape), parameter.numel()
+        if shape not in shapes:
+            shapes[shape] = _state_of(shape, config)
+        kept += shapes[shape]
+        if config.ema_decay and config.ema_device == "same":
+            kept.append((count, torch.float32))
+    return kept
+
+
+def _state_of(shape: tuple[int, ...], config: OptimizerConfig) -> list[tuple[int, torch.dtype]]:
+    """Return count and dtype of the tensors that an optimizer keeps of one float32 parameter."""
+    count = math.prod(shape)
+    if config.name in EIGHT_BITS:
+        if count < SMALLEST_8BIT:
+            return [(count, torch.float32)] * EIGHT_BITS[config.name]
+        one = [(count, torch.uint8), (math.ceil(count / ABSMAX_BLOCK), torch.float32)]
+        return one * EIGHT_BITS[config.name]
+    parameter = torch.nn.Parameter(torch.ones(shape))
+    parameter.grad = torch.ones(shape)
+    optimizer = build_optimizer(config, [{"params": [parameter], "lr": 1e-4}])
+    for _ in range(2):  # some begin with a step that keeps nothing
+        optimizer.step()
+    state = optimizer.state[parameter].values()
+    return [(t.untyped_storage().nbytes() // t.itemsize, t.dtype) for t in _tensors(list(state))]

@@ -1,0 +1,119 @@
+"""Will the run fit? Memory settings are chosen from estimates, and disks looked at, before any model is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..config import MemoryConfig, RunConfig
+from ..data.plan import Plan
+from ..memory import Stream, describe, free_bytes, kept_activations, prepare, recompute, rungs, weight_bytes
+from ..models import BaseModel, Words, word_ids
+from .estimate import CUDA_BLOCK, Estimate, estimate_step
+from .outline import Outline, outline_run, trains_text
+
+ERROR = 0.1  # of the estimate; only what is larger by more than this is refused
+RESERVE = 250e6  # bytes that kernels and torch's own bookkeeping take on a GPU besides
+OTHER_WEIGHTS = ("float8", "nf4")  # what to propose to somebody whose run does not fit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """The shape of a micro-batch."""
+
+    samples: int
+    size: tuple[int, int]  # (width, height) in pixels
+    tokens: int  # of the conditioning
+
+
+def fit_memory(
+    config: RunConfig, plan: Plan, outline: Outline, device: torch.device, held: int = 0
+) -> tuple[list[MemoryConfig], str]:
+    """Return the memory settings to start with and those to fall back on, and a sentence on what is needed.
+
+    The settings are the fastest of those that the person has not fixed and that fit into what is free. Raises
+    ValueError that names the cheapest settings that would fit when those do not. held: bytes in RAM that the model's
+    loading will use.
+    """
+    free = free_bytes(device) + {"cuda": -RESERVE, "cpu": held}.get(device.type, 0)
+    shape = largest_micro_batch(plan, outline.base, word_ids(config.lora.embeddings))
+    ladder = rungs(config.memory, device)
+    for i, memory in enumerate(ladder):
+        estimate = estimate_run(config, outline, memory, shape, device)
+        if estimate.total <= free or (i + 1 == len(ladder) and estimate.total * (1 - ERROR) <= free):
+            tight = "" if estimate.total <= free else ", which is tight"
+            room = f"{estimate.gigabytes} of {free / 1e9:.1f} GB that are free"
+            return ladder[i:], f"Memory: about {room}, with {describe(memory)}{tight}."
+    remedies = "; or ".join(_remedies(config, shape, outline.base.dtype, device, free)) or "lower the resolution"
+    raise ValueError(
+        f"This run needs about {estimate.gigabytes} of memory with {describe(memory)}, and {free / 1e9:.1f} GB are "
+        f"free: set {remedies}."
+    )
+
+
+def largest_micro_batch(plan: Plan, base: BaseModel, words: Words) -> Shape:
+    """Return the shape of the run's largest micro-batch."""
+    size, count = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
+    return Shape(samples=count, size=size, tokens=base.longest(plan.captions(), count, words))
+
+
+def estimate_run(
+    config: RunConfig, outline: Outline, memory: MemoryConfig, shape: Shape, device: torch.device
+) -> Estimate:
+    """Estimate the peak memory of a run's steps with some memory settings, in a dry run.
+
+    The outline is prepared as the settings say, and can then be used with settings further down only.
+    """
+    base, meta = outline.base, torch.device("meta")
+    if not trains_text(config, base):
+        base.free("text")
+    prepare(base.denoiser, base.units(base.denoiser), memory, config.base_model.weights, base.dtype, meta, Stream(meta))
+    for text in base.text_encoders:
+        recompute(base.units(text.model), memory.checkpointing)
+    models = (base.denoiser, *(text.model for text in base.text_encoders))
+    width, height = shape.size
+    with kept_activations(memory, models, meta):
+        return estimate_step(
+            base,
+            outline.network,
+            batch_size=shape.samples,
+            latent_size=(height // base.latents.pixels, width // base.latents.pixels),
+            tokens=shape.tokens,
+            optimizer=config.optimizer,
+            accumulates=config.train.accumulate > 1,
+            prior=any(
+                c.role == "prior_prediction" or (c.masks is not None and c.masks.prior_weight > 0)
+                for c in config.dataset.concepts
+            ),
+            attention=memory.attention,
+            weight_bytes=sum(map(weight_bytes, models)),
+            block=CUDA_BLOCK if device.type == "cuda" else 1,
+        )
+
+
+def _remedies(config: RunConfig, shape: Shape, dtype: torch.dtype, device: torch.device, free: float) -> Iterator[str]:
+    """Yield the cheapest change of each kind that makes a run fit: memory settings, weights, batch size."""
+
+    def fits(config: RunConfig, memory: MemoryConfig, count: int) -> Estimate | None:
+        outline = outline_run(config, dtype=dtype)
+        estimate = estimate_run(config, outline, memory, replace(shape, samples=count), device)
+        return estimate if estimate.total <= free else None
+
+    every = rungs(MemoryConfig(attention=config.memory.attention), device)
+    for memory in every:
+        if estimate := fits(config, memory, shape.samples):
+            yield f"{describe(memory)} ({estimate.gigabytes})"
+            return
+    smallest = every[-1]
+    for weights in OTHER_WEIGHTS:
+        small = config.replace(base_model=config.base_model.replace(weights=weights))
+        if estimate := fits(small, smallest, shape.samples):
+            yield f"weights {weights} with {describe(smallest)} ({estimate.gigabytes})"
+            break
+    for count in sorted({1, *(shape.samples // n for n in (2, 4) if shape.samples // n)}, reverse=True):
+        if count < shape.samples and (estimate := fits(config, smallest, count)):
+            yield f"batch_size {count} with {describe(smallest)} ({estimate.gigabytes})"
+            return

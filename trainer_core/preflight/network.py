@@ -1,0 +1,111 @@
+"""Say how large a network is before the run: layers, parameters and file size by model, and each block's part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..config import DENOISER_ONLY, WITHOUT_RANK, BaseModelConfig, LoraConfig, RunConfig
+from ..lora_files.continued import file_remarks
+from ..models import BaseModel, source_of
+from ..networks import Network, Target, choose_targets, remarks_on_blocks
+from .outline import Outline
+from .report import table
+
+BYTES = {"float16": 2, "float32": 4}  # of a number in the file; bfloat16 takes as many as float16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartSize:
+    """How much of a network lies in one part of a base model, or in one block of the denoiser."""
+
+    name: str
+    layers: int
+    parameters: int  # trained numbers
+    numbers: int  # in the file
+    ranks: tuple[int, ...]  # that occur, in rising order; () of algorithms without
+    lr_factors: tuple[float, ...]  # that occur
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkSize:
+    """How large a network is."""
+
+    models: list[PartSize]  # of which some layer is trained, the denoiser's first
+    blocks: list[PartSize]  # all of the denoiser, in its order; empty when it is not trained
+    remarks: list[str]
+
+
+def measure_run(config: RunConfig, outline: Outline) -> NetworkSize:
+    """Count what a run trains before anything is loaded."""
+    size = measure_network(outline.base, outline.network, config.lora)
+    return replace(size, remarks=[*size.remarks, *file_remarks(config)])
+
+
+def outline_size(base_model: BaseModelConfig, config: LoraConfig) -> NetworkSize:
+    """Count what a new network trains in all parts of a base model that it can, from the model's header alone."""
+    base = source_of(base_model).outline()
+    parts = base.parts[:1] if config.preset in DENOISER_ONLY else base.parts
+    with torch.device("meta"):
+        network = Network(choose_targets(base, config, [part.prefix for part in parts]), config, 0)
+    return measure_network(base, network, config)
+
+
+def measure_network(base: BaseModel, network: Network, config: LoraConfig) -> NetworkSize:
+    """Count a network's layers and numbers; base and network may be on the meta device."""
+    numbers: Counter[str] = Counter()
+    with network.attached():  # what some layers write needs the frozen weight
+        for name, tensor in network.tensors().items():
+            numbers[name.partition(".")[0]] += tensor.numel()
+    parameters = {name: sum(p.numel() for p in layer.parameters()) for name, layer in network.layers.items()}
+
+    rankless = config.algorithm in WITHOUT_RANK or config.full_matrix
+
+    def part(name: str, targets: Iterable[Target]) -> PartSize:
+        own = list(targets)
+        return PartSize(
+            name=name,
+            layers=len(own),
+            parameters=sum(parameters[target.name] for target in own),
+            numbers=sum(numbers[target.name] for target in own),
+            ranks=() if rankless else tuple(sorted({target.rank for target in own})),
+            lr_factors=tuple(sorted({target.lr_factor for target in own})),
+        )
+
+    models = [part(p.title, (t for t in network.chosen if t.part == p.prefix)) for p in base.parts]
+    if not models[0].layers:
+        return NetworkSize(models=[model for model in models if model.layers], blocks=[], remarks=[])
+    return NetworkSize(
+        models=[model for model in models if model.layers],
+        blocks=[part(name, (t for t in network.chosen if t.block == name)) for name in base.blocks],
+        remarks=remarks_on_blocks(base, config),
+    )
+
+
+def describe_network(size: NetworkSize) -> str:
+    """Return a table of models with layers, parameters and file sizes, then what deserves a word."""
+    rows = [_row(model.name, model.layers, model.parameters, model.numbers) for model in size.models]
+    if len(rows) > 1:
+        sums = [sum(getattr(m, field) for m in size.models) for field in ("layers", "parameters", "numbers")]
+        rows.append(_row("together", *sums))
+    head = ("LoRA in", "layers", "parameters", *(f"file in {dtype}" for dtype in BYTES))
+    sentences = list(size.remarks)
+    if idle := [block.name for block in size.blocks if not block.layers]:
+        sentences.append(f"Blocks of the {size.models[0].name} without a trained layer: {', '.join(idle)}.")
+    return "\n\n".join(filter(None, [table(head, rows), "\n".join(f"- {sentence}" for sentence in sentences)]))
+
+
+def count_numbers(number: int) -> str:
+    """Return a number of parameters for people: 512, 17.4 K, 6.78 M."""
+    for unit, name in ((1_000_000, "M"), (1_000, "K")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return str(number)
+
+
+def _row(name: str, layers: int, parameters: int, numbers: int) -> tuple[object, ...]:
+    sizes = (f"{max(numbers * bytes_each / 1e6, 0.01):.3g} MB" for bytes_each in BYTES.values())
+    return name, layers, count_numbers(parameters), *sizes

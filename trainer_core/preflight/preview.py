@@ -1,0 +1,129 @@
+"""Show a dataset as the run will see it: cuts, masks, buckets and captions on one sheet."""
+
+from __future__ import annotations
+
+import math
+
+from PIL import Image, ImageChops, ImageDraw, ImageFont
+
+from ..data.crops import Crop
+from ..data.images import cut, load_picture
+from ..data.masks import cut_mask, load_mask
+from ..data.plan import Plan, Sample
+
+_GROUND, _PANEL, _LINE = (24, 25, 28), (36, 38, 42), (62, 65, 71)
+_BRIGHT, _DIM, _ACCENT = (232, 233, 236), (152, 156, 164), (255, 176, 66)
+_UNTRAINED = (226, 64, 84)  # laid over what the mask leaves out
+_MARGIN, _HEADER, _PAD, _THUMBNAIL, _CAPTION_LINES, _LINE_HEIGHT = 14, 44, 8, 46, 3, 16  # pixels, lines
+
+
+def render_preview(plan: Plan, *, epoch: int = 0, columns: int = 4, limit: int = 24, tile: int = 192) -> Image.Image:
+    """Return a sheet of the first `limit` pictures, each cut exactly as it is trained at its first visit in an epoch.
+
+    Below each: a thumbnail of the whole picture with what is kept of it, bucket, share cropped, scale, name
+    and caption. What a mask leaves out is tinted red. columns, limit and tile (pixels) are raised to at least
+    1, 1 and 96. A picture that a fractional repeat leaves out of the epoch is shown as at its next visit.
+    """
+    total = len(plan.manifest.pictures)
+    shown = min(max(limit, 1), total)
+    columns = max(1, min(columns, shown))
+    cells = [_cell(plan, i, epoch, max(tile, 96)) for i in range(shown)]
+    width, height = cells[0].width + _MARGIN, cells[0].height + _MARGIN
+    rows = math.ceil(shown / columns)
+    sheet = Image.new("RGB", (_MARGIN + columns * width, _HEADER + rows * height), _GROUND)
+    font = ImageFont.load_default(size=14)
+    title = f"{shown} of {total} pictures, {len(plan.buckets())} bucket sizes, epoch {epoch}"
+    title = _shorten(title, font, sheet.width - 2 * _MARGIN)
+    ImageDraw.Draw(sheet).text((_MARGIN, _MARGIN - 2), title, fill=_BRIGHT, font=font)
+    for i, cell in enumerate(cells):
+        row, column = divmod(i, columns)
+        sheet.paste(cell, (_MARGIN + column * width, _HEADER + row * height))
+    return sheet
+
+
+def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
+    """Return one picture with its texts, on a panel."""
+    picture, concept = plan.manifest.pictures[index], plan.concepts[index]
+    sample, remark = _seen(plan, index, epoch)
+    size = (tile + 2 * _PAD, tile + 3 * _PAD + _THUMBNAIL + 6 + _CAPTION_LINES * _LINE_HEIGHT)
+    cell = Image.new("RGB", size, _GROUND)
+    draw = ImageDraw.Draw(cell)
+    draw.rounded_rectangle((0, 0, size[0] - 1, size[1] - 1), 8, fill=_PANEL, outline=_LINE)
+
+    whole = load_picture(picture.path, concept.background)
+    trained = cut(whole, sample.crop)
+    if concept.masks is not None and picture.mask is not None and sample.use_mask:
+        trained = _tint(trained, cut_mask(load_mask(picture.mask, whole.size, concept.masks), sample.crop))
+    trained.thumbnail((tile, tile), Image.Resampling.LANCZOS)
+    cell.paste(trained, (_PAD + (tile - trained.width) // 2, _PAD + (tile - trained.height) // 2))
+    top = tile + 2 * _PAD
+    overview = _overview(whole, sample.crop)
+    cell.paste(overview, (_PAD + (_THUMBNAIL - overview.width) // 2, top))
+
+    font = ImageFont.load_default(size=12)
+    facts = f"{sample.crop.crop_share(whole.size):.0%} cut, {sample.crop.scale(whole.size):.2f}x"
+    facts += ", mirrored" if sample.crop.flip else ""
+    facts += f", {remark}" if remark else ""
+    beside = (f"{sample.crop.bucket[0]} x {sample.crop.bucket[1]}", facts, picture.name)
+    for n, text in enumerate(beside):
+        at = (2 * _PAD + _THUMBNAIL, top - 2 + n * _LINE_HEIGHT)
+        text = _shorten(text, font, tile - _THUMBNAIL - _PAD)
+        draw.text(at, text, fill=_DIM if n else _ACCENT, font=font)
+    for n, text in enumerate(_wrap(sample.caption or "(empty caption)", font, tile, _CAPTION_LINES)):
+        at = (_PAD, top + _THUMBNAIL + 6 + n * _LINE_HEIGHT)
+        draw.text(at, text, fill=_BRIGHT if sample.caption else _DIM, font=font)
+    return cell
+
+
+def _seen(plan: Plan, index: int, epoch: int) -> tuple[Sample, str]:
+    """Return how an epoch sees a picture, and a word about it."""
+    if plan.concepts[index].role == "validation":
+        return next(sample for sample in plan.validation if sample.picture == index), "validation"
+    visits = plan.visits_in(index, epoch)
+    remark = "not in this epoch" if not visits else plan.concepts[index].role.replace("train", "")
+    sample = plan.sample(index, visits.start)
+    masked = plan.manifest.pictures[index].mask is not None
+    return sample, remark or ("mask off" if masked and not sample.use_mask else "")
+
+
+def _tint(image: Image.Image, mask: Image.Image) -> Image.Image:
+    """Lay a translucent colour over what the mask leaves out."""
+    strength = ImageChops.invert(mask).point([round(value * 0.6) for value in range(256)])
+    return Image.composite(Image.new("RGB", image.size, _UNTRAINED), image, strength)
+
+
+def _overview(whole: Image.Image, crop: Crop) -> Image.Image:
+    """Return a thumbnail of the whole picture, dimmed outside what is kept."""
+    factor = _THUMBNAIL / max(whole.size)
+    small = whole.resize((max(1, round(whole.width * factor)), max(1, round(whole.height * factor))))
+    edge = [
+        (min(max(0, round(x * factor)), small.width - 1), min(max(0, round(y * factor)), small.height - 1))
+        for x, y in crop.corners(whole.size)
+    ]
+    inside = Image.new("L", small.size, 90)
+    ImageDraw.Draw(inside).polygon(edge, fill=255, outline=255)
+    dimmed = Image.composite(small, Image.new("RGB", small.size, _GROUND), inside)
+    ImageDraw.Draw(dimmed).polygon(edge, outline=_ACCENT)
+    return dimmed
+
+
+def _shorten(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    """Cut a text to a width in pixels, ending in three dots."""
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "...") > width:
+        text = text[:-1]
+    return text.rstrip() + "..."
+
+
+def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int, most: int) -> list[str]:
+    """Break a text into at most `most` lines of a width in pixels; the last one is shortened."""
+    lines: list[str] = []
+    rest = text.split()
+    while rest and len(lines) < most - 1:
+        taken = 1
+        while taken < len(rest) and font.getlength(" ".join(rest[: taken + 1])) <= width:
+            taken += 1
+        lines.append(_shorten(" ".join(rest[:taken]), font, width))
+        rest = rest[taken:]
+    return [*lines, _shorten(" ".join(rest), font, width)] if rest else lines

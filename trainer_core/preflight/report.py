@@ -1,0 +1,189 @@
+"""Say what a run holds before it starts: tables of concepts and buckets, remarks, and what happened to each file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..data.plan import Plan, Sample
+from ..data.scan import count, names, printable
+from ..models import CaptionLengths, Words
+
+MOST_CROPPED = 0.2  # a picture that loses more of its area is named before the run
+MOST_ENLARGED = 1.5  # a picture that is enlarged more is named before the run
+
+_MARKS = re.compile(r"[\\`|*<\[]")  # what Markdown would read in a name; a name's underlines are inside a word
+
+COLUMNS = (
+    *("concept", "file", "outcome", "why", "width", "height", "bucket", "left", "top", "cropped", "scale"),
+    *("visits_per_epoch", "mask", "caption"),
+)
+
+
+def report(plan: Plan) -> str:
+    """Return what a person should know before the run: length, concepts, buckets, losses of area, remarks."""
+    remarks = "\n".join(f"- {remark}" for remark in (*_remarks(plan), *plan.manifest.notes))
+    parts = ["\n".join(_head(plan)), _concepts(plan), _buckets(plan), remarks]
+    return _writable("\n\n".join(part for part in parts if part))
+
+
+def long_captions(plan: Plan, base: CaptionLengths, words: Words) -> list[str]:
+    """Return sentences on captions longer than the text encoder's window, with the part that would be cut.
+
+    words: those that learned vectors stand for.
+    """
+    long: list[str] = []
+    cut: list[str] = []
+    for i, picture in enumerate(plan.manifest.pictures):
+        texts = sorted(plan.captions_of(i), key=len, reverse=True)[:4]  # lengths in tokens go with lengths in letters
+        tokens = [
+            base.count_tokens(text, words) if words or len(text.encode(errors="replace")) > base.window else 0
+            for text in texts
+        ]
+        most = max(tokens, default=0)
+        if most > base.most_tokens:
+            rest = base.cut_text(texts[tokens.index(most)], words)[0]
+            cut.append(f'{picture.name} ({most} tokens, without "{rest[:60]}{"..." if len(rest) > 60 else ""}")')
+        elif most > base.window:
+            long.append(f"{picture.name} ({most} tokens)")
+    sentences = []
+    if long:
+        some = count(long, "caption is", "captions are")
+        sentences.append(
+            f"{some} longer than {base.window} tokens and encoded in parts of {base.window}: {names(long)}."
+        )
+    if cut:
+        some = count(cut, "caption is", "captions are")
+        sentences.append(f"{some} longer than {base.most_tokens} tokens and cut: {names(cut)}.")
+    return sentences
+
+
+def manifest_table(plan: Plan) -> str:
+    """Return CSV with a row for every file that the scan saw: what happened to it, and how a picture is trained.
+
+    Sizes in pixels. left and top are the crop's true corner in the resized picture, as SDXL is conditioned on it.
+    """
+    manifest, text = plan.manifest, io.StringIO()
+    index = {(p.concept, p.name): i for i, p in enumerate(manifest.pictures)}
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for file in manifest.outcomes:
+        row: list[object] = [plan.dataset.concepts[file.concept].folder, file.name, file.outcome, file.why]
+        if (i := index.get((file.concept, file.name))) is not None:
+            picture, sample = manifest.pictures[i], _shown(plan, i)
+            size = (picture.width, picture.height)
+            _, _, top, left, height, width = sample.crop.size_conditioning(size)
+            visits = float(plan.rates[i]) if plan.concepts[i].role != "validation" else 0
+            row += [*size, f"{width}x{height}", left, top, f"{sample.crop.crop_share(size):.3f}"]
+            row += [f"{sample.crop.scale(size):.3f}", f"{visits:g}", picture.mask is not None, sample.caption]
+        table.writerow([*row, *[""] * (len(COLUMNS) - len(row))])
+    return _writable(text.getvalue())
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    """Describe the length of the run."""
+    train = plan.train
+    visits = float(sum(plan.rates[i] for i in plan.trained))
+    held = f" (and {len(plan.validation)} for validation)" if plan.validation else ""
+    each = "" if plan.same_every_epoch else " about"
+    yield (
+        f"{count(plan.trained, 'picture', 'pictures')}{held},{each} {visits:g} visits and {plan.batches_in(0)} batches "
+        "per epoch."
+    )
+    size = f"batch {train.batch_size}" + (f" x {train.accumulate} accumulated" if train.accumulate > 1 else "")
+    yield f"{plan.steps} steps of {size} = {plan.epochs:.4g} epochs."
+
+
+def _concepts(plan: Plan) -> str:
+    """Describe each concept."""
+    rows: list[Sequence[object]] = []
+    for number, concept in enumerate(plan.dataset.concepts):
+        members = [i for i, p in enumerate(plan.manifest.pictures) if p.concept == number]
+        pictures = [plan.manifest.pictures[i] for i in members]
+        visits = float(sum(plan.rates[i] for i in members)) if concept.role != "validation" else 0
+        empty = sum(not any(p.lines) for p in pictures)
+        several = sum(len(p.lines) for p in pictures)
+        captions = f"{len(pictures) - empty}" + (f" of {several} lines" if several > len(pictures) else "")
+        captions += f", {empty} empty" if empty else ""
+        masked = f"{sum(p.mask is not None for p in pictures)} of {len(pictures)}" if concept.masks else "none"
+        folders = {p.repeats for p in pictures}
+        repeats = f"{concept.repeats:g}" if folders <= {1} else f"{concept.repeats:g} x {min(folders)}-{max(folders)}"
+        rows.append(
+            (
+                Path(concept.folder).name,
+                concept.role,
+                len(pictures),
+                f"{concept.samples} visits" if concept.samples else repeats,
+                f"{visits:g}",
+                f"{concept.loss_weight:g}",
+                captions,
+                masked,
+            )
+        )
+    return table(("concept", "role", "pictures", "repeats", "visits/epoch", "weight", "captions", "masks"), rows)
+
+
+def _buckets(plan: Plan) -> str:
+    """Describe each bucket of the training pictures."""
+    rows: list[Sequence[object]] = []
+    batches = plan.batch_sizes(0)
+    for bucket, members in plan.buckets().items():
+        crops = [(plan.crop_in(i, bucket), plan.size(i)) for i in members]
+        cropped = [crop.crop_share(size) for crop, size in crops]
+        scale = max(crop.scale(size) for crop, size in crops)
+        sizes = batches.get(bucket, [])
+        smaller = sum(size < plan.train.batch_size for size in sizes)
+        rows.append(
+            (
+                f"{bucket[0]}x{bucket[1]}",
+                len(members),
+                f"{len(sizes)}" + (f" ({smaller} smaller)" if smaller else ""),
+                f"{sum(cropped) / len(cropped):.1%}",
+                f"{max(cropped):.1%}",
+                f"{scale:.2f}x" if scale > 1 else "none",
+            )
+        )
+    return table(("bucket", "pictures", "batches", "mean crop", "largest crop", "largest upscale"), rows)
+
+
+def _writable(text: str) -> str:
+    """Write the bytes of names that are no text as \\udcff, which every file and screen takes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Lay out a Markdown table in columns of equal width: the editor renders it, and it is legible as it is."""
+    cells = [[_MARKS.sub(r"\\\g<0>", printable(str(cell))) for cell in row] for row in (head, *rows)]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
+    rule = [f"{'-' * (width - 1)}:" for width in widths]
+    lines = (
+        [cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in (cells[0], rule, *cells[1:])
+    )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _remarks(plan: Plan) -> Iterator[str]:
+    """Name pictures that lose much of their area or are enlarged much, and those the flip leaves alone."""
+    pictures = plan.manifest.pictures
+    shares = [(i, max(crop.crop_share(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
+    scales = [(i, max(crop.scale(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
+    cropped = [f"{pictures[i].name} ({share:.0%})" for i, share in shares if share > MOST_CROPPED]
+    enlarged = [f"{pictures[i].name} ({scale:.1f}x)" for i, scale in scales if scale > MOST_ENLARGED]
+    guarded = [pictures[i].name for i in range(len(pictures)) if plan.guarded[i]]
+    if cropped:
+        who = count(cropped, "picture loses", "pictures lose")
+        yield f"{who} more than {MOST_CROPPED:.0%} of the area: {names(cropped)}."
+    if enlarged:
+        who = count(enlarged, "picture is", "pictures are")
+        yield f"{who} enlarged more than {MOST_ENLARGED:g}x: {names(enlarged)}."
+    if guarded:
+        who = count(guarded, "picture is", "pictures are")
+        yield f"{who} never mirrored, as the caption says left or right: {names(guarded)}."
+
+
+def _shown(plan: Plan, picture: int) -> Sample:
+    """Return the sample that stands for a picture in tables."""
+    return next((s for s in plan.validation if s.picture == picture), None) or plan.sample(picture, 0)

@@ -1,0 +1,46 @@
+"""Run folders on the disk: find, resume, save, list, publish and delete runs."""
+
+from .catalogue import describe, describe_in_detail, list_runs, run_paths
+from .choose import Choice, choose_run, finished_checkpoint, working_run
+from .folder import (
+    FILES,
+    HISTORY,
+    LORA,
+    OPTIMIZER,
+    PUBLISHED,
+    SAMPLES,
+    WEIGHTS,
+    Checkpoint,
+    RunFolder,
+    find_runs,
+    open_run,
+    read_json,
+)
+from .key import FORMAT, Keys, build_keys, model_digests
+
+__all__ = [
+    "FILES",
+    "FORMAT",
+    "HISTORY",
+    "LORA",
+    "OPTIMIZER",
+    "PUBLISHED",
+    "SAMPLES",
+    "WEIGHTS",
+    "Checkpoint",
+    "Choice",
+    "Keys",
+    "RunFolder",
+    "build_keys",
+    "choose_run",
+    "describe",
+    "describe_in_detail",
+    "find_runs",
+    "finished_checkpoint",
+    "list_runs",
+    "model_digests",
+    "open_run",
+    "read_json",
+    "run_paths",
+    "working_run",
+]

@@ -1,0 +1,229 @@
+"""Describe runs as plain JSON values, for lists in the browser and the shell; unreadable runs come with the reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePath, PureWindowsPath
+from typing import Any
+
+from ..common.files import folder_size
+from .clean import clearable, end_of
+from .folder import (
+    CHECKPOINT,
+    CHECKPOINTS,
+    HISTORY,
+    LOG,
+    OWNER,
+    PUBLISHED,
+    RESULT,
+    RUN,
+    SAMPLES,
+    Checkpoint,
+    RunFolder,
+    open_run,
+    read_json,
+)
+
+POINTS = 2000  # maximum of a curve
+RECENT = 50  # steps whose mean loss is shown
+
+
+def run_paths(runs: Path) -> list[Path]:
+    """List the folders of runs, also of damaged ones, by name; raises OSError if `runs` cannot be read."""
+    paths = runs.iterdir() if runs.is_dir() else ()
+    return sorted(path for path in paths if not path.name.startswith(".") and _is_run(path))
+
+
+def list_runs(runs: Path, roots: Sequence[Path] = ()) -> list[dict[str, Any]]:
+    """Describe all runs, the last changed first; roots: as for `describe`."""
+    return sorted((describe(path, roots) for path in run_paths(runs)), key=lambda run: (-run["changed"], run["run"]))
+
+
+def describe(path: Path, roots: Sequence[Path] = (), *, verify: bool = False) -> dict[str, Any]:
+    """Describe the run in a folder; times in seconds since 1970, sizes in bytes, unknown values None.
+
+    The description holds no path of the machine: files outside the run's folder are named relative to one of `roots`.
+    verify: compute each save's `problem`, "" if all its files are sound.
+    """
+    return _describe(path, roots, verify=verify, curves=False)
+
+
+def describe_in_detail(path: Path, roots: Sequence[Path] = ()) -> dict[str, Any]:
+    """Describe a run as `describe` does, with thinned curves of loss and validation loss: [step, value]."""
+    return _describe(path, roots, verify=False, curves=True)
+
+
+def published_files(run: RunFolder) -> list[str]:
+    """List the paths of a run's copies in the folders of LoRAs and embeddings, as they were when copied."""
+    known = (read_json(run.path / PUBLISHED) or {}).values()
+    entries = (each for files in known if isinstance(files, list) for each in files if isinstance(each, list))
+    return list(dict.fromkeys(each[0] for each in entries if each and isinstance(each[0], str)))
+
+
+def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) -> dict[str, Any]:
+    unknown = ("name", "key", "created", "base_model", "pictures", "begun_with", "finished", "saved", "loss")
+    described: dict[str, Any] = dict.fromkeys((*unknown, "validation", "step", "steps"))
+    described |= {"run": path.name, "status": "unreadable", "clearable": 0, "saves": [], "samples": [], "published": []}
+    described |= {"changed": _changed(path), "size": folder_size(path)} | ({"curves": None} if curves else {})
+    try:
+        run = open_run(path)
+        described |= _about(run) | _state(run, curves=curves) | _files(run, roots, verify=verify)
+    except ValueError as error:  # of another format, or damaged
+        described["sentence"] = str(error)
+    except OSError as error:
+        described["sentence"] = f"{path.name} cannot be read ({error.strerror}); check its permissions and the disk."
+    return _plain(described)
+
+
+def _about(run: RunFolder) -> dict[str, Any]:
+    about = run.about
+    base_model, begun_with = about["config"].get("base_model"), about.get("begun_with")
+    place = base_model.get("path") if isinstance(base_model, dict) else None
+    return {
+        **{name: about[name] for name in ("name", "key", "created", "steps")},
+        "base_model": PureWindowsPath(place).name if isinstance(place, str) else None,  # of either system's paths
+        "pictures": about.get("pictures"),
+        "begun_with": begun_with if isinstance(begun_with, dict) else None,
+    }
+
+
+def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
+    """Describe the status and progress of a run, and its losses up to there."""
+    checkpoints, result = run.checkpoints(), run.result() or {}
+    saved = checkpoints[0].step if checkpoints else 0
+    events = list(run.events(None if curves else RECENT))
+    if run.busy():
+        status, step = "running", _step_now(run, events, saved)
+        sentence = f"Training: step {step} of {run.steps}."
+    elif result:
+        status, step = "finished", result["step"] if isinstance(result.get("step"), int) else 0
+        sentence = f"Finished after {step} steps."
+        if end_of(run) is None:
+            sentence = f"Finished, but the save of its last step {step} is missing."
+        elif step != run.steps:
+            sentence = f"Finished early, after step {step} of {run.steps}."
+    elif checkpoints:
+        status, step = "stopped", saved
+        sentence = f"Stopped after step {step} of {run.steps}; run the same workflow again to resume it."
+    else:
+        status, step, sentence = "empty", 0, "Nothing is saved yet."
+    state = {"status": status, "step": step, "sentence": sentence, "finished": result.get("finished")}
+    losses, validation = _read_curves(events, step)
+    if curves:
+        for checkpoint in checkpoints[:1]:  # steps before the log begins, of the run it started from
+            before, measured = _read_course(checkpoint)
+            losses, validation = before | losses, measured | validation
+        state["curves"] = {"loss": thin(losses), "validation": thin(validation)}
+    last = max(validation, default=None)
+    return state | {
+        "loss": _mean([losses[step] for step in sorted(losses)[-RECENT:]]),
+        "validation": None if last is None else {"step": last, "loss": validation[last]},
+    }
+
+
+def _files(run: RunFolder, roots: Sequence[Path], *, verify: bool) -> dict[str, Any]:
+    checkpoints, folders = run.checkpoints(), run.saves()
+    described = {checkpoint.path: _save(checkpoint, verify=verify) for checkpoint in checkpoints}
+    described |= {path: _broken_save(path) for path in folders if path not in described}
+    saves = [save for path, save in described.items() if path.is_dir()]  # check again: a run in progress removes saves
+    samples = run.path / SAMPLES
+    return {
+        "saves": sorted(saves, key=lambda save: save["step"]),
+        "saved": max((save["written"] for save in saves if save["written"] is not None), default=None),
+        "samples": sorted(path.name for path in samples.glob("[!.]*")) if samples.is_dir() else [],
+        "published": [_relative_name(PurePath(file), roots) for file in published_files(run)],
+        "clearable": sum(each.size for each in clearable(run, end_of(run))),
+    }
+
+
+def _save(checkpoint: Checkpoint, *, verify: bool) -> dict[str, Any]:
+    about = {name: getattr(checkpoint, name) for name in ("step", "written", "stays")}
+    files = [{"name": name, "size": known["size"]} for name, known in checkpoint.files.items()]
+    about |= {"size": folder_size(checkpoint.path), "files": files}
+    return about | ({"problem": checkpoint.problem()} if verify else {})
+
+
+def _broken_save(path: Path) -> dict[str, Any]:
+    about = {"step": int(path.name.rpartition("-")[2]), "size": folder_size(path), "written": None, "stays": False}
+    return about | {"files": [], "problem": f"{CHECKPOINT} is missing or damaged"}
+
+
+def _relative_name(path: PurePath, roots: Sequence[Path]) -> str:
+    """Name a file relative to the one of `roots` that holds it, else by its plain name."""
+    for root in roots:
+        if path.is_relative_to(root):
+            return path.relative_to(root).as_posix()
+    return PureWindowsPath(path).name
+
+
+def _step_now(run: RunFolder, events: Sequence[Mapping[str, Any]], saved: int) -> int:
+    """Find the step that a running process has reached; older log lines may be of a killed process that was further."""
+    since = (read_json(run.path / OWNER) or {}).get("since", 0)
+    steps = [event["step"] for event in events if _is_step(event) and event.get("time", 0) >= since]
+    return steps[-1] if steps else saved
+
+
+def _read_curves(events: Iterable[Mapping[str, Any]], end: int) -> tuple[dict[int, float], dict[int, float]]:
+    """Read losses and validation losses by step, up to step `end`; of a repeated step the last line counts."""
+    losses: dict[int, float] = {}
+    validation: dict[int, float] = {}
+    for event in events:
+        step, loss, kind = event.get("step"), event.get("loss"), event.get("event")
+        if kind in ("step", "validation") and isinstance(step, int) and step <= end and isinstance(loss, (int, float)):
+            (losses if kind == "step" else validation)[step] = loss
+    return losses, validation
+
+
+def _read_course(checkpoint: Checkpoint) -> tuple[dict[int, float], dict[int, float]]:
+    """Read losses and validation losses by step from a save; empty if its files are damaged."""
+    from ..common.tensor_tree import load_state  # imported here, so that lists of runs need no torch
+
+    with suppress(FileNotFoundError):  # a run in progress may remove the save at any time
+        if not checkpoint.problem(HISTORY):
+            course = load_state(checkpoint.path / HISTORY)
+            return dict(enumerate(course["losses"].tolist(), 1)), dict(course["validation"])
+    return {}, {}
+
+
+def thin(curve: Mapping[int, float], most: int = POINTS) -> list[list[float | None]]:
+    """List a curve as [step, value] in order; above `most` steps average equal parts, each at its last step."""
+    steps = sorted(curve)
+    size = max(1, math.ceil(len(steps) / most))
+    parts = [steps[start : start + size] for start in range(0, len(steps), size)]
+    return [[part[-1], _mean([curve[step] for step in part])] for part in parts]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Compute the mean of the finite values; None without any."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def _changed(path: Path) -> float:
+    times = [0.0]
+    for name in ("", RUN, LOG, RESULT, CHECKPOINTS):
+        with suppress(OSError):
+            times.append((path / name).stat().st_mtime)
+    return max(times)
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return path.is_dir() and any((path / name).exists() for name in (RUN, RESULT, LOG, CHECKPOINTS))
+    except OSError:  # no permission: list it, with this reason
+        return True
+
+
+def _is_step(event: Mapping[str, Any]) -> bool:
+    return event.get("event") == "step" and isinstance(event.get("step"), int)
+
+
+def _plain(value: Any) -> Any:
+    """Replace numbers that are not finite by None, so that every JSON reader accepts the values."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,97 @@
+"""Delete runs and parts of them: never while a process trains the run, never anything outside its folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ..common.files import folder_size, leftovers, remove_folder, write_json
+from .choose import finished_checkpoint
+from .folder import CHECKPOINT, CHECKPOINTS, OPTIMIZER, RUN, SAMPLES, Checkpoint, RunFolder, read_json
+
+KINDS = ("step-*", "damaged-step-*")  # of folders of saves: sound ones, and damaged ones that were renamed
+OLD = 3600.0  # seconds after which a deletion has certainly ended
+
+
+class Clearable(NamedTuple):
+    """Something that can be deleted."""
+
+    path: Path
+    size: int  # bytes
+    what: str  # description for users
+
+
+def end_of(run: RunFolder) -> Checkpoint | None:
+    """Find the last save of a finished run, None without one; its files are not read."""
+    step = (run.result() or {}).get("step")
+    return next((checkpoint for checkpoint in run.checkpoints() if checkpoint.step == step), None)
+
+
+def clearable(run: RunFolder, end: Checkpoint | None, *, states: bool = False) -> list[Clearable]:
+    """List what can be deleted of a run: leftovers of killed processes, and of a finished run all saves but the last.
+
+    end: the last save; None for a run that is not finished, which needs all its saves. states: include the optimizer
+    state of `end`.
+    """
+    found = [
+        (path, "left by a process that was killed")
+        for folder in (run.path, run.path / CHECKPOINTS, run.path / SAMPLES)
+        for path in leftovers(folder)
+    ]
+    if end is not None:
+        saves = [path for kind in KINDS for path in (run.path / CHECKPOINTS).glob(kind) if path.is_dir()]
+        found += [(path, f"save {path.name}") for path in sorted(saves) if path != end.path]
+        if states and (end.path / OPTIMIZER).exists():
+            found.append((end.path / OPTIMIZER, f"optimizer state of step {end.step}"))
+    return [Clearable(path, size_of(path), what) for path, what in found if not is_elsewhere(path, run.path.parent)]
+
+
+def clear(run: RunFolder, *, states: bool = False) -> None:
+    """Delete what `clearable` lists; raises RuntimeError if a process trains the run, ValueError for a link."""
+    with _for_deleting(run.path):
+        for each in clearable(run, finished_checkpoint(run), states=states):
+            if (
+                each.path.name == OPTIMIZER
+            ):  # first remove it from the save's list of files, so that the save is never damaged
+                about = read_json(each.path.with_name(CHECKPOINT)) or {}
+                about["files"].pop(OPTIMIZER, None)
+                write_json(each.path.with_name(CHECKPOINT), about)
+            if each.path.is_dir():
+                remove_folder(each.path)
+            else:
+                each.path.unlink(missing_ok=True)
+
+
+def delete_run(path: Path) -> None:
+    """Delete the whole folder of a run, readable or not; raises as `clear` does."""
+    with _for_deleting(path):
+        (path / RUN).unlink(missing_ok=True)  # from here on it is no run any more
+    remove_folder(path)  # Windows moves no folder with an open lock in it
+
+
+def old_leftovers(runs: Path) -> list[Clearable]:
+    """List the folders of runs that a killed process was deleting."""
+    found = [path for path in leftovers(runs) if path.is_dir() and not is_elsewhere(path, runs)]
+    old = [path for path in found if time.time() - max(path.stat().st_mtime, path.stat().st_ctime) > OLD]
+    return [Clearable(path, folder_size(path), "left by a process that was killed") for path in old]
+
+
+def size_of(path: Path) -> int:
+    """Count the bytes of a file, or of a folder's files."""
+    return folder_size(path) if path.is_dir() else path.lstat().st_size
+
+
+def is_elsewhere(path: Path, runs: Path) -> bool:
+    """Tell whether a path in the folder of runs is a link that leads out of it."""
+    return path.resolve() != runs.resolve() / path.relative_to(runs)
+
+
+@contextmanager
+def _for_deleting(path: Path) -> Iterator[None]:
+    if is_elsewhere(path, path.parent):
+        raise ValueError(f"{path.name} is a link to another folder; delete the run there.")
+    with RunFolder(path=path, about={}).locked():
+        yield

@@ -1,0 +1,296 @@
+"""The command line for runs: python -m trainer_core runs list | show | verify | export | clean."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .catalogue import describe, list_runs, published_files, run_paths
+from .choose import finished_checkpoint
+from .clean import Clearable, clear, clearable, delete_run, is_elsewhere, old_leftovers
+from .folder import FILES, LORA, SAMPLES, Checkpoint, RunFolder, open_run, read_json
+
+USUAL = "output/atelier/runs"  # in ComfyUI's folder
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status: 1 for damaged runs, 2 for an error, which is printed."""
+    options = build_parser().parse_args(arguments)
+    try:
+        options.folder = options.folder or usual_folder()
+        if not options.folder.is_dir():
+            raise ValueError(
+                f"There is no folder {options.folder}; train a run first, or name another folder by --folder."
+            )
+        return options.command(options)
+    except OSError as error:
+        sentence = f"{error.filename}: {error.strerror}." if error.filename else str(error)
+    except (ValueError, RuntimeError) as error:
+        sentence = str(error)
+    print(sentence, file=sys.stderr)
+    return 2
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer_core runs", description="List, check, export and delete runs."
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--folder", type=Path, help=f"the folder of runs; by default {USUAL} in ComfyUI's folder")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    name = "the name of a run's folder, or its unambiguous beginning"
+
+    def command(title: str, call: Any, text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(title, parents=[common], help=text, description=text)
+        added.set_defaults(command=call)
+        return added
+
+    command("list", list_all, "a table of all runs")
+    command("show", show, "everything about one run").add_argument("run", metavar="RUN", help=name)
+    verify_parser = command("verify", verify, "check the files of all saves for damage")
+    verify_parser.add_argument("run", metavar="RUN", nargs="?", help=f"{name}; by default all")
+    export_parser = command("export", export, "copy the LoRA of a save, and its embeddings, under another name")
+    export_parser.add_argument("run", metavar="RUN", help=name)
+    export_parser.add_argument("--step", type=int, help="the save's step; by default the last one")
+    export_parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="the new .safetensors file")
+    export_parser.add_argument("--overwrite", action="store_true", help="replace files of that name")
+    clean_parser = command("clean", clean, "list the parts of runs that are not needed, and delete them with --yes")
+    clean_parser.add_argument("runs", metavar="RUN", nargs="*", help=f"{name}; by default all finished runs")
+    more = clean_parser.add_mutually_exclusive_group()
+    more.add_argument("--states", action="store_true", help="also the optimizer states of finished runs")
+    more.add_argument("--whole", action="store_true", help="the whole folders of the named runs")
+    clean_parser.add_argument("--yes", action="store_true", help="delete; without it the list is only printed")
+    return parser
+
+
+def usual_folder() -> Path:
+    """Find ComfyUI's folder of runs; raises ValueError unless the pack is in its custom_nodes."""
+    nodes = Path(__file__).absolute().parents[3]
+    if nodes.name != "custom_nodes":
+        raise ValueError(
+            f"The pack is not in ComfyUI's custom_nodes; name the folder of runs by --folder, usually {USUAL}."
+        )
+    return nodes.parent / USUAL
+
+
+def find_run(runs: Path, name: str) -> Path:
+    """Find the folder of a run by its name or the name's beginning; raises ValueError unless exactly one fits."""
+    names = {path.name: path for path in run_paths(runs)}
+    found = [name] if name in names else [each for each in names if name and each.startswith(name)]
+    if len(found) == 1:
+        return names[found[0]]
+    if found:
+        raise ValueError(f"{name} may be {' or '.join(found[:5])}; write more of the name.")
+    raise ValueError(f"There is no run {name} in {runs}; `list` shows the runs there.")
+
+
+def list_all(options: argparse.Namespace) -> int:
+    """Print a table of all runs, and their total size."""
+    runs = list_runs(options.folder)
+    rows = [("run", "status", "steps", "loss", "size", "changed")]
+    for run in runs:
+        steps = "" if run["steps"] is None else f"{run['step']}/{run['steps']}"
+        loss = "" if run["loss"] is None else f"{run['loss']:.4f}"
+        rows.append((run["run"], run["status"], steps, loss, bytes_of(run["size"]), day(run["changed"])))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows if runs else ():
+        left = "  ".join(cell.ljust(width) for cell, width in zip(row[:2], widths, strict=False))
+        right = "  ".join(cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True))
+        say(f"{left}  {right}")
+    for run in runs:
+        if run["status"] == "unreadable":
+            say(f"{run['run']}: {run['sentence']}")
+    total, less = (bytes_of(sum(run[name] for run in runs)) for name in ("size", "clearable"))
+    say(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {total}; clean would free {less}.")
+    return 0
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print everything about one run."""
+    path = find_run(options.folder, options.run)
+    run = describe(path)
+    say(run["run"])
+    for title, text in _facts(path, run):
+        say(f"  {title:<12} {text}")
+    return 0
+
+
+def _facts(path: Path, run: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "status", run["sentence"]
+    yield "folder", str(path)
+    yield "size", f"{bytes_of(run['size'])}; clean would free {bytes_of(run['clearable'])}"
+    if run["status"] == "unreadable":
+        return
+    owner = RunFolder(path=path, about={}).owner()
+    if owner and run["status"] == "running":
+        yield "trained by", owner
+    yield "name", run["name"]
+    yield "key", run["key"]
+    yield "steps", f"{run['step']} of {run['steps']}"
+    if run["loss"] is not None:
+        yield "loss", f"{run['loss']:.4f}"
+    if run["validation"] is not None:
+        yield "validation", f"{run['validation']['loss']:.4f} after step {run['validation']['step']}"
+    for title in ("created", "saved", "finished"):
+        if run[title] is not None:
+            yield title, day(run[title])
+    if begun := run["begun_with"]:
+        yield "started from", f"step {begun.get('step')} of {begun.get('run')}"
+    yield "base model", str(run["base_model"])
+    yield "pictures", str(run["pictures"])
+    for save in run["saves"]:
+        notes = [bytes_of(save["size"]), *(["kept"] if save["stays"] else []), *filter(None, [save.get("problem")])]
+        yield "save", f"step {save['step']}: {', '.join(notes)}"
+    for name in run["samples"]:
+        yield "sample", str(path / SAMPLES / name)
+    for file in published_files(open_run(path)):
+        yield "published", file + ("" if Path(file).is_file() else " (deleted)")
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Check the files of all saves and print the damaged ones; return 1 if there are any."""
+    paths = [find_run(options.folder, options.run)] if options.run else run_paths(options.folder)
+    damaged = 0
+    for path in paths:
+        run = describe(path, verify=True)
+        lacking = run["status"] == "finished" and run["step"] not in {save["step"] for save in run["saves"]}
+        wrong = run["status"] == "unreadable" or lacking
+        say(f"{path.name}: {run['sentence'] if wrong else run['status']}")
+        for save in run["saves"]:
+            say(f"  step {save['step']}: {save['problem'] or 'sound'}")
+        damaged += wrong + sum(bool(save["problem"]) for save in run["saves"])
+    say(f"{damaged} damaged." if damaged else "All sound.")
+    return 1 if damaged else 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """Copy the LoRA files of a save with their embeddings, and compare the copies."""
+    if options.to.suffix != ".safetensors":
+        raise ValueError(f"{options.to} is no LoRA file; end its name in .safetensors.")
+    run = open_run(find_run(options.folder, options.run))
+    checkpoint = save_to_export(run, options.step)
+    if problem := checkpoint.problem(FILES):
+        raise ValueError(f"The save of step {checkpoint.step} of {run.path.name} is not exported: {problem}.")
+    from safetensors import SafetensorError  # imported here, so that the other commands need not wait for torch
+
+    from ..lora_files.write import copy_lora, word_path
+
+    copies: dict[Path, Path] = {}
+    for each in (read_json(checkpoint.path / FILES) or {})["files"]:
+        ending = Path(each["path"]).stem.removeprefix(LORA)
+        to = options.to.with_name(f"{options.to.stem}{ending}.safetensors")
+        copies[to] = checkpoint.path / each["path"]
+        for token, word in each["words"].items():
+            copies[word_path(to.parent, to.stem, token)] = checkpoint.path / word
+    names = [source.relative_to(checkpoint.path).as_posix() for source in copies.values()]
+    if problem := checkpoint.problem(*names):
+        raise ValueError(f"The save of step {checkpoint.step} of {run.path.name} is not exported: {problem}.")
+    taken = [to for to in copies if to.exists()]
+    if taken and not options.overwrite:
+        raise ValueError(f"{taken[0]} exists already; choose another name, or add --overwrite.")
+    for to, source in copies.items():
+        try:
+            copy_lora(source, to)
+        except SafetensorError as error:  # raised for a full disk
+            raise ValueError(f"{to} could not be written: {error}") from error
+        if not same_tensors(source, to):
+            raise ValueError(f"The copy {to} differs from its source; check the disk, and export again.")
+        say(f"{to}  {bytes_of(to.stat().st_size)}, step {checkpoint.step} of {run.path.name}")
+    return 0
+
+
+def save_to_export(run: RunFolder, step: int | None) -> Checkpoint:
+    """Find the save of a step, by default the last one with a LoRA; raises ValueError without one."""
+    found = [checkpoint for checkpoint in run.checkpoints() if FILES in checkpoint.files]
+    wanted = (run.result() or {}).get("step") if step is None else step
+    for checkpoint in found:
+        if checkpoint.step == wanted or wanted is None:
+            return checkpoint
+    if not found:
+        raise ValueError(f"The run {run.path.name} has no LoRA to export.")
+    steps = ", ".join(str(checkpoint.step) for checkpoint in reversed(found))
+    raise ValueError(f"The run {run.path.name} has no LoRA of step {wanted}; it has LoRAs of the steps {steps}.")
+
+
+def same_tensors(one: Path, other: Path) -> bool:
+    """Tell whether two LoRA files hold the same tensors, bit by bit."""
+    import torch
+    from safetensors.torch import load_file
+
+    a, b = load_file(one), load_file(other)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def clean(options: argparse.Namespace) -> int:
+    """Print the parts of runs that are not needed, and delete them with --yes."""
+    if options.whole and not options.runs:
+        raise ValueError("--whole needs the names of the runs to delete.")
+    named = [find_run(options.folder, name) for name in options.runs]
+    plan: list[tuple[Path, list[Clearable]]] = []
+    for path in dict.fromkeys(named or run_paths(options.folder)):
+        try:
+            plan.append((path, _planned(path, options)))
+        except ValueError as error:
+            if named:
+                raise
+            say(f"{path.name} is skipped: {error}")
+    if not named:
+        plan += [(each.path, [each]) for each in old_leftovers(options.folder)]
+    plan = [(path, found) for path, found in plan if found]
+    for path, found in plan:
+        for each in found:
+            say(f"{path.name}: {each.what}, {bytes_of(each.size)}")
+    total = bytes_of(sum(each.size for _, found in plan for each in found))
+    if plan and options.states:
+        say("Without its optimizer state, a run that is resumed or forked starts with a fresh optimizer.")
+    if not plan:
+        say("There is nothing to delete.")
+    elif not options.yes:
+        say(f"{total} would be freed. Nothing is deleted yet; add --yes to delete it.")
+    else:
+        for path, _ in plan:
+            if options.whole or path.name.startswith("."):
+                delete_run(path)
+            else:
+                clear(open_run(path), states=options.states)
+        say(f"Deleted {total}.")
+    return 0
+
+
+def _planned(path: Path, options: argparse.Namespace) -> list[Clearable]:
+    """List what `clean` deletes of a run; raises ValueError with the reason if nothing may be deleted."""
+    if is_elsewhere(path, options.folder):
+        raise ValueError(f"{path.name} is a link to another folder; delete the run there.")
+    run = RunFolder(path=path, about={}) if options.whole else open_run(path)
+    if run.busy():
+        raise ValueError(f"{path.name} is in training; wait until it ends.")
+    if options.whole:
+        return [Clearable(path, run.size(), "the whole run")]
+    end = finished_checkpoint(run)
+    if end is None and run.result() is not None:
+        raise ValueError(f"The last save of {path.name} is damaged or missing, so its other saves may be needed.")
+    return clearable(run, end, states=options.states)
+
+
+def say(line: str) -> None:
+    """Print a line; control characters become ?, so that names cannot steer the terminal."""
+    print("".join(character if character.isprintable() else "?" for character in line))
+
+
+def bytes_of(size: float) -> str:
+    """Format a size in bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def day(seconds: float) -> str:
+    """Format a time, in seconds since 1970, for people."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

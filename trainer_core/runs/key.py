@@ -1,0 +1,95 @@
+"""The keys that identify a run: hashes of everything that decides the trained weights, and of nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ..config import RunConfig
+    from ..data.scan import Index
+    from ..models import Source
+
+FORMAT = 1  # of run folders and of their keys; raise it whenever the same key would give other weights
+SHOWN = 12  # characters of a key in folder names
+MODEL_ENDINGS = (".safetensors", ".json", ".txt")  # of the files that count in a diffusers folder or a tokenizer's
+
+
+class Keys(NamedTuple):
+    """The two hashes that identify a run."""
+
+    run: str  # runs with the same key have the same result
+    course: str  # runs with the same course take the same steps; their length or file format may differ
+
+
+def build_keys(config: RunConfig, models: Mapping[str, str], pictures: str) -> Keys:
+    """Compute a run's keys. models: digest of each model file by its role. pictures: digest of the manifest.
+
+    Only settings that decide the weights count: no names and paths, no intervals of saves, samples and logs, no memory
+    settings (which change rounding at most).
+    """
+    from ..config import MODEL_FILES  # imported here, so that lists of runs need no image library
+
+    values = config.to_dict()
+    for part in ("saves", "existing", "sample", "memory"):
+        del values[part]
+    train, lora = values["train"], values["lora"]
+    del train["log"]
+    if not config.train.keeps_by:
+        del train["validate_every"]
+    for place, names in (
+        (values["base_model"], (*MODEL_FILES, "tokenizer")),
+        (lora, ("start",)),
+        *((beneath, ("path",)) for beneath in lora["beneath"]),
+        *((concept, ("folder",)) for concept in values["dataset"]["concepts"]),
+        *((concept["captions"], ("file",)) for concept in values["dataset"]["concepts"]),
+        *((concept["masks"] or {}, ("folder",)) for concept in values["dataset"]["concepts"]),
+    ):
+        for name in names:  # the content counts instead, by its digest
+            place.pop(name, None)
+    if config.existing.on_existing == "fork":
+        values["fork"] = [config.existing.fork_run, config.existing.fork_step]
+    values |= {"format": FORMAT, "models": dict(models), "pictures": pictures}
+    whole = _digest(values)
+    del train["steps"], train["epochs"], train["save_dtype"], lora["bake"]
+    return Keys(run=whole, course=_digest(values))
+
+
+def _digest(values: dict[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def model_digests(config: RunConfig, source: Source, index: Index) -> dict[str, str]:
+    """Compute the sha256 of every file of the base model and of existing LoRAs, by role and name.
+
+    The index remembers the digest of a file while its size and times stay. Raises ValueError for an unreadable file.
+    """
+    from ..data.scan import File  # imported here, so that lists of runs need no image library
+
+    roles = list(_model_files(config, source.files()))
+    files = []
+    for _, path in roles:
+        status = path.stat()
+        mtime, ctime = status.st_mtime_ns, status.st_ctime_ns
+        files.append(File(path=path, name=str(path), size=status.st_size, mtime_ns=mtime, ctime_ns=ctime))
+    found = {role: digest for (role, _), digest in zip(roles, index.digests(files, large=source.digest), strict=True)}
+    for role, path in roles:
+        if not found[role]:
+            raise ValueError(f"{path} cannot be read completely; check the disk, or download the file again.")
+    return found
+
+
+def _model_files(config: RunConfig, model: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
+    """Yield (role, path) of every file that counts; a folder's files one by one."""
+    given = dict(model) | ({"start": Path(config.lora.start)} if config.lora.start else {})
+    given |= {f"beneath {number}": Path(beneath.path) for number, beneath in enumerate(config.lora.beneath)}
+    for role, path in given.items():
+        if path.is_dir():
+            found = (file for file in sorted(path.rglob("*")) if file.suffix.lower() in MODEL_ENDINGS)
+            yield from ((f"{role}/{file.relative_to(path).as_posix()}", file) for file in found if file.is_file())
+        else:
+            yield role, path

@@ -1,0 +1,134 @@
+"""Copy the LoRA files of a save to ComfyUI's folders of LoRAs and embeddings."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..common.files import check_writable, file_digest, write_json
+from ..config import SavesConfig, fill_name, plain_name
+from ..lora_files.write import copy_lora, is_copy, is_ours, word_path
+from . import LORA, PUBLISHED, RunFolder, read_json
+
+MOST_BYTES_OF_FILES = 250  # of a name in UTF-8; most file systems take 255
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """The files of one version of a LoRA: of the last, the best or the averaged weights."""
+
+    path: Path
+    embeddings: dict[str, Path]  # by token: the file of its trained embedding
+    steps: int
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """List the LoRA's file and those of its embeddings."""
+        return self.path, *self.embeddings.values()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Destination:
+    """The folders and the file name that LoRA files are copied to."""
+
+    output: Path  # the folder of LoRAs, and the run's name as its stem
+    embeddings: Path  # the folder of trained embeddings
+    saves: SavesConfig
+
+    def publish(self, run: RunFolder, saved: Sequence[Saved], step: int, epoch: float, kind: str = "") -> list[Saved]:
+        """Copy the LoRA files of a step's save to the destination; unchanged earlier copies are kept.
+
+        kind: added to the names while the run is not finished. A taken name gets a number unless `overwrite` is on.
+        """
+        known = read_json(run.path / PUBLISHED) or {}
+        endings = [self._ending(each, step, kind) for each in saved]
+        keys = [f"{self.output}|{self.saves.file_name}|{step}{ending}" for ending in endings]
+        copies = [_published(known.get(key), each) for key, each in zip(keys, saved, strict=True)]
+        if all(copy is not None for copy in copies):
+            return [copy for copy in copies if copy is not None]
+        stems = [self._stem(each, epoch) for each in saved]
+        number = self._free_number(saved, stems, endings)
+        made = []
+        for key, each, stem, ending in zip(keys, saved, stems, endings, strict=True):
+            made.append(self._copy(each, f"{stem}{number}{ending}"))
+            known[key] = [[str(file), file_digest(file)] for file in made[-1].files]
+            write_json(run.path / PUBLISHED, known)
+        return made
+
+    def _ending(self, saved: Saved, step: int, kind: str) -> str:
+        ending = saved.path.stem.removeprefix(LORA)
+        if not kind:
+            return ending
+        return f"-best-at-{saved.steps}" if saved.steps < step else kind + ending.removeprefix("-last")
+
+    def _stem(self, saved: Saved, epoch: float) -> str:
+        now = time.localtime()
+        values = {"name": self.output.stem, "step": f"{saved.steps:06}", "epoch": f"{int(epoch):04}"}
+        values |= {"date": time.strftime("%Y-%m-%d", now), "time": time.strftime("%H-%M", now)}
+        return fill_name(self.saves.file_name, values)
+
+    def _free_number(self, saved: Sequence[Saved], stems: Sequence[str], endings: Sequence[str]) -> str:
+        """Find the first of "", -2, -3 … that makes all names free when put between stem and ending."""
+        numbers = itertools.chain([""], (f"-{count}" for count in itertools.count(2)))
+
+        def free(number: str) -> bool:
+            paths = [self.output.with_name(f"{s}{number}{e}.safetensors") for s, e in zip(stems, endings, strict=True)]
+            return all(self._is_free(path, each.path) for each, path in zip(saved, paths, strict=True))
+
+        return next(filter(free, numbers))
+
+    def check_names(self, tokens: Iterable[str]) -> None:
+        """Raise ValueError if the LoRA or an embedding would get an invalid file name."""
+        plain_name(self.output.stem)  # of the run's folder
+        values = {"name": self.output.stem, "epoch": "1" * 6, "step": "1" * 7}
+        name = fill_name(self.saves.file_name, {**values, "date": "2000-01-01", "time": "00-00"})
+        for token in tokens:
+            longest = word_path(self.embeddings, f"{name}-stopped-at-1000000-last-99", token).name
+            if len(longest.encode()) > MOST_BYTES_OF_FILES:
+                raise ValueError(
+                    f"The name {name[:30]} of the LoRA and the token {token} are too long for one file name; shorten "
+                    "name of Train LoRA, or token of Embedding."
+                )
+
+    def check_folders(self) -> None:
+        """Raise ValueError if a destination folder cannot be written."""
+        for folder in {self.output.parent, self.embeddings}:
+            check_writable(folder)
+
+    def _copy(self, saved: Saved, stem: str) -> Saved:
+        path = self.output.with_name(f"{stem}.safetensors")
+        embeddings = {
+            token: self._embedding(file, word_path(self.embeddings, stem, token))
+            for token, file in saved.embeddings.items()
+        }
+        copies = Saved(path=path, embeddings=embeddings, steps=saved.steps)
+        for source, place in zip(saved.files, copies.files, strict=True):
+            if not place.exists() or not is_copy(source, place):
+                copy_lora(source, place)
+        return copies
+
+    def _embedding(self, source: Path, path: Path) -> Path:
+        candidates = (path if number == 1 else path.with_stem(f"{path.stem}-{number}") for number in itertools.count(1))
+        return next(place for place in candidates if self._is_free(place, source))
+
+    def _is_free(self, path: Path, source: Path) -> bool:
+        """Tell whether a path may be written: it is unused, holds this very copy, or `overwrite` is on and it is ours.
+
+        So no workflow replaces a file that another program made.
+        """
+        return not path.exists() or is_copy(source, path) or (self.saves.overwrite and is_ours(path))
+
+
+def _published(files: Any, saved: Saved) -> Saved | None:
+    """Find the earlier copies of a save's files; None if one is missing or changed."""
+    if not files or len(files) != len(saved.files):
+        return None
+    for path, digest in files:
+        if not Path(path).is_file() or file_digest(Path(path)) != digest:
+            return None
+    path, *embeddings = (Path(path) for path, _ in files)
+    return Saved(path=path, embeddings=dict(zip(saved.embeddings, embeddings, strict=True)), steps=saved.steps)

@@ -1,0 +1,1 @@
+"""One run: its preparation, its steps, its checkpoints and its result."""

@@ -1,0 +1,76 @@
+"""Read a micro-batch from the cache: latents, masks, and the conditions of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..common.rng import generator
+from ..config import RunConfig
+from ..data.masks import loss_mask
+from ..data.plan import MicroBatch, Plan, Sample
+from ..models import BaseModel, Conditioning
+from ..objective import Batch, Place
+from .encode import Encoded
+
+Read = Callable[[str], Conditioning]  # turns a caption into its conditioning
+
+
+def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig) -> Batch:
+    """Read the latents and masks of a micro-batch; what is drawn depends on seed and indices alone."""
+    samples, seed, index = micro_batch.samples, config.train.seed, micro_batch.index
+    means, stds = zip(*(encoded.latents(sample) for sample in samples), strict=True)
+    latents = torch.stack(means)
+    if config.train.latent_sampling == "sample":
+        draws = [torch.randn(std.shape, generator=generator(seed, "latent", index, i)) for i, std in enumerate(stds)]
+        latents = latents + torch.stack(stds) * torch.stack(draws)
+    held = torch.tensor([plan.concepts[sample.picture].role == "prior_prediction" for sample in samples])
+    mask, normalize, prior_weight = _masks(encoded, micro_batch, plan, config)
+    return Batch(
+        place=Place(
+            micro_batch=index,
+            step=index // config.train.accumulate,
+            before=micro_batch.before,
+            together=micro_batch.together,
+        ),
+        latents=latents,
+        weights=torch.tensor([sample.weight for sample in samples]),
+        mask=mask,
+        normalize=normalize,
+        prior_weight=prior_weight,
+        held=held if held.any() else None,
+    )
+
+
+def _masks(
+    encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the loss masks of a micro-batch, which of them normalise, and prior weights; None without any."""
+    masks: list[Tensor | None] = [encoded.mask(sample) for sample in micro_batch.samples]
+    shape = next((m.shape for m in masks if m is not None), None)
+    if shape is None:
+        return None, None, None
+    weights, normalize, prior = [], [], []
+    for sample, mask in zip(micro_batch.samples, masks, strict=True):
+        settings = config.dataset.concepts[plan.manifest.pictures[sample.picture].concept].masks
+        if mask is None or settings is None:
+            weights.append(torch.ones(shape))
+            normalize.append(False)
+            prior.append(0.0)
+        else:
+            weights.append(loss_mask(mask[None], torch.tensor([sample.use_mask]), settings.unmasked_weight)[0])
+            normalize.append(settings.normalize_masked_area)
+            prior.append(settings.prior_weight if sample.use_mask else 0.0)
+    return torch.stack(weights), torch.tensor(normalize), torch.tensor(prior) if any(prior) else None
+
+
+def build_conditions(
+    base: BaseModel, encoded: Encoded, read: Read, plan: Plan, samples: Sequence[Sample], device: torch.device
+) -> object:
+    """Join what the model reads of some samples beside their noised latents: captions, true sizes and crops."""
+    sizes = torch.tensor([sample.crop.size_conditioning(plan.size(sample.picture)) for sample in samples])
+    painted = [each for sample in samples if (each := encoded.painted(sample)) is not None]
+    captions = [read(sample.caption) for sample in samples]
+    return base.batch(captions, sizes, device, torch.stack(painted) if painted else None)

@@ -1,0 +1,120 @@
+"""Captions as the model reads them: from the cache, or from text encoders that learn or have stopped."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from ..config import EmbeddingConfig, OptimizerConfig, RunConfig
+from ..data.plan import Plan
+from ..models import BaseModel, Conditioning, mentions, word_ids
+from ..networks import Network
+from ..networks.of_model import learning_rates
+from .encode import Encoded
+
+KEPT = 512  # captions of text encoders that have stopped learning
+
+
+def text_reader(
+    base: BaseModel, encoded: Encoded, device: torch.device, *, learning: bool
+) -> Callable[[str], Conditioning]:
+    """Return a function that turns a caption into its conditioning.
+
+    Captions on which nothing that learns acts come from the cache, all others from the text encoders in memory.
+    """
+    if not base.text_encoders:
+        return encoded.conditioning
+
+    def encode(caption: str) -> Conditioning:
+        return base.encode_text(caption, device)
+
+    live = encode if learning else functools.lru_cache(maxsize=KEPT)(torch.no_grad()(encode))
+
+    def read(caption: str) -> Conditioning:
+        if caption not in encoded.text_keys:
+            return live(caption)
+        return {name: tensor.to(device) for name, tensor in encoded.conditioning(caption).items()}
+
+    return read
+
+
+def text_stops(optimizer: OptimizerConfig, base: BaseModel, plan: Plan) -> dict[str, int]:
+    """Return the step before which each text encoder stops learning, by the prefix of its part."""
+    steps = (steps for _, steps in _rates_and_stops(optimizer, plan))
+    return {part.prefix: step for part, step in zip(base.parts[1:], steps, strict=False) if step}
+
+
+def embedding_stops(embeddings: Sequence[EmbeddingConfig], plan: Plan) -> dict[str, int]:
+    """Return the step before which the vectors of each token stop learning; of those that learn to the end none."""
+    stops = {}
+    for embedding in embeddings:
+        if embedding.stop_unit == "epochs":
+            stops[embedding.token] = plan.steps_of(int(embedding.stop))
+        else:
+            whole = plan.steps if embedding.stop_unit == "share" else 1
+            stops[embedding.token] = round(embedding.stop * whole)
+    return {embedding.token: max(1, stops[embedding.token]) for embedding in embeddings if embedding.stop}
+
+
+def check_embeddings(embeddings: Sequence[EmbeddingConfig], plan: Plan, outline: BaseModel) -> None:
+    """Raise ValueError for tokens that no trained caption contains, and for captions too long for their vectors."""
+    if not embeddings:
+        return
+    words = word_ids(embeddings)
+    captions = plan.captions(trained_only=True)
+    for token, ids in words.items():
+        if not any(mentions(caption, {token: ids}) for caption in captions):
+            raise ValueError(
+                f"No caption that is trained contains the word {token}, for which Embedding learns vectors; write it "
+                "into the captions or into caption_prefix, or leave that Embedding out."
+            )
+    for caption in sorted(captions):
+        if cut := outline.cut_text(caption, words)[1]:
+            raise ValueError(
+                f'The caption "{caption[:60]}..." has no room for the {len(words[cut[0]])} vectors of {cut[0]}: it is '
+                f"cut after {outline.most_tokens} tokens; shorten it, move the word to its front, or lower vectors."
+            )
+
+
+def check_stops(optimizer: OptimizerConfig, plan: Plan, embeddings: Sequence[EmbeddingConfig] = ()) -> None:
+    """Raise ValueError when a run would go on after all that learns has stopped."""
+    last = [step or plan.steps for rate, step in _rates_and_stops(optimizer, plan) if rate > 0]
+    stops = embedding_stops(embeddings, plan)
+    last += [stops.get(embedding.token, plan.steps) for embedding in embeddings]
+    if optimizer.learning_rate == 0 and last and max(last) < plan.steps:
+        what = "the text encoders and embeddings" if embeddings else "the text encoders"
+        raise ValueError(
+            f"learning_rate is 0 and {what} stop after step {max(last)} of {plan.steps}, so nothing would "
+            "learn from then on; make the run shorter, or set learning_rate."
+        )
+
+
+def _rates_and_stops(optimizer: OptimizerConfig, plan: Plan) -> list[tuple[float, int]]:
+    """Return (learning rate, step before which it stops, 0 = never) of each text encoder."""
+    rates, stops = optimizer.part_rates[1:], optimizer.text_stops
+    in_epochs = optimizer.stop_unit == "epochs"
+    return [(rate, plan.steps_of(n) if n and in_epochs else n) for rate, n in zip(rates, stops, strict=True)]
+
+
+def stop_learning(
+    network: Network, config: RunConfig, base: BaseModel, plan: Plan, step: int, stopped: dict[str, float]
+) -> bool:
+    """Freeze text encoders and embeddings that stop before a step and add them to `stopped`; tell whether any do."""
+    before = len(stopped)
+    for prefix, stop in text_stops(config.optimizer, base, plan).items():
+        if stop <= step and prefix not in stopped:
+            network.freeze(prefix)
+            stopped[prefix] = 0.0
+    for word, stop in embedding_stops(config.lora.embeddings, plan).items():
+        if stop <= step and f"embedding {word}" not in stopped:
+            network.embeddings.freeze(word)
+            stopped[f"embedding {word}"] = 0.0
+    return len(stopped) > before
+
+
+def text_learns(network: Network, config: RunConfig, base: BaseModel, stopped: Mapping[str, float]) -> bool:
+    """Tell whether anything in the text encoders learns still."""
+    rates = {**learning_rates(config.optimizer, base), **stopped}
+    return network.embeddings.learning or any(rates[text.prefix] > 0 for text in base.text_encoders)

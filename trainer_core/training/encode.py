@@ -1,0 +1,307 @@
+"""Fill the cache with exactly what the plan will ask for: latents, masks, captions."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import shutil
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..common.callbacks import Callbacks
+from ..common.wording import count, names
+from ..data.buckets import Size
+from ..data.cache import Cache, blank_key, latent_key, mask_key, painted_key, text_key
+from ..data.crops import Crop
+from ..data.images import DECODER_ERRORS, cut, decoder_error, load_picture, strict_decoding
+from ..data.masks import cut_mask, latent_mask, painting_masks, read_mask
+from ..data.plan import Plan, Sample
+from ..memory import placed, with_room
+from ..models import BaseModel, Conditioning, mentions
+
+AHEAD = 4  # pictures that are decoded while the autoencoder works on the one before
+Item = tuple[int, Crop]  # (index of the picture, how it is cut)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoded:
+    """What the plan asks for, by the plan's own names, read from the cache."""
+
+    cache: Cache
+    latent_keys: dict[Item, str]
+    mask_keys: dict[Item, str]
+    text_keys: dict[str, str]
+    painted_keys: dict[Item | Size, str] = field(default_factory=dict)  # of inpainting models; by size where all is
+
+    def latents(self, sample: Sample) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of a sample's latents in model scale, (C, H, W) each."""
+        entry = self._read(self.latent_keys[sample.picture, sample.crop])
+        return entry["mean"], entry["std"]
+
+    def mask(self, sample: Sample) -> Tensor | None:
+        """Return a sample's mask at latent size, (1, H, W) in 0..1, or None when its picture has no mask."""
+        key = self.mask_keys.get((sample.picture, sample.crop))
+        return None if key is None else self._read(key)["mask"]
+
+    def painted(self, sample: Sample) -> Tensor | None:
+        """Read the mask and picture that an inpainting model sees beside the latents, (C, H, W); else None.
+
+        Without a mask, or on a visit that does not use it, all of the picture is painted.
+        """
+        if not self.painted_keys:
+            return None
+        key = (sample.picture, sample.crop) if sample.use_mask else sample.crop.bucket
+        return self._read(self.painted_keys[key])["painted"]
+
+    def conditioning(self, caption: str) -> Conditioning:
+        """Return a caption as the model reads it."""
+        return self._read(self.text_keys[caption])
+
+    def _read(self, key: str) -> dict[str, Tensor]:
+        entry = self.cache.get(key)
+        if entry is None:
+            raise RuntimeError(f"The cache entry {key[:12]} has vanished during the run; start again to rebuild it.")
+        return entry
+
+
+def encode_plan(
+    base: BaseModel,
+    plan: Plan,
+    cache: Cache,
+    device: torch.device,
+    callbacks: Callbacks,
+    *,
+    prompts: set[str] | None,
+    vae_dtype: torch.dtype = torch.float32,
+) -> Encoded:
+    """Encode what the cache lacks and return the keys of everything.
+
+    prompts: texts wanted beside the plan's captions; None encodes no text (the text encoder is trained).
+    Raises ValueError for a picture or mask that has changed or vanished since the scan, and for a full disk.
+    """
+    pictures, concepts = plan.manifest.pictures, plan.concepts
+    items = sorted(plan.crops(), key=lambda item: (item[0], repr(item[1])))
+    latent_keys = {
+        (i, crop): latent_key(
+            picture_digest=pictures[i].digest,
+            crop=crop,
+            background=concepts[i].background,
+            vae_id=base.autoencoder_identity,
+            dtype=vae_dtype,
+        )
+        for i, crop in items
+    }
+    mask_keys = {
+        (i, crop): mask_key(
+            mask_digest=pictures[i].mask_digest,
+            crop=crop,
+            source=masks.source,
+            invert=masks.invert,
+            threshold=masks.threshold,
+        )
+        for i, crop in items
+        if (masks := concepts[i].masks) is not None and pictures[i].mask is not None
+    }
+    missing = [item for item in items if not cache.has(latent_keys[item])]
+    _check_space(base, cache, missing)
+    if missing:
+        _encode_pictures(base, plan, missing, latent_keys, cache, device, callbacks, vae_dtype)
+    for (i, crop), key in mask_keys.items():
+        if not cache.has(key):
+            callbacks.check()
+            cache.put(key, {"mask": latent_mask(cut_mask(_mask(plan, i), crop), base.latents.pixels)})
+    painted_keys = _encode_painted(base, plan, cache, device, callbacks) if base.inpainting else {}
+    text_keys: dict[str, str] = {}
+    if prompts is not None:
+        text_keys = _encode_texts(base, plan.captions() | prompts, cache, device, callbacks)
+    cache.flush()
+    return Encoded(
+        cache=cache, latent_keys=latent_keys, mask_keys=mask_keys, text_keys=text_keys, painted_keys=painted_keys
+    )
+
+
+def _encode_pictures(
+    base: BaseModel,
+    plan: Plan,
+    missing: list[Item],
+    keys: dict[Item, str],
+    cache: Cache,
+    device: torch.device,
+    callbacks: Callbacks,
+    dtype: torch.dtype,
+) -> None:
+    """Encode pictures one by one; what a smaller dtype cannot hold is done again in float32, and said."""
+    again: list[str] = []
+    no_room = 0
+    with ExitStack() as stack:
+        vae = stack.enter_context(placed(base.autoencoder, device))
+        small = copy.deepcopy(vae).to(dtype) if dtype != torch.float32 else vae
+        for done, (item, pixels) in enumerate(_prepared(plan, missing)):
+            callbacks.check()
+            (mean, std), slow = with_room(base.encode_pixels, small, device, pixels)
+            if small is not vae and not _finite(mean, std):
+                (mean, std), slow = with_room(base.encode_pixels, vae, device, pixels)
+                again.append(plan.manifest.pictures[item[0]].name)
+            if not _finite(mean, std):
+                raise _not_finite(base, plan, item)
+            no_room += slow
+            cache.put(keys[item], {"mean": mean[0].cpu(), "std": std[0].cpu()})
+            callbacks.phase("encoding pictures", done + 1, len(missing))
+    if no_room:
+        callbacks.note(
+            f"{no_room} of {len(missing)} pictures were encoded on the CPU, as the GPU had no room for the VAE's work; "
+            "vae_precision bfloat16 needs half of it."
+        )
+    if again:
+        some = count(again, "picture", "pictures")
+        short = str(dtype).removeprefix("torch.")
+        callbacks.note(f"The VAE overflows in {short} on {some}, encoded in float32 instead: {names(again)}.")
+
+
+def _encode_painted(
+    base: BaseModel, plan: Plan, cache: Cache, device: torch.device, callbacks: Callbacks
+) -> dict[Item | Size, str]:
+    """Encode what an inpainting model reads beside the plan's samples, in float32, and return the keys."""
+    pictures, concepts = plan.manifest.pictures, plan.concepts
+    masked, blank = plan.masked_crops()
+    items, vae_id = sorted(masked, key=lambda i: (i[0], repr(i[1]))), base.autoencoder_identity
+    keys: dict[Item | Size, str] = {size: blank_key(size=size, vae_id=vae_id) for size in sorted(blank)}
+    for i, crop in items:
+        masks = concepts[i].masks
+        assert masks is not None, "the plan has found a mask"
+        keys[i, crop] = painted_key(
+            picture_digest=pictures[i].digest,
+            mask_digest=pictures[i].mask_digest,
+            crop=crop,
+            background=concepts[i].background,
+            masks={"source": masks.source, "invert": masks.invert, "threshold": masks.threshold},
+            vae_id=vae_id,
+        )
+    missing = [item for item in items if not cache.has(keys[item])]
+    sizes = [size for size in sorted(blank) if not cache.has(keys[size])]
+    if not missing and not sizes:
+        return keys
+    _check_space(base, cache, missing)
+    with placed(base.autoencoder, device) as vae:
+        for size in sizes:
+            cache.put(keys[size], {"painted": base.encode_blank(vae, size)[0].cpu()})
+        for done, (item, picture) in enumerate(_prepared(plan, missing)):
+            callbacks.check()
+            pixel_mask, mask = (
+                m[None] for m in painting_masks(cut_mask(_mask(plan, item[0]), item[1]), base.latents.pixels)
+            )
+            painted, _ = with_room(base.encode_painted, vae, device, picture, pixel_mask, mask)
+            if not _finite(painted):
+                raise _not_finite(base, plan, item)
+            cache.put(keys[item], {"painted": painted[0].cpu()})
+            callbacks.phase("encoding masked pictures", done + 1, len(missing))
+    return keys
+
+
+def _not_finite(base: BaseModel, plan: Plan, item: Item) -> ValueError:
+    return ValueError(
+        f"The VAE of {base.name} gives values that are not finite for {plan.manifest.pictures[item[0]].name}; use "
+        "another VAE."
+    )
+
+
+def _prepared(plan: Plan, items: list[Item]) -> Iterator[tuple[Item, Tensor]]:
+    """Yield each item with its pixels, (1, 3, H, W) in -1..1; the next pictures are decoded in threads meanwhile."""
+    groups = ((i, [crop for _, crop in group]) for i, group in groupby(items, key=lambda item: item[0]))
+    with ThreadPoolExecutor(max_workers=2) as pool, strict_decoding():
+        waiting: deque[tuple[int, list[Crop], Future[Image.Image]]] = deque()
+        try:
+            while True:
+                for i, crops in islice(groups, AHEAD - len(waiting)):
+                    waiting.append((i, crops, pool.submit(_picture, plan, i)))
+                if not waiting:
+                    return
+                i, crops, future = waiting.popleft()
+                image = future.result()
+                for crop in crops:
+                    yield (i, crop), pixels(cut(image, crop))[None]
+        finally:
+            for _, _, future in waiting:
+                future.cancel()
+
+
+def _picture(plan: Plan, i: int) -> Image.Image:
+    """Read a picture as RGB and make sure that it is the one that was scanned."""
+    picture = plan.manifest.pictures[i]
+    data = _bytes(picture.path, picture.digest, picture.name)
+    try:
+        return load_picture(data, plan.concepts[i].background)
+    except DECODER_ERRORS as error:  # it was read once already: memory, or a decoder that was unloaded meanwhile
+        raise ValueError(f"{picture.name} cannot be decoded any more ({decoder_error(error)}); start again.") from error
+
+
+def _mask(plan: Plan, i: int) -> Image.Image:
+    """Read a picture's mask and make sure that it is the one that was scanned."""
+    picture, config = plan.manifest.pictures[i], plan.concepts[i].masks
+    assert picture.mask is not None
+    assert config is not None
+    mask = read_mask(_bytes(picture.mask, picture.mask_digest, picture.mask.name), config)
+    assert mask is not None, "the scan has found it"
+    return mask
+
+
+def _bytes(path: Path, digest: str, name: str) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"{name} has vanished since the scan ({error.strerror}: {path}); put it back, or start again without it."
+        ) from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise ValueError(f"{name} has changed since the scan; start again to train it as it is now.")
+    return data
+
+
+def pixels(image: Image.Image) -> Tensor:
+    """Turn an RGB picture into (3, H, W) float32 values in -1..1."""
+    return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).float() / 127.5 - 1
+
+
+def _finite(*tensors: Tensor) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def _check_space(base: BaseModel, cache: Cache, missing: list[Item]) -> None:
+    """Refuse to begin what the disk cannot hold: mean and deviation of the latents, float32."""
+    form, numbers = base.latents, 2 * torch.float32.itemsize
+    each = (crop.bucket[0] // form.pixels * (crop.bucket[1] // form.pixels) for _, crop in missing)
+    needed = form.channels * numbers * sum(each)
+    free = shutil.disk_usage(next(p for p in (cache.folder, *cache.folder.parents) if p.exists())).free
+    if needed > free:
+        raise ValueError(
+            f"The cache needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free in {cache.folder}; make room."
+        )
+
+
+@torch.no_grad()
+def _encode_texts(
+    base: BaseModel, texts: set[str], cache: Cache, device: torch.device, callbacks: Callbacks
+) -> dict[str, str]:
+    """Encode texts that the cache lacks and return the key of each; those with words that are learned are left out."""
+    words = base.text_encoders[0].words if base.text_encoders else {}  # such captions change while words are learned
+    keys = {t: text_key(caption=t, encoder_id=base.text_identity) for t in sorted(texts) if not mentions(t, words)}
+    missing = [text for text, key in keys.items() if not cache.has(key)]
+    if missing:
+        with ExitStack() as stack:
+            for encoder in base.text_encoders:
+                stack.enter_context(placed(encoder.model, device))
+            for done, text in enumerate(missing):
+                callbacks.check()
+                cache.put(keys[text], base.encode_text(text, device))
+                callbacks.phase("encoding captions", done + 1, len(missing))
+    return keys

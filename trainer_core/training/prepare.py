@@ -1,0 +1,237 @@
+"""What happens before the first step: the settings are checked, the run is planned, and its models are made ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..common.callbacks import Callbacks
+from ..common.files import check_writable
+from ..config import MemoryConfig, RunConfig
+from ..data.cache import Cache
+from ..data.plan import Plan, build_plan
+from ..data.scan import PLACE, Index, manifest_digest, scan
+from ..lora_files.continued import check_lora_files, load_start
+from ..lora_files.merge import merge_beneath
+from ..memory import DTYPES, Programs, Stream, check_weights, compile_blocks, keep_weights, prepare, recompute
+from ..models import BaseModel, Source, word_ids
+from ..networks import remarks_on_algorithm
+from ..networks.of_model import build_network, learning_rates
+from ..objective import Objective, check_objective, objective_remarks
+from ..optim import Ema, build_optimizer, check_optimizer
+from ..optim import remarks as optimizer_remarks
+from ..optim.noise_scale import NoiseScale
+from ..optim.schedule import check_schedule, lr_factor
+from ..preflight.disk import check_disk
+from ..preflight.memory import fit_memory
+from ..preflight.network import describe_network, measure_run
+from ..preflight.outline import outline_run, trains_text
+from ..preflight.report import long_captions, report
+from ..runs import Checkpoint, Keys, RunFolder, build_keys, model_digests
+from ..runs.log import check_log
+from ..runs.publish import Destination
+from .checkpoint import resume
+from .conditioning import check_embeddings, check_stops
+from .encode import encode_plan
+from .saving import publish
+from .state import Run
+from .validate import check_validation
+
+FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """What is known of a run before anything is loaded."""
+
+    plan: Plan
+    keys: Keys
+    models: dict[str, str]  # digests of the files that it learns from, beside the pictures
+    outline: BaseModel  # on the meta device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What somebody asks for: a run, where its things are kept, and who hears of it."""
+
+    config: RunConfig
+    source: Source
+    device: torch.device
+    dtype: torch.dtype  # of activations
+    cache: Path
+    cache_limit: int  # bytes, 0 = any size
+    runs: Path
+    logs: Path | None
+    destination: Destination
+    callbacks: Callbacks
+    verify: Callable[[Path], None] | None  # a last word on a LoRA's file
+
+
+# --- before anything is loaded -----------------------------------------------------------------------------
+
+
+def check_settings(job: Job) -> None:
+    """Raise ValueError for settings that cannot be, by themselves, together or on this machine."""
+    config = job.config
+    job.destination.check_names([word.token for word in config.lora.embeddings])
+    job.source.check()
+    check_optimizer(config.optimizer, config.scheduler, job.device)
+    check_log(config.train.log, job.logs)
+    if (
+        config.lora.dtype == "bfloat16" and job.dtype == torch.float16
+    ):  # float16 scales gradients, CUDA none in bfloat16
+        raise ValueError("A LoRA in bfloat16 does not go with precision float16; set dtype of LoRA Config to float32.")
+    for setting in ("weights", "text_weights"):
+        check_weights(getattr(config.base_model, setting), setting)
+
+
+def plan_run(job: Job) -> Planned:
+    """Scan the pictures and plan every step; ValueError for settings that do not go with what was found."""
+    config, outline = job.config, job.source.outline(job.dtype)
+    check_objective(config, outline.noise)
+    check_lora_files(config, outline)
+    with Index(job.cache / PLACE) as index:
+        manifest = scan(config.dataset, index, job.callbacks)
+        models = model_digests(config, job.source, index)
+    plan = build_plan(manifest, config.dataset, config.train)
+    check_schedule(plan.steps, config.scheduler)
+    check_stops(config.optimizer, plan, config.lora.embeddings)
+    check_validation(config.train, plan)
+    check_embeddings(config.lora.embeddings, plan, outline)
+    keys = build_keys(config, models, manifest_digest(manifest))
+    return Planned(plan=plan, keys=keys, models=models, outline=outline)
+
+
+def other_steps(config: RunConfig, steps: int) -> Callable[[RunFolder, int], str]:
+    """Return a function that says why a run of another length would differ up to a step; "" if it would not."""
+    train = config.train
+
+    def other(run: RunFolder, step: int) -> str:
+        if run.steps == steps:
+            return ""
+        if any(lr_factor(k, run.steps, config.scheduler) != lr_factor(k, steps, config.scheduler) for k in range(step)):
+            return "its learning rate followed the curve of a run of that length"
+        if any(word.stop and word.stop_unit == "share" for word in config.lora.embeddings):
+            return "its embeddings stopped as in a run of that length"
+        if step == run.steps and train.accumulate > 1:  # the last step of so many epochs may be a part of one
+            return "its last step may have had fewer pictures"
+        if step == run.steps and train.keeps_by and step % train.validate_every:
+            return "it was measured once more, at its end, and these weights count among the best"
+        return ""
+
+    return other
+
+
+def look_ahead(job: Job, planned: Planned, own: RunFolder | None) -> list[MemoryConfig]:
+    """Describe the run to the person; return the memory settings to begin with, then those to fall back on.
+
+    own: what there is of the run already. Raises ValueError for a run that fits neither into memory nor on the disk,
+    and for folders that take no file.
+    """
+    config, plan, note = job.config, planned.plan, job.callbacks.note
+    outline = outline_run(config, planned.outline)
+    there = sum(checkpoint.size for checkpoint in own.checkpoints()) if own else 0
+    check_disk(config, plan, outline, job.runs, there)
+    job.destination.check_folders()
+    check_writable(job.runs)
+    long = long_captions(plan, outline.base, word_ids(config.lora.embeddings))
+    note("\n".join([report(plan), *(f"- {sentence}" for sentence in long)]))
+    note(describe_network(measure_run(config, outline)))
+    ladder, needed = fit_memory(config, plan, outline, job.device, job.source.held)
+    settings = (
+        *objective_remarks(config, outline.base.noise),
+        *remarks_on_algorithm(config.lora),
+        *optimizer_remarks(config.optimizer),
+    )
+    for sentence in (needed, *job.source.remarks(), *settings):
+        note(sentence)
+    return ladder
+
+
+# --- models, network and optimizer -------------------------------------------------------------------------
+
+
+def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFolder) -> Run:
+    """Load the base model, fill the cache with what the plan asks for, and build the network and its optimizer.
+
+    memory: the settings that the run begins with.
+    """
+    config, device, note = job.config, job.device, job.callbacks.note
+    base = job.source.load(job.dtype, lambda base: merge_beneath(base, config.lora.beneath))
+    start = load_start(config, base)
+    if start and start.changes_text:
+        base.mark_text(start.digest)
+    rates = learning_rates(config.optimizer, base)
+    train_text = any(rates[part.prefix] > 0 for part in base.parts[1:])
+    if (kind := config.base_model.text_weights) != "auto":
+        for text in base.text_encoders:
+            keep_weights(text.model, kind, job.dtype, device)
+            text.model.to("cpu")
+        base.mark_text(kind)
+    network = build_network(base, config, rates, start.layers if start else None)
+    network.to(device, DTYPES[config.lora.dtype])
+    prompts = None if train_text else {*config.sample.prompts, config.sample.negative}
+    vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
+    with Cache(job.cache, job.cache_limit) as cache, network.attached():  # what is continued acts on captions, too
+        encoded = encode_plan(base, planned.plan, cache, device, job.callbacks, prompts=prompts, vae_dtype=vae_dtype)
+        cache.prune()
+    if not trains_text(config, base):
+        network.let_go(*(text.prefix for text in base.text_encoders))
+        base.free("text")
+    for text in base.text_encoders:
+        text.model.to(device)
+    compiled = compile_blocks(base.units(base.denoiser), note) if config.memory.compile else Programs(note)
+    settings = config.optimizer
+    groups = network.groups(rates, settings.conv_learning_rate, settings.lora_plus_ratio)
+    parameters = [p for group in groups for p in group["params"]]
+    return Run(
+        config=config,
+        plan=planned.plan,
+        base=base,
+        encoded=encoded,
+        network=network,
+        objective=Objective(config.objective, base.noise, config.train.seed),
+        optimizer=build_optimizer(settings, groups, config.train.seed),
+        scaler=torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16),
+        noise_scale=NoiseScale(parameters),
+        ema=Ema(parameters, settings.ema_decay, settings.ema_every, settings.ema_device)
+        if settings.ema_decay
+        else None,
+        memory=memory,
+        stream=Stream(device),
+        programs=compiled,
+        device=device,
+        callbacks=job.callbacks,
+        folder=folder,
+        destination=job.destination,
+        verify=job.verify,
+        continued=start.describe() if start else None,
+    )
+
+
+def settle(run: Run, memory: MemoryConfig) -> None:
+    """Bring the models to the device as the memory settings say, or further down from what they were."""
+    base, weights, run.memory = run.base, run.config.base_model.weights, memory
+    with run.network.detached():
+        prepare(base.denoiser, base.units(base.denoiser), memory, weights, base.dtype, run.device, run.stream)
+    for text in base.text_encoders:
+        recompute(base.units(text.model), memory.checkpointing)
+
+
+def resume_run(run: Run, checkpoint: Checkpoint) -> None:
+    """Restore a run from a checkpoint, and publish its LoRA where the process was cut off before it did."""
+    resume(run, checkpoint)
+    inside = checkpoint.path.is_relative_to(run.folder.path) and not run.finished
+    if checkpoint.stays and run.config.saves.publish and inside:
+        publish(run, checkpoint, f"-step-{run.at:06}")
+    run.callbacks.resumed(run.losses, run.concepts, run.validation)
+
+
+def log_columns(config: RunConfig, base: BaseModel, plan: Plan) -> list[str]:
+    """Return the columns of a log that only this run has."""
+    learning = [part for part, rate in learning_rates(config.optimizer, base).items() if rate > 0]
+    learning += [f"embedding {word.token}" for word in config.lora.embeddings]
+    return [f"lr_{part}" for part in learning] + [f"loss_{name}" for name in plan.concept_names().values()]

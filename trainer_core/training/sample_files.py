@@ -1,0 +1,70 @@
+"""The samples that a run draws, kept as PNG files in its folder, and read back from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..common.files import reason, written_whole
+from ..common.tensor_tree import DISK_ERRORS
+from ..runs import SAMPLES
+from .sample import sample_images
+from .state import Run
+from .weights import versions
+
+
+def draw_samples(run: Run) -> list[Path]:
+    """Draw the samples with the current weights into PNG files; report a failure once.
+
+    The plain or best weights come first, then those of an average. Without prompts there is nothing to draw or report.
+    """
+    if not run.config.sample.prompts:
+        return []
+    paths = []
+    try:
+        for version in versions(run):
+            if version.ending != "-last":
+                with version.weights():
+                    read = run.reader(learning=False)
+                    images = sample_images(
+                        run.base, run.config.sample, run.device, encode=read, callbacks=run.callbacks
+                    )
+                for number, image in enumerate(images, 1):
+                    name = f"step-{run.at:08}-{number}{version.ending}.png"
+                    paths.append(run.folder.path / SAMPLES / name)
+                    save_picture(paths[-1], image)
+    except (*DISK_ERRORS, RuntimeError, ValueError, ArithmeticError) as error:
+        run.note_once("samples", f"Samples could not be drawn after step {run.at}: {reason(error)}")
+        return []
+    run.record("sampled", step=run.at, files=[path.name for path in paths])
+    run.callbacks.samples(run.at, paths)
+    return paths
+
+
+def save_picture(path: Path, image: Tensor) -> None:
+    """Write a picture (H, W, 3) in 0..1 as PNG."""
+    with written_whole(path) as temporary:
+        Image.fromarray((image * 255).round().to(torch.uint8).numpy()).save(temporary, format="PNG")
+
+
+def are_pictures(paths: Sequence[Path]) -> bool:
+    """Tell whether files are there and hold pictures that can be read to their end."""
+    try:
+        read_pictures(paths)
+    except (OSError, ValueError, SyntaxError):  # Pillow's words for a broken PNG
+        return False
+    return True
+
+
+def read_pictures(paths: Sequence[Path]) -> Tensor:
+    """Return PNG files of one size as pictures (N, H, W, 3) in 0..1; OSError or ValueError for damaged ones."""
+    pictures = []
+    for path in paths:
+        with Image.open(path) as image:
+            pictures.append(torch.from_numpy(np.array(image.convert("RGB"))).float() / 255)
+    return torch.stack(pictures)

@@ -1,0 +1,158 @@
+"""What an optimizer step is besides its passes: limits, the update, its report, and what happens out of memory."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..common.callbacks import Norms, StepReport
+from ..common.wording import names
+from ..data.plan import MicroBatch
+from ..memory import out_of_memory
+from ..objective import Draws
+from ..optim import apply_gradients, learning_rate, limit_gradients
+from .batch import Read
+from .state import Run
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True, slots=True)
+class Passes:
+    """What the passes of a step give beside the gradients."""
+
+    loss: Tensor  # scalar, that of the step
+    losses: list[Tensor] = field(default_factory=list)  # (B,) of each micro-batch: those of its samples, weighted
+    areas: list[Tensor] = field(default_factory=list)  # (1,) mean mask of each micro-batch that has masks
+    concepts: list[int] = field(default_factory=list)  # which concept each sample is of
+
+    def add(self, micro_batch: MicroBatch, draws: Draws, losses: Tensor, loss: Tensor, run: Run) -> None:
+        """Count a micro-batch in."""
+        self.loss += loss.detach()
+        self.losses.append(losses.detach())
+        self.areas += [draws.mask.mean()[None]] if draws.mask is not None else []
+        pictures = run.plan.manifest.pictures
+        self.concepts += [pictures[sample.picture].concept for sample in micro_batch.samples]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Numbers:
+    """What the device says of a step whose gradients are there."""
+
+    loss: float
+    grad_norm: float  # before it is limited
+    noise: tuple[float, float]  # as `NoiseScale.record` takes them
+    concepts: dict[str, float]  # mean loss of the samples of each concept
+    masked_area: float | None  # mean of the masks, None without
+
+    @property
+    def finite(self) -> bool:
+        """Tell whether the weights can be moved by these gradients."""
+        return math.isfinite(self.grad_norm) and math.isfinite(self.loss)
+
+
+def with_memory(work: Callable[..., T], *args: Any) -> T | None:
+    """Do some work; None when memory has run out, with nothing held of what it had made."""
+    try:
+        return work(*args)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+    return None
+
+
+@torch.no_grad()
+def predict_frozen(run: Run, micro_batch: MicroBatch, draws: Draws, conditions: Any) -> Tensor:
+    """Predict with the base model alone, without the network, (B, C, H, W).
+
+    Text encoders that learn read the captions again without it; captions from the cache are read as the run reads them.
+    """
+    with run.network.detached():
+        if run.base.text_encoders:
+            read: Read = run.reader(learning=True)
+            conditions = run.conditions(micro_batch.samples, read)
+        return run.base.predict(draws.noised, draws.levels, conditions)
+
+
+def limit(run: Run, passes: Passes) -> Numbers:
+    """Clip the gradients and bring over what there is to know of the step."""
+    run.scaler.unscale_(run.optimizer)
+    noise = run.noise_scale.finished(len(passes.concepts))
+    parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
+    norm = limit_gradients(parameters, run.config.optimizer)
+    # One list, so that the device is waited for once.
+    numbers = torch.cat([torch.stack([passes.loss, norm]), noise, *passes.losses, *passes.areas]).tolist()
+    (loss, grad_norm, *pair), numbers = numbers[:4], numbers[4:]
+    losses, areas = numbers[: len(passes.concepts)], numbers[len(passes.concepts) :]
+    concept_names = run.plan.concept_names()
+    return Numbers(
+        loss=loss,
+        grad_norm=grad_norm,
+        noise=(pair[0], pair[1]),
+        concepts={concept_names[number]: loss for number, loss in mean_by(passes.concepts, losses).items()},
+        masked_area=sum(areas) / len(areas) if areas else None,
+    )
+
+
+def update(run: Run, numbers: Numbers) -> Norms | None:
+    """Move the weights, unless loss or gradient is not finite, and count the step; return norms that were limited."""
+    config, finite, norms = run.config, numbers.finite, None
+    run.moving = True  # until weights, averages and counts belong together again
+    apply_gradients(run.optimizer, run.scaler, finite=finite)
+    if finite:
+        run.network.embeddings.keep_norms()
+        if config.lora.scale_weight_norms:
+            norms = run.network.limit_norms(config.lora.scale_weight_norms)
+    if run.ema:
+        run.ema.update(run.at + 1)
+    run.at += 1
+    run.losses.append(numbers.loss if finite else math.nan)
+    for name, losses in run.concepts.items():
+        losses.append(numbers.concepts.get(name, math.nan))
+    run.moving = False
+    return norms
+
+
+def report_step(run: Run, numbers: Numbers, norms: Norms | None, stopped: dict[str, float], began: float) -> None:
+    """Report the step that was just taken, and write it into the run's log; began: by time.perf_counter."""
+    optimizer, device = run.optimizer, run.device
+    rates = {group["model"]: learning_rate(optimizer, group) for group in reversed(optimizer.param_groups)}
+    report = StepReport(
+        step=run.at,
+        steps=run.plan.steps,
+        loss=run.losses[-1],
+        grad_norm=numbers.grad_norm,
+        learning_rates=rates | stopped,
+        updated=numbers.finite,
+        seconds=time.perf_counter() - began,
+        epoch=run.plan.epochs_after(run.at),
+        masked_area=numbers.masked_area,
+        norms=norms,
+        concepts=numbers.concepts,
+        noise_scale=run.noise_scale.record(*numbers.noise),
+        peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+    )
+    run.record("step", step=report.step, loss=report.loss, grad_norm=report.grad_norm, lr=rates, s=report.seconds)
+    run.callbacks.step(report)
+
+
+def describe_step(run: Run, step: int, numbers: Numbers) -> str:
+    """Describe the loss and gradient of a step, 0 and up, and its pictures."""
+    plan = run.plan
+    pictures = {sample.picture for micro_batch in plan.step(step) for sample in micro_batch.samples}
+    seen = names([plan.manifest.pictures[number].name for number in sorted(pictures)])
+    return f"step {step + 1} (loss {numbers.loss:.4g}, gradient norm {numbers.grad_norm:.4g}) on {seen}"
+
+
+def mean_by(keys: Sequence[int], values: Sequence[float]) -> dict[int, float]:
+    """Average the values of each key."""
+    found: dict[int, list[float]] = {}
+    for key, value in zip(keys, values, strict=True):
+        found.setdefault(key, []).append(value)
+    return {key: sum(each) / len(each) for key, each in sorted(found.items())}

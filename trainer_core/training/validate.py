@@ -1,0 +1,139 @@
+"""The loss on pictures that are never trained, and what follows from it: the best weights, an early end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..common.rng import generator
+from ..config import TrainConfig
+from ..data.plan import Plan, Sample
+from ..memory import in_parts
+from ..objective.loss import sample_losses
+from ..optim import averaged
+from .batch import Read
+from .state import Best, Run
+
+CLEAR = 0.5  # mean squared error below which a prediction is of that kind
+TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # noise levels, as shares of all levels
+
+Measurements = Sequence[tuple[int, float]]  # (steps finished, validation loss)
+
+
+def check_validation(train: TrainConfig, plan: Plan) -> None:
+    """Raise ValueError when the best weights are asked for and there is nothing to tell them by."""
+    if train.keeps_by and not plan.validation:
+        raise ValueError(
+            f"{train.keeps_by} needs pictures that are not trained, and there are none; set the role of one concept to "
+            "validation."
+        )
+
+
+def better(best: Best | None, measured: Measurements, network: nn.Module) -> Best | None:
+    """Return the best weights after the last measurement; the one before the first step does not count."""
+    steps, loss = measured[-1]
+    if not steps or not math.isfinite(loss) or (best is not None and loss >= best.loss):
+        return best
+    weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in network.state_dict().items()}
+    return Best(steps=steps, loss=loss, weights=weights)
+
+
+def without_improvement(measured: Measurements, share: float) -> int:
+    """Count the measurements since the loss last fell by more than `share` of its lowest value."""
+    lowest, since = math.inf, 0
+    for steps, loss in measured:
+        if steps and loss < lowest * (1 - share):
+            lowest, since = loss, 0
+        elif steps:
+            since += 1
+    return since
+
+
+def early_end(train: TrainConfig, measured: Measurements, steps: int) -> str:
+    """Explain why a run ends early after its last measurement; "" where it does not."""
+    patience, share, at = train.early_stop_patience, train.early_stop_min_improvement, measured[-1][0]
+    if not patience or not 0 < at < steps or without_improvement(measured, share) < patience:
+        return ""
+    fallen = f"by more than {share:.1%} " if share else ""
+    since = f"the validation loss has not fallen {fallen}in {patience} measurements"
+    return f"Ended early after step {at} of {steps}: {since}."
+
+
+def measure(run: Run) -> None:
+    """Measure the validation loss if that is due and not done, and end the run if it has not fallen for long."""
+    plan, config, callbacks = run.plan, run.config, run.callbacks
+    every, at = config.train.validate_every, run.at
+    if not plan.validation or not (at == plan.steps or (at % every == 0 if every else at == 0)):
+        return
+    if not run.validation or run.validation[-1][0] != at:  # else measured before the run was interrupted
+        average = run.ema if config.optimizer.ema_output == "average" else None
+        # A reader of its own: training's may remember captions of other weights.
+        with average.swapped() if average else averaged(run.optimizer):
+            loss = validation_loss(run, run.reader(learning=True))
+            run.validation.append((at, loss))
+            if config.train.keeps_by:
+                run.best = better(run.best, run.validation, run.network)
+        run.record("validation", step=at, loss=loss)
+        callbacks.validation(at, loss)
+    if sentence := early_end(config.train, run.validation, plan.steps):
+        callbacks.note(sentence)
+        run.ended = True
+
+
+@torch.no_grad()
+def validation_loss(run: Run, read: Read) -> float:
+    """Compute the mean squared error over the validation pictures at TIMES, each with its own fixed noise.
+
+    Plain: no mask, no weight, no variation; the same weights always give the same number.
+    """
+    path, device, plan = run.objective.path, run.device, run.plan
+    levels = torch.tensor([int(t * len(path)) for t in TIMES])
+    size, total = run.config.train.batch_size, torch.zeros((), device=device)
+
+    def losses(sample: Sample, part: Sequence[int]) -> Tensor:
+        run.callbacks.check()
+        latents = run.encoded.latents(sample)[0][None]
+        draws = [generator(run.config.train.seed, "validation", sample.picture, i) for i in part]
+        noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
+        clean, at = latents.expand(len(part), -1, -1, -1).to(device), levels[list(part)]
+        mix = path.at(at, device)
+        conditions = run.conditions([sample] * len(part), read)
+        prediction = run.base.predict(mix.noised(clean, noise), at.to(device), conditions)
+        return sample_losses(prediction, mix.target(clean, noise))
+
+    for sample in plan.validation:
+        for first in range(0, len(levels), size):
+            part = range(first, min(first + size, len(levels)))
+            total += in_parts(lambda which, *, of=sample, part=part: losses(of, part[which]), len(part), device).sum()
+    return float(total) / (len(plan.validation) * len(levels))
+
+
+@torch.no_grad()
+def check_prediction(run: Run, read: Read) -> list[str]:
+    """Return a sentence when the model's output for the first batch is clearly of the other kind of diffusion."""
+    path, device, base = run.objective.path, run.device, run.base
+    kinds = ("epsilon", "v_prediction")
+    if path.kind not in kinds:
+        return []
+    samples, seed = run.plan.step(0)[0].samples, run.config.train.seed
+    latents = torch.stack([run.encoded.latents(sample)[0] for sample in samples]).to(device)
+    draws = [generator(seed, "kind", i) for i in range(len(samples))]
+    noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
+    levels = torch.full((len(samples),), len(path) // 2)  # where noise and v differ, and a model can tell both
+    mix = path.at(levels, device)
+    prediction = base.predict(mix.noised(latents, noise), levels.to(device), run.conditions(samples, read))
+    errors = {
+        kind: float(sample_losses(prediction, path.at(levels, device, kind).target(latents, noise)).mean())
+        for kind in kinds
+    }
+    chosen = errors.pop(path.kind)
+    ((kind, other),) = errors.items()
+    if not (other < CLEAR and chosen > 2 * other):
+        return []
+    return [
+        f"{base.name} behaves like a model that predicts {kind}, not {path.kind} (error {other:.2f} against "
+        f"{chosen:.2f}). Unless that is meant, stop and set prediction of Load Base Model to {kind}."
+    ]
