@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Set up and run LoRA Atelier for development: demo, serve, test, check, bench.
 
-Needs nothing but Python 3.10. What it installs goes to `.venv`, what it downloads to `.cache`, and the ComfyUI
-base directory it serves from is `.atelier`; deleting the three undoes it all.
+Needs only Python 3.10. It installs into `.venv`, downloads into `.cache`, and serves ComfyUI from the base
+directory `.atelier`; delete the three to undo it all.
 
-    COMFYUI_PATH    use this ComfyUI folder (default: the one this pack lies in, else a downloaded copy)
+    COMFYUI_PATH    use this ComfyUI folder (default: the one around this pack, else a downloaded copy)
     ATELIER_PYTHON  use this Python as it is and install nothing
     ATELIER_BASE    the base directory of `demo` and `serve` (default: .atelier)
     CHROMIUM        the browser of the browser tests
@@ -16,12 +16,15 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -38,6 +41,10 @@ COMFYUI = {
     "0.20.1": ("2.1.1", "aeeb562bbf62c526721afb9fa45d01d0d806315113ed9a7adb75fc787d12efb5"),
 }
 NEWEST, OLDEST = "0.30.0", "0.20.1"
+# The editor's own package. Browser tests run on the one that ComfyUI asks for and on the newest there is: that one has
+# no version here on purpose, since it is what people have who update.
+FRONTEND = "comfyui-frontend-package"
+DAY = 24 * 60 * 60  # seconds; how long a fetched frontend counts as the newest
 # What ComfyUI 0.30 is tested with here; these pins belong to .venv, never to the pack's dependencies.
 TORCH = ["torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0"]
 LEFT_OUT = ("comfyui-workflow-templates", "comfyui-embedded-docs")  # large, and nothing here needs them
@@ -56,14 +63,14 @@ BROWSERS = [
 
 
 class SetupError(RuntimeError):
-    """Something outside this repository is missing or broken; the message says what to do."""
+    """Something outside this repository is missing or broken; the message names the remedy."""
 
 
 # --- processes ---------------------------------------------------------------------------------------------
 
 
 def run(command: list, env: dict | None = None) -> int:
-    """Run a command in the repository root and return its exit status; Ctrl-C is left to the command."""
+    """Run a command in the repository root and return its exit status; Ctrl-C goes to the command."""
     child = subprocess.Popen([str(part) for part in command], cwd=ROOT, env=env)
     while True:
         try:
@@ -86,7 +93,7 @@ def must_run(command: list, remedy: str) -> None:
 
 
 def venv_python() -> Path:
-    """Return the Python that everything but this file runs in."""
+    """The Python that runs everything but this file."""
     if named := os.environ.get("ATELIER_PYTHON"):
         return Path(named)
     return VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -105,7 +112,7 @@ def project() -> dict:
 
 
 def requirements(comfyui: Path, *, dev: bool) -> list[str]:
-    """List what .venv must hold for this ComfyUI, the pack and, if asked, its tests."""
+    """List the requirements of this ComfyUI, the pack and, if asked, its tests."""
     lines = [line.split("#")[0].strip() for line in (comfyui / "requirements.txt").read_text().splitlines()]
     pack = project()
     wanted = [*TORCH, *CLIENT, *(line for line in lines if line and not line.startswith(LEFT_OUT))]
@@ -116,13 +123,17 @@ def requirements(comfyui: Path, *, dev: bool) -> list[str]:
 
 
 def install(wanted: list[str]) -> None:
-    """Install requirements into .venv unless a stamp says that exactly these are there."""
+    """Install requirements into .venv unless a stamp names exactly these."""
     stamp_file = VENV / "atelier-installed.json"
     stamp = hashlib.sha256("\n".join([sys.version, *wanted]).encode()).hexdigest()
     stamps = json.loads(stamp_file.read_text()) if stamp_file.exists() else []
     if stamp in stamps:
         return
-    print(f"Installing {len(wanted)} requirements into {VENV.name} (once; minutes on a slow line) ...", flush=True)
+    print(
+        f"Installing {len(wanted)} requirements into {VENV.name}; this happens once and takes minutes on a slow "
+        "line ...",
+        flush=True,
+    )
     python = venv_python()
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q"]
     uv = [shutil.which("uv") or ""]
@@ -137,10 +148,10 @@ def install(wanted: list[str]) -> None:
 
 
 def set_up(*, dev: bool) -> dict[str, str]:
-    """Make .venv and ComfyUI ready and return the environment for child processes."""
+    """Make .venv and ComfyUI ready; return the environment for child processes."""
     if not venv_python().exists():
         if os.environ.get("ATELIER_PYTHON"):
-            raise SetupError(f"ATELIER_PYTHON names {venv_python()}, which does not exist: correct or unset it")
+            raise SetupError(f"ATELIER_PYTHON names {venv_python()}, which does not exist; correct or unset it")
         print(f"Creating {VENV.name} ...", flush=True)
         must_run([sys.executable, "-m", "venv", VENV], "install Python's venv module (Debian: python3-venv)")
     comfyui = comfyui_folder()
@@ -150,7 +161,7 @@ def set_up(*, dev: bool) -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment for child processes, without a ComfyUI that is not named there."""
+    """Build the environment for child processes, without a ComfyUI that is not named there."""
     env = {**os.environ, "ATELIER_BASE": str(BASE), "PYTHONUTF8": "1"}
     # `import lora_atelier.trainer_core` works from any script that has tests/ on its path.
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
@@ -161,11 +172,11 @@ def environment() -> dict[str, str]:
 
 
 def comfyui_folder(version: str = NEWEST) -> Path:
-    """Return a ComfyUI folder; for the newest version the user's own is taken before a downloaded one."""
+    """Find a ComfyUI folder; for the newest version the user's own comes before a downloaded one."""
     if version == NEWEST:
         if named := os.environ.get("COMFYUI_PATH"):
             if not (Path(named) / "main.py").is_file():
-                raise SetupError(f"COMFYUI_PATH names {named}, which holds no main.py: correct or unset it")
+                raise SetupError(f"COMFYUI_PATH names {named}, which holds no main.py; correct or unset it")
             return Path(named).resolve()
         if ROOT.parent.name == "custom_nodes" and (ROOT.parents[1] / "main.py").is_file():
             return ROOT.parents[1]
@@ -197,6 +208,45 @@ def download_comfyui(version: str, folder: Path) -> None:
         os.replace(next(Path(temporary).glob("*/vendor/ComfyUI")), folder)
 
 
+def fetched_frontends() -> list[Path]:
+    """List the folders of the frontends fetched so far, the newest last."""
+    folders = CACHE.glob(f"{FRONTEND}-*")
+    return sorted(folders, key=lambda folder: [int(part) for part in re.findall(r"\d+", folder.name)])
+
+
+def newest_frontend(*, ask: bool = False) -> Path:
+    """Return the folder of the newest fetched frontend; fetch one where there is none or, to `ask`, once a day."""
+    fetched = fetched_frontends()
+    if not fetched or (ask and time.time() - fetched[-1].stat().st_mtime > DAY):
+        download_frontend(required=not fetched)
+        fetched = fetched_frontends()
+        os.utime(fetched[-1])
+    for old in fetched[:-2]:  # the last but one may serve a test at this moment
+        shutil.rmtree(old, ignore_errors=True)
+    return fetched[-1]
+
+
+def download_frontend(*, required: bool) -> None:
+    """Fetch the newest frontend and unpack what a browser asks for; without a connection keep what is there."""
+    print("Looking for the newest frontend of ComfyUI ...", flush=True)
+    CACHE.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+        pip = [venv_python(), "-m", "pip", "download", "-q", "--disable-pip-version-check", "--retries", "1"]
+        if run([*pip, "--no-deps", "--only-binary", ":all:", "-d", temporary, FRONTEND]) != 0:
+            if required:
+                raise SetupError(f"pip could not download {FRONTEND}: check the connection to the Python package index")
+            print("It could not be downloaded; the browser tests use the one fetched last.", flush=True)
+            return
+        wheel = next(Path(temporary).glob("*.whl"))
+        folder = CACHE / f"{FRONTEND}-{wheel.name.split('-')[1]}"
+        static = f"{FRONTEND.replace('-', '_')}/static/"
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.startswith(static) and not name.endswith(".map")]
+            archive.extractall(temporary, names)
+        if not folder.exists():
+            os.replace(Path(temporary) / static, folder)
+
+
 def prepare_base(base: Path) -> None:
     """Lay out a ComfyUI base directory with this pack in custom_nodes and the tiny checkpoint in models."""
     for name in ("custom_nodes", "input", "output", "temp", "user", "models/checkpoints", "models/loras"):
@@ -214,7 +264,7 @@ def prepare_base(base: Path) -> None:
 
 
 def server_command(comfyui: Path, base: Path, port: int, *extra: str, cpu: bool) -> list[str]:
-    """Return the command that serves a ComfyUI folder from its own base directory and database."""
+    """Build the command that serves a ComfyUI folder from its own base directory and database."""
     command = [str(venv_python()), str(comfyui / "main.py"), "--base-directory", str(base), "--port", str(port)]
     command += ["--database-url", f"sqlite:///{base / 'user' / 'comfyui.db'}", "--disable-auto-launch"]
     return [*command, *(["--cpu"] if cpu else []), *extra]
@@ -273,9 +323,11 @@ def to_prompt(workflow: dict, object_info: dict) -> dict:
     prompt = {}
     for node in nodes.values():
         if node["type"] not in object_info:
-            raise ValueError(f"Node {node['id']} is a {node['type']!r}, which this server does not have: install it")
+            raise ValueError(
+                f"Node {node['id']} is a {node['type']!r}, which this server does not have; install its pack"
+            )
         if node.get("mode", 0) == BYPASSED:
-            raise ValueError(f"Node {node['id']} ({node['type']}) is bypassed: mute or delete it")
+            raise ValueError(f"Node {node['id']} ({node['type']}) is bypassed; mute or delete it")
         schema = object_info[node["type"]]
         values = node.get("widgets_values") or []
         if isinstance(values, dict):
@@ -298,13 +350,13 @@ def to_prompt(workflow: dict, object_info: dict) -> dict:
 
 
 def find_chromium() -> str | None:
-    """Return a Chromium or Chrome executable, or None."""
+    """Find a Chromium or Chrome executable; None if there is none."""
     candidates = [os.environ.get("CHROMIUM"), *BROWSERS]
     return next((found for name in candidates if name and (found := shutil.which(name))), None)
 
 
 def install_chromium() -> None:
-    """Install Chromium where that needs no question (root on a system with apt-get), if there is none."""
+    """Install Chromium if there is none and that needs no password (root on a system with apt-get)."""
     if find_chromium() or not shutil.which("apt-get") or os.geteuid() != 0:
         return
     print("Installing Chromium for the browser tests ...", flush=True)
@@ -312,15 +364,15 @@ def install_chromium() -> None:
     quiet = {"env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
         if subprocess.run(["apt-get", "-q", *command], **quiet).returncode != 0:
-            print("Chromium could not be installed; the browser tests will say so and skip.", flush=True)
+            print("Chromium could not be installed; the browser tests will be skipped.", flush=True)
             return
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Train a LoRA on the tiny base model in a headless ComfyUI and show where the results lie."""
+    """Train a LoRA on the tiny base model in a headless ComfyUI and print the paths of the results."""
     env = set_up(dev=False)
     if not QUICKSTART.exists() or not TINY_BASE.exists():
-        raise SetupError(f"{QUICKSTART.name} or {TINY_BASE.name} is missing here: the demo needs a complete checkout")
+        raise SetupError(f"{QUICKSTART.name} or {TINY_BASE.name} is missing here; the demo needs a complete checkout")
     cpu = options.cpu or not has_accelerator()
     return run([venv_python(), ROOT / "tests" / "comfy_demo.py", *(["--cpu"] if cpu else [])], env)
 
@@ -330,20 +382,20 @@ def serve(options: argparse.Namespace) -> int:
     env = set_up(dev=False)
     prepare_base(BASE)
     cpu = options.cpu or not has_accelerator()
-    print(f"ComfyUI will be at http://127.0.0.1:{options.port} in a moment; Ctrl-C ends it.", flush=True)
+    print(f"ComfyUI starts at http://127.0.0.1:{options.port}; press Ctrl-C to end it.", flush=True)
     status = run(server_command(comfyui_folder(), BASE, options.port, *options.rest, cpu=cpu), env)
     return 0 if status in (-signal.SIGINT, 130, 0xC000013A) else status  # Ctrl-C on Linux, in a shell, on Windows
 
 
 def check(options: argparse.Namespace) -> int:
-    """Lint, check the format, check types of trainer_core and the import rules."""
+    """Lint; check the format, the types of trainer_core and the import rules."""
     env = {**set_up(dev=True), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
     python = venv_python()
     checks = {
         "ruff check": [python, "-m", "ruff", "check", "."],
         "ruff format": [python, "-m", "ruff", "format", "--check", "."],
         "pyright": [python, "-m", "pyright", "--pythonpath", python],
-        "import rules": [python, "-m", "pytest", "-q", "-c", "tests/pytest.ini", "tests/core/test_layers.py"],
+        "import rules": [python, "-m", "pytest", "-q", "-c", "tests/pytest.ini", "tests/unit/test_imports.py"],
     }
     failed = []
     for name, command in checks.items():
@@ -355,27 +407,34 @@ def check(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+ALONE = ("unit", "recipes", "faults")  # parts of the tests that share nothing
+SERVED = ("comfyui", "browser")  # those whose tests share servers and a browser
 NOTHING_COLLECTED = 5  # pytest's exit status, for example of one half of the suite under -k
 
 
 def test(options: argparse.Namespace) -> int:
-    """Run the checks and the whole test suite, or with arguments just pytest with these arguments."""
+    """Run the checks, then all tests; or without checks the parts named: unit, recipes, comfyui, browser, faults.
+
+    All other arguments, and paths, go to pytest.
+    """
     env = set_up(dev=True)
-    install_chromium()
     checked = 0 if options.rest else check(options)
-    paths = [part for part in options.rest if (ROOT / part.split("::")[0]).exists()]
-    others = [part for part in options.rest if part not in paths]
-    # All compute on one thread each. Tests of the core share nothing; all others share servers and a browser.
-    paths = paths or [f"tests/{name}" for name in ("core", "parity", "learning", "nodes", "browser", "dev")]
-    together = [path for path in paths if path.startswith(("tests/core", "tests/parity", "tests/learning"))]
-    alone = [path for path in paths if path not in together]
+    given = [f"tests/{part}" if part in (*ALONE, *SERVED) else part for part in options.rest]
+    paths = [part for part in given if (ROOT / part.split("::")[0]).exists()]
+    others = [part for part in given if part not in paths]
+    if not paths or any("browser" in path for path in paths):
+        install_chromium()
+        newest_frontend(ask=True)
+    paths = paths or [f"tests/{part}" for part in (*ALONE, *SERVED)]
+    served = [path for path in paths if path.startswith(tuple(f"tests/{part}" for part in SERVED))]
+    alone = [path for path in paths if path not in served]
     pytest = [venv_python(), "-m", "pytest", "-c", "tests/pytest.ini"]
     parallel = ["-n", "logical", "--maxprocesses", "8", "--dist", "worksteal"]
-    # Each of two has servers and a browser of its own; the tests of a file share them.
-    in_two = ["-n", "2", "--dist", "loadfile"]
-    env["OMP_NUM_THREADS"] = "1"
-    tested = [run([*pytest, *parallel, *together, *others], env)] if together else []
-    tested += [run([*pytest, *in_two, *alone, *others], env)] if alone else []
+    # Each of two has servers and a browser of its own; the tests of a file, or of a frontend, share them.
+    in_two = ["-n", "2", "--dist", "loadgroup"]
+    env["OMP_NUM_THREADS"] = "1"  # the processes share the cores
+    tested = [run([*pytest, *parallel, *alone, *others], env)] if alone else []
+    tested += [run([*pytest, *in_two, *served, *others], env)] if served else []
     return max(checked, *([code for code in tested if code != NOTHING_COLLECTED] or tested))
 
 
@@ -398,7 +457,7 @@ def main() -> int:
         sub = commands.add_parser(command.__name__, help=command.__doc__, description=command.__doc__)
         sub.set_defaults(command=command)
         if command in (demo, serve):
-            sub.add_argument("--cpu", action="store_true", help="compute on the CPU even if there is a GPU")
+            sub.add_argument("--cpu", action="store_true", help="compute on the CPU even with a GPU")
         if command is serve:
             sub.add_argument("--port", type=int, default=8188)
     options, options_rest = parser.parse_known_args()

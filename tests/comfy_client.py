@@ -27,6 +27,7 @@ import websocket
 from lora_atelier.dev import prepare_base, server_command
 
 TEXT_EVENT = 3  # binary websocket message: a line of progress text for one node
+HANGS = 3600.0  # seconds after which whoever waits gives up: what works is quicker on the busiest machine
 
 
 def free_port() -> int:
@@ -64,7 +65,7 @@ class ComfyServer:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def start(self, timeout: float = 300) -> None:
+    def start(self, timeout: float = HANGS) -> None:
         """Start the process and return once it answers; RuntimeError with the log's end if it does not."""
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -90,7 +91,7 @@ class ComfyServer:
     def answers(self) -> bool:
         """Tell whether the server takes requests yet."""
         try:
-            urllib.request.urlopen(f"{self.url}/system_stats", timeout=5).close()
+            urllib.request.urlopen(f"{self.url}/system_stats", timeout=60).close()
         except OSError:
             return False
         return True
@@ -159,7 +160,7 @@ class ComfyClient:
         """GET a path, or POST `data` to it (bytes as they are, anything else as JSON); return the body."""
         body = data if data is None or isinstance(data, bytes) else json.dumps(data).encode()
         headers = headers or ({"Content-Type": "application/json"} if body else {})
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, body, headers), timeout=120) as answer:
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, body, headers), timeout=HANGS) as answer:
             return answer.read()
 
     def get(self, path: str) -> Any:
@@ -201,7 +202,7 @@ class ComfyClient:
         self,
         prompt: dict,
         on_event: Callable[[str, dict, Result], None] | None = None,
-        timeout: float = 600,
+        timeout: float = HANGS,
     ) -> Result:
         """Queue a prompt, follow it to its end and return what it did.
 

@@ -7,13 +7,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import NEWEST, OLDEST, comfyui_folder
 
+# No example is too slow: how long one takes depends on what else the machine does.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where torch finds no CUDA device."""
+    """Skip tests marked `gpu` where torch finds no CUDA device; keep a file's tests in one process of xdist's."""
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return

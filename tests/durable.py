@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import itertools
 
 import torch
+from prepared import Ready
 from safetensors.torch import load_file, save
 
-from lora_atelier.trainer_core.callbacks import Callbacks
-from lora_atelier.trainer_core.run import open_run
-from lora_atelier.trainer_core.state import load_state, pack
+from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.common.tensor_tree import load_state, pack
+from lora_atelier.trainer_core.runs import open_run
 from lora_atelier.trainer_core.train import train_lora
 
 TIMED = ("seconds", "peak_gb")  # columns of a log that no two runs share
@@ -27,9 +29,12 @@ def change(config, **parts):
 def run(config, folder, cache, **callbacks):
     """Train into a folder; return the result and the sentences."""
     logs, device = callbacks.pop("logs", None), callbacks.pop("device", "cpu")
+    source = callbacks.pop("source", None) or Ready(config.base_model)
     notes = []
     told = Callbacks(note=notes.append, **callbacks)
-    return train_lora(config, folder / "lora.safetensors", cache, device, callbacks=told, logs=logs), notes
+    return train_lora(
+        config, folder / "lora.safetensors", cache, device, callbacks=told, logs=logs, source=source
+    ), notes
 
 
 def cut_at(step):
@@ -99,6 +104,17 @@ def same(a, b, *, log=True):
     if log and a.log and b.log:
         assert table(a.log / "log.csv") == table(b.log / "log.csv")
     return True
+
+
+def apart(*numbers, least=1e-5):
+    """Tell whether numbers all differ by more than rounding does, which is another one on another processor."""
+    ordered = sorted(numbers)
+    return all(high - low > least * max(abs(low), abs(high)) for low, high in itertools.pairwise(ordered))
+
+
+def differ(a, b):
+    """Tell whether two curves lie apart at any step, by more than rounding."""
+    return len(a) == len(b) and any(map(apart, a, b))
 
 
 def equal(a, b):

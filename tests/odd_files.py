@@ -28,19 +28,19 @@ NO_WORD = CaptionConfig(source="none")
 
 @dataclass(frozen=True, kw_only=True)
 class Odd:
-    """One file `name`, written by `write` together with what belongs to it, and its fate."""
+    """One file `name`, written by `write` together with what belongs to it, and what happens to it."""
 
     label: str
     write: Callable[[Path], object]  # is given the path of the file
     name: str = "a.png"
-    fate: str = "picture"  # picture | left out | not used; of the file `name`
+    outcome: str = "picture"  # picture | left out | not used; of the file `name`
     why: str = ""  # a regular expression for the reason; it finds the sentence too where the file is left out
     size: tuple[int, int] | None = None  # of a picture, upright
     colour: Colour | None = None  # in the middle of a picture as it is trained
     lines: tuple[str, ...] | None = None  # of its caption
     mask: int | None = None  # level in the middle of its mask
     note: str = ""  # a regular expression for a remark
-    others: dict[str, str] = field(default_factory=dict)  # name -> fate of further files
+    others: dict[str, str] = field(default_factory=dict)  # name -> outcome of further files
     where: str = ""  # "posix": not on Windows; "linux": neither on macOS
     captions: CaptionConfig = NO_WORD
     masks: MaskConfig | None = None
@@ -261,7 +261,7 @@ def left_out(
 ) -> Odd:
     """Return a file that stops the run, or is left out: `sentence` says why, in words of the person."""
     write = content(data) if isinstance(data, bytes) else data
-    return Odd(label=label, write=write, name=name, fate="left out", why=sentence, **more)
+    return Odd(label=label, write=write, name=name, outcome="left out", why=sentence, **more)
 
 
 def unused(
@@ -269,7 +269,7 @@ def unused(
 ) -> Odd:
     """Return a file that is no picture and no reason to stop."""
     write = content(data) if isinstance(data, bytes) else data
-    return Odd(label=label, write=write, name=name, fate="not used", why=why, **more)
+    return Odd(label=label, write=write, name=name, outcome="not used", why=why, **more)
 
 
 NOISE = {
@@ -280,7 +280,7 @@ NOISE = {
     "bmp": saved(noise(), "BMP"),
     "tif": saved(noise(), "TIFF"),
 }
-SEVERAL = r"1 picture has several frames and only the first is used: a\."
+SEVERAL = r"1 picture has several frames, of which only the first is used: a\."
 
 
 def _formats() -> list[Odd]:
@@ -487,25 +487,31 @@ def _names() -> list[Odd]:
 
 def _places() -> list[Odd]:
     return [
-        trained("folder called a.png", folder("b.png"), "a.png", fate="", others={"a.png/b.png": "picture"}),
-        trained("empty folder called a.png", folder(), "a.png", fate=""),
+        trained("folder called a.png", folder("b.png"), "a.png", outcome="", others={"a.png/b.png": "picture"}),
+        trained("empty folder called a.png", folder(), "a.png", outcome=""),
         trained("folders of many levels", fine, "/".join("abcdefghijklmnop") + "/x.png"),
         trained("link to a file elsewhere", link_outside, where="posix"),
         trained(
             "folder called a.png elsewhere",
             link_to_folder,
-            fate="",
+            outcome="",
             others={"a.png/real.png": "picture"},
             where="posix",
         ),
         trained("folder that links upwards", link_upwards, "sub/a.png", where="posix"),
-        trained("one file of two names", hard_link, others={"b.png": "picture"}, note="byte for byte", where="posix"),
+        trained(
+            "one file of two names",
+            hard_link,
+            others={"b.png": "picture"},
+            note="repeats? another one exactly",
+            where="posix",
+        ),
         left_out("link to nowhere", lambda p: p.symlink_to("gone.png"), r"a\.png \(.*link.* missing\)", where="posix"),
         left_out("link to itself", lambda p: p.symlink_to(p.name), r"a\.png \(.+\)", where="posix"),
-        unused("pipe", pipe, "a.png", "no file", where="posix"),
-        unused("link to endless zeros", lambda p: p.symlink_to("/dev/zero"), "a.png", "no file", where="posix"),
-        unused("link to nothing", lambda p: p.symlink_to(os.devnull), "a.png", "no file", where="posix"),
-        unused("socket", lambda p: os.mknod(p, stat.S_IFSOCK | 0o600), "a.png", "no file", where="linux"),
+        unused("pipe", pipe, "a.png", "socket or device", where="posix"),
+        unused("link to zeros", lambda p: p.symlink_to("/dev/zero"), "a.png", "socket or device", where="posix"),
+        unused("link to nothing", lambda p: p.symlink_to(os.devnull), "a.png", "socket or device", where="posix"),
+        unused("socket", lambda p: os.mknod(p, stat.S_IFSOCK | 0o600), "a.png", "socket or device", where="linux"),
     ]
 
 
@@ -553,7 +559,7 @@ def _captions() -> list[Odd]:
         text("utf-16 without a mark", "a big cat".encode("utf-16-le"), "a big cat"),
         text("utf-32", "größe".encode("utf-32"), "größe"),
         text("line ends of three systems", b"a\r\nb\rc\n", "a", "b", "c", note="several lines"),
-        text("braces while wildcards are off", b"a {red|blue} cat", "a {red|blue} cat", note=r"\{a\|b\}, taken as it"),
+        text("braces while wildcards are off", b"a {red|blue} cat", "a {red|blue} cat", note=r"\{a\|b\}, which is not"),
         text("line separators of Unicode", "a\u2028b".encode(), "a\u2028b"),
         text("upper-case ending", b"a cat", "a cat", ending=".TXT"),
         unread("latin-1", "größe".encode("latin-1"), "is not UTF-8"),

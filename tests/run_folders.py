@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from lora_atelier.trainer_core.files import write_json
-from lora_atelier.trainer_core.run import Keys, RunFolder
-from lora_atelier.trainer_core.run.folder import new_run
-from lora_atelier.trainer_core.state import save_state
+from lora_atelier.trainer_core.common.files import write_json
+from lora_atelier.trainer_core.common.tensor_tree import save_state
+from lora_atelier.trainer_core.runs import Keys, RunFolder
+from lora_atelier.trainer_core.runs.folder import new_run
 
 PLACE = "/home/somebody/models/checkpoints"
 METADATA = {"ss_output_name": "x", "modelspec.title": "x"}

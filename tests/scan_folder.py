@@ -5,14 +5,8 @@ from typing import Any
 
 from PIL import Image
 
-from lora_atelier.trainer_core.config import (
-    ConceptConfig,
-    DatasetConfig,
-)
-from lora_atelier.trainer_core.scan import (
-    Manifest,
-    scan,
-)
+from lora_atelier.trainer_core.config import ConceptConfig, DatasetConfig
+from lora_atelier.trainer_core.data.scan import Manifest, scan
 
 
 def draw(

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from lora_atelier.trainer_core import rng
+from lora_atelier.trainer_core.common import rng
 from lora_atelier.trainer_core.memory import stream as stream_module
-from lora_atelier.trainer_core.networks import dropout
+from lora_atelier.trainer_core.networks.layers import dropout
 from lora_atelier.trainer_core.optim import rounding
 
 NAME = "card"

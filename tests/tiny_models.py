@@ -3,7 +3,12 @@
 import torch
 
 from lora_atelier.bench.checkpoints import open_clip_tensors
-from lora_atelier.trainer_core.models.names import tiny_vae_names, unet_ldm_names
+from lora_atelier.trainer_core.models.sd import StableDiffusion
+from lora_atelier.trainer_core.models.sd.family import FAMILIES
+from lora_atelier.trainer_core.models.sd.layers import PREFIX
+from lora_atelier.trainer_core.models.sd.names import tiny_vae_names, unet_ldm_names, vae_ldm_names
+from lora_atelier.trainer_core.models.sd.text import TextEncoder
+from lora_atelier.trainer_core.networks import Network, choose_targets
 
 
 def tiny_unet():
@@ -106,3 +111,52 @@ def family_tensors(family: str) -> dict[str, torch.Tensor]:
         place = "conditioner.embedders.0.transformer.text_model."
         tensors |= {place + k.removeprefix("text_model."): v for k, v in small.items()}
     return {k: v.detach().clone().contiguous() for k, v in tensors.items()}
+
+
+def model_of(unet=None, texts=None):
+    """Build a base model of a UNet and of text encoders, {prefix: (model, its layers in use)}, of SD1's names."""
+    encoders = tuple(
+        TextEncoder(
+            model=model,
+            layer=model.config.num_hidden_layers - depth + 1,
+            final_norm=True,
+            pooled=False,
+            open_clip=False,
+            prefix=prefix,
+        )
+        for prefix, (model, depth) in (texts or {}).items()
+    )
+    return StableDiffusion(family=FAMILIES["sd1"], name="", unet=unet, texts=encoders, vae=None, tokenizer=None)
+
+
+def targets_in(base, config):
+    """Choose the layers that a configuration trains in all of a base model that is in memory."""
+    parts = [*([] if base.unet is None else [PREFIX]), *(text.prefix for text in base.texts)]
+    return choose_targets(base, config, parts)
+
+
+def network_in(base, config, seed=0):
+    """Build a new network in all of a base model that is in memory."""
+    return Network(targets_in(base, config), config, seed)
+
+
+def network_on(unet, config, seed=0, texts=None):
+    """Build a new network on a UNet and on text encoders, as `model_of` takes them."""
+    return network_in(model_of(unet, texts), config, seed)
+
+
+def kl_autoencoder_tensors() -> dict[str, torch.Tensor]:
+    """Return a narrow KL autoencoder of random weights, which gives latents a spread, under the original names."""
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(5)
+    levels = 4
+    state = AutoencoderKL(
+        block_out_channels=(32,) * levels,
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
+        latent_channels=4,
+    ).state_dict()
+    names = vae_ldm_names(state, levels)
+    wide = {k for k, tensor in state.items() if "attentions" in k and tensor.ndim == 2}  # 1x1 convolutions there
+    return {names[k]: (t[..., None, None] if k in wide else t).clone().contiguous() for k, t in state.items()}

@@ -1,7 +1,7 @@
 """The pack in the real editor: it loads cleanly, its nodes and workflows open, and they queue what they show."""
 
 import json
-from pathlib import Path
+from itertools import combinations
 
 import pytest
 
@@ -13,84 +13,83 @@ pytestmark = pytest.mark.browser
 WORKFLOWS = sorted(ROOT.glob("workflows/*.json"))
 STOCK = ["CheckpointLoaderSimple", "CLIPTextEncode", "KSampler", "EmptyLatentImage", "SaveImage", "LossGraphNode"]
 
-ADD = """types => types.forEach((type, i) => {
+ADD = """nodes => nodes.map(([type, combo, option], i) => {
     const node = window.LiteGraph.createNode(type);
-    node.pos = [60 + 420 * (i % 6), 60 + 520 * Math.floor(i / 6)];
+    node.pos = [60 + 420 * (i % 10), 60 + 640 * Math.floor(i / 10)];
     window.app.graph.add(node);
-})"""
-UNKNOWN = "() => window.app.graph.nodes.map(n => n.type).filter(t => !(t in window.LiteGraph.registered_node_types))"
-
-
-def our_types(comfy: ComfyClient) -> list[str]:
-    """Return the pack's node ids as the server lists them."""
-    return sorted(kind for kind in comfy.object_info() if kind.startswith("Atelier"))
-
-
-def test_the_pack_loads_without_errors(editor, comfy: ComfyClient) -> None:
-    assert our_types(comfy), "the server has no node of this pack"
-    registered = editor.run("() => Object.keys(window.LiteGraph.registered_node_types)")
-    assert set(our_types(comfy)) <= set(registered)
-    assert editor.errors == []
-
-
-def test_every_node_can_be_added_and_queues_what_it_shows(editor, comfy: ComfyClient) -> None:
-    """Also proves dev.py's own conversion of workflows against the editor's."""
-    kinds = [*our_types(comfy), *STOCK]
-    editor.run(ADD, kinds)
-    editor.run("() => window.app.extensionManager.command.execute('Comfy.Canvas.FitView')")
-    editor.settle()
-    shown = editor.run("async () => await window.app.graphToPrompt()")
-    assert sorted(entry["class_type"] for entry in shown["output"].values()) == sorted(kinds)
-    converted = to_prompt(shown["workflow"], comfy.object_info())
-    assert inputs(converted) == inputs(shown["output"])
-    assert editor.errors == []
-
-
-CHOOSE = """choices => choices.map(([type, combo, option], i) => {
-    const node = window.LiteGraph.createNode(type);
-    node.pos = [60 + 380 * (i % 8), 60 + 640 * Math.floor(i / 8)];
-    window.app.graph.add(node);
-    node.widgets.find(widget => widget.name === combo).value = option;
+    if (combo) node.widgets.find(widget => widget.name === combo).value = option;
     return node.id;
 })"""
+QUEUED = "async () => await window.app.graphToPrompt()"
+UNKNOWN = "types => types.filter(type => !(type in window.LiteGraph.registered_node_types))"
+NODES = """() => window.app.graph.nodes.map(node => {
+    const [left, top, width, height] = node.boundingRect;
+    return [`${node.title} (${node.type})`, left, top, left + width, top + height];
+})"""
+# The parts of a widget of ours, in the graph's units.
+PARTS = """words => {
+    const { scale, offset } = window.app.canvas.ds, from = window.app.canvas.canvas.getBoundingClientRect();
+    const x = pixel => (pixel - from.left) / scale - offset[0], y = pixel => (pixel - from.top) / scale - offset[1];
+    return [...document.querySelectorAll(words)].map(part => {
+        const box = part.getBoundingClientRect();
+        return [part.textContent, x(box.left), y(box.top), x(box.right), y(box.bottom)];
+    });
+}"""
+Box = tuple[str, float, float, float, float]  # whose, left, top, right, bottom
 
 
-def test_every_option_of_a_dynamic_combo_queues_what_it_shows_also_when_opened_again(
-    editor, comfy: ComfyClient
-) -> None:
+def test_every_node_and_option_queues_what_it_shows_also_when_opened_again(editor, comfy: ComfyClient) -> None:
+    """Also proves dev.py's own conversion of workflows against the editor's."""
     info = comfy.object_info()
-    choices = [
+    ours = sorted(kind for kind in info if kind.startswith("Atelier"))
+    assert ours, "the server has no node of this pack"
+    assert editor.run(UNKNOWN, [*ours, *STOCK]) == []
+    options = [
         (kind, name, option["key"])
-        for kind in our_types(comfy)
+        for kind in ours
         for group in info[kind]["input"].values()
         for name, spec in group.items()
         if spec[0] == DYNAMIC_COMBO
         for option in spec[1]["options"]
     ]
-    nodes = editor.run(CHOOSE, choices)
-    editor.run("() => window.app.extensionManager.command.execute('Comfy.Canvas.FitView')")
-    editor.settle()
-    shown = editor.run("async () => await window.app.graphToPrompt()")
-    for node, (_, name, option) in zip(nodes, choices, strict=True):
-        assert shown["output"][str(node)]["inputs"][name] == option
+    added = [*((kind, "", "") for kind in [*ours, *STOCK]), *options]
+    nodes = editor.run(ADD, added)
+    editor.fit()
+    shown = editor.run(QUEUED)
+    for node, (kind, combo, option) in zip(nodes, added, strict=True):
+        queued = shown["output"][str(node)]
+        assert queued["class_type"] == kind
+        assert not combo or queued["inputs"][combo] == option
     assert inputs(to_prompt(shown["workflow"], info)) == inputs(shown["output"])
     editor.run("() => window.app.graph.clear()")
     editor.load(shown["workflow"])
-    again = editor.run("async () => await window.app.graphToPrompt()")
-    assert inputs(again["output"]) == inputs(shown["output"])
-    assert editor.errors == []
+    assert inputs(editor.run(QUEUED)["output"]) == inputs(shown["output"])
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_shipped_workflow_opens_complete(editor, comfy: ComfyClient, path: Path) -> None:
-    workflow = json.loads(path.read_text(encoding="utf-8"))
-    editor.load(workflow)
-    assert editor.run(UNKNOWN) == []
-    assert editor.run("() => window.app.graph.nodes.length") == len(workflow["nodes"])
-    assert editor.page.get_by_text("Missing Node", exact=False).count() == 0
-    shown = editor.run("async () => (await window.app.graphToPrompt()).output")
-    assert inputs(to_prompt(workflow, comfy.object_info())) == inputs(shown)
-    assert editor.errors == []
+def test_the_shipped_workflows_open_complete_with_room_for_every_node(editor, comfy: ComfyClient) -> None:
+    for path in WORKFLOWS:
+        workflow = json.loads(path.read_text(encoding="utf-8"))
+        editor.load(workflow)
+        assert editor.run(UNKNOWN, [node["type"] for node in workflow["nodes"]]) == []
+        assert editor.run("() => window.app.graph.nodes.length") == len(workflow["nodes"])
+        assert inputs(to_prompt(workflow, comfy.object_info())) == inputs(editor.run(QUEUED)["output"])
+        editor.screenshot(f"{path.stem}-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+        boxes = editor.run(NODES)
+        assert [f"{one[0]} lies on {two[0]}" for one, two in combinations(boxes, 2) if overlap(one, two)] == []
+        for kind, words in (("AtelierTrain", ".atelier-train button"), ("AtelierScheduler", ".atelier-schedule")):
+            node = next(box for box in boxes if f"({kind})" in box[0])
+            parts = editor.run(PARTS, words)
+            assert parts and [f"{part} is not in {node}" for part in parts if not within(part, node)] == []
+
+
+def overlap(one: Box, two: Box) -> bool:
+    """Tell whether two boxes have more than an edge in common."""
+    return one[1] < two[3] and two[1] < one[3] and one[2] < two[4] and two[2] < one[4]
+
+
+def within(one: Box, two: Box) -> bool:
+    """Tell whether a box lies inside another, to a unit of rounding."""
+    return two[1] - 1 <= one[1] and two[2] - 1 <= one[2] and one[3] <= two[3] + 1 and one[4] <= two[4] + 1
 
 
 def inputs(prompt: dict) -> dict:

@@ -1,0 +1,24 @@
+"""The pack's settings in the editor: their defaults, and where their values go."""
+
+import pytest
+
+from comfy_client import ComfyClient
+
+pytestmark = pytest.mark.browser
+
+LIMIT = "Atelier.CacheLimit"
+
+
+def test_the_limit_of_the_cache_is_a_setting(editor, comfy: ComfyClient) -> None:
+    assert editor.run("id => window.app.extensionManager.setting.get(id)", LIMIT) == 20
+    editor.run("id => window.app.extensionManager.setting.set(id, 5)", LIMIT)
+    try:
+        assert comfy.get(f"/settings/{LIMIT}") == 5
+        editor.run("() => window.app.extensionManager.command.execute('Comfy.ShowSettingsDialog')")
+        editor.page.get_by_text("LoRA Atelier", exact=True).first.click()
+        assert editor.page.get_by_text("Limit in gigabytes").first.is_visible()
+        editor.settle()
+        editor.screenshot(f"settings-{'vue' if editor.vue else 'litegraph'}")
+    finally:
+        comfy.request(f"/settings/{LIMIT}", 20)
+    assert editor.errors == []

@@ -1,0 +1,203 @@
+"""The dataset nodes in a real ComfyUI: pictures from the graph, several resolutions, previews, what is noticed."""
+
+import csv
+import io
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from train_graph import changed, concept, draw_pictures, masks, node, train_graph
+
+from comfy_client import ComfyClient, ComfyServer, Result
+from lora_atelier.dev import TINY_BASE
+
+CURVES = [(255, 176, 66), (96, 180, 255), (126, 211, 120), (240, 120, 150)]  # colours in the plot of the losses
+
+pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
+
+
+def preview(dataset: list, **inputs: object) -> dict:
+    """Return a prompt part: a Dataset Preview, and text previews of what it says."""
+    values = {"resolution": 64, "bucket_step": 32, "batch_size": 2, "columns": 3, "limit": 9, **inputs}
+    return {
+        "sheet": node("AtelierDatasetPreview", dataset=dataset, **values),
+        "manifest": node("PreviewAny", source=["sheet", 2]),
+    }
+
+
+def table(result: Result) -> list[dict[str, str]]:
+    """Return the rows of a previewed manifest."""
+    return list(csv.DictReader(io.StringIO(result.outputs["manifest"]["text"][0])))
+
+
+def from_images(**inputs: object) -> dict:
+    """Return a Concept from Images."""
+    values = {
+        "captions": "",
+        "caption_prefix": "",
+        "repeats": 1.0,
+        "role": "train",
+        "loss_weight": 1.0,
+        "flip": False,
+        "shuffle_tags": False,
+        "caption_dropout": 0.0,
+        "unmasked_weight": 0.1,
+        "unmasked_probability": 0.0,
+    }
+    return node("AtelierImageConcept", **{**values, **inputs})
+
+
+def test_pictures_captions_and_masks_of_the_graph_are_trained(
+    comfy: ComfyClient, server: ComfyServer, pictures: Path
+) -> None:
+    graph = train_graph(pictures.name, name=pictures.name, steps=2)
+    graph["red"] = node("EmptyImage", width=64, height=80, batch_size=2, color=0xFF0000)
+    graph["cover"] = node("SolidMask", value=0.5, width=64, height=80)
+    graph["made"] = from_images(images=["red", 0], captions="one\ntwo", masks=["cover", 0], dataset=["data", 0])
+    graph = changed(graph, "train", dataset=["made", 0])
+    graph |= preview(["made", 0])
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    rows = [row for row in table(result) if row["outcome"] == "picture"]
+    assert [row["caption"] for row in rows[-2:]] == ["one", "two"] and len(rows) == 5
+    assert [row["mask"] for row in rows] == ["False"] * 3 + ["True"] * 2
+    kept = Path(rows[-1]["concept"])
+    assert kept.is_relative_to(server.base / "user") and Image.open(kept / "1.png").getpixel((5, 5)) == (255, 0, 0)
+
+    again = comfy.queue(changed(graph, "train", seed=9))
+    assert again.ok and again.was_cached("made")
+    other = comfy.queue(changed(graph, "made", captions="one\nthree"))
+    assert other.ok and other.did_run("train")
+    for captions, sentence in (("a\nb\nc", "2 pictures and 3 captions"),):
+        wrong = comfy.queue(changed(graph, "made", captions=captions))
+        assert wrong.status == "error" and sentence in wrong.error
+    wrong = comfy.queue(changed(graph, "cover", width=32))
+    assert wrong.status == "error" and "Mask 1 of Concept from Images is 32x80 and its picture 64x80" in wrong.error
+
+
+def test_lists_of_pictures_of_different_sizes_make_one_concept(comfy: ComfyClient, pictures: Path) -> None:
+    graph = {
+        "small": node("EmptyImage", width=64, height=64, batch_size=1, color=0x00FF00),
+        "large": node("EmptyImage", width=96, height=64, batch_size=2, color=0x0000FF),
+        "list": node("CreateList", **{"inputs.input0": ["small", 0], "inputs.input1": ["large", 0]}),
+        "made": from_images(images=["list", 0], captions="all the same"),
+        **preview(["made", 0]),
+    }
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    rows = [row for row in table(result) if row["outcome"] == "picture"]
+    assert [(row["width"], row["height"], row["caption"]) for row in rows] == [
+        ("64", "64", "all the same"),
+        ("96", "64", "all the same"),
+        ("96", "64", "all the same"),
+    ]
+
+
+def test_resolutions_augmentation_roles_and_validation_work_together(
+    comfy: ComfyClient, server: ComfyServer, pictures: Path
+) -> None:
+    held, rest = (draw_pictures(pictures.parent / f"{pictures.name}-{part}", 2) for part in ("held", "class"))
+    graph = train_graph(pictures.name, name=pictures.name, steps=6, validate_every=4, buckets=["buckets", 0])
+    graph = changed(graph, "train", keep_best=True, log="csv")
+    graph["augment"] = node(
+        "AtelierAugment",
+        dataset=["data", 0],
+        variants=2,
+        crop_jitter=1.0,
+        zoom=0.1,
+        rotation=5.0,
+        brightness=0.1,
+        contrast=0.1,
+        saturation=0.1,
+        hue=0.02,
+    )
+    graph["class"] = concept(rest.name, dataset=["augment", 0], role="regularisation", loss_weight=0.5)
+    graph["held"] = concept(held.name, dataset=["class", 0], role="validation")
+    graph["off"] = concept(held.name, dataset=["held", 0], enabled=False)
+    graph["buckets"] = node(
+        "AtelierBuckets",
+        resolutions="64, 96x64",
+        resolution_mode="draw",
+        min_side=0,
+        max_side=0,
+        no_upscale=False,
+        small_buckets="merge",
+        mix_concepts=True,
+    )
+    graph = changed(graph, "train", dataset=["off", 0])
+    graph |= preview(["off", 0], epoch=1, buckets=["buckets", 0])
+    graph["plot"] = node("PreviewImage", images=["train", 6])
+    try:
+        result = comfy.queue(graph)
+        assert result.ok, result.error
+        assert [s for _, t in result.texts for s in (0, 4, 6) if t.startswith(f"Validation loss after {s} steps")] == [
+            0,
+            4,
+            6,
+        ]
+        text = result.outputs["sheet"]["text"][0]
+        assert "5 pictures (and 2 for validation), about 6 visits" in text
+        assert "regularisation" in text and "96x64" in text
+        told = result.outputs["train"]["text"][0]
+        logs = server.base / "output" / "atelier" / "logs"
+        (log,) = [folder for folder in logs.iterdir() if f"Log in {folder}\n" in told]
+        assert "The validation loss was lowest after step" in told and log.name.startswith(pictures.name)
+        rows = list(csv.DictReader((log / "log.csv").open(encoding="utf-8", newline="")))
+        assert len(rows) == 6 + 3 and {f"loss_{pictures.name}", f"loss_{rest.name}", "lr_lora_unet"} <= set(rows[0])
+        assert any(
+            re.match(rf"step 6/6 · loss .* · {rest.name} 0\.\d+ · .*validation 0\.\d+", t) for _, t in result.texts
+        )
+        (plot,) = comfy.images(result, "plot")
+        drawn = [sum(max(abs(a - b) for a, b in zip(p, c, strict=True)) < 3 for p in plot.getdata()) for c in CURVES]
+        assert min(drawn) > 100, "mean, validation and two concepts have a curve each"
+        assert len([row for row in table(result) if row["outcome"] == "picture"]) == 7
+    finally:
+        shutil.rmtree(held)
+        shutil.rmtree(rest)
+
+
+def test_touched_files_are_not_trained_again_and_edited_ones_are(comfy: ComfyClient, pictures: Path) -> None:
+    graph = train_graph(pictures.name, name=pictures.name, steps=1)
+    assert comfy.queue(graph).ok
+    for file in pictures.iterdir():
+        os.utime(file)
+    assert comfy.queue(graph).was_cached("train")
+    picture = Image.open(pictures / "0.png")
+    picture.putpixel((3, 3), (1, 2, 3))
+    picture.save(pictures / "0.png")
+    assert comfy.queue(graph).did_run("train")
+
+
+def test_problems_are_left_out_and_listed_on_request(comfy: ComfyClient, pictures: Path) -> None:
+    (pictures / "broken.png").write_bytes((pictures / "0.png").read_bytes()[:60])
+    (pictures / "strip.png").write_bytes(b"")
+    (pictures / "notes.doc").write_text("not a picture")
+    Image.new("RGB", (9, 300)).save(pictures / "thin.png")
+    graph = changed(train_graph(pictures.name, name=pictures.name, steps=1), "data", on_problem="leave_out")
+    graph |= preview(["data", 0])
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    text = result.outputs["sheet"]["text"][0]
+    assert "Left out: 2 pictures" in text and "broken.png" in text and "strip.png (an empty file)" in text
+    assert "shorter than 16 pixels" in text and "thin.png (9x300)" in text
+    outcomes = {row["file"]: row["outcome"] for row in table(result)}
+    assert outcomes.keys() == {file.name for file in pictures.iterdir()}
+    assert outcomes["broken.png"] == outcomes["thin.png"] == "left out" and outcomes["notes.doc"] == "not used"
+    assert outcomes["0.png"] == "picture" and outcomes["0.txt"] == "caption"
+
+
+def test_masks_with_prior_preservation_and_several_suffixes(comfy: ComfyClient, pictures: Path) -> None:
+    for i, picture in enumerate(sorted(pictures.glob("*.png"))):
+        mask = Image.new("L", Image.open(picture).size, 0)
+        mask.paste(200, (10, 10, 50, 50))
+        mask.save(pictures / f"{picture.stem}{'-mask.png' if i else '-masklabel.png'}")
+    graph = train_graph(pictures.name, name=pictures.name, steps=2)
+    graph["masks"] = masks(["data", 0], suffix="-masklabel.png, -mask.png", prior_weight=1.0, threshold=0.5)
+    result = comfy.queue(changed(graph, "train", dataset=["masks", 0]))
+    assert result.ok, result.error
+    assert any("3 of 3" in text for _, text in result.texts)
+    wrong = comfy.queue(changed(changed(graph, "train", dataset=["masks", 0]), "masks", suffix=".txt"))
+    assert wrong.status == "error" and "which is no picture file" in wrong.error

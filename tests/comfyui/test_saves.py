@@ -1,0 +1,227 @@
+"""Saves & Samples, what is asked of a run while it works, and a ComfyUI that is closed meanwhile."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import websocket
+from safetensors import safe_open
+from train_graph import changed, chosen, draw_pictures, node, train_graph
+
+from comfy_client import HANGS, ComfyClient, ComfyServer, Result
+from lora_atelier.dev import ROOT, TINY_BASE
+
+pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
+
+# In a process with ComfyUI's modules that serves nothing: pictures that are not there, a Cancel, a server that is gone.
+SHOWING = """
+import asyncio, importlib.util, json, pathlib, sys
+comfyui, root = sys.argv[1:]
+sys.argv = ["main.py", "--cpu"]
+sys.path.insert(0, comfyui)
+import comfy.options
+comfy.options.enable_args_parsing()
+import comfy.model_management, comfy.utils, server
+prompt_server = server.PromptServer(asyncio.new_event_loop())
+spec = importlib.util.spec_from_file_location("pack", root + "/__init__.py", submodule_search_locations=[root])
+sys.modules["pack"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["pack"])
+from pack.nodes.comfyui.progress import NodeProgress
+progress = NodeProgress("1")
+shown = progress.callbacks()
+shown.samples(3, [pathlib.Path("no.png")])
+shown.samples(3, [pathlib.Path(root, "README.md")])
+raise_if_cancelled = comfy.model_management.throw_exception_if_processing_interrupted
+comfy.utils.set_progress_bar_global_hook(lambda *a, **k: raise_if_cancelled())
+comfy.model_management.interrupt_current_processing()
+shown.phase("saving", 1, 2)
+try:
+    shown.check()
+    cancelled = False
+except comfy.model_management.InterruptProcessingException:
+    cancelled = True
+prompt_server.loop.close()
+shown.note("the end")
+print("found", json.dumps([cancelled, progress.notes]))
+"""
+LONG = 100_000  # steps of a run that does not end by itself
+SAVES = {
+    "save_every": 5,
+    "save_unit": "minutes",
+    "keep_last": 2,
+    "keep_every": 0,
+    "publish": False,
+    "sample_every": 0,
+    "sample_unit": "steps",
+    "file_name": "faces/{name}-{step}",
+    "overwrite": False,
+}
+
+
+def ask(comfy: ComfyClient, question: object) -> tuple[int, dict]:
+    """Ask as the buttons do; return the status and the answer."""
+    try:
+        return 200, json.loads(comfy.request("/api/atelier/ask", question))
+    except urllib.error.HTTPError as refusal:
+        return refusal.code, json.loads(refusal.read())
+
+
+@pytest.mark.parametrize(
+    ("question", "status", "sentence"),
+    [
+        ({"what": "stop"}, 409, "No LoRA is being trained now."),
+        ({"what": "stop", "node": "train"}, 409, "No LoRA is being trained now."),
+        ({"what": "dance"}, 400, "what must be one of stop, save, sample"),
+        ({"what": ["stop"]}, 400, "what must be one of stop, save, sample"),
+        ({"what": "stop", "node": 5}, 400, "node a node's id or null"),
+        ("stop", 400, "what must be one of stop, save, sample"),
+        (b"[" * 8000, 400, "The question is not JSON."),
+        (b" " * 9000, 413, "at most 8192 bytes"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused(comfy: ComfyClient, question, status: int, sentence: str) -> None:
+    code, answer = ask(comfy, question)
+    assert code == status and sentence in answer["error"]
+
+
+def test_a_run_does_what_it_is_asked_and_goes_on_when_queued_again(any_server: ComfyServer) -> None:
+    comfy = ComfyClient(any_server.url)
+    name = f"asked-{comfy.id[:6]}"
+    draw_pictures(any_server.base / "input" / name)
+    graph = train_graph(name, name=name, steps=LONG)
+    answers: list[tuple[int, dict]] = []
+
+    def stop(kind: str, data: dict, result: Result) -> None:
+        if kind == "text" and data["text"].startswith("step ") and not answers:
+            answers.append(ask(comfy, {"what": "stop", "node": "other"}))
+            answers.append(ask(comfy, {"what": "sample", "node": "train"}))
+            answers.append(ask(comfy, {"what": "save"}))
+            answers.append(ask(comfy, {"what": "stop", "node": "train"}))
+
+    for _ in range(2):  # "stop and keep" makes the next queue run the node again
+        answers.clear()
+        result = comfy.queue(graph, on_event=stop)
+        assert result.ok, result.error
+        assert result.did_run("train") and Path(result.outputs["path"]["text"][0]).is_file()
+        assert [code for code, _ in answers] == [409, 409, 200, 200]
+        assert "another Train LoRA" in answers[0][1]["error"] and "sample_prompts" in answers[1][1]["error"]
+    done = changed(graph, "train", steps=1, seed=2)
+    assert comfy.queue(done).did_run("train")
+    again = comfy.queue(done)  # while one that came to its end is remembered
+    assert again.ok and again.was_cached("train")
+
+
+def test_a_bad_file_name_is_refused_before_anything_runs(comfy: ComfyClient, pictures: Path) -> None:
+    graph = changed(train_graph(pictures.name), "train", saves=["saves", 0])
+    for name, sentence in (
+        ("../{name}", "The folder '..' is not inside the LoRA folder"),
+        ("/etc/{name}", "The folder '/etc' is not inside the LoRA folder"),
+        ("C:\\loras\\{name}", "is not inside the LoRA folder"),
+        ("faces/", "cannot be a file name; use"),
+        ("faces/{nam}", "with {name}, {date}, {time}, {step}, {epoch} only"),
+    ):
+        result = comfy.queue({**graph, "saves": node("AtelierSaves", **{**SAVES, "file_name": name})})
+        assert result.status == "rejected" and result.error.count(sentence) == 1, result.error
+
+
+def test_the_lora_goes_where_it_is_told_and_not_out_of_the_folder(any_server: ComfyServer, tmp_path: Path) -> None:
+    comfy = ComfyClient(any_server.url)
+    name = f"saved-{comfy.id[:6]}"
+    draw_pictures(any_server.base / "input" / name)
+    graph = changed(train_graph(name, name=name, steps=2), "train", saves=["saves", 0])
+    graph["saves"] = node("AtelierSaves", **SAVES)
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    assert "not show everything" not in "".join([text for _, text in result.texts] + result.outputs["train"]["text"])
+    loras = any_server.base / "models" / "loras"
+    assert Path(result.outputs["path"]["text"][0]) == loras / "faces" / f"{name}-000002.safetensors"
+    (loras / f"out-{name}").symlink_to(tmp_path, target_is_directory=True)
+    result = comfy.queue(changed(graph, "saves", file_name=f"out-{name}/{{name}}"))
+    assert result.status == "error" and "outside the LoRA folder" in result.error
+    for run, sentence in (("", "fork needs a run; set run of Train LoRA"), ("../x", "'../x'")):
+        result = comfy.queue(changed(graph, "train", **chosen("on_existing", "fork", run=run, step=0)))
+        assert result.status == "error" and sentence in result.error
+
+
+def test_what_cannot_be_shown_is_noted_once_and_only_a_check_cancels(comfyui: Path) -> None:
+    command = [sys.executable, "-c", SHOWING, str(comfyui), str(ROOT)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=comfyui)
+    assert ended.returncode == 0, ended.stderr
+    cancelled, notes = json.loads(ended.stdout.partition("found ")[2])
+    assert cancelled and len(notes) == 2 and notes[1] == "the end"
+    assert notes[0].startswith("The node could not show everything while it trained; ") and "no.png" in notes[0]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no signals that ask a process to end")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_comfyui_that_is_closed_saves_the_run_first(start_comfy, tmp_path: Path, number: signal.Signals) -> None:
+    server = start_comfy(base=tmp_path)
+    comfy = ComfyClient(server.url)
+    draw_pictures(server.base / "input" / "closed")
+
+    def close(kind: str, data: dict, result: Result) -> None:
+        if kind == "text" and data["text"].startswith("step 1/"):
+            server.process.send_signal(number)
+
+    with pytest.raises((websocket.WebSocketException, OSError)):
+        comfy.queue(train_graph("closed", name="closed", steps=LONG, accumulate=8), on_event=close)
+    # By the signal, as without us; ComfyUI itself takes Ctrl+C for a wish and ends in good order.
+    assert server.process.wait(HANGS) == (0 if number == signal.SIGINT else -number)
+    assert list((server.base / "models" / "loras" / "atelier").glob("closed-stopped-at-*.safetensors"))
+    assert list((server.base / "output" / "atelier" / "runs").glob("closed-*/checkpoints/step-*/weights.safetensors"))
+
+
+def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
+    start_comfy, server: ComfyServer, tmp_path: Path
+) -> None:
+    """ComfyUI is killed, starts again without any cache of its own, and two tabs queue the same graph."""
+    calm, server = server, start_comfy(base=tmp_path)
+    draw_pictures(server.base / "input" / "killed")
+    graph = changed(train_graph("killed", name="killed", steps=12), "train", saves=["saves", 0])
+    graph["saves"] = node("AtelierSaves", **{**SAVES, "save_every": 1, "save_unit": "steps", "file_name": "{name}"})
+
+    runs = server.base / "output" / "atelier" / "runs"
+
+    def kill(kind: str, data: dict, result: Result) -> None:
+        if kind == "text" and data["text"].startswith("step 1/"):
+            while not list(runs.glob("killed-*/checkpoints/step-*")):
+                assert server.process.poll() is None
+            server.kill()
+
+    with pytest.raises((websocket.WebSocketException, OSError)):
+        ComfyClient(server.url).queue(graph, on_event=kill)
+
+    saved = max(int(path.name.removeprefix("step-")) for path in runs.glob("killed-*/checkpoints/step-*"))
+    server = start_comfy("--cache-none", base=tmp_path)
+    clients = [ComfyClient(server.url) for _ in range(2)]
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda client: client.queue(graph), clients))
+    for result in results:
+        assert result.ok and result.did_run("train"), result.error
+    reports = "".join(result.outputs["train"]["text"][0] for result in results)
+    assert "Already trained in" in reports and f"Resumed after step {saved} " in reports
+    steps = [text for result in results for _, text in result.texts if text.startswith("step ")]
+    assert steps[0].startswith(f"step {saved + 1}/12")
+    (file,) = (server.base / "models" / "loras").rglob("killed*.safetensors")
+    assert {result.outputs["path"]["text"][0] for result in results} == {str(file)}
+    with safe_open(file, "pt") as lora:
+        assert lora.metadata()["ss_steps"] == "12" and len(lora.metadata()["atelier.run"]) == 64
+    listed = clients[0].get("/atelier/runs")["runs"]
+    assert [run["status"] for run in listed] == ["finished"]
+
+    # The same run, as it was created, in another ComfyUI in which nobody disturbs it.
+    (run,) = runs.glob("killed-*")
+    draw_pictures(calm.base / "input" / "killed")
+    born = calm.base / "output" / "atelier" / "runs" / run.name
+    born.mkdir(parents=True)
+    shutil.copy(run / "run.json", born)
+    result = ComfyClient(calm.url).queue(graph)
+    assert result.ok and any(text.startswith("step 1/12") for _, text in result.texts), result.error
+    (undisturbed,) = (calm.base / "models" / "loras").rglob("killed*.safetensors")
+    assert undisturbed.read_bytes() == file.read_bytes()

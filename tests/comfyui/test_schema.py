@@ -1,0 +1,135 @@
+"""The public format of our nodes: a snapshot that may only grow at its end, and a word of help for everything."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from comfy_client import ComfyClient, ComfyServer
+from lora_atelier.dev import DYNAMIC_COMBO, PACK, ROOT
+
+SNAPSHOT = Path(__file__).with_name("object_info.json")
+ROW = re.compile(r"\| (?:([^`|]+): )?`([^`]+)` \| ")  # of a help page's tables: options of a choice, then a name
+NODES = [
+    "AtelierAugment",
+    "AtelierBuckets",
+    "AtelierConceptDataset",
+    "AtelierDatasetPreview",
+    "AtelierEmbedding",
+    "AtelierExistingLora",
+    "AtelierImageConcept",
+    "AtelierLoadBaseModel",
+    "AtelierLoraConfig",
+    "AtelierMaskLoader",
+    "AtelierMemory",
+    "AtelierObjective",
+    "AtelierOptimizer",
+    "AtelierResizeLora",
+    "AtelierSample",
+    "AtelierSaves",
+    "AtelierScheduler",
+    "AtelierTrain",
+]
+LISTS_OF_COMFYUI = (
+    "checkpoint",
+    "lora_name",
+    "vae",
+    "text_encoder",
+    "text_encoder_2",
+    "sampler_name",
+    "scheduler",
+)  # their options differ between machines and versions
+PUBLIC = ("input", "input_order", "output", "output_name", "output_tooltips", "display_name", "category", "output_node")
+
+
+def public_format(info: dict) -> dict:
+    """Return what shared workflows and the editor depend on."""
+    result = {}
+    for name in sorted(n for n in info if n.startswith("Atelier")):
+        result[name] = {key: info[name][key] for key in PUBLIC}
+        for group in result[name]["input"].values():
+            for key, spec in group.items():
+                if key in LISTS_OF_COMFYUI and spec[0] == "COMBO":
+                    spec[1].pop("options")
+    return result
+
+
+def inputs(schema: dict) -> dict:
+    """Return the inputs of a node, required and optional; those of a dynamic combo's options as combo.option.field."""
+    found = {**schema["input"].get("required", {}), **schema["input"].get("optional", {})}
+    for name, (kind, details) in list(found.items()):
+        for option in details["options"] if kind == DYNAMIC_COMBO else []:
+            own = inputs({"input": option["inputs"]})
+            found |= {f"{name}.{option['key']}.{field}": spec for field, spec in own.items()}
+    return found
+
+
+def test_the_schema_is_the_snapshot(any_server: ComfyServer) -> None:
+    """After a deliberate change write the snapshot anew: ATELIER_WRITE_SNAPSHOT=1."""
+    found = public_format(ComfyClient(any_server.url).object_info())
+    if os.environ.get("ATELIER_WRITE_SNAPSHOT"):
+        SNAPSHOT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert found == json.loads(SNAPSHOT.read_text(encoding="utf-8"))
+
+
+def test_every_node_input_and_output_explains_itself(comfy: ComfyClient) -> None:
+    info = comfy.object_info()
+    ours = sorted(name for name in info if name.startswith("Atelier"))
+    assert ours == NODES
+    for name in ours:
+        schema = info[name]
+        assert schema["description"] and schema["search_aliases"] and schema["category"] == "training/lora"
+        silent = [key for key, spec in inputs(schema).items() if not spec[1].get("tooltip")]
+        assert not silent, f"{name} does not explain {silent}"
+        assert len(schema["output_tooltips"]) == len(schema["output"]) and all(schema["output_tooltips"])
+
+
+def explained(page: str, schema: dict) -> str:
+    """Return a help page whose tables give each input's and output's tooltip as its meaning."""
+    tips = {key: spec[1]["tooltip"] for key, spec in inputs(schema).items()}
+    told = dict(zip(schema["output_name"], schema["output_tooltips"], strict=True))
+    lines, columns = page.split("\n"), 0
+    for i, line in enumerate(lines):
+        if line.startswith("## "):
+            columns = {"## Inputs": 3, "## Outputs": 2}.get(line, 0)  # before the meaning
+        if columns and (row := ROW.match(line)):
+            options, name = row.groups()
+            own = [rf".+\.{re.escape(option)}\.{name}" for option in (options or "").split(", ")] if options else [name]
+            own = own if options or name in tips or columns == 2 else [rf".+\..+\.{name}"]  # the same for all options
+            found = {tip for key, tip in tips.items() if any(re.fullmatch(one, key) for one in own)}
+            (meaning,) = found if columns == 3 else {told[name]}
+            meaning = meaning.replace("|", "\\|").replace("\n", " ")
+            lines[i] = " | ".join([*line.split(" | ")[:columns], meaning]) + " |"
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_the_help_page_says_what_the_tooltips_say(name: str) -> None:
+    """ATELIER_WRITE_SNAPSHOT=1 writes the tables anew, after the snapshot."""
+    page = ROOT / "js" / "docs" / f"{name}.md"
+    found = page.read_text(encoding="utf-8")
+    wanted = explained(found, json.loads(SNAPSHOT.read_text(encoding="utf-8"))[name])
+    if os.environ.get("ATELIER_WRITE_SNAPSHOT"):
+        page.write_text(wanted, encoding="utf-8")
+    assert wanted == page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_the_help_page_names_every_input_and_output(comfy: ComfyClient, name: str) -> None:
+    page = comfy.request(f"/extensions/{PACK}/docs/{name}.md").decode()
+    schema = comfy.get(f"/object_info/{name}")[name]
+    fields = [name.rpartition(".")[2] for name in inputs(schema)]
+    missing = [key for key in [*fields, *schema["output_name"]] if f"`{key}`" not in page]
+    assert not missing
+
+
+def test_every_number_has_a_range_and_every_choice_a_default(comfy: ComfyClient) -> None:
+    info = comfy.object_info()
+    for name in NODES:
+        for key, (kind, options) in inputs(info[name]).items():
+            if kind in ("INT", "FLOAT"):
+                assert options["min"] <= options["default"] <= options["max"], f"{name}.{key}"
+            elif kind == "COMBO" and key != "checkpoint":
+                assert options["default"] in options["options"], f"{name}.{key}"

@@ -1,0 +1,70 @@
+"""The pack's settings of ComfyUI: read when a run starts, and refused where they are no numbers."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from train_graph import train_graph
+
+from comfy_client import ComfyClient, ComfyServer
+from lora_atelier.dev import TINY_BASE
+
+pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
+LIMIT = "/settings/Atelier.CacheLimit"
+
+
+def cached(server: ComfyServer) -> set[str]:
+    """Name the files of encoded pictures and captions."""
+    return {path.name for path in (server.base / "user" / "__atelier" / "cache").glob("shard-*")}
+
+
+@pytest.fixture
+def settings(server: ComfyServer) -> Iterator[Path]:
+    """Give the file of the settings; what it held is put back afterwards."""
+    path = server.base / "user" / "default" / "comfy.settings.json"
+    before = path.read_bytes() if path.exists() else None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    yield path
+    if before is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_bytes(before)
+
+
+def test_the_limit_of_the_cache_is_the_settings(comfy: ComfyClient, server: ComfyServer, settings: Path) -> None:
+    """What a run uses stays, whatever the limit; what runs before it used goes."""
+
+    def run(colour: str) -> set[str]:
+        before, folder = cached(server), server.base / "input" / f"settings_{colour}"
+        folder.mkdir()
+        Image.new("RGB", (64, 64), colour).save(folder / "a.png")
+        (folder / "a.txt").write_text(f"all {colour}", encoding="utf-8")
+        result = comfy.queue(train_graph(folder.name, name=folder.name))
+        shutil.rmtree(folder)
+        assert result.ok, result.error
+        return cached(server) - before
+
+    comfy.request(LIMIT, 0)
+    first = run("red")
+    second = run("green")
+    assert first and second and first | second <= cached(server)
+    comfy.request(LIMIT, 1e-5)  # GB
+    third = run("blue")
+    assert third <= cached(server) and not (first | second) & cached(server)
+    settings.write_text("{", encoding="utf-8")  # ComfyUI begins anew then, and so do we, with 20 GB
+    assert run("gold") and third <= cached(server)
+
+
+@pytest.mark.parametrize("value", [-1, "lots", True, [], float("inf"), 10**400])
+def test_a_limit_that_is_no_number_of_gigabytes_is_refused(
+    comfy: ComfyClient, server: ComfyServer, pictures: Path, settings: Path, value: object
+) -> None:
+    comfy.request(LIMIT, value)
+    result = comfy.queue(train_graph(pictures.name, name=pictures.name))
+    assert result.error == (
+        f"The cache limit is {value!r}; set LoRA Atelier > Cache > Limit in ComfyUI's settings to a number of "
+        "gigabytes, 0 for no limit."
+    )
+    assert not any((server.base / "output" / "atelier" / "runs").glob(f"{pictures.name}*"))

@@ -1,0 +1,583 @@
+"""What goes wrong around a run: what was learned stays, the person reads a sentence, and the next queue goes on."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import math
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+import pytest
+import sessions
+import torch
+from durable import Cut, change, cut_at
+from prepared import NeverLoaded
+from safetensors import SafetensorError
+
+from lora_atelier.trainer_core import train as training
+from lora_atelier.trainer_core.common.tensor_tree import load_state
+from lora_atelier.trainer_core.config import ExistingConfig, RunConfig
+from lora_atelier.trainer_core.data.cache import CacheError
+from lora_atelier.trainer_core.models.sd import StableDiffusion
+from lora_atelier.trainer_core.objective import objective
+from lora_atelier.trainer_core.runs import find_runs, open_run
+from lora_atelier.trainer_core.runs import folder as run_folder
+from lora_atelier.trainer_core.training import prepare, sample, sample_files, saving, validate
+from lora_atelier.trainer_core.training import step as step_module
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory, comfyui) -> Iterator[RunConfig]:
+    config = sessions.make_scene(tmp_path_factory.mktemp("faults") / "scene", comfyui / "comfy" / "sd1_tokenizer")
+    with sessions.prepared_once():
+        yield config
+
+
+@pytest.fixture(scope="module")
+def small(scene) -> RunConfig:
+    """Give a run with as little beside its steps as can be: for faults that are tried in many places."""
+    parts = {"optimizer": {"ema_decay": 0.0}, "saves": {"sample_every": 0, "publish": False, "keep_every": 0}}
+    parts["dataset"] = {"concepts": scene.dataset.concepts[:1]}
+    return change(scene, train={"steps": 3, "accumulate": 1, "validate_every": 0, "keep_best": False}, **parts)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> Callable[[RunConfig], dict]:
+    """Give what a run comes to that nothing happens to."""
+    known = {}
+
+    def of(config: RunConfig) -> dict:
+        if (key := config.digest()) not in known:
+            known[key] = essence(sessions.session(config, tmp_path_factory.mktemp("whole")))
+        return known[key]
+
+    return of
+
+
+def essence(result) -> dict:
+    """Return what a run gives but for its files' bytes, which tell the time."""
+    assert result.finished
+    return {name: value for name, value in sessions.left_behind(result).items() if name != "files"}
+
+
+def the_run(folder: Path):
+    (run,) = find_runs(folder / "loras" / "runs")
+    return run
+
+
+def begun(config: RunConfig, folder: Path, step: int) -> Path:
+    """Let a run be cut off after a step."""
+    with pytest.raises(Cut):
+        sessions.session(config, folder, step=cut_at(step))
+    return folder
+
+
+def moments_of(config: RunConfig, folder: Path) -> list[tuple[str, str, str]]:
+    """Return the moments of a whole session: operation, part, kind of file."""
+    seen = []
+    moments = sessions.Moments(lambda _, operation, part, file, when: seen.append((operation, part, file, when)))
+    with moments.watched(folder):
+        sessions.session(config, folder, **callbacks(moments))
+    return [(operation, part, kind_of(file)) for operation, part, file, when in seen if when == "before"]
+
+
+def callbacks(moments: sessions.Moments) -> dict:
+    names = ("check", "step", "phase", "validation", "samples")
+    return {name: lambda *_, name=name: moments.at(name, "", lambda: None) for name in names}
+
+
+def kind_of(file: str) -> str:
+    return re.sub(r"[0-9a-f]{32}|step-\d+|-\d+", "*", Path(file).name)
+
+
+# Cancel
+
+
+def test_cancel_in_any_phase_keeps_what_was_learned_and_says_where(scene, uninterrupted, tmp_path):
+    whole = uninterrupted(scene)
+    kinds = moments_of(scene, tmp_path / "count")
+    places = {place[:2]: number for number, place in enumerate(kinds)}  # the last of each
+    phases = {part for operation, part in places if operation == "check"}
+    assert {"scanning", "encoding", "a step", "validation", "samples", "the last samples"} <= phases
+    for (operation, part), number in places.items():
+        if operation not in ("check", "step", "phase", "validation", "samples"):
+            continue
+        folder, notes, steps = tmp_path / str(number), [], []
+
+        def act(at: int, *_: str, number: int = number) -> None:
+            if at == number:
+                raise Cut
+
+        moments = sessions.Moments(act)
+        with moments.watched(folder), pytest.raises(Cut):
+            sessions.session(scene, folder, notes, **callbacks(moments))
+        found = find_runs(folder / "loras" / "runs")
+        reached = found[0].checkpoints()[0].step if found else 0
+        assert reached == sum(kind[0] == "step" for kind in kinds[: number + 1]), (operation, part)
+        if reached:
+            assert not found[0].checkpoints()[0].problem(), part
+            assert str(found[0].path) in notes[-1] and "Queue" in notes[-1], part
+        resumed = sessions.session(scene, folder, step=steps.append)
+        assert essence(resumed) == whole, part
+        assert len(steps) == 4 - reached, part
+        shutil.rmtree(folder)
+
+
+def test_cancel_at_each_step_goes_on_with_the_next(scene, uninterrupted, tmp_path):
+    seldom = change(scene, saves={"save_every": 0})  # nothing is saved but what Cancel saves
+    for step in (1, 2, 3):
+        notes, steps = [], []
+        with pytest.raises(Cut):
+            sessions.session(seldom, tmp_path, notes, step=cut_at(step))
+        assert f"Stopped after step {step} of 4" in notes[-1] and f"lora-stopped-at-{step}.safetensors" in notes[-1]
+        assert (tmp_path / "loras" / f"lora-stopped-at-{step}.safetensors").is_file()
+    result = sessions.session(seldom, tmp_path, step=lambda report: steps.append(report.step))
+    assert steps == [4] and essence(result) == uninterrupted(scene)
+
+
+# The disk
+
+
+WRITES = ("open", "save_file", "fsync", "replace", "mkdir")
+
+
+def full_disk(operation: str) -> Exception:
+    if operation == "save_file":
+        return SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
+def test_a_disk_that_is_full_at_any_write(small, uninterrupted, tmp_path, lasting):
+    small = change(small, train={"steps": 2})
+    whole = uninterrupted(small)
+    kinds = moments_of(small, tmp_path / "count")
+    # The last of each kind; what follows fails in the same way whichever file of a part it begins with.
+    places = {kind[: 2 if lasting else 3]: number for number, kind in enumerate(kinds) if kind[0] in WRITES}
+    assert len(places) > (20 if lasting else 40)
+    ended = set()
+    for kind, number in places.items():
+        folder, notes = tmp_path / str(number), []
+
+        def act(at: int, operation: str, part: str, file: str, when: str, number: int = number) -> None:
+            if when == "before" and operation in WRITES and (at == number or (lasting and at > number)):
+                raise full_disk(operation)
+
+        moments = sessions.Moments(act)
+        result = None
+        try:
+            with moments.watched(folder):
+                result = sessions.session(small, folder, notes, **callbacks(moments))
+        except (RuntimeError, ValueError, CacheError) as error:
+            ended.add(kind)
+            text = str(error)
+            assert "No space left on device" in text and text.count(". ") <= 1 and text.endswith("."), (kind, text)
+        for run in find_runs(folder / "loras" / "runs"):
+            assert not any(checkpoint.problem() for checkpoint in run.checkpoints()), kind
+        if result is None or lasting or not len(result.samples):  # queued again
+            assert result is None or len(result.samples) or "Samples could not be drawn" in notes[-1], kind
+            result = sessions.session(small, folder)
+        assert essence(result) == whole, kind
+        assert not [*folder.glob("loras/**/.*.tmp")], kind
+        shutil.rmtree(folder)
+    assert len(ended) < len(places) if lasting else len(ended) < len(places) / 2
+
+
+def test_a_file_that_cannot_be_read(small, uninterrupted, tmp_path):
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def refusing(function: Callable, wanted: str) -> Callable:
+        def read(path, *args, **options):
+            if wanted in str(path):
+                raise error
+            return function(path, *args, **options)
+
+        return read
+
+    notes: list[str] = []
+    with (
+        mock.patch("lora_atelier.trainer_core.training.encode.Path.read_bytes", refusing(Path.read_bytes, "0.png")),
+        pytest.raises(ValueError, match=r"0\.png.*Input/output error"),
+    ):
+        sessions.session(small, tmp_path / "picture", notes)
+    unread = mock.patch.object(sessions.Ready, "digest", side_effect=error)
+    with unread, pytest.raises(ValueError, match=r"tiny\.safetensors cannot be read"):
+        sessions.session(small, tmp_path / "model")
+    folder = begun(small, tmp_path / "save", 2)
+    with mock.patch.object(run_folder, "file_digest", refusing(run_folder.file_digest, "step-00000002/weights")):
+        result = sessions.session(small, folder, notes)
+    assert "weights.safetensors cannot be read (Input/output error)" in "".join(notes)
+    assert essence(result) == uninterrupted(small) and "after step 1" in result.how
+
+
+def test_a_damaged_save_gives_way_to_the_one_before(small, uninterrupted, tmp_path):
+    folder = begun(small, tmp_path / "cut", 2)
+    names = sorted(file.name for file in the_run(folder).checkpoints()[0].path.iterdir())
+    assert names == sorted(
+        [f"{name}.safetensors" for name in ("weights", "optimizer", "course", "lora")]
+        + ["files.json", "checkpoint.json"]
+    )
+    for number, name in enumerate(names):
+        copy, notes = tmp_path / name, []
+        shutil.copytree(folder, copy)
+        damage(the_run(copy).checkpoints()[0].path / name, sorted(REGIONS)[number])
+        result = sessions.session(small, copy, notes)
+        assert "after step 1 of 3" in result.how and essence(result) == uninterrupted(small), name
+        assert re.search(r"step-00000002 of .* cannot be resumed: .*renamed to damaged-step-00000002", "".join(notes))
+        shutil.rmtree(copy)
+    for lost, said in (("optimizer", "The optimizer begins anew"), ("course", "Losses and measurements so far are")):
+        copy, notes = tmp_path / lost, []
+        shutil.copytree(folder, copy)
+        for checkpoint in the_run(copy).checkpoints():
+            (checkpoint.path / f"{lost}.safetensors").unlink()
+        result = sessions.session(small, copy, notes)
+        assert "after step 2 of 3" in result.how and any(note.startswith(said) for note in notes)
+        assert result.finished and (lost == "optimizer") != math.isnan(result.losses[0])
+        shutil.rmtree(copy)
+    for checkpoint in the_run(folder).checkpoints():
+        damage(checkpoint.path / "weights.safetensors", "the middle")
+    result = sessions.session(small, folder)
+    assert result.how.startswith("New run: ") and essence(result) == uninterrupted(small)
+
+
+REGIONS: dict[str, Callable[[bytes], bytes | None]] = {
+    "a length": lambda data: bytes([data[0] ^ 0xFF]) + data[1:],
+    "the header": lambda data: data[:20] + bytes([data[20] ^ 1]) + data[21:],
+    "the middle": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
+    "the last byte": lambda data: data[:-2] + bytes([data[-2] ^ 0xFF, data[-1] ^ 0xFF]),
+    "its end is cut": lambda data: data[:-7],
+    "empty": lambda data: b"",
+    "missing": lambda data: None,
+}
+
+
+def damage(file: Path, region: str) -> None:
+    data = REGIONS[region](file.read_bytes())
+    if data is None:
+        file.unlink()
+    else:
+        file.write_bytes(data)
+
+
+def test_damaged_files_beside_the_saves(small, uninterrupted, tmp_path):
+    folder = tmp_path / "finished"
+    assert essence(sessions.session(small, folder)) == uninterrupted(small)
+    names = ("run.json", "result.json", "published.json", "log.jsonl")
+    for name, region in itertools.product(names, REGIONS):
+        if region in ("a length", "the last byte"):  # of files of numbers
+            continue
+        copy = tmp_path / f"{name} {region}"
+        shutil.copytree(folder, copy)
+        damage(the_run(copy).path / name, region)
+        steps: list[int] = []
+        result = sessions.session(small, copy, step=steps.append)
+        assert essence(result) == uninterrupted(small), (name, region)
+        assert result.path.is_file() and (name == "run.json" or not steps), (name, region)
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("place", ["loras", "loras/runs"])
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_cannot_be_written_is_said_before_a_model_is_loaded(small, tmp_path, place, code):
+    def act(_: int, operation: str, part: str, file: str, when: str) -> None:
+        if operation in WRITES and file.startswith(str(tmp_path / place)) and file != str(tmp_path / "loras"):
+            raise OSError(code, os.strerror(code), file)
+
+    with (
+        sessions.Moments(act).watched(tmp_path),
+        pytest.raises(ValueError, match=re.escape(os.strerror(code))),
+    ):
+        sessions.session(small, tmp_path, source=NeverLoaded(small.base_model))
+
+
+def test_a_folder_that_is_deleted_while_the_run_goes_on_is_there_at_its_end(small, uninterrupted, tmp_path):
+    def delete(report) -> None:
+        if report.step == 2:
+            shutil.rmtree(tmp_path / "loras")
+
+    result = sessions.session(small, tmp_path, step=delete)
+    assert essence(result) == uninterrupted(small) and result.path.is_file()
+    assert the_run(tmp_path).checkpoints()[0].step == 3 and essence(sessions.session(small, tmp_path))
+
+
+# Names, clocks, processes
+
+
+@pytest.mark.parametrize(
+    "name", ["m" * 100, "é" * 80, "名" * 53, "Ünïcode (ж) 名.前", "m" * 250, "a\u0000b", "名" * 60]
+)
+def test_names_work_to_the_end_or_are_refused_before_anything_heavy(small, tmp_path, name):
+    output = tmp_path / "loras" / f"{name}.safetensors"
+    if len(name) > 100 or len(name.encode()) > 160 or "\0" in name:
+        with mock.patch.object(prepare, "scan") as scan, pytest.raises(ValueError, match="name"):
+            training.train_lora(small, output, tmp_path / "cache")
+        assert not scan.called
+        return
+    for _ in range(2):  # the second one has to take another number
+        with pytest.raises(Cut):
+            training.train_lora(
+                change(small, saves={"save_every": 0}).replace(existing=ExistingConfig(on_existing="train again")),
+                output,
+                tmp_path / "cache",
+                callbacks=sessions.Callbacks(step=cut_at(1)),
+            )
+    assert len([*output.parent.glob("*-stopped-at-1*.safetensors")]) == 2
+    assert len(f"{name}-stopped-at-1000000-last-2.safetensors".encode()) < 250
+
+
+def test_a_machine_that_slept_saves_soon_and_goes_on(small, uninterrupted, tmp_path):
+    minutes = change(small, saves={"save_every": 5, "save_unit": "minutes"})
+    jumps = iter(range(0, 10**9, 10_000))  # seconds from one look at the clock to the next
+    with mock.patch.object(training, "Saving", lambda run: saving.Saving(run, clock=lambda: next(jumps))):
+        result = sessions.session(minutes, tmp_path)
+    assert essence(result) == uninterrupted(small)
+    saved = [event["step"] for event in the_run(tmp_path).events() if event["event"] == "saved"]
+    assert saved == [1, 2, 3]  # a save that took hours by the clock is no reason to wait for days
+
+
+def test_two_processes_do_not_work_on_one_run(small, uninterrupted, tmp_path):
+    folder = begun(small, tmp_path, 2)
+    run, pipes = the_run(folder), (os.pipe(), os.pipe())
+    process = os.fork() if hasattr(os, "fork") else pytest.skip("the other process is forked: Unix only")
+    if process == 0:
+        with run.locked():
+            os.write(pipes[0][1], b"!")
+            os.read(pipes[1][0], 1)
+        os._exit(0)
+    os.read(pipes[0][0], 1)
+    with pytest.raises(RuntimeError, match=f"is being trained by process {process} on .* since"):
+        sessions.session(small, folder)
+    os.kill(process, 9)
+    os.waitpid(process, 0)
+    result = sessions.session(small, folder)
+    assert f"(process {process} on " in result.how and essence(result) == uninterrupted(small)
+
+
+def test_runs_of_other_formats_are_named_or_made_anew(small, uninterrupted, tmp_path):
+    folder = begun(small, tmp_path, 2)
+    run = the_run(folder)
+    for number, said in ((0, "an older format"), (2, "a newer format")):
+        text = (run.path / "run.json").read_text(encoding="utf-8")
+        (run.path / "run.json").write_text(re.sub(r'"format": \d', f'"format": {number}', text), encoding="utf-8")
+        fork = small.replace(existing=ExistingConfig(on_existing="fork", fork_run=run.path.name))
+        with pytest.raises(ValueError, match=said):
+            sessions.session(fork, folder)
+        with pytest.raises(ValueError, match=said):
+            open_run(run.path)
+    (run.path / "run.json").write_text(re.sub(r'"format": \d', '"format": 1', text), encoding="utf-8")
+    newest, notes = run.checkpoints()[0].path / "checkpoint.json", []
+    newest.write_text(newest.read_text(encoding="utf-8").replace('"format": 1', '"format": 2'), encoding="utf-8")
+    result = sessions.session(small, folder, notes)
+    assert "of another version" in "".join(notes) and "after step 1" in result.how
+    assert essence(result) == uninterrupted(small)
+
+
+# The card
+
+
+def test_a_gpu_that_is_lost_leaves_the_last_save(small, uninterrupted, tmp_path):
+    lost = RuntimeError("CUDA error: unspecified launch failure")
+
+    def predict(*_: object) -> None:
+        for name in ("isfinite", "to", "cpu"):
+            stack.enter_context(mock.patch.object(torch.Tensor, name, side_effect=lost))
+        raise lost
+
+    def at_two(report) -> None:
+        if report.step == 2:
+            stack.enter_context(mock.patch.object(StableDiffusion, "predict", predict))
+
+    notes: list[str] = []
+    with sessions.ExitStack() as stack, pytest.raises(RuntimeError, match="unspecified launch failure"):
+        sessions.session(small, tmp_path, notes, step=at_two)
+    assert "Stopped after step 2 of 3" in notes[-1] and "step-00000002" in notes[-1]
+    result = sessions.session(small, tmp_path)
+    assert "after step 2 of 3" in result.how and essence(result) == uninterrupted(small)
+
+
+def out_of_memory(place, name: str, *calls: int, within: bool = False, by: ModuleType | None = None) -> mock._patch:
+    """Let memory run out at some calls of a function, the first is 1; within: when its work is done.
+
+    by: the module whose calls count; of any by default.
+    """
+    real, count = getattr(place, name), itertools.count(1)
+
+    def work(*args, **options):
+        counts = by is None or sys._getframe(1).f_globals is vars(by)
+        failing = counts and next(count) in calls
+        result = real(*args, **options) if within or not failing else None
+        if failing:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return result
+
+    return mock.patch.object(place, name, work)
+
+
+# where memory runs out -> (place, function, its calls at which it does, before or after its work); what comes of it
+UNDONE = {
+    "the gradients of a step": (training, "forward_and_backward", 2, False),
+    "their norm at the first step": (step_module, "limit_gradients", 1, True),
+    "the first update": (step_module, "apply_gradients", 1, True),
+    "a validation": (StableDiffusion, "predict", 3, False, validate),
+    "a sample": (StableDiffusion, "predict", 1, False, sample),
+}
+ENDING = {
+    "the gradients, twice": ((training, "forward_and_backward", 2, 3), "Out of memory at step 2 with"),
+    "a later update": ((step_module, "apply_gradients", 3), "Out of memory at step 3 with"),
+    "the norm at a later step": ((step_module, "limit_gradients", 3), "Out of memory at step 3 with"),
+    "a validation, each picture alone": ((StableDiffusion, "predict", 5, 6), "Out of memory after step 2 with"),
+    "the UNet": ((prepare, "prepare", 1), "Out of memory before the first step with"),
+}
+
+
+@pytest.fixture(scope="module")
+def watched(scene) -> RunConfig:
+    """Give a run that measures and draws."""
+    train = {"steps": 4, "batch_size": 2, "validate_every": 2, "keep_best": False}
+    return change(scene, train=train, saves={"sample_every": 0})
+
+
+@pytest.mark.parametrize("place", UNDONE)
+def test_where_memory_runs_out_once_the_run_goes_on_with_less(watched, uninterrupted, tmp_path, place, monkeypatch):
+    module, name, call, within, *by = UNDONE[place]
+    notes, ladder = [], [watched.memory.replace(checkpointing=level) for level in ("0", "1")]
+    monkeypatch.setattr(prepare, "fit_memory", lambda *_: (ladder, "enough"))
+    with out_of_memory(module, name, call, within=within, by=by[0] if by else None):
+        found, whole = essence(sessions.session(watched, tmp_path, notes)), uninterrupted(watched)
+    assert found["tensors"] == whole["tensors"] and found["course"][:40] == whole["course"][:40]
+    again = [
+        note for note in notes if "Out of memory at step" in note and "repeated with gradient checkpointing 1" in note
+    ]
+    assert len(again) == (not by)
+
+
+@pytest.mark.parametrize("place", ENDING)
+def test_where_it_runs_out_again_the_run_ends_and_says_what_to_lower(watched, tmp_path, place):
+    (module, name, *calls), sentence = ENDING[place]
+    notes = []
+    by = validate if module is StableDiffusion else None
+    with out_of_memory(module, name, *calls, by=by), pytest.raises(RuntimeError, match=sentence) as caught:
+        sessions.session(watched, tmp_path, notes)
+    assert "Lower batch_size" in str(caught.value)
+    begun = "before" not in sentence
+    assert ("Stopped after step" in notes[-1]) == begun or "Nothing of this run is saved yet" in notes[-1]
+
+
+def test_memory_that_runs_out_leaves_what_was_learned(small, uninterrupted, tmp_path):
+    seldom, notes = change(small, saves={"save_every": 0}), []
+    out = out_of_memory(training, "forward_and_backward", 3, 4)
+    with out, pytest.raises(RuntimeError, match="Out of memory at step 3"):
+        sessions.session(seldom, tmp_path, notes)
+    assert "Stopped after step 2 of 3" in notes[-1]
+    assert essence(sessions.session(seldom, tmp_path)) == uninterrupted(small)
+
+
+@pytest.mark.parametrize("what", ["nan", "inf", "gradient"])
+def test_a_step_that_is_not_finite_is_left_out_and_many_end_the_run(small, tmp_path, what):
+    config = change(small, train={"steps": 12})
+    real = objective.sample_losses
+
+    def losses_from(steps: set[int]) -> Callable:
+        def losses(*args):
+            found = real(*args)
+            if reached[0] in steps:
+                # sqrt has an infinite slope at 0, where its value is finite
+                return found + (found * 0).sqrt() if what == "gradient" else found * math.inf * (what == "inf")
+            return found
+
+        return losses
+
+    def step(report) -> None:
+        reached[0] = report.step
+        updated.append(report.updated)
+
+    reached, updated = [0], []
+    with mock.patch.object(objective, "sample_losses", losses_from({4})):
+        result = sessions.session(config, tmp_path / "once", step=step)
+    assert updated == [True] * 4 + [False] + [True] * 7 and result.finished
+    assert [math.isnan(loss) for loss in result.losses] == [not each for each in updated]
+    reached[0], notes = 0, []
+    many = mock.patch.object(objective, "sample_losses", losses_from({4, 5, 6, 7, 8}))
+    with many, pytest.raises(RuntimeError, match=r"5 times in a row.*went back to step 4") as caught:
+        sessions.session(config, tmp_path / "many", notes, step=step)
+    for said in (r"step 5 \(loss", r"step 9 \(loss", "gradient norm (nan|inf)", r"\d\.png"):
+        assert re.search(said, str(caught.value)), said
+    assert "step-0000000" in notes[-1]
+    run = the_run(tmp_path / "many")
+    weights = [load_state(c.path / "weights.safetensors")["network"] for c in run.checkpoints()]
+    assert all(bool(tensor.isfinite().all()) for each in weights for tensor in each.values())
+
+
+def test_weights_that_are_not_finite_are_not_saved_over_good_ones(small, uninterrupted, tmp_path):
+    seldom, notes = change(small, saves={"save_every": 2}), []
+    caught = []
+
+    def spoil(report) -> None:
+        if report.step == 3:
+            (run,) = caught
+            next(iter(run.network.parameters())).data.fill_(math.nan)
+            raise Cut
+
+    real = training.settle
+
+    def set_up(run, *args) -> None:
+        caught.append(run)
+        real(run, *args)
+
+    with mock.patch.object(training, "settle", set_up), pytest.raises(Cut):
+        sessions.session(seldom, tmp_path, notes, step=spoil)
+    assert "Step 3 could not be saved (the weights are not finite). Stopped after step 2" in notes[-1]
+    assert essence(sessions.session(seldom, tmp_path)) == uninterrupted(small)
+
+
+def test_samples_and_logs_that_fail_are_said_once_and_stop_nothing(small, uninterrupted, tmp_path):
+    often = change(small, saves={"sample_every": 1}, train={"log": "csv"})
+    notes: list[str] = []
+    with mock.patch.object(sample_files, "sample_images", side_effect=RuntimeError("no room for the VAE")):
+        result = sessions.session(often.replace(train=small.train), tmp_path / "samples", notes)
+    assert result.finished and len([note for note in notes if "no room for the VAE" in note]) == 1
+    assert result.tensors and sessions.left_behind(result)["tensors"] == uninterrupted(small)["tensors"]
+
+    for name, where in (("log.jsonl", "runs"), ("log.csv", "logs")):
+
+        def act(_: int, operation: str, part: str, file: str, when: str, name: str = name) -> None:
+            if operation == "open" and file.endswith(name):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        folder, notes = tmp_path / name, []
+        with sessions.Moments(act).watched(folder):
+            result = training.train_lora(
+                change(small, train={"log": "csv"}),
+                folder / "loras" / "lora.safetensors",
+                folder / "cache",
+                callbacks=sessions.Callbacks(note=notes.append),
+                logs=folder / "logs",
+            )
+        assert result.finished and len([note for note in notes if where in note and "cannot be written" in note]) == 1
+        assert essence(result) == uninterrupted(small)
+
+
+def test_a_clock_that_jumps_back_changes_nothing(small, uninterrupted, tmp_path):
+    begun(small, tmp_path, 2)
+    now = time.time()
+    with mock.patch.object(time, "time", lambda: now - 36 * 3600):
+        result = sessions.session(small, tmp_path)
+        assert "after step 2" in result.how and essence(result) == uninterrupted(small)
+        assert "Already trained in" in sessions.session(small, tmp_path).how
+
+
+def test_the_table_of_faults_names_tests_that_exist():
+    root = Path(__file__).resolve().parents[2]
+    text = (root / "docs" / "reliability.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/\S+\.py)::(test_\w+)`", text)
+    assert len(named) > 20
+    for file, test in named:
+        assert f"def {test}(" in (root / file).read_text(encoding="utf-8"), (file, test)

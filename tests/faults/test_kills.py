@@ -1,0 +1,126 @@
+"""Runs whose process is killed, at whatever moment, come to what they would have come to: the same to the last byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import sessions
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes that are killed here are forked: Unix only")
+
+KILLS = 46  # at moments that are counted; a few more at times that nobody counts
+HOURS = 3600.0
+
+
+class Server:
+    """A Python with everything imported, from which each session is forked."""
+
+    def __init__(self, folder: Path, tokenizer: Path) -> None:
+        self.folder = folder
+        config = sessions.make_scene(folder / "scene", tokenizer)
+        env = {**os.environ, "PYTHONPATH": str(Path(sessions.__file__).parent), "CUDA_VISIBLE_DEVICES": ""}
+        self.process = subprocess.Popen(
+            [sys.executable, sessions.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        )
+        self._send(config.to_dict())
+
+    def _send(self, value: object) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(value) + "\n")
+        self.process.stdin.flush()
+
+    def session(self, name: str, **job: object) -> int:
+        """Run a session in a folder; return how its process has ended, below 0 by which signal."""
+        self._send({"folder": str(self.folder / name), "clock": sessions.CLOCK, **job})
+        assert self.process.stdout
+        return int(self.process.stdout.readline().removeprefix("ended "))
+
+    def answer(self, name: str) -> dict:
+        """Return what the last session in a folder has come to."""
+        return json.loads((self.folder / name / "answer.json").read_text(encoding="utf-8"))
+
+    def created(self, name: str) -> bool:
+        """Tell whether the run in a folder has its run.json, under its final name."""
+        return any(self.folder.glob(f"{name}/loras/runs/[!.]*/run.json"))
+
+    def files(self, name: str) -> list[str]:
+        """Return the names of all LoRA files that there are now."""
+        return sorted(path.name for path in (self.folder / name / "loras").glob("*.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, comfyui):
+    server = Server(tmp_path_factory.mktemp("kills"), comfyui / "comfy" / "sd1_tokenizer")
+    yield server
+    server.process.stdin.close()
+    server.process.wait()
+
+
+@pytest.fixture(scope="module")
+def whole(server):
+    """Give what a run comes to that nobody disturbs, and its moments."""
+    assert server.session("whole") == 0
+    return server.answer("whole") | {"names": server.files("whole")}
+
+
+def chosen_moments(moments: list[list[str]], count: int, dice: random.Random) -> list[tuple[int, str]]:
+    """Draw moments so that every part of a session has its turn, and in it every operation; (number, when)."""
+    parts: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for number, (operation, part, _) in enumerate(moments):
+        parts[part][operation].append(number)
+    drawn: list[tuple[int, str]] = []
+    turns = {part: dice.sample(sorted(operations), len(operations)) for part, operations in sorted(parts.items())}
+    while len(drawn) < count:
+        for part, operations in turns.items():
+            operation = operations[0]
+            operations.append(operations.pop(0))
+            number = dice.choice(parts[part][operation])
+            drawn.append((number, dice.choice(["before", moments[number][2]])))
+    return drawn[:count]
+
+
+def test_runs_that_are_killed_at_50_moments_end_with_the_same_bytes(server, whole):
+    dice = random.Random(6)
+    moments, wrong, went_on = whole["moments"], [], 0
+    kills = [{"kill": (*moment, signal.SIGKILL)} for moment in chosen_moments(moments, KILLS, dice)]
+    kills += [{"after": dice.uniform(0.05, 0.9) * whole["seconds"]} for _ in range(50 - KILLS)]
+    parts = {moments[job["kill"][0]][1] for job in kills if "kill" in job}
+    needed = {"a periodic save", "an asked save", "the final save", "samples", "the last samples", "publishing"}
+    assert needed | {"result.json", "pruning", "the log", "encoding", "the folder"} <= parts
+    for number, job in enumerate(kills):
+        name = f"run-{number}"
+        ended = [server.session(name, **job)]
+        assert ended == [-signal.SIGKILL] or "after" in job
+        if number % 5 == 0:  # killed once more, with the clock set back where that is not when the run began
+            back = dice.uniform(1, 10) * HOURS if server.created(name) else 0
+            again = (dice.randrange(len(moments) // 2), "before", signal.SIGKILL)
+            server.session(name, kill=again, clock=sessions.CLOCK - back)
+        # On another day where the run is there already: nothing of a file is taken from the moment of its writing.
+        later = 30 * HOURS if server.created(name) else 0
+        ended.append(server.session(name, clock=sessions.CLOCK + later))
+        found = server.answer(name) if ended[-1] == 0 else {}
+        went_on += "was interrupted" in found.get("how", "")
+        if not found or found["left"] != whole["left"] or server.files(name) != whole["names"]:
+            wrong.append((number, job, moments[job["kill"][0]] if "kill" in job else "", ended, server.files(name)))
+        else:
+            shutil.rmtree(server.folder / name)
+    assert not wrong, f"{len(wrong)} of {len(kills)}: {wrong}"
+    assert went_on > 10
+
+
+def test_a_process_that_is_terminated_leaves_what_a_killed_one_does(server, whole):
+    at = [number for number, (operation, *_) in enumerate(whole["moments"]) if operation == "step"][2]
+    assert server.session("terminated", kill=(at, "before", signal.SIGTERM)) == -signal.SIGTERM
+    assert server.session("terminated") == 0
+    answer = server.answer("terminated")
+    assert answer["left"] == whole["left"] and answer["steps"] == [3, 4]
+    assert "(process " in answer["how"]

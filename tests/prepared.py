@@ -1,0 +1,105 @@
+"""What runs of tests need not do each time: load the same base model, or estimate what a run will need."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.common.files import file_digest
+from lora_atelier.trainer_core.config import MemoryConfig, RunConfig
+from lora_atelier.trainer_core.models.sd import StableDiffusionFiles, load_base_model, outline_base_model
+from lora_atelier.trainer_core.preflight.estimate import Estimate
+from lora_atelier.trainer_core.preflight.memory import Shape, estimate_run
+from lora_atelier.trainer_core.preflight.outline import outline_run
+from lora_atelier.trainer_core.runs.folder import new_run
+from lora_atelier.trainer_core.runs.publish import Destination
+from lora_atelier.trainer_core.training import prepare
+from lora_atelier.trainer_core.training.prepare import Job, plan_run, prepare_run
+
+CPU = torch.device("cpu")
+_loaded = functools.lru_cache(maxsize=4)(load_base_model)
+_outlined = functools.lru_cache(maxsize=8)(outline_base_model)
+
+
+class Unheld(StableDiffusionFiles):
+    """The files of a model that holds nothing in memory between hashing and loading: tests say what is free."""
+
+    def digest(self, path):
+        """Hash a file."""
+        return file_digest(path)
+
+
+class NeverLoaded(Unheld):
+    """The files of a model that no test may load: what is wrong has to be found before."""
+
+    def load(self, *_: Any, **__: Any) -> Any:
+        """Fail the test."""
+        pytest.fail("a model was loaded")
+
+
+class Ready(Unheld):
+    """A base model that is read from the disk once; every run gets a copy, as every run changes its own."""
+
+    def outline(self, dtype=torch.float32):
+        """Copy the outline."""
+        return _copy(_outlined(self.config, dtype))
+
+    def load(self, dtype, amend=None):
+        """Copy the model; one that is changed before it is cast is loaded."""
+        if amend is not None and dtype != torch.float32:
+            return super().load(dtype, amend)
+        base = _copy(_loaded(self.config, dtype))
+        if amend is not None:
+            amend(base)
+        return base
+
+
+def _copy(base):
+    return copy.deepcopy(base, {id(base.tokenizer): base.tokenizer})
+
+
+def prepared(config: RunConfig, folder, device="cpu", **callbacks):
+    """Prepare a run and take no step of it."""
+    job = Job(
+        config=config,
+        source=Ready(config.base_model),
+        device=torch.device(device),
+        dtype=torch.float32,
+        cache=folder / "cache",
+        cache_limit=0,
+        runs=folder / "runs",
+        logs=None,
+        destination=Destination(output=folder / "lora.safetensors", embeddings=folder, saves=config.saves),
+        callbacks=Callbacks(**callbacks),
+        verify=None,
+    )
+    planned = plan_run(job)
+    about = {"config": config.to_dict(), "pictures": len(planned.plan.manifest.pictures), "models": planned.models}
+    own = new_run(job.runs, planned.keys, "lora", planned.plan.steps, **about)
+    return prepare_run(job, planned, config.memory, own)
+
+
+def estimated(config: RunConfig, level="0", samples=4, size=(128, 128), tokens=77) -> Estimate:
+    """Estimate the memory of a run's steps with a level of checkpointing, at a shape of micro-batches."""
+    memory, shape = MemoryConfig(checkpointing=level), Shape(samples=samples, size=size, tokens=tokens)
+    return estimate_run(config, outline_run(config), memory, shape, CPU)
+
+
+def not_foretold(ladder=None):
+    """Leave out what each run foretells of memory, disk and network, which have tests of their own.
+
+    ladder: the memory settings to begin with and to fall back on, by default those that were set.
+    """
+    return mock.patch.multiple(
+        prepare,
+        fit_memory=lambda config, *_: (ladder or [config.memory], "Memory enough."),
+        check_disk=lambda *_: None,
+        measure_run=lambda *_: None,
+        describe_network=lambda _: "A network.",
+    )

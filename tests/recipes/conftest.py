@@ -1,0 +1,24 @@
+"""Fixtures of the recipes: their material, and one run of each that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recipes.recipes import Material, carry_out
+
+
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory: pytest.TempPathFactory, comfyui: Path) -> Callable[[str], Any]:
+    """Give `run_of(name)` -> the result of a recipe, which is carried out when it is first asked for."""
+    folder, results = tmp_path_factory.mktemp("recipes"), {}
+    material = Material(folder / "material", comfyui / "comfy" / "sd1_tokenizer")
+
+    def find(name: str) -> Any:
+        if name not in results:
+            results[name] = carry_out(name, material, folder / f"run{len(results)}")
+        return results[name]
+
+    return find

@@ -1,0 +1,319 @@
+"""What steers a run and tells of it: the best weights, an early end, losses by concept, logs, exact accumulation."""
+
+import csv
+import itertools
+import math
+import sys
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from clip_tokenizer import TOKENIZER
+from durable import equal
+from PIL import Image
+from prepared import NeverLoaded, Ready, prepared
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    CaptionConfig,
+    ConceptConfig,
+    DatasetConfig,
+    ExistingConfig,
+    LoraConfig,
+    MaskConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    SavesConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.objective.path import Mix
+from lora_atelier.trainer_core.runs import open_run
+from lora_atelier.trainer_core.train import forward_and_backward, train_lora
+from lora_atelier.trainer_core.training import validate
+from lora_atelier.trainer_core.training.batch import read_batch
+from lora_atelier.trainer_core.training.validate import without_improvement
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Give two folders of pictures in one shape, with captions, the first with masks; and one of another shape."""
+    noise = torch.Generator().manual_seed(5)
+    made = []
+    for name, count, height in (("cats", 3, 32), ("dogs", 2, 32), ("held", 1, 32)):
+        folder = tmp_path_factory.mktemp("concepts") / name
+        folder.mkdir()
+        for i in range(count):
+            values = torch.randint(0, 256, (height, 32, 3), generator=noise, dtype=torch.uint8)
+            Image.fromarray(values.numpy()).save(folder / f"{i}.png")
+            (folder / f"{i}.txt").write_text(f"{name} {i}", encoding="utf-8")
+            if name == "cats":
+                Image.new("L", (32, height), 90 * (i + 1) - 60).save(folder / f"{i}-masklabel.png")
+        made.append(folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def config(checkpoint, folders, comfyui):
+    cats, dogs, held = map(str, folders)
+    return RunConfig(
+        existing=ExistingConfig(on_existing="train again"),
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
+        dataset=DatasetConfig(
+            concepts=(
+                ConceptConfig(folder=cats),
+                ConceptConfig(folder=dogs, loss_weight=0.5),
+                ConceptConfig(folder=held, role="validation"),
+            )
+        ),
+        lora=LoraConfig(rank=2, alpha=2, preset="attn-only"),
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+        scheduler=SchedulerConfig(name="constant"),
+        train=TrainConfig(steps=6, batch_size=2, resolution=64, bucket_step=32, save_dtype="float32"),
+    )
+
+
+def run(config, folder, cache, **options):
+    return train_lora(config, folder / "lora.safetensors", cache, **{"source": Ready(config.base_model), **options})
+
+
+def training(config, **values):
+    return config.replace(train=config.train.replace(**values))
+
+
+def find(monkeypatch, *losses):
+    """Let the next run's measurements find these losses: when real ones rise is the processor's luck."""
+    found = iter(losses)
+    monkeypatch.setattr(validate, "validation_loss", lambda *_: next(found))
+
+
+def test_an_early_end_keeps_exactly_the_best_weights(config, tmp_path, cache, monkeypatch):
+    notes = []
+    find(monkeypatch, 0.9, 0.7, 0.5, 0.6, 0.55)
+    stops = training(config, steps=50, validate_every=1, early_stop_patience=2)
+    result = run(stops, tmp_path, cache, callbacks=Callbacks(note=notes.append))
+    step, loss = result.best
+    ended = len(result.losses)
+    measured = dict(result.validation)
+    assert (step, loss, ended) == (2, 0.5, 4) and measured == dict(enumerate((0.9, 0.7, 0.5, 0.6, 0.55)))
+    assert f"Ended early after step {ended} of 50" in notes[-2]
+    assert f"lowest after step {step}: {loss:.4f}" in notes[-1] and "lora-last.safetensors" in notes[-1]
+
+    # A run of so many steps ends with these weights; one that measures nothing takes the same steps.
+    find(monkeypatch, 0.9, 0.5)
+    assert equal(load_file(result.path), run(training(config, steps=step), tmp_path, cache).tensors)
+    find(monkeypatch, 0.9, 0.55)
+    plain = run(training(config, steps=ended), tmp_path, cache)
+    assert equal(load_file(result.others[0]), plain.tensors) and plain.losses == result.losses and plain.best is None
+    for path, steps in ((result.path, step), (result.others[0], ended)):
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+        assert metadata["ss_steps"] == str(steps)
+        assert metadata["atelier.validation_loss"] == f"{measured[steps]:.6g}"
+
+
+def test_the_best_is_kept_without_an_early_end_and_when_a_run_is_stopped(config, tmp_path, cache, monkeypatch):
+    kept = training(config, steps=4, validate_every=1, keep_best=True)
+    find(monkeypatch, 0.9, 0.7, 0.5, 0.6, 0.8)
+    result = run(kept, tmp_path / "a", cache)
+    assert len(result.losses) == 4 and result.best == (2, 0.5) and result.others[0].name == "lora-last.safetensors"
+
+    def stop(report):
+        if report.step == 4:
+            raise KeyboardInterrupt
+
+    find(monkeypatch, 0.9, 0.7, 0.5, 0.6)
+    with pytest.raises(KeyboardInterrupt):
+        run(kept, tmp_path / "b", cache, callbacks=Callbacks(step=stop))
+    names = sorted(path.name for path in (tmp_path / "b").glob("*.safetensors"))
+    assert names == ["lora-best-at-2.safetensors", "lora-stopped-at-4.safetensors"]
+    assert equal(load_file(tmp_path / "b" / names[0]), load_file(result.path))
+
+
+@pytest.mark.parametrize(
+    ("losses", "share", "expected"),
+    [
+        ([9, 5, 4, 3], 0, 0),
+        ([1, 5, 4, 4], 0, 1),  # what was measured before the first step is no aim
+        ([9, 5, 6, math.nan, 7], 0, 3),
+        ([9, 5, 4.9, 4.8, 4.7], 0.05, 0),  # falls little by little count together
+        ([9, 5, 4.9, 4.8], 0.05, 2),
+        ([9], 0, 0),
+    ],
+)
+def test_measurements_without_improvement_are_counted(losses, share, expected):
+    assert without_improvement(list(enumerate(losses)), share) == expected
+
+
+def test_samples_are_reported_only_where_there_are_prompts(config, tmp_path, cache):
+    config = config.replace(saves=SavesConfig(sample_every=1))
+    for prompts, reported in (((), []), (("cat",), [1, 2])):
+        drawn = {"prompts": prompts, "steps": 1, "width": 32, "height": 32}
+        sampled = []
+        callbacks = Callbacks(samples=lambda step, paths, told=sampled: told.append((step, len(paths))))
+        wanted = training(config.replace(sample=SampleConfig(**drawn)), steps=2)
+        result = run(wanted, tmp_path / f"{len(prompts)}", cache, callbacks=callbacks)
+        assert sampled == [(step, len(prompts)) for step in reported] and len(result.samples) == len(prompts)
+        events = [event["event"] for event in open_run(result.run).events()]
+        assert events.count("sampled") == len(reported)
+
+
+def test_what_cannot_be_kept_or_logged_is_refused_before_a_model_is_loaded(config, tmp_path, cache, monkeypatch):
+    never = NeverLoaded(config.base_model)
+    trained = config.replace(dataset=DatasetConfig(concepts=config.dataset.concepts[:2]))
+    cases = {
+        "early_stop_patience 3 needs pictures that are not trained": dict(early_stop_patience=3, validate_every=1),
+        "keep_best needs pictures that are not trained": dict(keep_best=True, validate_every=1),
+        "log is csv, but there is no folder for logs": dict(log="csv"),
+    }
+    for sentence, values in cases.items():
+        with pytest.raises(ValueError, match=sentence):
+            run(training(trained, **values), tmp_path, cache, source=never)
+    with pytest.raises(ValueError, match="keep_best needs validation losses during the run; set validate_every"):
+        training(config, keep_best=True)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ValueError, match=r"needs the package tensorboard; install it with ComfyUI's Python, or choose"):
+        run(training(trained, log="both"), tmp_path, cache, logs=tmp_path, source=never)
+
+
+def test_the_log_holds_every_step_and_changes_none(config, tmp_path, cache):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reports = []
+    written = training(config, validate_every=3, log="both", accumulate=2)
+    logs = {"callbacks": Callbacks(step=reports.append), "logs": tmp_path / "logs"}
+    result = run(written, tmp_path, cache, **logs)
+    assert result.log == tmp_path / "logs" / result.run.name
+    with (result.log / "log.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    steps = [row for row in rows if row["loss"]]
+    assert [row["step"] for row in rows] == ["0", "1", "2", "3", "3", "4", "5", "6", "6"]
+    assert [float(row["loss"]) for row in steps] == pytest.approx(result.losses, rel=1e-8)
+    assert [(int(r["step"]), float(r["validation"])) for r in rows if r["validation"]] == [
+        (step, pytest.approx(loss, rel=1e-8)) for step, loss in result.validation
+    ]
+    for row, report in zip(steps, reports, strict=True):
+        assert (row["lr_lora_unet"], row["skipped"], row["peak_gb"]) == ("0.001", "0", "")
+        assert float(row["grad_norm"]) == pytest.approx(report.grad_norm) and float(row["seconds"]) > 0
+        assert float(row["epoch"]) == pytest.approx(report.epoch)
+        for name in ("cats", "dogs"):
+            assert float(row[f"loss_{name}"] or "nan") == pytest.approx(
+                report.concepts.get(name, math.nan), nan_ok=True
+            )
+
+    events = EventAccumulator(str(result.log)).Reload()
+    read = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert read["loss/step"] == [(i, pytest.approx(loss)) for i, loss in enumerate(result.losses, 1)]
+    assert read["loss/validation"] == [(step, pytest.approx(loss)) for step, loss in result.validation]
+    assert {"concept/cats", "concept/dogs", "lr/lora_unet", "gradient/norm"} <= set(read)
+
+    # The loss of a step is the mean over its samples, each of which is in the mean of its concept.
+    for k, report in enumerate(reports):
+        names = ["cats" if sample.picture < 3 else "dogs" for mb in result.plan.step(k) for sample in mb.samples]
+        assert report.concepts.keys() == set(names)
+        whole = sum(names.count(name) * loss for name, loss in report.concepts.items()) / len(names)
+        assert whole == pytest.approx(report.loss, rel=1e-6)
+        assert [result.concepts[name][k] for name in set(names)] == [report.concepts[name] for name in set(names)]
+    plain = run(training(config, accumulate=2), tmp_path, cache)
+    assert plain.losses == result.losses and equal(plain.tensors, result.tensors) and plain.log is None
+
+
+def test_what_was_logged_before_a_crash_is_on_the_disk(config, tmp_path, cache):
+    seen = []
+
+    def step(report):
+        (path,) = (tmp_path / "logs").glob("lora-*/log.csv")
+        with path.open(encoding="utf-8") as file:
+            seen.append(len(file.readlines()))
+
+    run(training(config, steps=2, log="csv"), tmp_path, cache, callbacks=Callbacks(step=step), logs=tmp_path / "logs")
+    assert seen == [3, 4]  # the names, the measurement before the first step, and each step before the next
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["unet", "text-encoder"])
+def test_accumulated_gradients_are_those_of_the_large_batch(config, tmp_path, monkeypatch, text):
+    """Cut into micro-batches of any sizes, five samples of two concepts give the same gradient, in double precision.
+
+    With masks (normalised, and with prior preservation), loss weights, min-SNR weights and captions of their own.
+    """
+    masks = MaskConfig(unmasked_weight=0.2, normalize_masked_area=True, prior_weight=0.5, unmasked_probability=0)
+    cats, dogs = config.dataset.concepts[:2]
+    cats = cats.replace(masks=masks, captions=CaptionConfig(prefix="x, "))
+    config = config.replace(
+        dataset=DatasetConfig(concepts=(cats, dogs)),
+        objective=ObjectiveConfig(min_snr_gamma=1, noise_offset=0.05, max_timestep=500),
+        optimizer=config.optimizer.replace(text_encoder_learning_rate=1e-3 if text else 0.0),
+    )
+    run = prepared(training(config, steps=1, batch_size=5), tmp_path)
+    run.base.denoiser.double()
+    run.base.dtype = torch.float64
+    for each in run.base.text_encoders:
+        each.model.double()
+    run.network.double()
+    for i, layer in enumerate(run.network.layers.values()):  # at the start all gradients of `down` are zero
+        torch.nn.init.normal_(layer.up, std=0.05, generator=torch.Generator().manual_seed(i))
+    parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
+    (micro,) = run.plan.step(0)
+    objective = run.objective
+    whole = objective.draw(read_batch(run.encoded, micro, run.plan, run.config), run.device)
+    assert whole.prior_weight is not None and len(set(whole.weights.tolist())) > 2
+    gradients, losses = {}, {}
+    with run.network.attached():
+        for sizes in ((5,), (4, 1), (1, 3, 1), (1, 1, 1, 1, 1)):
+            ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+            cuts = [slice(*pair) for pair in itertools.pairwise(ends)]
+            run.objective = Drawn(objective, [part(whole, c) for c in cuts])
+            window = tuple(replace(micro, samples=micro.samples[c]) for c in cuts)
+            with monkeypatch.context() as patch:
+                patch.setattr(type(run.plan), "step", lambda *_, window=window: window)
+                passes = forward_and_backward(run, run.reader(learning=True))
+            gradients[sizes] = torch.cat([p.grad.flatten() for p in parameters])
+            losses[sizes] = float(passes.loss)
+            for p in parameters:
+                p.grad = None
+    whole = gradients[5,]
+    assert whole.abs().min() < whole.abs().max() and gradients.keys() == losses.keys() and len(gradients) == 4
+    for sizes, gradient in gradients.items():
+        assert (gradient - whole).norm() < 1e-6 * whole.norm(), sizes
+        assert losses[sizes] == pytest.approx(losses[5,], rel=1e-6)
+
+
+class Drawn:
+    """An objective whose noise is drawn already, in parts: a micro-batch's own numbers depend on its place."""
+
+    def __init__(self, objective, parts):
+        self.loss, self.parts = objective.loss, iter(parts)
+
+    def draw(self, *_):
+        return next(self.parts)
+
+
+def part(draws, cut):
+    """Return some of the samples of what was drawn for a batch."""
+    values = {field.name: getattr(draws, field.name) for field in fields(draws)}
+    mix = Mix(*(value[cut] if isinstance(value, torch.Tensor) else value for value in values.pop("mix")))
+    return type(draws)(mix=mix, **{name: None if value is None else value[cut] for name, value in values.items()})
+
+
+def test_the_last_window_of_a_run_weighs_the_samples_it_has(config, tmp_path, cache):
+    """Three batches of 2, 2 and 1 in windows of two: the last step has one picture, and its loss is that picture's."""
+    reports = []
+    config = training(config, epochs=1, accumulate=2)
+    config = config.replace(optimizer=config.optimizer.replace(learning_rate=1e-12))
+    result = run(config, tmp_path, cache, callbacks=Callbacks(step=reports.append))
+    assert [[len(mb.samples) for mb in result.plan.step(k)] for k in range(2)][1] in ([1], [2])
+    single = run(training(config, accumulate=1), tmp_path, cache)
+    counts = [len(single.plan.step(k)[0].samples) for k in range(3)]
+    whole = sum(n * loss for n, loss in zip(counts[:2], single.losses[:2], strict=True)) / sum(counts[:2])
+    assert result.losses == [pytest.approx(whole, rel=1e-6), pytest.approx(single.losses[2], rel=1e-6)]
+    assert [report.epoch for report in reports] == [pytest.approx(2 / 3), 1.0]

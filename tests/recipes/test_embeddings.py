@@ -1,0 +1,212 @@
+"""Words that are learned together with a LoRA: repeatable, from the cache where they can be, saved whatever happens."""
+
+import math
+
+import pytest
+import torch
+from clip_tokenizer import TOKENIZER
+from prepared import NeverLoaded, Ready, estimated
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_models import family_tensors
+
+from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    CaptionConfig,
+    ConceptConfig,
+    DatasetConfig,
+    EmbeddingConfig,
+    ExistingConfig,
+    LoraConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.models.sd import load_base_model
+from lora_atelier.trainer_core.train import train_lora
+from lora_atelier.trainer_core.training import state
+
+THING = EmbeddingConfig(token="thing", vectors=3, init="creature", learning_rate=1e-2)
+
+
+@pytest.fixture
+def config(checkpoint, pictures):
+    concept = ConceptConfig(folder=str(pictures), captions=CaptionConfig(dropout=0.3))
+    return RunConfig(
+        existing=ExistingConfig(on_existing="train again"),
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
+        dataset=DatasetConfig(concepts=(concept,)),
+        lora=LoraConfig(rank=2, alpha=2, preset="attn-only", embeddings=(THING,)),
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+        scheduler=SchedulerConfig(name="constant"),
+        train=TrainConfig(
+            steps=4, batch_size=2, accumulate=2, resolution=64, bucket_step=32, seed=11, save_dtype="float32"
+        ),
+    )
+
+
+def with_words(config, *embeddings):
+    return config.replace(lora=config.lora.replace(embeddings=embeddings))
+
+
+def run(config, folder, **options):
+    options = {"cache": folder / "cache", "source": Ready(config.base_model), **options}
+    return train_lora(config, folder / "out" / "my lora (1).safetensors", embeddings=folder / "words", **options)
+
+
+def vectors(result, token="thing"):
+    return load_file(result.embeddings[token])
+
+
+def begun(config, token="creature"):
+    base = load_base_model(config.base_model)
+    ids = base.tokenizer(token, add_special_tokens=False)["input_ids"]
+    return base.texts[0].model.get_input_embeddings().weight[ids]
+
+
+def test_a_word_is_learned_exactly_twice_and_saved_as_comfyui_reads_it(config, tmp_path, monkeypatch):
+    encoded, live = [], []
+    original = state.text_reader
+
+    def reader(base, cache, device, *, learning):
+        read = original(base, cache, device, learning=learning)
+        encoded.extend(cache.text_keys)
+        return lambda caption: live.append(caption) or read(caption)
+
+    monkeypatch.setattr(state, "text_reader", reader)
+    config = config.replace(sample=SampleConfig(prompts=("a thing", "a sky"), width=64, height=64, steps=2))
+    first, second = run(config, tmp_path), run(config, tmp_path)
+    assert first.losses == second.losses and all(map(math.isfinite, first.losses))
+    assert all(torch.equal(t, second.tensors[k]) for k, t in first.tensors.items())
+    assert torch.equal(first.samples, second.samples)
+    assert not any(key.startswith("lora_te") for key in first.tensors)
+    # captions without the word come from the cache, those with it from the text encoder
+    assert set(encoded) == {"", "a sky"} and any("thing" in caption for caption in live)
+
+    assert first.embeddings["thing"] == tmp_path / "words" / "my_lora_1_-thing.safetensors"
+    assert second.embeddings["thing"].name == "my_lora_1_-2-thing.safetensors"
+    mine = vectors(first)
+    assert mine.keys() == {"emb_params"} and mine["emb_params"].shape == (3, 64)
+    assert torch.equal(mine["emb_params"], vectors(second)["emb_params"])
+    start = begun(config)
+    assert torch.allclose(mine["emb_params"], start, atol=0.1)  # AdamW moves by the learning rate, four times
+    assert len({tuple(row) for row in mine["emb_params"].tolist()}) == 3 and not torch.equal(
+        mine["emb_params"][:1], start
+    )
+    with safe_open(first.embeddings["thing"], "pt") as file:
+        metadata = file.metadata()
+    assert metadata["modelspec.architecture"] == "stable-diffusion-v1/textual-inversion"
+    assert metadata["modelspec.trigger_phrase"] == "embedding:my_lora_1_-thing"
+
+
+def test_vectors_stop_and_captions_are_encoded_once_from_then_on(config, tmp_path, monkeypatch):
+    config = config.replace(base_model=config.base_model.replace(precision="float16"))
+    two = run(config.replace(train=config.train.replace(steps=2)), tmp_path)
+    calls, original = [], state.text_reader
+
+    def reader(*args, learning):
+        calls.append(learning)
+        return original(*args, learning=learning)
+
+    monkeypatch.setattr(state, "text_reader", reader)
+    stopped = run(with_words(config, THING.replace(stop=0.5, stop_unit="share")), tmp_path)
+    assert torch.equal(vectors(stopped)["emb_params"], vectors(two)["emb_params"])
+    assert not torch.equal(vectors(two)["emb_params"], begun(config).expand(3, -1))
+    assert stopped.losses[:2] == two.losses and calls == [True, False]  # learning, stopped
+    # The stop of the text encoder does not concern them, nor theirs it.
+    calls.clear()
+    rates = config.optimizer.replace(text_encoder_learning_rate=1e-3, text_encoder_stop=1)
+    both = run(with_words(config.replace(optimizer=rates), THING.replace(stop=3)), tmp_path)
+    assert not torch.equal(vectors(both)["emb_params"], vectors(two)["emb_params"])
+    assert any(key.startswith("lora_te") for key in both.tensors) and calls == [True, True, False]
+
+
+def test_xl_learns_a_word_in_both_text_encoders_in_half_precision(config, tmp_path):
+    save_file(family_tensors("sdxl"), tmp_path / "toy.safetensors")
+    words = (THING, EmbeddingConfig(token="number", vectors=1, keep_norm=True))
+    config = config.replace(
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(tmp_path / "toy.safetensors"), precision="bfloat16"),
+        lora=config.lora.replace(dtype="bfloat16", embeddings=words),
+        train=config.train.replace(steps=2),
+    )
+    result = run(config, tmp_path)
+    assert all(map(math.isfinite, result.losses))
+    for word in words:
+        found = vectors(result, word.token)
+        shapes = {"clip_l": (word.vectors, 64), "clip_g": (word.vectors, 128)}
+        assert {name: tuple(t.shape) for name, t in found.items()} == shapes
+    base = load_base_model(config.base_model)
+    for text, name in zip(base.texts, ("clip_l", "clip_g"), strict=True):
+        start = text.model.get_input_embeddings().weight[base.tokenizer("creature")["input_ids"][1]]
+        assert not torch.equal(vectors(result)[name], start.bfloat16().float().expand(3, -1))
+
+
+def test_a_stopped_run_keeps_the_vectors(config, tmp_path):
+    reports, notes = [], []
+
+    class Stop(BaseException):
+        pass
+
+    def check():
+        if len(reports) == 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(config, tmp_path, callbacks=Callbacks(step=reports.append, note=notes.append, check=check))
+    kept = tmp_path / "words" / "my_lora_1_-stopped-at-1-thing.safetensors"
+    assert load_file(kept)["emb_params"].shape == (3, 64) and str(kept) in notes[-1]
+
+
+def test_what_cannot_be_learned_is_refused_before_a_model_is_loaded(config, tmp_path, pictures):
+    (concept,) = config.dataset.concepts
+    held = concept.replace(role="validation", captions=CaptionConfig(prefix="mossling"))
+    elsewhere = config.replace(dataset=DatasetConfig(concepts=(concept, held)))
+    long = concept.replace(captions=CaptionConfig(prefix="far " * 200))
+    for sentence, wrong in {
+        "No caption that is trained contains the word mossling": with_words(
+            elsewhere, EmbeddingConfig(token="mossling")
+        ),
+        "has no room for the 75 vectors of thing: it is cut after 225 tokens": with_words(
+            config.replace(dataset=DatasetConfig(concepts=(long,))), THING.replace(vectors=75)
+        ),
+        "learning_rate is 0 and the text encoders and embeddings stop after step 3 of 4": with_words(
+            config.replace(
+                optimizer=OptimizerConfig(learning_rate=0, text_encoder_learning_rate=1e-3, text_encoder_stop=2)
+            ),
+            THING.replace(stop=3),
+        ),
+    }.items():
+        with pytest.raises(ValueError, match=sentence):
+            run(wrong, tmp_path, source=NeverLoaded(wrong.base_model))
+
+
+@pytest.mark.parametrize(
+    ("sentence", "values"),
+    [
+        ("'two words' is not one plain word", {"token": "two words"}),
+        ("'' is not one plain word", {"token": ""}),
+        ("vectors is 76; it must be between 1 and 75", {"vectors": 76}),
+        ("learning_rate of the embedding thing is 0; set learning_rate of", {"learning_rate": 0}),
+        ("stop is 2.0; it must be between 0 and 1", {"stop": 2, "stop_unit": "share"}),
+        (
+            "stop of the embedding thing is 0.5 epochs; set stop of Embedding to a whole",
+            {"stop": 0.5, "stop_unit": "epochs"},
+        ),
+    ],
+)
+def test_settings_of_no_sense_are_refused(sentence, values):
+    with pytest.raises(ValueError, match=sentence):
+        EmbeddingConfig(**{"token": "thing", **values})
+    with pytest.raises(ValueError, match="Two Embedding nodes have the token thing"):
+        LoraConfig(embeddings=(THING, THING.replace(token="Thing")))
+
+
+def test_the_estimate_counts_the_text_encoder_that_runs_live(config):
+    without, words = estimated(with_words(config)), estimated(config)
+    assert words.weights > without.weights and words.activations > without.activations
+    assert words.network - without.network == pytest.approx(
+        3 * 64 * 4 * 5, abs=64
+    )  # weights, gradients, two moments, what is seen of the noise

@@ -1,0 +1,79 @@
+"""A LoRA learns the example concept with the quickstart workflow's settings: the motif is measured."""
+
+from pathlib import Path
+
+import concept
+import numpy as np
+import pytest
+import torch
+from reading import read_picture
+
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    ConceptConfig,
+    DatasetConfig,
+    LoraConfig,
+    MaskConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.models.sd import load_base_model
+from lora_atelier.trainer_core.train import train_lora
+from lora_atelier.trainer_core.training.sample import sample_images
+
+# Backgrounds of the example pictures, and orange, which none of them has.
+TRIGGER = tuple(
+    f"a mossling on a {ground} background" for ground in ("blue", "green", "red", "yellow", "white", "orange")
+)
+PLAIN = (("square", "red", "blue"), ("heart", "pink", "green"), ("star", "blue", "white"),
+         ("triangle", "green", "yellow"), ("ring", "white", "red"), ("cross", "black", "orange"))  # fmt: skip
+
+# The score is 1 for a perfect motif, above 0.7 for the example pictures, at most 0 for a flat patch, and below
+# 0 for every picture of the base's world (test_tiny_base.py). So a positive mean says that the motif is there, and
+# the rise must be larger than the whole spread of the base's own pictures, which is about 0.4.
+LEAST_SCORE, LEAST_RISE = 0.1, 0.4
+
+
+@pytest.fixture(scope="module")
+def drawn(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give pictures of TRIGGER and PLAIN by the base and by the base with the LoRA, (12, 128, 128, 3) each."""
+    prompts = (*TRIGGER, *(f"a {colour} {shape} on a {ground} background" for shape, colour, ground in PLAIN))
+    sample = SampleConfig(prompts=prompts, width=128, height=128, steps=20, cfg=4, seed=0)
+    base = BaseModelConfig(
+        path=str(concept.ASSETS / "atelier-tiny.safetensors"), tokenizer=str(comfyui / "comfy" / "sd1_tokenizer")
+    )
+    masks = MaskConfig(missing="ones", unmasked_weight=0.3)
+    config = RunConfig(
+        base_model=base,
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(concept.CONCEPT), masks=masks),)),
+        lora=LoraConfig(rank=16, alpha=16, preset="full"),
+        optimizer=OptimizerConfig(learning_rate=3e-3),
+        scheduler=SchedulerConfig(name="cosine", warmup_steps=20),
+        objective=ObjectiveConfig(min_snr_gamma=5),
+        train=TrainConfig(steps=250, batch_size=4, resolution=128, bucket_step=32),
+        sample=sample,
+    )
+    folder = tmp_path_factory.mktemp("learning")
+    before = sample_images(load_base_model(base), sample)
+    after = train_lora(config, folder / "mossling.safetensors", folder / "cache").samples
+    return before, after
+
+
+def test_the_trigger_word_draws_the_motif(drawn):
+    before, after = (concept.motif_score(pictures[: len(TRIGGER)]) for pictures in drawn)
+    assert after.mean() >= LEAST_SCORE, (before, after)
+    assert after.mean() - before.mean() >= LEAST_RISE, (before, after)
+
+
+def test_prompts_without_the_trigger_keep_being_followed(drawn):
+    """Colours of figure and ground stay those of the prompt, and no figure becomes the motif."""
+    pictures = drawn[1][len(TRIGGER) :]
+    read = [read_picture((picture.numpy() * 255).round().astype(np.uint8)) for picture in pictures]
+    right = [[got[1] == wanted[1], got[2] == wanted[2]] for got, wanted in zip(read, PLAIN, strict=True)]
+    figures, grounds = (sum(column) for column in zip(*right, strict=True))
+    assert grounds >= 5 and figures >= 4, read
+    assert concept.motif_score(pictures).mean() < LEAST_SCORE

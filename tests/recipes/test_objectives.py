@@ -1,0 +1,209 @@
+"""Objectives in whole runs: what is switched on acts, repeats to the last bit, and is said before the start."""
+
+import math
+
+import pytest
+import torch
+from clip_tokenizer import TOKENIZER
+from durable import apart
+from prepared import NeverLoaded, Ready, prepared
+from safetensors import safe_open
+
+from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    ConceptConfig,
+    DatasetConfig,
+    ExistingConfig,
+    LoraConfig,
+    MaskConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.models.sd.noise import noise_model
+from lora_atelier.trainer_core.objective import Objective, objective_remarks
+from lora_atelier.trainer_core.train import train_lora
+from lora_atelier.trainer_core.training.batch import read_batch
+
+EVERYTHING = ObjectiveConfig(
+    min_snr_gamma=5,
+    weighting="soft_min_snr",
+    snr_weight_floor=0.05,
+    noise_offset=0.1,
+    noise_offset_strength="adaptive",
+    pyramid_iterations=4,
+    input_perturbation=0.1,
+    loss="huber",
+    huber_schedule="snr",
+    timestep_distribution="beta",
+    stratified_timesteps=True,
+    min_timestep=50,
+    max_timestep=950,
+)
+
+
+@pytest.fixture
+def config(checkpoint, pictures, comfyui):
+    return RunConfig(
+        existing=ExistingConfig(on_existing="train again"),
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
+        lora=LoraConfig(rank=2, alpha=2, preset="attn-mlp"),
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+        scheduler=SchedulerConfig(name="constant"),
+        train=TrainConfig(steps=3, batch_size=2, accumulate=2, resolution=64, bucket_step=32, seed=5),
+    )
+
+
+def run(config, folder, objective=None, notes=None, source=None, **parts):
+    config = config.replace(objective=objective or config.objective, **parts)
+    told = Callbacks(note=(notes if notes is not None else []).append)
+    return train_lora(
+        config, folder / "lora.safetensors", folder / "cache", callbacks=told, source=source or Ready(config.base_model)
+    )
+
+
+def dataset(config, **values):
+    """Return the dataset and another concept of the same pictures."""
+    first = config.dataset.concepts[0]
+    return DatasetConfig(concepts=(first, first.replace(**values)))
+
+
+def test_a_run_with_everything_switched_on_repeats_to_the_last_bit(config, tmp_path):
+    masks = MaskConfig(missing="ones", prior_weight=0.5, unmasked_probability=0.3)
+    concepts = dataset(config, role="prior_prediction", masks=masks, loss_weight=0.5)
+    first = run(config, tmp_path, EVERYTHING, dataset=concepts)
+    torch.manual_seed(3)
+    second = run(config, tmp_path, EVERYTHING, dataset=concepts)
+    assert first.losses == second.losses and all(map(math.isfinite, first.losses))
+    assert all(torch.equal(t, second.tensors[k]) for k, t in first.tensors.items())
+    with safe_open(second.path, "pt") as file:
+        told = file.metadata()
+    assert (told["ss_loss_type"], told["ss_huber_schedule"], told["ss_huber_c"]) == ("huber", "snr", "0.1")
+    assert (told["ss_noise_offset"], told["ss_adaptive_noise_scale"]) == ("0.1", "0.1")
+    assert (told["ss_multires_noise_iterations"], told["ss_ip_noise_gamma"]) == ("4", "0.1")
+    assert told["ss_min_snr_gamma"] == "None" and told["modelspec.timestep_range"] == "50,950"
+
+
+CHANGES = [
+    {"loss": "l1"},
+    {"loss": "huber"},
+    {"loss": "huber", "huber_c": 0.2},
+    {"loss": "huber", "huber_scale": 3},
+    {"loss": "huber", "huber_schedule": "exponential"},
+    {"loss": "huber", "huber_schedule": "snr"},
+    {"loss_on": "x0"},
+    {"min_snr_gamma": 0.05},
+    {"min_snr_gamma": 0.05, "snr_weight_floor": 0.95},
+    {"weighting": "soft_min_snr", "min_snr_gamma": 0.05},
+    {"weighting": "debiased"},
+    {"weighting": "p2"},
+    {"weighting": "p2", "p2_gamma": 0.5},
+    {"weighting": "v_like"},
+    {"weighting": "v_like", "v_like_weight": 2},
+    {"timestep_distribution": "logit_normal"},
+    {"timestep_distribution": "logit_normal", "logit_mean": 1},
+    {"timestep_distribution": "logit_normal", "logit_scale": 0.5},
+    {"timestep_distribution": "sigmoid"},
+    {"timestep_distribution": "sigmoid", "sigmoid_center": 0.8},
+    {"timestep_distribution": "sigmoid", "sigmoid_slope": -5},
+    {"timestep_distribution": "beta"},
+    {"timestep_distribution": "beta", "beta_a": 4},
+    {"timestep_distribution": "beta", "beta_b": 4},
+    {"timestep_distribution": "snr_uniform"},
+    {"min_timestep": 500},
+    {"max_timestep": 500},
+    {"stratified_timesteps": True},
+    {"noise_offset": 0.1},
+    {"noise_offset": 0.1, "noise_offset_strength": "random"},
+    {"noise_offset": 0.1, "noise_offset_strength": "adaptive"},
+    {"noise_offset": 0.1, "noise_offset_strength": "adaptive", "offset_adaptation": 1},
+    {"noise_offset": 0.1, "noise_offset_strength": "by_timestep"},
+    {"pyramid_iterations": 1},
+    {"pyramid_iterations": 3},
+    {"pyramid_iterations": 3, "pyramid_discount": 0.8},
+    {"input_perturbation": 0.2},
+]
+
+
+def test_every_setting_changes_the_loss(config, tmp_path):
+    """The same batch and the same prediction, with one setting after the other."""
+    run = prepared(config.replace(train=config.train.replace(steps=1)), tmp_path)
+    losses = []
+    for change in ({}, *CHANGES):
+        objective = Objective(ObjectiveConfig(**change), run.base.noise, run.config.train.seed)
+        batch = read_batch(run.encoded, run.plan.step(0)[0], run.plan, run.config)
+        draws = objective.draw(batch, run.device)
+        losses.append(float(objective.loss(draws.noised.sin(), draws).sum()))
+    assert apart(*losses) and all(map(math.isfinite, losses))
+
+
+def test_the_samples_of_a_step_share_the_noise_levels_out(config, tmp_path):
+    run = prepared(config.replace(objective=ObjectiveConfig(stratified_timesteps=True)), tmp_path)
+    for step in range(3):
+        batches = [read_batch(run.encoded, micro, run.plan, run.config) for micro in run.plan.step(step)]
+        drawn = torch.cat([run.objective.draw(batch, run.device).levels for batch in batches]).sort().values
+        assert (drawn * len(drawn) // 1000).tolist() == list(range(len(drawn))) and len(batches) == 2
+
+
+@pytest.mark.parametrize("text_rate", [0.0, 1e-3])
+def test_prior_prediction_holds_the_model_to_what_it_said_of_those_captions(config, tmp_path, monkeypatch, text_rate):
+    """Pictures of this role have no loss while the network is fresh, and one afterwards that is against the base."""
+    losses, own = [], Objective.loss
+
+    def recorded(*arguments):
+        losses.append(own(*arguments))
+        return losses[-1]
+
+    monkeypatch.setattr(Objective, "loss", recorded)
+    concepts = dataset(config, role="prior_prediction")
+    optimizer = config.optimizer.replace(text_encoder_learning_rate=text_rate, learning_rate=1e-2)
+    train = config.train.replace(steps=4, batch_size=3)
+    notes = []
+    result = run(config, tmp_path, notes=notes, dataset=concepts, optimizer=optimizer, train=train)
+    micro_batches = [micro for k in range(4) for micro in result.plan.step(k)]
+    held = [
+        [result.plan.concepts[sample.picture].role == "prior_prediction" for sample in micro.samples]
+        for micro in micro_batches
+    ]
+    assert any(any(each) and not all(each) for each in held)  # both kinds in one batch
+    for number, (each, values) in enumerate(zip(held, losses, strict=True)):
+        for is_held, loss in zip(each, values.tolist(), strict=True):
+            if is_held and number < 2:  # of the first step
+                assert loss < 1e-10
+            else:
+                assert loss > (1e-7 if is_held else 1e-2)
+    assert not any("repeat" in note and "byte for byte" in note for note in notes)  # the same pictures are meant
+
+
+def test_combinations_that_mean_nothing_are_refused_and_those_that_surprise_are_told(config, tmp_path):
+    v = config.base_model.replace(prediction="v_prediction", zero_terminal_snr="on")
+    for sentence, objective, base in (
+        ("v_scaled is not for models that predict epsilon", {"weighting": "v_scaled"}, config.base_model),
+        ("v_like is not for models that predict v_prediction", {"weighting": "v_like"}, v),
+        ("is undefined where", {"noise_offset": 0.1, "noise_offset_strength": "by_timestep"}, v),
+        ("model predicts epsilon; turn it off", {}, v.replace(prediction="epsilon")),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            run(config, tmp_path, ObjectiveConfig(**objective), source=NeverLoaded(base), base_model=base)
+    notes = []
+    objective = ObjectiveConfig(noise_offset=0.1, pyramid_iterations=2, min_snr_gamma=5, stratified_timesteps=True)
+    single = config.train.replace(steps=1, batch_size=1, accumulate=1)
+    result = run(config, tmp_path, objective, notes, base_model=v, train=single)
+    assert all(map(math.isfinite, result.losses))
+    for part in (
+        "a noise offset and pyramid noise the LoRA",
+        "has the weight 0",
+        "has no effect on one sample",
+        "add up; begin with one",
+    ):
+        assert sum(part in note for note in notes) == 1, part
+    floored = objective.replace(snr_weight_floor=0.1, stratified_timesteps=False)
+    said = objective_remarks(config.replace(base_model=v, objective=floored), noise_model("v_prediction", True))
+    assert said and not any("has the weight 0" in each for each in said)
+    plain = noise_model("epsilon", False)
+    (said,) = objective_remarks(config.replace(objective=ObjectiveConfig(loss_on="x0")), plain)
+    assert "for diagnosis" in said and objective_remarks(config, plain) == []

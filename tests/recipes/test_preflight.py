@@ -1,0 +1,85 @@
+"""The memory estimate decides before anything is loaded: what fits runs, what does not is refused with a way out."""
+
+import pytest
+from clip_tokenizer import TOKENIZER
+from prepared import NeverLoaded, Ready, estimated
+
+from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    ConceptConfig,
+    DatasetConfig,
+    ExistingConfig,
+    LoraConfig,
+    MemoryConfig,
+    RunConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.memory import LEVELS
+from lora_atelier.trainer_core.preflight import memory as preflight
+from lora_atelier.trainer_core.train import train_lora
+
+
+@pytest.fixture
+def config(checkpoint, pictures, comfyui):
+    return RunConfig(
+        existing=ExistingConfig(on_existing="train again"),
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
+        lora=LoraConfig(rank=4, alpha=4),
+        train=TrainConfig(steps=2, batch_size=4, resolution=128, bucket_step=128),
+    )
+
+
+def let_be_free(monkeypatch, amount):
+    monkeypatch.setattr(preflight, "free_bytes", lambda device: amount)
+
+
+def run(config, folder, source=None):
+    notes = []
+    told, output = Callbacks(note=notes.append), folder / "lora.safetensors"
+    result = train_lora(config, output, folder / "cache", callbacks=told, source=source or Ready(config.base_model))
+    return result, next(note for note in notes if note.startswith("Memory: about"))
+
+
+def test_each_level_needs_less(config):
+    totals = [estimated(config, level).total for level in LEVELS]
+    assert totals == sorted(totals, reverse=True) and totals[-1] < 0.8 * totals[0]
+
+
+def test_what_fits_is_not_slowed_down_and_what_does_not_takes_the_first_level_that_does(config, tmp_path, monkeypatch):
+    plain, said = run(config, tmp_path)
+    assert "with gradient checkpointing 0." in said
+    totals = {level: estimated(config, level).total for level in LEVELS}
+    let_be_free(monkeypatch, totals["2"])
+    first = next(level for level in LEVELS if totals[level] <= totals["2"])
+    small, said = run(config, tmp_path)
+    assert f"with gradient checkpointing {first}." in said and first != "0"
+    assert small.losses == pytest.approx(plain.losses, rel=1e-5)
+
+
+def test_settings_that_do_not_fit_are_refused_with_the_cheapest_that_do(config, tmp_path, monkeypatch):
+    let_be_free(monkeypatch, 0.89 * estimated(config, "0").total)
+    fixed = config.replace(memory=MemoryConfig(checkpointing="0"))
+    refused = (
+        r"needs about .* with gradient checkpointing 0, and .* free: "
+        r"set gradient checkpointing [1-4f]"
+    )
+    with pytest.raises(ValueError, match=refused):
+        run(fixed, tmp_path, NeverLoaded(config.base_model))
+
+
+def test_what_fits_in_no_way_names_smaller_weights_and_batches(config, tmp_path, monkeypatch):
+    small = config.replace(base_model=config.base_model.replace(weights="float8"))
+    let_be_free(monkeypatch, estimated(small, "full").total)
+    with pytest.raises(ValueError, match=r"set weights float8 with gradient checkpointing full \(.* GB\)"):
+        run(config, tmp_path, NeverLoaded(config.base_model))
+    let_be_free(monkeypatch, 1)
+    with pytest.raises(ValueError, match="lower the resolution"):
+        run(config, tmp_path, NeverLoaded(config.base_model))
+
+
+def test_trained_text_encoders_and_longer_captions_need_more(config):
+    texts = config.replace(optimizer=config.optimizer.replace(text_encoder_learning_rate=1e-4))
+    plain = estimated(config).total
+    assert estimated(texts).total > plain and estimated(config, tokens=231).total > plain

@@ -1,0 +1,29 @@
+"""The README's example runs as it is printed, in a Python that has nothing of ComfyUI and no helper of the tests."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from lora_atelier.dev import ROOT, TINY_BASE
+
+NOT_IN_THE_PACK = shutil.ignore_patterns(".*", "__pycache__", "tests", "docs", "bench")
+
+
+def test_the_core_is_usable_from_python_in_ten_lines(pictures, comfyui, tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip() and "import" not in line]) <= 10
+    shutil.copytree(ROOT, tmp_path / "lora_atelier", ignore=NOT_IN_THE_PACK)
+    shutil.copy(TINY_BASE, tmp_path / "model.safetensors")
+    shutil.copytree(pictures, tmp_path / "pictures")
+    shutil.copytree(comfyui / "comfy" / "sd1_tokenizer", tmp_path / "ComfyUI" / "comfy" / "sd1_tokenizer")
+    (tmp_path / "train.py").write_text(code, encoding="utf-8")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    outputs = []
+    for _ in range(2):  # trained, and taken
+        done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert outputs[0].startswith("my_lora.safetensors ") and outputs[0] == outputs[1]
+    assert (tmp_path / "my_lora.safetensors").is_file() and len(list((tmp_path / "runs").iterdir())) == 1

@@ -1,0 +1,318 @@
+"""A run that is cut off goes on to the last bit, whatever it trains, by whatever optimizer, wherever it is cut."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import shutil
+
+import pytest
+import torch
+from clip_tokenizer import TOKENIZER
+from durable import Cut, change, curves, cut_at, cut_inside, equal, run, same, state_files
+from prepared import not_foretold
+
+from lora_atelier.trainer_core.common.files import remove_folder
+from lora_atelier.trainer_core.config import (
+    OPTIMIZERS,
+    AugmentConfig,
+    BaseModelConfig,
+    BucketConfig,
+    CaptionConfig,
+    ConceptConfig,
+    DatasetConfig,
+    EmbeddingConfig,
+    LoraConfig,
+    MaskConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    SavesConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.optim import noise_scale as gradient_noise
+from lora_atelier.trainer_core.runs import find_runs
+from lora_atelier.trainer_core.training import prepare
+
+DRAWN = SampleConfig(prompts=("a thing",), steps=1, width=32, height=32)
+WORD = EmbeddingConfig(token="thing", vectors=2, learning_rate=1e-1, stop=2, keep_norm=True)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """Let the garbage collection at the end of each run pass over what the imports have left."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def no_preflight():
+    """Leave out what each run foretells."""
+    with not_foretold():
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint, pictures, comfyui, tmp_path_factory):
+    kept = tmp_path_factory.mktemp("kept")
+    for name in ("0.png", "0.txt"):
+        shutil.copy(pictures / name, kept)
+    varied = ConceptConfig(
+        folder=str(pictures),
+        flip=True,
+        captions=CaptionConfig(dropout=0.2, shuffle=True, tag_dropout=0.2),
+        masks=MaskConfig(missing="ones", unmasked_probability=0.2),
+        augment=AugmentConfig(variants=2, crop_jitter=0.5),
+    )
+    return RunConfig(
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
+        dataset=DatasetConfig(concepts=(varied, ConceptConfig(folder=str(kept), role="validation"))),
+        lora=LoraConfig(rank=2, alpha=2, preset="attn-only"),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        scheduler=SchedulerConfig(name="constant"),
+        train=TrainConfig(
+            steps=3,
+            accumulate=2,
+            resolution=64,
+            bucket_step=32,
+            buckets=BucketConfig(resolutions=("64", "96")),
+            seed=5,
+            validate_every=2,
+            log="csv",
+        ),
+        saves=SavesConfig(save_every=1, save_unit="steps", sample_every=2),
+    )
+
+
+def after(step):
+    """Cut after a step."""
+    return {"step": cut_at(step)}
+
+
+def killed(step):
+    """Cut after a step in such a way that its save is not there: as a power cut leaves a run."""
+    return {"step": cut_at(step), "lost": True}
+
+
+def inside(step, checks):
+    """Cut when it is asked for the n-th time after a step: in validation, a picture, or a micro-batch."""
+    return cut_inside(step, checks)
+
+
+def measured(step):
+    """Cut when a measurement is told."""
+
+    def validation(at, loss):
+        if at == step:
+            raise Cut
+
+    return {"validation": validation}
+
+
+ADAPTING = {"name": "prodigy", "learning_rate": 1.0, "options": {"separate": True, "d0": 1e-3}}
+FREE = {"name": "prodigy_plus_schedule_free", "learning_rate": 1.0, "options": {"d0": 1e-3}}
+AVERAGE = {"ema_decay": 0.5, "ema_every": 2}
+TEXT = {"text_encoder_learning_rate": 1e-2}
+
+# name -> (LoRA, optimizer, the rest of the configuration, where it is cut)
+CASES = {
+    "adamw, lora, every dropout, average": (
+        {"dropout": 0.2, "rank_dropout": 0.2, "module_dropout": 0.2},
+        AVERAGE,
+        {"sample": DRAWN.to_dict()},
+        lambda: (inside(1, 2), inside(2, 1)),  # in the second micro-batch, in a validation
+    ),
+    "adamw8bit, Tucker": (
+        {"rank": 64, "alpha": 8, "preset": "full", "tucker": True},
+        {"name": "adamw8bit"},
+        {},
+        lambda: (after(2),),
+    ),
+    "adafactor, DoRA": ({"dora": True}, {"name": "adafactor", "options": {"beta1": 0.9}}, {}, lambda: (killed(2),)),
+    "came, LoHa": ({"algorithm": "loha"}, {"name": "came"}, {}, lambda: (after(1),)),
+    "prodigy, LoKr, text encoder that stops": (
+        {"algorithm": "lokr", "decompose_both": True},
+        {**ADAPTING, "text_encoder_learning_rate": 0.5, "text_encoder_stop": 1},
+        {},
+        lambda: (after(1), killed(2)),
+    ),
+    "prodigy_plus_schedule_free, GLoRA, bfloat16": (
+        {"algorithm": "glora", "dtype": "bfloat16"},
+        FREE,
+        {},
+        lambda: (inside(2, 1),),
+    ),
+    "schedulefree_adamw, lora in bfloat16, best": (
+        {"dtype": "bfloat16"},
+        {"name": "schedulefree_adamw"},
+        {"train": {"validate_every": 1, "keep_best": True}},
+        lambda: (measured(1), after(2)),
+    ),
+    "lion, (IA)^3": (
+        {"algorithm": "ia3", "preset": "attn-mlp"},
+        {"name": "lion"},
+        {"train": {"accumulate": 1, "batch_size": 2}},
+        lambda: (after(2),),
+    ),
+    "lion8bit, whole differences": (
+        {"algorithm": "full"},
+        {"name": "lion8bit"},
+        {"scheduler": {"name": "cosine"}, "prior": True},
+        lambda: (after(2),),
+    ),
+    "adopt, OFT": ({"algorithm": "oft", "rank": 4, "constraint": 0.1}, {"name": "adopt"}, {}, lambda: (after(1),)),
+    "sgd, BOFT": ({"algorithm": "boft", "rank": 4}, {"name": "sgd"}, {}, lambda: (after(2),)),
+    "rmsprop, PiSSA, LoRA+": (
+        {"init": "pissa", "dtype": "bfloat16"},
+        {"name": "rmsprop", "lora_plus_ratio": 4.0, "options": {"momentum": 0.9, "centered": True}},
+        {},
+        lambda: (after(1),),
+    ),
+    "radam, rs-LoRA, norms, weights in 4 and 8 bits": (
+        {"rs_lora": True, "train_norm": True},
+        {"name": "radam", **TEXT},
+        {
+            "base_model": {"weights": "nf4", "text_weights": "int8"},
+            "memory": {"checkpointing": "full", "offload_weights": "all", "offload_activations": "on"},
+        },
+        lambda: (after(2),),
+    ),
+    "custom, scalar": (
+        {"use_scalar": True, "algorithm": "loha"},
+        {"name": "custom", "options": {"optimizer": "AdEMAMix"}},
+        {},
+        lambda: (after(2),),
+    ),
+    "learned word that stops, bounded norms, plain and average, early end": (
+        {"embeddings": (WORD,), "scale_weight_norms": 0.05},
+        {**TEXT, **AVERAGE, "text_encoder_stop": 2, "ema_output": "plain"},
+        {
+            "train": {
+                "steps": 6,
+                "validate_every": 1,
+                "early_stop_patience": 2,
+                "early_stop_min_improvement": 0.9,
+            }
+        },
+        lambda: (inside(1, 2), measured(3)),
+    ),
+    "best of the average, prior of masks, stratified": (
+        {"preset": "full", "init": "orthogonal"},
+        {"ema_decay": 0.9, "max_grad_value": 1e-3},
+        {
+            "train": {"validate_every": 1, "keep_best": True},
+            "masks": {"prior_weight": 0.5},
+            "sample": DRAWN.to_dict(),
+            "objective": {"stratified_timesteps": True, "noise_offset": 0.05, "input_perturbation": 0.1},
+        },
+        lambda: (inside(1, 1), inside(3, 1)),
+    ),
+}
+
+
+def test_every_optimizer_and_network_has_its_case():
+    optimizers = {optimizer.get("name", "adamw") for _, optimizer, _, _ in CASES.values()}
+    assert optimizers | {"paged_adamw8bit"} == set(OPTIMIZERS)  # which needs a GPU, see below
+    algorithms = {lora.get("algorithm", "lora") for lora, *_ in CASES.values()}
+    assert algorithms == {"lora", "loha", "lokr", "glora", "ia3", "oft", "boft", "full"}
+
+
+def configure(config, lora, optimizer, rest):
+    rest = dict(rest)
+    if masks := rest.pop("masks", None):
+        varied, *others = config.dataset.concepts
+        varied = varied.replace(masks=varied.masks.replace(**masks))
+        config = config.replace(dataset=DatasetConfig(concepts=(varied, *others)))
+    optimizer = OptimizerConfig(**{"learning_rate": 1e-2, **optimizer})
+    if rest.pop("prior", False):
+        prior = ConceptConfig(folder=config.dataset.concepts[0].folder, role="prior_prediction")
+        config = config.replace(dataset=DatasetConfig(concepts=(*config.dataset.concepts, prior)))
+    return change(config.replace(optimizer=optimizer), lora=lora, **rest)
+
+
+def cut_and_go_on(config, folder, cache, cuts, **options):
+    """Train with cuts; each must happen. Return the result and the sentences of the last part."""
+    for callbacks in cuts:
+        callbacks = dict(callbacks)
+        lost = callbacks.pop("lost", False)
+        with pytest.raises(Cut):
+            run(config, folder, cache, **callbacks, **options)
+        if lost:
+            (found,) = find_runs(folder / "runs")
+            remove_folder(found.checkpoints()[0].path)
+    result, notes = run(config, folder, cache, **options)
+    assert "Resumed after step" in result.how
+    return result, notes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_goes_on_to_the_last_bit(name, config, tmp_path, cache):
+    lora, optimizer, rest, cuts = CASES[name]
+    config = configure(config, lora, optimizer, rest)
+    whole, _ = run(config, tmp_path / "whole", cache, logs=tmp_path / "whole")
+    result, _ = cut_and_go_on(config, tmp_path / "cut", cache, cuts(), logs=tmp_path / "cut")
+    assert same(whole, result) and result.finished
+    assert not equal(whole.tensors, {k: torch.zeros_like(t) for k, t in whole.tensors.items()})
+    if config.train.early_stop_patience:
+        assert len(whole.losses) < config.train.steps
+
+
+def test_a_log_for_tensorboard_and_the_gradient_noise_go_on_as_well(config, tmp_path, cache, monkeypatch):
+    """Cut before the first save, so that the run begins anew, then so that a save is lost, and in between."""
+    monkeypatch.setattr(prepare, "NoiseScale", functools.partial(gradient_noise.NoiseScale, every=2))
+    monkeypatch.setattr(gradient_noise, "FEWEST", 3)
+    config = change(config, train={"steps": 5, "accumulate": 1, "log": "both"})
+    whole, said = run(config, tmp_path / "whole", cache, logs=tmp_path / "whole")
+    begun = {"validation": lambda at, loss: (_ for _ in ()).throw(Cut)}
+    with pytest.raises(Cut):
+        run(config, tmp_path / "cut", cache, logs=tmp_path / "cut", **begun)
+    result, notes = cut_and_go_on(config, tmp_path / "cut", cache, (killed(2), after(3)), logs=tmp_path / "cut")
+    assert same(whole, result)
+    assert curves(whole.log) == curves(result.log)
+    assert [step for step, _ in curves(result.log)["loss/step"]] == [1, 2, 3, 4, 5]
+    (sentence,) = (note for note in said if "gradient noise" in note)
+    assert sentence in notes
+
+
+def test_saves_samples_and_measurements_in_between_change_nothing(config, tmp_path, cache):
+    config = configure(
+        config,
+        {"dropout": 0.2},
+        {"text_encoder_learning_rate": 1e-3},
+        {"train": {"log": "none"}, "sample": DRAWN.to_dict()},
+    )
+    often = run(change(config, train={"validate_every": 1}, saves={"sample_every": 1}), tmp_path / "often", cache)[0]
+    never = run(
+        change(config, train={"validate_every": 0}, saves={"save_every": 0, "sample_every": 0}, sample={"prompts": ()}),
+        tmp_path / "never",
+        cache,
+    )[0]
+    assert equal(often.tensors, never.tensors) and often.losses == never.losses
+    ours, theirs = state_files(often), state_files(never)
+    assert ours["weights"] == theirs["weights"] and ours["optimizer"] == theirs["optimizer"]
+    assert len(list((often.run / "samples").iterdir())) == 3 and not (never.run / "samples").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["adamw", "paged_adamw8bit", "prodigy_plus_schedule_free"])
+def test_on_a_gpu_a_break_costs_no_more_than_two_runs_differ_anyway(name, config, tmp_path, cache):
+    optimizer = {"name": name, "learning_rate": 1.0 if OPTIMIZERS[name].estimates else 1e-3}
+    config = configure(config, {"rank": 64, "preset": "full"}, optimizer, {"train": {"steps": 8, "log": "none"}})
+    first, second, third = (run(config, tmp_path / str(n), cache, device="cuda")[0] for n in range(3))
+    result, _ = cut_and_go_on(config, tmp_path / "cut", cache, (after(2), after(5)), device="cuda")
+    noise = max(distance(a, b) for a, b in ((first, second), (first, third), (second, third)))
+    assert min(distance(each, result) for each in (first, second, third)) <= noise
+
+
+def distance(a, b):
+    """Return how far the weights of two results lie apart, over all of them."""
+    return math.sqrt(sum(float((a.tensors[k].double() - b.tensors[k].double()).square().sum()) for k in a.tensors))

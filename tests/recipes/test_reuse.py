@@ -1,0 +1,342 @@
+"""What is taken of runs that are there already, what makes a run another one, and what goes where it is looked for."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+import torch
+from clip_tokenizer import TOKENIZER
+from durable import Cut, change, cut_at, equal, run, state_files
+from PIL import Image
+from prepared import NeverLoaded, Ready
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    BeneathConfig,
+    CaptionConfig,
+    ConceptConfig,
+    DatasetConfig,
+    ExistingConfig,
+    LoraConfig,
+    MaskConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    SavesConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.data.scan import Index, manifest_digest, scan
+from lora_atelier.trainer_core.models import source_of
+from lora_atelier.trainer_core.preflight import disk
+from lora_atelier.trainer_core.runs import build_keys, find_runs, model_digests, open_run
+from lora_atelier.trainer_core.training import prepare
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def no_dry_run(monkeypatch):
+    """Leave out the dry run before each run, which has tests of its own."""
+    monkeypatch.setattr(prepare, "fit_memory", lambda config, *_: ([config.memory], "Memory enough."))
+
+
+@pytest.fixture
+def config(checkpoint, pictures, comfyui):
+    concept = ConceptConfig(folder=str(pictures), captions=CaptionConfig(dropout=0.2), masks=MaskConfig(missing="ones"))
+    return RunConfig(
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
+        dataset=DatasetConfig(concepts=(concept,)),
+        lora=LoraConfig(rank=2, alpha=2, preset="attn-only", dropout=0.1),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        scheduler=SchedulerConfig(name="constant"),
+        train=TrainConfig(steps=2, resolution=64, bucket_step=32, seed=5),
+        saves=SavesConfig(save_every=1, save_unit="steps", keep_last=9),
+    )
+
+
+def nothing_loads(monkeypatch):
+    monkeypatch.setattr(Ready, "load", NeverLoaded.load)
+
+
+def no_steps(report):
+    pytest.fail("a step was taken")
+
+
+def stop_at(step):
+    """Return callbacks that ask for the end after a step, as a person does."""
+    asked = set()
+    return {"step": lambda report: asked.update({"stop"} if report.step == step else ()), "asked": lambda: asked}
+
+
+def test_a_finished_run_is_taken_at_once_and_its_file_copied_only_where_it_is_not_there(
+    config, tmp_path, cache, monkeypatch
+):
+    own = tmp_path / "cache"
+    shutil.copytree(cache, own)
+    first, _ = run(config, tmp_path, own)
+    nothing_loads(monkeypatch)
+    shutil.rmtree(own)  # also what the scan knows of the files
+    phases = []
+    again, notes = run(config, tmp_path, own, step=no_steps, phase=lambda phase, *_: phases.append(phase))
+    assert set(phases) == {"reading files"}
+    assert again.path == first.path and equal(again.tensors, first.tensors) and again.losses == first.losses
+    assert re.fullmatch(
+        r"Already trained in lora-\w{12}, finished [\d-]+ [\d:]+; "
+        r"its result is reused\.",
+        again.how,
+    )
+    assert again.how in notes and len(list(tmp_path.glob("*.safetensors"))) == 1
+    # What changes neither weights nor files: intervals, memory, the log.
+    other = change(
+        config,
+        saves={"save_every": 7, "sample_every": 3},
+        memory={"checkpointing": "full"},
+        train={"log": "csv", "validate_every": 1},
+    )
+    assert run(other, tmp_path, own, logs=tmp_path)[0].path == first.path
+    first.path.unlink()
+    assert run(config, tmp_path, own)[0].path == first.path  # copied again
+    first.path.write_bytes(b"somebody's own")
+    second = run(config, tmp_path, own)[0]
+    assert second.path.name == "lora-2.safetensors" and first.path.read_bytes() == b"somebody's own"
+    second.path.unlink()
+    over = change(config, saves={"overwrite": True})
+    assert run(over, tmp_path, own)[0].path.name == "lora-2.safetensors"  # what is not ours is not replaced
+    save_file(first.tensors, first.path, {"atelier.version": "0", "modelspec.title": "another one of ours"})
+    second.path.unlink()
+    assert run(over, tmp_path, own)[0].path == first.path
+    assert equal(load_file(first.path), first.tensors)
+    dated = run(change(config, saves={"file_name": "{name} {date} e{epoch} s{step}"}), tmp_path, own)[0]
+    assert re.fullmatch(r"lora \d{4}-\d\d-\d\d e0000 s000002\.safetensors", dated.path.name)
+
+
+def test_what_makes_a_run_another_one_and_what_does_not(config, checkpoint, pictures, tmp_path):
+    here = tmp_path / "here"
+    shutil.copytree(pictures, here)
+    model, beneath = tmp_path / "model.safetensors", tmp_path / "beneath.safetensors"
+    shutil.copy(checkpoint, model)
+    save_file({"x": torch.zeros(1)}, beneath)
+    (concept,) = config.dataset.concepts
+    plain = config.replace(
+        dataset=DatasetConfig(concepts=(concept.replace(folder=str(here)),)),
+        base_model=config.base_model.replace(path=str(model)),
+    )
+    config = change(plain, lora={"beneath": (BeneathConfig(path=str(beneath)),)})
+
+    def key(config):
+        with Index(tmp_path / "index") as index:
+            digest = manifest_digest(scan(config.dataset, index))
+            return build_keys(config, model_digests(config, source_of(config.base_model), index), digest)
+
+    first = key(config)
+    moved = tmp_path / "moved"
+    shutil.copytree(here, moved)
+    elsewhere = config.replace(
+        dataset=DatasetConfig(concepts=(config.dataset.concepts[0].replace(folder=str(moved)),)),
+        sample=SampleConfig(prompts=("a",)),
+    )
+    for same in (
+        elsewhere,
+        change(config, train={"log": "csv"}),
+        change(config, train={"validate_every": 3}),
+        change(config, memory={"checkpointing": "full"}),
+        change(config, saves={"save_every": 9, "folder": "x", "file_name": "y"}),
+        change(config, existing={"on_existing": "reuse"}),
+    ):
+        assert key(same) == first
+    for longer in (
+        change(config, train={"steps": 9}),
+        change(config, train={"epochs": 2}),
+        change(config, train={"save_dtype": "float32"}),
+    ):
+        assert key(longer).run != first.run and key(longer).course == first.course
+    captions = config.dataset.concepts[0].captions.replace(shuffle=True)
+    others = [
+        plain,
+        change(config, train={"seed": 6}),
+        change(config, train={"batch_size": 2}),
+        change(config, optimizer={"learning_rate": 2e-2}),
+        change(config, scheduler={"warmup": 1}) if hasattr(config.scheduler, "warmup") else plain,
+        change(config, lora={"rank": 4}),
+        change(config, lora={"beneath": (BeneathConfig(path=str(beneath), strength=0.5),)}),
+        change(config, objective={"noise_offset": 0.1}),
+        config.replace(dataset=DatasetConfig(concepts=(config.dataset.concepts[0].replace(captions=captions),))),
+    ]
+    assert all(key(other).course != first.course for other in others)
+    assert key(change(config, train={"validate_every": 3, "keep_best": True})) != key(
+        change(config, train={"validate_every": 4, "keep_best": True})
+    )
+
+    for picture in sorted(here.glob("?.png")):  # one pixel of one of them
+        before = picture.read_bytes()
+        image = Image.open(picture).convert("RGB")
+        image.putpixel((3, 3), tuple(255 - c for c in image.getpixel((3, 3))))
+        image.save(picture)
+        assert key(config).course != first.course, picture
+        picture.write_bytes(before)
+    for path, content in (
+        (here / "4.txt", b"another thing"),
+        (here / "2-masklabel.png", (here / "0-masklabel.png").read_bytes()),
+        (model, model.read_bytes()[:-4] + b"\0\0\0\1"),
+        (beneath, beneath.read_bytes()[:-1] + b"\1"),
+    ):
+        before = path.read_bytes()
+        path.write_bytes(content)
+        assert key(config).course != first.course, path
+        path.write_bytes(before)
+    assert key(config) == first
+
+
+def test_samples_and_the_form_of_the_file_are_made_anew_without_training(config, tmp_path, cache):
+    first, _ = run(config, tmp_path, cache)
+    drawn = config.replace(sample=SampleConfig(prompts=("a thing",), steps=1, width=32, height=32))
+    with_samples, _ = run(drawn, tmp_path, cache, step=no_steps)
+    assert with_samples.samples.shape == (1, 32, 32, 3) and with_samples.path == first.path
+    assert state_files(with_samples) == state_files(first)
+    (picture,) = (with_samples.run / "samples").glob("*.png")
+    picture.write_bytes(picture.read_bytes()[:-40])  # a damaged one is drawn again
+    assert torch.equal(run(drawn, tmp_path, cache, step=no_steps)[0].samples, with_samples.samples)
+    other, _ = run(change(config, train={"save_dtype": "float32"}), tmp_path, cache, step=no_steps)
+    assert other.path.name == "lora-2.safetensors" and {t.dtype for t in other.tensors.values()} == {torch.float32}
+    assert all(torch.equal(other.tensors[k].half(), t) for k, t in first.tensors.items() if t.dtype == torch.float16)
+    assert other.finished and "Resumed after step 2" in other.how
+    with safe_open(other.path, "pt") as file:
+        assert file.metadata()["atelier.run"] == open_run(other.run).keys.run
+
+
+def test_a_run_becomes_longer_and_shorter(config, tmp_path, cache):
+    """By steps to the last bit where the schedule allows it, else with a word; by epochs; back to a save."""
+    straight, _ = run(change(config, train={"steps": 4}), tmp_path / "straight", cache)
+    run(config, tmp_path, cache)
+    seen = []
+    longer, notes = run(change(config, train={"steps": 4}), tmp_path, cache, step=lambda r: seen.append(r.step))
+    assert seen == [3, 4] and equal(longer.tensors, straight.tensors) and longer.losses == straight.losses
+    assert state_files(longer) == state_files(straight)
+    name = next(run.path.name for run in find_runs(tmp_path / "runs") if run.steps == 2)
+    assert longer.how == f"Resumed after step 2 of the run {name}, to step 4." and longer.how in notes
+    shorter, _ = run(change(config, train={"steps": 3}), tmp_path, cache, step=no_steps)
+    assert len(shorter.losses) == 3 and shorter.losses == straight.losses[:3]
+    epochs, _ = run(change(config, train={"epochs": 1}), tmp_path, cache, step=seen.append)
+    assert len(epochs.losses) == 6 and epochs.losses[:4] == straight.losses
+
+    curved = change(config, scheduler={"name": "cosine"})
+    run(curved, tmp_path, cache)
+    more, _ = run(change(curved, train={"steps": 3}), tmp_path, cache)
+    assert more.how.endswith("to step 3. Up to there its learning rate followed the curve of a run of that length.")
+
+
+def test_a_measurement_at_an_end_that_a_longer_run_has_not_is_told(config, pictures, tmp_path, cache):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for name in ("0.png", "0.txt"):
+        shutil.copy(pictures / name, kept)
+    concepts = (*config.dataset.concepts, ConceptConfig(folder=str(kept), role="validation"))
+    config = config.replace(dataset=DatasetConfig(concepts=concepts))
+    config = change(config, train={"validate_every": 2, "keep_best": True, "steps": 3})
+    run(config, tmp_path, cache)
+    longer, _ = run(change(config, train={"steps": 4}), tmp_path, cache)
+    assert longer.how.endswith("it was measured once more, at its end, and these weights count among the best.")
+
+
+def test_what_is_done_with_runs_that_are_there_is_chosen(config, tmp_path, cache):
+    first, _ = run(config, tmp_path, cache)
+    name = first.run.name
+    again, _ = run(change(config, existing={"on_existing": "train again"}), tmp_path, cache)
+    assert again.run != first.run and equal(again.tensors, first.tensors) and again.path.name == "lora-2.safetensors"
+    with pytest.raises(Cut):
+        run(change(config, train={"steps": 3}), tmp_path, cache, step=cut_at(3))
+    anew, _ = run(change(config, train={"steps": 3}, existing={"on_existing": "reuse"}), tmp_path, cache)
+    assert anew.how.startswith("New run: ")
+
+    def fork(config=config, **settings):
+        return config.replace(existing=ExistingConfig(on_existing="fork", fork_run=name, **settings))
+
+    seen = []
+    faster = change(config, optimizer={"learning_rate": 3e-2}, train={"steps": 3})
+    forked, _ = run(fork(faster, fork_step=1), tmp_path, cache, step=seen.append)
+    assert [report.step for report in seen] == [2, 3] and forked.how == f"Forked from step 1 of the run {name}."
+    assert list(seen[0].learning_rates.values()) == [3e-2] and forked.losses[0] == first.losses[0]
+    # Weights and moments are those of the save: the second step's loss is the first run's, its update is not.
+    assert forked.losses[1] == first.losses[1] and not equal(forked.tensors, first.tensors)
+    averaged = change(faster, optimizer={"ema_decay": 0.5, "ema_output": "plain", "learning_rate": 1e-9})
+    result, _ = run(fork(averaged), tmp_path, cache)  # an average that begins with the fork, with its weights
+    average = load_file(result.others[0])
+    assert all(torch.allclose(average[k], t, atol=1e-3) for k, t in result.tensors.items())
+    for wrong, sentence in (
+        (fork(change(faster, lora={"rank": 4, "alpha": 4})), "is of another network .* set LoRA Config as it was then"),
+        (fork(fork_step=7), f"The run {name} has no save of step 7; set step of Train LoRA to one of: 1, 2"),
+        (
+            config.replace(existing=ExistingConfig(on_existing="fork", fork_run="nobody")),
+            f"There is no run nobody; set run of Train LoRA to one of the newest: .*{name}",
+        ),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            run(wrong, tmp_path, cache)
+
+
+def test_what_is_asked_for_on_the_way_and_saves_that_stay(config, tmp_path, cache):
+    config = change(config, train={"steps": 4}, saves={"save_every": 0, "keep_last": 1})
+    config = config.replace(sample=SampleConfig(prompts=("a",), steps=1, width=32, height=32))
+    wishes = {1: {"save", "sample"}, 2: {"stop"}}
+    done = []
+    asking = {"step": lambda report: done.append(report.step), "asked": lambda: wishes.get(done[-1], ())}
+    drawn = []
+    stopped, notes = run(config, tmp_path, cache, **asking, samples=lambda at, paths: drawn.append((at, len(paths))))
+    assert not stopped.finished and stopped.path.name == "lora-stopped-at-2.safetensors" and stopped.path.is_file()
+    assert drawn == [(1, 1), (2, 1)] and stopped.samples.shape[0] == 1 and len(stopped.losses) == 2
+    assert any(note.startswith("Saved after step 1 in ") for note in notes)
+    assert any(note == "Stopped and kept after step 2 of 4. Press Run again to continue." for note in notes)
+    result, _ = run(config, tmp_path, cache, step=lambda report: done.append(report.step))
+    assert result.finished and done == [1, 2, 3, 4] and result.path.name == "lora.safetensors"
+    straight, _ = run(config, tmp_path / "straight", cache)
+    assert equal(result.tensors, straight.tensors) and result.losses == straight.losses
+
+    often = {"save_every": 1, "keep_every": 2, "publish": True, "file_name": "{name}-{step}"}
+    kept, _ = run(change(config, saves=often), tmp_path / "kept", cache)
+    assert [save.step for save in open_run(kept.run).checkpoints()] == [4, 2]
+    names = sorted(path.name for path in (tmp_path / "kept").glob("*.safetensors"))
+    assert names == ["lora-000002-step-000002.safetensors", "lora-000004.safetensors"]
+
+
+SIZED = (  # LoRA, optimizer, the rest
+    ({}, {}, {}),
+    ({"dtype": "bfloat16"}, {"name": "prodigy_plus_schedule_free", "learning_rate": 1.0}, {}),
+    ({"algorithm": "loha"}, {"name": "came", "ema_decay": 0.9}, {}),
+    ({"algorithm": "full"}, {"name": "adamw8bit"}, {"save_dtype": "float32"}),
+    ({"init": "pissa"}, {"name": "sgd", "ema_decay": 0.9}, {"validate_every": 1, "keep_best": True}),
+)
+
+
+@pytest.mark.parametrize(("lora", "optimizer", "train"), SIZED, ids=lambda value: ",".join(map(str, value.values())))
+def test_the_size_of_a_save_is_foretold(lora, optimizer, train, config, pictures, tmp_path, cache, monkeypatch):
+    config = change(config, lora={"rank": 32, "alpha": 4, "dropout": 0.0, "preset": "attn-mlp", **lora}, train=train)
+    config = config.replace(optimizer=OptimizerConfig(**{"learning_rate": 1e-3, **optimizer}))
+    if train.get("keep_best"):
+        concepts = (*config.dataset.concepts, ConceptConfig(folder=str(pictures), role="validation"))
+        config = config.replace(dataset=DatasetConfig(concepts=concepts))
+    foretold = []
+    original = disk.save_bytes
+    monkeypatch.setattr(disk, "save_bytes", lambda *a: foretold.append(original(*a)) or foretold[-1])
+    with pytest.raises(Cut):  # a save on the way, with the best weights beside the last
+        run(config, tmp_path, cache, step=cut_at(2))
+    (found,) = find_runs(tmp_path / "runs")
+    truth = max(save.size for save in found.checkpoints())
+    assert 0.85 * truth <= foretold[0] <= 1.3 * truth, (foretold[0] / truth, truth)
+
+
+def test_a_run_whose_saves_cannot_fit_is_refused_before_anything_is_loaded(config, tmp_path, cache, monkeypatch):
+    nothing_loads(monkeypatch)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1_000_000}))
+    config = change(config, lora={"rank": 512}, saves={"keep_last": 3})
+    sentence = r"The saves of this run need [\d,]+ MB \(4 of [\d,]+ MB each\) and 1 MB are free in .*; make room, or"
+    with pytest.raises(ValueError, match=sentence):
+        run(config, tmp_path, cache)
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,60 @@
+"""A run on another device than the CPU: every tensor is where it is used, in time, and what is learned is the same."""
+
+from __future__ import annotations
+
+import pytest
+import sessions
+import torch
+from durable import Cut, change, cut_at, run
+from safetensors.torch import save_file
+from second_device import card  # noqa: F401 (a fixture)
+from tiny_models import family_tensors
+
+from lora_atelier.trainer_core.config import AugmentConfig, DatasetConfig, EmbeddingConfig, MaskConfig, MemoryConfig
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, comfyui):
+    config = sessions.make_scene(tmp_path_factory.mktemp("scenes") / "scene", comfyui / "comfy" / "sd1_tokenizer")
+    things, held = config.dataset.concepts
+    masks, augment = MaskConfig(missing="ones", prior_weight=0.5), AugmentConfig(variants=2, crop_jitter=0.5)
+    concepts = (things.replace(masks=masks, augment=augment), things.replace(role="prior_prediction"), held)
+    config = change(config, train={"steps": 3, "batch_size": 2}, optimizer={"ema_decay": 0.0, "learning_rate": 1e-3})
+    return config.replace(dataset=DatasetConfig(concepts=concepts))
+
+
+WORD = EmbeddingConfig(token="thing", vectors=2, learning_rate=1e-2, stop=1, keep_norm=True)
+CASES = {
+    "words, text encoder, dropouts, average": {
+        "lora": {"dropout": 0.2, "rank_dropout": 0.2, "dora": True, "embeddings": (WORD,), "scale_weight_norms": 0.05},
+        "optimizer": {"text_encoder_learning_rate": 1e-3, "text_encoder_stop": 2, "ema_decay": 0.5},
+    },
+    "bfloat16 rounded at random": {
+        "lora": {"algorithm": "glora", "dtype": "bfloat16", "dropout": 0.0},
+        "optimizer": {"name": "prodigy_plus_schedule_free", "learning_rate": 1.0, "options": {"d0": 1e-4}},
+    },
+    "all in RAM, in 8 bits": {
+        "base_model": {"weights": "float8", "text_weights": "float8"},
+        "memory": MemoryConfig(checkpointing="full", offload_weights="all", offload_activations="on").to_dict(),
+        "lora": {"algorithm": "lokr", "preset": "attn-mlp", "dropout": 0.0, "exclude": ()},
+        "objective": {"input_perturbation": 0.1, "loss": "huber"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_learns_there_what_it_learns_here(name, config, tmp_path, card):  # noqa: F811
+    config = change(config, **CASES[name])
+    if "memory" in CASES[name]:
+        save_file(family_tensors("sdxl"), tmp_path / "toy-sdxl.safetensors")
+        config = change(config, base_model={"path": str(tmp_path / "toy-sdxl.safetensors")})
+    here, _ = run(config, tmp_path / "here", tmp_path / "cache")
+    with pytest.raises(Cut):
+        run(config, tmp_path / "there", tmp_path / "cache there", device=card, step=cut_at(2))
+    there, _ = run(config, tmp_path / "there", tmp_path / "cache there", device=card)
+    assert "Resumed after step 2" in there.how and there.losses == pytest.approx(here.losses, rel=1e-3)
+    assert [loss for _, loss in there.validation] == pytest.approx([loss for _, loss in here.validation], rel=1e-3)
+    assert torch.allclose(there.samples, here.samples, atol=0.02)
+    assert here.tensors.keys() == there.tensors.keys()
+    mine, theirs = (torch.cat([t.float().flatten() for _, t in sorted(r.tensors.items())]) for r in (there, here))
+    assert (mine - theirs).norm() < 0.02 * theirs.norm()

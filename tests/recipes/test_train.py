@@ -1,0 +1,499 @@
+"""The whole line: repeatable, exact under accumulation and checkpointing, safe when stopped."""
+
+import hashlib
+import json
+import math
+
+import pytest
+import torch
+from clip_tokenizer import TOKENIZER
+from durable import apart, differ
+from prepared import NeverLoaded, Ready
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_models import family_tensors, network_in, tiny_text_encoder
+
+from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.common.tensor_tree import load_state, pack
+from lora_atelier.trainer_core.config import (
+    AugmentConfig,
+    BaseModelConfig,
+    BeneathConfig,
+    BucketConfig,
+    CaptionConfig,
+    ConceptConfig,
+    DatasetConfig,
+    ExistingConfig,
+    LoraConfig,
+    MaskConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.memory import compile_blocks
+from lora_atelier.trainer_core.models.sd import load_base_model
+from lora_atelier.trainer_core.objective import objective
+from lora_atelier.trainer_core.runs import open_run
+from lora_atelier.trainer_core.train import train_lora
+from lora_atelier.trainer_core.training import prepare
+
+
+@pytest.fixture
+def config(checkpoint, pictures, comfyui):
+    return RunConfig(
+        existing=ExistingConfig(on_existing="train again"),
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
+        dataset=DatasetConfig(
+            concepts=(ConceptConfig(folder=str(pictures), flip=True, captions=CaptionConfig(dropout=0.2)),)
+        ),
+        lora=LoraConfig(rank=4, alpha=4, preset="full"),
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+        scheduler=SchedulerConfig(name="constant"),
+        objective=ObjectiveConfig(min_snr_gamma=5, noise_offset=0.05),
+        train=TrainConfig(steps=4, batch_size=2, resolution=64, bucket_step=32, seed=11, save_dtype="float32"),
+    )
+
+
+def run(config, folder, **options):
+    options = {"cache": folder / "cache", "source": Ready(config.base_model), **options}
+    return train_lora(config, folder / "out" / "lora.safetensors", **options)
+
+
+def change(config, part, **values):
+    return config.replace(**{part: getattr(config, part).replace(**values)})
+
+
+def concept(config, **values):
+    return config.replace(dataset=DatasetConfig(concepts=(config.dataset.concepts[0].replace(**values),)))
+
+
+def same(a, b):
+    return a.tensors.keys() == b.tensors.keys() and all(torch.equal(t, b.tensors[k]) for k, t in a.tensors.items())
+
+
+def test_two_runs_are_equal_to_the_last_bit_and_leave_the_global_generator_alone(config, tmp_path):
+    torch.manual_seed(1)
+    state = torch.random.get_rng_state()
+    first = run(config, tmp_path / "a")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(2)
+    second = run(config, tmp_path / "b", cache=tmp_path / "a" / "cache")  # and a warm cache changes nothing
+    assert first.losses == second.losses and same(first, second)
+    assert not same(first, run(change(config, "train", seed=12), tmp_path / "c", cache=tmp_path / "a" / "cache"))
+
+
+def test_the_file_is_whole_named_and_described(config, tmp_path):
+    result = run(concept(config, captions=CaptionConfig(prefix="mossling, ")), tmp_path)
+    assert result.path == tmp_path / "out" / "lora.safetensors"
+    read = load_file(result.path)
+    assert all(torch.equal(read[k], t) for k, t in result.tensors.items())
+    with safe_open(result.path, "pt") as file:
+        metadata = file.metadata()
+    assert metadata["ss_base_model_version"] == "sd_v1" and metadata["ss_network_module"] == "networks.lora"
+    assert (metadata["ss_network_dim"], metadata["ss_network_alpha"]) == ("4", "4.0")
+    assert (metadata["ss_steps"], metadata["ss_seed"], metadata["ss_num_train_images"]) == ("4", "11", "6")
+    assert metadata["modelspec.architecture"] == "stable-diffusion-v1/lora"
+    assert metadata["modelspec.trigger_phrase"] == "mossling"
+    assert str(tmp_path) not in str(metadata) and str(config.dataset.concepts[0].folder) not in str(metadata)
+    assert run(config, tmp_path).path.name == "lora-2.safetensors"
+    encoder = tmp_path / "secret" / "encoder.safetensors"
+    encoder.parent.mkdir()
+    save_file({k: v.clone() for k, v in tiny_text_encoder().state_dict().items()}, encoder)
+    other = run(change(config, "base_model", text_encoder=str(encoder)), tmp_path)
+    with safe_open(other.path, "pt") as file:
+        metadata = str(file.metadata())
+    assert "encoder.safetensors" in metadata and "secret" not in metadata
+
+
+def test_training_lowers_the_loss(config, tmp_path):
+    config = change(concept(config, flip=False, captions=CaptionConfig()), "optimizer", learning_rate=5e-3)
+    config = change(change(config, "train", steps=60, batch_size=6), "objective", noise_offset=0, min_snr_gamma=0)
+    losses = run(config, tmp_path).losses
+    assert sum(losses[-15:]) < 0.8 * sum(losses[:15])
+
+
+def test_gradient_checkpointing_changes_no_number(config, tmp_path):
+    plain = run(config, tmp_path)
+    recomputed = run(change(config, "memory", checkpointing="full"), tmp_path)
+    assert recomputed.losses == pytest.approx(plain.losses, rel=1e-5)
+
+
+def out_of_memory_at(monkeypatch, times):
+    """Let the backward pass run out of memory the first `times` times after the first step."""
+    original, calls = torch.Tensor.backward, [0]
+
+    def backward(self, *args, **kwargs):
+        calls[0] += not self.is_meta  # the estimate's dry run
+        if not self.is_meta and 1 < calls[0] <= 1 + times:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
+
+
+def test_a_step_for_which_memory_runs_out_is_taken_again_with_less_and_gives_the_same(config, tmp_path, monkeypatch):
+    plain = run(config, tmp_path)
+    notes = []
+    out_of_memory_at(monkeypatch, 1)
+    again = run(config, tmp_path, callbacks=Callbacks(note=notes.append))
+    assert again.losses == pytest.approx(plain.losses, rel=1e-5)
+    said = [note for note in notes if "Out of memory" in note]
+    assert said == ["Out of memory at step 2; the step is repeated with gradient checkpointing 1."]
+
+
+def test_memory_that_runs_out_twice_ends_the_run_with_what_was_learned(config, tmp_path, monkeypatch):
+    out_of_memory_at(monkeypatch, 2)
+    with pytest.raises(RuntimeError, match=r"Out of memory at step 2 with gradient checkpointing 1\. Lower batch_size"):
+        run(config, tmp_path)
+    assert (tmp_path / "out" / "lora-stopped-at-1.safetensors").is_file()
+
+
+def test_fixed_memory_settings_are_not_changed_when_memory_runs_out(config, tmp_path, monkeypatch):
+    out_of_memory_at(monkeypatch, 1)
+    with pytest.raises(RuntimeError, match="Out of memory at step 2 with gradient checkpointing 0"):
+        run(change(config, "memory", checkpointing="0"), tmp_path)
+
+
+def test_where_only_the_backward_pass_cannot_be_compiled_the_run_goes_on_without(config, tmp_path, monkeypatch):
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.exc import InductorError
+
+    def cannot(graph, inputs):
+        raise InductorError(RuntimeError("no kernel for this"), None)
+
+    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=cannot)
+    monkeypatch.setattr(prepare, "compile_blocks", lambda units, note: compile_blocks(units, note, backend))
+    config, notes = change(config, "lora", preset="attn-only"), []
+    plain = run(config, tmp_path)
+    found = run(change(config, "memory", compile=True), tmp_path, callbacks=Callbacks(note=notes.append))
+    assert found.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert ["no kernel for this" in note for note in notes if note.startswith("torch.compile failed")] == [True]
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "float8", "int8", "nf4"])
+def test_weights_kept_small_train_nearly_the_same(config, tmp_path, weights):
+    config = change(config, "optimizer", text_encoder_learning_rate=1e-3)
+    plain = run(config, tmp_path)
+    small = run(change(config, "base_model", weights=weights, text_weights=weights), tmp_path)
+    assert small.losses == pytest.approx(plain.losses, rel=0.0 if weights == "float32" else 0.1)
+    assert differ(small.losses, plain.losses) == (weights != "float32")
+
+
+def test_texts_encoded_with_small_weights_are_not_taken_for_others(config, tmp_path):
+    config = config.replace(train=config.train.replace(steps=1))
+    first = run(change(config, "base_model", text_weights="float8"), tmp_path, cache=tmp_path / "cache")
+    assert differ(first.losses, run(config, tmp_path, cache=tmp_path / "cache").losses)
+
+
+def test_a_text_encoder_stops_after_a_step_or_an_epoch(config, tmp_path):
+    config = change(config, "optimizer", text_encoder_learning_rate=1e-3)
+    stopped = run(change(config, "optimizer", text_encoder_stop=2), tmp_path)
+    two = run(config.replace(train=config.train.replace(steps=2)), tmp_path)
+    text = {k: t for k, t in stopped.tensors.items() if k.startswith("lora_te_")}
+    assert text and all(torch.equal(t, two.tensors[k]) for k, t in text.items())
+    unet = [k for k in stopped.tensors if k.startswith("lora_unet_") and k.endswith("lora_up.weight")]
+    assert any(not torch.equal(stopped.tensors[k], two.tensors[k]) for k in unet)
+    assert stopped.losses[:2] == two.losses
+    per_epoch = stopped.plan.batches_in(0)
+    config = config.replace(train=config.train.replace(steps=per_epoch + 1))
+    by_epoch = run(change(config, "optimizer", text_encoder_stop=1, stop_unit="epochs"), tmp_path)
+    by_step = run(change(config, "optimizer", text_encoder_stop=per_epoch), tmp_path)
+    assert same(by_epoch, by_step)
+
+
+def test_a_run_that_goes_on_with_nothing_that_learns_is_refused(config, tmp_path):
+    config = change(config, "optimizer", learning_rate=0.0, text_encoder_learning_rate=1e-3, text_encoder_stop=2)
+    with pytest.raises(ValueError, match="stop after step 2 of 4, so nothing would learn from then on"):
+        run(config, tmp_path)
+    whole = run(change(config, "optimizer", text_encoder_stop=4), tmp_path)
+    assert len(whole.losses) == 4
+
+
+def test_a_lora_in_bfloat16_is_refused_with_float16(config, tmp_path):
+    config = change(change(config, "lora", dtype="bfloat16"), "base_model", precision="float16")
+    with pytest.raises(ValueError, match="does not go with precision float16; set dtype of LoRA Config to float32"):
+        run(config, tmp_path)
+
+
+def test_a_lora_with_text_layers_is_continued_on_small_text_encoders(config, tmp_path):
+    config = change(config, "optimizer", text_encoder_learning_rate=1e-3)
+    first = run(config, tmp_path)
+    config = change(change(config, "base_model", text_weights="float8"), "lora", start=str(first.path))
+    second = run(config, tmp_path)
+    assert second.tensors.keys() == first.tensors.keys()
+    assert any(not torch.equal(t, first.tensors[k]) for k, t in second.tensors.items() if k.startswith("lora_te_"))
+
+
+def test_a_lora_in_bfloat16_learns_what_one_in_float32_does(config, tmp_path):
+    config = config.replace(train=config.train.replace(steps=12))
+    plain, small = run(config, tmp_path), run(change(config, "lora", dtype="bfloat16"), tmp_path)
+    ups = [k for k in plain.tensors if k.endswith("lora_up.weight")]
+    whole = torch.cat([plain.tensors[k].flatten() for k in ups])
+    rounded = torch.cat([small.tensors[k].flatten() for k in ups])
+    assert torch.nn.functional.cosine_similarity(whole, rounded, dim=0) > 0.98
+    assert rounded.norm() == pytest.approx(float(whole.norm()), rel=0.02)
+    assert torch.equal(rounded, rounded.bfloat16().float())
+
+
+@pytest.mark.parametrize("learning_rate", [1e-3, 0.0])
+def test_the_text_encoder_is_trained_on_request(config, tmp_path, learning_rate):
+    config = change(config, "optimizer", learning_rate=learning_rate, text_encoder_learning_rate=1e-3)
+    result = run(change(config, "sample", prompts=("thing",), width=64, height=64, steps=2), tmp_path)
+    ups = {k: t for k, t in result.tensors.items() if k.endswith("lora_up.weight")}
+    text = [t for k, t in ups.items() if k.startswith("lora_te_")]
+    assert len(text) == 12 and any(t.any() for t in text)
+    assert (len(ups) > 12) == (learning_rate > 0)
+    assert result.samples.shape == (1, 64, 64, 3)
+
+
+def test_masks_act_and_full_probability_of_no_mask_equals_none(config, tmp_path):
+    plain = run(config, tmp_path / "a")
+    masks = MaskConfig(missing="ones", unmasked_probability=0)
+    masked = run(concept(config, masks=masks), tmp_path / "b")
+    unmasked = run(concept(config, masks=masks.replace(unmasked_probability=1)), tmp_path / "c")
+    assert differ(masked.losses, plain.losses)
+    assert unmasked.losses == plain.losses and same(unmasked, plain)
+
+
+def test_prior_preservation_holds_what_the_mask_leaves_out(config, tmp_path):
+    masks = MaskConfig(missing="ones", unmasked_probability=0, unmasked_weight=0)
+    config = change(concept(config, masks=masks, flip=False, captions=CaptionConfig()), "train", steps=3)
+    free = run(config, tmp_path / "free")
+    held = run(concept(config, masks=masks.replace(prior_weight=5.0)), tmp_path / "held")
+    # A fresh network predicts what the frozen model does, so the first loss is the same, and the later ones are not.
+    assert held.losses[0] == free.losses[0] and differ(held.losses[1:], free.losses[1:])
+    areas = []
+    run(config, tmp_path / "free", callbacks=Callbacks(step=lambda report: areas.append(report.masked_area)))
+    assert all(area is None or 0 < area < 1 for area in areas) and any(areas)
+
+
+def test_validation_is_measured_and_changes_nothing(config, tmp_path, pictures):
+    plain = run(config, tmp_path / "plain")
+    held = ConceptConfig(folder=str(pictures), role="validation", captions=CaptionConfig(dropout=1.0), flip=True)
+    both = config.replace(dataset=DatasetConfig(concepts=(*config.dataset.concepts, held)))
+    measured = []
+    options = {"callbacks": Callbacks(validation=lambda *pair: measured.append(pair))}
+    with_it = run(change(both, "train", validate_every=2), tmp_path / "both", **options)
+    assert with_it.losses == plain.losses and same(with_it, plain)
+    assert [step for step, _ in measured] == [0, 2, 4] and measured == with_it.validation
+    assert apart(*(loss for _, loss in measured)) and all(math.isfinite(loss) for _, loss in measured)
+    again = run(change(both, "train", batch_size=3), tmp_path / "both")
+    assert again.validation[0][1] == pytest.approx(measured[0][1], rel=1e-5)  # whatever the batch size
+
+
+def test_several_resolutions_and_variants_train(config, tmp_path):
+    config = change(config, "train", steps=8, buckets=BucketConfig(resolutions=("64", "96x64", "96")))
+    config = concept(config, augment=AugmentConfig(variants=3, crop_jitter=1, zoom=0.2, rotation=10, hue=0.1))
+    result = run(config, tmp_path)
+    assert all(map(math.isfinite, result.losses))
+    sizes = {sample.crop.bucket for k in range(8) for mb in result.plan.step(k) for sample in mb.samples}
+    assert (96, 64) in sizes and len(sizes) >= 3
+
+
+def test_adamw_in_8_bits_trains(config, tmp_path):
+    """With layers of 4096 numbers and more: bitsandbytes keeps the state of smaller ones in 32 bits."""
+    config = change(config, "lora", rank=64, alpha=64)
+    plain = run(config, tmp_path / "plain")
+    small = run(change(config, "optimizer", name="adamw8bit"), tmp_path / "small")
+    assert small.losses[0] == plain.losses[0] and small.losses == pytest.approx(plain.losses, rel=0.05)
+    saved = open_run(small.run).checkpoints()[0].path / "optimizer.safetensors"
+    tensors, _ = pack(load_state(saved)["optimizer"])  # however bitsandbytes nests them
+    in_8_bits = [tensor for tensor in tensors.values() if tensor.dtype == torch.uint8 and tensor.numel() >= 4096]
+    assert in_8_bits and all(len(tensor.unique()) > 1 for tensor in in_8_bits)
+
+
+def test_v_prediction_trains_another_target(config, tmp_path):
+    plain = run(config, tmp_path)
+    v = run(change(config, "base_model", prediction="v_prediction"), tmp_path)
+    assert differ(v.losses, plain.losses) and all(map(math.isfinite, v.losses))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_trains_float32_weights(config, tmp_path, precision):
+    result = run(change(config, "base_model", precision=precision), tmp_path)
+    assert all(map(math.isfinite, result.losses)) and all(t.dtype == torch.float32 for t in result.tensors.values())
+    assert result.losses == pytest.approx(run(config, tmp_path).losses, rel=0.1)
+
+
+class Stop(BaseException):
+    """Stands for ComfyUI's interrupt, which is no Exception."""
+
+
+def test_a_stopped_run_keeps_what_was_learned(config, tmp_path):
+    reports, notes = [], []
+
+    def check():
+        if len(reports) == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(config, tmp_path, callbacks=Callbacks(step=reports.append, note=notes.append, check=check))
+    stopped = tmp_path / "out" / "lora-stopped-at-2.safetensors"
+    assert any(t.any() for k, t in load_file(stopped).items() if k.endswith("lora_up.weight"))
+    assert str(stopped) in notes[-1]
+
+
+def test_a_run_stopped_while_encoding_goes_on_from_there(config, tmp_path):
+    done = []
+
+    def encoding(into):
+        return lambda *phase: into.append(phase) if phase[0] == "encoding pictures" else None
+
+    def check():
+        if len(done) == 3:
+            raise Stop
+
+    notes = []
+    with pytest.raises(Stop):
+        run(config, tmp_path, callbacks=Callbacks(phase=encoding(done), check=check, note=notes.append))
+    assert notes[-1].startswith("Stopped before the first step; encoded pictures and captions are kept.")
+    rest = []
+    run(config, tmp_path, callbacks=Callbacks(phase=encoding(rest)))
+    assert len(done) == 3 and rest[0][2] == done[0][2] - 3
+
+
+def test_a_step_that_is_not_finite_moves_nothing_and_five_in_a_row_end_the_run(config, tmp_path, monkeypatch):
+    losses = objective.sample_losses
+    calls = iter(range(1000))
+    monkeypatch.setattr(objective, "sample_losses", lambda *a: losses(*a) * (math.nan if next(calls) in (1, 2) else 1))
+    reports = []
+    result = run(config, tmp_path, callbacks=Callbacks(step=reports.append))
+    assert [r.updated for r in reports] == [True, False, False, True]
+    assert all(t.isfinite().all() for t in result.tensors.values())
+    monkeypatch.setattr(objective, "sample_losses", lambda *a: losses(*a) * math.nan)
+    found = r"5 times in a row, so the run went back to step 0 and stopped: step 1 \(loss nan, gradient norm nan\) on "
+    with pytest.raises(RuntimeError, match=rf"{found}\d.png, \d.png; step 2"):
+        run(change(config, "train", steps=9), tmp_path)
+    assert not list((tmp_path / "out").glob("*stopped*"))
+    half = change(change(config, "train", steps=30), "base_model", precision="float16")
+    with pytest.raises(RuntimeError, match=r"20 times in a row, so the run went back to step 0"):
+        run(half, tmp_path)  # later, for in float16 the scale that fits is found by trying
+    assert not list((tmp_path / "out").glob("*stopped*"))
+
+
+def test_wrong_input_is_refused_before_a_model_is_loaded(config, tmp_path):
+    cases = {
+        "warmup_steps is 4, and the run has 4 steps": change(config, "scheduler", warmup_steps=4),
+        "There is no model file": change(config, "base_model", path=str(tmp_path / "no.safetensors")),
+        "nowhere": concept(config, folder=str(tmp_path / "nowhere")),
+    }
+    for sentence, wrong in cases.items():
+        with pytest.raises(ValueError, match=sentence):
+            run(wrong, tmp_path, source=NeverLoaded(wrong.base_model))
+
+
+def test_samples_show_the_trained_network(config, tmp_path):
+    sample = SampleConfig(prompts=("thing", "number"), width=64, height=96, steps=3, cfg=2.0)
+    few = run(config.replace(sample=sample), tmp_path)
+    assert few.samples.shape == (2, 96, 64, 3) and 0 <= few.samples.min() <= few.samples.max() <= 1
+    more = run(change(config.replace(sample=sample), "train", steps=8), tmp_path)
+    assert not torch.equal(few.samples, more.samples)
+
+
+@pytest.mark.parametrize(("family", "prefixes"), [("sd2", {"lora_te"}), ("sdxl", {"lora_te1", "lora_te2"})])
+def test_other_families_train_their_unet_and_text_encoders(config, tmp_path, family, prefixes):
+    marker = {"v_pred": torch.zeros(1), "ztsnr": torch.zeros(1)}
+    save_file(family_tensors(family) | marker, tmp_path / "toy.safetensors")
+    config = change(config, "base_model", path=str(tmp_path / "toy.safetensors"))
+    sample = SampleConfig(prompts=("thing",), width=64, height=64, steps=2)
+    cached = run(config.replace(sample=sample), tmp_path)
+    assert all(map(math.isfinite, cached.losses)) and cached.samples.isfinite().all()
+    names = {key.rsplit(".", 2)[0] for key in cached.tensors}
+    assert any("input_blocks" in name for name in names) == (family == "sdxl")
+    rates = {"text_encoder_learning_rate": 1e-3, "text_encoder_2_learning_rate": 1e-3}
+    result = run(change(config, "optimizer", **rates), tmp_path)
+    assert result.losses[0] == pytest.approx(cached.losses[0], rel=1e-4)  # cached or not, the same conditioning
+    ups = {k: t for k, t in result.tensors.items() if k.endswith("lora_up.weight") and k.startswith("lora_te")}
+    assert {key.split("_text_model")[0] for key in ups} == prefixes and all(t.any() for t in ups.values())
+    with safe_open(result.path, "pt") as file:
+        metadata = file.metadata()
+    assert metadata["ss_base_model_version"] == {"sd2": "sd_v2_v", "sdxl": "sdxl_base_v1-0"}[family]
+    assert metadata["ss_zero_terminal_snr"] == "True" and metadata["modelspec.prediction_type"] == "v"
+    first = run(change(change(config, "optimizer", text_encoder_learning_rate=1e-3), "train", steps=1), tmp_path)
+    assert {key.split("_text_model")[0] for key in first.tensors if key.startswith("lora_te")} == {min(prefixes)}
+
+
+def test_zero_terminal_snr_with_a_model_that_predicts_noise_is_refused(config, tmp_path):
+    with pytest.raises(ValueError, match="zero_terminal_snr is on, but the model predicts epsilon"):
+        run(change(config, "base_model", zero_terminal_snr="on"), tmp_path)
+
+
+def start_file(config, folder):
+    """Write a LoRA of UNet and text encoder that says something; return its path and tensors."""
+    base = load_base_model(config.base_model)
+    network = network_in(base, LoraConfig(rank=3, alpha=2, preset="attn-mlp"), 5)
+    for i, layer in enumerate(network.layers.values()):
+        torch.nn.init.normal_(layer.up, std=0.2, generator=torch.Generator().manual_seed(i))
+    folder.mkdir(exist_ok=True)
+    save_file(network.tensors(), folder / "old.safetensors", {"ss_network_dim": "3"})
+    return folder / "old.safetensors", {k: t.clone() for k, t in network.tensors().items()}
+
+
+def test_a_lora_is_continued_from_what_it_was(config, tmp_path):
+    """Continued or beneath, cached text or live, the first loss is the same: that of the base with the old LoRA."""
+    path, old = start_file(config, tmp_path)
+    config = concept(config, flip=False)
+    plain = run(config, tmp_path)
+    continued = run(change(config, "lora", start=str(path)), tmp_path)
+    beneath = run(change(config, "lora", beneath=(BeneathConfig(path=str(path)),)), tmp_path)
+    live = change(change(config, "lora", start=str(path)), "optimizer", text_encoder_learning_rate=1e-3)
+    live = run(live, tmp_path)
+    assert continued.losses[0] == pytest.approx(beneath.losses[0], rel=1e-5)
+    assert continued.losses[0] == pytest.approx(live.losses[0], rel=1e-5)
+    assert continued.losses[0] != pytest.approx(plain.losses[0], rel=1e-3)
+    assert plain.tensors.keys() == beneath.tensors.keys()
+
+    # All of the file is in the new one, with its ranks and alphas; without a learning rate the very same numbers.
+    assert continued.tensors.keys() == live.tensors.keys() == old.keys()
+    for key, tensor in continued.tensors.items():
+        kept = key.startswith("lora_te_") or key.endswith(".alpha")
+        assert torch.equal(tensor, old[key]) == kept, key
+    moved = next(key for key in old if key.startswith("lora_te_") and "lora_up" in key)
+    assert not torch.equal(live.tensors[moved], old[moved])
+
+    with safe_open(continued.path, "pt") as file:
+        metadata = file.metadata()
+    with path.open("rb") as file:
+        content = file.read()
+    start = json.loads(metadata["atelier.start"])
+    assert start["file"] == "old.safetensors" and (start["rank"], start["alpha"]) == (3, 2.0)
+    body = content[8 + int.from_bytes(content[:8], "little") :]
+    assert start["sshs_model_hash"] == hashlib.sha256(body).hexdigest()
+    assert (metadata["ss_network_dim"], metadata["ss_network_alpha"]) == ("3", "2.0")
+    with safe_open(beneath.path, "pt") as file:
+        under = file.metadata()
+    assert json.loads(under["atelier.config"])["lora"]["beneath"] == [{"path": "old.safetensors", "strength": 1.0}]
+    assert "atelier.start" not in under and str(tmp_path) not in str(metadata) + str(under)
+
+
+def test_a_lora_of_the_unet_can_stay_as_it_is_too(config, tmp_path):
+    path, old = start_file(config, tmp_path)
+    config = change(config, "optimizer", learning_rate=0.0, text_encoder_learning_rate=1e-3)
+    result = run(change(config, "lora", start=str(path)), tmp_path)
+    changed = {key for key, tensor in result.tensors.items() if not torch.equal(tensor, old[key])}
+    assert result.tensors.keys() == old.keys() and changed and all(key.startswith("lora_te_") for key in changed)
+
+
+def test_a_lora_that_does_not_fit_is_refused_before_the_pictures_are_looked_for(config, tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_file({"lora_unet_x.lora_up.weight": torch.ones(4, 2), "lora_unet_x.lora_down.weight": torch.ones(2, 4)}, path)
+    nowhere = concept(config, folder=str(tmp_path / "nowhere"))
+    for lora in ({"start": str(path)}, {"beneath": (BeneathConfig(path=str(path)),)}):
+        with pytest.raises(ValueError, match=r"1 of 1 layers of x.safetensors have no place in random-tiny"):
+            run(change(nowhere, "lora", **lora), tmp_path)
+
+
+def test_dropouts_bounded_norms_and_baking_act_in_a_run_and_repeat(config, tmp_path):
+    options = {"dora": True, "preset": "attn-only", "scale_weight_norms": 0.002, "bake": True}
+    options |= {"dropout": 0.1, "rank_dropout": 0.1, "module_dropout": 0.1}
+    reports, notes = [], []
+    config = change(change(config, "lora", **options), "train", steps=2)
+    first = run(config, tmp_path, callbacks=Callbacks(step=reports.append, note=notes.append))
+    assert same(first, run(config, tmp_path))
+    assert [0 < report.norms.largest <= 0.002001 for report in reports] == [True, True]
+    assert any("Baked into plain LoRA: the file lacks" in note for note in notes)
+    assert {name.partition(".")[2] for name in first.tensors} == {"lora_down.weight", "lora_up.weight", "alpha"}

@@ -1,0 +1,531 @@
+"""The benchmark itself, at toy size: it runs, its contenders compute the same, and it reports what it measured."""
+
+import copy
+import json
+import re
+import sys
+import time
+from dataclasses import asdict
+
+import pytest
+import torch
+from clip_tokenizer import TOKENIZER
+from durable import apart
+from tiny_models import family_tensors, tiny_unet
+
+from lora_atelier.bench import (
+    cases,
+    checkpoints,
+    contenders,
+    estimates,
+    full_size,
+    gpu_report,
+    layers,
+    loop,
+    networks,
+    parts,
+    report,
+    results,
+    saves,
+    worker,
+)
+from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig, MemoryConfig
+from lora_atelier.trainer_core.models.files.safetensors_file import FileHeader
+from lora_atelier.trainer_core.models.sd import Conditions, load_base_model
+from lora_atelier.trainer_core.models.sd.family import FAMILIES, UNET, declared_prediction, detect_family
+from lora_atelier.trainer_core.models.sd.unet import build_unet, unet_shape
+from lora_atelier.trainer_core.networks.layers.lora import LoraLayer
+
+CPU = torch.device("cpu")
+PARTS = {"seconds", "forward", "backward", "update", "loss"}
+LORA = LoraConfig(rank=8, alpha=8, preset="full")
+
+
+@pytest.fixture
+def unet():
+    return tiny_unet().requires_grad_(False).eval()
+
+
+def xl_unet():
+    tensors = {k.removeprefix(UNET): v for k, v in family_tensors("sdxl").items() if k.startswith(UNET)}
+    return build_unet(tensors, FAMILIES["sdxl"], "toy").requires_grad_(False).eval()
+
+
+def batch_for(unet, count=1):
+    return contenders.build_batch(unet, 64, count, next(unet.parameters()).device, torch.float32)
+
+
+@pytest.mark.parametrize("build", [tiny_unet, xl_unet])
+def test_contenders_take_turns_on_one_set_of_weights(build):
+    unet = build().requires_grad_(False).eval()
+    before = copy.deepcopy(unet.state_dict())
+    steps, without = contenders.race(unet, batch_for(unet, 2), LORA, ["frozen", "ours", "peft"], 2)
+    assert len(steps) == 2 and not without
+    for step in steps:
+        assert set(step) == {"frozen", "ours", "peft"}
+        assert all(set(taken) == PARTS and taken["seconds"] > 0 for taken in step.values())
+    assert steps[0]["frozen"]["loss"] == steps[1]["frozen"]["loss"]  # frozen: ours is attached to a UNet of its own
+    assert steps[1]["ours"]["loss"] < (1 - 1e-5) * steps[1]["frozen"]["loss"]
+    assert apart(steps[0]["ours"]["loss"], steps[1]["ours"]["loss"])
+    assert all(torch.equal(value, before[name]) for name, value in unet.state_dict().items())
+
+
+def test_a_contender_that_computes_something_else_is_out_of_the_race(unet, monkeypatch):
+    others = [tiny_unet().requires_grad_(False), unet]  # ours is built on the first, popped last
+    with torch.no_grad():
+        next(p for n, p in unet.named_parameters() if n == "conv_out.weight").mul_(3)
+    monkeypatch.setattr(contenders, "share_weights", lambda unet: others.pop())
+    steps, without = contenders.race(unet, batch_for(unet), LORA, ["frozen", "ours"], 1)
+    assert set(steps[0]) == {"frozen"} and "it does not compute the same: a first loss of" in without["ours"]
+
+
+def cannot_compile(*_, **__):
+    raise torch._dynamo.exc.TorchDynamoException("no C compiler\nwas found")
+
+
+def out_of_memory(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_failing_contender_costs_itself_alone(unet, monkeypatch):
+    import torch._dynamo
+
+    right = contenders.build_frozen(unet, batch_for(unet), LORA)()["loss"]
+
+    def in_the_third_step(unet, batch, lora):
+        turns = iter([{"loss": right}, {"loss": right}])
+        return lambda: next(turns, None) or out_of_memory()
+
+    monkeypatch.setattr(torch, "compile", lambda forward, backend: cannot_compile)
+    for name, failing in (("no memory", out_of_memory), ("later", in_the_third_step)):
+        monkeypatch.setitem(contenders.CONTENDERS, name, contenders.Contender(failing))
+    monkeypatch.setitem(sys.modules, "peft", None)  # not installed
+    names = ["no memory", "compiled", "frozen", "later", "peft", "ours"]
+    steps, without = contenders.race(unet, batch_for(unet), LORA, names, 2)
+    assert [set(step) for step in steps] == [{"frozen", "later", "ours"}, {"frozen", "ours"}]
+    assert without.pop("compiled").endswith("so training continues without it: no C compiler was found")
+    assert without.pop("peft").startswith("import of peft halted")
+    assert set(without) == {"no memory", "later"}
+    assert set(without.values()) == {"it runs out of memory on this device"}
+    with pytest.raises(RuntimeError, match="All contenders failed"):
+        contenders.race(unet, batch_for(unet), LORA, ["no memory", "compiled"], 1)
+
+
+def test_preparing_a_twin_leaves_the_shared_weights_alone(unet):
+    before = copy.deepcopy(unet.state_dict())
+    memory = MemoryConfig(checkpointing="full", channels_last="on", offload_weights="all", offload_activations="off")
+    twin = contenders.prepare(contenders.share_weights(unet), memory, "float8", torch.bfloat16, CPU)
+    contenders.build_frozen(twin, contenders.build_batch(twin, 64, 1, CPU, torch.bfloat16), LORA)()
+    assert all(torch.equal(value, before[name]) for name, value in unet.state_dict().items())
+
+
+def test_the_second_unet_holds_the_very_same_tensors(unet):
+    mine, twin = unet.state_dict(), contenders.share_weights(unet).state_dict()
+    assert set(mine) == set(twin)
+    assert all(mine[name].data_ptr() == twin[name].data_ptr() for name in mine)
+
+
+def test_work_is_counted_without_weights_and_grows_with_the_batch():
+    unet = xl_unet().to("meta")
+    one, two = (contenders.count_flops(unet, batch_for(unet, count)) for count in (1, 2))
+    assert two == 2 * one
+    conv = unet.conv_in  # the last of the backward pass: it is counted there and back
+    assert one > 2 * 2 * conv.weight.numel() * 8 * 8
+
+
+def test_the_training_loop_is_timed_in_parts():
+    rows = loop.time_loop(cases.Case(name="x", base="tiny", resolution=64, race_steps=1, loop_steps=2))
+    assert len(rows) == 2
+    assert all(0 < share < 1 for share in report.bookkeeping(rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "text_width", "count", "prediction"),
+    [
+        ("sd15", (320, 640, 1280, 1280), 768, 1_066_235_307, "epsilon"),
+        ("sd2", (320, 640, 1280, 1280), 1024, 1_303_597_228, "v_prediction"),
+        ("sdxl", (320, 640, 1280), 2048, 3_468_837_868, "epsilon"),
+    ],
+)
+def test_a_full_size_base_is_a_whole_checkpoint(name, channels, text_width, count, prediction, tmp_path):
+    architecture = checkpoints.ARCHITECTURES[name]
+    shapes = {k: tuple(tensor.shape) for k, tensor in checkpoints.checkpoint_shapes(architecture).items()}
+    header = FileHeader(path=tmp_path / "x.safetensors", shapes=shapes, metadata={"modelspec.prediction_type": ""})
+    family = FAMILIES[architecture.family]
+    assert detect_family(header) is family
+    assert (declared_prediction(header, family) or ("epsilon", "silence"))[0] == prediction
+    shape = unet_shape({k.removeprefix(UNET): s for k, s in shapes.items() if k.startswith(UNET)}, family)
+    assert shape["block_out_channels"] == channels and shape["cross_attention_dim"] == text_width
+    assert sum(torch.Size(s).numel() for s in shapes.values()) == count  # that of the published model
+
+
+def test_a_checkpoint_is_written_tensor_by_tensor_and_gives_finite_values(tmp_path, monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    path = tmp_path / "toy.safetensors"
+    checkpoints.write_checkpoint(path, checkpoints.ARCHITECTURES["toy-sdxl"])
+    base = load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(path)))
+    batch = contenders.build_batch(base.unet, 64, 1, CPU, torch.float32)
+    conditions = Conditions(context=batch.context, pooled=batch.added["text_embeds"], sizes=batch.added["time_ids"])
+    with torch.no_grad():
+        prediction = base.predict(batch.noised, batch.timesteps, conditions)
+        hidden = base.texts[1].model(torch.arange(77)[None], output_hidden_states=True)
+    assert prediction.isfinite().all() and prediction.std() > 0.01
+    assert hidden.text_embeds.isfinite().all() and hidden.text_embeds.std() > 0.01
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("name", [name for name in layers.FORMS if not name.startswith("kept")])
+@pytest.mark.parametrize(
+    ("base", "shape"),
+    [
+        (torch.nn.Linear(6, 10), (2, 5, 6)),
+        (torch.nn.Conv2d(6, 10, 1), (2, 6, 4, 5)),
+        (torch.nn.Conv2d(6, 10, 3, padding=1), (2, 6, 4, 5)),
+        (torch.nn.Conv2d(6, 10, 3, 2, padding=1), (2, 6, 4, 6)),
+    ],
+)
+def test_every_form_of_a_layer_computes_the_same(name, base, shape):
+    base.requires_grad_(False)
+    layer = LoraLayer(base, 4, 2.0, name="x", seed=0)
+    torch.manual_seed(0)
+    torch.nn.init.normal_(layer.up)
+    x = torch.randn(shape, requires_grad=True)
+    results = []
+    for form in (layers.kept, layers.FORMS[name]):
+        output = form(layer, x, base(x))
+        results.append([output, *torch.autograd.grad(output.square().sum(), [x, layer.down, layer.up])])
+    for expected, found in zip(*results, strict=True):
+        assert (found - expected).norm() <= 1e-6 * expected.norm()
+
+
+def test_algorithms_are_timed_beside_lycoris():
+    found = {case: networks.time_case(case, networks.TINY, rounds=1) for case in ("LoHa", "full difference")}
+    assert set(found["LoHa"]["own"]) == {"ours", "rebuild", "bypass"} > set(found["full difference"]["own"])
+    found["LoHa"] |= {"rebuild": 3.0}
+    table = networks.render(found, 1)
+    assert "| 3.00 | rebuild ≥ 2 | met |" in table and table.count("\n| full difference |") == 1
+
+
+def test_forms_are_timed():
+    assert set(layers.time_shape(True, (1, 4, 6), (1, 4, 10), 1, 1, rounds=1)) == set(layers.FORMS)
+    assert sum(layers.layer_shapes().values()) == 282
+
+
+def measured(ours=2.2, case=cases.CASES["sd15-cpu"]):
+    parts = {"forward": 1.0, "backward": 1.0, "update": 0.1}
+    race = [{name: {"seconds": s, **parts} for name, s in (("frozen", 2.0), ("ours", ours), ("peft", 2.5))}] * 5
+    machine = {"device": "CPU", "cpu": "a CPU", "cores": 2, "threads": 2, "simd": "AVX2", "load": 0}
+    stock = {"seconds": [11.0, 11.0], "loaded": 4000, "peak": 16000, "compute_dtype": ["float32"]}
+    return {
+        "case": asdict(case),
+        "described": {
+            "title": "a base",
+            "machine": machine | {"torch": "2", "python": "3"},
+            "layers": 282,
+            "flops": 8e12,
+        },
+        "rounds": [{"race": race, "stock": stock | {"tensors": 9, "adapters": 3}}],
+        "memory": {name: {"loaded": 4000, "peak": 4800} for name in ("frozen", "ours", "peft")},
+        "loop": [{"seconds": 2.0, "forward": 1.0, "backward": 0.9, "optimizer": 0.08}],
+        "left_out": [],
+        "date": "2026-01-01",
+        "commit": "abc",
+        "command": "python3 dev.py bench",
+    }
+
+
+def test_ratios_are_those_of_pairs():
+    ratios = report.build_ratios(measured())
+    assert [r.middle for r in ratios] == pytest.approx([1.1, 0.88, 5.0, 0.3, 0.01])
+    assert all(ratio.met for ratio in ratios)
+
+
+def test_a_missed_target_is_printed_as_missed():
+    assert "**missed**" not in report.render(measured())
+    text = report.render(measured(ours=2.6))
+    assert text.count("**missed**") == 2
+    assert "| seconds per step, ours / frozen pass | 1.300 | 1.300 – 1.300, n = 5 | ≤ 1.15 | **missed** |" in text
+
+
+def test_without_stock_node_and_loop_the_rest_is_reported():
+    result = measured() | {"left_out": ["TrainLoraNode was left out: no room."], "loop": []}
+    del result["rounds"][0]["stock"]
+    text = report.render(result)
+    assert "TrainLoraNode was left out: no room." in text and "TrainLoraNode / ours" not in text
+
+
+def test_a_block_of_the_page_is_replaced_and_the_rest_stays(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n<!-- bench:a -->\nold\n<!-- /bench:a -->\n\nprose\n", encoding="utf-8")
+    report.write_block(page, "a", "new \\1\n")
+    report.write_block(page, "b", "more")
+    assert page.read_text(encoding="utf-8") == (
+        "# Title\n\n<!-- bench:a -->\nnew \\1\n<!-- /bench:a -->\n\nprose\n"
+        "\n<!-- bench:b -->\nmore\n<!-- /bench:b -->\n"
+    )
+
+
+def test_a_case_is_described_from_the_header_of_its_base():
+    told = worker.measure({"what": "describe", "case": "tiny-1-dry"})
+    assert told["layers"] == 84 and told["case"]["resolution"] == 64 and told["flops"] > 1e8
+
+
+def here(measure):
+    """Measure parts in this process."""
+
+    class Here:
+        def __init__(self, part):
+            pass
+
+        def measure(self, part, seconds):
+            return measure(part)
+
+        def end(self):
+            pass
+
+    return Here
+
+
+def test_the_gpu_suite_runs_dry_and_is_not_measured_twice(tmp_path, monkeypatch):
+    monkeypatch.delenv("COMFYUI_PATH", raising=False)
+    # bitsandbytes compiles its 4-bit kernel for each shape on the CPU
+    curve = [setting for setting in cases.CURVE if setting.weights != "nf4"]
+    monkeypatch.setattr(parts, "CURVE", curve)
+    path = tmp_path / "gpu.json"
+    order = []
+    monkeypatch.setitem(contenders.CONTENDERS, "peft", contenders.Contender(out_of_memory))
+
+    def measure(part):
+        order.append((part["what"], part.get("case")))
+        return worker.measure(part)
+
+    first = results.Results(path, here(measure), "dry", resume=True)
+    first.measure(parts.gpu_parts(cases.GPU_DRY, 1, first), together=True, seconds=9 * 60)
+    assert not first.failed and not first.waiting()
+    tiny, toy = "tiny-1-dry", "toy-sdxl-2-dry"
+    once = list(dict.fromkeys(order))
+    assert once[:3] == [("device", None), ("describe", tiny), ("describe", toy)]
+    assert once[3:7] == [("race", tiny), ("race", toy), ("alone", tiny), ("estimate", tiny)]
+    text = gpu_report.render(first.data, parts.suite(first.data))
+    for title in ("frozen pass", "**LoRA Atelier** |", "**LoRA Atelier**, compiled |"):
+        assert text.count(f"\n| {title}") == (1 if "compiled" in title else 2)
+    assert "| diffusers + peft" not in text
+    assert text.count("\npeft was left out: it runs out of memory on this device.") == 2
+    assert "TrainLoraNode was left out: COMFYUI_PATH names no ComfyUI folder." in text
+    assert all(f"\n| {setting.name} |" in text for setting in curve)
+    assert text.count("| not measured |") == 4  # of the full-size cases; the estimate was held against toys
+    again = results.Results(path, here(cannot_compile), "dry", resume=True)
+    again.measure(parts.gpu_parts(cases.GPU_DRY, 1, again), together=True)
+    assert gpu_report.render(again.data, parts.suite(again.data)) == text
+
+
+def test_the_goals_come_first_and_models_are_loaded_few_times(tmp_path):
+    kept = results.Results(tmp_path / "r.json", here(None), "c", resume=False)
+    plan = parts.gpu_parts(cases.GPU, 1, kept)
+    assert len({results.key(part) for part in plan}) == len(plan)
+    shared = [cases.company(part) for part in plan]
+    starts = [one for before, one in zip([None, *shared], shared, strict=False) if one != before]
+    wanted = [
+        "counted",
+        "race sdxl-1024-4-gpu",
+        "race sdxl-1024-1-gpu",
+        "alone sd15-512-1-gpu",
+        "alone sdxl-1024-1-gpu",
+    ]
+    assert [" ".join(start).strip() for start in starts[:6]] == [*wanted, "counted"] and len(starts) <= 15
+    assert max(map(cases.limit, plan)) < 9 * 60  # every part fits into a call
+
+
+def test_results_of_other_sources_are_not_kept(tmp_path, monkeypatch):
+    path, part = tmp_path / "r.json", {"what": "device", "device": "cpu"}
+
+    def measured(number, resume=True):
+        kept = results.Results(path, here(lambda part: {"n": number}), "c", resume=resume)
+        kept.measure([part])
+        return results.found(json.loads(path.read_text()), part)
+
+    assert [measured(1), measured(2), measured(3, resume=False)] == [{"n": 1}, {"n": 1}, {"n": 3}]
+    monkeypatch.setattr(results, "sources_digest", lambda: "other")
+    assert measured(4) == {"n": 4}
+
+
+def test_what_does_not_fit_into_the_time_waits_for_the_next_call(tmp_path):
+    path, plan = tmp_path / "r.json", [parts.alone(cases.GPU[0], name) for name in ("compiled", "ours")]
+    seconds = [cases.limit(part) for part in plan]
+    assert seconds[0] > seconds[1]
+    kept = results.Results(path, here(lambda part: {"n": 1}), "c", resume=True)
+    kept.measure(plan, seconds=sum(seconds) / 2)
+    assert results.found(kept.data, plan[0]) == {"left_out": results.WAITS} and kept.waiting() == 1
+    again = results.Results(path, here(lambda part: {"n": 2}), "c", resume=True)
+    again.measure(plan)
+    assert [results.found(again.data, part)["n"] for part in plan] == [2, 1] and not again.waiting()
+
+
+def test_a_part_that_fails_costs_itself_alone_and_is_tried_again_last(tmp_path, monkeypatch):
+    lines = ["import os, sys", "for n, line in enumerate(sys.stdin):", "    assert 'peft' not in line, 'no peft'"]
+    lines += ["    out = f'{sys.argv[2]}/{n}.json'", "    open(out + '.tmp', 'w').write(f'[{os.getpid()}, {n}]')"]
+    (tmp_path / "worker.py").write_text("\n".join([*lines, "    os.replace(out + '.tmp', out)"]))
+    monkeypatch.setattr(results, "WORKERS", tmp_path)
+    path, names = tmp_path / "r.json", ["frozen", "ours", "peft", "compiled"]
+    plan = [parts.alone(cases.GPU[0], name) for name in names]
+    kept = results.Results(path, results.Child, "c", resume=True)
+    kept.measure(plan, together=True)
+    (one, first), (same, second), failed, (other, third) = (results.found(kept.data, part) for part in plan)
+    assert one == same != other and (first, second, third) == (0, 1, 0)
+    assert failed == {"left_out": "it failed (AssertionError: no peft)"} and kept.failed == [results.key(plan[2])]
+    order = []
+    again = results.Results(path, here(lambda part: order.append(part) or {"n": 1}), "c", resume=True)
+    again.measure([plan[2], parts.describe(cases.GPU[0])])
+    assert order == [parts.describe(cases.GPU[0]), plan[2]] and not again.failed
+
+
+def test_a_part_that_takes_too_long_ends_with_all_it_has_started(tmp_path, monkeypatch):
+    script, told = tmp_path / "worker.py", tmp_path / "pid"
+    start = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    lines = ["import subprocess, sys, time", f"open({str(told)!r}, 'w').write(str({start}.pid))", "time.sleep(600)"]
+    script.write_text("\n".join(lines))
+    monkeypatch.setattr(results, "WORKERS", tmp_path)
+    process = results.Child({"what": "race"})
+    while not told.is_file() or not told.read_text():  # on a busy machine it starts slowly
+        assert process._process.poll() is None
+        time.sleep(0.1)
+    with pytest.raises(results.PartFailed, match="longer than its limit of 3 s"):
+        process.measure({"what": "race"}, 3)
+    process.end()
+    assert told.read_text() and not alive(int(told.read_text())) and not alive(process._process.pid)
+
+
+def alive(pid):
+    try:
+        return "\nState:\tZ" not in open(f"/proc/{pid}/status").read()
+    except FileNotFoundError:
+        return False
+
+
+def test_a_contender_whose_memory_could_not_be_measured_keeps_its_seconds():
+    full, result = measured(), measured()
+    del result["memory"]["frozen"], result["memory"]["ours"]
+    table = [line for line in report.render(result).splitlines() if line.startswith("| frozen pass")]
+    whole = [line for line in report.render(full).splitlines() if line.startswith("| frozen pass")]
+    assert table[0].split("|")[2] == whole[0].split("|")[2] and "MB" in whole[0] and "MB" not in table[0]
+    assert "peak memory, ours" not in report.render(result)
+
+
+def test_a_case_without_race_memory_or_node_is_still_reported(tmp_path, monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    case = cases.CASES["sdxl-1024-1-gpu"]
+    described = measured(case=case)["described"] | {"case": asdict(case)}
+
+    def measure(part):
+        if part["what"] == "describe":
+            return described
+        if part["what"] == "alone" and part["contender"] == "ours":
+            return {"seconds": [0.5, 0.5], "loaded": 1, "peak": 9, "reserved": 10, "overhead": 2}
+        return {"left_out": f"no {part['what']} here"}
+
+    kept = results.Results(tmp_path / "r.json", here(measure), "c", resume=False)
+    kept.measure(parts.case_parts(case, 1, kept))
+    result = parts.case_result(case, kept.data)
+    assert result["left_out"] == [
+        "The race, first round, was left out: no race here.",
+        "TrainLoraNode was left out: no stock here.",
+        "The race was left out: no race here.",
+        "frozen alone was left out: no alone here.",
+        "compiled alone was left out: no alone here.",
+        "peft alone was left out: no alone here.",
+    ]
+    device = {"machine": described["machine"], "measured": 1e14, "megabytes": 1}
+    text = gpu_report.render(TOLD, {"device": device, case.name: result})
+    assert "| **LoRA Atelier** | 2 | 0.5000 – 0.5000 |  | 16.0% | 9 MB | 10 MB | 12 MB |" in text
+
+
+TOLD = {"date": "2026-01-01", "commit": "abc", "command": "python3 dev.py bench --gpu"}
+
+
+def suite(compiled=1.8, held=5700, estimated=5200):
+    result = measured(case=cases.CASES["sdxl-1024-4-gpu"])
+    for step in result["rounds"][0]["race"]:
+        step["compiled"] = {"seconds": compiled, "forward": 1, "backward": 1, "update": 0}
+    device = result["described"]["machine"] | {"device": "NVIDIA H200"}
+    curve = {
+        "checkpointing 0": {"seconds": [1.0], "peak": 9000, "reserved": 9500, "overhead": 500, "estimated": 9000},
+        "checkpointing full": {
+            "seconds": [1.5],
+            "peak": 5000,
+            "reserved": held - 500,
+            "overhead": 500,
+            "estimated": estimated,
+        },
+        "full, weights in nf4": {"left_out": "bitsandbytes is not there", "estimated": 2000},
+    }
+    parts = {"sdxl-1024-4-gpu": result, "sdxl-1024-1-gpu-curve": curve}
+    return {"device": {"machine": device, "measured": 8e14, "megabytes": 150_000}, **parts}
+
+
+def test_goals_of_the_gpu_suite_are_judged():
+    text = gpu_report.render(TOLD, suite())
+    assert "989 TFLOP/s by the maker's data sheet, 800 TFLOP/s measured" in text
+    assert "0.4% of the peak, 111.1% of the frozen pass | met |" in text
+    assert "1.39x at the least (sdxl-1024-4-gpu; cases measured: 1) | met |" in text
+    assert "5,700 MB on the card (5,000 MB of tensors), checkpointing full | met |" in text and "4.0% off" in text
+    assert "| full, weights in nf4 | | | | | | bitsandbytes is not there |" in text
+    assert re.search(r"\| sd15-512-1-gpu: < 2,800 MB .*\| not measured \| its turn has not come \|", text)
+    text = gpu_report.render(TOLD, suite(compiled=2.4, held=6000, estimated=6000))
+    assert "0.4% of the peak, 90.9% of the frozen pass | **missed** |" in text
+    assert "1.04x at the least (sdxl-1024-4-gpu; cases measured: 1) | **missed** |" in text
+    assert "6,000 MB on the card (5,000 MB of tensors), checkpointing full | **missed** |" in text
+    assert "20.0% off at the most (sdxl-1024-1-gpu-curve checkpointing full; 2 of 3 settings) | **missed** |" in text
+
+
+def test_a_goal_without_a_figure_says_why():
+    without = suite()
+    for step in without["sdxl-1024-4-gpu"]["rounds"][0]["race"]:
+        step.pop("compiled", None)  # all steps are one and the same
+    without["sdxl-1024-4-gpu"]["left_out"] = ["compiled was left out: no C compiler was found."]
+    text = gpu_report.render(TOLD, without)
+    assert "diffusers + peft | not measured | compiled was left out: no C compiler was found. |" in text
+    assert "Nothing has been measured yet" in gpu_report.render(TOLD, {})
+
+
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [("NVIDIA H200", 989.4e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA L40S", 362e12), ("GTX 9", None)],
+)
+def test_the_peak_of_a_card_is_found_by_its_name(device, peak):
+    assert gpu_report.listed_peak(device) == peak
+
+
+def test_one_step_goes_all_the_way_into_comfyui(tmp_path, monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    lora = tmp_path / "lora.safetensors"
+    train = full_size.train_one_step("tiny", lora)
+    load = results.child("full_size.py", "load", "--model", "tiny", "--lora", str(lora))
+    result = {"train": train, "load": load}
+    full_size.check("tiny", result)
+    assert train["layers"] == {"unet": 119, "te": 18} and load["unet"] == 119 and load["text"] == 18
+    text = full_size.render({"tiny": result | {"stamp": "today", "command": "bench --full-size"}})
+    assert "| tiny | float32 | 64 | 119 unet + 18 te | 119 + 18 | 0 |" in text and "met" in text
+    with pytest.raises(RuntimeError, match="117 \\+ 18 of 137 layers"):
+        full_size.check("tiny", {"train": train, "load": load | {"unet": 117}})
+
+
+def test_saves_are_measured_against_steps(monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    result = saves.measure("tiny", "cpu")
+    assert len(result["saves"]) == saves.SAVES and len(result["steps"]) == saves.SAVES + 1
+    assert result["megabytes"] > 0.5 and all(seconds > 0 for seconds in result["saves"])
+    text = saves.render(result, "bench --saves", "today")
+    assert re.search(r"\| share of a run that saving takes, every 5 minutes \| \d+\.\d\d% .*≤ 1% \| \S+ \|", text)
+    quick = saves.render({**result, "saves": [2.0, 1.0, 2.5]}, "bench --saves", "today")
+    assert "| 0.66% | 0.33% – 0.83%, n = 3 | ≤ 1% | met |" in quick
+    slow = saves.render({**result, "saves": [4.0, 3.1, 5.0]}, "bench --saves", "today")
+    assert "| 1.32% | 1.02% – 1.64%, n = 3 | ≤ 1% | **missed** |" in slow
+
+
+def test_memory_is_foretold_by_settings_and_falls_with_each(monkeypatch):
+    case = next(case for case in cases.GPU if case.base == "sd15")
+    chosen = [setting for setting in cases.CURVE if setting.name in ("checkpointing 0", "full, weights in nf4")]
+    text = estimates.render([case], chosen)
+    assert "| Stable Diffusion 1.5 at full size, 512 px, batch 1 |" in text
+    fastest, smallest = (int(found.replace(",", "")) for found in re.findall(r"\| ([\d,]+) MB \|", text))
+    assert 2_500 < fastest < 3_000 and 600 < smallest < 1_000  # 1,719 MB of weights in bfloat16, a quarter in nf4

@@ -1,0 +1,169 @@
+"""Configurations are read strictly, written plainly and refuse what cannot work."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from lora_atelier.trainer_core import config as c
+
+DATASET = c.DatasetConfig(
+    concepts=(
+        c.ConceptConfig(folder="cats", repeats=3, masks=c.MaskConfig(invert=True)),
+        c.ConceptConfig(
+            folder="dogs",
+            captions=c.CaptionConfig(shuffle=True, keep=1, extensions=(".txt", ".tags")),
+            augment=c.AugmentConfig(rotation=5),
+            resolutions=("512", "640x384"),
+        ),
+    )
+)
+RUN = c.RunConfig(
+    base_model=c.BaseModelConfig(path="model.safetensors", clip_skip=2),
+    dataset=DATASET,
+    train=c.TrainConfig(validate_every=10),
+    sample=c.SampleConfig(prompts=("a cat", "a dog")),
+)
+
+
+def test_a_run_survives_dict_and_json() -> None:
+    again = c.RunConfig.from_dict(json.loads(json.dumps(RUN.to_dict())))
+    assert again == RUN
+    assert again.digest() == RUN.digest()
+    assert isinstance(again.dataset.concepts[0].masks, c.MaskConfig)
+    assert isinstance(again.sample.prompts, tuple)
+
+
+def test_an_unknown_key_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="rnak"):
+        c.LoraConfig.from_dict({"rnak": 8})
+    with pytest.raises(ValueError, match="colour"):
+        c.RunConfig.from_dict(RUN.to_dict() | {"lora": {"colour": 1}})
+
+
+def test_the_digest_does_not_depend_on_the_order_of_keys() -> None:
+    values = RUN.to_dict()
+    turned = dict(reversed(values.items()))
+    assert c.RunConfig.from_dict(turned).digest() == RUN.digest()
+
+
+def test_every_field_of_a_run_changes_its_digest() -> None:
+    for field in dataclasses.fields(c.TrainConfig):
+        value = getattr(RUN.train, field.name)
+        other: Any = {
+            "latent_sampling": "mean",
+            "save_dtype": "float32",
+            "keep_best": True,
+            "early_stop_min_improvement": 0.1,
+            "log": "csv",
+            "resolution": 768,
+            "bucket_step": 32,
+            "buckets": c.BucketConfig(no_upscale=True),
+        }.get(field.name, value + 1 if isinstance(value, int) else None)
+        changed = RUN.replace(train=RUN.train.replace(**{field.name: other}))
+        assert changed.digest() != RUN.digest(), field.name
+
+
+def test_configurations_are_frozen_and_keyword_only() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RUN.train.steps = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        c.ConceptConfig("cats")  # type: ignore[misc]
+
+
+REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
+    (c.BaseModelConfig, {"path": "x", "prediction": "flow"}, "prediction"),
+    (c.BaseModelConfig, {"path": "x", "clip_skip": 0}, "clip_skip"),
+    (c.MaskConfig, {"unmasked_weight": 1.5}, "unmasked_weight"),
+    (c.MaskConfig, {"unmasked_probability": float("nan")}, "unmasked_probability"),
+    (c.MaskConfig, {"suffixes": ()}, "suffix"),
+    (c.MaskConfig, {"suffixes": ("-mask.png", "")}, "suffix"),
+    (c.MaskConfig, {"threshold": 2}, "threshold"),
+    (c.MaskConfig, {"prior_weight": -1}, "prior_weight"),
+    (c.ConceptConfig, {"folder": "x", "repeats": 0}, "repeats"),
+    (c.ConceptConfig, {"folder": "x", "loss_weight": -1}, "loss_weight"),
+    (c.ConceptConfig, {"folder": "x", "role": "test"}, "role"),
+    (c.ConceptConfig, {"folder": "x", "samples": -1}, "samples"),
+    (c.ConceptConfig, {"folder": "x", "resolutions": ("big",)}, "'big' is invalid"),
+    (c.ConceptConfig, {"folder": "x", "background": "no colour"}, "background is 'no colour'"),
+    (c.ConceptConfig, {"folder": "x", "min_side": 0}, "min_side"),
+    (c.CaptionConfig, {"tag_dropout": 2}, "tag_dropout"),
+    (c.CaptionConfig, {"extensions": ("txt",)}, "dot"),
+    (c.CaptionConfig, {"extensions": ()}, "dot"),
+    (c.CaptionConfig, {"extensions": ("./../x",)}, "dot"),
+    (c.CaptionConfig, {"separator": " "}, "separator"),
+    (c.CaptionConfig, {"source": "one_file"}, "set caption_file of"),
+    (c.CaptionConfig, {"encoding": "cp99999"}, "an unknown encoding"),
+    (c.AugmentConfig, {"rotation": 46}, "rotation"),
+    (c.AugmentConfig, {"variants": 0}, "variants"),
+    (c.BucketConfig, {"resolutions": ("512", "100x100")}, "'100x100' is invalid"),
+    (c.BucketConfig, {"min_side": 512, "max_side": 256}, "swap the two"),
+    (c.OptimizerConfig, {"learning_rate": 0}, "nothing is trained"),
+    (c.OptimizerConfig, {"options": {"beta2": 1}}, "beta2 of adamw is 1; it must be between 0 and 0.999999"),
+    (c.OptimizerConfig, {"name": "adamw9"}, "choose one of"),
+    (c.OptimizerConfig, {"name": "sgd", "options": {"beta1": 0.9}}, "sgd has no parameter 'beta1'; it has"),
+    (c.OptimizerConfig, {"name": "sgd", "options": {"momentum": 0.0}}, "nesterov needs momentum"),
+    (c.OptimizerConfig, {"name": "adafactor", "options": {"warmup_init": True}}, "relative_step"),
+    (c.OptimizerConfig, {"name": "prodigy", "options": {"slice_p": 1.5}}, "whole number"),
+    (c.OptimizerConfig, {"name": "prodigy", "options": {"separate": 1}}, "must be like False"),
+    (c.OptimizerConfig, {"name": "prodigy", "lora_plus_ratio": 16}, "estimates one step size"),
+    (c.OptimizerConfig, {"name": "schedulefree_adamw", "ema_decay": 0.9}, "averages the weights already"),
+    (c.OptimizerConfig, {"learning_rate": 0, "text_encoder_learning_rate": 1, "conv_learning_rate": 1}, "conv_"),
+    (c.OptimizerConfig, {"ema_decay": 1}, "ema_decay"),
+    (c.SchedulerConfig, {"min_lr_ratio": 2}, "min_lr_ratio"),
+    (c.LoraConfig, {"rank": 0}, "rank"),
+    (c.LoraConfig, {"alpha": 0}, "alpha"),
+    (c.LoraConfig, {"block_ranks": (4, -1)}, "block_ranks is"),
+    (c.LoraConfig, {"block_ranks": (4.5,)}, "whole"),
+    (c.LoraConfig, {"block_weights": (1, float("nan"))}, "block_weights is"),
+    (c.LoraConfig, {"include": ("*to_q", " ")}, "empty pattern"),
+    (c.LoraConfig, {"conv_rank": 4}, "conv_rank has no effect: the preset attn-mlp trains no 3x3"),
+    (c.LoraConfig, {"preset": "full-lin", "conv_block_alphas": (4,)}, "conv_block_alphas has no effect"),
+    (c.LoraConfig, {"preset": "full", "conv_rank": 4, "conv_block_ranks": (4,)}, "conv_rank has no effect"),
+    (c.LoraConfig, {"preset": "full", "conv_alpha": 4, "conv_block_alphas": (4,)}, "conv_alpha has no effect"),
+    (c.LoraConfig, {"algorithm": "ia3", "block_ranks": (4,)}, "ia3 has no rank"),
+    (c.LoraConfig, {"algorithm": "ia3", "preset": "full"}, "preset has no effect"),
+    (c.LoraConfig, {"algorithm": "full", "preset": "full", "conv_rank": 4}, "full has no rank"),
+    (c.LoraConfig, {"algorithm": "lokr", "full_matrix": True, "block_ranks": (4,)}, "lokr has no rank"),
+    (c.LoraConfig, {"algorithm": "oft", "block_alphas": (4,)}, "oft has no alpha"),
+    (c.LoraConfig, {"start": "a.safetensors", "exclude": ("*fc1",)}, "exclude has no effect: an existing LoRA"),
+    (c.ObjectiveConfig, {"min_timestep": 600, "max_timestep": 500}, "min_timestep"),
+    (c.ObjectiveConfig, {"max_timestep": 1000}, "max_timestep"),
+    (c.ObjectiveConfig, {"loss": "l2"}, "loss is 'l2'"),
+    (c.ObjectiveConfig, {"huber_c": 0.2}, "works with loss huber or smooth_l1 or huber_true only, and loss is mse"),
+    (c.ObjectiveConfig, {"loss": "l1", "huber_schedule": "snr"}, "huber_schedule works with loss"),
+    (c.ObjectiveConfig, {"loss": "huber", "huber_c": 0}, "huber_c"),
+    (c.ObjectiveConfig, {"weighting": "debiased", "min_snr_gamma": 5}, "min_snr_gamma works with weighting"),
+    (c.ObjectiveConfig, {"p2_gamma": 2}, "p2_gamma"),
+    (c.ObjectiveConfig, {"weighting": "soft_min_snr"}, "set it to 5 in Noise & Loss"),
+    (c.ObjectiveConfig, {"snr_weight_floor": 0.1}, "snr_weight_floor needs a weighting"),
+    (c.ObjectiveConfig, {"snr_weight_floor": 2, "min_snr_gamma": 5}, "snr_weight_floor"),
+    (c.ObjectiveConfig, {"loss_on": "x0", "min_snr_gamma": 5}, "loss_on x0 is a diagnostic"),
+    (
+        c.ObjectiveConfig,
+        {"beta_a": 3},
+        "beta_a works with timestep_distribution beta only, and timestep_distribution is uniform",
+    ),
+    (c.ObjectiveConfig, {"timestep_distribution": "beta", "beta_b": 0}, "beta_b"),
+    (c.ObjectiveConfig, {"timestep_distribution": "sigmoid", "sigmoid_slope": 0}, "to uniform instead"),
+    (c.ObjectiveConfig, {"noise_offset_strength": "random"}, "noise_offset is 0; set noise_offset of"),
+    (c.ObjectiveConfig, {"noise_offset": 0.1, "offset_adaptation": 1}, "offset_adaptation works with"),
+    (c.ObjectiveConfig, {"pyramid_discount": 0.2}, "pyramid_discount"),
+    (c.ObjectiveConfig, {"pyramid_iterations": -1}, "pyramid_iterations"),
+    (c.ObjectiveConfig, {"input_perturbation": -0.1}, "input_perturbation"),
+    (c.TrainConfig, {"steps": 0}, "steps"),
+    (c.TrainConfig, {"batch_size": 0}, "batch_size"),
+    (c.TrainConfig, {"bucket_step": 60}, "bucket_step"),
+    (c.TrainConfig, {"resolution": 64, "bucket_step": 128}, "bucket_step"),
+    (c.TrainConfig, {"seed": -1}, "seed"),
+    (c.TrainConfig, {"early_stop_min_improvement": 1}, "early_stop_min_improvement"),
+    (c.TrainConfig, {"early_stop_patience": 3}, "early_stop_patience 3 needs .* set validate_every of"),
+    (c.SampleConfig, {"width": 500}, "multiple of 8"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "named"), REFUSED, ids=lambda v: str(v) if isinstance(v, dict) else "")
+def test_what_cannot_work_is_refused_by_name(kind: type[c.Config], values: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        kind(**values)

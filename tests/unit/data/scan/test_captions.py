@@ -1,0 +1,183 @@
+"""Every picture gets its caption from wherever it stands, or is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scan_folder import draw, read, table_folder
+
+from lora_atelier.trainer_core.config import CaptionConfig
+
+
+def test_captions_have_their_lines_as_the_concept_says(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", caption="\n  \n a cat \nsecond line\n")
+    manifest = read(tmp_path)
+    assert manifest.pictures[0].lines == ("a cat", "second line")
+    assert any("several lines" in note and "a.png" in note for note in manifest.notes)
+    assert read(tmp_path, captions=CaptionConfig(lines="first")).pictures[0].lines == ("a cat",)
+    assert read(tmp_path, captions=CaptionConfig(lines="join")).pictures[0].lines == ("a cat second line",)
+
+
+def test_caption_sources(tmp_path: Path) -> None:
+    draw(tmp_path / "cats" / "red cat.png", caption=None)
+    for source, expected in [("file_name", "red cat"), ("folder_name", "cats"), ("none", "")]:
+        assert read(tmp_path, captions=CaptionConfig(source=source)).pictures[0].lines == (
+            (expected,) if expected else ()
+        )
+
+
+def test_caption_files_match_whatever_the_case(tmp_path: Path) -> None:
+    draw(tmp_path / "A.png", caption=None)
+    (tmp_path / "a.TXT").write_text("found")
+    assert read(tmp_path).pictures[0].lines == ("found",)
+
+
+def test_missing_captions_are_named_and_counted(tmp_path: Path) -> None:
+    for i in range(8):
+        draw(tmp_path / f"{i}.png", (i, 0, 0), caption=None)
+    with pytest.raises(
+        ValueError, match=r"8 pictures have no \.txt caption in .*: 0\.png, .*4\.png and 3 more"
+    ) as error:
+        read(tmp_path)
+    assert str(tmp_path) in str(error.value)
+    manifest = read(tmp_path, captions=CaptionConfig(missing="empty"))
+    assert [picture.lines for picture in manifest.pictures] == [()] * 8
+    assert any(
+        note.startswith("8 pictures have no caption and train with an empty one: 0.png") for note in manifest.notes
+    )
+
+
+def test_other_text_files_are_pointed_out(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", caption=None)
+    (tmp_path / "a.caption").write_text("here")
+    with pytest.raises(ValueError, match=r"1 \.caption file.*set caption_extension of Concept Dataset to \.caption"):
+        read(tmp_path)
+    assert read(tmp_path, captions=CaptionConfig(extensions=(".caption",))).pictures[0].lines == ("here",)
+
+
+def test_an_undecodable_caption_is_named(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", caption=None)
+    (tmp_path / "a.txt").write_bytes("größe".encode("latin-1"))
+    with pytest.raises(ValueError, match=r'a\.txt is not UTF-8 text; as cp1252 .*"größe".*save it as UTF-8'):
+        read(tmp_path)
+
+
+def test_an_empty_caption_file_is_noted(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", caption=" \n")
+    assert any("empty caption file: a.png" in note for note in read(tmp_path).notes)
+
+
+ROWS = {"a.png": "a cat", "sub/b.png": "a dog"}
+TABLES = {
+    "metadata.jsonl": "".join(json.dumps({"file_name": n, "text": t}) + "\n" for n, t in ROWS.items()),
+    "metadata.csv": "file_name,text\n" + "".join(f'{n},"{t}"\n' for n, t in ROWS.items()),
+    "captions.tsv": "image\tcaption\n" + "".join(f"{n}\t{t}\n" for n, t in ROWS.items()),
+    "captions.json": json.dumps(ROWS),
+    "meta_cap.json": json.dumps({name.rsplit(".")[0]: {"caption": text} for name, text in ROWS.items()}),
+}
+
+
+@pytest.mark.parametrize("place", ["found", "named", "elsewhere", "above"])
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_gives_each_picture_its_caption_wherever_it_lies(tmp_path: Path, name: str, place: str) -> None:
+    folder = table_folder(tmp_path)
+    at = {"elsewhere": tmp_path / "tables" / name, "above": tmp_path / name}.get(place, folder / name)
+    at.parent.mkdir(exist_ok=True)
+    at.write_text(TABLES[name], encoding="utf-8")
+    file = {"found": "", "named": name, "elsewhere": str(at), "above": f"../{name}"}[place]
+    manifest = read(folder, captions=CaptionConfig(source="table", file=file))
+    assert {p.name: p.lines for p in manifest.pictures} == {name: (text,) for name, text in ROWS.items()}
+    outcomes = {file.name: (file.outcome, file.why) for file in manifest.outcomes}
+    inside = {name: ("caption", "of all pictures")} if at.parent == folder else {}
+    assert outcomes == {"a.png": ("picture", ""), "sub/b.png": ("picture", ""), **inside}
+
+
+def test_what_a_table_lacks_and_what_it_names_in_vain_is_told(tmp_path: Path) -> None:
+    folder = table_folder(tmp_path)
+    (folder / "metadata.csv").write_text("file_name,text\na.png,a cat\nold/b.png,a dog\ngone.png,x\n")
+    captions = CaptionConfig(source="table")
+    manifest = read(folder, captions=captions)
+    assert [p.lines for p in manifest.pictures] == [("a cat",), ("a dog",)]
+    assert "1 entry names no picture in metadata.csv: gone.png." in manifest.notes
+    assert "1 picture was matched in metadata.csv by the file name alone: sub/b.png." in manifest.notes
+    (folder / "metadata.csv").write_text("file_name,text\na.png,a cat\n")
+    with pytest.raises(ValueError, match=r"^1 picture has no entry in metadata\.csv: sub/b\.png; write captions"):
+        read(folder, captions=captions)
+    manifest = read(folder, captions=captions, on_problem="leave_out")
+    assert [p.name for p in manifest.pictures] == ["a.png"]
+    assert {f.name: (f.outcome, f.why) for f in manifest.outcomes}["sub/b.png"] == ("left out", "without a caption")
+    assert any(note.startswith("Left out: 1 picture has no entry in metadata.csv") for note in manifest.notes)
+    assert read(folder, captions=captions.replace(missing="empty")).pictures[1].lines == ()
+
+
+@pytest.mark.parametrize("source", ["one_file", "table"])
+def test_a_caption_file_that_cannot_be_used_is_named(tmp_path: Path, source: Any) -> None:
+    folder = table_folder(tmp_path)
+    if source == "table":
+        with pytest.raises(ValueError, match=r"There is no caption table in .*metadata\.jsonl"):
+            read(folder, captions=CaptionConfig(source=source))
+    captions = CaptionConfig(source=source, file="captions.csv")
+    with pytest.raises(ValueError, match=r"The caption file .*captions\.csv does not exist; check caption_file"):
+        read(folder, captions=captions)
+    (folder / "captions.csv").mkdir()
+    with pytest.raises(ValueError, match=r"The caption file .*captions\.csv does not exist"):
+        read(folder, captions=captions)
+    (folder / "captions.csv").rmdir()
+    (folder / "captions.csv").write_bytes("größe,größe".encode("latin-1"))
+    for on_problem in ("stop", "leave_out"):  # all captions are lost: nothing can be left out
+        with pytest.raises(ValueError, match=r"captions\.csv is not UTF-8 text"):
+            read(folder, captions=captions, on_problem=on_problem)
+    (folder / "captions.csv").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"captions\.csv (has no captions|is empty)"):
+        read(folder, captions=captions)
+
+
+def test_one_file_holds_the_lines_of_all_pictures(tmp_path: Path) -> None:
+    folder = table_folder(tmp_path)
+    (folder / "all.txt").write_text("a cat\n\na feline\n")
+    manifest = read(folder, captions=CaptionConfig(source="one_file", file="all.txt"))
+    assert [p.lines for p in manifest.pictures] == [("a cat", "a feline")] * 2
+    assert {f.name: f.why for f in manifest.outcomes}["all.txt"] == "of all pictures"
+    assert any("several lines, and each visit uses the next one: all.txt" in note for note in manifest.notes)
+
+
+def test_several_endings_are_tried_in_order_and_counted(tmp_path: Path) -> None:
+    for i, endings in enumerate([(".txt",), (".txt", ".caption"), (".caption",), (".TXT",)]):
+        draw(tmp_path / f"{i}.png", (i, 0, 0), caption=None)
+        for ending in endings:
+            (tmp_path / f"{i}{ending}").write_text(ending)
+    manifest = read(tmp_path, captions=CaptionConfig(extensions=(".txt", ".caption")))
+    assert [p.lines for p in manifest.pictures] == [(".txt",), (".txt",), (".caption",), (".TXT",)]
+    assert "Captions come from 3 .txt files, 1 .caption files." in manifest.notes
+    assert {f.name: f.outcome for f in manifest.outcomes}["1.caption"] == "not used"
+    turned = read(tmp_path, captions=CaptionConfig(extensions=(".caption", ".txt")))
+    assert [p.lines for p in turned.pictures] == [(".txt",), (".caption",), (".caption",), (".TXT",)]
+
+
+def test_if_all_captions_are_missing_the_sentence_says_so_and_where_they_are(tmp_path: Path) -> None:
+    for i in range(3):
+        draw(tmp_path / f"{i}.png", (i, 0, 0), caption=None)
+        (tmp_path / f"{i}.caption").write_text("here")
+    with pytest.raises(ValueError) as error:
+        read(tmp_path)
+    assert str(error.value) == (
+        f"None of the 3 pictures has a caption; 3 pictures have no .txt caption in {tmp_path}, but there are 3 "
+        ".caption files (set caption_extension of Concept Dataset to .caption): 0.png, 1.png, 2.png; write captions, "
+        "set missing_caption to empty, or set on_problem of Concept Dataset to leave_out."
+    )
+    (tmp_path / "1.txt").write_text("one")
+    with pytest.raises(ValueError, match=r"^2 pictures have no \.txt caption in .*, but there are 3 \.caption files"):
+        read(tmp_path)
+    notes = read(tmp_path, captions=CaptionConfig(missing="empty")).notes
+    assert any(
+        note.startswith("2 pictures have no caption and train with an empty one, but there are 3") for note in notes
+    )
+
+
+def test_braces_are_pointed_out_where_wildcards_are_off(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", (1, 0, 0), caption="a {red|blue} cat")
+    draw(tmp_path / "b.png", (2, 0, 0), caption="a {plain} cat")
+    sentence = "1 caption contains {a|b}, which is not replaced because wildcards is off: a.png."
+    assert sentence in read(tmp_path).notes
+    assert sentence not in read(tmp_path, captions=CaptionConfig(wildcards=True)).notes

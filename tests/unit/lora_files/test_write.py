@@ -1,0 +1,151 @@
+"""LoRA files: atomic, verified, with metadata; and resizing them."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from run_folders import LORA, WORD, make_run
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_models import network_on, tiny_unet
+
+from lora_atelier.trainer_core.config import LoraConfig
+from lora_atelier.trainer_core.lora_files.resize import resize_lora, truncate
+from lora_atelier.trainer_core.lora_files.write import delta_norms, file_hashes, save_lora, unused_path, verify_lora
+from lora_atelier.trainer_core.runs.cli import main
+
+
+@pytest.fixture(scope="module")
+def network():
+    network = network_on(tiny_unet(), LoraConfig(rank=8, alpha=4, preset="full"))
+    for i, layer in enumerate(network.layers.values()):
+        torch.nn.init.normal_(layer.up, std=0.1, generator=torch.Generator().manual_seed(i))
+    return network
+
+
+def test_norms_come_from_small_products(network):
+    norms = delta_norms(network.tensors())
+    assert len(norms) == len(network.layers)
+    for name, layer in network.layers.items():
+        assert norms[name] == pytest.approx(layer.delta_weight().norm().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_the_file_holds_what_was_trained(network, tmp_path, dtype):
+    path = tmp_path / "new" / "a.safetensors"
+    written = save_lora(path, network.tensors(), {"ss_seed": "1", "modelspec.title": "a"}, dtype)
+    read = load_file(path)
+    assert read.keys() == written.keys() == network.tensors().keys()
+    assert all(torch.equal(read[k], written[k]) and read[k].dtype == getattr(torch, dtype) for k in read)
+    assert [p.name for p in path.parent.iterdir()] == ["a.safetensors"]
+    assert path.stat().st_mode & 0o666 == path.parent.stat().st_mode & 0o666
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    assert metadata["ss_seed"] == "1" and metadata["modelspec.title"] == "a"
+    content = path.read_bytes()
+    body = content[8 + int.from_bytes(content[:8], "little") :]
+    assert metadata["sshs_model_hash"] == hashlib.sha256(body).hexdigest()
+    save_file(written, tmp_path / "plain.safetensors", {"ss_seed": "1"})
+    assert metadata["sshs_legacy_hash"] == file_hashes(tmp_path / "plain.safetensors")["sshs_legacy_hash"]
+
+
+def test_a_refused_file_leaves_the_old_one_as_it_was(network, tmp_path):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"the old file")
+
+    def refuse(file):
+        assert load_file(file)
+        raise ValueError("refused")
+
+    with pytest.raises(ValueError, match="refused"):
+        save_lora(path, network.tensors(), {}, verify=refuse)
+    assert path.read_bytes() == b"the old file" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_overflow_and_differences_are_errors(network, tmp_path):
+    tensors = dict(network.tensors())
+    name = next(k for k in tensors if k.endswith("lora_up.weight"))
+    with pytest.raises(ValueError, match=f"{name} does not fit float16"):
+        save_lora(tmp_path / "a.safetensors", {**tensors, name: tensors[name] * 1e7}, {})
+    save_lora(tmp_path / "a.safetensors", tensors, {})
+    with pytest.raises(ValueError, match="has delta norm"):
+        verify_lora(tmp_path / "a.safetensors", {**tensors, name: tensors[name] * 1.1}, "float16")
+    del tensors[name]
+    with pytest.raises(ValueError, match="holds other tensors"):
+        verify_lora(tmp_path / "a.safetensors", tensors, "float16")
+
+
+def test_a_taken_name_gets_a_number(tmp_path):
+    assert unused_path(tmp_path / "a.safetensors").name == "a.safetensors"
+    (tmp_path / "a.safetensors").touch()
+    (tmp_path / "a-2.safetensors").touch()
+    assert unused_path(tmp_path / "a.safetensors").name == "a-3.safetensors"
+
+
+def test_truncation_is_the_best_of_its_rank():
+    g = torch.Generator().manual_seed(0)
+    up, down = torch.randn(20, 6, generator=g), torch.randn(6, 15, generator=g)
+    new_up, new_down, kept = truncate(up, down, 3)
+    u, s, vt = torch.linalg.svd((up @ down).double())
+    best = (u[:, :3] * s[:3]) @ vt[:3]
+    assert torch.allclose((new_up @ new_down).double(), best, atol=1e-4)
+    assert kept == pytest.approx((s[:3].norm() / s.norm()).item(), rel=1e-6)
+    assert torch.allclose(new_up.norm(dim=0), new_down.norm(dim=1), rtol=1e-4)
+
+
+def test_resizing_to_the_same_rank_or_more_keeps_every_delta(network):
+    tensors = network.tensors()
+    for rank in (8, 100):
+        resized, reports = resize_lora(tensors, rank)
+        after = delta_norms(resized)
+        for name, norm in delta_norms(tensors).items():
+            assert after[name] == pytest.approx(norm, rel=1e-5)
+        for name, layer in network.layers.items():
+            up, down = resized[f"{name}.lora_up.weight"], resized[f"{name}.lora_down.weight"]
+            delta = float(resized[f"{name}.alpha"]) / down.shape[0] * up.flatten(1) @ down.flatten(1)
+            assert torch.allclose(delta.view(layer.delta_weight().shape), layer.delta_weight(), atol=1e-5)
+        assert all(r.kept == pytest.approx(1) for r in reports)
+
+
+def test_resizing_keeps_scale_shapes_and_other_keys(network):
+    tensors = {**network.tensors(), "extra": torch.ones(3)}
+    resized, reports = resize_lora(tensors, 2)
+    assert torch.equal(resized["extra"], tensors["extra"]) and resized.keys() == tensors.keys()
+    for report in reports:
+        down = resized[f"{report.name}.lora_down.weight"]
+        assert (report.old_rank, report.new_rank, down.shape[0]) == (8, 2, 2)
+        assert down.shape[1:] == tensors[f"{report.name}.lora_down.weight"].shape[1:]
+        assert float(resized[f"{report.name}.alpha"]) / 2 == 0.5
+        assert 0 < report.kept < 1
+
+
+def test_resizing_something_else_is_refused():
+    with pytest.raises(ValueError, match="no lora_up/lora_down pair"):
+        resize_lora({"x": torch.zeros(1)}, 4)
+    with pytest.raises(ValueError, match="rank is 0"):
+        resize_lora({}, 0)
+    pair = {"a.lora_up.weight": torch.ones(4, 2), "a.lora_down.weight": torch.ones(2, 4)}
+    with pytest.raises(ValueError, match="a is a Tucker or DoRA layer"):
+        resize_lora({**pair, "a.dora_scale": torch.ones(4)}, 1)
+    resized, _ = resize_lora(pair, 1)
+    assert float(resized["a.alpha"]) == 1.0 and json.dumps(list(resized))
+
+
+def test_a_save_is_exported_with_its_words_and_overwrites_nothing(tmp_path, capsys):
+    run = make_run(tmp_path / "runs", "done", saves=(2, 4, 8), finished=4)
+    to = tmp_path / "out" / "mine.safetensors"
+    command = ["export", "done", "--to", str(to), "--folder", str(run.path.parent)]
+    assert main(command) == 0
+    tensors = load_file(to)
+    assert tensors.keys() == LORA.keys() and all(torch.equal(tensors[name], 4 * LORA[name]) for name in LORA)
+    assert torch.equal(load_file(to.with_name("mine-moss.safetensors"))["emb_params"], WORD["emb_params"])
+    with safe_open(to, "pt") as file:
+        assert file.metadata()["ss_output_name"] == "mine"
+    before = to.read_bytes()
+    assert main([*command, "--step", "8"]) == 2 and "exists already" in capsys.readouterr().err
+    assert to.read_bytes() == before
+    assert main([*command, "--step", "8", "--overwrite"]) == 0 and to.read_bytes() != before
+    lora = run.path / "checkpoints" / "step-00000002" / "lora.safetensors"
+    lora.write_bytes(lora.read_bytes()[:-1] + b"!")
+    assert main([*command, "--step", "2", "--overwrite"]) == 2 and "is damaged" in capsys.readouterr().err

@@ -1,0 +1,471 @@
+"""What a LoRA can be besides plain: Tucker, DoRA, other beginnings, a scalar, dropouts, bounded norms, baked."""
+
+import copy
+import sys
+from collections.abc import Iterator
+from itertools import product
+from types import SimpleNamespace
+
+import peft
+import pytest
+import torch
+from lycoris.modules.locon import LoConModule
+from safetensors.torch import load_file
+from tiny_models import network_on, tiny_unet
+from torch import nn
+from torch.utils.checkpoint import checkpoint as recompute
+
+from lora_atelier.trainer_core.config import LoraConfig
+from lora_atelier.trainer_core.lora_files.bake import bake_network
+from lora_atelier.trainer_core.lora_files.formats import FileLayer, group_tensors, layer_kind, merged_weight
+from lora_atelier.trainer_core.lora_files.write import delta_norms, save_lora
+from lora_atelier.trainer_core.memory import Stream, keep_weights
+from lora_atelier.trainer_core.memory import recompute as recompute_blocks
+from lora_atelier.trainer_core.models.sd.units import units
+from lora_atelier.trainer_core.networks.build import build_layer
+from lora_atelier.trainer_core.networks.choose import Target
+from lora_atelier.trainer_core.networks.layers import dora, layer
+from lora_atelier.trainer_core.networks.layers.svd import largest_singular
+
+CPU = torch.device("cpu")
+ALL_DROPOUTS = {"dropout": 0.2, "rank_dropout": 0.3, "module_dropout": 0.4}
+OPTIONS = {
+    "plain": {},
+    "tucker": {"tucker": True},
+    "dora": {"dora": True},
+    "dora tucker": {"dora": True, "tucker": True},
+    "scalar": {"use_scalar": True, "tucker": True},
+    "rs": {"rs_lora": True},
+    "pissa": {"init": "pissa"},
+    "orthogonal": {"init": "orthogonal"},
+    "dora pissa": {"init": "pissa", "dora": True},
+    "dropouts": ALL_DROPOUTS,
+    "dora dropouts": {**ALL_DROPOUTS, "dora": True},
+}
+LAYERS = {
+    "linear": (lambda: nn.Linear(6, 5), (3, 4, 6)),
+    "1x1": (lambda: nn.Conv2d(6, 5, 1), (3, 6, 4, 4)),
+    "3x3 stride 2": (lambda: nn.Conv2d(6, 5, 3, stride=2, padding=1), (3, 6, 5, 5)),
+}
+
+
+class Toy(nn.Module):
+    """Every kind of layer in a row, (B, 4, 8, 8) to (B, 5)."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(down_block_types=("a",), layers_per_block=1, addition_embed_type=None)
+        torch.manual_seed(0)
+        self.conv_in = nn.Conv2d(4, 12, 3, padding=1)
+        self.down = nn.Conv2d(12, 12, 3, stride=2, padding=1)
+        self.small = nn.Conv2d(12, 8, 1)
+        self.wide, self.out = nn.Linear(8, 20), nn.Linear(20, 5, bias=False)
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        x = self.small(self.down(self.conv_in(x)).sin()).flatten(2).transpose(1, 2)
+        return self.out(self.wide(x).sin().mean(1))
+
+
+def pictures(dtype=torch.float32):
+    return torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(5), dtype=dtype)
+
+
+def unet_loss(unet):
+    g = torch.Generator().manual_seed(5)
+    latents, words = torch.randn(2, 4, 8, 8, generator=g), torch.randn(2, 7, 64, generator=g)
+    return unet(latents, torch.tensor([10, 700]), encoder_hidden_states=words).sample.square().mean()
+
+
+def config_of(**options):
+    return LoraConfig(**{"rank": 4, "alpha": 2.0, "preset": "full", **options})
+
+
+def move(module, std=0.1):
+    """Let a network or layer be as if it had learned something."""
+    for i, parameter in enumerate(module.parameters()):
+        parameter.data += std * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
+
+
+def one_layer(kind, dtype=torch.float64, by_output=False, **options):
+    """Return (frozen layer, layer beside it, x), the layer as if it were attached."""
+    torch.manual_seed(0)
+    build, shape = LAYERS[kind]
+    base = build().to(dtype).requires_grad_(False)
+    made = build_layer(Target("x", base, 4, 2.0), config_of(**options), 1, by_output=by_output).to(dtype)
+    made.__dict__["frozen"] = base
+    return base, made, torch.randn(shape, dtype=dtype)
+
+
+def through(base, made, x):
+    x = made.enter(x)
+    return made.leave(made(x, base(x)))
+
+
+# --- identity and closed form ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_fresh_network_changes_nothing_bitwise_and_a_moved_one_is_its_weights(options):
+    toy, x = Toy(), pictures()
+    before = toy(x)
+    network = network_on(toy, config_of(**options))
+    network.at(3)
+    with network.attached():
+        assert torch.equal(toy(x), before)
+        move(network)
+        assert not torch.allclose(toy(x), before, atol=1e-3)
+    toy, x = toy.double(), pictures(torch.float64)
+    network.double().at(None)
+    with network.attached():
+        live = toy(x)
+    for name, module in network._targets.items():
+        module.weight.data = network.layers[name].changed_weight(module.weight).detach()
+    assert torch.allclose(live, toy(x), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("weights", ["float8", "bfloat16"])
+def test_dora_begins_with_nothing_on_weights_that_are_kept_small(weights):
+    toy, x = Toy(), pictures()
+    norms = dora.column_norms(toy.down.weight)
+    network = network_on(toy, config_of(dora=True, init="orthogonal")).to(torch.bfloat16)
+    keep_weights(toy, weights, torch.float32, CPU, share=0.5, stream=Stream(CPU))
+    before = toy(x)
+    with network.attached():
+        assert torch.equal(toy(x), before)
+    # the file holds to the weights as they were loaded
+    stored = network.tensors()["lora_unet_down.dora_scale"]
+    assert stored.shape == (1, 12, 1, 1) and stored.dtype == torch.float32
+    assert torch.equal(stored.flatten(), norms + dora.EPS)
+
+
+def test_dora_is_the_known_example(monkeypatch):
+    monkeypatch.setattr(dora, "EPS", 0.0)
+    base = nn.Linear(2, 2, bias=False).requires_grad_(False)
+    base.weight.data = torch.tensor([[3.0, 0.0], [4.0, 5.0]])
+    made = build_layer(Target("x", base, 1, 1.0), LoraConfig(rank=1, alpha=1, dora=True), 0)
+    made.__dict__["frozen"] = base
+    made.up.data, made.down.data = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0, 1.0]])
+    wanted = torch.tensor([[3.0, 0.98058], [4.0, 4.90290]])
+    assert torch.allclose(through(base, made, torch.eye(2)).t(), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    "options", [{"dora": True}, {"dora": True, "tucker": True}, {"tucker": True}, {"dora": True, "init": "pissa"}]
+)
+def test_gradients_are_those_of_the_closed_form(kind, options):
+    base, made, x = one_layer(kind, **options)
+    move(made)
+    names = dict(made.named_parameters())
+    x.requires_grad_()
+
+    def whole(x):
+        down, up = made._factors()
+        if made.mid is not None:
+            down = torch.einsum("m n x y, n i -> m i x y", made.mid, down.flatten(1))
+        weight = base.weight + made.scale * (up.flatten(1) @ down.flatten(1)).view(base.weight.shape)
+        if made.magnitude is not None:
+            axes = [axis for axis in range(weight.ndim) if axis != 1]
+            norm = torch.linalg.vector_norm(weight, dim=axes, keepdim=True).detach()
+            own = torch.linalg.vector_norm(base.weight, dim=axes, keepdim=True)
+            weight = weight * (own + dora.EPS + made.magnitude.view(own.shape)) / (norm + dora.EPS)
+        if weight.ndim == 2:
+            return nn.functional.linear(x, weight, base.bias)
+        return nn.functional.conv2d(x, weight, base.bias, base.stride, base.padding)
+
+    weigh = torch.randn_like(base(x))
+    for got, wanted in zip(
+        torch.autograd.grad((through(base, made, x) * weigh).sum(), [x, *names.values()]),
+        torch.autograd.grad((whole(x) * weigh).sum(), [x, *names.values()]),
+        strict=True,
+    ):
+        assert torch.allclose(got, wanted, rtol=1e-8, atol=1e-10)
+
+
+# --- others as the reference -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("options", [{}, {"tucker": True}, {"dora": True}, {"use_scalar": True}, {"rs_lora": True}])
+def test_it_computes_what_lycoris_computes(kind, options, monkeypatch):
+    for module in (dora, layer):
+        monkeypatch.setattr(module, "EPS", 0.0)
+    base, made, x = one_layer(kind, **options)
+    names = {"tucker": "use_tucker", "dora": "weight_decompose"}
+    theirs = LoConModule("x", base, 1.0, 4, 2.0, wd_on_out=False, **{names.get(k, k): v for k, v in options.items()})
+    theirs = theirs.double()
+    move(made, 0.5)
+    theirs.lora_down.weight.data, theirs.lora_up.weight.data = made.down.data, made.up.data
+    if made.mid is not None:
+        theirs.lora_mid.weight.data = made.mid.data
+    if made.scalar is not None:
+        theirs.scalar.data = made.scalar.data
+    if made.magnitude is not None:
+        theirs.dora_scale = nn.Parameter(theirs.dora_scale.double() + made.magnitude.view(made.norms.shape))
+    assert torch.allclose(through(base, made, x), theirs(x), rtol=1e-6, atol=1e-7)
+    ours, written = made.tensors() | made.magnitude_tensors(), theirs.custom_state_dict()
+    assert ours.keys() == written.keys()
+    assert all(torch.allclose(ours[k].double(), written[k].double(), rtol=1e-5, atol=1e-6) for k in ours)
+
+
+@pytest.mark.parametrize(("init", "theirs"), [("pissa", "pissa"), ("orthogonal", "olora")])
+def test_beginnings_are_those_of_peft(init, theirs):
+    base, made, x = one_layer("linear", torch.float32, init=init, rs_lora=True)
+    settings = peft.LoraConfig(r=4, lora_alpha=2, init_lora_weights=theirs, target_modules=["0"], use_rslora=True)
+    wrapped = peft.inject_adapter_in_model(settings, nn.Sequential(copy.deepcopy(base)))[0]
+    down, up = wrapped.lora_A["default"].weight, wrapped.lora_B["default"].weight
+    assert wrapped.scaling["default"] == made.scale == 1.0
+    assert torch.allclose(made.up_0 @ made.down_0, up @ down, atol=1e-5)
+    assert torch.allclose(made.down_0.norm(dim=1), down.norm(dim=1), rtol=1e-4)
+    move(made)  # the same step makes the same function: theirs on what they left of W, ours on W
+    down.data, up.data = made.down_0 + made.down.data, made.up_0 + made.up.data
+    assert torch.allclose(through(base, made, x), wrapped(x), atol=1e-5)
+    assert made.tensors()["lora_down.weight"].shape == (8, 6) and float(made.tensors()["alpha"]) == 8
+
+
+def test_the_largest_singular_values_of_a_large_matrix_are_near_to_the_best():
+    g = torch.Generator().manual_seed(0)
+    matrix = torch.randn(300, 40, generator=g) @ torch.randn(40, 400, generator=g) + torch.randn(300, 400, generator=g)
+    u, sigma, vt = largest_singular(matrix, 16, torch.Generator().manual_seed(1))
+    best = torch.linalg.svdvals(matrix)
+    assert torch.allclose(sigma, best[:16], rtol=2e-2)
+    assert (matrix - (u * sigma) @ vt).norm() <= 1.01 * best[16:].norm()
+    again = largest_singular(matrix, 16, torch.Generator().manual_seed(1))
+    assert torch.equal(again[0], u) and [len(s) for s in largest_singular(matrix[:4], 16, g)] == [4, 4, 4]
+
+
+# --- dropouts ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [OPTIONS["dora tucker"], OPTIONS["pissa"]])
+def test_gradients_are_equal_with_and_without_checkpointing(options):
+    found = []
+    for level in ("0", "full"):
+        unet = tiny_unet().requires_grad_(False)
+        network = network_on(unet, config_of(**ALL_DROPOUTS, **options))
+        move(network)
+        recompute_blocks(units(unet), level)
+        with network.attached():
+            network.at(7)
+            unet_loss(unet).backward()
+        found.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
+    assert torch.equal(*found) and found[0].any()
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_masks_are_of_the_micro_batch_and_of_each_sample(kind):
+    base, made, x = one_layer(kind, **ALL_DROPOUTS)
+    move(made)
+    state = torch.random.get_rng_state()
+    whole = through(base, made, x)
+    made.dropouts.micro_batch = 5
+    first = through(base, made, x)
+    assert torch.equal(first, through(base, made, x)) and torch.equal(torch.random.get_rng_state(), state)
+    checkpointed = recompute(lambda: through(base, made, x), use_reentrant=False)
+    assert torch.equal(first, checkpointed)
+    made.dropouts.micro_batch = 6
+    assert not torch.equal(first, through(base, made, x)) and not torch.equal(first, whole)
+
+
+def dropped(kind, count=4000, **options):
+    """Return (delta at many micro-batches (count, B, …), delta without dropouts)."""
+    base, made, x = one_layer(kind, **options)
+    move(made)
+    still = through(base, made, x) - base(x)
+    found = []
+    for index in range(count):
+        made.dropouts.micro_batch = index
+        found.append((through(base, made, x) - base(x)).detach())
+    return torch.stack(found), still.detach()
+
+
+@pytest.mark.parametrize(
+    ("options", "mean"),
+    [
+        ({"dropout": 0.4}, 1.0),
+        ({"rank_dropout": 0.4}, 1.0),
+        ({"rank_dropout": 0.4, "rank_dropout_scale": False}, 0.6),
+        ({"module_dropout": 0.4}, 0.6),
+    ],
+)
+def test_dropouts_have_the_mean_they_should(options, mean):
+    deltas, still = dropped("linear", 300, **options)
+    error = (deltas.mean(0) - mean * still).norm() / still.norm()
+    assert error < 0.1
+    if "module_dropout" in options:  # a sample has all of its delta or none
+        shares = (deltas.flatten(2).norm(dim=2) / still.flatten(1).norm(dim=1)).round(decimals=6)
+        assert set(shares.unique().tolist()) == {0.0, 1.0} and len(set(map(tuple, shares.tolist()))) == 8
+
+
+def test_a_dora_layer_that_is_left_out_is_the_frozen_layer():
+    for kind, by_output in product(LAYERS, (False, True)):
+        deltas, still = dropped(kind, 20, by_output=by_output, dora=True, module_dropout=0.5)
+        left = (deltas == 0).flatten(2).all(dim=2)
+        assert 10 < left.sum() < 50
+        assert all(torch.allclose(deltas[i, j], still[j]) for i, j in (~left).nonzero().tolist())
+
+
+# --- norms -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"tucker": True}, {"use_scalar": True}, {"dora": True}])
+def test_norms_are_bounded_as_they_should(options):
+    network = network_on(Toy(), config_of(**options))
+    move(network, 0.5)
+    wanted, last = [0.3, 0.8, 1.0, 1.5, 3.0], []
+    for i, made in enumerate(network.layers.values()):
+        factors = made.factors()
+        assert len(factors) == 2 + (made.mid is not None)
+        norm = made.delta_weight().norm()
+        assert float(made.delta_norm()) == pytest.approx(float(norm), rel=1e-4)
+        factors[0].data *= wanted[i % 5] / norm
+        last.append([f.clone() for f in factors])
+    norms = network.limit_norms(1.0 + 1e-6)
+    for i, (made, before) in enumerate(zip(network.layers.values(), last, strict=True)):
+        kappa = [1.0, 1.0, 1.0, 0.66667, 0.33333][i % 5]
+        assert float(made.delta_norm()) == pytest.approx(kappa * wanted[i % 5], rel=1e-4)
+        for factor, old in zip(made.factors(), before, strict=True):
+            assert torch.allclose(factor, old * kappa ** (1 / len(before)), rtol=1e-4)
+    expected = [min(wanted[i % 5], 1.0) for i in range(len(last))]
+    assert norms.shrunk == sum(i % 5 > 2 for i in range(len(last)))
+    assert norms.mean == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+    assert norms.largest == pytest.approx(1.0, rel=1e-4)
+
+
+def test_layers_that_do_not_learn_are_not_shrunk():
+    network = network_on(Toy(), config_of())
+    move(network, 0.5)
+    network.freeze("lora_unet")
+    before = network.tensors()
+    assert network.limit_norms(1e-3) is None
+    assert all(torch.equal(t, before[k]) for k, t in network.tensors().items())
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def comfy(comfyui) -> Iterator:
+    """Make ComfyUI's loader importable in this process, on the CPU."""
+    sys.path.insert(0, str(comfyui))
+    import comfy.cli_args
+
+    comfy.cli_args.args.cpu = not torch.cuda.is_available()
+    import comfy.lora
+
+    yield comfy
+    sys.path.remove(str(comfyui))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_file_gives_comfyui_the_same_weights(comfy, tmp_path, options):
+    network = network_on(Toy(), config_of(**options))
+    move(network)
+    path = tmp_path / "a.safetensors"
+    save_lora(path, network.tensors(), {}, "float32")
+    stored = load_file(path)
+    names = {name: f"{name}.weight" for name in network._targets}
+    patches = comfy.lora.load_lora(stored, names)
+    assert len(patches) == len(names)
+    grouped, unknown = group_tensors(stored)
+    assert not unknown
+    for name, module in network._targets.items():
+        weight = module.weight.detach().clone()
+        mine = network.layers[name].changed_weight(weight).detach()
+        theirs = comfy.lora.calculate_weight([(1.0, patches[names[name]], 1.0, None, None)], weight.clone(), name)
+        tensors = {part: stored[key] for part, key in grouped[name].items()}
+        alpha = float(tensors.pop("alpha"))
+        kind = layer_kind(grouped[name])
+        merged = merged_weight(weight, FileLayer(source=name, kind=kind, tensors=tensors, alpha=alpha), 1.0)
+        if options.get("dora"):  # it adds the epsilon of its own dtype, in float16 ours
+            norm = dora.column_norms(weight + network.layers[name].delta_weight())
+            factor = (norm + dora.EPS) / (norm + torch.finfo(torch.float32).eps)
+            mine = mine * factor.view(-1, *(1,) * (weight.ndim - 2))
+        for other in (theirs, merged):
+            assert (other - mine).abs().max() <= 1e-5 * max(1.0, float(mine.abs().max())), name
+        delta = network.layers[name].delta_weight()
+        assert delta_norms(stored)[name] == pytest.approx(float(delta.norm()), rel=1e-4)
+
+
+def test_in_float16_comfyui_computes_what_dora_has_learned(comfy):
+    base, made, _ = one_layer("3x3 stride 2", torch.float32, dora=True)
+    move(made, 0.3)
+    stored = {f"x.{k}": t for k, t in (made.tensors() | made.magnitude_tensors()).items()}
+    patch = comfy.lora.load_lora(stored, {"x": "x.weight"})["x.weight"]
+    weight = comfy.lora.calculate_weight([(1.0, patch, 1.0, None, None)], base.weight.half(), "x")
+    assert (weight.float() - made.changed_weight(base.weight)).abs().max() < 2e-3
+
+
+def test_what_is_baked_is_the_nearest_plain_lora(comfy):
+    network = network_on(Toy(), config_of(dora=True, tucker=True))
+    move(network, 0.02)
+    tensors, sentence = bake_network(network, 0)
+    assert {k.partition(".")[2] for k in tensors} == {"lora_down.weight", "lora_up.weight", "alpha"}
+    missing = whole = 0.0
+    patches = comfy.lora.load_lora(tensors, {name: name for name in network._targets})
+    for name, change, rank in network.changes():
+        theirs = comfy.lora.calculate_weight([(1.0, patches[name], 1.0, None, None)], torch.zeros_like(change), name)
+        sigma = torch.linalg.svdvals(change.flatten(1))
+        assert torch.allclose((change - theirs).norm(), sigma[rank:].norm(), rtol=1e-3, atol=1e-6)
+        missing, whole = missing + float(sigma[rank:].square().sum()), whole + float(sigma.square().sum())
+    assert f"lacks {(missing / whole) ** 0.5:.1%} of the trained change" in sentence
+    assert "0.0%" not in sentence
+
+
+def test_the_resume_state_keeps_the_scalar_apart_and_a_network_comes_back_from_it():
+    for options in OPTIONS.values():
+        network, again = (network_on(Toy(), config_of(**options), seed) for seed in (0, 1))
+        move(network)
+        again.load_state_dict(network.state_dict())
+        assert any(k.endswith("scalar") for k in network.state_dict()) == options.get("use_scalar", False)
+        assert all(torch.equal(t, again.tensors()[k]) for k, t in network.tensors().items())
+
+
+# --- with the rest -----------------------------------------------------------------------------------------
+
+
+def test_a_model_with_options_compiles_and_computes_the_same():
+    found = []
+    torch._dynamo.reset()
+    for compiled in (False, True):
+        toy, x = Toy(), pictures()
+        network = network_on(toy, config_of(**OPTIONS["dora dropouts"], tucker=True))
+        move(network)
+        with network.attached():
+            run = torch.compile(toy, backend="eager") if compiled else toy
+            for index in range(3):
+                network.zero_grad()
+                network.at(index)
+                run(x).square().mean().backward()
+        found.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
+    torch._dynamo.reset()
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-7)
+
+
+def test_dora_and_other_beginnings_are_one_program_without_a_break():
+    torch._dynamo.reset()
+    for options in (OPTIONS["dora tucker"], OPTIONS["pissa"]):
+        toy, x = Toy(), pictures()
+        network = network_on(toy, config_of(**options))
+        move(network)
+        with network.attached():
+            assert torch.allclose(torch.compile(toy, backend="eager", fullgraph=True)(x), toy(x), rtol=1e-4, atol=1e-6)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"algorithm": "loha", "dropout": 0.1}, "dropout works with lora only, and the algorithm is loha"),
+        ({"algorithm": "oft", "dora": True}, "dora works with lora, loha, lokr only, and the algorithm is oft"),
+        ({"algorithm": "lokr", "init": "pissa"}, "init works with lora only, and the algorithm is lokr"),
+        ({"init": "pissa", "tucker": True}, "init pissa cannot be combined with tucker"),
+        ({"init": "pissa", "scale_weight_norms": 1.0}, "init pissa cannot be combined with scale_weight_norms"),
+        ({"bake": True}, "bake is for dora"),
+        ({"start": "a.safetensors", "dora": True}, "dora works for a new LoRA only"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        LoraConfig(**options)

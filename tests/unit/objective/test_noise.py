@@ -1,0 +1,194 @@
+"""Noise and timesteps: closed forms, published values and statistics; every draw is its sample's alone."""
+
+import math
+
+import pytest
+import torch
+
+from lora_atelier.trainer_core.common.rng import generator
+from lora_atelier.trainer_core.config import ObjectiveConfig
+from lora_atelier.trainer_core.models.sd.noise import alphas_cumprod, noise_model
+from lora_atelier.trainer_core.objective import Batch, Objective, Path, Place
+from lora_atelier.trainer_core.objective.noise import add_pyramid, offset_growth, perturb, sample_noise
+from lora_atelier.trainer_core.objective.path import LEAST_ALPHA
+from lora_atelier.trainer_core.objective.timesteps import (
+    beta,
+    level_probabilities,
+    logit_normal,
+    sample_strata,
+    sample_timesteps,
+    sigmoid_density,
+    snr_uniform,
+    uniform,
+)
+
+ALL_NOISE = [
+    {},
+    {"noise_offset": 0.2},
+    {"noise_offset": 0.2, "noise_offset_strength": "random"},
+    {"noise_offset": 0.2, "noise_offset_strength": "adaptive", "offset_adaptation": 0.5},
+    {"noise_offset": 0.2, "noise_offset_strength": "by_timestep"},
+    {"pyramid_iterations": 6},
+    {"noise_offset": 0.2, "pyramid_iterations": 6, "pyramid_discount": 0.8},
+]
+
+
+def noise_of(latents, seed=3, micro_batch=17, **settings):
+    """Return the noise that an objective draws for a batch: what a model of epsilon should predict."""
+    batch = Batch(place=Place(micro_batch=micro_batch, step=0), latents=latents, weights=torch.ones(len(latents)))
+    objective = Objective(ObjectiveConfig(**settings), noise_model("epsilon", False), seed)
+    return objective.draw(batch, torch.device("cpu")).target
+
+
+def path_of(zero_terminal_snr=False):
+    return Path(noise_model("v_prediction", zero_terminal_snr))
+
+
+@pytest.mark.parametrize("settings", ALL_NOISE, ids=str)
+def test_the_noise_of_a_sample_is_its_own_and_repeats(settings):
+    latents = torch.randn(4, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    first = noise_of(latents, **settings)
+    torch.manual_seed(99)
+    assert torch.equal(first, noise_of(latents, **settings))
+    others = latents.clone()
+    others[2:] += 5
+    assert torch.equal(first[:2], noise_of(others, **settings)[:2])
+    assert torch.equal(first[:2], noise_of(latents[:2], **settings))  # of no other neighbours
+    assert not torch.equal(first, noise_of(latents, micro_batch=18, **settings))
+    plain = sample_noise(3, 17, latents.shape)
+    assert torch.equal(plain, first) == (settings == {})
+    seen = perturb(first, 3, 17, 0.1)
+    assert torch.equal(seen[:2], perturb(first[:2], 3, 17, 0.1))
+    if "pyramid_iterations" not in settings:  # each channel is moved as a whole
+        assert (first - plain).flatten(2).std(dim=2).max() < 1e-6
+
+
+def test_the_strength_of_an_offset_is_as_it_is_set():
+    count = 2000
+    latents = torch.zeros(count, 2, 2, 2)
+    latents[:, 1] = -3.0
+    latents[:, 1, 0, 0] = -7.0  # mean -4
+
+    def spread(**settings):
+        moved = noise_of(latents, 0, 0, min_timestep=500, max_timestep=500, **settings)
+        return ((moved - sample_noise(0, 0, latents.shape))[..., 0, 0]).std(dim=0).tolist()
+
+    assert spread(noise_offset=0.5) == pytest.approx([0.5, 0.5], rel=0.05)
+    random = spread(noise_offset=0.5, noise_offset_strength="random")  # E[(o u z)^2] = o^2 / 3
+    assert random == pytest.approx([0.5 / 3**0.5] * 2, rel=0.05)
+    adaptive = spread(noise_offset=0.5, noise_offset_strength="adaptive", offset_adaptation=0.25)
+    assert adaptive == pytest.approx([0.5, 0.5 + 0.25 * 4], rel=0.05)
+    assert spread(noise_offset=0.5, noise_offset_strength="adaptive", offset_adaptation=-0.25)[1] == 0
+    growing = spread(noise_offset=50.0, noise_offset_strength="by_timestep")
+    assert growing == pytest.approx([50 * 0.01438] * 2, rel=0.05)
+
+
+def test_the_generalised_offset_grows_as_published_and_by_its_recursion():
+    alphas = alphas_cumprod().double()
+    growth = offset_growth(alphas.sqrt(), (1 - alphas).sqrt()).double()
+    table = {0: 0.00013630, 1: 0.00019314, 10: 0.00046133, 100: 0.0016989, 500: 0.01438, 900: 0.32774, 999: 1}
+    assert {k: growth[k].item() for k in table} == pytest.approx(table, rel=2e-4)
+    total, slow = 1.0, [1 / math.sqrt(1 - alphas[0])]
+    for k in range(1, 1000):
+        before, step = float(alphas[k - 1]), float(alphas[k] / alphas[k - 1])
+        total += (1 - step) * before**0.5 / (step * (1 - before)) * total / before**0.5
+        slow.append(total / math.sqrt(1 - alphas[k]))
+    assert torch.allclose(growth, torch.tensor(slow, dtype=torch.float64) / slow[-1], rtol=1e-5)
+
+
+# levels, discount; standard deviation before it is brought to 1, variance of a channel's mean afterwards
+PYRAMIDS = [(1, 0.3, 1.414, 2.4e-4), (6, 0.3, 1.431, 7e-4), (6, 0.1, 1.415, None), (6, 0.8, 1.677, 8e-2)]
+
+
+@pytest.mark.parametrize(("levels", "discount", "deviation", "variance"), PYRAMIDS)
+def test_pyramid_noise_has_the_published_statistics(levels, discount, deviation, variance):
+    white = sample_noise(1, 0, (250, 4, 64, 64))
+    raw = torch.stack([add_pyramid(n, generator(1, "pyramid", 0, i), levels, discount) for i, n in enumerate(white)])
+    assert raw.std().item() == pytest.approx(deviation, abs=0.015)
+    noise = sample_noise(1, 0, white.shape, 0.0, levels, discount)
+    assert torch.allclose(noise, raw / raw.std(dim=(1, 2, 3), keepdim=True), atol=1e-6)
+    assert noise.flatten(1).std(dim=1).sub(1).abs().max() < 1e-4
+    if variance:
+        assert noise.mean(dim=(2, 3)).var().item() == pytest.approx(variance, rel=0.25)
+
+
+def test_a_pyramid_ends_where_a_side_is_one_pixel():
+    narrow = torch.zeros(1, 2, 64)  # its second level is one pixel high whatever is drawn
+    levels = [add_pyramid(narrow, generator(0, "pyramid", 0, 0), count, 1.0) for count in (1, 2, 9)]
+    assert torch.equal(levels[1], levels[2]) and not torch.equal(levels[0], levels[1])
+
+
+def test_perturbed_input_is_noisier_and_the_target_is_not():
+    noise = sample_noise(0, 0, (64, 4, 16, 16))
+    seen = perturb(noise, 0, 0, 0.5)
+    assert (seen - noise).std().item() == pytest.approx(0.5, rel=0.02)
+    assert seen.std().item() == pytest.approx(1.25**0.5, rel=0.02)
+    assert abs(((seen - noise) * noise).mean().item()) < 0.01  # independent of the noise to be predicted
+
+
+def quantiles(cumulative, *shares):
+    return torch.searchsorted(cumulative, torch.tensor(shares, dtype=torch.float64), right=True).tolist()
+
+
+def test_distributions_are_what_their_closed_forms_say():
+    t = uniform(1000)
+    assert quantiles(uniform(1000), 0, 0.0999, 0.1001, 0.5001, 0.99999) == [0, 99, 100, 500, 999]
+    shares = (0.05, 0.25, 0.5, 0.75, 0.95)
+    for mean, expected in ((0, (161, 337, 500, 662, 838)), (-0.5, (104, 236, 377, 543, 758))):
+        assert quantiles(logit_normal(1000, mean, 1), *(share + 1e-9 for share in shares)) == list(expected)
+    assert torch.allclose(beta(1000, 1, 1), t)
+    assert torch.allclose(beta(1000, 2, 2), 3 * t**2 - 2 * t**3)
+    assert torch.allclose(beta(1000, 0.5, 0.5), 2 / math.pi * t.sqrt().asin())
+    assert torch.allclose(beta(1000, 3, 1), t**3) and torch.allclose(beta(1000, 1, 7), 1 - (1 - t) ** 7)
+    assert torch.allclose(beta(1000, 80, 30).flip(0)[1:], 1 - beta(1000, 30, 80)[:-1])  # mirrored
+    density = torch.cat([t[:1], t.diff()]) * torch.sigmoid(8 * (t - 0.0005 - 0.3))
+    assert torch.allclose(sigmoid_density(1000, 0.3, 8), density.cumsum(0) / density.sum(), atol=1e-6)
+    assert torch.allclose(sigmoid_density(1000, 0.3, -8).flip(0)[1:], 1 - sigmoid_density(1000, 0.7, 8)[:-1])
+    ratios = path_of().snr.double()
+    logs, found = ratios.log(), snr_uniform(ratios)
+    assert torch.allclose(found.diff() / found.diff().sum(), -logs.diff() / (logs[0] - logs[-1]))
+
+
+SETTINGS = [
+    {},
+    {"timestep_distribution": "logit_normal", "logit_mean": -0.5},
+    {"timestep_distribution": "sigmoid", "sigmoid_slope": -6},
+    {"timestep_distribution": "beta", "beta_a": 0.5, "beta_b": 3},
+    {"timestep_distribution": "snr_uniform"},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_every_distribution_lies_on_the_whole_range_and_is_shared_out_without_a_change(settings):
+    for low, high in ((0, 999), (200, 299), (999, 999)):
+        for zero in (False, True):
+            objective = ObjectiveConfig(**settings, min_timestep=low, max_timestep=high)
+            cumulative = level_probabilities(objective, path_of(zero))
+            assert len(cumulative) == high - low + 1 and cumulative[-1].item() == pytest.approx(1)
+            assert (cumulative.diff() > 0).all() and cumulative[0] > 0
+    low, parts = 200, 8
+    cumulative = level_probabilities(ObjectiveConfig(**settings, min_timestep=200, max_timestep=299), path_of())
+    steps = range(1500)
+    free = torch.stack([sample_timesteps(1, k, parts, cumulative, low) for k in steps])
+    dealt = torch.stack(
+        [sample_timesteps(1, k, parts, cumulative, low, sample_strata(1, k, parts), parts) for k in steps]
+    )
+    assert free.min() >= 200 and free.max() <= 299
+    edges = torch.tensor(quantiles(cumulative, 0.125, 0.25, 0.5, 0.75))  # of any distribution
+    for draws in (free, dealt):
+        for place in (slice(None), 0, parts - 1):  # all samples, and each place alone
+            values = draws[:, place].double()
+            for edge in edges:
+                share, sure = (values < low + edge).double().mean(), float(cumulative[edge - 1]) if edge else 0.0
+                assert abs(share - sure) < 4.5 * (0.25 / values.numel()) ** 0.5
+    mean_free, mean_dealt = (draws.double().mean(dim=1).var() for draws in (free, dealt))
+    assert mean_dealt < mean_free / 4
+    ranks = torch.searchsorted(cumulative, torch.tensor([k / parts for k in range(1, parts)], dtype=torch.float64))
+    in_order = dealt.sort(dim=1).values - low
+    assert (in_order[:, :-1] <= ranks).all() and (in_order[:, 1:] >= ranks - 1).all()  # one in each part
+
+
+def test_pure_noise_has_its_share_under_a_uniform_ratio():
+    cumulative = level_probabilities(ObjectiveConfig(timestep_distribution="snr_uniform"), path_of(True))
+    assert 0.01 < cumulative[999] - cumulative[998] < 0.2
+    assert path_of(True).positive_snr[-1].item() == pytest.approx(LEAST_ALPHA)

@@ -1,0 +1,347 @@
+"""The estimate of a step's memory: the count by hand, against torch's own profiler, and against the training loop."""
+
+import pytest
+import torch
+from clip_tokenizer import TOKENIZER
+from PIL import Image
+from prepared import prepared
+from safetensors.torch import save_file
+from tiny_models import family_tensors, model_of, network_on, tiny_unet
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint as recompute
+
+from lora_atelier.trainer_core.config import (
+    OPTIMIZERS,
+    BaseModelConfig,
+    BucketConfig,
+    ConceptConfig,
+    DatasetConfig,
+    LoraConfig,
+    MaskConfig,
+    MemoryConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.memory import recompute as recompute_blocks
+from lora_atelier.trainer_core.models.sd import load_base_model
+from lora_atelier.trainer_core.models.sd.units import units
+from lora_atelier.trainer_core.networks import Network, choose_targets
+from lora_atelier.trainer_core.optim import build_optimizer
+from lora_atelier.trainer_core.preflight.estimate import (
+    Estimate,
+    LiveBytes,
+    estimate_step,
+    fused_attention,
+    optimizer_state,
+)
+from lora_atelier.trainer_core.train import train
+from lora_atelier.trainer_core.training.prepare import settle
+
+SIZE = 1000 * 4  # bytes of the tensors that are counted by hand
+
+
+@pytest.fixture(params=["cpu", "meta"])
+def ones(request):
+    return torch.ones(1000, device=request.param, requires_grad=True)
+
+
+def exp_twice(x):
+    return x.exp().exp()
+
+
+def test_a_chain_keeps_every_result_and_two_gradients(ones):
+    with LiveBytes() as live:
+        x = ones
+        for _ in range(5):
+            x = x.exp()
+        assert live.now == live.peak == 5 * SIZE  # exp saves what it returns
+        x = x.sum()
+        x.backward()
+        assert live.peak == 6 * SIZE + 8  # the first gradient beside all results; the loss, and its gradient
+        del x
+    assert live.now == SIZE  # what is left: ones.grad
+    ones.grad = None
+    assert live.now == 0
+
+
+def test_a_checkpointed_chain_keeps_the_inputs_of_its_parts(ones):
+    with LiveBytes() as live:
+        x = ones
+        for _ in range(3):
+            x = recompute(exp_twice, x, use_reentrant=False)
+        assert live.now == 3 * SIZE  # results of the three parts
+        assert live.peak == 4 * SIZE  # and what lies between two of them
+        x.sum().backward()
+        x = None
+    assert live.now == SIZE
+    # three inputs and results of parts, what is computed again of the last one, and the gradient
+    assert live.peak == 3 * SIZE + 2 * SIZE + SIZE + 8
+
+
+def test_what_is_freed_in_place_or_a_view_takes_no_more(ones):
+    with torch.no_grad(), LiveBytes() as live:
+        x = ones + 1
+        for _ in range(3):
+            x = x * 2  # the old value lives until the new one is there
+        assert (live.now, live.peak) == (SIZE, 2 * SIZE)
+        x.mul_(2).add_(1)
+        parts = [x.view(10, 100).t(), x[:10], *x.chunk(2), x.detach(), ones.view(10, 100), ones[::2]]
+        torch.add(x, 1, out=x)
+        assert (live.now, live.peak) == (SIZE, 2 * SIZE)
+        y = x.view(2, 5, 100) @ torch.ones(100, 100, device=x.device)  # a view of a product, as its shape is another
+        del x
+        assert live.now == SIZE + SIZE, "the parts hold the first tensor"
+        del parts
+        assert live.now == SIZE
+        assert live.peak == 2 * SIZE + 100 * 100 * 4
+        assert y.shape == (2, 5, 100)
+    del y
+    assert live.now == 0
+
+
+def test_only_what_is_new_or_named_counts(ones):
+    live = LiveBytes(block=512)
+    assert live.count([ones, ones.view(2, 500)]) == 4096  # eight blocks for 4000 bytes, once
+    with live:
+        ones.detach().add_(1)
+        scalar = ones.detach().sum()
+        assert live.now == 4096 + 512
+        del scalar
+    assert live.now == 4096
+
+
+def test_what_hooks_put_away_counts_as_they_keep_it(ones):
+    def pack(saved):
+        return saved.half()
+
+    def unpack(packed):
+        return packed.float()
+
+    with LiveBytes() as live, torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        loss = (ones * 1).exp().sum()
+        assert live.now == SIZE // 2 + 4
+        loss.backward()
+    assert live.now == SIZE + 4
+
+
+def test_results_from_memory_have_the_shapes_of_the_real_ones():
+    def chain(x):
+        kernel = torch.empty(8, 8, 3, 3, device="meta", dtype=x.dtype)
+        y = torch.nn.functional.conv2d(x, kernel, stride=2)
+        norm = torch.nn.functional.group_norm(y, 2)
+        return y, norm.permute(0, 2, 3, 1), norm * 2, (norm > 0) * 2, (norm > 0) * 2.0, norm.double().sum(0), y.chunk(3)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.empty(2, 8, 9, 9, device="meta", dtype=dtype)
+        real = torch.utils._pytree.tree_leaves(chain(x))
+        with LiveBytes() as live:
+            chain(x)
+            held = live.now
+            again = torch.utils._pytree.tree_leaves(chain(x))
+            assert held == 0 and live.now > 0
+        for a, b in zip(real, again, strict=True):
+            assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_exchanged_attention_keeps_what_the_fused_kernel_of_the_cpu_keeps(dtype):
+    def run(device):
+        with LiveBytes() as live:
+            shape = (2, 128, 4, 32)
+            q, k, v = (torch.empty(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+            out = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+            kept = live.now
+            out.backward(torch.empty_like(out))
+        return kept, live.now, out.shape, out.stride(), [x.grad.stride() for x in (q, k, v)]
+
+    real = run("cpu")
+    with fused_attention():
+        assert run("meta") == run("cpu") == real
+    assert run("meta")[0] > real[0]  # without, all attention weights
+
+
+def meta_base(checkpointing=False, dtype=torch.float32):
+    with torch.device("meta"):
+        unet = torch.nn.Module.to(tiny_unet().eval(), dtype)
+    if checkpointing:
+        recompute_blocks(units(unet), "full")
+    base = model_of(unet)
+    base.dtype = dtype
+    return base
+
+
+def estimate(base=None, rank=4, **options):
+    """Estimate a step at 128 px, counted to the byte."""
+    options = {"batch_size": 1, "latent_size": (16, 16), "tokens": 77, "block": 1, **options}
+    base, trained = base or meta_base(), options.pop("trained", ("lora_unet",))
+    config = LoraConfig(rank=rank, alpha=4, preset="full")
+    with torch.device("meta"):
+        network = Network(choose_targets(base, config, trained), config, seed=0)
+    return estimate_step(base, network, **options)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Give a folder of four square pictures with captions."""
+    for i in range(4):
+        Image.new("RGB", (128, 128), (60 * i, 0, 0)).save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text(f"thing {i}", encoding="utf-8")
+    return tmp_path
+
+
+def run_config(base, folder, **options):
+    options = {"batch_size": 1, "checkpointing": "0", "masks": None, "optimizer": OptimizerConfig(), **options}
+    return RunConfig(
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(base)),
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(folder), masks=options["masks"]),)),
+        lora=LoraConfig(rank=4, alpha=4, preset="full"),
+        optimizer=options["optimizer"],
+        train=TrainConfig(
+            steps=2, batch_size=options["batch_size"], resolution=128, buckets=BucketConfig(resolutions=("128x128",))
+        ),
+        memory=MemoryConfig(checkpointing=options["checkpointing"]),
+    )
+
+
+def recorded_peak(step):
+    """Return the peak of what torch's CPU allocator gives out during a step, as its profiler records it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+        step()
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def measure_loop(config, folder, record=False):
+    """Take the steps of a run on the CPU; return their peak with the network but without frozen weights, in bytes.
+
+    Counted by LiveBytes, or recorded by torch's profiler, which also sees what kernels take for themselves.
+    """
+    run = prepared(config, folder)
+    with run.network.attached():
+        settle(run, config.memory)
+        live = LiveBytes()
+        parameters = live.count(run.network.parameters())
+        if record:
+            return parameters + recorded_peak(lambda: train(run, [config.memory]))
+        with live:
+            train(run, [config.memory])
+        return live.peak
+
+
+@pytest.mark.parametrize("checkpointing", ["0", "full"])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_the_dry_run_takes_what_the_training_loop_takes(checkpointing, batch_size, checkpoint, folder, comfyui):
+    config = run_config(checkpoint, folder, batch_size=batch_size, checkpointing=checkpointing)
+    found = estimate(meta_base(checkpointing == "full"), batch_size=batch_size)
+    assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
+    assert found.weights == sum(t.nbytes for t in tiny_unet().state_dict().values())
+
+
+@pytest.mark.parametrize("checkpointing", ["0", "full"])
+@pytest.mark.parametrize("role", ["train", "prior_prediction"])
+def test_the_prediction_of_the_prior_is_part_of_it(role, checkpointing, checkpoint, folder, comfyui):
+    masks = MaskConfig(prior_weight=1.0, unmasked_probability=0.0) if role == "train" else None
+    for i in range(4 if masks else 0):
+        Image.new("L", (128, 128)).save(folder / f"{i}-masklabel.png")
+    config = run_config(checkpoint, folder, masks=masks, checkpointing=checkpointing)
+    taught = config.dataset.concepts[0]
+    if role != "train":  # nearly every sample is held: a few of the others make the run one that can be
+        many = taught.replace(role=role, repeats=100)
+        config = config.replace(dataset=DatasetConfig(concepts=(taught, many)))
+    found = estimate(meta_base(checkpointing == "full"), prior=True)
+    assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
+
+
+def test_text_encoders_that_are_trained_are_part_of_it(folder, comfyui):
+    path = folder / "sdxl.safetensors"
+    save_file(family_tensors("sdxl"), path)
+    rates = OptimizerConfig(text_encoder_learning_rate=1e-4, text_encoder_2_learning_rate=1e-4)
+    config = run_config(path, folder, batch_size=2, checkpointing="full", optimizer=rates)
+    base = load_base_model(config.base_model)
+    models = [base.unet, *(text.model for text in base.texts)]
+    for model in models:
+        model.to("meta")
+    for model in models:
+        recompute_blocks(units(model), "full")
+    found = estimate(base, batch_size=2, trained=("lora_unet", "lora_te1", "lora_te2"))
+    assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
+    assert found.weights == sum(t.nbytes for model in models for t in (*model.parameters(), *model.buffers()))
+
+
+@pytest.mark.parametrize("checkpointing", ["0", "full"])
+def test_torch_itself_records_the_same_peak(checkpointing, checkpoint, folder, comfyui):
+    config = run_config(checkpoint, folder, batch_size=2, checkpointing=checkpointing)
+    found = estimate(meta_base(checkpointing == "full"), batch_size=2)
+    recorded = measure_loop(config, folder, record=True)
+    assert found.network + found.activations == pytest.approx(recorded, rel=0.02)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "paged_adamw8bit"])
+def test_the_state_is_as_large_as_that_of_the_optimizer(name):
+    parameters = [torch.nn.Parameter(torch.ones(size)) for size in (100, (5, 819), 4096, (8, 50, 50))]
+    config = OptimizerConfig(name=name, learning_rate=1.0)
+    optimizer = build_optimizer(config, [{"params": parameters, "lr": 1.0}])
+    for _ in range(2):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    kept = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    tables = 256 * 4 * {"adamw8bit": 2, "lion8bit": 1}.get(name, 0)  # of 8-bit values, one for all parameters
+    found = sum(count * dtype.itemsize for count, dtype in optimizer_state(parameters, config))
+    assert found == LiveBytes().count(kept) - tables
+
+
+def test_a_running_average_is_part_of_the_state_where_it_is_kept():
+    parameters = [torch.nn.Parameter(torch.ones(8, 50)), torch.nn.Parameter(torch.ones(7))]
+    sizes = [
+        sum(count * dtype.itemsize for count, dtype in optimizer_state(parameters, OptimizerConfig(**options)))
+        for options in ({}, {"ema_decay": 0.99}, {"ema_decay": 0.99, "ema_device": "cpu"})
+    ]
+    assert sizes == [sizes[0], sizes[0] + 4 * 407, sizes[0]]
+
+
+def test_activations_grow_with_the_batch_and_nothing_else_does():
+    one, two, four = (estimate(batch_size=size) for size in (1, 2, 4))
+    assert one.weights == two.weights == four.weights
+    assert one.network == two.network == four.network
+    assert four.activations - two.activations == pytest.approx(2 * (two.activations - one.activations), rel=0.001)
+
+
+def test_the_rank_changes_the_network():
+    four, eight = estimate(rank=4), estimate(rank=8)
+    layers = len(network_on(tiny_unet(), LoraConfig(preset="full")).layers)
+    counts = 4 * 2 * layers  # a step count for each of two tensors a layer
+    assert eight.weights == four.weights
+    assert eight.network - counts == 2 * (four.network - counts)
+    # the peak is in the forward pass, before the gradients, so that the rest is smaller by what these grow
+    assert eight.activations == pytest.approx(four.activations, rel=0.02)
+
+
+def test_every_setting_changes_what_it_should():
+    base = meta_base()
+    plain = estimate(base)
+    half = estimate(meta_base(dtype=torch.bfloat16))
+    assert (2 * half.weights, half.network) == (plain.weights, plain.network)
+    assert half.activations < 0.6 * plain.activations
+    assert estimate(base, weight_bytes=7) == Estimate(weights=7, network=plain.network, activations=plain.activations)
+    assert estimate(base, attention="math").activations > 2 * plain.activations
+    assert estimate(base, tokens=462).activations > plain.activations
+    gradients = sum(p.nbytes for p in network_on(tiny_unet(), LoraConfig(rank=4, preset="full")).parameters())
+    assert 0 < estimate(base, accumulates=True).total - plain.total <= gradients
+    blocks = estimate(base, block=512)
+    assert blocks.total % 512 == 0 and plain.total < blocks.total
+    assert Estimate(weights=5_000_000_000, network=1_000_000_000, activations=60_000_000).gigabytes == "6.1 GB"
+
+
+def test_the_models_are_left_as_they_were():
+    base = meta_base()
+    before = {name: vars(module).keys() for name, module in base.unet.named_modules()}
+    attention = torch.nn.functional.scaled_dot_product_attention
+    assert estimate(base) == estimate(base)
+    assert {name: vars(module).keys() for name, module in base.unet.named_modules()} == before
+    assert torch.nn.functional.scaled_dot_product_attention is attention

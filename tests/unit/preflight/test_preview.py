@@ -1,0 +1,70 @@
+"""The preview shows what is trained."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageChops
+
+from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig, TrainConfig
+from lora_atelier.trainer_core.data.images import cut, load_picture
+from lora_atelier.trainer_core.data.plan import Plan, build_plan
+from lora_atelier.trainer_core.data.scan import scan
+from lora_atelier.trainer_core.preflight.preview import render_preview
+
+
+def prepare(folder: Path, sizes: list[tuple[int, int]], masked: bool = False, **options) -> tuple[Plan, DatasetConfig]:
+    """Plan a run over random pictures at 128 pixels."""
+    folder.mkdir(exist_ok=True)
+    for i, (width, height) in enumerate(sizes):
+        pixels = np.random.default_rng(i).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+        (folder / f"{i}.txt").write_text(f"picture number {i}, " + "a long caption " * (i * 5))
+        if masked:
+            Image.new("L", (width, height), 0).save(folder / f"{i}-masklabel.png")
+    concept = ConceptConfig(folder=str(folder), masks=MaskConfig() if masked else None, **options)
+    dataset = DatasetConfig(concepts=(concept,))
+    return build_plan(scan(dataset), dataset, TrainConfig(resolution=128, bucket_step=32, steps=4)), dataset
+
+
+def contains(sheet: Image.Image, part: Image.Image) -> bool:
+    """Tell whether a picture lies somewhere on the sheet, pixel by pixel."""
+    whole, small = np.asarray(sheet), np.asarray(part)
+    rows = np.lib.stride_tricks.sliding_window_view(whole, (1, small.shape[1], 3))[:, :, 0, 0]
+    places = np.argwhere((rows == small[0]).all(axis=(2, 3)))
+    return any(np.array_equal(whole[y : y + small.shape[0], x : x + small.shape[1]], small) for y, x in places)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_the_pixels_on_the_sheet_are_the_trained_ones(tmp_path: Path, flip: bool) -> None:
+    plan, _ = prepare(tmp_path, [(200, 190), (128, 128)], flip=flip)
+    sheet = render_preview(plan, tile=128)
+    for i, picture in enumerate(plan.manifest.pictures):
+        assert contains(sheet, cut(load_picture(picture.path), plan.sample(i, 0).crop))
+
+
+def test_masks_are_laid_over(tmp_path: Path) -> None:
+    plan, dataset = prepare(tmp_path, [(128, 128)], masked=True)
+    bare = dataset.replace(concepts=(dataset.concepts[0].replace(masks=None),))
+    unmasked = build_plan(scan(bare), bare, plan.train)
+    difference = ImageChops.difference(render_preview(plan), render_preview(unmasked))
+    assert difference.getbbox() is not None
+
+
+def test_the_grid_holds_at_most_the_limit_in_at_most_the_columns(tmp_path: Path) -> None:
+    plan, _ = prepare(tmp_path, [(64, 64)] * 5, min_side=1)
+    one = render_preview(plan, limit=1)
+    wide = render_preview(plan, columns=4, limit=4)
+    grid = render_preview(plan, columns=4)
+    assert one.mode == "RGB"
+    assert wide.height == one.height
+    assert one.width < wide.width == grid.width
+    assert grid.height > wide.height
+
+
+def test_odd_pictures_and_captions_are_shown(tmp_path: Path) -> None:
+    odd = CaptionConfig(prefix="猫 ünïcode " + "x" * 300)
+    plan, _ = prepare(tmp_path, [(1, 3000), (3000, 1), (1, 1)], captions=odd, min_side=1)
+    assert render_preview(plan, tile=10).size[0] > 0
+    plan, _ = prepare(tmp_path / "more", [(40, 40)], captions=CaptionConfig(dropout=1.0))
+    assert render_preview(plan, columns=1).size[1] > 0

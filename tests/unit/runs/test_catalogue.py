@@ -1,0 +1,256 @@
+"""What is told of runs, and the shell that lists, verifies, exports and cleans them."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from run_folders import PLACE, make_run
+
+from lora_atelier.dev import ROOT
+from lora_atelier.trainer_core.common.files import TEMPORARY, write_json
+from lora_atelier.trainer_core.config import ExistingConfig
+from lora_atelier.trainer_core.runs import clean, describe_in_detail, finished_checkpoint, list_runs, open_run
+from lora_atelier.trainer_core.runs.catalogue import describe, thin
+from lora_atelier.trainer_core.runs.choose import find_fork
+from lora_atelier.trainer_core.runs.cli import main
+
+COMMAND = [sys.executable, "-m", "trainer_core", "runs"]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Return a folder with a run of each kind, and things that are none."""
+    folder = tmp_path / "runs"
+    done = make_run(folder, "done", "d", saves=(2, 4, 8), logged=8, finished=8)
+    write_json(done.path / "published.json", {"x|{name}|8": [[f"{PLACE}/loras/own/done.safetensors", "0"]]})
+    make_run(folder, "cut", "c", saves=(2, 4), logged=6)
+    make_run(folder, "none", "e", logged=1)
+    write_json(make_run(folder, "newer", "n", saves=(2,)).path / "run.json", {"format": 99})
+    make_run(folder, "broken", "b", saves=(2,)).path.joinpath("run.json").write_text(
+        '{"format": 1, "ke', encoding="utf-8"
+    )
+    (folder / "holiday").mkdir()
+    (folder / "holiday" / "beach.jpg").write_bytes(b"picture")
+    return folder
+
+
+def named(runs: Path, name: str) -> Path:
+    (path,) = runs.glob(f"{name}-*")
+    return path
+
+
+def test_every_run_is_told_of_and_no_place_of_the_machine(runs):
+    found = {run["name"] or run["run"].partition("-")[0]: run for run in list_runs(runs, [Path(PLACE) / "loras"])}
+    told = {name: (run["status"], run["step"], run["steps"]) for name, run in found.items()}
+    assert told == {
+        "done": ("finished", 8, 8),
+        "cut": ("stopped", 4, 8),
+        "none": ("empty", 0, 8),
+        "newer": ("unreadable", None, None),
+        "broken": ("unreadable", None, None),
+    }
+    assert "newer format (99" in found["newer"]["sentence"] and "run.json of broken" in found["broken"]["sentence"]
+    done = found["done"]
+    assert done["published"] == ["own/done.safetensors"] and done["base_model"] == "base.safetensors"
+    assert [(save["step"], save["stays"]) for save in done["saves"]] == [(2, True), (4, False), (8, False)]
+    assert done["size"] == sum(file.stat().st_size for file in named(runs, "done").rglob("*") if file.is_file())
+    assert 0 < done["clearable"] == done["saves"][0]["size"] + done["saves"][1]["size"] < done["size"]
+    assert done["loss"] == pytest.approx(sum(1 / step for step in range(1, 9)) / 8)
+    text = json.dumps(list(found.values()), allow_nan=False)
+    assert PLACE not in text and str(runs) not in text
+    assert describe(named(runs, "done"))["published"] == ["done.safetensors"]
+
+
+def test_a_run_at_work_is_told_from_one_that_was_cut_off(runs):
+    run = open_run(named(runs, "cut"))
+    write_json(run.path / "owner.json", {"pid": 1, "host": "h", "since": 0})  # as it is after a kill
+    assert describe(run.path)["status"] == "stopped" and not run.busy()
+    with run.locked():
+        told = describe_in_detail(run.path)
+        assert (told["status"], told["step"]) == ("running", 4)  # steps 5 and 6 are of who was cut off
+        run.log("step", step=5, loss=0.125)
+        told = describe_in_detail(run.path)
+        assert told["step"] == 5 and told["curves"]["loss"][-1] == [5, 0.125] and len(told["curves"]["loss"]) == 5
+    assert describe(run.path)["status"] == "stopped"
+    asking = FileLock(run.path / "lock", thread_local=False)  # as who asks whether the run is at work, for a moment
+    asking.acquire()
+    threading.Timer(0.1, asking.release).start()
+    with run.locked():
+        assert run.busy()
+
+
+def test_curves_go_back_where_the_run_did_and_begin_where_it_began(tmp_path):
+    run = make_run(tmp_path, "forked", saves=(4,), steps=6)
+    for step, loss in ((3, 3.0), (4, 4.0), (5, 5.0), (3, 3.5), (4, float("nan"))):  # cut off after 5, gone on after 2
+        run.log("step", step=step, loss=loss)
+        run.log("validation", step=step, loss=loss / 2)
+    curves = describe_in_detail(run.path)["curves"]
+    assert curves["loss"] == [[1, 10.0], [2, 20.0], [3, 3.5], [4, None]]
+    assert curves["validation"] == [[0, 2.0], [3, 1.75], [4, None]]
+    (run.path / "log.jsonl").unlink()
+    assert describe_in_detail(run.path)["curves"]["loss"] == [[step, 10.0 * step] for step in range(1, 5)]
+
+
+def test_long_curves_are_thinned_to_means():
+    points = thin({step: float(step) for step in range(1, 10_001)}, 100)
+    assert len(points) == 100 and points[0] == [100, 50.5] and points[-1] == [10_000, 9950.5]
+    assert thin({3: 1.0, 1: float("inf")}) == [[1, None], [3, 1.0]]
+
+
+def shell(runs: Path, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    """Run the command line as a person does, from the pack's folder."""
+    command = [COMMAND[0], *python, *COMMAND[1:], *arguments, "--folder", str(runs)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", [("list",), ("show", "done"), ("clean",)], ids=" ".join)
+def test_what_people_look_at_often_starts_without_torch(runs, command):
+    done = shell(runs, *command, python=("-X", "importtime"))
+    assert done.returncode == 0 and "done-dddddddddddd" in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "trainer_core.runs.catalogue" in imported and not imported & {"torch", "numpy", "PIL", "transformers"}
+
+
+def test_a_table_and_the_details(runs, capsys):
+    assert main(["list", "--folder", str(runs)]) == 0
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line.split() for line in out.splitlines()}
+    assert rows["cut-cccccccccccc"][1:4] == ["stopped", "4/8", "0.5208"]
+    assert "5 runs, " in out and "holiday" not in out and "newer format (99" in out
+    assert main(["show", "done", "--folder", str(runs)]) == 0
+    out = capsys.readouterr().out
+    assert f"{PLACE}/loras/own/done.safetensors (deleted)" in out and "step 2: " in out and "kept" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("show", "d"), None),
+        (("show", "nothing"), "There is no run nothing"),
+        (("show", ".."), "There is no run .."),
+        (("show", ""), "There is no run"),
+        (("show", "twin"), "may be twin-"),
+        (("clean", "newer"), "newer format (99"),
+        (("clean", "--whole"), "--whole needs the names"),
+        (("export", "none", "--to", "x.safetensors"), "has no LoRA to export"),
+        (
+            ("export", "cut", "--step", "3", "--to", "x.safetensors"),
+            "no LoRA of step 3; it has LoRAs of the steps 2, 4",
+        ),
+        (("export", "cut", "--to", "x.ckpt"), "end its name in .safetensors"),
+        (("verify", "cut"), None),
+    ],
+)
+def test_wrong_words_are_answered_by_one_sentence(runs, capsys, arguments, sentence):
+    make_run(runs, "twin", "1")
+    make_run(runs, "twin", "2")
+    assert main([*arguments, "--folder", str(runs)]) == (2 if sentence else 0)
+    said = capsys.readouterr()
+    assert (sentence or "") in said.err and said.err.count("\n") == bool(sentence)
+
+
+def test_where_runs_are_looked_for(tmp_path):
+    make_run(tmp_path / "output" / "atelier" / "runs", "usual")
+    answers = []
+    for place in ("custom_nodes", "elsewhere"):
+        pack = tmp_path / place / "pack"
+        shutil.copytree(ROOT / "trainer_core", pack / "trainer_core", ignore=shutil.ignore_patterns("__pycache__"))
+        answers.append(subprocess.run([*COMMAND, "list"], cwd=pack, capture_output=True, text=True))
+    assert "usual-aaaaaaaaaaaa" in answers[0].stdout, answers[0].stderr
+    assert answers[1].returncode == 2 and "is not in ComfyUI's custom_nodes; name the folder" in answers[1].stderr
+    assert "There is no folder" in shell(tmp_path / "none", "list").stderr
+
+
+def test_verify_finds_every_damage(runs, capsys):
+    assert main(["verify", "done", "--folder", str(runs)]) == 0 and "All sound." in capsys.readouterr().out
+    saves = named(runs, "done") / "checkpoints"
+    weights = saves / "step-00000002" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    (saves / "step-00000004" / "checkpoint.json").write_text("{", encoding="utf-8")
+    damaged = shell(runs, "verify", "done")
+    assert damaged.returncode == 1 and "Traceback" not in damaged.stderr
+    for line in ("step 2: weights.safetensors is damaged", "step 4: checkpoint.json is missing", "step 8: sound"):
+        assert line in damaged.stdout
+    assert main(["verify", "--folder", str(runs)]) == 1
+    assert "4 damaged." in capsys.readouterr().out  # and the two that cannot be read
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_clean_deletes_what_results_do_not_need_and_only_when_told(runs, capsys, monkeypatch):
+    done, cut = open_run(named(runs, "done")), named(runs, "cut")
+    (cut / "checkpoints" / f".1{TEMPORARY}").mkdir()
+    (cut / "samples").mkdir()
+    (cut / "samples" / f".2{TEMPORARY}").write_bytes(b"half")
+    doomed = runs / f".3{TEMPORARY}"  # somebody is deleting it, or was
+    doomed.mkdir()
+    before = files(runs)
+    freed = describe(done.path)["clearable"]
+    assert main(["clean", "--folder", str(runs)]) == 0
+    out = capsys.readouterr().out
+    assert "save step-00000002" in out and "save step-00000004" in out and "Nothing is deleted yet" in out
+    assert files(runs) == before
+    assert main(["clean", "--yes", "--folder", str(runs)]) == 0
+    gone = {name for name in before if name not in files(runs)}
+    assert gone and all(
+        name.startswith(f"{done.path.name}/checkpoints/step-0000000") or TEMPORARY in name for name in gone
+    )
+    assert not any("step-00000008" in name or name.startswith(f"{cut.name}/checkpoints/step") for name in gone)
+    assert not list(cut.rglob(f".*{TEMPORARY}")) and doomed.is_dir()
+    assert describe(done.path)["clearable"] == 0 < freed and (end := finished_checkpoint(done)) and end.step == 8
+
+    monkeypatch.setattr(clean, "OLD", 0.0)
+    assert main(["clean", "--yes", "--folder", str(runs)]) == 0 and not doomed.exists()
+
+    assert main(["clean", "--states", "--folder", str(runs)]) == 0 and "fresh optimizer" in capsys.readouterr().out
+    assert shell(runs, "clean", "--states", "--yes").returncode == 0
+    assert (
+        not (end.path / "optimizer.safetensors").exists()
+        and (cut / "checkpoints/step-00000004/optimizer.safetensors").exists()
+    )
+    assert finished_checkpoint(done) is not None  # its result can still be taken, and forked
+    fork = ExistingConfig(on_existing="fork", fork_run=done.path.name)
+    assert find_fork(runs, fork)[1].problem("optimizer.safetensors") == "optimizer.safetensors is missing"
+    assert (
+        main(["clean", "--states", "--yes", "--folder", str(runs)]) == 0
+        and "nothing to delete" in capsys.readouterr().out
+    )
+
+    assert main(["clean", cut.name[:5], "broken", "--whole", "--yes", "--folder", str(runs)]) == 0
+    assert sorted(path.name.partition("-")[0] for path in runs.glob("[!.]*")) == ["done", "holiday", "newer", "none"]
+
+
+def test_clean_leaves_what_is_at_work_what_may_be_needed_and_what_lies_elsewhere(runs, tmp_path, capsys):
+    done = open_run(named(runs, "done"))
+    command = ["clean", "--yes", "--folder", str(runs)]
+    before = files(runs)
+    with done.locked():
+        for words in (["done"], ["done", "--whole"]):
+            assert main([*command, *words]) == 2 and "is in training" in capsys.readouterr().err
+        assert main(command) == 0 and "is in training" in capsys.readouterr().out
+        assert before.keys() <= files(runs).keys()
+    weights = done.path / "checkpoints" / "step-00000008" / "weights.safetensors"
+    sound = weights.read_bytes()
+    weights.write_bytes(b"!")
+    assert main([*command, "done"]) == 2 and "may be needed" in capsys.readouterr().err
+    weights.write_bytes(sound)
+
+    outside = tmp_path / "outside"
+    done.path.rename(outside)
+    done.path.symlink_to(outside)
+    for words in (["done"], ["done", "--whole"]):
+        assert main([*command, *words]) == 2 and "is a link to another folder" in capsys.readouterr().err
+    done.path.unlink()
+    outside.rename(done.path)
+    (done.path / "checkpoints").rename(outside)
+    (done.path / "checkpoints").symlink_to(outside)
+    before = files(outside)
+    assert main([*command, "done"]) == 0 and files(outside) == before
+    assert main([*command, "done", "--whole"]) == 0 and not done.path.exists() and files(outside) == before
