@@ -1,19 +1,23 @@
-"""The base models that are measured: their files, and their UNets with and without weights."""
+"""The base models that are measured: their files, their UNets with and without weights, and networks on these."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from lora_atelier.bench.cases import BASES
 from lora_atelier.bench.checkpoints import ARCHITECTURES, random_values, write_checkpoint
-from lora_atelier.trainer_core.config import BaseModelConfig
-from lora_atelier.trainer_core.models import outline_base_model
-from lora_atelier.trainer_core.models.family import UNET, detect_family
-from lora_atelier.trainer_core.models.header import opened, read_header, read_part
-from lora_atelier.trainer_core.models.unet import build_unet
+from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig
+from lora_atelier.trainer_core.models.files.safetensors_file import opened, read_header, read_part
+from lora_atelier.trainer_core.models.sd import StableDiffusion, outline_base_model
+from lora_atelier.trainer_core.models.sd.family import FAMILIES, UNET, detect_family
+from lora_atelier.trainer_core.models.sd.layers import PREFIX, unet_layers
+from lora_atelier.trainer_core.models.sd.unet import build_unet
+from lora_atelier.trainer_core.networks import Network, choose_targets
 
 
 def ready(name: str) -> Path:
@@ -42,6 +46,11 @@ def load_unet(name: str, device: torch.device) -> nn.Module:
     return unet.requires_grad_(False).eval()
 
 
+def tokenizer() -> str:
+    """Name the folder of CLIP's tokenizer, in the ComfyUI that COMFYUI_PATH names."""
+    return str(Path(os.environ.get("COMFYUI_PATH", "")) / "comfy" / "sd1_tokenizer")
+
+
 def empty_unet(name: str) -> nn.Module:
     """Build the frozen UNet of a base model on the meta device."""
     if name not in ARCHITECTURES:
@@ -50,3 +59,20 @@ def empty_unet(name: str) -> nn.Module:
 
     with torch.device("meta"):
         return UNet2DConditionModel(**ARCHITECTURES[name].unet).requires_grad_(False).eval()
+
+
+def model_of(unet: Any, dtype: torch.dtype = torch.float32) -> StableDiffusion:
+    """Return a UNet as a base model without text encoders and autoencoder."""
+    family = FAMILIES["sdxl" if unet.config.addition_embed_type == "text_time" else "sd1"]
+    return StableDiffusion(family=family, name="", unet=unet, texts=(), vae=None, tokenizer=None, dtype=dtype)
+
+
+def network_on(unet: nn.Module, lora: LoraConfig) -> Network:
+    """Build a new network on a UNet."""
+    return Network(choose_targets(model_of(unet), lora, [PREFIX]), lora, seed=0)
+
+
+def matrices_of(unet: nn.Module, preset: str) -> dict[str, nn.Module]:
+    """Return the linear layers and convolutions of a UNet that a preset trains, by their own names."""
+    layers = [layer for layer in unet_layers(unet) if preset in layer.presets]
+    return {layer.path: layer.module for layer in layers if isinstance(layer.module, nn.Linear | nn.Conv2d)}

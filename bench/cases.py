@@ -1,4 +1,4 @@
-"""What is measured: base models, cases, and settings that give up speed for memory. Needs no torch."""
+"""List base models, cases, and settings that trade speed for memory. Needs no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAIN = MemoryConfig(checkpointing="0", offload_weights="none", offload_activati
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """A base model: what it is called and where its file lies."""
+    """A base model: its name and its file."""
 
     title: str
     path: Path
@@ -39,7 +39,7 @@ BASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One base model at one size on one device, and who is measured how long."""
+    """One base model at one size on one device, with the contenders and the number of steps."""
 
     name: str
     base: str  # of BASES
@@ -59,7 +59,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How our training fits into less memory."""
+    """Settings with which our training fits into less memory."""
 
     name: str
     memory: MemoryConfig = PLAIN
@@ -140,7 +140,7 @@ CASES = {case.name: case for case in (*CPU, *CPU_DRY, *GPU, *GPU_DRY)}
 
 
 def limit(part: Part) -> float:
-    """Return the seconds after which a part is given up."""
+    """The seconds after which a part is stopped."""
     if part.get("case") in [case.name for case in (*CPU, *CPU_DRY)]:
         return PATIENCE
     compiles = "compiled" in (part.get("contender"), *part.get("contenders", ()))
@@ -148,7 +148,7 @@ def limit(part: Part) -> float:
 
 
 def company(part: Part) -> tuple[str, str]:
-    """Return what parts that may share a process have in common: the loaded model, or that they need none."""
+    """The loaded model that parts of one process share; none where they need none."""
     if part["what"] in ("device", "describe", "estimate"):
         return "counted", ""
     return part["what"], part["case"]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_atelier.trainer_core.models.family import FAMILIES, UNET, VAE
-from lora_atelier.trainer_core.models.names import unet_ldm_names, vae_ldm_names
+from lora_atelier.trainer_core.models.sd.family import FAMILIES, UNET, VAE
+from lora_atelier.trainer_core.models.sd.names import unet_ldm_names, vae_ldm_names
 
 HEAD = 64  # channels of an attention head in text encoders
 XL_UNET: dict[str, Any] = {
@@ -28,7 +28,7 @@ XL_UNET: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What a checkpoint holds: diffusers' shape of the UNet, the sizes of its text encoders and its autoencoder."""
+    """The parts of a checkpoint: diffusers' shape of the UNet, the sizes of its text encoders and its autoencoder."""
 
     family: str
     unet: dict[str, Any]

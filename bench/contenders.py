@@ -14,17 +14,16 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from lora_atelier.bench.bases import matrices_of, model_of, network_on
 from lora_atelier.bench.cases import PLAIN, Setting
 from lora_atelier.bench.measure import Marks
 from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig, OptimizerConfig
-from lora_atelier.trainer_core.estimate import estimate_step
 from lora_atelier.trainer_core.memory import Stream, compile_blocks, kept_activations, weight_bytes
 from lora_atelier.trainer_core.memory import prepare as prepare_unet
-from lora_atelier.trainer_core.models import BaseModel
-from lora_atelier.trainer_core.models.family import FAMILIES
-from lora_atelier.trainer_core.networks import Network
-from lora_atelier.trainer_core.networks.choose import unet_layers
+from lora_atelier.trainer_core.models.sd.layers import PREFIX
+from lora_atelier.trainer_core.models.sd.units import units
 from lora_atelier.trainer_core.optim import build_optimizer
+from lora_atelier.trainer_core.preflight.estimate import estimate_step
 
 # What makes a contender fail that is not installed, does not fit, or does not run here.
 FAILURES = (RuntimeError, ImportError, OSError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
@@ -37,7 +36,7 @@ Step = Callable[[], dict[str, float]]  # takes one training step; returns second
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What every contender is given, B pictures."""
+    """The inputs of every contender, B pictures."""
 
     noised: Tensor  # (B, 4, H/8, W/8)
     noise: Tensor  # the target, same shape, float32
@@ -74,13 +73,13 @@ def build_batch(unet: nn.Module, resolution: int, batch: int, device: torch.devi
 def prepare(unet: nn.Module, memory: MemoryConfig, weights: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Bring a frozen UNet of any dtype and place to `device` as the memory settings say; return it."""
     if memory.compile:
-        compile_blocks(unet, _no_compiling, backend="inductor" if device.type == "cuda" else "eager")
-    prepare_unet(unet, memory, weights, dtype, device, Stream(device))
+        compile_blocks(units(unet), _no_compiling, backend="inductor" if device.type == "cuda" else "eager")
+    prepare_unet(unet, units(unet), memory, weights, dtype, device, Stream(device))
     return unet
 
 
 class CannotCompile(RuntimeError):
-    """What was to be compiled is not."""
+    """The compilation failed."""
 
 
 def _no_compiling(sentence: str) -> None:
@@ -88,24 +87,27 @@ def _no_compiling(sentence: str) -> None:
 
 
 def told(problem: BaseException) -> str:
-    """Return why something failed as one short line."""
+    """Give the reason of a failure as one short line."""
     if isinstance(problem, torch.OutOfMemoryError):
-        return "it does not fit into the memory of this device"
+        return "it runs out of memory on this device"
     return " ".join(str(problem).split())[:300] or type(problem).__name__
 
 
 def estimated(unet: nn.Module, batch: Batch, lora: LoraConfig, setting: Setting) -> float:
-    """Return the peak memory in MB that the preflight foretells for training a UNet (on the meta device)."""
+    """Estimate the peak memory in MB of training a UNet (on the meta device), as the preflight does."""
     meta, dtype = torch.device("meta"), batch.noised.dtype
     with meta:
-        network = Network(unet, {}, lora, seed=0)
-    prepare_unet(unet, setting.memory, setting.weights, dtype, meta, Stream(meta))
-    family = FAMILIES["sdxl" if batch.added else "sd1"]
-    base = BaseModel(family=family, name="", unet=unet, texts=(), vae=None, tokenizer=None, dtype=dtype)
+        network = network_on(unet, lora)
+    prepare_unet(unet, units(unet), setting.memory, setting.weights, dtype, meta, Stream(meta))
     count, _, height, width = batch.noised.shape
     with kept_activations(setting.memory, [unet], meta):
         estimate = estimate_step(
-            base, network, batch_size=count, latent_size=(height, width), weight_bytes=weight_bytes(unet)
+            model_of(unet, dtype),
+            network,
+            batch_size=count,
+            latent_size=(height, width),
+            tokens=TOKENS,
+            weight_bytes=weight_bytes(unet),
         )
     return estimate.total / 1e6
 
@@ -122,9 +124,9 @@ def build_frozen(unet: nn.Module, batch: Batch, lora: LoraConfig) -> Step:
 
 def build_ours(unet: nn.Module, batch: Batch, lora: LoraConfig) -> Step:
     """Train this pack's network, attached to the UNet from now on."""
-    network = Network(unet, {}, lora, seed=0).to(batch.noised.device)
+    network = network_on(unet, lora).to(batch.noised.device)
     network.attach()
-    optimizer = build_optimizer(OPTIMIZER, network.groups({"lora_unet": OPTIMIZER.learning_rate}))
+    optimizer = build_optimizer(OPTIMIZER, network.groups({PREFIX: OPTIMIZER.learning_rate}))
     update = _update(list(network.parameters()), optimizer)
     return lambda: _step(unet, batch.noised, batch, update)
 
@@ -133,7 +135,7 @@ def build_peft(unet: Any, batch: Batch, lora: LoraConfig) -> Step:
     """Train peft's LoRA on the same layers with the same optimizer."""
     import peft
 
-    names = [name for name, _ in unet_layers(unet, lora.preset)]
+    names = list(matrices_of(unet, lora.preset))
     unet.add_adapter(peft.LoraConfig(r=lora.rank, lora_alpha=int(lora.alpha), target_modules=names))
     trained = [p for p in unet.parameters() if p.requires_grad]
     if len(trained) != 2 * len(names):
@@ -146,7 +148,7 @@ def build_peft(unet: Any, batch: Batch, lora: LoraConfig) -> Step:
 
 
 class Contender(NamedTuple):
-    """What takes steps, and the settings of the UNet it takes them on."""
+    """A contender's step, and the settings of its UNet."""
 
     build: Callable[[nn.Module, Batch, LoraConfig], Step]
     memory: MemoryConfig = PLAIN
@@ -217,7 +219,7 @@ def race(
 
 
 def warm_up(device: torch.device) -> int:
-    """Return how many steps are not counted: on a GPU, kernels are chosen and memory is laid out in the first ones."""
+    """Count the uncounted steps: on a GPU the first ones choose kernels and lay out memory."""
     return 1 if device.type == "cpu" else 3
 
 

@@ -1,7 +1,7 @@
-"""The dataset side: how scanning grows with the number of pictures, and what encoding adds to the bare autoencoder.
+"""Measure scanning by the number of pictures, and encoding against the bare autoencoder.
 
-`scan` reads a folder of JPEG pictures and captions; run again in another process it finds what the first one knew.
-`encode` runs an autoencoder over pictures, bare and through the store, in turn.
+`scan` reads a folder of JPEG pictures and captions; a second process then uses the index of the first.
+`encode` runs an autoencoder over pictures, bare and through the cache, in turn.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lora_atelier.bench.bases import ready
+from lora_atelier.bench.bases import ready, tokenizer
 from lora_atelier.bench.cases import BASES
 from lora_atelier.bench.measure import describe_machine, now, read_peak, start_peak
-from lora_atelier.trainer_core.callbacks import Callbacks
+from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig, TrainConfig
-from lora_atelier.trainer_core.encode import encode_pixels, encode_plan, pixels
-from lora_atelier.trainer_core.images import cut, load_picture
-from lora_atelier.trainer_core.models import load_base_model
-from lora_atelier.trainer_core.plan import build_plan
-from lora_atelier.trainer_core.scan import Index, fingerprint, scan
-from lora_atelier.trainer_core.store import Store
+from lora_atelier.trainer_core.data.cache import Cache
+from lora_atelier.trainer_core.data.images import cut, load_picture
+from lora_atelier.trainer_core.data.plan import build_plan
+from lora_atelier.trainer_core.data.scan import Index, fingerprint, scan
+from lora_atelier.trainer_core.models.sd import load_base_model
+from lora_atelier.trainer_core.training.encode import encode_plan, pixels
 
 SIZE = (768, 512)  # pixels of the pictures
 CPU = torch.device("cpu")
@@ -66,9 +66,9 @@ def measure_scan(folder: Path, index: Path) -> dict[str, float]:
 
 
 def measure_encoding(model: str, device: torch.device, count: int, resolution: int) -> dict[str, Any]:
-    """Encode pictures bare and through the store, in turn; return seconds of each per picture."""
-    base = load_base_model(BaseModelConfig(path=str(ready(model))))
-    base.unet, base.texts = None, ()
+    """Encode pictures bare and through the cache, in turn; return seconds of each per picture."""
+    base = load_base_model(BaseModelConfig(path=str(ready(model)), tokenizer=tokenizer()))
+    base.free("text", "denoiser")
     rows: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as name:
         folder = write_pictures(Path(name) / "pictures", count)
@@ -80,17 +80,17 @@ def measure_encoding(model: str, device: torch.device, count: int, resolution: i
             for i, crop in sorted(plan.crops(), key=repr)
         ]
         for turn in range(4):  # the first is a warm-up
-            base.vae.to(device)
+            base.autoencoder.to(device)
             began = now(device)
             with torch.no_grad():
                 for batch in tensors:
-                    mean, std = encode_pixels(base.vae, batch.to(device), base.family.latent_scale)
+                    mean, std = base.encode_pixels(base.autoencoder, batch.to(device))
                     mean.cpu(), std.cpu()
             bare = now(device) - began
-            base.vae.to("cpu")
+            base.autoencoder.to("cpu")
             began = now(device)
-            with Store(Path(name) / f"store-{turn}") as store:
-                encode_plan(base, plan, store, device, Callbacks(), prompts=None)
+            with Cache(Path(name) / f"store-{turn}") as cache:
+                encode_plan(base, plan, cache, device, Callbacks(), prompts=None)
             rows.append({"bare": bare / count, "ours": (now(device) - began) / count})
     told = {"title": BASES[model].title, "resolution": resolution, "pictures": count}
     return {"rows": rows[1:], "machine": describe_machine(device), **told}
@@ -110,7 +110,7 @@ def main() -> None:
     if options.what == "write":
         result: Any = str(write_pictures(options.folder / "pictures", options.count))
     elif options.what == "scan":
-        result = measure_scan(options.folder / "pictures", options.folder / "index.sqlite")
+        result = measure_scan(options.folder / "pictures", options.folder / "index")
     else:
         result = measure_encoding(options.model, torch.device(options.device), options.count, options.resolution)
     options.out.write_text(json.dumps(result))

@@ -1,4 +1,4 @@
-"""What the preflight foretells for full-size models: memory by settings, counted in dry runs that need no weights."""
+"""Estimate memory by settings for full-size models, in dry runs that need no weights."""
 
 from __future__ import annotations
 

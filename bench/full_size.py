@@ -44,7 +44,7 @@ def train_one_step(name: str, output: Path) -> dict[str, Any]:
     """Train UNet and text encoders for one step and save the LoRA; return seconds, peak memory in MB and layers."""
     import torch
 
-    from lora_atelier.bench.bases import ready
+    from lora_atelier.bench.bases import ready, tokenizer
     from lora_atelier.bench.loop import write_pictures
     from lora_atelier.bench.measure import read_peak
     from lora_atelier.trainer_core.config import (
@@ -62,7 +62,7 @@ def train_one_step(name: str, output: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
         pictures = write_pictures(Path(folder), size.resolution, 2)
         config = RunConfig(
-            base_model=BaseModelConfig(path=str(path), precision=size.precision),  # type: ignore[arg-type]
+            base_model=BaseModelConfig(path=str(path), tokenizer=tokenizer(), precision=size.precision),  # type: ignore[arg-type]
             dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
             lora=LoraConfig(rank=4, alpha=4, preset="full"),
             optimizer=OptimizerConfig(text_encoder_learning_rate=1e-4, text_encoder_2_learning_rate=1e-4),
@@ -114,7 +114,7 @@ def load_in_comfyui(checkpoint: Path, lora_file: Path) -> dict[str, Any]:
 
 
 def render(results: dict[str, dict[str, Any]]) -> str:
-    """Write what was measured as Markdown."""
+    """Write the measurements as Markdown."""
     lines = [
         "### Full-size models from load to ComfyUI, CPU",
         "",

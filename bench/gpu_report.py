@@ -38,7 +38,7 @@ def listed_peak(device: str) -> float | None:
 
 
 def render(data: dict[str, Any], suite: dict[str, Any]) -> str:
-    """Write what has been measured so far, and put together as a suite, as one block of the page."""
+    """Write the measurements so far, put together as a suite, as one block of the page."""
     if "device" not in suite:
         return "### One card\n\nNothing has been measured yet: the device itself was left out.\n"
     device = suite["device"]

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
 
-from lora_atelier.trainer_core.networks.choose import unet_layers
-from lora_atelier.trainer_core.networks.lora import LoraLayer
+from lora_atelier.bench.bases import matrices_of
+from lora_atelier.trainer_core.networks.layers.lora import LoraLayer
 
 RANK = 8
 KINDS = ("linear", "1x1", "3x3", "3x3, stride 2")
@@ -30,7 +30,7 @@ Form = Callable[[LoraLayer, Tensor, Tensor], Tensor]  # (layer, x, base output) 
 
 
 def kept(layer: LoraLayer, x: Tensor, y: Tensor) -> Tensor:
-    """Return what the shipped layer computes."""
+    """Compute the shipped layer."""
     return layer(x, y)
 
 
@@ -126,7 +126,7 @@ def layer_shapes() -> Counter[tuple[bool, tuple[int, ...], tuple[int, ...], int,
 
     with torch.device("meta"):
         unet = UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8)
-        for _, module in unet_layers(unet, "full"):
+        for module in matrices_of(unet, "full").values():
             module.register_forward_hook(look)
         unet(torch.empty(1, 4, 32, 32), torch.tensor([1]), encoder_hidden_states=torch.empty(1, 77, 768))
     return found

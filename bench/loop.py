@@ -1,4 +1,4 @@
-"""What the real training loop spends outside forward pass, backward pass and optimizer."""
+"""Measure the time that the real training loop spends outside forward pass, backward pass and optimizer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from lora_atelier.bench.bases import ready
+from lora_atelier.bench.bases import ready, tokenizer
 from lora_atelier.bench.cases import PLAIN, Case
 from lora_atelier.bench.contenders import OPTIMIZER
 from lora_atelier.bench.measure import now
-from lora_atelier.trainer_core.callbacks import Callbacks, StepReport
+from lora_atelier.trainer_core.common.callbacks import Callbacks, StepReport
 from lora_atelier.trainer_core.config import (
     BaseModelConfig,
     ConceptConfig,
@@ -45,7 +45,11 @@ def time_loop(case: Case) -> list[dict[str, float]]:
 
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
         config = RunConfig(
-            base_model=BaseModelConfig(path=str(ready(case.base)), precision=case.dtype),  # type: ignore[arg-type]
+            base_model=BaseModelConfig(
+                path=str(ready(case.base)),
+                tokenizer=tokenizer(),
+                precision=case.dtype,  # type: ignore[arg-type]
+            ),
             dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(write_pictures(Path(folder), case.resolution))),)),
             lora=LoraConfig(rank=case.rank, alpha=case.rank, preset=case.preset),  # type: ignore[arg-type]
             optimizer=OPTIMIZER,

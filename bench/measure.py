@@ -1,4 +1,4 @@
-"""What a process is asked about itself: its memory, and the machine it runs on."""
+"""Measure a process's memory and name its machine."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _highest() -> float:
 
 
 def describe_machine(device: torch.device) -> dict[str, str | int | float]:
-    """Return what the numbers were measured on."""
+    """Describe the machine that the numbers were measured on."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists() and (found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)):

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from lora_atelier.trainer_core.config import LoraConfig
-from lora_atelier.trainer_core.networks.attach import Network
 from lora_atelier.trainer_core.networks.build import build_layer
 from lora_atelier.trainer_core.networks.choose import Target
+from lora_atelier.trainer_core.networks.network import Network
 
 RANK, CONV_SIDE = 8, 16
 
@@ -46,7 +46,7 @@ SHAPES = (
     Shape("3x3", 3, 640, 640, 0, 2),
 )
 TINY = (Shape("linear", 0, 16, 32, 5, 1), Shape("3x3", 3, 16, 32, 0, 1))
-BEST, TWICE = ("best", 1.0), ("rebuild", 2.0)  # at least so many times as fast as LyCORIS' best mode, or as rebuilding
+BEST, TWICE = ("best", 1.0), ("rebuild", 2.0)  # this many times as fast as LyCORIS' best mode, or as rebuilding
 # title -> (settings, LyCORIS' class in lycoris.modules, its settings, the goal of own time)
 CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], tuple[str, float] | None]] = {
     "LoRA / LoCon": ({}, "locon.LoConModule", {}, BEST),
@@ -79,9 +79,9 @@ def build_base(shape: Shape) -> tuple[nn.Module, Tensor]:
 
 
 def beside(base: nn.Module, settings: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    """Return what our network makes of the frozen layer."""
+    """Attach our network to the frozen layer."""
     config = LoraConfig(**{"rank": RANK, "alpha": 1.0, **settings})
-    network = Network(None, {}, LoraConfig(), seed=0)  # of no layers: the one that is measured comes in by hand
+    network = Network([], LoraConfig(), seed=0)  # of no layers: the one that is measured comes in by hand
     layer = build_layer(Target("lora_unet_to_k", base, config.rank, config.alpha), config, seed=0)  # type: ignore[arg-type]
     network._targets, network._layers = {"x": base}, {"x": layer}
     network.attach()
@@ -90,7 +90,7 @@ def beside(base: nn.Module, settings: dict[str, Any]) -> Callable[[Tensor], Tens
 
 
 def lycoris(base: nn.Module, name: str, settings: dict[str, Any], *, bypass: bool) -> Callable[[Tensor], Tensor]:
-    """Return what LyCORIS makes of the frozen layer in one of its modes."""
+    """Attach LyCORIS' network to the frozen layer, in one of its modes."""
     import importlib
 
     module, _, kind = name.partition(".")
@@ -109,7 +109,7 @@ def _fill(layer: nn.Module) -> None:
 
 
 def contenders(shape: Shape, case: str) -> tuple[dict[str, Callable[[Tensor], Tensor]], Tensor]:
-    """Return everybody who computes a layer, and its input; all have the same frozen weights."""
+    """Build all contenders of a layer, and its input; all have the same frozen weights."""
     settings, name, theirs, _ = CASES[case]
     base, x = build_base(shape)
 

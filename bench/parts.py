@@ -1,4 +1,4 @@
-"""The parts that the benchmarks consist of, in the order in which they are measured, and what they come to together."""
+"""List the parts of the benchmarks in the order of measuring, and put their results together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lora_atelier.bench.results import Results, found
 
 
 def gpu_parts(group: Sequence[Case], rounds: int, results: Results) -> list[Part]:
-    """Return all parts of the GPU suite: first what the goals need, the races of the largest model before all."""
+    """List all parts of the GPU suite: first those of the goals, the races of the largest model before all."""
     parts = [part for case in group for part in case_parts(case, rounds, results)]
     curves = [case for case in reversed(group) if case.curve]
     races = [part for case in group[:2] for part in races_of(case, rounds)]
@@ -24,7 +24,7 @@ def gpu_parts(group: Sequence[Case], rounds: int, results: Results) -> list[Part
 
 
 def case_parts(case: Case, rounds: int, results: Results) -> list[Part]:
-    """Return the parts of a case, and say why others are left out."""
+    """List the parts of a case, with the reason for each part that is left out."""
     parts, why = [describe(case)], stock_left_out(case)
     results.data["rounds"] = rounds
     for i, race in enumerate(races_of(case, rounds)):
@@ -42,7 +42,7 @@ def case_parts(case: Case, rounds: int, results: Results) -> list[Part]:
 
 
 def case_result(case: Case, data: dict[str, Any]) -> dict[str, Any]:
-    """Return all that was measured of a case, with a sentence for what was left out; nothing of one not described."""
+    """Collect the measurements of a case, with a sentence for each part left out; nothing without a description."""
     described = found(data, describe(case))
     if "left_out" in described:
         return {}
@@ -71,7 +71,7 @@ def case_result(case: Case, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def suite(data: dict[str, Any]) -> dict[str, Any]:
-    """Put together what the parts of the GPU suite have measured, as far as they have."""
+    """Put together the measurements of the GPU suite so far."""
     together: dict[str, Any] = {}
     for group in (GPU, GPU_DRY):
         measured = found(data, device(group))
@@ -110,7 +110,7 @@ def alone(case: Case, contender: str, setting: str = CURVE[0].name) -> Part:
 
 
 def estimate(case: Case, setting: str) -> Part:
-    """Return the part that foretells the memory of ours."""
+    """Return the part that estimates the memory of ours."""
     return {"what": "estimate", "case": case.name, "setting": setting}
 
 
@@ -125,7 +125,7 @@ def stock(case: Case, number: int) -> Part:
 
 
 def stock_left_out(case: Case) -> str:
-    """Say why ComfyUI's node is left out of a case, or return ""."""
+    """Give the reason why ComfyUI's node is left out of a case, or ""."""
     if not case.stock_steps:
         return "it is not measured in this case."
     if not has_comfyui():

@@ -76,14 +76,14 @@ def bookkeeping(loop: Sequence[dict[str, float]]) -> list[float]:
 
 
 def seconds(result: dict[str, Any], contender: str, part: str = "seconds") -> list[float]:
-    """Return all measured seconds of a contender, none of one that was left out."""
+    """Collect all measured seconds of a contender; none of one that was left out."""
     if contender == "stock":
         return [s for r in result["rounds"] if r.get("stock") for s in r["stock"]["seconds"]]
     return [step[contender][part] for r in result["rounds"] for step in r["race"] if contender in step]
 
 
 def memory(result: dict[str, Any], contender: str) -> dict[str, float]:
-    """Return loaded and peak MB of a contender, nothing of one whose measurement failed."""
+    """Give loaded and peak MB of a contender; nothing if its measurement failed."""
     if contender == "stock":
         return max((r["stock"] for r in result["rounds"] if r.get("stock")), key=lambda stock: stock["peak"])
     return result["memory"].get(contender, {})
@@ -138,7 +138,7 @@ def verdict(ratio: Ratio, targets: bool) -> str:
 
 
 def stock_notes(result: dict[str, Any]) -> list[str]:
-    """Say what ComfyUI's node computed in and trained; nothing where it was left out."""
+    """Describe what ComfyUI's node computed in and trained; nothing if it was left out."""
     stock = next((r["stock"] for r in result["rounds"] if r.get("stock")), None)
     if stock is None:
         return []

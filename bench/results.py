@@ -1,4 +1,4 @@
-"""Parts that have been measured, written to a file after each one, so that a run that is cut short loses nothing."""
+"""Measured parts, written to a file after each one, so that an interrupted run loses nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from lora_atelier.bench.cases import CACHE, ROOT, Part, company, limit
 
-WAITS = "its turn has not come: `--resume` goes on with it"
+WAITS = "its turn has not come; `--resume` measures it"
 POLL = 0.1  # seconds
 WORKERS = Path(__file__).parent
 
@@ -28,17 +28,17 @@ class PartFailed(RuntimeError):
 
 
 class Measures(Protocol):
-    """What measures one part after another."""
+    """An object that measures one part after another."""
 
     def measure(self, part: Part, seconds: float) -> Any:
-        """Return what a part measured; raises PartFailed, also after so many seconds."""
+        """Measure a part; raises PartFailed, also after this many seconds."""
 
     def end(self) -> None:
-        """Give back all that it holds."""
+        """Free all memory that it holds."""
 
 
 class Results:
-    """The results of one run of the benchmarks; `resume` keeps what a run of the same sources has measured before."""
+    """The results of one run of the benchmarks; `resume` keeps the parts measured from the same sources."""
 
     def __init__(self, path: Path, start: Callable[[Part], Measures], command: str, *, resume: bool) -> None:
         self.failed: list[str] = []
@@ -56,13 +56,13 @@ class Results:
             if before["sources"] == self.data["sources"]:
                 self.data = before
             else:
-                print(f"bench: other sources measured {path}, so all is measured anew.", flush=True)
+                print(f"bench: other sources measured {path}; every part is measured again.", flush=True)
 
     def measure(self, parts: Sequence[Part], *, together: bool = False, seconds: float = float("inf")) -> None:
-        """Measure in their order the parts that are not measured yet, those that have failed before last.
+        """Measure in order the parts that are not measured yet, failed ones last.
 
         together: parts that may share a process do. seconds: a part whose limit does not fit into what is left of them
-        waits for another call. What fails is told under `left_out`, and tried again then, too.
+        waits for another call. A failure is noted under `left_out`, and tried again in the next call.
         """
         until = time.monotonic() + seconds
         todo = [part for part in parts if key(part) not in self.data["parts"]]
@@ -95,15 +95,15 @@ class Results:
         self.write()
 
     def leave_out(self, part: Part, why: str) -> None:
-        """Say why a part is not measured in this call."""
+        """Give the reason why a part is not measured in this call."""
         self.data["left_out"][key(part)] = why
 
     def told(self) -> dict[str, str]:
-        """Return what a page says of this run: date, commit and command."""
+        """Give a page's stamp: date, commit and command."""
         return {name: self.data[name] for name in ("date", "commit", "command")}
 
     def waiting(self) -> int:
-        """Return how many parts wait for another call."""
+        """Count the parts that wait for another call."""
         return list(self.data["left_out"].values()).count(WAITS)
 
     def write(self) -> None:
@@ -115,12 +115,12 @@ class Results:
 
 
 def key(part: Part) -> str:
-    """Return the name of a part in the file."""
+    """Name a part in the file."""
     return json.dumps(part, sort_keys=True)
 
 
 def found(data: dict[str, Any], part: Part) -> Any:
-    """Return what a part has measured, or under `left_out` why it has not."""
+    """Give a part's measurement, or under `left_out` the reason why it has none."""
     return data["parts"].get(key(part)) or {"left_out": data["left_out"].get(key(part), WAITS)}
 
 
@@ -143,7 +143,7 @@ class Child:
             )
 
     def measure(self, part: Part, seconds: float) -> Any:
-        """Return what a part measured; raises PartFailed, also after so many seconds."""
+        """Measure a part; raises PartFailed, also after this many seconds."""
         out, until = self._out / f"{next(self._numbers)}.json", time.monotonic() + seconds
         assert self._process.stdin
         try:
@@ -162,7 +162,7 @@ class Child:
         return json.loads(out.read_text(encoding="utf-8"))
 
     def end(self) -> None:
-        """End the process with all that it started."""
+        """End the process and its children."""
         for pid in [*descendants(self._process.pid), self._process.pid]:
             try:
                 os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
@@ -207,7 +207,7 @@ def child(script: str, *arguments: str) -> Any:
 
 
 def sources_digest() -> str:
-    """Return what the measured code is, with and without git: sha256 of the sources' paths and contents."""
+    """Hash the measured code, with and without git: paths and contents of the sources."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in ("bench", "trainer_core") for path in (ROOT / folder).rglob("*.py")):
         digest.update(f"{path.relative_to(ROOT).as_posix()} {path.stat().st_size}\n".encode() + path.read_bytes())
@@ -215,7 +215,7 @@ def sources_digest() -> str:
 
 
 def stamp() -> str:
-    """Return date and commit."""
+    """Give date and commit."""
     return f"{datetime.date.today()}, commit {commit()}"
 
 

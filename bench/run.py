@@ -18,20 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.bench import cases, full_size, gpu_report, saves
+from lora_atelier.bench import cases, full_size, gpu_report, saves, start
 from lora_atelier.bench.cases import CACHE, CPU, CPU_DRY, GPU, GPU_DRY, ROOT, Case
 from lora_atelier.bench.parts import case_parts, case_result, describe, gpu_parts, has_comfyui, suite
 from lora_atelier.bench.report import render, render_data, write_block
-from lora_atelier.bench.results import (
-    Child,
-    PartFailed,
-    Results,
-    child,
-    commit,
-    found,
-    sources_digest,
-    stamp,
-)
+from lora_atelier.bench.results import Child, PartFailed, Results, child, commit, found, sources_digest, stamp
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 
@@ -44,14 +35,17 @@ def main() -> int:
     parser.add_argument("--networks", action="store_true", help="compare algorithms with LyCORIS' instead")
     parser.add_argument("--data", action="store_true", help="measure scanning and encoding of pictures instead")
     parser.add_argument("--estimates", action="store_true", help="count memory by settings in dry runs instead")
-    parser.add_argument("--saves", action="store_true", help="what a save costs against a step instead")
+    parser.add_argument("--saves", action="store_true", help="time of a save against a step instead")
+    parser.add_argument("--start", action="store_true", help="time of a run to its first step instead")
     parser.add_argument("--full-size", action="store_true", help="full-size models from load to ComfyUI instead")
     parser.add_argument("--model", choices=[*cases.BASES, "all"], default="all")
     parser.add_argument("--rounds", type=int, help="rounds of race and stock node (default 3, 1 with --gpu)")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="end within so many; --resume goes on")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="end within this many minutes; continue with --resume"
+    )
     parser.add_argument("--dry", action="store_true", help="the same at toy sizes on the CPU, once; writes no page")
     parser.add_argument(
-        "--resume", action="store_true", help="keep what a run of the same sources has measured already"
+        "--resume", action="store_true", help="keep the parts that a run of the same sources has measured"
     )
     parser.add_argument("--results", type=Path, help="file of the measurements (default in .cache/bench)")
     parser.add_argument(
@@ -77,6 +71,8 @@ def main() -> int:
             return run_data("cuda" if options.gpu else "cpu", command, dry=options.dry)
         if options.saves:
             return run_saves("cuda" if options.gpu else "cpu", command, dry=options.dry)
+        if options.start:
+            return run_start(options, command)
         if options.full_size:
             return run_full_size(options, command)
         return run_cpu(options, command)
@@ -121,14 +117,14 @@ def run_gpu(options: argparse.Namespace, command: str) -> int:
     results.measure(gpu_parts(group, options.rounds or 1, results), together=True, seconds=60 * options.minutes)
     print(f"\n{gpu_report.render(results.data, suite(results.data))}", flush=True)
     if waiting := results.waiting():
-        print(f"bench: {waiting} parts wait for another call with --resume.", flush=True)
+        print(f"bench: {waiting} parts wait for another call; run the same command again with --resume.", flush=True)
     if not options.dry:
         write_gpu_page(results.data)
     return 1 if results.failed else 0
 
 
 def dried(options: argparse.Namespace) -> str:
-    """Return what sets the files of dry runs apart."""
+    """The suffix of the files of dry runs."""
     return "-dry" if options.dry else ""
 
 
@@ -141,7 +137,7 @@ def write_gpu_page(data: dict[str, Any]) -> int:
 
 
 def chosen(group: Sequence[Case], model: str) -> list[Case]:
-    """Return the cases of a group that measure a model."""
+    """List the cases of a group that measure a model."""
     found = [case for case in group if model in ("all", case.base)]
     if not found:
         sys.exit(f"bench: {model} is not measured there; choose one of {sorted({case.base for case in group})}.")
@@ -191,6 +187,23 @@ def run_saves(device: str, command: str, *, dry: bool) -> int:
     print(text)
     if not dry:
         write_block(PAGE, f"saves-{device}", text)
+    return 0
+
+
+def run_start(options: argparse.Namespace, command: str) -> int:
+    """Measure the way to the first step of Stable Diffusion 1.5, or in a dry run of the tiny base."""
+    name, rounds = "tiny" if options.dry else "sd15", []
+    for number in range(options.rounds or (1 if options.dry else 3)):
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="start-", dir=CACHE) as folder:
+            arguments = ["--model", name, "--folder", folder, "--part"]
+            about = child("start.py", *arguments, "prepare")
+            rounds.append({part: child("start.py", *arguments, part) for part in start.PARTS})
+        print(f"round {number + 1}: {rounds[-1]}", flush=True)
+    text = start.render(rounds, name, about, command, stamp())
+    print(text)
+    if not options.dry:
+        write_block(PAGE, "start-cpu", text)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a save of a run costs against the step that it waits between; called by `dev.py bench --saves`."""
+"""Measure the time of a save against a step; called by `dev.py bench --saves`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ def measure(name: str, device_name: str) -> dict[str, Any]:
     """Train a model with AdamW, an average and a save after each step; return seconds of each step and each save."""
     import torch
 
-    from lora_atelier.bench.bases import ready
+    from lora_atelier.bench.bases import ready, tokenizer
     from lora_atelier.bench.cases import BASES, CACHE, PLAIN
     from lora_atelier.bench.loop import timed, write_pictures
     from lora_atelier.bench.measure import describe_machine
-    from lora_atelier.trainer_core import saving
-    from lora_atelier.trainer_core.callbacks import Callbacks
+    from lora_atelier.trainer_core.common.callbacks import Callbacks
     from lora_atelier.trainer_core.config import (
         BaseModelConfig,
         ConceptConfig,
@@ -37,8 +36,9 @@ def measure(name: str, device_name: str) -> dict[str, Any]:
         SavesConfig,
         TrainConfig,
     )
-    from lora_atelier.trainer_core.run import open_run
+    from lora_atelier.trainer_core.runs import open_run
     from lora_atelier.trainer_core.train import train_lora
+    from lora_atelier.trainer_core.training import saving
 
     device = torch.device(device_name)
     resolution = ON_GPU if device.type == "cuda" else RESOLUTIONS[name]
@@ -57,7 +57,9 @@ def measure(name: str, device_name: str) -> dict[str, Any]:
         folder = Path(place)
         config = RunConfig(
             base_model=BaseModelConfig(
-                path=str(ready(name)), precision="bfloat16" if device.type == "cuda" else "float32"
+                path=str(ready(name)),
+                tokenizer=tokenizer(),
+                precision="bfloat16" if device.type == "cuda" else "float32",
             ),
             dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(write_pictures(folder, resolution, 2))),)),
             lora=LoraConfig(rank=16, alpha=16, preset="attn-mlp"),
@@ -81,7 +83,7 @@ def measure(name: str, device_name: str) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any], command: str, stamp: str) -> str:
-    """Write what was measured as Markdown."""
+    """Write the measurements as Markdown."""
     machine, steps, saves = result["machine"], result["steps"], result["saves"]
     every = 60 * result["minutes"]
     shares = build_ratio(

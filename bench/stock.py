@@ -24,7 +24,7 @@ SIZE_NUMBERS = 6 * 256  # channels of Stable Diffusion XL's size and crop number
 
 
 def main() -> None:
-    """Run the node on the case that comes in as a line of JSON, and hand on what was measured."""
+    """Run the node on the case of a line of JSON, and print the measurements."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
@@ -117,7 +117,7 @@ def run_stock(case: Case) -> dict[str, Any]:
 
 def register_tiny() -> None:
     """Teach ComfyUI's loader the tiny base model, with the pack's own file."""
-    path = Path(__file__).resolve().parents[1] / "nodes" / "tiny.py"
+    path = Path(__file__).resolve().parents[1] / "nodes" / "comfyui" / "tiny.py"
     spec = importlib.util.spec_from_file_location("atelier_tiny", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Measurements in a process of their own: a case described or raced, a contender alone, the loop, the device."""
+"""Measure in a process of its own: describe or race a case, time a contender alone, the loop, the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lora_atelier.bench.bases import empty_unet, load_unet
+from lora_atelier.bench.bases import empty_unet, load_unet, matrices_of
 from lora_atelier.bench.cases import BASES, CASES, CURVE, Case, Setting
 from lora_atelier.bench.contenders import (
     CONTENDERS,
@@ -29,18 +29,10 @@ from lora_atelier.bench.contenders import (
 )
 from lora_atelier.bench.estimates import estimate
 from lora_atelier.bench.loop import time_loop
-from lora_atelier.bench.measure import (
-    describe_machine,
-    now,
-    read_overhead,
-    read_peak,
-    read_reserved,
-    start_peak,
-)
+from lora_atelier.bench.measure import describe_machine, now, read_overhead, read_peak, read_reserved, start_peak
 from lora_atelier.bench.results import publish
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.memory import DTYPES, kept_activations, room_for_programs
-from lora_atelier.trainer_core.networks.choose import unet_layers
 
 META = torch.device("meta")
 TRIFLE = 200e6  # bytes: workspaces that libraries keep
@@ -48,7 +40,7 @@ ALONE_STEPS = 2  # on the CPU, after one more: the second is the first with opti
 
 
 def measure(part: dict[str, Any]) -> dict[str, Any]:
-    """Measure a part; what cannot be done here comes back as one sentence under `left_out`."""
+    """Measure a part; a failure is returned as one sentence under `left_out`."""
     if part["what"] == "device":
         return measure_device(torch.device(part["device"]), part["side"])
     case = CASES[part["case"]]
@@ -72,8 +64,8 @@ def setting_named(name: str) -> Setting:
 
 
 def describe_case(case: Case) -> dict[str, Any]:
-    """Return what a case is: its settings, the machine, the layers of its base model and its work."""
-    layers = len(unet_layers(empty_unet(case.base), case.preset))
+    """Describe a case: its settings, the machine, the layers of its base model and its work."""
+    layers = len(matrices_of(empty_unet(case.base), case.preset))
     return {
         "case": asdict(case),
         "machine": describe_machine(torch.device(case.device)),
@@ -97,7 +89,7 @@ def loaded_unet(base: str, device: torch.device) -> torch.nn.Module:
 
 
 def frozen_unet(case: Case) -> torch.nn.Module:
-    """Return a UNet of its own to a part. On the CPU nothing else may lie in the memory that is measured."""
+    """Load a separate UNet for a part. On the CPU nothing else may be in the measured memory."""
     device = torch.device(case.device)
     return load_unet(case.base, device) if device.type == "cpu" else share_weights(loaded_unet(case.base, device))
 
