@@ -1,6 +1,6 @@
 """Measure how well the tiny base follows plain captions, combinations it never saw included.
 
-python assets/evaluate_tiny_base.py [--count N] [--sheet FILE.png]
+python assets/evaluate_tiny_base.py --tokenizer FOLDER [--count N] [--sheet FILE.png]
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from PIL import Image
 from reading import read_picture
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from trainer_core.sample import sample_images
+
 from trainer_core.config import BaseModelConfig, SampleConfig
 from trainer_core.models import load_base_model
-from trainer_core.sample import sample_images
 
 
 def evaluate(model: Path, tokenizer: str, combinations: list[tuple[str, str, str]], cfg: float) -> tuple[dict, list]:
@@ -43,7 +44,7 @@ def main() -> None:
     """Print the results for held-out and for seen combinations as JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path(__file__).with_name("atelier-tiny.safetensors"))
-    parser.add_argument("--tokenizer", default="", help="folder of the CLIP tokenizer; default: COMFYUI_PATH")
+    parser.add_argument("--tokenizer", required=True, help="folder of CLIP's, as ComfyUI's comfy/sd1_tokenizer")
     parser.add_argument("--count", type=int, default=46, help="combinations of each kind")
     parser.add_argument("--cfg", type=float, default=4.0)
     parser.add_argument("--sheet", type=Path, help="write the pictures to this file")

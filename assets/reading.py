@@ -10,7 +10,7 @@ from PIL import Image
 
 
 def nearest_colour(rgb: np.ndarray) -> str:
-    """Return the name of the palette colour nearest to an sRGB value (3,), 0..255."""
+    """Name the palette colour nearest to an sRGB value (3,), 0..255."""
     return min(drawing.COLOURS, key=lambda name: float(np.square(rgb - np.array(drawing.COLOURS[name])).sum()))
 
 

@@ -109,7 +109,7 @@ def save_state(path: Path, modules: dict, optimizer: torch.optim.Optimizer, step
 
 
 def load_state(path: Path, modules: dict, optimizer: torch.optim.Optimizer) -> int:
-    """Read what `save_state` wrote into modules and optimizer and return the step, 0 if there is no file."""
+    """Load a file of `save_state` into modules and optimizer and return the step, 0 without a file."""
     if not path.exists():
         return 0
     moments: dict[int, dict[str, torch.Tensor]] = {}
@@ -408,7 +408,7 @@ def export(args: argparse.Namespace) -> None:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line; the defaults are what the shipped file was trained with."""
+    """Read the command line; the defaults are those of the shipped file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("phase", choices=("all", *PHASES))
     parser.add_argument("--work", type=Path, default=Path("tiny_base"), help="folder of states, latents and logs")
