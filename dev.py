@@ -407,13 +407,13 @@ def check(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-ALONE = ("unit", "recipes", "faults")  # parts of the tests that share nothing
-SERVED = ("comfyui", "browser")  # those whose tests share servers and a browser
+ALONE = ("unit", "recipes", "bench", "faults")  # parts of the tests that share nothing
+SERVED = ("browser", "comfyui")  # those whose tests share servers and a browser
 NOTHING_COLLECTED = 5  # pytest's exit status, for example of one half of the suite under -k
 
 
 def test(options: argparse.Namespace) -> int:
-    """Run the checks, then all tests; or without checks the parts named: unit, recipes, comfyui, browser, faults.
+    """Run the checks, then all tests; or only the parts named: unit, recipes, bench, faults, browser, comfyui.
 
     All other arguments, and paths, go to pytest.
     """
@@ -430,8 +430,8 @@ def test(options: argparse.Namespace) -> int:
     alone = [path for path in paths if path not in served]
     pytest = [venv_python(), "-m", "pytest", "-c", "tests/pytest.ini"]
     parallel = ["-n", "logical", "--maxprocesses", "8", "--dist", "worksteal"]
-    # Each of two has servers and a browser of its own; the tests of a file, or of a frontend, share them.
-    in_two = ["-n", "2", "--dist", "loadgroup"]
+    # Each of two has servers and a browser of its own; tests/conftest.py says which tests share them.
+    in_two = ["-n", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
     env["OMP_NUM_THREADS"] = "1"  # the processes share the cores
     tested = [run([*pytest, *parallel, *alone, *others], env)] if alone else []
     tested += [run([*pytest, *in_two, *served, *others], env)] if served else []

@@ -3,8 +3,12 @@
 How tests import the pack: lora_atelier.py beside this file.
 """
 
+import gc
+import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,10 +22,7 @@ settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where torch finds no CUDA device; keep a file's tests in one process of xdist's."""
-    for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+    """Skip tests marked `gpu` where torch finds no CUDA device."""
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return
@@ -30,6 +31,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and torch finds none"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where processes share servers (--dist loadscope), give those tests to one process that need the same server."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByServer(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            frontend = re.search(r"\bbrowser/.*\[(comfyui|newest)\b", nodeid)
+            if frontend:
+                return f"{frontend[1]} frontend"
+            return "oldest" if "oldest" in nodeid else nodeid.split("::")[0]
+
+    return ByServer(config, log)
+
+
+def pytest_runtest_setup() -> None:
+    """Set aside the objects of imported libraries once: every run collects garbage, and need not look at those."""
+    if "diffusers.models.unets" in sys.modules and not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,12 @@ for (const kind of ["warn", "error"]) {
     const say = console[kind];
     console[kind] = (...words) => say(...words, new Error().stack);
 }"""
+# Forgets what the editor has stored in the browser: open workflows, the view, dialogs that were closed.
+FORGET = """async () => {
+    localStorage.clear();
+    sessionStorage.clear();
+    for (const { name } of await indexedDB.databases()) indexedDB.deleteDatabase(name);
+}"""
 # Resolves when the page has had nothing to do for a while and its view does not move any more.
 STILL = """async () => {
     const view = () => JSON.stringify([window.app?.canvas?.ds.scale, ...(window.app?.canvas?.ds.offset ?? [])]);
@@ -103,7 +109,7 @@ class Editor:
 
 @pytest.fixture(
     scope="session",  # where two processes share the tests, each has one frontend, one server and one Chromium
-    params=[pytest.param(name, marks=pytest.mark.xdist_group(f"{name} frontend")) for name in ("comfyui", "newest")],
+    params=["comfyui", "newest"],
 )
 def server(request: pytest.FixtureRequest, start_comfy: Callable[..., ComfyServer]) -> ComfyServer:
     """Run every test here on ComfyUI with the frontend it asks for, and with the newest."""
@@ -126,16 +132,25 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def open_editor(request: pytest.FixtureRequest, chromium: Any, server: ComfyServer) -> Iterator[Callable[..., Editor]]:
-    """Give `open_editor(vue=...)` -> the editor of a fresh visitor; what goes wrong in it fails the test."""
+@pytest.fixture(scope="session")
+def visitor(chromium: Any, server: ComfyServer) -> Iterator[Any]:
+    """Give a browser context for all tests of a frontend: it loads the editor's scripts from the network once."""
     context = chromium.new_context(viewport={"width": 1600, "height": 900})
+    context.set_default_timeout(1000 * HANGS)
     context.add_init_script(TRACE)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def open_editor(request: pytest.FixtureRequest, visitor: Any, server: ComfyServer) -> Iterator[Callable[..., Editor]]:
+    """Give `open_editor(vue=...)` -> the editor of a fresh visitor; what goes wrong in it fails the test."""
     opened: list[Editor] = []
 
     def start(*, vue: bool) -> Editor:
-        page = context.new_page()
-        page.set_default_timeout(1000 * HANGS)
+        page = visitor.new_page()
+        page.goto(f"{server.url}/system_stats")
+        page.evaluate(FORGET)
         editor = Editor(page, vue, frontend_version(server))
         opened.append(editor)
         page.on("pageerror", lambda error: editor.errors.append(f"uncaught: {error.stack or error}"))
@@ -154,7 +169,7 @@ def open_editor(request: pytest.FixtureRequest, chromium: Any, server: ComfyServ
     for number, editor in enumerate(opened):
         editor.settle()
         editor.screenshot(f"{request.node.name}{number or ''}")
-    context.close()
+        editor.page.close()
     assert [error for editor in opened for error in editor.errors] == []
 
 

@@ -9,7 +9,8 @@ pytestmark = pytest.mark.browser
 LIMIT = "Atelier.CacheLimit"
 
 
-def test_the_limit_of_the_cache_is_a_setting(editor, comfy: ComfyClient) -> None:
+def test_the_limit_of_the_cache_is_a_setting(open_editor, comfy: ComfyClient) -> None:
+    editor = open_editor(vue=True)  # the dialog is the same in both renderers
     assert editor.run("id => window.app.extensionManager.setting.get(id)", LIMIT) == 20
     editor.run("id => window.app.extensionManager.setting.set(id, 5)", LIMIT)
     try:
@@ -18,7 +19,7 @@ def test_the_limit_of_the_cache_is_a_setting(editor, comfy: ComfyClient) -> None
         editor.page.get_by_text("LoRA Atelier", exact=True).first.click()
         assert editor.page.get_by_text("Limit in gigabytes").first.is_visible()
         editor.settle()
-        editor.screenshot(f"settings-{'vue' if editor.vue else 'litegraph'}")
+        editor.screenshot(f"settings-{editor.version}")
     finally:
         comfy.request(f"/settings/{LIMIT}", 20)
     assert editor.errors == []

@@ -20,10 +20,7 @@ def test_the_core_is_usable_from_python_in_ten_lines(pictures, comfyui, tmp_path
     shutil.copytree(comfyui / "comfy" / "sd1_tokenizer", tmp_path / "ComfyUI" / "comfy" / "sd1_tokenizer")
     (tmp_path / "train.py").write_text(code, encoding="utf-8")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    outputs = []
-    for _ in range(2):  # trained, and taken
-        done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        outputs.append(done.stdout)
-    assert outputs[0].startswith("my_lora.safetensors ") and outputs[0] == outputs[1]
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("my_lora.safetensors ")
     assert (tmp_path / "my_lora.safetensors").is_file() and len(list((tmp_path / "runs").iterdir())) == 1

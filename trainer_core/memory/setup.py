@@ -67,10 +67,12 @@ def prepare(
     dtype: torch.dtype,
     device: torch.device,
     stream: Stream,
+    unquantized: tuple[str, ...] = (),
 ) -> None:
     """Move a frozen denoiser to the device by the memory settings; may be called again with smaller settings.
 
     units: as for `recompute`. weights: their stored format, a name of `Weights`. stream: fetches weights from RAM.
+    unquantized: as for `keep_weights`.
     """
     # Tensor cores of a GPU take half-precision convolutions in this memory order; any other is converted at each call.
     last = memory.channels_last == "on" or (
@@ -79,7 +81,7 @@ def prepare(
     if last:
         denoiser.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     share = SHARES.get(memory.offload_weights, 0.0)
-    keep_weights(denoiser, weights, dtype, device, share=share, stream=stream)
+    keep_weights(denoiser, weights, dtype, device, share=share, stream=stream, unquantized=unquantized)
     recompute(units, memory.checkpointing)
 
 

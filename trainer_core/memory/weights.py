@@ -16,10 +16,8 @@ from .stream import Stream
 FLOAT8_MAX = 448.0  # of e4m3
 NF4_BLOCK = 64  # values per scale
 NEEDS_BITSANDBYTES = ("int8", "nf4")
-QUANTISED = ("float8", *NEEDS_BITSANDBYTES)
+QUANTIZED = ("float8", *NEEDS_BITSANDBYTES)
 SHARES = {"none": 0.0, "half": 0.5, "all": 1.0}
-# The outermost layers are small and sensitive: they are never quantised.
-OUTSIDE = ("conv_in", "conv_out", "time_embedding", "add_embedding")
 
 
 def check_weights(kind: str, setting: str) -> None:
@@ -161,17 +159,19 @@ def keep_weights(
     *,
     share: float = 0.0,
     stream: Stream | None = None,
+    unquantized: tuple[str, ...] = (),
 ) -> None:
     """Move a frozen model to `device`, its weights stored as `kind`, a share of their bytes (0..1) in RAM.
 
     Everything but the weights of linear layers and convolutions is moved in `dtype`. May be called again with a larger
-    share. stream: fetches the weights in RAM. One layer is moved at a time.
+    share. stream: fetches the weights in RAM. unquantized: prefixes of layers that no quantized
+    format may hold. One layer is moved at a time.
     """
     kind = next(name for name, d in DTYPES.items() if d == dtype) if kind == "auto" else kind
     seen = away = 0.0
     for name, module in model.named_modules():
         plain = isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _KeptLayer)
-        if plain and (share or DTYPES.get(kind) != dtype) and not (kind in QUANTISED and _outside(name)):
+        if plain and (share or DTYPES.get(kind) != dtype) and not (kind in QUANTIZED and name.startswith(unquantized)):
             _keep(module, kind, device)
         if isinstance(module, _KeptLayer):
             kept = module.kept
@@ -195,10 +195,6 @@ def weight_bytes(model: nn.Module) -> int:
     """Count the bytes of a model's parameters, buffers and kept weights on the device, without those in RAM."""
     own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     return own + sum(kept.size for kept in kept_layers(model) if kept.stream is None)
-
-
-def _outside(name: str) -> bool:
-    return name.startswith(OUTSIDE)
 
 
 def _keep(module: nn.Module, kind: str, device: torch.device) -> None:

@@ -168,6 +168,11 @@ class BaseModel(Protocol):
         ...
 
     @property
+    def unquantized(self) -> tuple[str, ...]:
+        """Give the prefixes of the denoiser's small, sensitive layers; their weights are never quantized."""
+        ...
+
+    @property
     def inpainting(self) -> bool:
         """Tell whether the denoiser also reads a mask and the picture without what the mask covers."""
         ...

@@ -70,7 +70,8 @@ def estimate_run(
     base, meta = outline.base, torch.device("meta")
     if not trains_text(config, base):
         base.free("text")
-    prepare(base.denoiser, base.units(base.denoiser), memory, config.base_model.weights, base.dtype, meta, Stream(meta))
+    units, weights = base.units(base.denoiser), config.base_model.weights
+    prepare(base.denoiser, units, memory, weights, base.dtype, meta, Stream(meta), base.unquantized)
     for text in base.text_encoders:
         recompute(base.units(text.model), memory.checkpointing)
     models = (base.denoiser, *(text.model for text in base.text_encoders))

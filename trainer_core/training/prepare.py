@@ -216,7 +216,8 @@ def settle(run: Run, memory: MemoryConfig) -> None:
     """Bring the models to the device as the memory settings say, or further down from what they were."""
     base, weights, run.memory = run.base, run.config.base_model.weights, memory
     with run.network.detached():
-        prepare(base.denoiser, base.units(base.denoiser), memory, weights, base.dtype, run.device, run.stream)
+        units, stream = base.units(base.denoiser), run.stream
+        prepare(base.denoiser, units, memory, weights, base.dtype, run.device, stream, base.unquantized)
     for text in base.text_encoders:
         recompute(base.units(text.model), memory.checkpointing)
 

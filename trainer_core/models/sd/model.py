@@ -28,7 +28,7 @@ from .text import (
     left_out,
     token_ids,
 )
-from .units import units
+from .units import UNQUANTIZED, units
 
 PIXELS = 8  # of a picture for one latent pixel, along each side
 
@@ -144,6 +144,11 @@ class StableDiffusion:
     def block_layouts(self, setting: str) -> list[list[str]]:
         """List the orders of blocks that the numbers of a setting of LoRA Config may follow."""
         return block_layouts(self.unet, setting)
+
+    @property
+    def unquantized(self) -> tuple[str, ...]:
+        """Give the prefixes of the UNet's outermost layers."""
+        return UNQUANTIZED
 
     def units(self, module: nn.Module) -> list[Unit]:
         """List the blocks that repeat in the UNet or in a text encoder."""

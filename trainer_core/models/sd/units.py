@@ -15,6 +15,9 @@ from torch import nn
 
 from ..base import Unit
 
+# The outermost layers are small and sensitive: their weights are never quantized.
+UNQUANTIZED = ("conv_in", "conv_out", "time_embedding", "add_embedding")
+
 
 def units(model: nn.Module) -> list[Unit]:
     """List each block of a UNet or a text encoder, and the level from which on it is recomputed."""
