@@ -36,7 +36,7 @@ CASES = {
     "all in RAM, in 8 bits": {
         "base_model": {"weights": "float8", "text_weights": "float8"},
         "memory": MemoryConfig(checkpointing="full", offload_weights="all", offload_activations="on").to_dict(),
-        "lora": {"algorithm": "lokr", "preset": "attn-mlp", "dropout": 0.0, "exclude": ()},
+        "lora": {"algorithm": "lokr", "dropout": 0.0},
         "objective": {"input_perturbation": 0.1, "loss": "huber"},
     },
 }

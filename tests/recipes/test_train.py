@@ -3,12 +3,13 @@
 import hashlib
 import json
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 from clip_tokenizer import TOKENIZER
 from durable import apart, differ
-from prepared import NeverLoaded, Ready
+from prepared import NeverLoaded, Ready, not_foretold
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import family_tensors, network_in, tiny_text_encoder
@@ -26,6 +27,7 @@ from lora_atelier.trainer_core.config import (
     ExistingConfig,
     LoraConfig,
     MaskConfig,
+    MemoryConfig,
     ObjectiveConfig,
     OptimizerConfig,
     RunConfig,
@@ -52,6 +54,7 @@ def config(checkpoint, pictures, comfyui):
         lora=LoraConfig(rank=4, alpha=4, preset="full"),
         optimizer=OptimizerConfig(learning_rate=1e-3),
         scheduler=SchedulerConfig(name="constant"),
+        memory=MemoryConfig(checkpointing="0"),
         objective=ObjectiveConfig(min_snr_gamma=5, noise_offset=0.05),
         train=TrainConfig(steps=4, batch_size=2, resolution=64, bucket_step=32, seed=11, save_dtype="float32"),
     )
@@ -59,7 +62,22 @@ def config(checkpoint, pictures, comfyui):
 
 def run(config, folder, **options):
     options = {"cache": folder / "cache", "source": Ready(config.base_model), **options}
-    return train_lora(config, folder / "out" / "lora.safetensors", **options)
+    with not_foretold() if config.memory.checkpointing == "0" else nullcontext():
+        return train_lora(config, folder / "out" / "lora.safetensors", **options)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Give `plain(config)` -> the result of a run, trained once for all tests that compare with it."""
+    results = {}
+
+    def of(config):
+        key = repr(config)
+        if key not in results:
+            results[key] = run(config, tmp_path_factory.mktemp("plain"))
+        return results[key]
+
+    return of
 
 
 def change(config, part, **values):
@@ -115,10 +133,9 @@ def test_training_lowers_the_loss(config, tmp_path):
     assert sum(losses[-15:]) < 0.8 * sum(losses[:15])
 
 
-def test_gradient_checkpointing_changes_no_number(config, tmp_path):
-    plain = run(config, tmp_path)
+def test_gradient_checkpointing_changes_no_number(config, plain, tmp_path):
     recomputed = run(change(config, "memory", checkpointing="full"), tmp_path)
-    assert recomputed.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert recomputed.losses == pytest.approx(plain(config).losses, rel=1e-5)
 
 
 def out_of_memory_at(monkeypatch, times):
@@ -134,12 +151,15 @@ def out_of_memory_at(monkeypatch, times):
     monkeypatch.setattr(torch.Tensor, "backward", backward)
 
 
-def test_a_step_for_which_memory_runs_out_is_taken_again_with_less_and_gives_the_same(config, tmp_path, monkeypatch):
-    plain = run(config, tmp_path)
+def test_a_step_for_which_memory_runs_out_is_taken_again_with_less_and_gives_the_same(
+    config, plain, tmp_path, monkeypatch
+):
+    undisturbed = plain(config)
     notes = []
     out_of_memory_at(monkeypatch, 1)
+    config = change(config, "memory", checkpointing="auto")
     again = run(config, tmp_path, callbacks=Callbacks(note=notes.append))
-    assert again.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert again.losses == pytest.approx(undisturbed.losses, rel=1e-5)
     said = [note for note in notes if "Out of memory" in note]
     assert said == ["Out of memory at step 2; the step is repeated with gradient checkpointing 1."]
 
@@ -147,7 +167,7 @@ def test_a_step_for_which_memory_runs_out_is_taken_again_with_less_and_gives_the
 def test_memory_that_runs_out_twice_ends_the_run_with_what_was_learned(config, tmp_path, monkeypatch):
     out_of_memory_at(monkeypatch, 2)
     with pytest.raises(RuntimeError, match=r"Out of memory at step 2 with gradient checkpointing 1\. Lower batch_size"):
-        run(config, tmp_path)
+        run(change(config, "memory", checkpointing="auto"), tmp_path)
     assert (tmp_path / "out" / "lora-stopped-at-1.safetensors").is_file()
 
 
@@ -157,7 +177,7 @@ def test_fixed_memory_settings_are_not_changed_when_memory_runs_out(config, tmp_
         run(change(config, "memory", checkpointing="0"), tmp_path)
 
 
-def test_where_only_the_backward_pass_cannot_be_compiled_the_run_goes_on_without(config, tmp_path, monkeypatch):
+def test_where_only_the_backward_pass_cannot_be_compiled_the_run_goes_on_without(config, plain, tmp_path, monkeypatch):
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.exc import InductorError
@@ -168,19 +188,18 @@ def test_where_only_the_backward_pass_cannot_be_compiled_the_run_goes_on_without
     backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=cannot)
     monkeypatch.setattr(prepare, "compile_blocks", lambda units, note: compile_blocks(units, note, backend))
     config, notes = change(config, "lora", preset="attn-only"), []
-    plain = run(config, tmp_path)
     found = run(change(config, "memory", compile=True), tmp_path, callbacks=Callbacks(note=notes.append))
-    assert found.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert found.losses == pytest.approx(plain(config).losses, rel=1e-5)
     assert ["no kernel for this" in note for note in notes if note.startswith("torch.compile failed")] == [True]
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "float8", "int8", "nf4"])
-def test_weights_kept_small_train_nearly_the_same(config, tmp_path, weights):
+def test_weights_kept_small_train_nearly_the_same(config, plain, tmp_path, weights):
     config = change(config, "optimizer", text_encoder_learning_rate=1e-3)
-    plain = run(config, tmp_path)
     small = run(change(config, "base_model", weights=weights, text_weights=weights), tmp_path)
-    assert small.losses == pytest.approx(plain.losses, rel=0.0 if weights == "float32" else 0.1)
-    assert differ(small.losses, plain.losses) == (weights != "float32")
+    losses = plain(config).losses
+    assert small.losses == pytest.approx(losses, rel=0.0 if weights == "float32" else 0.1)
+    assert differ(small.losses, losses) == (weights != "float32")
 
 
 def test_texts_encoded_with_small_weights_are_not_taken_for_others(config, tmp_path):
@@ -250,13 +269,12 @@ def test_the_text_encoder_is_trained_on_request(config, tmp_path, learning_rate)
     assert result.samples.shape == (1, 64, 64, 3)
 
 
-def test_masks_act_and_full_probability_of_no_mask_equals_none(config, tmp_path):
-    plain = run(config, tmp_path / "a")
+def test_masks_act_and_full_probability_of_no_mask_equals_none(config, plain, tmp_path):
     masks = MaskConfig(missing="ones", unmasked_probability=0)
     masked = run(concept(config, masks=masks), tmp_path / "b")
     unmasked = run(concept(config, masks=masks.replace(unmasked_probability=1)), tmp_path / "c")
-    assert differ(masked.losses, plain.losses)
-    assert unmasked.losses == plain.losses and same(unmasked, plain)
+    assert differ(masked.losses, plain(config).losses)
+    assert unmasked.losses == plain(config).losses and same(unmasked, plain(config))
 
 
 def test_prior_preservation_holds_what_the_mask_leaves_out(config, tmp_path):
@@ -271,14 +289,13 @@ def test_prior_preservation_holds_what_the_mask_leaves_out(config, tmp_path):
     assert all(area is None or 0 < area < 1 for area in areas) and any(areas)
 
 
-def test_validation_is_measured_and_changes_nothing(config, tmp_path, pictures):
-    plain = run(config, tmp_path / "plain")
+def test_validation_is_measured_and_changes_nothing(config, plain, tmp_path, pictures):
     held = ConceptConfig(folder=str(pictures), role="validation", captions=CaptionConfig(dropout=1.0), flip=True)
     both = config.replace(dataset=DatasetConfig(concepts=(*config.dataset.concepts, held)))
     measured = []
     options = {"callbacks": Callbacks(validation=lambda *pair: measured.append(pair))}
     with_it = run(change(both, "train", validate_every=2), tmp_path / "both", **options)
-    assert with_it.losses == plain.losses and same(with_it, plain)
+    assert with_it.losses == plain(config).losses and same(with_it, plain(config))
     assert [step for step, _ in measured] == [0, 2, 4] and measured == with_it.validation
     assert apart(*(loss for _, loss in measured)) and all(math.isfinite(loss) for _, loss in measured)
     again = run(change(both, "train", batch_size=3), tmp_path / "both")
@@ -306,17 +323,16 @@ def test_adamw_in_8_bits_trains(config, tmp_path):
     assert in_8_bits and all(len(tensor.unique()) > 1 for tensor in in_8_bits)
 
 
-def test_v_prediction_trains_another_target(config, tmp_path):
-    plain = run(config, tmp_path)
+def test_v_prediction_trains_another_target(config, plain, tmp_path):
     v = run(change(config, "base_model", prediction="v_prediction"), tmp_path)
-    assert differ(v.losses, plain.losses) and all(map(math.isfinite, v.losses))
+    assert differ(v.losses, plain(config).losses) and all(map(math.isfinite, v.losses))
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_half_precision_trains_float32_weights(config, tmp_path, precision):
+def test_half_precision_trains_float32_weights(config, plain, tmp_path, precision):
     result = run(change(config, "base_model", precision=precision), tmp_path)
     assert all(map(math.isfinite, result.losses)) and all(t.dtype == torch.float32 for t in result.tensors.values())
-    assert result.losses == pytest.approx(run(config, tmp_path).losses, rel=0.1)
+    assert result.losses == pytest.approx(plain(config).losses, rel=0.1)
 
 
 class Stop(BaseException):
