@@ -117,4 +117,4 @@ def stop_learning(
 def text_learns(network: Network, config: RunConfig, base: BaseModel, stopped: Mapping[str, float]) -> bool:
     """Tell whether anything in the text encoders learns still."""
     rates = {**learning_rates(config.optimizer, base), **stopped}
-    return network.embeddings.learning or any(rates[text.prefix] > 0 for text in base.text_encoders)
+    return network.embeddings.trainable or any(rates[text.prefix] > 0 for text in base.text_encoders)

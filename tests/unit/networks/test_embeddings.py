@@ -119,9 +119,9 @@ def test_norms_are_kept_where_asked_and_groups_and_freezing_are_by_token(texts):
         assert torch.allclose(first["params"][i].norm(dim=1), edge.expand(3), rtol=1e-4)
         assert torch.equal(second["params"][i], before["pebble"][text.prefix] * (0.01 if i else 100))
     embeddings.freeze("mossling")
-    assert [p.requires_grad for p in embeddings.parameters()] == [False, True, False, True] and embeddings.learning
+    assert [p.requires_grad for p in embeddings.parameters()] == [False, True, False, True] and embeddings.trainable
     embeddings.freeze("pebble")
-    assert not embeddings.learning
+    assert not embeddings.trainable
 
 
 def test_a_network_attaches_them_and_lets_them_go(texts):
@@ -131,7 +131,7 @@ def test_a_network_attaches_them_and_lets_them_go(texts):
         assert all(text.words == WORDS for text in texts)
         with network.detached():
             assert not any(text.words for text in texts)
-    network.let_go()
+    network.release()
     network.attach()
     assert not any(text.words for text in texts)
     assert [group["lr"] for group in network.groups({})] == [1e-3]
