@@ -140,7 +140,7 @@ def look_ahead(job: Job, planned: Planned, own: RunFolder | None) -> list[Memory
     long = long_captions(plan, outline.base, word_ids(config.lora.embeddings))
     note("\n".join([report(plan), *(f"- {sentence}" for sentence in long)]))
     note(describe_network(measure_run(config, outline)))
-    ladder, needed = fit_memory(config, plan, outline, job.device, job.source.held)
+    ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes)
     settings = (
         *objective_remarks(config, outline.base.noise),
         *remarks_on_algorithm(config.lora),
