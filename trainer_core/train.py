@@ -150,7 +150,7 @@ def carry_out(
             return finish(run, checkpoint, how, log, stopped=not run.finished)
     finally:
         run.base.free()
-        run.network.let_go()  # an exception's traceback may keep this frame, and must not keep the weights
+        run.network.release()  # an exception's traceback may keep this frame, and must not keep the weights
         give_back(device)
 
 
@@ -245,7 +245,7 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
     models = (base.denoiser, *(text.model for text in base.text_encoders))
     for number, micro_batch in enumerate(micro_batches, 1):
         run.callbacks.check()
-        run.network.at(micro_batch.index)
+        run.network.set_micro_batch(micro_batch.index)
         batch = read_batch(run.encoded, micro_batch, run.plan, run.config)  # latents, masks, weights
         draws = objective.draw(batch, device)  # levels, noise, noised, target
         with kept_activations(run.memory, models, device):
@@ -258,7 +258,7 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
         passes.add(micro_batch, draws, losses, loss, run)
         if number == len(micro_batches) // 2:
             run.noise_scale.halfway(len(passes.concepts), run.scaler.get_scale)
-    run.network.at(None)
+    run.network.set_micro_batch(None)
     return passes
 
 

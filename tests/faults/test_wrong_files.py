@@ -103,7 +103,7 @@ def test_a_file_that_changes_while_it_is_read_is_named(change, tmp_path):
     path = tmp_path / "given.safetensors"
     save_file(checkpoint_tensors(), path)
     header = read_header(path)
-    last = max(header.places, key=lambda name: header.places[name].start)
+    last = max(header.ranges, key=lambda name: header.ranges[name].start)
     with (
         pytest.raises(ValueError, match=r"^given.safetensors changed while it was read; start again"),
         opened(header) as file,
@@ -151,7 +151,7 @@ KINDS = {  # a tensor's name and what its file is; signatures of ComfyUI's model
     "model_ema.diffusion_modelinput_blocks00weight": "a file of averaged (EMA) weights",
     "lora_unet_double_blocks_0_img_mlp_0.lora_up.weight": "a LoRA",
     "transformer.single_transformer_blocks.0.attn.to_q.lora_A.weight": "a LoRA",
-    "lora_unet_mid_block_attentions_0_proj_in.on_input": "a network of LoRA's kin",
+    "lora_unet_mid_block_attentions_0_proj_in.on_input": "a file of a LoRA-like network",
     "lora_unet_mid_block_attentions_0_proj_in.dora_scale": "a LoRA",
     "clip_g": "a textual inversion embedding",
     "transformer.resblocks.0.attn.in_proj_weight": "an OpenCLIP text encoder",
@@ -199,7 +199,7 @@ ODD = {
     "has no text encoder; choose a full checkpoint, or another file": lambda: {
         k: v for k, v in checkpoint_tensors().items() if not k.startswith("cond_")
     },
-    "The VAE of given.safetensors is not whole": lambda: {
+    "The VAE of given.safetensors is incomplete": lambda: {
         k: v for k, v in checkpoint_tensors().items() if "taesd_decoder" not in k
     },
     "has no second text encoder": lambda: {
@@ -230,16 +230,16 @@ def hugging_face(width: int, prefix: str = "text_model.") -> dict[str, torch.Ten
 
 
 WRONG_ENCODERS = {
-    "is no CLIP text encoder but a T5 text encoder": lambda: {"encoder.block.0.x": torch.zeros(1)},
-    "is no CLIP text encoder but a language model": lambda: {"model.layers.0.mlp.x": torch.zeros(1)},
-    "is no CLIP text encoder but an autoencoder (VAE)": lambda: {
+    "is not a CLIP text encoder but a T5 text encoder": lambda: {"encoder.block.0.x": torch.zeros(1)},
+    "is not a CLIP text encoder but a language model": lambda: {"model.layers.0.mlp.x": torch.zeros(1)},
+    "is not a CLIP text encoder but an autoencoder (VAE)": lambda: {
         "decoder.conv_in.weight": torch.zeros(1),
         "encoder.conv_in.weight": torch.zeros(1),
     },
-    "is no CLIP text encoder but a checkpoint": checkpoint_tensors,
-    "is no CLIP text encoder but CLIP's encoder of pictures": lambda: {"vision_model.x": torch.zeros(1)},
+    "is not a CLIP text encoder but a checkpoint": checkpoint_tensors,
+    "is not a CLIP text encoder but CLIP's encoder of pictures": lambda: {"vision_model.x": torch.zeros(1)},
     "is a text encoder 128 wide; the one of this Stable Diffusion 1 model is 64 wide": lambda: hugging_face(128),
-    "knows 248 tokens in a row, ComfyUI uses 77": lambda: (
+    "takes 248 tokens in a row, ComfyUI uses 77": lambda: (
         hugging_face(64) | {"text_model.embeddings.position_embedding.weight": torch.zeros(248, 64)}
     ),
 }
@@ -381,7 +381,7 @@ def test_an_overrule_against_the_files_own_word_is_remarked_on(checkpoint, comfy
     v, eps = (BaseModelConfig(tokenizer=TOKENIZER, path=str(tmp_path / f"{name}.safetensors")) for name in ("v", "eps"))
     assert remarks(v) == remarks(eps) == []
     (sentence,) = remarks(v.replace(prediction="epsilon"))
-    assert "predicts v by a v_pred tensor, and prediction is set to epsilon" in sentence
+    assert "predicts v by a v_pred tensor, but prediction is set to epsilon" in sentence
     (sentence,) = remarks(eps.replace(prediction="v_prediction"))
     assert "predicts the noise (epsilon) by modelspec.prediction_type" in sentence
     (sentence,) = remarks(v.replace(zero_terminal_snr="off"))
@@ -392,10 +392,10 @@ def test_an_overrule_against_the_files_own_word_is_remarked_on(checkpoint, comfy
 
 
 NO_VAE = {
-    "but a checkpoint;": checkpoint_tensors,
-    "but a LoRA;": lambda: {"lora_unet_x.lora_down.weight": torch.zeros(4, 4)},
-    "but a CLIP text encoder;": lambda: hugging_face(64),
-    "but another one, or not whole (first tensor: decoder.conv_in.weight);": lambda: {
+    "but a checkpoint.": checkpoint_tensors,
+    "but a LoRA.": lambda: {"lora_unet_x.lora_down.weight": torch.zeros(4, 4)},
+    "but a CLIP text encoder.": lambda: hugging_face(64),
+    "but another one, or incomplete (first tensor: decoder.conv_in.weight).": lambda: {
         "decoder.conv_in.weight": torch.zeros(8, 4, 3, 3)
     },
 }
@@ -405,7 +405,8 @@ NO_VAE = {
 def test_a_file_that_is_no_autoencoder_is_named(what, checkpoint, tmp_path):
     save_file(NO_VAE[what](), tmp_path / "given.safetensors")
     sentence = refusal(checkpoint, vae=str(tmp_path / "given.safetensors"))
-    assert sentence == f"given.safetensors is not a Stable Diffusion autoencoder {what} choose another file as vae."
+    start = "given.safetensors is not a Stable Diffusion autoencoder"
+    assert sentence == f"{start} {what} Set vae of Load Base Model to another file."
 
 
 @pytest.mark.parametrize("length", [0x0280, 0x4B50])
@@ -464,7 +465,7 @@ BROKEN_FOLDERS = {
     ),
     "a configuration without width": (
         lambda f: (f / "unet" / "config.json").write_text("{}"),
-        "unet/config.json of folder tells no cross_attention_dim",
+        "unet/config.json of folder has no cross_attention_dim",
         refusal,
     ),
     "an autoencoder of 16 channels": (
@@ -486,7 +487,7 @@ BROKEN_FOLDERS = {
     ),
     "weights of fewer layers": (
         lambda f: rewrite(f / "text_encoder" / "config.json", num_hidden_layers=3),
-        "text_encoder/ of folder lacks 16 tensors, as",
+        "text_encoder/ of folder lacks 16 tensors, for example",
         None,
     ),
 }

@@ -12,7 +12,7 @@ from torch import nn
 from ..config import RunConfig
 from ..config.optimizer import RATES
 from ..models import BaseModel, Layer
-from ..networks import Start
+from ..networks import LayerWeights
 from .match import fit, layers_by_name
 from .read import LoraFile, _some, load_lora, outline_lora
 
@@ -21,7 +21,7 @@ from .read import LoraFile, _some, load_lora, outline_lora
 class Continued:
     """What a run continues."""
 
-    layers: dict[str, Start]  # by their names in our files
+    layers: dict[str, LayerWeights]  # by their names in our files
     changes_text: bool  # some of them lie in text encoders, so that captions become something else
     name: str
     digest: str
@@ -34,12 +34,12 @@ class Continued:
         return {"file": self.name, "sshs_model_hash": self.model_hash, **size}
 
 
-def start_layers(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) -> dict[str, Start]:
-    """Collect the tensors that each layer resumes from, by its name in our files; kinds may differ.
+def layer_weights(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) -> dict[str, LayerWeights]:
+    """Collect the tensors that each layer continues from, by its name in our files; kinds may differ.
 
     layers: those of the base model, by name. Raises ValueError for layers of a kind of module that is not trained.
     """
-    starts = {}
+    found = {}
     for name, layer in fit(lora, base, layers).items():
         module = layers[name].module
         norm = isinstance(module, nn.GroupNorm | nn.LayerNorm) and set(layer.tensors) <= {"diff", "diff_b"}
@@ -49,11 +49,12 @@ def start_layers(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) -
                 f"{layer.source} in {lora.name} changes a module of the kind {what}, which is not trained; use the "
                 "file beneath a new LoRA instead."
             )
-        start = Start(kind=layer.kind, tensors={p: t.float() for p, t in layer.tensors.items()}, alpha=layer.alpha)
+        tensors = {part: tensor.float() for part, tensor in layer.tensors.items()}
+        weights = LayerWeights(kind=layer.kind, tensors=tensors, alpha=layer.alpha)
         if not layer.alpha and "oft_blocks" not in layer.tensors:
-            start = start._replace(alpha=float(start.rank))
-        starts[name] = start
-    return starts
+            weights = weights._replace(alpha=float(weights.rank))
+        found[name] = weights
+    return found
 
 
 def file_remarks(config: RunConfig) -> list[str]:
@@ -74,7 +75,7 @@ def check_lora_files(config: RunConfig, base: BaseModel) -> None:
     if not config.lora.start:
         return
     lora = outline_lora(Path(config.lora.start))
-    parts = {layers[name].part for name in start_layers(lora, base, layers)}
+    parts = {layers[name].part for name in layer_weights(lora, base, layers)}
     for part, setting, rate in zip(base.parts, RATES, config.optimizer.part_rates, strict=False):
         if rate > 0 and part.prefix not in parts:
             raise ValueError(
@@ -83,7 +84,7 @@ def check_lora_files(config: RunConfig, base: BaseModel) -> None:
             )
 
 
-def load_start(config: RunConfig, base: BaseModel, *, outline: bool = False) -> Continued | None:
+def load_continued(config: RunConfig, base: BaseModel, *, outline: bool = False) -> Continued | None:
     """Read the file that a run continues, if it does; outline: its header alone, tensors on the meta device.
 
     base: the model that it continues on, or its outline.
@@ -92,10 +93,10 @@ def load_start(config: RunConfig, base: BaseModel, *, outline: bool = False) -> 
         return None
     lora = (outline_lora if outline else load_lora)(Path(config.lora.start))
     layers = layers_by_name(base)
-    starts = start_layers(lora, base, layers)
+    continued = layer_weights(lora, base, layers)
     return Continued(
-        layers=starts,
-        changes_text=any(layers[name].part != base.parts[0].prefix for name in starts),
+        layers=continued,
+        changes_text=any(layers[name].part != base.parts[0].prefix for name in continued),
         name=lora.name,
         digest=lora.digest,
         model_hash=lora.model_hash,

@@ -1,4 +1,4 @@
-"""Base models: what training may know of one (`base.py`), model files, and Stable Diffusion."""
+"""Base models: the interface for training (`base.py`), model files, and Stable Diffusion behind the interface."""
 
 from ..config import BaseModelConfig
 from .base import BaseModel, CaptionLengths, Conditioning, LatentFormat, Layer, NoiseModel, Part, Source, TextEncoder
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def source_of(config: BaseModelConfig) -> Source:
-    """Return where the base model of a configuration comes from; nothing is opened yet."""
-    from .sd.source import StableDiffusionFiles  # here, so that whoever only names the protocol loads nothing
+    """Build the source of a configuration's base model; nothing is opened yet."""
+    from .sd.source import StableDiffusionFiles  # here, so that importing the protocols alone loads nothing
 
     return StableDiffusionFiles(config)

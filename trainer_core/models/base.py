@@ -1,4 +1,4 @@
-"""What training may know of a base model: protocols and plain data. Stable Diffusion in `sd/` implements them."""
+"""The interface of a base model, all that training uses of it. Stable Diffusion in `sd/` implements it."""
 
 from __future__ import annotations
 
@@ -11,66 +11,66 @@ import torch
 from torch import Tensor, nn
 
 Size = tuple[int, int]  # width and height
-Conditioning = dict[str, Tensor]  # a caption as the model reads it; opaque to training, which caches it and moves it
+Conditioning = dict[str, Tensor]  # an encoded caption; training only caches and moves it
 Conditions = TypeVar("Conditions", bound="Sliceable")
-Unit = tuple[nn.Module, int]  # a block that repeats, and the level of checkpointing from which on it is recomputed
-BASE = "BASE"  # in an order of blocks: the layers of all blocks that the order leaves out, and of text encoders
+Unit = tuple[nn.Module, int]  # a repeated block, and the lowest gradient checkpointing level that recomputes it
+BASE = "BASE"  # in a list of blocks: layers of text encoders, and of blocks that the list does not name
 Prediction = Literal["epsilon", "v_prediction", "flow", "x0", "affine"]
 
 
 class Sliceable(Protocol):
-    """The conditions of a batch; opaque to training."""
+    """The conditions of a batch; training can only take a slice."""
 
-    def part(self, which: slice) -> Any:
-        """Return the conditions of some of the samples."""
+    def part(self, samples: slice) -> Any:
+        """Select the conditions of some samples."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A network of a base model that has a learning rate of its own."""
+    """A network of a base model with its own learning rate."""
 
     prefix: str  # of its layers' names in LoRA files, without the last underscore
-    title: str  # in sentences
-    embedding: str = ""  # what files of learned words call a text encoder's vectors
+    title: str  # its name in messages
+    embedding: str = ""  # a text encoder's key in files of trained embeddings
 
 
 class Layer(NamedTuple):
     """A module of a base model that a LoRA can change."""
 
-    name: str  # in the LoRA files that we write
+    name: str  # in our LoRA files
     path: str  # in its own network
     module: Any
     part: str  # prefix of its part
     block: str  # one of the model's blocks, "" outside of them
-    trainable: bool  # a preset or a pattern may choose it; else only a file that is merged or resumed may hold it
-    presets: frozenset[str]  # of LoRA Config that train it, and algorithms with layers of their own
-    comfy: str  # in ComfyUI's own state dict
+    trainable: bool  # a preset or a pattern may choose it; others occur only in merged or continued files
+    presets: frozenset[str]  # of LoRA Config that train it, and algorithms with their own choice of layers
+    comfy: str  # in ComfyUI's state dict
     aliases: tuple[str, ...]  # in LoRA files of other programs, with underscores for dots
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentFormat:
-    """The shape of latents, and what pictures must be like for it."""
+    """The shape of latents, and the picture sizes that fit it."""
 
     channels: int
-    pixels: int  # of a picture for one latent pixel, along each side
-    step: int  # sides of pictures are multiples of it, in pixels
+    pixels: int  # of a picture per latent pixel, along each side
+    step: int  # in pixels; sides of pictures are multiples of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseModel:
     """How a model mixes clean latents and noise at each level, and what it predicts.
 
-    Level t mixes alpha[t] x0 + sigma[t] noise; level 0 is the cleanest, the last one the noisiest. p and q, only for
-    the kind "affine": the model predicts p[t] x0 + q[t] noise.
+    Level t is alpha[t] x0 + sigma[t] noise; level 0 is the cleanest, the last one the noisiest. p and q are only for
+    the kind "affine", which predicts p[t] x0 + q[t] noise.
     """
 
     kind: Prediction
     alpha: Tensor  # (N,) float32
     sigma: Tensor  # (N,) float32
     snr: Tensor  # (N,) float32, (alpha / sigma)^2
-    ratio: Tensor  # (N,) float32, sigma / alpha: the noise level as samplers count it
+    ratio: Tensor  # (N,) float32, sigma / alpha: the sigma of samplers
     p: Tensor | None = None  # (N,) float32
     q: Tensor | None = None  # (N,) float32
 
@@ -80,20 +80,20 @@ class TextEncoder(Protocol):
 
     model: Any  # with get_input_embeddings()
     prefix: str  # of its part
-    words: Mapping[str, Sequence[int]]  # learned words that its token embedding knows now, and their ids below 0
+    words: Mapping[str, Sequence[int]]  # trained words in its token embedding, and their ids below 0
 
 
 class CaptionLengths(Protocol):
-    """How long captions may be: a part of `BaseModel` that needs only a tokenizer."""
+    """The limits of caption length: the part of `BaseModel` that needs only a tokenizer."""
 
     @property
     def window(self) -> int:
-        """Return how many tokens are encoded together."""
+        """Tokens in a chunk, which is encoded as one sequence."""
         ...
 
     @property
-    def most_tokens(self) -> int:
-        """Return how many tokens of a caption are encoded; the rest is left out."""
+    def max_tokens(self) -> int:
+        """Tokens of a caption that are encoded; the rest is cut."""
         ...
 
     def count_tokens(self, caption: str, words: Mapping[str, Sequence[int]]) -> int:
@@ -101,70 +101,70 @@ class CaptionLengths(Protocol):
         ...
 
     def cut_text(self, caption: str, words: Mapping[str, Sequence[int]]) -> tuple[str, list[str]]:
-        """Find the rest of a caption that is left out: its text, and the trained words in it; ("", []) for none."""
+        """Find the part of a caption that is cut: its text, and the trained words in it; ("", []) for none."""
         ...
 
 
 class BaseModel(Protocol):
-    """A base model in memory, or its outline on the meta device. Training knows nothing else of it."""
+    """A base model in memory, or its outline on the meta device. Training uses nothing else of it."""
 
     # --- what it is ---
     @property
     def name(self) -> str:
-        """Name the file or folder, for people and metadata."""
+        """The file or folder name, for messages and metadata."""
         ...
 
     @property
     def kind(self) -> str:
-        """Name the family: "sd1", "sdxl" …"""
+        """The family: "sd1", "sdxl" …"""
         ...
 
     @property
     def title(self) -> str:
-        """Name the family in sentences."""
+        """The family's name in messages."""
         ...
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """List the networks that can be trained: the denoiser's first, then the text encoders' in their order."""
+        """The networks that can be trained: the denoiser, then the text encoders in their order."""
         ...
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Collect the facts that LoRA files hold about the model, by the names in `lora_files/metadata.py`."""
+        """Facts about the model for the metadata of LoRA files, by the names in `lora_files/metadata.py`."""
         ...
 
     def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
-        """Guess for which models a LoRA file was made; "" when nothing tells.
+        """Guess the family that a LoRA file was made for; "" if nothing tells.
 
-        widths: inputs of each layer by its name in the file, 0 where that is not known. metadata: of the file.
+        widths: inputs of each layer by its name in the file, 0 if unknown. metadata: of the file.
         """
         ...
 
     # --- the denoiser ---
     @property
     def denoiser(self) -> Any:
-        """Return the denoiser, an nn.Module; None when it is freed."""
+        """The denoiser, an nn.Module; None after `free`."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of frozen weights and activations."""
+        """The dtype of frozen weights and activations."""
         ...
 
     @property
     def noise(self) -> NoiseModel:
-        """Describe the noise at each level, and what the denoiser predicts."""
+        """The noise at each level, and the kind of prediction."""
         ...
 
     @property
     def latents(self) -> LatentFormat:
-        """Describe the latents."""
+        """The format of latents."""
         ...
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """Name the denoiser's blocks, in the order of lists of numbers."""
+        """The names of the denoiser's blocks, in the order of LoRA Config's lists."""
         ...
 
     @property
@@ -174,19 +174,19 @@ class BaseModel(Protocol):
 
     @property
     def inpainting(self) -> bool:
-        """Tell whether the denoiser also reads a mask and the picture without what the mask covers."""
+        """Whether the denoiser also reads a mask and the picture with the masked region blanked."""
         ...
 
     def layers(self) -> list[Layer]:
-        """List the layers of all networks in memory, each network's in its own order."""
+        """List the layers of all networks in memory, in each network's order."""
         ...
 
     def block_layouts(self, setting: str) -> list[list[str]]:
-        """List the orders of blocks that the numbers of a setting of LoRA Config may follow."""
+        """List the possible block orders of a list setting of LoRA Config."""
         ...
 
     def units(self, module: nn.Module) -> list[Unit]:
-        """List the blocks that repeat in the denoiser or in a text encoder."""
+        """List the repeated blocks of the denoiser or of a text encoder."""
         ...
 
     def batch(
@@ -195,48 +195,48 @@ class BaseModel(Protocol):
         """Join the conditions of a batch on a device.
 
         sizes: (B, 6) original height and width, top and left of the crop, trained height and width, in pixels.
-        painted: (B, C, H, W), of inpainting models: what `encode_painted` gives.
+        painted: (B, C, H, W) from `encode_painted`, for inpainting models.
         """
         ...
 
     def predict(self, noised: Tensor, levels: Tensor, conditions: Any) -> Tensor:
-        """Predict for (B, C, H, W) noised latents at (B,) levels; the raw output of the network, same shape."""
+        """Compute the denoiser's raw output for (B, C, H, W) noised latents at (B,) levels; same shape."""
         ...
 
     def empty_conditions(self, count: int, latents: Size, tokens: int) -> Any:
-        """Build the conditions of a batch on the meta device; text encoders in memory run there.
+        """Build a batch's conditions on the meta device, where text encoders in memory run.
 
-        latents: (height, width) in latent pixels. tokens: as `longest` gives them.
+        latents: (height, width) in latent pixels. tokens: from `longest_batch`.
         """
         ...
 
     # --- text ---
     @property
     def text_encoders(self) -> tuple[Any, ...]:
-        """Return the text encoders in memory; () when they are freed."""
+        """The text encoders in memory; () after `free`."""
         ...
 
     @property
     def text_identity(self) -> str:
-        """Name the text encoders' state; another name means that captions are encoded otherwise."""
+        """A key of the text encoders' state; another key means that cached captions are invalid."""
         ...
 
     @property
     def window(self) -> int:
-        """Return how many tokens are encoded together."""
+        """Tokens in a chunk, which is encoded as one sequence."""
         ...
 
     @property
-    def most_tokens(self) -> int:
-        """Return how many tokens of a caption are encoded; the rest is left out."""
+    def max_tokens(self) -> int:
+        """Tokens of a caption that are encoded; the rest is cut."""
         ...
 
     def mark_text(self, *changes: str) -> None:
-        """Let the text encoders' identity tell of changes to their weights."""
+        """Add changes of the text encoders' weights to `text_identity`."""
         ...
 
     def encode_text(self, caption: str, device: torch.device | str) -> Conditioning:
-        """Encode a caption with the text encoders as they are now."""
+        """Encode a caption with the text encoders in their current state."""
         ...
 
     def count_tokens(self, caption: str, words: Mapping[str, Sequence[int]]) -> int:
@@ -244,38 +244,38 @@ class BaseModel(Protocol):
         ...
 
     def cut_text(self, caption: str, words: Mapping[str, Sequence[int]]) -> tuple[str, list[str]]:
-        """Find what of a caption the text encoders leave out: the text, and learned words in it; ("", []) for none."""
+        """Find the part of a caption that is cut: its text, and the trained words in it; ("", []) for none."""
         ...
 
-    def longest(self, captions: Iterable[str], count: int, words: Mapping[str, Sequence[int]]) -> int:
-        """Count the tokens of a batch of `count` of these captions when it is longest."""
+    def longest_batch(self, captions: Iterable[str], count: int, words: Mapping[str, Sequence[int]]) -> int:
+        """Count the tokens of the longest possible batch of `count` of these captions."""
         ...
 
     def token_ids(self, text: str) -> list[int]:
-        """Return the ids of a text's tokens; [] where no tokenizer is there."""
+        """List the ids of a text's tokens; [] without a tokenizer."""
         ...
 
     # --- the autoencoder ---
     @property
     def autoencoder(self) -> Any:
-        """Return the autoencoder, an nn.Module in float32; None when it is freed."""
+        """The autoencoder, an nn.Module in float32; None after `free`."""
         ...
 
     @property
     def autoencoder_identity(self) -> str:
-        """Name the autoencoder's weights; another name means other weights."""
+        """A key of the autoencoder's weights; another key means other weights."""
         ...
 
     def encode_pixels(self, autoencoder: Any, pixels: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Encode (B, 3, H, W) pixels in -1..1 with the autoencoder or a copy of it: mean and standard deviation."""
+        """Encode (B, 3, H, W) pixels in -1..1 with the autoencoder or a copy: mean and standard deviation."""
         ...
 
     def encode_painted(self, autoencoder: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor, /) -> Tensor:
-        """Encode what an inpainting model reads beside the noised latents; pixel_mask (B, 1, H, W), mask at latents."""
+        """Encode an inpainting model's further inputs; pixel_mask (B, 1, H, W), mask at latent size."""
         ...
 
     def encode_blank(self, autoencoder: Any, size: Size, /) -> Tensor:
-        """Encode what an inpainting model reads where all of a picture of (width, height) is painted."""
+        """Encode an inpainting model's further inputs for a fully painted picture of (width, height)."""
         ...
 
     def decode(self, autoencoder: Any, latents: Tensor, /) -> Tensor:
@@ -283,16 +283,16 @@ class BaseModel(Protocol):
         ...
 
     def free(self, *parts: str) -> None:
-        """Forget "text", "autoencoder" or "denoiser", or everything, so that its memory can be freed."""
+        """Drop "text", "autoencoder" or "denoiser", or all of them, to free their memory."""
         ...
 
 
 class Source(Protocol):
-    """Where a base model comes from. Nothing is loaded before `load`."""
+    """The files of a base model. Nothing is loaded before `load`."""
 
     @property
     def name(self) -> str:
-        """Name the model, for people."""
+        """The model's name in messages."""
         ...
 
     def check(self) -> None:
@@ -300,26 +300,26 @@ class Source(Protocol):
         ...
 
     def outline(self, dtype: torch.dtype = torch.float32) -> BaseModel:
-        """Build the model without weights: shapes on the meta device, its tokenizer, its noise."""
+        """Build the model without weights: shapes on the meta device, tokenizer, noise."""
         ...
 
     def load(self, dtype: torch.dtype, amend: Callable[[Any], None] | None = None) -> BaseModel:
-        """Load the model to the CPU, frozen; amend: changes the weights before they are cast to dtype."""
+        """Load the model to the CPU, frozen; amend: called to change the weights before the cast to dtype."""
         ...
 
     def remarks(self) -> list[str]:
-        """Return sentences on what may surprise about this model."""
+        """List warnings about this model."""
         ...
 
     def digest(self, path: Path) -> str:
-        """Compute the sha256 of one of the files; its content may be kept in memory for `load`."""
+        """Compute the sha256 of one of the files; its content may stay in memory for `load`."""
         ...
 
     @property
-    def held(self) -> int:
-        """Return the bytes in memory that `load` will use."""
+    def cached_bytes(self) -> int:
+        """Bytes of file content in memory for `load`."""
         ...
 
     def files(self) -> dict[str, Path]:
-        """Return the files and folders that decide what the model computes, by role."""
+        """Map roles to the files and folders that determine the model's results."""
         ...

@@ -7,28 +7,28 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..config import EmbeddingConfig
 
-Words = Mapping[str, Sequence[int]]  # words that learned embeddings stand for, and the ids of these: below 0
+Words = Mapping[str, Sequence[int]]  # trained words, and the ids of their vectors, below 0
 
 
 def find_words(caption: str, words: Words) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a caption: (text, the word after it), the last with ""; case does not count.
+    """Yield the parts of a caption: (text, the word after it), the last with ""; case is ignored.
 
-    A word is found where neither a letter nor a digit stands beside it; of several, the longest.
+    Words match only as whole words; of several, the longest.
     """
     ordered = sorted(words, key=len, reverse=True)
-    at = 0
+    end = 0
     if ordered:
         pattern = "|".join(f"({re.escape(word)})" for word in ordered)
         for match in re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", caption, re.IGNORECASE):
-            yield caption[at : match.start()], ordered[(match.lastindex or 1) - 1]
-            at = match.end()
-    yield caption[at:], ""
+            yield caption[end : match.start()], ordered[(match.lastindex or 1) - 1]
+            end = match.end()
+    yield caption[end:], ""
 
 
 def word_ids(embeddings: Sequence[EmbeddingConfig]) -> dict[str, tuple[int, ...]]:
-    """Return the ids of the vectors of each token: -1, -2 … in their order.
+    """Number the vectors of each token: -1, -2 … in their order.
 
-    They are below all others, as text encoders of old configurations take the place of the largest id for the end.
+    Ids are negative because text encoders of old configurations take the largest id for the end of the text.
     """
     words: dict[str, tuple[int, ...]] = {}
     first = -1
@@ -39,5 +39,5 @@ def word_ids(embeddings: Sequence[EmbeddingConfig]) -> dict[str, tuple[int, ...]
 
 
 def mentions(caption: str, words: Words) -> bool:
-    """Tell whether one of the words stands in a caption."""
+    """Tell whether a caption contains one of the words."""
     return next(find_words(caption, words))[1] != ""

@@ -1,15 +1,15 @@
-"""What is attached to a base model and trained, and what files hold of it."""
+"""The network that a run trains: small layers attached to a frozen base model, and trained embeddings."""
 
 from .blocks import parse_numbers, remarks_on_blocks
 from .choose import Target, choose_targets
 from .embeddings import Embeddings
-from .network import Network, Start
+from .network import LayerWeights, Network
 from .remarks import remarks_on_algorithm
 
 __all__ = [
     "Embeddings",
+    "LayerWeights",
     "Network",
-    "Start",
     "Target",
     "choose_targets",
     "parse_numbers",

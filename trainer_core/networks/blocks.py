@@ -1,4 +1,4 @@
-"""Numbers for each block of the denoiser, as LoRA Config takes them: read, checked and spread over the blocks."""
+"""LoRA Config's lists of numbers, one for each block of the denoiser: read, check and assign them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ..config import LoraConfig
 from ..models.base import BASE, BaseModel
 
 NUMBERS = ("block_ranks", "block_alphas", "conv_block_ranks", "conv_block_alphas", "block_weights")
-MOST_TIMES = 1000  # no model has so many blocks
+MAX_REPEATS = 1000  # no model has so many blocks
 NumberT = TypeVar("NumberT", int, float)
 
 
-def spread(base: BaseModel, config: LoraConfig, setting: str) -> dict[str, float]:
-    """Return a setting's number for each block and for BASE, {} when it is not set.
+def numbers_by_block(base: BaseModel, config: LoraConfig, setting: str) -> dict[str, float]:
+    """Map each block, and BASE, to its number of a setting; {} when it is not set.
 
-    A list of another length whose numbers are all equal counts for every block. Raises ValueError that prints the
-    layout for any other list of a wrong length.
+    A list of a wrong length counts for every block if its numbers are equal. Raises ValueError, with the right layout,
+    if they are not.
     """
     values: Sequence[float] = getattr(config, setting)
     layouts = base.block_layouts(setting)
@@ -33,7 +33,7 @@ def spread(base: BaseModel, config: LoraConfig, setting: str) -> dict[str, float
 
 
 def remarks_on_blocks(base: BaseModel, config: LoraConfig) -> list[str]:
-    """Return sentences on lists of a wrong length that count for every block."""
+    """Warn of lists of a wrong length that count for every block."""
     return [
         f"{setting} has {len(values)} numbers where this model has {len(base.blocks)} blocks; as they are all "
         f"equal, {values[0]:g} counts for every block."
@@ -43,19 +43,19 @@ def remarks_on_blocks(base: BaseModel, config: LoraConfig) -> list[str]:
 
 
 def parse_numbers(text: str, setting: str, kind: Callable[[str], NumberT]) -> tuple[NumberT, ...]:
-    """Read numbers with commas between them; `16*9` is nine times 16. Raises ValueError for anything else."""
+    """Read numbers separated by commas; `16*9` is nine times 16. Raises ValueError for anything else."""
     numbers: list[NumberT] = []
     for part in text.split(",") if text.strip() else ():
         value, star, times = (piece.strip() for piece in part.partition("*"))
         try:
             count = int(times) if star else 1
-            if not 1 <= count <= MOST_TIMES:
+            if not 1 <= count <= MAX_REPEATS:
                 raise ValueError(times)
             numbers += [kind(value)] * count
         except ValueError:
             what = "whole numbers" if kind is int else "numbers"
             raise ValueError(
-                f"{setting} has {part.strip()!r}, which is not understood; give {what} with commas between them, for "
+                f"{setting} has {part.strip()!r}, which is not understood; give {what} separated by commas, for "
                 "example 16*9, 32, 16*15."
             ) from None
     return tuple(numbers)

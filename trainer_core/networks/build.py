@@ -1,4 +1,4 @@
-"""The layer of a network that the configuration asks for, or that a file holds."""
+"""Build the layer that LoRA Config asks for, and find the algorithm of a layer in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .layers.lokr import LokrLayer
 from .layers.lora import LoraLayer
 from .layers.oft import BoftLayer, OftLayer
 
-# Algorithms with a rank and an alpha, and the settings that their layers take besides.
+# Algorithms with a rank and an alpha, and the further settings of their layers.
 RANKED: dict[str, tuple[Callable[..., NetworkLayer], tuple[str, ...]]] = {
     "lora": (LoraLayer, ("tucker", "use_scalar", "init")),
     "loha": (LohaLayer, ("tucker", "use_scalar")),
@@ -29,7 +29,7 @@ RANKED: dict[str, tuple[Callable[..., NetworkLayer], tuple[str, ...]]] = {
 
 
 def _plain_layer(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
-    """Build the layer of the algorithm, without what is common to all."""
+    """Build the layer of the algorithm, without DoRA and dropout."""
     if config.algorithm in RANKED:
         kind, names = RANKED[config.algorithm]
         settings = {name: getattr(config, name) for name in names}
@@ -43,15 +43,15 @@ def _plain_layer(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
 
 
 def build_layer(target: Target, config: LoraConfig, seed: int, *, by_output: bool = False) -> NetworkLayer:
-    """Build what stands beside one frozen layer; a new one changes nothing. Norms have their differences trained.
+    """Build the layer for one frozen layer; a new one changes nothing. Norms get a `NormLayer`, whatever the algorithm.
 
-    by_output: a DoRA has its magnitudes along the outputs, as only files of others have them.
+    by_output: a DoRA has a magnitude per output, as some files of other programs have.
     """
     if isinstance(target.module, nn.GroupNorm | nn.LayerNorm):
         layer: NetworkLayer = NormLayer(target.module)
     else:
         if config.rs_lora:
-            # rank-stabilised (Kalajdzievski 2023): alpha / sqrt(rank) = (alpha * sqrt(rank)) / rank, which loaders know
+            # rank-stabilised (Kalajdzievski 2023): alpha / sqrt(rank) = (alpha * sqrt(rank)) / rank, as loaders scale
             target = target._replace(alpha=target.alpha * math.sqrt(target.rank))
         layer = _plain_layer(target, config, seed)
         if config.dora:
@@ -69,7 +69,7 @@ def build_layer(target: Target, config: LoraConfig, seed: int, *, by_output: boo
 
 
 def algorithm_of(parts: Mapping[str, Tensor]) -> str:
-    """Return the algorithm that trains a layer whose file has these parts; "" for one that none does."""
+    """Find the algorithm whose layers have these parts in files; "" for none."""
     if "oft_blocks" in parts:
         return "oft" if parts["oft_blocks"].ndim == 3 else "boft"
     signs = {"down": "lora", "hada_w1_a": "loha", "a1": "glora", "diff": "full", "diff_b": "full"}

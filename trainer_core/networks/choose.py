@@ -1,4 +1,4 @@
-"""Which layers of a base model a network changes, and how large it is in each."""
+"""Choose the layers of a base model that a network trains, and their ranks and alphas."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 
 from ..config import DENOISER_ONLY, LoraConfig
 from ..models.base import BASE, BaseModel, Layer
-from .blocks import NUMBERS, spread
+from .blocks import NUMBERS, numbers_by_block
 
-OWN_LAYERS = ("ia3",)  # algorithms with layers of their own; norms follow the preset all the same
+OWN_LAYERS = ("ia3",)  # algorithms with their own choice of layers; norms still follow the preset
 
 
 class Target(NamedTuple):
-    """One layer that is changed."""
+    """One layer of the base model that the network changes."""
 
     name: str  # in LoRA files
     module: Any  # linear, convolution or norm
@@ -30,48 +30,50 @@ class Target(NamedTuple):
 
 
 def choose_targets(base: BaseModel, config: LoraConfig, parts: Collection[str]) -> list[Target]:
-    """Return the layers that the configuration trains in some parts of a base model, in the model's own order.
+    """Choose the layers to train in some parts of a base model, in the model's order.
 
-    parts: their prefixes. Raises ValueError for a part none of whose layers is chosen, for patterns that match nothing,
-    and for numbers of blocks that do not go with the denoiser.
+    parts: their prefixes. Raises ValueError for a part without chosen layers, for patterns that match no layer, and for
+    lists of block numbers that do not fit the denoiser.
     """
     denoiser = base.parts[0]
     if set(parts) - {denoiser.prefix} and config.preset in DENOISER_ONLY:
         raise ValueError(
-            f"The preset {config.preset} trains no text encoder; set their learning rates to 0, or choose another."
+            f"The preset {config.preset} trains no text encoder; set their learning rates to 0, or preset of LoRA "
+            "Config to another."
         )
-    given = [name for name in (*NUMBERS, "train_norm") if getattr(config, name)]
-    if denoiser.prefix not in parts and given:
+    setting = next((name for name in (*NUMBERS, "train_norm") if getattr(config, name)), "")
+    if denoiser.prefix not in parts and setting:
         raise ValueError(
-            f"{given[0]} is about the {denoiser.title}, whose learning rate is 0; raise that, or leave it out."
+            f"{setting} applies to the {denoiser.title}, whose learning rate is 0; raise that learning rate, or clear "
+            f"{setting} of LoRA Config."
         )
-    every = [
+    trainable = [
         layer
         for layer in base.layers()
         if layer.part in parts and layer.trainable and (config.train_norm or not _is_norm(layer.module))
     ]
-    chosen = _matching(every, config)
-    numbers = {name: spread(base, config, name) if denoiser.prefix in parts else {} for name in NUMBERS}
-    targets = _sized(chosen, numbers, config)
+    chosen = _matching(trainable, config)
+    numbers = {name: numbers_by_block(base, config, name) if denoiser.prefix in parts else {} for name in NUMBERS}
+    targets = _with_numbers(chosen, numbers, config)
     for part in base.parts:
         if part.prefix in parts and not any(target.part == part.prefix for target in targets):
             raise ValueError(
-                f"No layer of {part.prefix}_… is left to train with preset {config.preset} and the patterns and "
-                "numbers of blocks of LoRA Config; change these, or set the learning rate of that model to 0."
+                f"No layer of {part.prefix}_… is left to train with preset {config.preset} and LoRA Config's patterns "
+                "and block numbers; change these, or set the learning rate of that model to 0."
             )
     return targets
 
 
-def _matching(every: list[Layer], config: LoraConfig) -> list[Layer]:
-    """Return the preset's layers with those that are included and without those that are excluded."""
-    _check_patterns("include", config.include, every)
-    chosen = [layer for layer in every if _in_preset(layer, config) or _matches(layer, config.include)]
+def _matching(trainable: list[Layer], config: LoraConfig) -> list[Layer]:
+    """List the layers of the preset, plus the included ones, minus the excluded ones."""
+    _check_patterns("include", config.include, trainable)
+    chosen = [layer for layer in trainable if _in_preset(layer, config) or _matches(layer, config.include)]
     _check_patterns("exclude", config.exclude, chosen)
     return [layer for layer in chosen if not _matches(layer, config.exclude)]
 
 
 def _in_preset(layer: Layer, config: LoraConfig) -> bool:
-    """Tell whether a layer is trained without any pattern."""
+    """Tell whether the preset, or the algorithm in its place, trains a layer."""
     own = config.algorithm in OWN_LAYERS and not _is_norm(layer.module)
     return (config.algorithm if own else config.preset) in layer.presets
 
@@ -81,7 +83,7 @@ def _matches(layer: Layer, patterns: Iterable[str]) -> bool:
 
 
 def _check_patterns(setting: str, patterns: Iterable[str], layers: list[Layer]) -> None:
-    """Raise ValueError for a pattern that matches none of these layers, with names that are near to it."""
+    """Raise ValueError, with similar names, for a pattern that matches none of these layers."""
     for pattern in patterns:
         if not any(_matches(layer, [pattern]) for layer in layers):
             pieces = [layer.path.split(".") for layer in layers]
@@ -90,13 +92,13 @@ def _check_patterns(setting: str, patterns: Iterable[str], layers: list[Layer]) 
             near = get_close_matches(pattern.strip("*."), sorted(names), cutoff=0.0)
             which = "of the models that are trained" if setting == "include" else "that would be trained without it"
             raise ValueError(
-                f"The pattern {pattern} of {setting} matches no layer {which}; near to it: {', '.join(near)}. A "
-                "pattern is compared with whole names, and * stands for any letters."
+                f"The pattern {pattern} of {setting} matches no layer {which}; similar names: {', '.join(near)}. A "
+                "pattern must match a whole name; * stands for any letters."
             )
 
 
-def _sized(layers: list[Layer], numbers: dict[str, dict[str, float]], config: LoraConfig) -> list[Target]:
-    """Give layers the ranks, alphas and learning rates of their blocks, and leave out those that have none."""
+def _with_numbers(layers: list[Layer], numbers: dict[str, dict[str, float]], config: LoraConfig) -> list[Target]:
+    """Give layers the rank, alpha and learning-rate factor of their block; drop those with rank or factor 0."""
     weights, sized = numbers["block_weights"], []
     for layer in layers:
         rank = numbers["block_ranks"].get(layer.block, config.rank)
@@ -111,12 +113,12 @@ def _sized(layers: list[Layer], numbers: dict[str, dict[str, float]], config: Lo
 
 
 def target_of(layer: Layer, rank: int, alpha: float) -> Target:
-    """Return a layer as one that is changed with a rank and an alpha."""
+    """Build the target for a layer with this rank and alpha."""
     return Target(layer.name, layer.module, rank, alpha, layer.path, layer.part, layer.block)
 
 
 def _is_spatial(module: nn.Module) -> bool:
-    """Tell whether a module is a convolution that looks at more than one pixel."""
+    """Tell whether a module is a convolution larger than 1x1."""
     return isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1)
 
 

@@ -1,4 +1,4 @@
-"""Words of the captions whose token embeddings are learned (Gal et al. 2022, textual inversion)."""
+"""Trained token embeddings of words in captions: textual inversion (Gal et al. 2022)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..common.rng import generator
 from ..config import EmbeddingConfig
 from ..models import TextEncoder, Words
 
-TYPICAL = (0.05, 0.95)  # quantiles of the lengths in a table between which those of nearly all words lie
+TYPICAL = (0.05, 0.95)  # quantiles; the lengths of nearly all words in a table lie between them
 
 
 class Embeddings(nn.Module):
-    """The learned vectors of some tokens in each text encoder; without tokens it does nothing.
+    """The trained vectors of some tokens in each text encoder; without tokens it does nothing.
 
-    vectors: by the prefix of a text encoder's part, a (count, width) parameter for each token.
-    The tables of the text encoders stay frozen; the vectors have ids below 0 (`words`) while this is attached.
+    vectors: by the prefix of a text encoder's part, a (count, width) parameter for each token. The tables of the text
+    encoders stay frozen; the vectors have ids below 0 (`words`) while attached.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Embeddings(nn.Module):
         init: Mapping[str, Sequence[int]] | None = None,
         seed: int = 0,
     ) -> None:
-        """Begin the vectors of each token. init: ids of the words that they begin with, by token."""
+        """Build the vectors of each token. init: ids of the words that initialise them, by token."""
         super().__init__()
         self._texts = {text.prefix: text for text in texts} if configs else {}
         self._configs = {config.token: config for config in configs}
@@ -42,7 +42,9 @@ class Embeddings(nn.Module):
         for prefix, text in self._texts.items():
             table = text.model.get_input_embeddings().weight.detach()
             lists[prefix] = nn.ParameterList(
-                begin(table, (init or {}).get(c.token, ()), c.vectors, generator(seed, f"embedding/{prefix}/{c.token}"))
+                initial_vectors(
+                    table, (init or {}).get(c.token, ()), c.vectors, generator(seed, f"embedding/{prefix}/{c.token}")
+                )
                 for c in configs
             )
             if not table.is_meta and any(c.keep_norm for c in configs):
@@ -51,16 +53,16 @@ class Embeddings(nn.Module):
         self.vectors: Any = nn.ModuleDict(lists)
 
     def attach(self) -> None:
-        """Let the text encoders know the tokens from now on."""
+        """Make the text encoders read the trained tokens from now on."""
         for prefix, text in self._texts.items():
             module = text.model.get_input_embeddings()
             if not isinstance(module, WithVectors):
                 module.__class__ = _with_vectors(type(module))
-                module.__dict__["vectors"] = self.vectors[prefix]  # no child: the frozen model stays the frozen model
+                module.__dict__["vectors"] = self.vectors[prefix]  # not a child: the frozen model keeps its parameters
                 text.words = self._words
 
     def detach(self) -> None:
-        """Leave the text encoders exactly as they were."""
+        """Restore the text encoders exactly."""
         for text in self._texts.values():
             module = text.model.get_input_embeddings()
             if isinstance(module, WithVectors):
@@ -68,13 +70,13 @@ class Embeddings(nn.Module):
                 module.__class__ = type(module).__bases__[1]
                 text.words = {}
 
-    def let_go(self) -> None:
-        """Detach and forget the text encoders, so that their memory can be freed."""
+    def release(self) -> None:
+        """Detach, and drop the text encoders, to free their memory."""
         self.detach()
         self._texts = {}
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return an optimizer parameter group for each token, without weight decay."""
+        """Build an optimizer parameter group for each token, without weight decay."""
         return [
             {
                 "params": [vectors[i] for vectors in self.vectors.values()],
@@ -87,19 +89,19 @@ class Embeddings(nn.Module):
         ]
 
     def freeze(self, token: str) -> None:
-        """Let the vectors of a token stay as they are from now on."""
-        place = list(self._configs).index(token)
+        """Freeze the vectors of a token."""
+        index = list(self._configs).index(token)
         for vectors in self.vectors.values():
-            vectors[place].requires_grad_(False)
+            vectors[index].requires_grad_(False)
 
     @property
-    def learning(self) -> bool:
-        """Tell whether any vectors learn."""
+    def trainable(self) -> bool:
+        """Whether any vector is trained."""
         return any(parameter.requires_grad for parameter in self.parameters())
 
     @torch.no_grad()
     def keep_norms(self) -> None:
-        """Bring vectors that have become shorter or longer than those of nearly all words back, where this is asked."""
+        """Rescale vectors of tokens with keep_norm whose length left the range of nearly all words."""
         for prefix, (low, high) in self._limits.items():
             for vectors, config in zip(self.vectors[prefix], self._configs.values(), strict=True):
                 if config.keep_norm and vectors.requires_grad:
@@ -107,18 +109,17 @@ class Embeddings(nn.Module):
                     vectors.mul_((norms.clamp(low, high) / norms.clamp(min=1e-12)).to(vectors.dtype))
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return the vectors of each token by text encoder, (count, width) float32 on the CPU."""
+        """Collect the vectors of each token by text encoder, (count, width) float32 on the CPU."""
         return {
             token: {prefix: vectors[i].detach().float().cpu() for prefix, vectors in self.vectors.items()}
             for i, token in enumerate(self._configs)
         }
 
 
-def begin(table: Tensor, ids: Sequence[int], count: int, draws: torch.Generator) -> nn.Parameter:
-    """Return what `count` vectors begin with, (count, width) float32.
+def initial_vectors(table: Tensor, ids: Sequence[int], count: int, draws: torch.Generator) -> nn.Parameter:
+    """Build the initial (count, width) float32 vectors of a token from the rows of `ids`.
 
-    The rows of `ids`, repeated where they are fewer, in groups averaged where they are more; without any noise as long
-    as the rows of the table are on average.
+    Too few rows are repeated, too many are averaged in groups. Without ids: noise of the table's average row length.
     """
     if table.is_meta:
         return nn.Parameter(torch.empty(count, table.shape[1], device="meta"))
@@ -133,15 +134,15 @@ def begin(table: Tensor, ids: Sequence[int], count: int, draws: torch.Generator)
 
 
 class WithVectors(nn.Module):
-    """What a frozen token embedding is besides while learned vectors are attached."""
+    """Base class added to a frozen token embedding while trained vectors are attached."""
 
     vectors: nn.ParameterList
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the embeddings of ids, (..., width): of those below 0 the learned ones, -1 the first."""
+        """Look up the embeddings of ids, (..., width); ids below 0 are trained vectors, -1 the first."""
         frozen = super().forward(ids.clamp(min=0))
-        learned = F.embedding((-1 - ids).clamp(min=0), torch.cat(list(self.vectors)))
-        return torch.where(ids[..., None] < 0, learned.to(frozen.dtype), frozen)
+        trained = F.embedding((-1 - ids).clamp(min=0), torch.cat(list(self.vectors)))
+        return torch.where(ids[..., None] < 0, trained.to(frozen.dtype), frozen)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Put a network beside the layers it changes, and take it away again."""
+"""The network: attach its layers to frozen layers of the base model, and detach them again."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from .layers.layer import NetworkLayer
 RANKED = ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "a2")  # tensors that have a row for each rank
 
 
-class Start(NamedTuple):
-    """What a layer begins with that an earlier run has trained."""
+class LayerWeights(NamedTuple):
+    """The tensors a layer continues from."""
 
-    kind: str  # as `layer_kind` calls it
+    kind: str  # as `layer_kind` names it
     tensors: dict[str, Tensor]  # by part, as lora_files/formats.py names them
-    alpha: float  # of OFT the limit of its rotation
+    alpha: float  # for OFT, the limit of its rotation
 
     @property
     def rank(self) -> int:
-        """Return the rank, of OFT the size of its blocks, 1 for what has none."""
+        """The rank; the block size for OFT, 1 for layers without a rank."""
         if "oft_blocks" in self.tensors:
             return self.tensors["oft_blocks"].shape[-1]
         return next((self.tensors[part].shape[0] for part in RANKED if part in self.tensors), 1)
 
     @property
     def by_output(self) -> bool:
-        """Tell whether a DoRA's magnitudes are along the outputs, as (out, 1[, 1, 1])."""
+        """Whether a DoRA has a magnitude per output, (out, 1[, 1, 1])."""
         return "dora_scale" in self.tensors and self.tensors["dora_scale"].shape[0] > 1
 
     def config(self, config: LoraConfig) -> LoraConfig:
-        """Return the configuration under which a new layer has these parts; what acts in training alone stays."""
+        """Build the configuration that gives a new layer these parts; settings that act only in training stay."""
         parts = set(self.tensors)
         algorithm: Any = algorithm_of(self.tensors) or "lora"
         return config.replace(
@@ -58,16 +58,21 @@ class Start(NamedTuple):
 
 
 class Network(nn.Module):
-    """Everything that is trained: layers by their names in LoRA files, and the frozen layers they stand beside."""
+    """Everything that is trained: layers by their names in LoRA files, and the embeddings."""
 
     def __init__(
-        self, targets: Sequence[Target], config: LoraConfig, seed: int, start: Mapping[str, Start] | None = None
+        self,
+        targets: Sequence[Target],
+        config: LoraConfig,
+        seed: int,
+        continued: Mapping[str, LayerWeights] | None = None,
     ) -> None:
-        """Build a layer for each target. start: what each of them resumes from, by its name in LoRA files."""
+        """Build a layer for each target. continued: the tensors that each continues from, by its name in LoRA files."""
         super().__init__()
         layers: dict[str, Any] = {}
         for target in targets:
-            layer = build_layer(target, config, seed) if start is None else _resumed(target, config, seed, start)
+            weights = None if continued is None else continued[target.name]
+            layer = build_layer(target, config, seed) if weights is None else _continued(target, config, seed, weights)
             layer.lr_factor = target.lr_factor
             layers[target.name] = layer
         self._targets: dict[str, Any] = {target.name: target.module for target in targets}
@@ -77,34 +82,34 @@ class Network(nn.Module):
         self.embeddings = Embeddings()
 
     def attach(self) -> None:
-        """Add every layer's delta to the output of its frozen layer from now on."""
+        """Apply every layer to its frozen layer from now on."""
         for name, module in self._targets.items():
             if not isinstance(module, WithDelta):
-                # By class, not by a function of its own for each layer: torch.compile then sees that blocks are alike.
+                # A new class instead of a function per layer: torch.compile then sees that blocks are alike.
                 module.__class__ = _with_delta(type(module))
-                module.__dict__["delta"] = self._layers[name]  # no child: the frozen model stays the frozen model
+                module.__dict__["delta"] = self._layers[name]  # not a child: the frozen model keeps its parameters
                 self._layers[name].__dict__["frozen"] = module
         self.embeddings.attach()
 
     def detach(self) -> None:
-        """Leave the frozen layers exactly as they were."""
+        """Restore the frozen layers exactly."""
         for name, module in self._targets.items():
             if isinstance(module, WithDelta):
                 del module.__dict__["delta"], self._layers[name].__dict__["frozen"]
                 module.__class__ = type(module).__bases__[1]
         self.embeddings.detach()
 
-    def let_go(self, *parts: str) -> None:
-        """Detach and forget the frozen layers of some parts of the model, or all, so that their memory can be freed."""
+    def release(self, *parts: str) -> None:
+        """Detach, and drop the frozen layers of some parts of the model, or of all, to free their memory."""
         self.detach()
-        kept = {target.name for target in self.chosen if parts and target.part not in parts}
-        self._targets = {name: module for name, module in self._targets.items() if name in kept}
+        remaining = {target.name for target in self.chosen if parts and target.part not in parts}
+        self._targets = {name: module for name, module in self._targets.items() if name in remaining}
         if not parts:
-            self.embeddings.let_go()
+            self.embeddings.release()
 
     @contextmanager
     def attached(self) -> Iterator[Network]:
-        """Attach for the length of a `with` block."""
+        """Attach the network inside a `with` block."""
         self.attach()
         try:
             yield self
@@ -113,18 +118,18 @@ class Network(nn.Module):
 
     @contextmanager
     def detached(self) -> Iterator[Network]:
-        """Take the network away for the length of a `with` block: the models are the frozen base inside."""
+        """Detach the network inside a `with` block: the models are the frozen base there."""
         self.detach()
         try:
             yield self
         finally:
             self.attach()
 
-    def at(self, micro_batch: int | None) -> None:
-        """Let dropouts leave out from now on what they do at a micro-batch, running over the run; None: nothing.
+    def set_micro_batch(self, micro_batch: int | None) -> None:
+        """Set the micro-batch, counted over the run, whose dropout masks apply; None, the default: no dropout.
 
-        None is how it begins, and how it has to be in validation and samples. What a micro-batch's backward pass
-        computes again leaves out the same, so keep it until then.
+        Validation and samples need None. Keep the number until the backward pass, which may recompute activations with
+        the same masks.
         """
         for layer in self._layers.values():
             if layer.dropouts:
@@ -132,10 +137,9 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def limit_norms(self, limit: float) -> Norms | None:
-        """Shrink the delta of every layer that learns to a norm of `limit`, each of its q factors by kappa^(1/q).
+        """Shrink deltas of trained layers to a norm of at most `limit`, each of their q factors by kappa^(1/q).
 
-        What is smaller stays. To be called after an update of the optimizer. Return what the norms are then; None
-        where no layer has one.
+        To be called after an update of the optimizer. Returns the norms afterwards; None if no layer has one.
         """
         layers = [layer for layer in self._layers.values() if any(f.requires_grad for f in layer.factors())]
         if not layers:
@@ -150,7 +154,7 @@ class Network(nn.Module):
         return Norms(int(shrunk), mean, largest)
 
     def freeze(self, part: str) -> None:
-        """Let the layers of a part of the model stay as they are from now on."""
+        """Freeze the layers of a part of the model."""
         for target in self.chosen:
             if target.part == part:
                 self._layers[target.name].requires_grad_(False)
@@ -158,12 +162,12 @@ class Network(nn.Module):
     def groups(
         self, rates: Mapping[str, float], conv_rate: float = 0.0, plus_ratio: float = 1.0
     ) -> list[dict[str, Any]]:
-        """Return optimizer parameter groups {"params", "lr", "base_lr", "decays", "model"}, none empty.
+        """Build optimizer parameter groups {"params", "lr", "base_lr", "decays", "model"}, none empty.
 
-        rates: by the prefix of a part, the "model". Convolutions larger than 1x1 learn at conv_rate where
-        that is not 0. Each layer multiplies its rate by lr_factor, and that of the parameters in `plus` by plus_ratio
-        (LoRA+, Hayou et al. 2024). "decays" is False for parameters that weight decay must leave alone. Layers
-        without a rate stay as they are and get no gradient.
+        rates: learning rates by the prefix of a part, the "model"; a conv_rate other than 0 replaces them for
+        convolutions larger than 1x1. Each layer multiplies its rate by lr_factor, and that of the parameters in `plus`
+        by plus_ratio (LoRA+, Hayou et al. 2024). "decays" is False for parameters without weight decay. Layers with
+        rate 0 are frozen.
         """
         groups: dict[tuple[str, float, bool], dict[str, Any]] = {}
         for model, rate in rates.items():
@@ -181,7 +185,7 @@ class Network(nn.Module):
         return [*groups.values(), *self.embeddings.groups()]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors under their names in LoRA files."""
+        """Collect all tensors by their names in LoRA files."""
         return {
             f"{name}.{suffix}": tensor
             for name, layer in self._layers.items()
@@ -189,35 +193,34 @@ class Network(nn.Module):
         }
 
     def changes(self) -> Iterator[tuple[str, Tensor, int]]:
-        """Yield name, W' - W (float32, in W's shape) and rank of every layer with a matrix; its model must be there."""
+        """Yield name, W' - W (float32, in W's shape) and rank of every layer with a matrix; needs the frozen layers."""
         for name, rank in ((target.name, target.rank) for target in self.chosen if target.name in self._targets):
             weight = frozen_weight(self._targets[name], torch.float32)
             if weight.ndim > 1:
                 yield name, self._layers[name].changed_weight(weight).detach() - weight, rank
 
 
-def _resumed(target: Target, config: LoraConfig, seed: int, start: Mapping[str, Start]) -> NetworkLayer:
-    """Build the layer that an earlier run has trained; ValueError, with its name, where that is not possible."""
-    begin = start[target.name]
+def _continued(target: Target, config: LoraConfig, seed: int, weights: LayerWeights) -> NetworkLayer:
+    """Build a layer that continues from earlier weights; raise ValueError, with its name, if it cannot."""
     try:
-        layer = build_layer(target, begin.config(config), seed, by_output=begin.by_output)
-        layer.load({part: t for part, t in begin.tensors.items() if part != "dora_scale"}, begin.alpha)
-        if "dora_scale" in begin.tensors:
-            layer.load_magnitude(begin.tensors["dora_scale"])
+        layer = build_layer(target, weights.config(config), seed, by_output=weights.by_output)
+        layer.load({part: t for part, t in weights.tensors.items() if part != "dora_scale"}, weights.alpha)
+        if "dora_scale" in weights.tensors:
+            layer.load_magnitude(weights.tensors["dora_scale"])
     except ValueError as error:
         raise ValueError(f"{target.name}: {error}") from error
     return layer
 
 
 class WithDelta(nn.Module):
-    """What a frozen layer is besides while a network is attached."""
+    """Base class added to a frozen layer while a network is attached."""
 
     delta: NetworkLayer
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the frozen layer's output as the network changes it."""
+        """Compute the frozen layer's output as the network changes it."""
         entered = self.delta.enter(x)
-        return self.delta.leave(self.delta(entered if self.delta.sees_entered else x, super().forward(entered)))
+        return self.delta.leave(self.delta(entered if self.delta.uses_changed_input else x, super().forward(entered)))
 
 
 @functools.cache

@@ -1,28 +1,28 @@
-"""What to know of an algorithm before a run with it, beyond what its settings say."""
+"""Warnings about an algorithm, shown before the run."""
 
 from __future__ import annotations
 
 from ..config import LoraConfig
 
-MOST_LOHA = 32  # the rank above which products of normal draws become so large that runs end in NaN
+MAX_LOHA_RANK = 32  # above it, products of normal draws grow so large that runs end in NaN
 
 
 def remarks_on_algorithm(config: LoraConfig) -> list[str]:
-    """Return sentences about an algorithm whose training or file may surprise."""
+    """List warnings about an algorithm whose training or file may surprise."""
     found = []
-    if config.algorithm == "loha" and max(config.rank, config.conv_rank) > MOST_LOHA:
+    if config.algorithm == "loha" and max(config.rank, config.conv_rank) > MAX_LOHA_RANK:
         found.append(
-            f"LoHa of rank {max(config.rank, config.conv_rank)} reaches matrices of that rank squared and easily runs "
-            f"into values that are not finite; {MOST_LOHA} or less is enough."
+            f"LoHa of rank {max(config.rank, config.conv_rank)} gives matrices of that rank squared, which easily "
+            f"overflow to NaN; set rank and conv_rank of LoRA Config to {MAX_LOHA_RANK} or less."
         )
     if config.algorithm in ("oft", "boft") and not config.bake:
-        power = "its square" if config.algorithm == "oft" else "more than in proportion"
+        power = "with the square of the strength" if config.algorithm == "oft" else "more than in proportion"
         found.append(
-            f"At another strength than 1, ComfyUI applies {config.algorithm.upper()} by {power}; with bake the file is "
-            "a plain LoRA, whose strength acts as usual."
+            f"At strengths other than 1, ComfyUI applies {config.algorithm.upper()} {power}. Set bake of LoRA Config "
+            "to save a plain LoRA, whose strength acts as usual."
         )
     if config.algorithm == "lokr" and config.tucker:
-        found.append("LoKr in Tucker's form is saved with its second factor whole, since ComfyUI cannot load the core.")
+        found.append("LoKr with tucker is saved with a whole second factor, since ComfyUI cannot load its core.")
     if config.algorithm == "ia3" and not config.bake:
-        found.append("(IA)^3 is saved as a DoRA that changes magnitudes alone, which is the same and loads in ComfyUI.")
+        found.append("(IA)^3 is saved as an equal DoRA that only changes magnitudes, since ComfyUI cannot load (IA)^3.")
     return found

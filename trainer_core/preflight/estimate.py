@@ -243,11 +243,11 @@ def estimate_step(
         if accumulates:
             for parameter in parameters:
                 parameter.grad = torch.empty_like(parameter)
-        network.at(0)
+        network.set_micro_batch(0)
         _micro_batch(base, network if prior else None, batch_size, latent_size, tokens)
         torch.nn.utils.clip_grad_norm_(parameters, math.inf)
         del state
-    network.at(None)
+    network.set_micro_batch(None)
     for parameter in parameters:
         parameter.grad = None
     return Estimate(weights=weight_bytes, network=network_bytes, activations=live.peak - network_bytes)

@@ -57,7 +57,7 @@ def fit_memory(
 def largest_micro_batch(plan: Plan, base: BaseModel, words: Words) -> Shape:
     """Return the shape of the run's largest micro-batch."""
     size, count = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
-    return Shape(samples=count, size=size, tokens=base.longest(plan.captions(), count, words))
+    return Shape(samples=count, size=size, tokens=base.longest_batch(plan.captions(), count, words))
 
 
 def estimate_run(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..config import RunConfig
-from ..lora_files.continued import load_start
+from ..lora_files.continued import load_continued
 from ..memory import DTYPES
 from ..models import BaseModel, source_of
 from ..networks import Network
@@ -35,7 +35,7 @@ def outline_run(config: RunConfig, base: BaseModel | None = None, dtype: torch.d
     continued.
     """
     base = base or source_of(config.base_model).outline(dtype)
-    start = load_start(config, base, outline=True)
+    start = load_continued(config, base, outline=True)
     with torch.device("meta"):
         rates = learning_rates(config.optimizer, base)
         network = build_network(base, config, rates, start.layers if start else None)

@@ -44,7 +44,7 @@ def long_captions(plan: Plan, base: CaptionLengths, words: Words) -> list[str]:
             for text in texts
         ]
         most = max(tokens, default=0)
-        if most > base.most_tokens:
+        if most > base.max_tokens:
             rest = base.cut_text(texts[tokens.index(most)], words)[0]
             cut.append(f'{picture.name} ({most} tokens, without "{rest[:60]}{"..." if len(rest) > 60 else ""}")')
         elif most > base.window:
@@ -57,7 +57,7 @@ def long_captions(plan: Plan, base: CaptionLengths, words: Words) -> list[str]:
         )
     if cut:
         some = count(cut, "caption is", "captions are")
-        sentences.append(f"{some} longer than {base.most_tokens} tokens and cut: {names(cut)}.")
+        sentences.append(f"{some} longer than {base.max_tokens} tokens and cut: {names(cut)}.")
     return sentences
 
 

@@ -74,7 +74,7 @@ def check_embeddings(embeddings: Sequence[EmbeddingConfig], plan: Plan, outline:
         if cut := outline.cut_text(caption, words)[1]:
             raise ValueError(
                 f'The caption "{caption[:60]}..." has no room for the {len(words[cut[0]])} vectors of {cut[0]}: it is '
-                f"cut after {outline.most_tokens} tokens; shorten it, move the word to its front, or lower vectors."
+                f"cut after {outline.max_tokens} tokens; shorten it, move the word to its front, or lower vectors."
             )
 
 
@@ -117,4 +117,4 @@ def stop_learning(
 def text_learns(network: Network, config: RunConfig, base: BaseModel, stopped: Mapping[str, float]) -> bool:
     """Tell whether anything in the text encoders learns still."""
     rates = {**learning_rates(config.optimizer, base), **stopped}
-    return network.embeddings.learning or any(rates[text.prefix] > 0 for text in base.text_encoders)
+    return network.embeddings.trainable or any(rates[text.prefix] > 0 for text in base.text_encoders)

@@ -14,7 +14,7 @@ from ..config import MemoryConfig, RunConfig
 from ..data.cache import Cache
 from ..data.plan import Plan, build_plan
 from ..data.scan import PLACE, Index, manifest_digest, scan
-from ..lora_files.continued import check_lora_files, load_start
+from ..lora_files.continued import check_lora_files, load_continued
 from ..lora_files.merge import merge_beneath
 from ..memory import DTYPES, Programs, Stream, check_weights, compile_blocks, keep_weights, prepare, recompute
 from ..models import BaseModel, Source, word_ids
@@ -140,7 +140,7 @@ def look_ahead(job: Job, planned: Planned, own: RunFolder | None) -> list[Memory
     long = long_captions(plan, outline.base, word_ids(config.lora.embeddings))
     note("\n".join([report(plan), *(f"- {sentence}" for sentence in long)]))
     note(describe_network(measure_run(config, outline)))
-    ladder, needed = fit_memory(config, plan, outline, job.device, job.source.held)
+    ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes)
     settings = (
         *objective_remarks(config, outline.base.noise),
         *remarks_on_algorithm(config.lora),
@@ -161,7 +161,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     """
     config, device, note = job.config, job.device, job.callbacks.note
     base = job.source.load(job.dtype, lambda base: merge_beneath(base, config.lora.beneath))
-    start = load_start(config, base)
+    start = load_continued(config, base)
     if start and start.changes_text:
         base.mark_text(start.digest)
     rates = learning_rates(config.optimizer, base)
@@ -179,7 +179,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         encoded = encode_plan(base, planned.plan, cache, device, job.callbacks, prompts=prompts, vae_dtype=vae_dtype)
         cache.prune()
     if not trains_text(config, base):
-        network.let_go(*(text.prefix for text in base.text_encoders))
+        network.release(*(text.prefix for text in base.text_encoders))
         base.free("text")
     for text in base.text_encoders:
         text.model.to(device)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import checkpoint_tensors, family_tensors, model_of, network_in
 
 from lora_atelier.trainer_core.config import BaseModelConfig, BeneathConfig, LoraConfig, OptimizerConfig, RunConfig
-from lora_atelier.trainer_core.lora_files.continued import check_lora_files, file_remarks, load_start, start_layers
+from lora_atelier.trainer_core.lora_files.continued import check_lora_files, file_remarks, layer_weights, load_continued
 from lora_atelier.trainer_core.lora_files.formats import FileLayer, group_tensors, layer_kind
 from lora_atelier.trainer_core.lora_files.match import fit, layers_by_name
 from lora_atelier.trainer_core.lora_files.merge import comfy_tensors, merge_beneath
@@ -101,7 +101,7 @@ def test_every_tensor_of_files_that_trainers_wrote_has_its_place(sd15, tmp_path,
         tensors |= {f"{name}.alpha": torch.tensor(4.0) for name in SHAPES[trainer]}
     save_file(tensors, tmp_path / "a.safetensors")
     own = layers_by_name(sd15)
-    layers = start_layers(load_lora(tmp_path / "a.safetensors"), sd15, own)
+    layers = layer_weights(load_lora(tmp_path / "a.safetensors"), sd15, own)
     wanted = {"diffusers_example": "onetrainer_full"}.get(trainer, trainer)
     assert len(layers) == len(SHAPES[trainer]) and set(layers) <= set(SHAPES[wanted])
     assert {layer.alpha for layer in layers.values()} == {8.0 if trainer == "diffusers_example" else 4.0}
@@ -153,7 +153,7 @@ def test_every_spelling_of_a_layer_is_understood(outline, tmp_path, name):
     assert up != name
     save_file({name: random(2, width), up: random(out, 2)}, tmp_path / "a.safetensors")
     assert list(fit(outline_lora(tmp_path / "a.safetensors"), base, own)) == [kohya]
-    layer = start_layers(load_lora(tmp_path / "a.safetensors"), base, own)[kohya]
+    layer = layer_weights(load_lora(tmp_path / "a.safetensors"), base, own)[kohya]
     assert layer.alpha == 2.0 and torch.equal(layer.tensors["down"], random(2, width))
     assert torch.equal(layer.tensors["up"], random(out, 2))
 
@@ -163,7 +163,7 @@ def test_pefts_alpha_is_read_from_metadata_and_from_its_own_file(outline, tmp_pa
     other = UNET_NAME.replace("to_out.0", "to_q")
 
     def alphas(path):
-        layers = start_layers(load_lora(path), base, own)
+        layers = layer_weights(load_lora(path), base, own)
         return [layers[key].alpha for key in (KOHYA, KOHYA.replace("to_out_0", "to_q"))]
 
     tensors = {f"{UNET_NAME}.lora_A.weight": random(4, 128), f"{UNET_NAME}.lora_B.weight": random(128, 4)}
@@ -322,7 +322,7 @@ def test_only_what_a_layer_can_begin_with_is_continued_and_only_where_there_is_a
     biased = "lora_unet_conv_in"
     small = {f"{biased}.lora_down.weight": torch.ones(2, 4, 3, 3), f"{biased}.lora_up.weight": torch.ones(32, 2, 1, 1)}
     with pytest.raises(
-        ValueError, match=rf"{biased}: a layer of diff_b, down, up cannot be continued; use the file be"
+        ValueError, match=rf"{biased}: a layer of diff_b, down, up cannot be continued; set use of Existing LoRA to be"
     ):
         begin(**pair(unet), **pair(text), **small, **{f"{biased}.diff_b": torch.ones(32)})
     table = "lora_te_text_model_embeddings_token_embedding"
@@ -351,7 +351,7 @@ def test_a_continued_network_is_the_file_and_changes_nothing_at_first(checkpoint
     save_file(stored, tmp_path / "old.safetensors")
     run = run_of(config, start=str(tmp_path / "old.safetensors"), rank=64, preset="attn-only")
     check(run)
-    start = load_start(run, base)
+    start = load_continued(run, base)
     assert start.describe() == {
         "file": "old.safetensors",
         "rank": 3,
@@ -365,7 +365,7 @@ def test_a_continued_network_is_the_file_and_changes_nothing_at_first(checkpoint
     assert start.changes_text and base.text_identity != identity and f"+{start.digest}" in base.text_identity
     alone = {name: tensor for name, tensor in stored.items() if name.startswith("lora_unet_")}
     save_file(alone, tmp_path / "alone.safetensors")
-    assert not load_start(run_of(config, start=str(tmp_path / "alone.safetensors")), base).changes_text
+    assert not load_continued(run_of(config, start=str(tmp_path / "alone.safetensors")), base).changes_text
     network = build_network(base, run, rates, start.layers)
     again = network.tensors()
     assert again.keys() == stored.keys() and all(torch.equal(again[key], t) for key, t in stored.items())
@@ -425,7 +425,7 @@ def test_a_dora_is_continued_along_its_own_axis_as_comfyui_merges_it(sdxl, their
         save_file(stored, path)
         run = run_of(sdxl, start=str(path))
         check(run)
-        start = load_start(run, base).layers
+        start = load_continued(run, base).layers
         network = build_network(base, run, {"lora_unet": 1e-3, "lora_te1": 1e-3, "lora_te2": 1e-3}, start)
         again = network.tensors()
         assert {name: t.shape for name, t in again.items()} == {name: t.shape for name, t in stored.items()}
@@ -475,7 +475,7 @@ def test_a_magnitude_is_taken_in_the_shape_of_a_matrix_and_refused_without_an_ax
     out = weights[keys[SMALL]].shape[0]
     run, base = start(SMALL, random(out, 1)), load_base_model(sdxl)
     rates = {"lora_unet": 1e-3, "lora_te1": 0, "lora_te2": 0}
-    again = build_network(base, run, rates, load_start(run, base).layers).tensors()
+    again = build_network(base, run, rates, load_continued(run, base).layers).tensors()
     assert torch.allclose(again[f"{SMALL}.dora_scale"], random(out, 1)[:, :, None, None], atol=1e-6)
 
 

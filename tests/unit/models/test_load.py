@@ -182,7 +182,7 @@ WRONG_TENSORS = {
     "has no text encoder and no VAE": lambda: {
         k: v for k, v in checkpoint_tensors().items() if k.startswith("model.diffusion_model.")
     },
-    "is no checkpoint, and no other file known here": lambda: {"x": torch.zeros(1)},
+    "is not a checkpoint, and its kind is unknown": lambda: {"x": torch.zeros(1)},
 }
 
 

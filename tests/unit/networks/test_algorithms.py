@@ -16,7 +16,7 @@ from lora_atelier.trainer_core.networks.layers.dropout import Dropouts
 from lora_atelier.trainer_core.networks.layers.loha import LohaLayer
 from lora_atelier.trainer_core.networks.layers.lokr import LokrLayer, factorise
 from lora_atelier.trainer_core.networks.layers.oft import butterfly_size, turn
-from lora_atelier.trainer_core.networks.network import Network, Start
+from lora_atelier.trainer_core.networks.network import LayerWeights, Network
 
 NAME = "lora_unet_to_k"
 BASES = {  # 24 outputs, 16 inputs
@@ -140,7 +140,7 @@ def test_gradients_are_those_of_differences(case, base):
 
         def forward(self, x):
             entered = self.layer.enter(x)
-            return self.layer.leave(self.layer(entered if self.layer.sees_entered else x, apply(module, entered)))
+            return self.layer.leave(self.layer(entered if self.layer.uses_changed_input else x, apply(module, entered)))
 
     def compute(x, *values):
         return functional_call(Beside(), {f"layer.{name}": v for name, v in zip(names, values, strict=True)}, (x,))
@@ -330,7 +330,7 @@ def test_a_layer_left_out_of_a_sample_changes_nothing_there(case):
     layer.dropouts = Dropouts(elements=0, ranks=0, layers=0.5, scaled=True, seed=0, name=NAME, micro_batch=0)
     seen = set()
     for layer.dropouts.micro_batch in range(8):
-        kept = layer.dropouts.samples(x).bool().tolist()
+        kept = layer.dropouts.sample_mask(x).bool().tolist()
         seen |= {*kept}
         for sample, output in zip(kept, zip(module(x), plain, changed, strict=True), strict=True):
             assert torch.equal(output[0], output[1]) if not sample else torch.allclose(output[0], output[2], atol=1e-5)
@@ -389,7 +389,7 @@ def test_a_layer_comes_back_from_its_state_and_from_its_file(case, base):
         expected = module(x)
         assert torch.equal(again(x), expected)
         parts, alpha = file_parts(layer)
-        start = Start(layer_kind(parts), parts, alpha)
+        start = LayerWeights(layer_kind(parts), parts, alpha)
         plain = attached(case, base, filled=False)[0]
         target = Target(NAME, apply_class(plain), start.rank, start.alpha)
         continued = Network([target], LoraConfig(start="x"), 0, {NAME: start}).layers[NAME]

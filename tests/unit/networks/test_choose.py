@@ -14,8 +14,8 @@ from lora_atelier.trainer_core.config import BaseModelConfig, DatasetConfig, Lor
 from lora_atelier.trainer_core.lora_files.metadata import network_metadata
 from lora_atelier.trainer_core.memory import keep_weights
 from lora_atelier.trainer_core.models.sd.names import unet_ldm_names
-from lora_atelier.trainer_core.networks import Start, parse_numbers
-from lora_atelier.trainer_core.networks.blocks import spread
+from lora_atelier.trainer_core.networks import LayerWeights, parse_numbers
+from lora_atelier.trainer_core.networks.blocks import numbers_by_block
 from lora_atelier.trainer_core.preflight.network import count_numbers, describe_network, measure_network, outline_size
 from lora_atelier.trainer_core.preflight.outline import outline_run
 
@@ -133,8 +133,11 @@ def test_patterns_add_and_remove_layers_by_either_name(unets, clip_l):
 
 
 WRONG_PATTERNS = {
-    "include nothing": ({"include": ("*attn3*",)}, r"^The pattern \*attn3\* of include matches no layer .*near.* attn"),
-    "no wildcard": ({"include": ("attn2",)}, "pattern attn2 of include matches no layer.*whole names, and [*] stands"),
+    "include nothing": (
+        {"include": ("*attn3*",)},
+        r"^The pattern \*attn3\* of include matches no layer .*similar.* attn",
+    ),
+    "no wildcard": ({"include": ("attn2",)}, "pattern attn2 of include .*a whole name; [*] stands"),
     "no such block": (
         {"exclude": ("down_blocks.9.*",)},
         r"of exclude matches no layer that would be .*down_blocks\.[012]",
@@ -222,7 +225,9 @@ def test_a_list_of_another_length_prints_the_layout_unless_it_is_all_equal(unets
     with pytest.raises(ValueError, match=r"17 numbers, in the order BASE IN01 IN02 IN04 .* OUT11\.$"):
         choose(unets["sd1"], block_weights=(1, 2))
     assert {t.rank for t in choose(unets["sdxl"], block_ranks=(4,) * 25)} == {4}
-    assert set(spread(model_of(unets["sdxl"]), LoraConfig(block_alphas=(4,) * 25), "block_alphas").values()) == {4}
+    assert set(
+        numbers_by_block(model_of(unets["sdxl"]), LoraConfig(block_alphas=(4,) * 25), "block_alphas").values()
+    ) == {4}
 
 
 @pytest.mark.parametrize(
@@ -237,7 +242,7 @@ def test_a_list_of_another_length_prints_the_layout_unless_it_is_all_equal(unets
         ("4*0", int, r"'4\*0'"),
         ("4*2*2", int, r"'4\*2\*2'"),
         ("1.5", int, "'1.5'"),
-        ("1 2", float, "'1 2', .* give numbers with commas"),
+        ("1 2", float, "'1 2', .* give numbers separated by commas"),
         ("4*999999999", int, "not understood"),
     ],
 )
@@ -251,7 +256,7 @@ def test_numbers_are_read_strictly(text, kind, numbers):
 
 def test_settings_of_the_unet_need_one(clip_l):
     for lora in ({"block_ranks": (1,) * 25}, {"train_norm": True}):
-        with pytest.raises(ValueError, match=f"^{next(iter(lora))} is about the UNet, whose learning rate is 0"):
+        with pytest.raises(ValueError, match=f"^{next(iter(lora))} applies to the UNet, whose learning rate is 0"):
             choose(None, {"lora_te": (clip_l, 12)}, **lora)
 
 
@@ -367,7 +372,7 @@ PARTS = {  # of a file's layer, and what a new layer has to be to begin with the
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_continued_layer_is_what_its_file_holds(kind):
     parts, wanted = PARTS[kind]
-    start = Start(kind=kind, tensors={part: torch.empty(3, 3, 3) for part in parts}, alpha=2)
+    start = LayerWeights(kind=kind, tensors={part: torch.empty(3, 3, 3) for part in parts}, alpha=2)
     config = start.config(LoraConfig(rank=64, start="a.safetensors"))
     assert {name: getattr(config, name) for name in wanted} == wanted
     assert start.rank == (1 if kind in ("full", "lokr of full factors") else 3)

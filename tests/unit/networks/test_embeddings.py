@@ -9,7 +9,13 @@ from tiny_models import tiny_clip
 from lora_atelier.trainer_core.config import EmbeddingConfig, LoraConfig
 from lora_atelier.trainer_core.models import mentions, word_ids
 from lora_atelier.trainer_core.models.sd import load_tokenizer
-from lora_atelier.trainer_core.models.sd.text import TextEncoder, count_tokens, cut_words, encode_caption, tokenize
+from lora_atelier.trainer_core.models.sd.text import (
+    TextEncoder,
+    count_tokens,
+    encode_caption,
+    tokenize,
+    truncated_words,
+)
 from lora_atelier.trainer_core.models.words import find_words
 from lora_atelier.trainer_core.networks import Embeddings, Network
 
@@ -57,8 +63,8 @@ def test_a_word_becomes_its_ids_and_parts_are_chunked_as_a_prompt_is(tokenizer):
     large = tokenize(tokenizer, "cat " * 74 + "pebble dog", words=WORDS)
     assert large[0, 75].item() == -4 and large[1, 1:10].tolist() == list(range(-5, -14, -1))
     assert count_tokens(tokenizer, "cat " * 74 + "mossling", WORDS) == 78
-    assert cut_words(tokenizer, "cat " * 224 + "pebble", WORDS) == ["pebble"]
-    assert cut_words(tokenizer, "cat " * 224 + "dog", WORDS) == []
+    assert truncated_words(tokenizer, "cat " * 224 + "pebble", WORDS) == ["pebble"]
+    assert truncated_words(tokenizer, "cat " * 224 + "dog", WORDS) == []
 
 
 def test_gradients_are_those_of_rows_in_a_whole_table_and_nothing_else_has_any(texts, tokenizer):
@@ -119,9 +125,9 @@ def test_norms_are_kept_where_asked_and_groups_and_freezing_are_by_token(texts):
         assert torch.allclose(first["params"][i].norm(dim=1), edge.expand(3), rtol=1e-4)
         assert torch.equal(second["params"][i], before["pebble"][text.prefix] * (0.01 if i else 100))
     embeddings.freeze("mossling")
-    assert [p.requires_grad for p in embeddings.parameters()] == [False, True, False, True] and embeddings.learning
+    assert [p.requires_grad for p in embeddings.parameters()] == [False, True, False, True] and embeddings.trainable
     embeddings.freeze("pebble")
-    assert not embeddings.learning
+    assert not embeddings.trainable
 
 
 def test_a_network_attaches_them_and_lets_them_go(texts):
@@ -131,7 +137,7 @@ def test_a_network_attaches_them_and_lets_them_go(texts):
         assert all(text.words == WORDS for text in texts)
         with network.detached():
             assert not any(text.words for text in texts)
-    network.let_go()
+    network.release()
     network.attach()
     assert not any(text.words for text in texts)
     assert [group["lr"] for group in network.groups({})] == [1e-3]

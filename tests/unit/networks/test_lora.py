@@ -110,13 +110,13 @@ def test_a_fresh_network_changes_nothing_bitwise_and_a_moved_one_is_its_weights(
     toy, x = Toy(), pictures()
     before = toy(x)
     network = network_on(toy, config_of(**options))
-    network.at(3)
+    network.set_micro_batch(3)
     with network.attached():
         assert torch.equal(toy(x), before)
         move(network)
         assert not torch.allclose(toy(x), before, atol=1e-3)
     toy, x = toy.double(), pictures(torch.float64)
-    network.double().at(None)
+    network.double().set_micro_batch(None)
     with network.attached():
         live = toy(x)
     for name, module in network._targets.items():
@@ -247,7 +247,7 @@ def test_gradients_are_equal_with_and_without_checkpointing(options):
         move(network)
         recompute_blocks(units(unet), level)
         with network.attached():
-            network.at(7)
+            network.set_micro_batch(7)
             unet_loss(unet).backward()
         found.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
     assert torch.equal(*found) and found[0].any()
@@ -436,7 +436,7 @@ def test_a_model_with_options_compiles_and_computes_the_same():
             run = torch.compile(toy, backend="eager") if compiled else toy
             for index in range(3):
                 network.zero_grad()
-                network.at(index)
+                network.set_micro_batch(index)
                 run(x).square().mean().backward()
         found.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
     torch._dynamo.reset()

@@ -1,1 +1,1 @@
-"""Model files: headers, tensors, and what a file is."""
+"""Read safetensors files, and put their tensors into modules."""

@@ -1,4 +1,4 @@
-"""Model files that were read to be hashed, kept in memory for the loader: so each is read from the disk once."""
+"""Keep model files in memory between hashing and loading, so that each is read from the disk once."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 from ...common.files import file_digest
 from .safetensors_file import FileHeader, opened, read_header, read_whole
 
-SHARE = 0.5  # of the free RAM that a kept file may take; a larger one is read twice
+SHARE = 0.5  # of the free RAM for a kept file; a larger one is read twice
 
 
 class KeptFiles:
-    """The tensors of safetensors files between their hashing and their loading."""
+    """The tensors of safetensors files between hashing and loading."""
 
     def __init__(self) -> None:
         self._files: dict[Path, tuple[FileHeader, dict[str, Tensor]]] = {}
 
     @property
     def size(self) -> int:
-        """Return the bytes of all tensors that are kept."""
+        """Bytes of all kept tensors."""
         return sum(tensor.nbytes for _, tensors in self._files.values() for tensor in tensors.values())
 
     def digest(self, path: Path) -> str:
-        """Compute the sha256 of a file, and keep its tensors if it is a safetensors file and RAM has room for it."""
+        """Compute the sha256 of a file, and keep the tensors of a safetensors file that fits into RAM."""
         if path.suffix != ".safetensors" or path.stat().st_size > SHARE * psutil.virtual_memory().available:
             return file_digest(path)
         header = read_header(path)
@@ -37,10 +37,10 @@ class KeptFiles:
         return digest.hexdigest()
 
     def take(self, header: FileHeader) -> dict[str, Tensor]:
-        """Hand over the tensors of a file and forget them; {} for a file that is not kept or has changed since."""
+        """Remove and return the tensors of a file; {} for a file that is not kept or has changed since."""
         kept, tensors = self._files.pop(header.path, (header, {}))
-        return tensors if kept.stamp == header.stamp and kept.places == header.places else {}
+        return tensors if kept.stamp == header.stamp and kept.ranges == header.ranges else {}
 
     def clear(self) -> None:
-        """Forget all files."""
+        """Drop all files."""
         self._files.clear()

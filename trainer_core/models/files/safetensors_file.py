@@ -1,4 +1,4 @@
-"""Safetensors files, read with care: a header that holds together, and bytes that stay the same while they are read."""
+"""Read safetensors files: check the header, and check that the file does not change while it is read."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the bytes of a tensor lie, and what they are."""
+class ByteRange:
+    """The position and dtype of a tensor in a file."""
 
     dtype: torch.dtype
-    start: int  # from the beginning of the file
+    start: int  # byte in the file
     size: int  # bytes
 
 
@@ -51,14 +51,14 @@ class FileHeader:
     path: Path
     shapes: dict[str, tuple[int, ...]]
     metadata: dict[str, str]
-    places: dict[str, Place] = field(default_factory=dict, repr=False)
+    ranges: dict[str, ByteRange] = field(default_factory=dict, repr=False)
     stamp: tuple[int, int] = (0, 0)  # size and time of the last change, nanoseconds
 
 
 def read_header(path: Path) -> FileHeader:
     """Read and check a safetensors header without touching a tensor.
 
-    Raises ValueError that says what the file is when it is not a whole safetensors file.
+    Raises ValueError, with the kind of the file, if it is not a whole safetensors file.
     """
     if not path.is_file():
         raise ValueError(f"There is no model file at {path}; choose one that exists.")
@@ -69,7 +69,7 @@ def read_header(path: Path) -> FileHeader:
         if start[:4] == b"GGUF":
             raise ValueError(f"{path.name} is a GGUF file; training needs a .safetensors checkpoint.")
         length = int.from_bytes(start, "little") if len(start) == 8 else 0
-        whole = 2 <= length <= min(size - 8, LONGEST_HEADER)  # then the first bytes are a number, whatever they spell
+        whole = 2 <= length <= min(size - 8, LONGEST_HEADER)  # then the first bytes are a length
         pickled = start[:2] in (b"PK", *(bytes((0x80, protocol)) for protocol in range(2, 6)))
         if path.suffix.lower() in PICKLE_SUFFIXES or (pickled and not whole):
             raise ValueError(
@@ -77,37 +77,37 @@ def read_header(path: Path) -> FileHeader:
             )
         if not whole and start.startswith((b"<", b"{", b"version ")):
             raise ValueError(
-                f"{path.name} is a short text or a web page that was saved in place of the model ({size} bytes); get "
-                "the file again, signed in where that is asked for."
+                f"{path.name} is a short text or a web page that was saved in place of the model ({size} bytes); "
+                "download it again, after a login if the site asks for one."
             )
         if not whole:
             raise ValueError(f"{path.name} is not a whole safetensors file ({size} bytes); get it again.")
         text = file.read(length)
     try:
-        header = json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError):  # no text, no JSON, a name that occurs twice, brackets without end
+        header = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError):  # not text, not JSON, a duplicate name, endless brackets
         raise ValueError(f"{path.name} has a broken safetensors header; get the file again.") from None
     metadata = header.pop("__metadata__", None) or {} if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError(f"{path.name} has a broken safetensors header; get the file again.")
-    places = {name: _place(path, name, entry, 8 + length) for name, entry in header.items()}
-    if not places:
+    ranges = {name: _byte_range(path, name, entry, 8 + length) for name, entry in header.items()}
+    if not ranges:
         raise ValueError(f"{path.name} holds no tensors; choose a checkpoint.")
-    _check_places(path, places, 8 + length, size)
+    _check_ranges(path, ranges, 8 + length, size)
     shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
-    return FileHeader(path=path, shapes=shapes, metadata=metadata, places=places, stamp=stamp)
+    return FileHeader(path=path, shapes=shapes, metadata=metadata, ranges=ranges, stamp=stamp)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return pairs as a dict; raises ValueError for a name that occurs twice."""
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a dict of pairs; raises ValueError for a duplicate name."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name occurs twice")
     return found
 
 
-def _place(path: Path, name: str, entry: Any, begin: int) -> Place:
-    """Return where a tensor lies; raises ValueError when its entry does not make sense."""
+def _byte_range(path: Path, name: str, entry: Any, first: int) -> ByteRange:
+    """Read a tensor's entry of the header; raises ValueError for an invalid one. first: byte after the header."""
     fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = str(fields.get("dtype")), _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
     if "dtype" not in fields or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -120,39 +120,39 @@ def _place(path: Path, name: str, entry: Any, begin: int) -> Place:
             f"{path.name} has a header that contradicts itself: {name} takes {size} bytes, its shape {shape} in "
             f"{dtype} {needed}; get the file again."
         )
-    return Place(DTYPES[dtype], begin + offsets[0], size)
+    return ByteRange(DTYPES[dtype], first + offsets[0], size)
 
 
 def _counts(values: Any) -> list[int] | None:
-    """Return values if they are a list of whole numbers of at least 0, else None."""
-    right = isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
-    return values if right else None
+    """Check that values are a list of whole numbers of at least 0; None otherwise."""
+    valid = isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return values if valid else None
 
 
-def _check_places(path: Path, places: dict[str, Place], begin: int, size: int) -> None:
-    """Raise ValueError unless the tensors fill the rest of the file, one behind the other."""
-    end = max(place.start + place.size for place in places.values())
+def _check_ranges(path: Path, ranges: dict[str, ByteRange], position: int, size: int) -> None:
+    """Raise ValueError unless the tensors fill the file from byte `position` on, without gaps or overlaps."""
+    end = max(span.start + span.size for span in ranges.values())
     if size != end:
         raise ValueError(
             f"{path.name} is cut short or damaged: it has {size} bytes, its header needs {end}; get the file again."
         )
-    for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].size)):
-        if place.start != begin:
+    for name, span in sorted(ranges.items(), key=lambda item: (item[1].start, item[1].size)):
+        if span.start != position:
             raise ValueError(
                 f"{path.name} has a header that contradicts itself: {name} does not begin where the tensor before it "
                 "ends; get the file again."
             )
-        begin += place.size
+        position += span.size
 
 
 class TensorFile:
-    """An open safetensors file that gives its tensors by name, each in memory of its own.
+    """An open safetensors file that reads tensors by name, each into new memory.
 
-    The file is not mapped: weights in use would change with it, and end the process if it became shorter.
+    The file is not memory-mapped: weights in use would change with it, and the process would crash if it shrank.
     """
 
     def __init__(self, header: FileHeader, file: BufferedReader, kept: dict[str, Tensor] | None = None) -> None:
-        """Read from a file, or hand over the tensors of it that are in memory already."""
+        """Read from a file. kept: its tensors that are in memory already."""
         self._header = header
         self._file = file
         self._kept = kept or {}
@@ -161,16 +161,16 @@ class TensorFile:
         """Read one tensor."""
         if name in self._kept:
             return self._kept.pop(name)
-        place = self._header.places[name]
-        self._file.seek(place.start)
+        span = self._header.ranges[name]
+        self._file.seek(span.start)
         return _read_tensor(self._header, self._file, name)
 
 
 @contextmanager
 def opened(header: FileHeader, kept: dict[str, Tensor] | None = None) -> Iterator[TensorFile]:
-    """Open the file of a header for reading; raises ValueError when it is not the same file before and after.
+    """Open the file of a header for reading; raises ValueError if it changes before or during reading.
 
-    kept: its tensors that are in memory already, which the file hands over.
+    kept: its tensors that are in memory already.
     """
     _check_unchanged(header)
     with header.path.open("rb") as file:
@@ -179,27 +179,27 @@ def opened(header: FileHeader, kept: dict[str, Tensor] | None = None) -> Iterato
 
 
 def read_whole(header: FileHeader, use: Callable[[Any], None]) -> dict[str, Tensor]:
-    """Read a file from its first byte to its last, once: hand all bytes to `use` in order, and return the tensors."""
+    """Read all tensors of a file, and pass all its bytes to `use` in order."""
     tensors = {}
     with header.path.open("rb") as file:
-        use(file.read(min(place.start for place in header.places.values())))
-        for name in sorted(header.places, key=lambda name: (header.places[name].start, header.places[name].size)):
+        use(file.read(min(span.start for span in header.ranges.values())))
+        for name in sorted(header.ranges, key=lambda name: (header.ranges[name].start, header.ranges[name].size)):
             tensors[name] = _read_tensor(header, file, name)
             use(tensors[name].flatten().view(torch.uint8).numpy().data)
     return tensors
 
 
 def _read_tensor(header: FileHeader, file: BufferedReader, name: str) -> Tensor:
-    """Read a tensor from a file that stands where it begins."""
-    place = header.places[name]
-    data = torch.empty(place.size, dtype=torch.uint8)
+    """Read a tensor from a file positioned at its first byte."""
+    span = header.ranges[name]
+    data = torch.empty(span.size, dtype=torch.uint8)
     view = memoryview(data.numpy())  # pyright: ignore[reportArgumentType]
     while len(view):
         count = file.readinto(view)
         if not count:
             raise _changed(header.path)
         view = view[count:]
-    return data.view(place.dtype).reshape(header.shapes[name])
+    return data.view(span.dtype).reshape(header.shapes[name])
 
 
 def read_part(file: Any, names: Iterable[str], prefix: str) -> dict[str, Tensor]:
@@ -207,13 +207,13 @@ def read_part(file: Any, names: Iterable[str], prefix: str) -> dict[str, Tensor]
     return {name[len(prefix) :]: file.get_tensor(name) for name in names if name.startswith(prefix)}
 
 
-def under(shapes: Shapes, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes under a prefix, named without it."""
+def shapes_under(shapes: Shapes, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Select the shapes under a prefix, named without it."""
     return {name[len(prefix) :]: shape for name, shape in shapes.items() if name.startswith(prefix)}
 
 
-def highest(names: Iterable[str], pattern: str) -> int:
-    """Return the highest number that a pattern's first group finds at the beginning of a name; -1 for none."""
+def highest_number(names: Iterable[str], pattern: str) -> int:
+    """Find the highest number that a pattern's first group matches at the start of a name; -1 for none."""
     return max((int(m[1]) for name in names if (m := re.match(pattern, name))), default=-1)
 
 

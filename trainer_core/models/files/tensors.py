@@ -1,4 +1,4 @@
-"""Put stored tensors into modules, and name them by their content."""
+"""Load stored tensors into modules, check them, and hash them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 class Complete(dict[str, Value]):
-    """Tensors or shapes by name, of which a missing one raises a ValueError that says what lacks it."""
+    """Tensors or shapes by name; a missing one raises a ValueError with `what`, their source."""
 
     def __init__(self, values: Mapping[str, Value], what: str) -> None:
         super().__init__(values)
@@ -25,7 +25,10 @@ class Complete(dict[str, Value]):
 
 
 def fill(module: nn.Module, names: dict[str, str], tensors: dict[str, Tensor], what: str) -> nn.Module:
-    """Give a meta-device module its tensors by mapped names; a missing, misshapen or broken one raises ValueError."""
+    """Load tensors by mapped names into a meta-device module.
+
+    Raises ValueError for missing tensors, wrong shapes and values that are not finite. what: the module's name.
+    """
     wanted, tensors = module.state_dict(), Complete(tensors, what)
     state = {}
     for name, source in names.items():
@@ -39,14 +42,14 @@ def fill(module: nn.Module, names: dict[str, str], tensors: dict[str, Tensor], w
 
 
 def check_finite(tensors: Mapping[str, Tensor], what: str) -> None:
-    """Raise ValueError that names the first tensor with a value that is not finite."""
+    """Raise ValueError for the first tensor with a value that is not finite."""
     for name, tensor in tensors.items():
         if not tensor.is_meta and not (tensor.half() if tensor.element_size() == 1 else tensor).isfinite().all():
             raise ValueError(f"{what}: {name} holds values that are not finite; get the file again.")
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:
-    """Return the sha256 of tensors: names, types, shapes and bytes."""
+    """Compute the sha256 of tensors: names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -56,7 +59,7 @@ def hash_tensors(tensors: dict[str, Tensor]) -> str:
 
 
 def hash_folder(folder: Path) -> str:
-    """Return the sha256 of the safetensors files of a folder."""
+    """Compute the sha256 of the safetensors files of a folder."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:

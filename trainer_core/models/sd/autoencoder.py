@@ -1,4 +1,4 @@
-"""Read and build the autoencoder, and encode pixels with it."""
+"""Read and build the autoencoder, encode pixels and decode latents."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ..files.kept import KeptFiles
-from ..files.safetensors_file import highest, opened, read_header, read_part
+from ..files.safetensors_file import highest_number, opened, read_header, read_part
 from ..files.tensors import Complete, fill
 from .family import Family, check_vae
 from .names import tiny_vae_names, vae_ldm_names
 
 
 def read_vae(path: Path, family: Family, kept: KeptFiles | None = None) -> dict[str, Tensor]:
-    """Read an autoencoder's file under the original names; diffusers' names are understood. kept: files in memory."""
+    """Read an autoencoder's file, of original or diffusers' names, under the original names. kept: files in memory."""
     header = read_header(path)
     check_vae(header, family)
     first = "encoder.conv_in.weight"
@@ -26,14 +26,14 @@ def read_vae(path: Path, family: Family, kept: KeptFiles | None = None) -> dict[
     if any(".down_blocks." in name for name in tensors):
         for old, new in (("query", "to_q"), ("key", "to_k"), ("value", "to_v"), ("proj_attn", "to_out.0")):
             tensors = {name.replace(f".{old}.", f".{new}."): tensor for name, tensor in tensors.items()}
-        levels = 1 + highest(tensors, r"encoder\.down_blocks\.(\d)\.")
+        levels = 1 + highest_number(tensors, r"encoder\.down_blocks\.(\d)\.")
         names = vae_ldm_names(tensors, levels)
         tensors = {names[name]: tensor for name, tensor in tensors.items()}
     return tensors
 
 
 def build_vae(tensors: dict[str, Tensor], source: str) -> nn.Module:
-    """Build the autoencoder: TAESD-shaped or the original KL one, as the tensors say."""
+    """Build the autoencoder, TAESD or the original KL one, depending on the tensors."""
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
     from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 
@@ -43,7 +43,7 @@ def build_vae(tensors: dict[str, Tensor], source: str) -> nn.Module:
             tiny = AutoencoderTiny(latent_channels=tensors["taesd_decoder.1.weight"].shape[1])
         return fill(tiny, tiny_vae_names(tiny.state_dict()), tensors, what)
     tensors = Complete(tensors, what)
-    levels = 1 + highest(tensors, r"encoder\.down\.(\d)\.")
+    levels = 1 + highest_number(tensors, r"encoder\.down\.(\d)\.")
     shape: dict[str, Any] = {
         "block_out_channels": tuple(tensors[f"encoder.down.{i}.block.0.conv1.weight"].shape[0] for i in range(levels)),
         "down_block_types": ("DownEncoderBlock2D",) * levels,
@@ -59,18 +59,18 @@ def build_vae(tensors: dict[str, Tensor], source: str) -> nn.Module:
 
 @torch.no_grad()
 def encode_pixels(vae: Any, batch: Tensor, latent_scale: float) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of the latents of (B, 3, H, W) pixels in model scale, float32."""
+    """Encode (B, 3, H, W) pixels: mean and standard deviation of latents in model scale, float32."""
     encoded = vae.encode(batch.to(vae.dtype))
     if hasattr(encoded, "latent_dist"):
         latents = encoded.latent_dist
         return latents.mean.float() * latent_scale, latents.std.float() * latent_scale
-    # a TAESD-shaped autoencoder gives scaled latents and no distribution
+    # TAESD gives scaled latents and no distribution
     return encoded.latents.float(), torch.zeros_like(encoded.latents, dtype=torch.float32)
 
 
 @torch.no_grad()
 def encode_painted(vae: Any, batch: Tensor, pixel_mask: Tensor, mask: Tensor, latent_scale: float) -> Tensor:
-    """Encode the mask, and the latents of the pixels with its region mid-grey, for an inpainting model: (B, 5, h, w).
+    """Encode an inpainting model's further inputs, (B, 5, h, w): the mask, and latents with the masked region mid-grey.
 
     pixel_mask (B, 1, H, W) and mask (B, 1, h, w), 1 = painted.
     """
@@ -79,7 +79,7 @@ def encode_painted(vae: Any, batch: Tensor, pixel_mask: Tensor, mask: Tensor, la
 
 
 def encode_blank(vae: Any, size: tuple[int, int], latent_scale: float) -> Tensor:
-    """Encode what an inpainting model reads where all of a picture is painted: (1, 5, h, w); size (W, H) pixels."""
+    """Encode an inpainting model's further inputs for a fully painted picture of (W, H) pixels: (1, 5, h, w)."""
     width, height = size
     device = next(vae.parameters()).device
     everything = torch.ones(1, 1, height, width, device=device)

@@ -1,4 +1,4 @@
-"""Read and build text encoders: a checkpoint's own, or one from a file of its own."""
+"""Read and build CLIP text encoders from a checkpoint or from separate files."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import torch
 from torch import Tensor
 
 from ..files.kept import KeptFiles
-from ..files.safetensors_file import FileHeader, Shapes, highest, opened, read_header
+from ..files.safetensors_file import FileHeader, Shapes, highest_number, opened, read_header
 from ..files.tensors import Complete, fill
-from .family import Family, TextPart
+from .family import TEXT_FILES, Family, TextPart
 from .names import from_open_clip
 from .text import TextEncoder
 
 HEAD = 64  # channels of an attention head in CLIP
-ROWS = 77  # tokens that CLIP and ComfyUI's use of it know
+ROWS = 77  # tokens in a sequence, of CLIP and in ComfyUI
 EMBEDDING, POSITIONS = "embeddings.token_embedding.weight", "embeddings.position_embedding.weight"
-EMBEDDING_NAMES = (f"text_model.{EMBEDDING}", EMBEDDING, "token_embedding.weight")  # CLIP's twice, OpenCLIP's
+EMBEDDING_NAMES = (f"text_model.{EMBEDDING}", EMBEDDING, "token_embedding.weight")  # two of CLIP, one of OpenCLIP
 POSITION_NAMES = (f"text_model.{POSITIONS}", POSITIONS, "positional_embedding")
-KEPT = (
+TEXT_MODULES = (
     "embeddings.token_",
     "embeddings.position_embedding.",
     "encoder.layers.",
     "final_layer_norm.",
     "text_projection",
 )
-# (a part of a tensor's name, what such a file is)
-NO_CLIP = (
+# (part of a tensor's name, kind of file)
+OTHER_FILES = (
     ("encoder.block.0.", "a T5 text encoder"),
     ("layers.0.self_attn.sinks", "a language model"),
     ("model.layers.0.", "a language model"),
@@ -40,53 +40,53 @@ NO_CLIP = (
 )
 
 
-def plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a text encoder's tensors under transformers' names without `text_model.`, whoever named them.
+def transformers_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename a text encoder's tensors from CLIP's or OpenCLIP's names to transformers', without `text_model.`.
 
-    CLIP's and OpenCLIP's names are understood; what belongs to no text encoder is left out.
+    Tensors of other models are dropped.
     """
     if any(name.startswith("transformer.resblocks.") for name in tensors):
         return from_open_clip(tensors)
     found = {name.removeprefix("text_model."): tensor for name, tensor in tensors.items()}
-    if "text_projection" in found:  # as ComfyUI has saved encoders: (in, out)
+    if "text_projection" in found:  # ComfyUI saves it as (in, out)
         found["text_projection.weight"] = found.pop("text_projection").t()
-    return {name: tensor for name, tensor in found.items() if name.startswith(KEPT)}
+    return {name: tensor for name, tensor in found.items() if name.startswith(TEXT_MODULES)}
 
 
 def embedding_shape(shapes: Shapes, prefix: str = "") -> tuple[int, ...] | None:
-    """Return the shape of a text encoder's token embedding, None where there is none."""
+    """Find the shape of a text encoder's token embedding; None if there is none."""
     return next((shapes[prefix + name] for name in EMBEDDING_NAMES if prefix + name in shapes), None)
 
 
 def check_text(header: FileHeader, family: Family, index: int, needed: int) -> None:
-    """Refuse a file that is not the text encoder number `index` of a family, `needed` wide, saying why."""
+    """Raise ValueError for a file that is not text encoder number `index` of a family, of width `needed`."""
     name, shapes = header.path.name, header.shapes
     embedding = embedding_shape(shapes)
     if embedding is None or len(embedding) != 2:
-        kind = next((kind for part, kind in NO_CLIP if any(part in key for key in shapes)), "something else")
+        kind = next((kind for part, kind in OTHER_FILES if any(part in key for key in shapes)), "something else")
         raise ValueError(
-            f"{name} is no CLIP text encoder but {kind} (first tensor: {next(iter(shapes))}); choose one for "
-            f"{family.title}."
+            f"{name} is not a CLIP text encoder but {kind} (first tensor: {next(iter(shapes))}); choose one "
+            f"for {family.title}."
         )
     if embedding[1] != needed:
         place = ("first ", "second ")[index] if len(family.texts) > 1 else ""
         raise ValueError(
             f"{name} is a text encoder {embedding[1]} wide; the {place}one of this {family.title} model is {needed} "
-            "wide, choose one of that kind."
+            f"wide. Set {TEXT_FILES[index]} of Load Base Model to one of this width."
         )
     rows = next((shapes[key][0] for key in POSITION_NAMES if shapes.get(key)), 0)
     if rows != ROWS:
-        raise ValueError(f"{name} knows {rows} tokens in a row, ComfyUI uses {ROWS}; choose an ordinary CLIP encoder.")
+        raise ValueError(f"{name} takes {rows} tokens in a row, ComfyUI uses {ROWS}; choose an ordinary CLIP encoder.")
     if family.texts[index].pooled and not any(key.startswith("text_projection") for key in shapes):
         raise ValueError(f"{name} lacks its text_projection, which {family.title} needs; get a complete file.")
 
 
 def read_text(path: Path, kept: KeptFiles | None = None) -> dict[str, Tensor]:
-    """Read a text encoder's file, under transformers' names without `text_model.`; kept: files in memory."""
+    """Read a text encoder's file under transformers' names without `text_model.`; kept: files in memory."""
     header = read_header(path)
     ours = [name for name in header.shapes if not name.startswith(("vision_model.", "visual."))]
     with opened(header, kept and kept.take(header)) as file:
-        return plain_names({name: file.get_tensor(name) for name in ours})
+        return transformers_names({name: file.get_tensor(name) for name in ours})
 
 
 def build_text(tensors: dict[str, Tensor], part: TextPart, source: str) -> TextEncoder:
@@ -94,9 +94,9 @@ def build_text(tensors: dict[str, Tensor], part: TextPart, source: str) -> TextE
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     what = f"the text encoder of {source}"
-    tensors = Complete(plain_names(tensors), what)
+    tensors = Complete(transformers_names(tensors), what)
     vocabulary, width = tensors[EMBEDDING].shape
-    layers = 1 + highest(tensors, r"encoder\.layers\.(\d+)\.")
+    layers = 1 + highest_number(tensors, r"encoder\.layers\.(\d+)\.")
     projected: dict[str, Any] = {"projection_dim": tensors["text_projection.weight"].shape[0]} if part.pooled else {}
     config = CLIPTextConfig(
         vocab_size=vocabulary,
@@ -117,12 +117,12 @@ def build_text(tensors: dict[str, Tensor], part: TextPart, source: str) -> TextE
     for module in encoder.modules():
         if "position_ids" in module._buffers:  # not stored in files
             module._buffers["position_ids"] = torch.arange(config.max_position_embeddings)[None]
-    return as_text(encoder, part)
+    return to_text_encoder(encoder, part)
 
 
-def as_text(model: Any, part: TextPart) -> TextEncoder:
-    """Return a text encoder in memory with what its family does with it."""
-    short = part.comfy == "clip_h" and model.config.num_hidden_layers == 23  # such files leave out the last layer
+def to_text_encoder(model: Any, part: TextPart) -> TextEncoder:
+    """Build a text encoder from its model and its family's settings."""
+    short = part.comfy == "clip_h" and model.config.num_hidden_layers == 23  # such files lack the unused last layer
     return TextEncoder(
         model=model,
         layer=part.layer,
@@ -130,5 +130,5 @@ def as_text(model: Any, part: TextPart) -> TextEncoder:
         pooled=part.pooled,
         open_clip=part.open_clip,
         prefix=part.kohya,
-        absent=int(short),  # it is not used
+        absent=int(short),
     )

@@ -1,4 +1,4 @@
-"""What a model file is, read from its tensors: never from its name."""
+"""Model families, and how a file's tensors (never its name) tell its family and kind."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..base import Prediction
-from ..files.safetensors_file import FileHeader, Shapes, opened, under
-from .identify import name_other
+from ..files.safetensors_file import FileHeader, Shapes, opened, shapes_under
+from .identify import name_unsupported
 
-UNET, VAE = "model.diffusion_model.", "first_stage_model."  # tensors in a checkpoint begin with these
-SIZE_CHANNELS = 256  # of each of the six size and crop numbers that Stable Diffusion XL is told
+UNET, VAE = "model.diffusion_model.", "first_stage_model."  # prefixes of tensors in a checkpoint
+SIZE_CHANNELS = 256  # of the embedding of each of the six size and crop numbers of Stable Diffusion XL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextPart:
-    """One text encoder of a family: where it lies, and which of its layers conditions the UNet."""
+    """One text encoder of a family: its names in files, and the layer that conditions the UNet."""
 
     prefix: str  # of its tensors in a checkpoint
-    open_clip: bool  # OpenCLIP's names and rows padded with 0; else CLIP's, padded with EOS
-    layer: int  # hidden state in use, counted from the end; clip skip only goes deeper
+    open_clip: bool  # OpenCLIP's names, rows padded with 0; else CLIP's, padded with EOS
+    layer: int  # hidden state in use, counted from the end; clip skip can only raise it
     final_norm: bool
-    pooled: bool  # gives the pooled embedding as well
-    kohya: str  # what names of its layers in a LoRA file begin with
-    folder: str  # in a diffusers folder
-    comfy: str  # ComfyUI's name of it
+    pooled: bool  # also gives the pooled embedding
+    kohya: str  # prefix of its layers' names in a LoRA file
+    folder: str  # its folder in a diffusers folder
+    comfy: str  # ComfyUI's name for it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """Models of one architecture: all that the code must know beyond what the tensors tell."""
+    """A model family: the constants that its tensors do not show."""
 
     name: str
     title: str
     texts: tuple[TextPart, ...]
     latent_scale: float  # of the autoencoder
-    heads: int  # of every attention layer, 0: as many as 64 channels each give
-    ldm_names: bool  # LoRA files name UNet layers as the original code does, not as diffusers
+    heads: int  # of every attention layer; 0: heads of 64 channels
+    ldm_names: bool  # LoRA files use the original code's names for UNet layers, not diffusers'
     base_version: str  # kohya's ss_base_model_version
     architecture: str  # modelspec's
 
@@ -122,34 +122,35 @@ FAMILIES = {
 }
 
 LATENT_CHANNELS = 4  # of all families here
-INPAINTING_CHANNELS = 9  # noised latents, mask, latents of the picture without what the mask covers
-TRAINED = "Stable Diffusion 1, 2 or XL"
+INPAINTING_CHANNELS = 9  # noised latents, mask, latents of the picture with the masked region blanked
+SUPPORTED = "Stable Diffusion 1, 2 or XL"
+OTHER_VAE = "Set vae of Load Base Model to another file."
 VAE_FILE, TEXT_FILES = "vae", ("text_encoder", "text_encoder_2")  # parts that files of their own can give
-OTHER_CHANNELS = {  # what UNets of other input channels are
+UNSUPPORTED_CHANNELS = {  # kinds of UNets by their number of input channels
     5: "a depth model",
     7: "an upscaling model",
     8: "an edit model (as InstructPix2Pix)",
 }
-OF_WIDTH = {768: "sd1", 1024: "sd2"}  # families by the width of the text that their UNets take
-PART_OF_SEVERAL = re.compile(r"-\d{5}-of-\d{5}\.")
-SPREAD = "output_blocks.11.1.transformer_blocks.0.norm1.bias"
+FAMILY_BY_WIDTH = {768: "sd1", 1024: "sd2"}  # families by the width of the UNet's text input
+SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
+V_BIAS = "output_blocks.11.1.transformer_blocks.0.norm1.bias"
 
 
 def unet_prefix(shapes: Shapes) -> str | None:
-    """Return what a UNet's tensors begin with in a file, "" in files that hold nothing else, None without one."""
+    """Find the prefix of a UNet's tensors in a file: "" in files of a UNet alone, None without a UNet."""
     return next((prefix for prefix in (UNET, "") if f"{prefix}input_blocks.0.0.weight" in shapes), None)
 
 
 def detect_family(header: FileHeader, given: Collection[str] = ()) -> Family:
-    """Tell the family of a checkpoint from its tensors; refuse any other file, saying what it is instead.
+    """Detect the family of a checkpoint from its tensors; raise ValueError, with the kind, for any other file.
 
-    given: of VAE_FILE and TEXT_FILES, what other files give, so that this one need not hold it.
+    given: names of VAE_FILE and TEXT_FILES whose parts come from other files, so that this one may lack them.
     """
     name, shapes = header.path.name, header.shapes
-    if PART_OF_SEVERAL.search(name):
+    if SHARD.search(name):
         raise ValueError(f"{name} is one part of a model in several files; choose the same model in one file.")
-    if kind := name_other(shapes):
-        raise ValueError(f"{name} is {kind}; choose a checkpoint of {TRAINED}, the kinds trained here.")
+    if kind := name_unsupported(shapes):
+        raise ValueError(f"{name} is {kind}; choose a checkpoint of {SUPPORTED}, the kinds trained here.")
     prefix = unet_prefix(shapes)
     if prefix is not None and any(key.startswith("conditioner.embedders.0.model.") for key in shapes):
         raise ValueError(f"{name} is the refiner of Stable Diffusion XL; choose the base model or one made from it.")
@@ -160,41 +161,41 @@ def detect_family(header: FileHeader, given: Collection[str] = ()) -> Family:
     ]
     if not found and prefix is None:
         raise ValueError(
-            f"{name} is no checkpoint, and no other file known here (first tensor: {next(iter(shapes))}); choose a "
-            f"checkpoint of {TRAINED}."
+            f"{name} is not a checkpoint, and its kind is unknown (first tensor: {next(iter(shapes))}); choose a "
+            f"checkpoint of {SUPPORTED}."
         )
-    family = found[0] if found else _family_of_unet(under(shapes, prefix or ""))
+    family = found[0] if found else _family_of_unet(shapes_under(shapes, prefix or ""))
     _check_whole(header, family, given)
-    _check_kind(name, under(shapes, prefix or ""), family)
+    _check_kind(name, shapes_under(shapes, prefix or ""), family)
     return family
 
 
 def _family_of_unet(shapes: Shapes) -> Family:
-    """Tell the family of a UNet without text encoders, by the text and the size numbers that it takes."""
+    """Detect the family of a UNet without text encoders by its text and size inputs."""
     if "label_emb.0.0.weight" in shapes:
         return FAMILIES["sdxl"]
     linear = any(key.endswith("1.proj_in.weight") and len(shape) == 2 for key, shape in shapes.items())
-    return FAMILIES[OF_WIDTH.get(context_width(shapes), "sd2" if linear else "sd1")]
+    return FAMILIES[FAMILY_BY_WIDTH.get(context_width(shapes), "sd2" if linear else "sd1")]
 
 
 def context_width(shapes: Shapes) -> int:
-    """Return the width of the text that a UNet takes, 0 when its tensors do not tell."""
+    """Find the width of a UNet's text input; 0 if its tensors do not show it."""
     return next((s[1] for key, s in shapes.items() if key.endswith("attn2.to_k.weight") and len(s) == 2), 0)
 
 
-def text_widths(family: Family, context: int, told: int) -> tuple[int, ...]:
-    """Return how wide each text encoder must be for a UNet that takes a context of that width.
+def text_widths(family: Family, context: int, conditioning_channels: int) -> tuple[int, ...]:
+    """Compute the width of each text encoder of a UNet whose text input has the width `context`.
 
-    told: channels of what the UNet is told beside it, the pooled embedding of the second encoder and six numbers.
+    conditioning_channels: of its added conditioning, the second encoder's pooled embedding and the six size numbers.
     """
     if len(family.texts) == 1:
         return (context,)
-    pooled = told - 6 * SIZE_CHANNELS
+    pooled = conditioning_channels - 6 * SIZE_CHANNELS
     return context - pooled, pooled
 
 
 def _check_whole(header: FileHeader, family: Family, given: Collection[str]) -> None:
-    """Refuse a checkpoint that lacks a part which no other file gives."""
+    """Raise ValueError for a checkpoint that lacks a part, unless another file gives it."""
     name, shapes = header.path.name, header.shapes
     missing = [] if unet_prefix(shapes) is not None else ["UNet"]
     lacking = [
@@ -208,77 +209,79 @@ def _check_whole(header: FileHeader, family: Family, given: Collection[str]) -> 
     if VAE_FILE not in given and not any(key.startswith(VAE) for key in shapes):
         missing.append("VAE")
     if missing:
-        other = "" if "UNet" in missing else ", or another file for what is missing"
+        other = "" if "UNet" in missing else ", or another file for each missing part"
         raise ValueError(f"{name} has no {' and no '.join(missing)}; choose a full checkpoint{other}.")
 
 
 def _check_kind(name: str, shapes: Shapes, family: Family) -> None:
-    """Refuse a UNet (shapes without prefix) that is told something else than those trained here."""
+    """Raise ValueError for a UNet (shapes without prefix) with other inputs than those trained here."""
     check_channels(name, shapes["input_blocks.0.0.weight"][1], family)
     if family.name != "sdxl" and "label_emb.0.0.weight" in shapes:
-        raise ValueError(f"{name} is an unCLIP model, which is told a picture; choose an ordinary {family.title} one.")
+        raise ValueError(
+            f"{name} is an unCLIP model, conditioned on pictures; choose an ordinary {family.title} model."
+        )
 
 
 def check_channels(name: str, channels: int, family: Family) -> None:
-    """Refuse a UNet of other input channels than ordinary and inpainting models have."""
+    """Raise ValueError for a UNet with other input channels than ordinary and inpainting models."""
     if channels not in (LATENT_CHANNELS, INPAINTING_CHANNELS):
         raise ValueError(
-            f"{name} takes {channels} input channels, it is {OTHER_CHANNELS.get(channels, 'no ordinary model')}; "
+            f"{name} takes {channels} input channels, it is {UNSUPPORTED_CHANNELS.get(channels, 'no ordinary model')}; "
             f"choose an ordinary or an inpainting checkpoint of {family.title}."
         )
 
 
 def check_vae(header: FileHeader, family: Family) -> None:
-    """Refuse a file that is not an autoencoder for a family, saying why."""
+    """Raise ValueError for a file that is not an autoencoder of a family's latents."""
     name, shapes = header.path.name, header.shapes
     convolution = next((shapes[key] for key in shapes if key.endswith("decoder.conv_in.weight")), None)
     if convolution is None or not any(key.endswith("encoder.conv_in.weight") for key in shapes):
-        kind = "a checkpoint" if unet_prefix(shapes) is not None else name_other(shapes)
+        kind = "a checkpoint" if unet_prefix(shapes) is not None else name_unsupported(shapes)
         if kind is None or "(VAE)" in kind:
-            kind = f"another one, or not whole (first tensor: {next(iter(shapes))})"
-        raise ValueError(f"{name} is not a Stable Diffusion autoencoder but {kind}; choose another file as vae.")
+            kind = f"another one, or incomplete (first tensor: {next(iter(shapes))})"
+        raise ValueError(f"{name} is not a Stable Diffusion autoencoder but {kind}. {OTHER_VAE}")
     if len(convolution) != 4 or convolution[1] != LATENT_CHANNELS:
         raise ValueError(
             f"{name} is an autoencoder of {convolution[1]} latent channels; {family.title} needs one of "
-            f"{LATENT_CHANNELS}."
+            f"{LATENT_CHANNELS}. {OTHER_VAE}"
         )
 
 
 def check_own_vae(header: FileHeader, family: Family) -> None:
-    """Refuse a checkpoint whose own autoencoder has other latents than its family, or only a part of its tensors."""
+    """Raise ValueError for a checkpoint whose own autoencoder is incomplete or has other latents than its family."""
     own = [key.removeprefix(VAE) for key in header.shapes if key.startswith(VAE)]
     parts = ("encoder.conv_in.weight", "decoder.conv_in.weight"), ("taesd_encoder.0.weight", "taesd_decoder.1.weight")
     if not any(set(names) <= set(own) for names in parts):
-        raise ValueError(f"The VAE of {header.path.name} is not whole; choose another file as vae.")
+        raise ValueError(f"The VAE of {header.path.name} is incomplete. {OTHER_VAE}")
     for name in (f"{VAE}decoder.conv_in.weight", f"{VAE}taesd_decoder.1.weight"):
         channels = header.shapes.get(name, (0, LATENT_CHANNELS))[1]
         if channels != LATENT_CHANNELS:
             raise ValueError(
                 f"The VAE of {header.path.name} has {channels} latent channels, {family.title} needs one of "
-                f"{LATENT_CHANNELS}; choose another file as vae."
+                f"{LATENT_CHANNELS}. {OTHER_VAE}"
             )
 
 
 def declared_prediction(header: FileHeader, family: Family) -> tuple[Prediction, str] | None:
-    """Return what a file says that it predicts, "epsilon" or "v_prediction", and by what; None if it says nothing.
+    """Read a file's prediction, "epsilon" or "v_prediction", and where it was found; None if it has no sign of it.
 
-    Markers count first: a `v_pred` tensor or modelspec. A Stable Diffusion 2 file without one is told by a bias that is
-    spread wide in v models only, the rule by which ComfyUI tells them (its inpainting models all predict noise).
+    A `v_pred` tensor or modelspec decides. Else ComfyUI's rule for Stable Diffusion 2 does: one bias has a large
+    spread in v models only. Its inpainting models all predict epsilon.
     """
-    said = header.metadata.get("modelspec.prediction_type", "")
+    declared = header.metadata.get("modelspec.prediction_type", "")
     if "v_pred" in header.shapes:
         return "v_prediction", "a v_pred tensor"
-    if said in ("v", "v_prediction", "epsilon", "eps"):
-        return "v_prediction" if said.startswith("v") else "epsilon", "modelspec.prediction_type in its metadata"
+    if declared in ("v", "v_prediction", "epsilon", "eps"):
+        return "v_prediction" if declared.startswith("v") else "epsilon", "modelspec.prediction_type in its metadata"
     prefix = unet_prefix(header.shapes)
-    spread, first = f"{prefix}{SPREAD}", f"{prefix}input_blocks.0.0.weight"
-    if family.name != "sd2" or spread not in header.shapes or header.shapes[first][1] != LATENT_CHANNELS:
+    bias, first = f"{prefix}{V_BIAS}", f"{prefix}input_blocks.0.0.weight"
+    if family.name != "sd2" or bias not in header.shapes or header.shapes[first][1] != LATENT_CHANNELS:
         return None
     with opened(header) as file:
-        wide = float(file.get_tensor(spread).float().std(unbiased=False)) > 0.09
+        wide = float(file.get_tensor(bias).float().std(unbiased=False)) > 0.09
     return "v_prediction" if wide else "epsilon", "the spread of one of its biases"
 
 
 def detect_zero_terminal_snr(header: FileHeader) -> bool:
-    """Tell whether the file says that its noise schedule ends in pure noise (a `ztsnr` tensor)."""
+    """Tell whether a file declares zero terminal SNR (a `ztsnr` tensor)."""
     return "ztsnr" in header.shapes

@@ -1,6 +1,6 @@
-"""Name files that are no base model trained here, and the models that LoRA files are for, by their tensors.
+"""Identify files that are no supported base model, and the models that LoRA files were made for, by their tensors.
 
-Most signatures of files are those ComfyUI goes by.
+Most signatures of files are ComfyUI's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ PREFIXES = (
     "transformer.",
 )  # of whole models
 
-# (part of a tensor's name, what such a file is)
-ADDED = (
+# (part of a tensor's name, kind of file)
+ADAPTERS = (
     ("lora_down", "a LoRA"),
     ("lora_up", "a LoRA"),
     ("lora_A", "a LoRA"),
@@ -40,10 +40,10 @@ ADDED = (
     ("ip_adapter.", "an IP-Adapter"),
     ("adapter.body.", "a T2I-Adapter"),
     ("position_net.", "a GLIGEN model"),
-    ("lora_unet_", "a network of LoRA's kin"),
-    ("lora_te", "a network of LoRA's kin"),
+    ("lora_unet_", "a file of a LoRA-like network"),
+    ("lora_te", "a file of a LoRA-like network"),
 )
-# (how a tensor's name begins behind one of PREFIXES, what such a file is); the more special first
+# (start of a tensor's name behind one of PREFIXES, kind of file); the more special first
 MODELS = (
     ("joint_blocks.", "a Stable Diffusion 3 model"),
     ("transformer_blocks.0.norm1_context.", "a Stable Diffusion 3 or FLUX model in diffusers' layout"),
@@ -89,15 +89,15 @@ MODELS = (
     ("conv_first.", "an upscaler"),
     ("1.sub.0.", "an upscaler"),
 )
-KOLORS = ("model.diffusion_model.label_emb.0.0.weight", 5632)  # channels of what is told beside the text
+KOLORS = ("model.diffusion_model.label_emb.0.0.weight", 5632)  # channels of its added conditioning
 
 
-def name_other(shapes: Shapes) -> str | None:
-    """Return what a file is that is no Stable Diffusion checkpoint; None for anything that may be one."""
-    for part, kind in ADDED:
+def name_unsupported(shapes: Shapes) -> str | None:
+    """Name the kind of a file that cannot be a Stable Diffusion checkpoint; None for one that may be."""
+    for part, kind in ADAPTERS:
         if any(part in key for key in shapes):
             return kind
-    whole = {_behind(key) for key in shapes}
+    whole = {_without_prefix(key) for key in shapes}
     for start, kind in MODELS:
         if any(key.startswith(start) for key in whole):
             return kind
@@ -115,8 +115,8 @@ def name_other(shapes: Shapes) -> str | None:
     return None
 
 
-def _behind(key: str) -> str:
-    """Return a tensor's name without the prefix of a whole model."""
+def _without_prefix(key: str) -> str:
+    """Remove the prefix of a whole model from a tensor's name."""
     for prefix in PREFIXES:
         if key.startswith(prefix):
             return key[len(prefix) :]
@@ -125,13 +125,16 @@ def _behind(key: str) -> str:
 
 SD1, SD2, SDXL = "Stable Diffusion 1", "Stable Diffusion 2", "Stable Diffusion XL"
 TEXT_WIDTHS = {768: SD1, 1024: SD2, 2048: SDXL}
-MARKS = (
+LAYER_MARKS = (
     (r"double_blocks|single_transformer_blocks|single_blocks", "FLUX or a model like it"),
     (r"joint_blocks|attn_add_[qkv]_proj|lora_te3_", "Stable Diffusion 3 or a model like it"),
-    (r"(attentions|blocks?)(_\d+){1,2}_transformer_blocks_[1-9]|lora_te2_|text_encoder_2", SDXL),  # deeper than others
+    (
+        r"(attentions|blocks?)(_\d+){1,2}_transformer_blocks_[1-9]|lora_te2_|text_encoder_2",
+        SDXL,
+    ),  # deeper than in the others
 )
 OUTERMOST = r"down_blocks_0_attentions|up_blocks_3_attentions|input_blocks_[12]_1_|output_blocks_(9|1\d)_1_"
-SAID = (  # how trainers' words for a base model begin
+DECLARED_NAMES = (  # starts of trainers' names for a base model
     (r"stable-diffusion-xl|sdxl", SDXL),
     (r"stable-diffusion-v1|sd_v?1", SD1),
     (r"stable-diffusion-v2|sd_v?2", SD2),
@@ -139,19 +142,19 @@ SAID = (  # how trainers' words for a base model begin
 
 
 def made_for(widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
-    """Guess for which models a LoRA file was made, "" when nothing tells: by its layers, else by what its metadata say.
+    """Guess the family that a LoRA file was made for from its layers, else from its metadata; "" if nothing tells.
 
-    widths: inputs of each layer by its name in the file, 0 where that is not known.
+    widths: inputs of each layer by its name in the file, 0 if unknown.
     """
-    for name, width in widths.items():  # cross attention reads text, whose width differs
+    for name, width in widths.items():  # the text input of cross attention differs in width
         if width in TEXT_WIDTHS and re.search(r"attn2[._](processor[._])?to_k$", name):
             return TEXT_WIDTHS[width]
     names = [name.replace(".", "_") for name in widths]
-    for pattern, model in MARKS:
+    for pattern, model in LAYER_MARKS:
         if any(re.search(pattern, name) for name in names):
             return model
-    said = metadata.get("modelspec.architecture") or metadata.get("ss_base_model_version") or ""
-    said = next((model for pattern, model in SAID if re.match(pattern, said)), said)
-    if said not in (SD1, SD2) and any(re.search(OUTERMOST, name) for name in names):  # where XL has no attention
+    declared = metadata.get("modelspec.architecture") or metadata.get("ss_base_model_version") or ""
+    declared = next((model for pattern, model in DECLARED_NAMES if re.match(pattern, declared)), declared)
+    if declared not in (SD1, SD2) and any(re.search(OUTERMOST, name) for name in names):  # where XL has no attention
         return f"{SD1} or 2"
-    return said
+    return declared

@@ -22,12 +22,12 @@ PREFIXES = ("lora_unet_", "unet_", "diffusion_model_", "model_diffusion_model_",
 PRESETS: tuple[Preset, ...] = get_args(Preset)
 TEXT_PRESETS = frozenset(preset for preset in PRESETS if preset not in DENOISER_ONLY)
 TEXT_LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
-IA3 = "ia3"  # the algorithm with layers of its own: keys, values, and the last layer of each MLP
+IA3 = "ia3"  # the algorithm with its own choice of layers: keys, values, and the last layer of each MLP
 IA3_LAYERS = (".to_k", ".to_v", ".ff.net.2", ".k_proj", ".v_proj", ".fc2")
 
 
 def list_layers(model: StableDiffusion) -> list[Layer]:
-    """List all modules with a weight, of the UNet and then of the text encoders, as far as they are in memory."""
+    """List all modules with a weight of the UNet and the text encoders, if in memory."""
     layers = [] if model.unet is None else unet_layers(model.unet, original=model.family.ldm_names)
     parts = {part.kohya: part for part in model.family.texts}
     for index, text in enumerate(model.texts):
@@ -36,7 +36,7 @@ def list_layers(model: StableDiffusion) -> list[Layer]:
 
 
 def unet_layers(unet: nn.Module, *, original: bool = False) -> list[Layer]:
-    """List the modules of a UNet that have a weight; original: LoRA files name them as the original code does."""
+    """List the modules of a UNet with a weight; original: LoRA files use the original code's names."""
     modules = [(path, module) for path, module in unet.named_modules() if _has_weight(module)]
     known = (path for path, _ in modules if path in UNET_OUTSIDE or path.startswith(("down_", "mid_", "up_")))
     config: Any = unet.config
@@ -62,9 +62,9 @@ def unet_layers(unet: nn.Module, *, original: bool = False) -> list[Layer]:
 
 
 def text_layers(text: TextEncoder, part: TextPart, *, first: bool = True, only: bool = True) -> list[Layer]:
-    """List the modules of a CLIP encoder that have a weight; a linear layer of its layers in use is trainable.
+    """List the modules of a CLIP encoder with a weight; linear modules of the layers in use are trainable.
 
-    first, only: whether it is the model's first text encoder, and its only one, as some LoRA files leave that out.
+    first, only: whether it is the model's first, or only, text encoder; some LoRA files do not name it then.
     """
     prefixes = (f"{text.prefix}_", f"{part.folder}_", f"lycoris_{part.folder}_")
     prefixes += (f"text_encoders_{part.comfy}_transformer_", *(("lora_te_", "lora_te1_") if first else ()))
@@ -73,7 +73,7 @@ def text_layers(text: TextEncoder, part: TextPart, *, first: bool = True, only: 
     for own, module in text.model.named_modules():
         if not _has_weight(module):
             continue
-        # newer transformers leave `text_model.` out
+        # newer versions of transformers omit `text_model.`
         path = own if own.startswith(("text_model.", "text_projection")) else f"text_model.{own}"
         projection = path.rpartition(".")[2] in TEXT_LAYERS and isinstance(module, nn.Linear)
         trainable = projection and _number(path) < text.depth
@@ -95,10 +95,10 @@ def text_layers(text: TextEncoder, part: TextPart, *, first: bool = True, only: 
 
 
 def block_names(unet: Any) -> list[str]:
-    """Name the blocks of a UNet in their order, which is that of kohya's lists.
+    """List the names of a UNet's blocks in the order of kohya's lists.
 
-    25 for Stable Diffusion 1 and 2, where embeddings belong to the first input block and conv_out to the last output
-    block; 23 for XL, where both stand apart and the middle block counts as three.
+    Stable Diffusion 1 and 2 have 25: embeddings belong to the first input block, conv_out to the last output block. XL
+    has 23: both are separate, and the middle block counts as three.
     """
     count = len(unet.config.down_block_types) * (unet.config.layers_per_block + 1)
     inside, outside = [f"IN{i:02}" for i in range(count)], [f"OUT{i:02}" for i in range(count)]
@@ -108,9 +108,9 @@ def block_names(unet: Any) -> list[str]:
 
 
 def block_layouts(unet: Any, setting: str) -> list[list[str]]:
-    """List the orders of blocks that the numbers of a setting may follow.
+    """List the possible block orders of a list setting.
 
-    For block_weights also that of block-weight extensions: BASE, then the blocks that have a transformer.
+    block_weights may also follow block-weight extensions: BASE, then the blocks with a transformer.
     """
     names = block_names(unet)
     if setting != "block_weights":
@@ -121,7 +121,7 @@ def block_layouts(unet: Any, setting: str) -> list[list[str]]:
 
 
 def _block_finder(unet: Any) -> Callable[[str], str]:
-    """Return a function that finds the block of a module by its diffusers name."""
+    """Build a function that maps a module's diffusers name to its block."""
     each, xl, names = unet.config.layers_per_block + 1, _is_xl(unet), block_names(unet)
 
     def find(path: str) -> str:
@@ -144,7 +144,7 @@ def _is_xl(unet: Any) -> bool:
 
 
 def _unet_presets(path: str, module: nn.Module) -> frozenset[str]:
-    """List the presets that train a layer of the UNet, or a norm beside the layers that they train; and (IA)^3."""
+    """List the presets, and (IA)^3, that train a layer of the UNet; a norm follows the layers beside it."""
     matrix = isinstance(module, nn.Linear | nn.Conv2d)
     presets = frozenset(preset for preset in PRESETS if _in_preset(preset, path, module))
     return presets | {IA3} if matrix and path.endswith(IA3_LAYERS) else presets
@@ -153,7 +153,7 @@ def _unet_presets(path: str, module: nn.Module) -> frozenset[str]:
 def _in_preset(preset: Preset, path: str, module: nn.Module) -> bool:
     """Tell whether a preset trains a layer of the UNet.
 
-    Size numbers' embeddings of Stable Diffusion XL are in none: other trainers leave them as they are, too.
+    No preset trains the size embeddings of Stable Diffusion XL; other trainers freeze them, too.
     """
     if path.startswith("add_embedding"):
         return False
@@ -174,12 +174,12 @@ def _aliases(prefixes: tuple[str, ...], paths: set[str]) -> tuple[str, ...]:
 
 
 def _has_weight(module: nn.Module) -> bool:
-    """Tell whether a module has a weight, as it is or kept small."""
+    """Tell whether a module has a weight, plain or quantized."""
     return isinstance(getattr(module, "weight", None), Tensor) or hasattr(module, "kept")
 
 
 def _number(path: str) -> int:
-    """Return the number of the layer of CLIP that a module belongs to."""
+    """Read the number of a module's CLIP layer from its path."""
     return next(int(part) for part in path.split(".") if part.isdecimal())
 
 

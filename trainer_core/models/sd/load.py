@@ -1,4 +1,4 @@
-"""Stable Diffusion models: architecture read from the tensors, weights from one file or a folder."""
+"""Load Stable Diffusion models from one checkpoint or a diffusers folder; the tensors give the architecture."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from ...common.files import short_hash
 from ...config import BaseModelConfig
 from ..base import Prediction
 from ..files.kept import KeptFiles
-from ..files.safetensors_file import opened, read_header, read_part, under
+from ..files.safetensors_file import opened, read_header, read_part, shapes_under
 from ..files.tensors import check_finite, hash_folder, hash_tensors
 from .autoencoder import build_vae, read_vae
-from .encoder import as_text, build_text, check_text, read_text
+from .encoder import build_text, check_text, read_text, to_text_encoder
 from .family import (
     FAMILIES,
     INPAINTING_CHANNELS,
     LATENT_CHANNELS,
+    OTHER_VAE,
+    SUPPORTED,
     TEXT_FILES,
-    TRAINED,
     VAE,
     VAE_FILE,
     Family,
@@ -47,9 +48,9 @@ def load_base_model(
     amend: Callable[[StableDiffusion], None] | None = None,
     kept: KeptFiles | None = None,
 ) -> StableDiffusion:
-    """Load a base model to the CPU, frozen, offline. Raises ValueError that names file and reason.
+    """Load a base model to the CPU, frozen, offline. Raises ValueError, with file and reason.
 
-    amend: changes the weights while they are as in the file, before they are cast to dtype. kept: files in memory.
+    amend: called to change the weights before the cast to dtype. kept: files in memory.
     """
     path, given = Path(config.path), given_files(config)
     tokenizer = load_tokenizer(find_tokenizer(config.tokenizer, path))
@@ -61,9 +62,9 @@ def load_base_model(
     for part, part_dtype in (
         (base.unet, dtype),
         *((text.model, dtype) for text in base.texts),
-        (base.vae, torch.float32),
+        (base.vae, torch.float32),  # its latents are cached
     ):
-        nn.Module.to(part.requires_grad_(False).train(False), part_dtype)  # the VAE stays exact: its results are kept
+        nn.Module.to(part.requires_grad_(False).train(False), part_dtype)
     layers = min(text.model.config.num_hidden_layers + text.absent for text in base.texts)
     if config.clip_skip > layers:
         raise ValueError(f"clip_skip is {config.clip_skip}, but a text encoder of {path.name} has {layers} layers.")
@@ -76,14 +77,14 @@ def load_base_model(
 
 
 def given_files(config: BaseModelConfig) -> dict[str, Path]:
-    """Return the files that take the place of parts of the model, by the part's name in the configuration."""
+    """Map parts of the model, by their names in the configuration, to the files that replace them."""
     return {name: Path(file) for name in (VAE_FILE, *TEXT_FILES) if (file := getattr(config, name))}
 
 
 def detect_noise(config: BaseModelConfig) -> tuple[Prediction, bool]:
-    """Return (prediction, zero terminal SNR): what the person says, else what the model's file or folder does.
+    """Find (prediction, zero terminal SNR): from the configuration, else from the model's file or folder.
 
-    Raises ValueError for zero terminal SNR with a model that predicts noise: at pure noise it could learn nothing.
+    Raises ValueError for zero terminal SNR with epsilon prediction: at pure noise, epsilon is the input itself.
     """
     declared, zero = declared_noise(config)
     prediction = declared[0] if declared else "epsilon"
@@ -93,17 +94,21 @@ def detect_noise(config: BaseModelConfig) -> tuple[Prediction, bool]:
         return prediction, zero and prediction == "v_prediction"
     zero = config.zero_terminal_snr == "on"
     if zero and prediction != "v_prediction":
-        raise ValueError("zero_terminal_snr is on, but the model predicts epsilon; turn it off, or set v_prediction.")
+        raise ValueError(
+            "zero_terminal_snr is on, but the model predicts epsilon; turn it off, or set prediction of Load Base "
+            "Model to v_prediction."
+        )
     return prediction, zero
 
 
 def declared_noise(config: BaseModelConfig) -> tuple[tuple[Prediction, str] | None, bool]:
-    """Return what file or folder say: ((prediction, by what) or None, whether the noise ends in pure noise)."""
+    """Read from file or folder: ((prediction, where it was found) or None, zero terminal SNR)."""
     path = Path(config.path)
     if path.is_dir():
         scheduler = read_json(path / "scheduler" / "scheduler_config.json")
-        said = scheduler.get("prediction_type")
-        declared = (said, "its scheduler's configuration") if said in ("epsilon", "v_prediction") else None
+        prediction = scheduler.get("prediction_type")
+        known = prediction in ("epsilon", "v_prediction")
+        declared = (prediction, "its scheduler's configuration") if known else None
         return declared, bool(scheduler.get("rescale_betas_zero_snr", False))
     header = read_header(path)
     return declared_prediction(header, detect_family(header, (VAE_FILE, *TEXT_FILES))), detect_zero_terminal_snr(header)
@@ -115,21 +120,24 @@ def check_base_model(config: BaseModelConfig) -> None:
     if path.is_dir():
         family = check_folder(path, given)
         unet = read_json(path / "unet" / "config.json")
-        context, told = unet["cross_attention_dim"], unet.get("projection_class_embeddings_input_dim") or 0
+        context = unet["cross_attention_dim"]
+        conditioning_channels = unet.get("projection_class_embeddings_input_dim") or 0
     else:
         header = read_header(path)
         family = detect_family(header, given)
-        shape = unet_shape(under(header.shapes, unet_prefix(header.shapes) or ""), family, path.name)
-        context, told = shape["cross_attention_dim"], shape.get("projection_class_embeddings_input_dim", 0)
+        shape = unet_shape(shapes_under(header.shapes, unet_prefix(header.shapes) or ""), family, path.name)
+        context = shape["cross_attention_dim"]
+        conditioning_channels = shape.get("projection_class_embeddings_input_dim", 0)
         if VAE_FILE not in given:
             check_own_vae(header, family)
     if VAE_FILE in given:
         check_vae(read_header(given[VAE_FILE]), family)
     if TEXT_FILES[1] in given and len(family.texts) == 1:
         raise ValueError(
-            f"text_encoder_2 is set, but {family.title} has one text encoder; leave it out for {path.name}."
+            f"text_encoder_2 is set, but {family.title} has one text encoder; set text_encoder_2 to baked."
         )
-    for index, (name, width) in enumerate(zip(TEXT_FILES, text_widths(family, context, told), strict=False)):
+    widths = text_widths(family, context, conditioning_channels)
+    for index, (name, width) in enumerate(zip(TEXT_FILES, widths, strict=False)):
         if name in given:
             check_text(read_header(given[name]), family, index, width)
     detect_noise(config)
@@ -137,7 +145,7 @@ def check_base_model(config: BaseModelConfig) -> None:
 
 
 def _load_file(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFiles) -> StableDiffusion:
-    """Load UNet, text encoders and VAE of a single-file checkpoint, or of the files given, with their hashes."""
+    """Load UNet, text encoders and VAE, with their hashes, from a checkpoint; given files replace its parts."""
     header = read_header(path)
     family = detect_family(header, given)
     with opened(header, kept.take(header)) as file:
@@ -175,33 +183,31 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_folder(path: Path, given: Collection[str]) -> Family:
-    """Return the family of a diffusers folder; raises ValueError for any other folder and for broken files in it."""
+    """Detect the family of a diffusers folder; raises ValueError for any other folder and for broken files in it."""
     if (path / "transformer").is_dir() or (path / "prior").is_dir():
         kind = (
             read_json(path / "model_index.json").get("_class_name") if (path / "model_index.json").is_file() else None
         )
-        raise ValueError(f"{path.name} is a model for diffusers' {kind or 'transformers'}; choose one of {TRAINED}.")
+        raise ValueError(f"{path.name} is a model for diffusers' {kind or 'transformers'}; choose one of {SUPPORTED}.")
     needed = [part for part in ("unet", "text_encoder", "vae", "scheduler") if part not in given]
     for part in needed:
         if not any((path / part).glob("*.json")):
             raise ValueError(
-                f"{path} is not a whole diffusers folder: {part}/ with its config .json is missing; get it again, or "
+                f"{path} is an incomplete diffusers folder: {part}/ with its config .json is missing; get it again, or "
                 "choose a checkpoint in one file."
             )
     unet = read_json(path / "unet" / "config.json")
     if unet.get("encoder_hid_dim_type") == "text_proj":
-        raise ValueError(f"{path.name} is a Kolors model; choose one of {TRAINED}, the kinds trained here.")
+        raise ValueError(f"{path.name} is a Kolors model; choose one of {SUPPORTED}, the kinds trained here.")
     if (path / "text_encoder_2").is_dir() or unet.get("addition_embed_type") == "text_time":
         name = "sdxl"
     else:
         name = "sd2" if unet.get("cross_attention_dim") == 1024 else "sd1"
     family = FAMILIES[name]
     if not isinstance(unet.get("cross_attention_dim"), int):
-        raise ValueError(f"unet/config.json of {path.name} tells no cross_attention_dim; get the folder again.")
+        raise ValueError(f"unet/config.json of {path.name} has no cross_attention_dim; get the folder again.")
     if VAE_FILE not in given and read_json(path / "vae" / "config.json").get("latent_channels", 4) != LATENT_CHANNELS:
-        raise ValueError(
-            f"The VAE of {path.name} has other than {LATENT_CHANNELS} latent channels; choose another file as vae."
-        )
+        raise ValueError(f"The VAE of {path.name} has other than {LATENT_CHANNELS} latent channels. {OTHER_VAE}")
     check_channels(path.name, unet.get("in_channels", LATENT_CHANNELS), family)
     for part in ("unet", *TEXT_FILES[: len(family.texts)], "vae"):
         if part not in given:
@@ -209,7 +215,7 @@ def check_folder(path: Path, given: Collection[str]) -> Family:
             if not files:
                 raise ValueError(
                     f"{path.name} has no .safetensors file in {part}/, and pickles (.bin) are not read; get the folder "
-                    "again with it, or choose a checkpoint in one file."
+                    "again with such a file, or choose a checkpoint in one file."
                 )
             for file in files:
                 read_header(file)
@@ -217,9 +223,9 @@ def check_folder(path: Path, given: Collection[str]) -> Family:
 
 
 def _pretrained(kind: Any, folder: Path) -> Any:
-    """Load a part of a diffusers folder, also one that has weights of float16 alone, as people download them.
+    """Load a part of a diffusers folder, also one with float16 weights only.
 
-    Raises ValueError when the weights are not those that its configuration describes: the libraries would draw others.
+    Raises ValueError if the weights do not fit its configuration: the libraries would fill gaps with random weights.
     """
     half = all(".fp16" in file.name for file in folder.glob("*.safetensors"))
     options: dict[str, Any] = {"variant": "fp16"} if half else {}
@@ -228,15 +234,15 @@ def _pretrained(kind: Any, folder: Path) -> Any:
         model, info = kind.from_pretrained(
             folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
         )
-    except (ValueError, RuntimeError) as error:  # of other shapes
+    except (ValueError, RuntimeError) as error:  # wrong shapes
         raise ValueError(f"The weights in {what} do not fit its config.json; get the folder again.") from error
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{what} lacks {len(missing)} tensors, as {missing[0]}; get the folder again.")
+        raise ValueError(f"{what} lacks {len(missing)} tensors, for example {missing[0]}; get the folder again.")
     return model
 
 
 def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFiles) -> StableDiffusion:
-    """Load a diffusers folder, safetensors only, never from a hub; the files given take the place of its parts."""
+    """Load a diffusers folder, safetensors only, never from a hub; given files replace its parts."""
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
     from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
@@ -253,7 +259,7 @@ def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptF
                 hashes.append(hash_tensors(tensors))
             else:
                 kind = CLIPTextModelWithProjection if part.pooled else CLIPTextModel
-                texts.append(as_text(_pretrained(kind, path / name), part))
+                texts.append(to_text_encoder(_pretrained(kind, path / name), part))
                 hashes.append(hash_folder(path / name))
         if VAE_FILE in given:
             tensors = read_vae(given[VAE_FILE], family, kept)

@@ -23,38 +23,40 @@ from .text import (
     TextEncoder,
     batch_context,
     count_tokens,
-    cut_words,
     encode_caption,
-    left_out,
     token_ids,
+    truncated_text,
+    truncated_words,
 )
 from .units import UNQUANTIZED, units
 
-PIXELS = 8  # of a picture for one latent pixel, along each side
+PIXELS = 8  # of a picture per latent pixel, along each side
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conditions:
-    """What the UNet reads beside the noised latents of a batch."""
+    """The UNet's inputs for a batch, besides noised latents and timesteps."""
 
     context: Tensor  # (B, L, D)
     pooled: Tensor | None = None  # (B, P), of families that use one
     sizes: Tensor | None = None  # (B, 6): original height and width, crop top and left, trained height and width
-    painted: Tensor | None = None  # (B, 5, H, W), of inpainting models: mask and latents of the rest of the picture
+    painted: Tensor | None = (
+        None  # (B, 5, H, W), of inpainting models: mask, and latents of the picture without the masked region
+    )
 
-    def part(self, which: slice) -> Conditions:
-        """Return the conditions of some of the samples."""
+    def part(self, samples: slice) -> Conditions:
+        """Select the conditions of some samples."""
         rest = {name: getattr(self, name) for name in ("pooled", "sizes", "painted")}
-        chosen = {name: value[which] for name, value in rest.items() if value is not None}
-        return Conditions(context=self.context[which], **chosen)
+        chosen = {name: value[samples] for name, value in rest.items() if value is not None}
+        return Conditions(context=self.context[samples], **chosen)
 
 
 @dataclass(kw_only=True)
 class StableDiffusion:
-    """A model of Stable Diffusion; implements `BaseModel`. Parts that are not needed any more may be freed."""
+    """A model of Stable Diffusion; implements `BaseModel`."""
 
     family: Family
-    name: str  # file or folder name, for people and metadata
+    name: str  # file or folder name, for messages and metadata
     unet: Any
     texts: tuple[TextEncoder, ...]
     vae: Any
@@ -63,25 +65,25 @@ class StableDiffusion:
     short_hash: str = ""  # of a single file
     dtype: torch.dtype = torch.float32  # of frozen weights and activations
     prediction: Prediction = "epsilon"  # or "v_prediction"
-    zero_terminal_snr: bool = False  # the noise schedule ends in pure noise
-    clip_skip: int = 1  # as the person set it
-    inpainting: bool = False  # the UNet also reads a mask and the picture without what the mask covers
-    window: int = CHUNK  # tokens that are encoded together
-    most_tokens: int = CHUNK * MAX_CHUNKS  # of a caption; the rest is left out
+    zero_terminal_snr: bool = False  # the last timestep is pure noise
+    clip_skip: int = 1  # as configured
+    inpainting: bool = False  # the UNet also reads a mask and the picture with the masked region blanked
+    window: int = CHUNK  # tokens in a chunk
+    max_tokens: int = CHUNK * MAX_CHUNKS  # of a caption; the rest is cut
 
     @property
     def kind(self) -> str:
-        """Name the family."""
+        """The family."""
         return self.family.name
 
     @property
     def title(self) -> str:
-        """Name the family in sentences."""
+        """The family's name in messages."""
         return self.family.title
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """List the UNet, then the text encoders."""
+        """The UNet, then the text encoders."""
         several = len(self.family.texts) > 1
         texts = (
             Part(
@@ -95,7 +97,7 @@ class StableDiffusion:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Collect the facts that LoRA files hold about the model, in kohya's words and modelspec's."""
+        """Facts about the model for the metadata of LoRA files, in the terms of kohya and modelspec."""
         second, v = self.family.name == "sd2", self.prediction == "v_prediction"
         architecture = "stable-diffusion-v2-768-v" if second and v else self.family.architecture
         source = "https://github.com/Stability-AI/generative-models" if self.family.ldm_names else "diffusers"
@@ -112,29 +114,29 @@ class StableDiffusion:
         }
 
     def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
-        """Guess for which models a LoRA file was made; "" when nothing tells."""
+        """Guess the family that a LoRA file was made for; "" if nothing tells."""
         return made_for(widths, metadata)
 
     # --- the UNet ---
 
     @property
     def denoiser(self) -> Any:
-        """Return the UNet."""
+        """The UNet."""
         return self.unet
 
     @property
     def noise(self) -> NoiseModel:
-        """Describe the noise schedule and what the UNet predicts."""
+        """The noise schedule, and the kind of prediction."""
         return noise_model(self.prediction, self.zero_terminal_snr)
 
     @property
     def latents(self) -> LatentFormat:
-        """Describe the latents: four channels, 8 pixels each way."""
+        """The format of latents: four channels, 8 pixels each way."""
         return LatentFormat(channels=LATENT_CHANNELS, pixels=PIXELS, step=PIXELS)
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """Name the blocks of the UNet in the order of kohya's lists."""
+        """The names of the UNet's blocks in the order of kohya's lists."""
         return tuple(block_names(self.unet))
 
     def layers(self) -> list[Layer]:
@@ -142,7 +144,7 @@ class StableDiffusion:
         return list_layers(self)
 
     def block_layouts(self, setting: str) -> list[list[str]]:
-        """List the orders of blocks that the numbers of a setting of LoRA Config may follow."""
+        """List the possible block orders of a list setting of LoRA Config."""
         return block_layouts(self.unet, setting)
 
     @property
@@ -151,13 +153,13 @@ class StableDiffusion:
         return UNQUANTIZED
 
     def units(self, module: nn.Module) -> list[Unit]:
-        """List the blocks that repeat in the UNet or in a text encoder."""
+        """List the repeated blocks of the UNet or of a text encoder."""
         return units(module)
 
     def batch(
         self, captions: Sequence[Conditioning], sizes: Tensor, device: torch.device, painted: Tensor | None = None
     ) -> Conditions:
-        """Join the conditions of a batch on the device; sizes (B, 6), painted (B, 5, H, W) where inpainting."""
+        """Join the conditions of a batch on a device; sizes (B, 6), painted (B, 5, H, W) for inpainting models."""
         context = batch_context([c["context"] for c in captions]).to(device, self.dtype)
         pooled = [c["pooled"] for c in captions if "pooled" in c]
         painted = None if painted is None else painted.to(device)
@@ -167,16 +169,16 @@ class StableDiffusion:
         return Conditions(context=context, pooled=joined, sizes=sizes.to(device), painted=painted)
 
     def predict(self, noised: Tensor, levels: Tensor, conditions: Conditions) -> Tensor:
-        """Predict for (B, 4, H, W) noised latents at (B,) timesteps."""
-        more: dict[str, Any] = {}
+        """Run the UNet on (B, 4, H, W) noised latents at (B,) timesteps."""
+        extra: dict[str, Any] = {}
         if conditions.pooled is not None:
-            more = {"added_cond_kwargs": {"text_embeds": conditions.pooled, "time_ids": conditions.sizes}}
+            extra = {"added_cond_kwargs": {"text_embeds": conditions.pooled, "time_ids": conditions.sizes}}
         if conditions.painted is not None:
             noised = torch.cat([noised, conditions.painted], dim=1)
-        return self.unet(noised.to(self.dtype), levels, encoder_hidden_states=conditions.context, **more).sample
+        return self.unet(noised.to(self.dtype), levels, encoder_hidden_states=conditions.context, **extra).sample
 
     def empty_conditions(self, count: int, latents: tuple[int, int], tokens: int) -> Conditions:
-        """Build the conditions of a batch on the meta device, from the text encoders if they are in memory."""
+        """Build a batch's conditions on the meta device; text encoders in memory run there."""
         config = self.unet.config
         context = torch.empty(count, tokens, config.cross_attention_dim, dtype=self.dtype, device="meta")
         pooled = sizes = painted = None
@@ -198,17 +200,17 @@ class StableDiffusion:
 
     @property
     def text_encoders(self) -> tuple[TextEncoder, ...]:
-        """Return the text encoders that are in memory."""
+        """The text encoders in memory."""
         return self.texts
 
     @property
     def text_identity(self) -> str:
-        """Name the text encoders' state: stored weights, dtype, and the layer in use."""
+        """A key of the text encoders' state: stored weights, dtype, layer in use, and chunks."""
         layer = max(self.clip_skip, *(part.layer for part in self.family.texts))
         return f"{self.identity['text_encoder']}/{self.dtype}/{layer}/{MAX_CHUNKS}"
 
     def mark_text(self, *changes: str) -> None:
-        """Let the text encoders' identity tell of changes to their weights."""
+        """Add changes of the text encoders' weights to `text_identity`."""
         self.identity["text_encoder"] = "+".join([self.identity["text_encoder"], *changes])
 
     def encode_text(self, caption: str, device: torch.device | str) -> Conditioning:
@@ -217,33 +219,33 @@ class StableDiffusion:
         return {"context": context} | ({} if pooled is None else {"pooled": pooled})
 
     def count_tokens(self, caption: str, words: Words) -> int:
-        """Count the tokens of a caption, with the places that stay empty at the end of chunks."""
+        """Count the tokens of a caption, including unused places at the ends of chunks."""
         return count_tokens(self.tokenizer, caption, words)
 
     def cut_text(self, caption: str, words: Words) -> tuple[str, list[str]]:
-        """Find what of a caption does not fit into the chunks: the text, and the learned words in it."""
-        return left_out(self.tokenizer, caption, words=words), cut_words(self.tokenizer, caption, words)
+        """Find the part of a caption after the last chunk: its text, and the trained words in it."""
+        return truncated_text(self.tokenizer, caption, words=words), truncated_words(self.tokenizer, caption, words)
 
-    def longest(self, captions: Iterable[str], count: int, words: Words) -> int:
-        """Count the tokens, with the ends of chunks, of a batch of `count` captions when it is longest."""
+    def longest_batch(self, captions: Iterable[str], count: int, words: Words) -> int:
+        """Count the tokens, with BOS and EOS of chunks, of the longest possible batch of `count` captions."""
         lengths = (count_tokens(self.tokenizer, caption, words) for caption in captions)
         chunks = {min(MAX_CHUNKS, max(1, -(-length // CHUNK))) for length in lengths}
         return (CHUNK + 2) * (math.lcm(*chunks) if count > 1 else max(chunks))
 
     def token_ids(self, text: str) -> list[int]:
-        """Return the ids of a text's tokens; [] without a tokenizer."""
+        """List the ids of a text's tokens; [] without a tokenizer."""
         return token_ids(self.tokenizer, text) if self.tokenizer else []
 
     # --- the autoencoder ---
 
     @property
     def autoencoder(self) -> Any:
-        """Return the autoencoder."""
+        """The autoencoder."""
         return self.vae
 
     @property
     def autoencoder_identity(self) -> str:
-        """Return the hash of the autoencoder's stored weights."""
+        """The hash of the autoencoder's stored weights."""
         return self.identity["vae"]
 
     def encode_pixels(self, vae: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -251,11 +253,11 @@ class StableDiffusion:
         return autoencoder.encode_pixels(vae, pixels, self.family.latent_scale)
 
     def encode_painted(self, vae: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor) -> Tensor:
-        """Encode mask and latents of the pixels with its region mid-grey, (B, 5, h, w)."""
+        """Encode the mask, and the latents with the masked region mid-grey, (B, 5, h, w)."""
         return autoencoder.encode_painted(vae, pixels, pixel_mask, mask, self.family.latent_scale)
 
     def encode_blank(self, vae: Any, size: tuple[int, int]) -> Tensor:
-        """Encode a picture of (width, height) that is painted everywhere, (1, 5, h, w)."""
+        """Encode a fully painted picture of (width, height), (1, 5, h, w)."""
         return autoencoder.encode_blank(vae, size, self.family.latent_scale)
 
     def decode(self, vae: Any, latents: Tensor) -> Tensor:
@@ -263,7 +265,7 @@ class StableDiffusion:
         return autoencoder.decode(vae, latents, self.family.latent_scale)
 
     def free(self, *parts: str) -> None:
-        """Forget "text", "autoencoder" or "denoiser", or everything."""
+        """Drop "text", "autoencoder" or "denoiser", or all of them."""
         if not parts or "denoiser" in parts:
             self.unet = None
         if not parts or "text" in parts:
@@ -273,7 +275,7 @@ class StableDiffusion:
 
 
 class _WholeChunks:
-    """Stand for the tokenizer of a caption that fills a number of whole chunks."""
+    """A stand-in for the tokenizer that makes any caption fill a number of chunks."""
 
     bos_token_id, eos_token_id = 0, 1
 

@@ -104,20 +104,20 @@ OPEN_CLIP_LAYER = {
 
 
 def from_open_clip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return OpenCLIP's text tensors under transformers' names (without `text_model.`), queries, keys and values apart.
+    """Rename OpenCLIP's text tensors to transformers' names (without `text_model.`), and split queries, keys, values.
 
-    The projection is stored there as (in, out).
+    OpenCLIP stores the projection as (in, out).
     """
     found = {name: tensors[source] for name, source in OPEN_CLIP.items() if source in tensors}
     blocks = sorted({int(m[1]) for k in tensors if (m := re.match(r"transformer\.resblocks\.(\d+)\.", k))})
     for i in blocks:
         source, name = f"transformer.resblocks.{i}.", f"encoder.layers.{i}."
         for kind in ("weight", "bias"):
-            for mine, theirs in OPEN_CLIP_LAYER.items():
+            for ours, theirs in OPEN_CLIP_LAYER.items():
                 if f"{source}{theirs}.{kind}" in tensors:
-                    found[f"{name}{mine}.{kind}"] = tensors[f"{source}{theirs}.{kind}"]
-            if (together := tensors.get(f"{source}attn.in_proj_{kind}")) is not None:
-                for part, piece in zip("qkv", together.chunk(3), strict=True):
+                    found[f"{name}{ours}.{kind}"] = tensors[f"{source}{theirs}.{kind}"]
+            if (in_proj := tensors.get(f"{source}attn.in_proj_{kind}")) is not None:
+                for part, piece in zip("qkv", in_proj.chunk(3), strict=True):
                     found[f"{name}self_attn.{part}_proj.{kind}"] = piece
     if "text_projection" in tensors:
         found["text_projection.weight"] = tensors["text_projection"].t()

@@ -1,4 +1,4 @@
-"""The noise of Stable Diffusion: the schedule that its models were trained with."""
+"""The noise schedule that Stable Diffusion was trained with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMESTEPS = 1000
 def alphas_cumprod(start: float = 0.00085, end: float = 0.012, zero_terminal_snr: bool = False) -> Tensor:
     """Compute the cumulative alphas of the "scaled linear" schedule, (1000,) float32, in float64.
 
-    zero_terminal_snr: shift and stretch their roots so that the last one is 0 and the first stays (Lin et al. 2023,
+    zero_terminal_snr: shift and scale their roots so that the last is 0 and the first is unchanged (Lin et al. 2023,
     algorithm 1).
     """
     betas = torch.linspace(start**0.5, end**0.5, TIMESTEPS, dtype=torch.float64) ** 2
@@ -28,7 +28,7 @@ def alphas_cumprod(start: float = 0.00085, end: float = 0.012, zero_terminal_snr
 
 @functools.lru_cache(maxsize=4)
 def noise_model(prediction: Prediction, zero_terminal_snr: bool) -> NoiseModel:
-    """Describe the noise of a model that predicts "epsilon" or "v_prediction" (DDPM, Ho et al. 2020, eq. 4)."""
+    """Build the noise of a model that predicts "epsilon" or "v_prediction" (DDPM, Ho et al. 2020, eq. 4)."""
     alphas = alphas_cumprod(zero_terminal_snr=zero_terminal_snr)
     return NoiseModel(
         kind=prediction,

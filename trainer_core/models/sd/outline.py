@@ -1,4 +1,4 @@
-"""A base model without its weights: what headers and configurations tell, on torch's meta device."""
+"""Build a base model without weights, on the meta device, from headers and configurations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...config import BaseModelConfig
-from ..files.safetensors_file import Shapes, read_header, under
-from .encoder import as_text, build_text
+from ..files.safetensors_file import Shapes, read_header, shapes_under
+from .encoder import build_text, to_text_encoder
 from .family import INPAINTING_CHANNELS, TEXT_FILES, detect_family, unet_prefix
 from .load import check_folder, detect_noise, given_files, read_json
 from .model import StableDiffusion
@@ -19,7 +19,7 @@ from .unet import build_unet
 
 
 def outline_base_model(config: BaseModelConfig, dtype: torch.dtype = torch.float32) -> StableDiffusion:
-    """Build UNet and text encoders with shapes alone, as `load_base_model` would build them."""
+    """Build UNet and text encoders as `load_base_model` does, but without weights."""
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -31,19 +31,19 @@ def outline_base_model(config: BaseModelConfig, dtype: torch.dtype = torch.float
         if name in given:
             texts.append(build_text(_empty(read_header(given[name]).shapes), part, given[name].name))
         elif header is not None:
-            texts.append(build_text(_empty(under(header.shapes, part.prefix)), part, path.name))
+            texts.append(build_text(_empty(shapes_under(header.shapes, part.prefix)), part, path.name))
         else:
             with torch.device("meta"):
                 kind = CLIPTextModelWithProjection if part.pooled else CLIPTextModel
-                texts.append(as_text(kind(CLIPTextConfig.from_pretrained(path / name)), part))
+                texts.append(to_text_encoder(kind(CLIPTextConfig.from_pretrained(path / name)), part))
     if header is None:
         with torch.device("meta"):
             unet: Any = UNet2DConditionModel.from_config(read_json(path / "unet" / "config.json"))
     else:
-        unet = build_unet(_empty(under(header.shapes, unet_prefix(header.shapes) or "")), family, path.name)
+        unet = build_unet(_empty(shapes_under(header.shapes, unet_prefix(header.shapes) or "")), family, path.name)
     for model in (unet, *(text.model for text in texts)):
         nn.Module.to(model.requires_grad_(False).train(False), "meta", dtype)
-    named = config.tokenizer or path.is_dir()  # else shapes are all that is asked for
+    named = config.tokenizer or path.is_dir()  # otherwise only shapes are needed
     tokenizer = load_tokenizer(find_tokenizer(config.tokenizer, path)) if named else None
     base = StableDiffusion(family=family, name=path.name, unet=unet, texts=tuple(texts), vae=None, tokenizer=tokenizer)
     base.identity = {"text_encoder": "", "vae": ""}

@@ -1,4 +1,4 @@
-"""Stable Diffusion from the disk: one checkpoint file or a diffusers folder, with other files for some of its parts."""
+"""The files of Stable Diffusion: a checkpoint or a diffusers folder, and separate files for some parts."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class StableDiffusionFiles:
         self._kept = KeptFiles()
 
     def check(self) -> None:
-        """Raise ValueError for files that are no model of Stable Diffusion, from their headers alone."""
+        """Raise ValueError for files that are not a trainable Stable Diffusion model, from their headers alone."""
         check_base_model(self.config)
 
     def outline(self, dtype: torch.dtype = torch.float32) -> StableDiffusion:
-        """Build UNet and text encoders with shapes alone."""
+        """Build UNet and text encoders without weights."""
         return outline_base_model(self.config, dtype)
 
     def load(self, dtype: torch.dtype, amend: Callable[[StableDiffusion], None] | None = None) -> StableDiffusion:
@@ -41,20 +41,20 @@ class StableDiffusionFiles:
             self._kept.clear()
 
     def digest(self, path: Path) -> str:
-        """Compute the sha256 of a file; its content is kept in memory for `load`, where there is room."""
+        """Compute the sha256 of a file; its content stays in memory for `load` if it fits."""
         return self._kept.digest(path)
 
     @property
-    def held(self) -> int:
-        """Return the bytes in memory that `load` will use."""
+    def cached_bytes(self) -> int:
+        """Bytes of file content in memory for `load`."""
         return self._kept.size
 
     def remarks(self) -> list[str]:
-        """Return sentences on what may surprise about the files."""
+        """List warnings about the files."""
         return remarks(self.config)
 
     def files(self) -> dict[str, Path]:
-        """Return the files and folders that decide what the model computes, by role."""
+        """Map roles to the files and folders that determine the model's results."""
         config = self.config
         given = {name: getattr(config, name) for name in ("path", VAE_FILE, *TEXT_FILES)}
         tokenizer = find_tokenizer(config.tokenizer, Path(config.path))

@@ -1,4 +1,4 @@
-"""Captions to conditioning: tokens, chunks of 75, clip skip; the layout ComfyUI uses at inference."""
+"""Encode captions as ComfyUI does at inference: tokens, chunks of 75, clip skip."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from ..words import Words, find_words
 
 CHUNK = 75  # tokens of a caption between BOS and EOS
 MAX_CHUNKS = 3
-LARGE = 8  # tokens of a part of a prompt from which on ComfyUI spreads it over two chunks
+LONG_PART = 8  # tokens; ComfyUI may split a part of a prompt of this length or more over two chunks
 
 
 @dataclass(frozen=True)
 class ClipLengths:
-    """How long captions may be for CLIP; implements `CaptionLengths` without a model."""
+    """The limits of caption length of CLIP; implements `CaptionLengths` without a model."""
 
     tokenizer: Any
-    window: int = CHUNK  # tokens that are encoded together
-    most_tokens: int = CHUNK * MAX_CHUNKS  # of a caption; the rest is left out
+    window: int = CHUNK  # tokens in a chunk
+    max_tokens: int = CHUNK * MAX_CHUNKS  # of a caption; the rest is cut
 
     def count_tokens(self, caption: str, words: Words) -> int:
-        """Count the tokens of a caption, with the places that stay empty at the end of chunks."""
+        """Count the tokens of a caption, including unused places at the ends of chunks."""
         return count_tokens(self.tokenizer, caption, words)
 
     def cut_text(self, caption: str, words: Words) -> tuple[str, list[str]]:
-        """Find the rest of a caption after the last chunk: its text, and the trained words in it."""
-        return left_out(self.tokenizer, caption, words=words), cut_words(self.tokenizer, caption, words)
+        """Find the part of a caption after the last chunk: its text, and the trained words in it."""
+        return truncated_text(self.tokenizer, caption, words=words), truncated_words(self.tokenizer, caption, words)
 
 
 def find_tokenizer(explicit: str, model: Path) -> Path:
-    """The folder with vocab.json and merges.txt: the given one, else that of a diffusers folder.
+    """Find the folder with vocab.json and merges.txt: the given one, else that of a diffusers folder.
 
-    Raises ValueError that says where it looked.
+    Raises ValueError, with the searched folder, if there is none.
     """
     place = Path(explicit) if explicit else model / "tokenizer"
     if (place / "vocab.json").is_file() and (place / "merges.txt").is_file():
@@ -61,26 +61,26 @@ def load_tokenizer(folder: Path) -> Any:
 
 @dataclass(kw_only=True)
 class TextEncoder:
-    """A text encoder in memory, and how it conditions a UNet."""
+    """A text encoder in memory, and the settings by which it conditions the UNet."""
 
     model: Any
     layer: int  # hidden state in use, counted from the end
     final_norm: bool
-    pooled: bool  # gives the pooled embedding as well
+    pooled: bool  # also gives the pooled embedding
     open_clip: bool  # rows are padded with 0 after the first EOS
     prefix: str  # of its layers' names in LoRA files
-    absent: int = 0  # last layers that the file leaves out, as they are not used
-    words: Words = field(default_factory=dict)  # that the model's token embedding knows for the time being
+    absent: int = 0  # unused last layers that the file lacks
+    words: Words = field(default_factory=dict)  # trained words in the model's token embedding while they are attached
 
     @property
     def depth(self) -> int:
-        """Return how many of the model's layers act on the conditioning; those behind them have nothing to learn."""
+        """Number of the model's layers that act on the conditioning; later ones get no gradient."""
         layers = self.model.config.num_hidden_layers
         return layers if self.pooled else layers + self.absent - (self.layer - 1)
 
 
 class Conditioning(NamedTuple):
-    """What a caption becomes."""
+    """An encoded caption."""
 
     context: Tensor  # (L, D)
     pooled: Tensor | None  # (P,), of families that use one
@@ -106,7 +106,7 @@ def tokenize(
 ) -> Tensor:
     """Cut a caption into rows of 77 token ids, BOS + up to 75 + EOS + padding (EOS by default); (chunks, 77) int64.
 
-    Tokens beyond `max_chunks` rows are left out; `count_tokens` tells beforehand.
+    Tokens beyond `max_chunks` rows are cut; `count_tokens` counts them, too.
     """
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     fill = eos if pad is None else pad
@@ -115,40 +115,40 @@ def tokenize(
 
 
 def count_tokens(tokenizer: Any, caption: str, words: Words | None = None) -> int:
-    """Count the tokens of a caption without BOS and EOS, with the places that stay empty at the end of chunks."""
+    """Count the tokens of a caption without BOS and EOS, including unused places at the ends of chunks."""
     *full, last = _rows(tokenizer, caption, words)
     return CHUNK * len(full) + len(last)
 
 
-def left_out(tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS, words: Words | None = None) -> str:
-    """Return the part of a caption that `tokenize` leaves out, as the tokenizer spells it; "" for none."""
+def truncated_text(tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS, words: Words | None = None) -> str:
+    """Decode the part of a caption that `tokenize` cuts; "" for none."""
     rows = _rows(tokenizer, caption, words)[max_chunks:]
     return tokenizer.decode([i for row in rows for i in row if i >= 0]).strip()
 
 
 def token_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return the ids of a text without BOS and EOS."""
+    """Tokenize a text without BOS and EOS."""
     return tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
 
 
-def cut_words(tokenizer: Any, caption: str, words: Words, max_chunks: int = MAX_CHUNKS) -> list[str]:
-    """Return the words of a caption of which `tokenize` leaves out vectors."""
+def truncated_words(tokenizer: Any, caption: str, words: Words, max_chunks: int = MAX_CHUNKS) -> list[str]:
+    """List the trained words of a caption of which `tokenize` cuts vectors."""
     named = sum(len(words[word]) for _, word in find_words(caption, words) if word)
-    if len(caption.encode(errors="replace")) + named <= CHUNK * (max_chunks - 1):  # a token is a letter or more
+    if len(caption.encode(errors="replace")) + named <= CHUNK * (max_chunks - 1):  # each token takes at least one byte
         return []
     lost = {i for row in _rows(tokenizer, caption, words)[max_chunks:] for i in row}
     return [word for word, ids in words.items() if not lost.isdisjoint(ids)]
 
 
 def _rows(tokenizer: Any, caption: str, words: Words | None) -> list[list[int]]:
-    """Distribute a caption's ids over chunks as ComfyUI does: embeddings and the text between them are parts.
+    """Split a caption's ids into chunks as ComfyUI does: trained words and the text between them are parts.
 
-    A small part that does not fit any more begins the next chunk, a large one is continued there.
+    A short part that does not fit moves to the next chunk; a long one is split.
     """
     rows: list[list[int]] = [[]]
     for text, word in find_words(caption, words or {}):
         for part in (token_ids(tokenizer, text), list((words or {}).get(word, ()))):
-            large = len(part) >= LARGE
+            large = len(part) >= LONG_PART
             while part:
                 room = CHUNK - len(rows[-1])
                 if large or len(part) <= room:
@@ -162,7 +162,7 @@ def _rows(tokenizer: Any, caption: str, words: Words | None) -> list[list[int]]:
 def batch_context(contexts: Sequence[Tensor]) -> Tensor:
     """Stack (L_i, D) conditionings to (B, L, D), repeating each to the least common multiple of the lengths.
 
-    Repeated keys leave softmax attention as it is, padding would not; ComfyUI batches conditionings the same way.
+    Repeated keys do not change softmax attention, padding would; ComfyUI batches conditionings the same way.
     """
     length = math.lcm(*(c.shape[0] for c in contexts))
     return torch.stack([c.repeat(length // c.shape[0], 1) for c in contexts])

@@ -1,4 +1,4 @@
-"""Build a UNet; its architecture is read from the shapes of its tensors."""
+"""Build a UNet whose architecture is read from the shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..files.safetensors_file import Shapes, highest
+from ..files.safetensors_file import Shapes, highest_number
 from ..files.tensors import Complete, fill
 from .family import SIZE_CHANNELS, Family
 from .names import unet_ldm_names
@@ -17,7 +17,7 @@ HEAD = 64  # channels of an attention head in the UNets of most families
 
 
 def build_unet(tensors: dict[str, Tensor], family: Family, source: str) -> nn.Module:
-    """Build a diffusers UNet from LDM tensors; every size is read from them."""
+    """Build a diffusers UNet from LDM tensors."""
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
     shape = unet_shape({k: tuple(v.shape) for k, v in tensors.items()}, family, source)
@@ -30,11 +30,11 @@ def build_unet(tensors: dict[str, Tensor], family: Family, source: str) -> nn.Mo
 def unet_shape(shapes: Shapes, family: Family, source: str = "the file") -> dict[str, Any]:
     """Read a UNet2DConditionModel configuration from LDM tensor shapes (without prefix).
 
-    Raises ValueError for a UNet that such a configuration does not describe, naming its source.
+    Raises ValueError, with the source, for a UNet that no such configuration describes.
     """
     shapes = Complete(shapes, f"the UNet of {source}")
     levels: list[list[int]] = [[]]  # input block numbers of each level
-    for i in range(1, 1 + highest(shapes, r"input_blocks\.(\d+)\.")):
+    for i in range(1, 1 + highest_number(shapes, r"input_blocks\.(\d+)\.")):
         if f"input_blocks.{i}.0.op.weight" in shapes:
             levels.append([])
         else:
@@ -70,9 +70,9 @@ def unet_shape(shapes: Shapes, family: Family, source: str = "the file") -> dict
 
 
 def _depths(shapes: Shapes, levels: list[list[int]], source: str) -> list[int]:
-    """Return how many transformer blocks each attention layer of a level has, 0 without attention.
+    """Count the transformer blocks in each attention layer of a level, 0 without attention.
 
-    Raises ValueError where the layers of a level differ, as in models that were made smaller by leaving blocks out.
+    Raises ValueError if the layers of a level differ, as in pruned models.
     """
     counts: defaultdict[str, set[str]] = defaultdict(set)  # by attention layer
     for key in shapes:
@@ -88,7 +88,7 @@ def _depths(shapes: Shapes, levels: list[list[int]], source: str) -> list[int]:
         even = even and all(len(counts[place]) == depth for place in places)
     if not even:
         raise ValueError(
-            f"The UNet of {source} has attention of uneven depth, as the pruned SSD-1B, Segmind Vega and Koala have, "
-            "which are not trained here yet, or is incomplete; choose a whole model."
+            f"The UNet of {source} has attention of uneven depth, as the pruned SSD-1B, Segmind Vega and Koala, which "
+            "cannot be trained yet, or is incomplete; choose a complete model."
         )
     return depths

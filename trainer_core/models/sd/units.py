@@ -1,10 +1,9 @@
-"""The blocks that repeat in a UNet and in CLIP, in the order in which checkpointing takes them.
+"""The repeated blocks of a UNet and of CLIP, and the level of gradient checkpointing that recomputes each.
 
-Activations that cost most memory and least time to make again go first. Measured on full-size models, in MB saved for
-the backward pass per GFLOP of making them again: transformer blocks outside the widest level 1.5 in Stable Diffusion
-1.5 at 512 px and 1.1 in XL at 1024 px, resnets of the outermost level 1.0 in both, transformer blocks of the widest
-level 0.9 and 0.8, other resnets 0.5 to 0.2. The levels follow this order; the fourth group, most of an XL model, is
-taken in two halves.
+Activations with the most memory per time to recompute come first. Measured on full-size models, in MB saved per GFLOP
+recomputed, Stable Diffusion 1.5 at 512 px / XL at 1024 px: transformer blocks outside the widest level 1.5 / 1.1,
+resnets of the outermost level 1.0 / 1.0, transformer blocks of the widest level 0.9 / 0.8, other resnets 0.5 to 0.2.
+The levels follow this order; transformer blocks of the widest level, most of an XL model, are split over two levels.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ UNQUANTIZED = ("conv_in", "conv_out", "time_embedding", "add_embedding")
 
 
 def units(model: nn.Module) -> list[Unit]:
-    """List each block of a UNet or a text encoder, and the level from which on it is recomputed."""
+    """List each block of a UNet or a text encoder, and the lowest level that recomputes it."""
     config: Any = model.config
     widest = max(getattr(config, "block_out_channels", (0,)))
     last = len(getattr(config, "block_out_channels", ())) - 1

@@ -1,9 +1,9 @@
-"""DoRA without making the changed weight (Liu et al. 2024, section 4.3 for the detached norm).
+"""DoRA without building the changed weight (Liu et al. 2024, section 4.3 for the detached norm).
 
 On the input axis, with V = W + s B A and g = m / (||V|| + EPS) per input, W' x = V (x g), and
 ||V_j||^2 = ||W_j||^2 + 2 s sum_r A_rj (W^T B)_jr + s^2 (A^T B^T B A)_jj.
-On the output axis, which files of others have, ComfyUI divides by the norm of W: g = m / (||W|| + EPS) per output and
-W' x = g (V x).
+On the output axis, found in files of other programs, ComfyUI divides by the norm of W:
+g = m / (||W|| + EPS) per output and W' x = g (V x).
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-EPS = 2.0**-10  # added to norms; of float16, in which GPUs merge DoRA at inference
+EPS = 2.0**-10  # added to norms: the epsilon of float16, in which GPUs merge DoRA at inference
 
 
 def frozen_weight(layer: nn.Module, dtype: torch.dtype) -> Tensor:
-    """Return a frozen layer's weight, as it is or as it is made anew from what is kept of it."""
+    """Read a frozen layer's weight, dequantized if it is stored in 8 or 4 bits."""
     kept = layer.__dict__.get("kept")
     return layer.weight.detach().to(dtype) if kept is None else kept.weight(dtype)  # type: ignore[union-attr]
 
 
 def column_norms(weight: Tensor) -> Tensor:
-    """Return the norm (in,) of what each input of (out, in[, k, k]) acts with, at least float32."""
+    """Compute the norm of each input's column of a weight (out, in[, k, k]): (in,), at least float32."""
     axes = [axis for axis in range(weight.ndim) if axis != 1]
     return torch.linalg.vector_norm(weight, dim=axes, dtype=torch.promote_types(weight.dtype, torch.float32))
 
 
 def row_norms(weight: Tensor) -> Tensor:
-    """Return the norm (out,) of what makes each output of (out, in[, k, k]), at least float32."""
+    """Compute the norm of each output's row of a weight (out, in[, k, k]): (out,), at least float32."""
     return column_norms(weight.transpose(0, 1))
 
 
 @torch.no_grad()
 def changed_norms(weight: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the column norms of W and of W + up @ down, both (in,); up (out, R), down (R, in * k * k).
+    """Compute the column norms of W and of W + up @ down, both (in,); up (out, R), down (R, in * k * k).
 
-    Both are equal to the last bit when up @ down is zero. W is read in its own dtype and never copied.
+    Both are bitwise equal when up @ down is zero. W is read in its own dtype and never copied.
     """
     squares = column_norms(weight).square()
     crossed = (up.t().to(weight.dtype) @ weight.flatten(1)).to(down.dtype)  # (R, in * k * k)
@@ -52,9 +52,9 @@ def magnitude_factor(
     low_rank: Callable[[], tuple[Tensor, Tensor] | None],
     delta_weight: Callable[[], Tensor],
 ) -> Tensor:
-    """Return the factor (in,) of each input, exactly 1 for a new layer; only `moved` gets a gradient.
+    """Compute the factor of each input, (in,), exactly 1 for a new layer; only `moved` gets a gradient.
 
-    moved (in,): the magnitude's way from ||W|| + EPS. The delta comes as a thin pair, or else as a whole weight.
+    moved (in,): the magnitude minus (||W|| + EPS). delta_weight is used where low_rank gives None.
     """
     with torch.no_grad():
         if (pair := low_rank()) is not None:
@@ -65,7 +65,7 @@ def magnitude_factor(
 
 
 def per_output(moved: Tensor, output: Tensor, bias: Tensor | None, *, channels: bool) -> Tensor:
-    """Return outputs multiplied by 1 + moved, (out,) or (B, out), but for the bias, which stays as it is."""
+    """Multiply outputs by 1 + moved, (out,) or (B, out); the bias is unchanged."""
     moved = per_column(moved, output, channels=channels)
     changed = torch.addcmul(output, output, moved)
     if bias is None:
@@ -75,7 +75,7 @@ def per_output(moved: Tensor, output: Tensor, bias: Tensor | None, *, channels: 
 
 
 def per_column(factor: Tensor, x: Tensor, *, channels: bool) -> Tensor:
-    """Return factors (in,) or (B, in) in the shape that multiplies x: (B, in, H, W) with channels, else (B, …, in)."""
+    """Reshape factors (in,) or (B, in) to multiply x: (B, in, H, W) with channels, else (B, …, in)."""
     if channels:
         return factor.view(*factor.shape, 1, 1)
     return factor if factor.ndim == 1 else factor.view(len(factor), *(1,) * (x.ndim - 2), -1)

@@ -1,4 +1,4 @@
-"""What is left out of a layer while it learns: a pure function of the run's seed, the micro-batch and the layer."""
+"""Dropout masks of network layers: pure functions of the run's seed, the micro-batch and the layer."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from ...common.rng import generator
 class Dropouts:
     """The dropouts of one layer; nothing is drawn while `micro_batch` is None.
 
-    The same micro-batch gives the same masks however often it is asked, so that what is computed again for the
-    backward pass is the same. Captions that a text encoder reads one by one share the masks of their micro-batch.
+    The same micro-batch always gives the same masks, so that gradient checkpointing recomputes the same activations.
+    Captions that a text encoder reads one by one share the masks of their micro-batch.
     """
 
-    elements: float  # chance of each number after `down`
-    ranks: float  # chance of each rank, per sample
-    layers: float  # chance of the whole layer, per sample
-    scaled: bool  # ranks that stay act as much stronger as others are left out
+    elements: float  # chance to drop each activation after `down`
+    ranks: float  # chance to drop each rank, per sample
+    layers: float  # chance to drop the whole layer, per sample
+    scaled: bool  # scale the remaining ranks up by 1 / (1 - ranks)
     seed: int
     name: str  # of the layer
-    micro_batch: int | None = None  # running over the run
+    micro_batch: int | None = None  # counted over the run
 
-    def samples(self, x: Tensor) -> Tensor | None:
-        """Return 0 or 1 for each sample (B,): where the layer changes anything; None: in all. x: (B, …)."""
-        return self._kept("layers", self.layers, (len(x),), x)
+    def sample_mask(self, x: Tensor) -> Tensor | None:
+        """Draw for each sample of x (B, …) whether the layer acts on it: 0 or 1, (B,); None: on all."""
+        return self._mask("layers", self.layers, (len(x),), x)
 
     def rank_mask(self, count: int, rank: int, like: Tensor) -> Tensor | None:
-        """Return what multiplies each rank, (count, rank), None: nothing; dtype and device are those of `like`."""
-        kept = self._kept("ranks", self.ranks, (count, rank), like)
-        return kept if kept is None or not self.scaled else kept / (1 - self.ranks)
+        """Draw the factor of each rank, (count, rank), in dtype and device of `like`; None: no dropout."""
+        drawn = self._mask("ranks", self.ranks, (count, rank), like)
+        return drawn if drawn is None or not self.scaled else drawn / (1 - self.ranks)
 
     def hidden_mask(self, x: Tensor, rank: int, positions: int) -> Tensor | None:
-        """Return what multiplies the numbers between down and up, (B, rank, positions or 1), None: nothing.
+        """Draw the factor of the activations between down and up, (B, rank, positions or 1); None: no dropout.
 
-        All three dropouts in one: B (m * A x) leaves out what m leaves out of the delta.
+        One mask for all three dropouts: in B (m * A x), m drops samples, ranks and single activations.
         """
         mask = self.rank_mask(len(x), rank, x)
         mask = None if mask is None else mask[:, :, None]
-        if (kept := self.samples(x)) is not None:
-            mask = kept[:, None, None] if mask is None else mask * kept[:, None, None]
-        if (kept := self._kept("elements", self.elements, (len(x), rank, positions), x)) is not None:
-            kept = kept / (1 - self.elements)
-            mask = kept if mask is None else mask * kept
+        if (drawn := self.sample_mask(x)) is not None:
+            mask = drawn[:, None, None] if mask is None else mask * drawn[:, None, None]
+        if (drawn := self._mask("elements", self.elements, (len(x), rank, positions), x)) is not None:
+            drawn = drawn / (1 - self.elements)
+            mask = drawn if mask is None else mask * drawn
         return mask if mask is None else mask.expand(-1, rank, -1)
 
-    def _kept(self, kind: str, chance: float, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+    def _mask(self, kind: str, chance: float, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
         if not chance:
             return None
         return _draw(self, kind, chance, shape, like)  # pyright: ignore[reportCallIssue]
 
 
-@torch.compiler.disable  # it is of the run, not of the program: a new micro-batch is no new program
+@torch.compiler.disable  # else each new micro-batch would compile a new program
 def _draw(dropouts: Dropouts, kind: str, chance: float, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
-    """Return 0 with a chance, else 1; on the device, since masks are as large as what they act on."""
+    """Draw a mask of 0 with probability `chance`, else 1; on the device, since masks are as large as activations."""
     if dropouts.micro_batch is None:
         return None
     if like.is_meta:  # a dry run

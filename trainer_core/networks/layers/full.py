@@ -1,4 +1,4 @@
-"""Whole differences of weights and biases, of linear and convolution layers and of norms."""
+"""Full fine-tuning as a network: trained differences of whole weights and biases, of norms, too."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FullLayer(NetworkLayer):
             self.geometry = {"stride": base.stride, "padding": base.padding, "dilation": base.dilation}
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
-        """Return base_output + diff x + diff_b; base_output may be overwritten."""
+        """Compute base_output + diff x + diff_b; base_output may be overwritten."""
         diff, diff_b = self._differences(x.dtype)
         if self.geometry:
             return base_output.add_(F.conv2d(x, diff, diff_b, **self.geometry))
@@ -41,28 +41,28 @@ class FullLayer(NetworkLayer):
         return self.diff.to(dtype), None if self.diff_b is None else self.diff_b.to(dtype)
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
-        """Begin with what a file holds."""
+        """Load the differences of a file."""
         if not set(parts) <= {name for name, _ in self.named_parameters()}:
             super().load(parts, alpha)
         for part, tensor in parts.items():
             getattr(self, part).data.copy_(tensor)
 
     def factors(self) -> tuple[nn.Parameter, ...]:
-        """Return the parameters whose product is the delta."""
+        """The parameters whose product is the delta."""
         return (self.diff,)
 
     def delta_weight(self) -> Tensor:
-        """Return the weight's difference, at least float32, detached."""
+        """The weight's difference, at least float32, detached."""
         return wide(self.diff)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the differences under LyCORIS' suffixes."""
+        """Collect the differences by LyCORIS' suffixes."""
         found = zip(self.suffixes, (self.diff, self.diff_b), strict=True)
         return {suffix: tensor.detach() for suffix, tensor in found if tensor is not None}
 
 
 class NormLayer(FullLayer):
-    """Beside a norm, whose result is linear in its weight and bias: what both differences make of x is added."""
+    """Differences of a norm, whose output is linear in weight and bias: the norm of x with diff and diff_b is added."""
 
     suffixes = ("w_norm", "b_norm")
 
@@ -72,12 +72,12 @@ class NormLayer(FullLayer):
         self.eps = base.eps
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
-        """Return base_output + the norm of x with the differences for weight and bias."""
+        """Compute base_output + the norm of x with the differences as weight and bias."""
         diff, diff_b = self._differences(x.dtype)
         if self.groups:
             return base_output + F.group_norm(x, self.groups, diff, diff_b, self.eps)
         return base_output + F.layer_norm(x, diff.shape, diff, diff_b, self.eps)
 
     def factors(self) -> tuple[nn.Parameter, ...]:
-        """Return nothing: a norm's weights are no product, and their size is none of a delta's."""
+        """Empty: the differences of a norm are no matrix, so their size is not limited."""
         return ()

@@ -1,4 +1,4 @@
-"""GLoRA: a low-rank change of what goes into a layer, and one of what comes out (Chavan et al. 2023)."""
+"""GLoRA: low-rank changes of a layer's input and of its output (Chavan et al. 2023)."""
 
 from __future__ import annotations
 
@@ -20,60 +20,62 @@ class GloraLayer(ProductLayer):
 
     parts = ("a1", "a2", "b1", "b2")
     plus = ("a2", "b2")
-    sees_entered = False
+    uses_changed_input = False
 
     def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, alpha: float, **common: Any) -> None:
         super().__init__(base, rank, alpha, **common)
         outputs, inputs, *kernel = self.shape
-        if rank == outputs == inputs:  # the four matrices could then be taken for those of an older form of the file
-            raise ValueError(f"rank {rank} is the size of a layer, which files of GLoRA cannot tell; set another rank.")
+        if rank == outputs == inputs:  # readers could then mistake the four matrices for the older file layout
+            raise ValueError(
+                f"GLoRA files cannot store rank {rank}, the size of this layer; set rank of LoRA Config to another."
+            )
         ones = (1,) * len(kernel)
-        begin_last = self.begin_zero if self.scalar is None else self.begin_uniform
-        self.begin_uniform("a1", inputs, rank, *ones)
-        begin_last("a2", rank, inputs, *ones)
-        self.begin_uniform("b1", outputs, rank, *ones)
-        begin_last("b2", rank, inputs, *kernel)
+        init_last = self.init_zero if self.scalar is None else self.init_uniform
+        self.init_uniform("a1", inputs, rank, *ones)
+        init_last("a2", rank, inputs, *ones)
+        self.init_uniform("b1", outputs, rank, *ones)
+        init_last("b2", rank, inputs, *kernel)
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
-        """Begin with what a file holds; matrices of a convolution may be stored flat."""
+        """Load the matrices of a file; those of a convolution may be stored flat."""
         ones = (1,) * (len(self.shape) - 2)
         shapes = {part: (-1, *self.shape[1:]) if part == "b2" else (*t.shape[:2], *ones) for part, t in parts.items()}
         super().load({part: tensor.reshape(shapes[part]) for part, tensor in parts.items()}, alpha)
 
     def file_rank(self) -> int:
-        """Return the rank that the parameters have."""
+        """The rank of the parameters."""
         return cast(Tensor, self._parameters["b2"]).shape[0]
 
     def factors(self) -> tuple[nn.Parameter, ...]:
-        """Return nothing: the delta is no product of parameters, the frozen weight is in it."""
+        """Empty: the delta also contains the frozen weight, so it is no product of parameters."""
         return ()
 
     def _part(self, name: str) -> Tensor:
         return cast(Tensor, self._parameters[name])
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return x + scale * A x."""
+        """Compute x + scale * A x."""
         up, down = self.with_scalar(self._part("a1")).to(x.dtype), self._part("a2").to(x.dtype)
         if self.geometry:
             entered = torch.add(x, F.conv2d(F.conv2d(x, down), up), alpha=self.scale)
         else:
             entered = add_low_rank(x, x, down, up, self.scale, {})
-        return self.where_kept(entered, x)
+        return self.where_active(entered, x)
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
-        """Return base_output + scale * B x; x is what enter got, base_output may be overwritten."""
+        """Compute base_output + scale * B x; x is the input of `enter`, base_output may be overwritten."""
         up, down = self.with_scalar(self._part("b1")).to(x.dtype), self._part("b2").to(x.dtype)
         return add_low_rank(x, base_output, down, up, self.scale, self.geometry)
 
     def changed_weight(self, weight: Tensor) -> Tensor:
-        """Return W + scale * (W A + B), at least float32."""
+        """Compute W + scale * (W A + B), at least float32."""
         a1, a2, b1, b2 = (wide(self._part(part)).flatten(1) for part in self.parts)
         weight, scale = wide(weight), self.scale * (1.0 if self.scalar is None else float(self.scalar.detach()))
         entering = torch.einsum("o i ..., i j -> o j ...", weight, a1 @ a2)
         return weight + scale * (entering + (b1 @ b2).view(weight.shape))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors under LyCORIS' suffixes."""
+        """Collect the tensors by LyCORIS' suffixes."""
         tensors = self.file_tensors("a1")
         tensors["b1"] = self.with_scalar(tensors["b1"]).detach()
         return {**{f"{part}.weight": tensors[part] for part in self.parts}, "alpha": tensors["alpha"]}

@@ -1,4 +1,4 @@
-"""(IA)^3: one number per output or input of a layer multiplies it (Liu et al. 2022)."""
+"""(IA)^3: a trained factor for each output, or each input, of a layer (Liu et al. 2022)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INPUT_SIDE = ("ff_net_2", "mlp_fc2")  # layers whose inputs are multiplied: the 
 
 
 class Ia3Layer(NetworkLayer):
-    """W' = diag(1 + v) W, or W diag(1 + v) on the input side; the bias stays as it is, v starts at zero.
+    """W' = diag(1 + v) W, or W diag(1 + v) on the input side; the bias is unchanged, v starts at zero.
 
     ia3: v, (out,) or (in,).
     """
@@ -29,14 +29,14 @@ class Ia3Layer(NetworkLayer):
         self.ia3 = nn.Parameter(torch.zeros(self.shape[self.axis]))
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return x (1 + v) on the input side."""
+        """Compute x (1 + v) on the input side."""
         if not self.axis:
             return x
         factor = per_column(self.ia3.to(x.dtype), x, channels=len(self.shape) > 2)
-        return self.where_kept(torch.addcmul(x, x, factor), x)
+        return self.where_active(torch.addcmul(x, x, factor), x)
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
-        """Return (base_output - b) (1 + v) + b on the output side."""
+        """Compute (base_output - b) (1 + v) + b on the output side."""
         if self.axis:
             return base_output
         bias = cast(Tensor | None, self._attached().bias)
@@ -47,24 +47,24 @@ class Ia3Layer(NetworkLayer):
         return self.frozen
 
     def _along(self, tensor: Tensor) -> Tensor:
-        """Return numbers per output as (out, 1, …), per input as (1, in, 1, …)."""
+        """Reshape numbers per output to (out, 1, …), per input to (1, in, 1, …)."""
         return tensor.view(*(1,) * self.axis, -1, *(1,) * (len(self.shape) - 1 - self.axis))
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
-        """Begin with what a file holds; needs the frozen layer."""
+        """Load v from the magnitudes of a file; needs the frozen layer."""
         self.ia3.data = (parts["dora_scale"].flatten().float() / self._norm().cpu() - 1).to(self.ia3.device)
 
     def _norm(self) -> Tensor:
-        """Return the norms of the frozen weight's rows or columns, EPS added, float32."""
+        """Compute the norms of the frozen weight's rows or columns, EPS added, float32."""
         rows = frozen_weight(self._attached(), torch.float32).transpose(0, self.axis).flatten(1)
         return torch.linalg.vector_norm(rows, dim=1) + EPS
 
     def changed_weight(self, weight: Tensor) -> Tensor:
-        """Return the weight with its rows or columns multiplied, at least float32."""
+        """Multiply the rows or columns of a weight by 1 + v, at least float32."""
         return wide(weight) * (1 + self._along(wide(self.ia3)))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the layer as a DoRA that changes magnitudes alone: ComfyUI has no (IA)^3, and this is the same."""
+        """Build an equal DoRA that changes only magnitudes, since ComfyUI does not know (IA)^3."""
         outputs, inputs, *kernel = self.shape
         ones = (1,) * len(kernel)
         v = self.ia3.detach().float()

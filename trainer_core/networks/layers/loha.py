@@ -32,19 +32,19 @@ class LohaLayer(ProductLayer):
         for number, std in ((1, 0.1), (2, 0.1 if self.scalar is not None else 0.0)):
             side = (rank, outputs) if core else (outputs, rank)
             if std:
-                self.begin_normal(f"hada_w{number}_a", *side, std=std)
+                self.init_normal(f"hada_w{number}_a", *side, std=std)
             else:
-                self.begin_zero(f"hada_w{number}_a", *side)
-            self.begin_normal(f"hada_w{number}_b", rank, wide, std=1)
+                self.init_zero(f"hada_w{number}_a", *side)
+            self.init_normal(f"hada_w{number}_b", rank, wide, std=1)
             if core:
-                self.begin_normal(f"hada_t{number}", rank, rank, *kernel, std=0.1)
+                self.init_normal(f"hada_t{number}", rank, rank, *kernel, std=0.1)
 
     def file_rank(self) -> int:
-        """Return the rank that the parameters have."""
+        """The rank of the parameters."""
         return self._parameters["hada_w1_b"].shape[0]  # type: ignore[union-attr]
 
     def _sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return a1, b1, a2, b2: (out, rank) and (rank, in k k) each, Tucker's core multiplied into b."""
+        """Compute a1, b1, a2, b2: (out, rank) and (rank, in k k) each, Tucker's core multiplied into b."""
         sides = []
         for number in (1, 2):
             a, b, core = (cast(Tensor, self._parameters[f"hada_{s.format(number)}"]) for s in ("w{}_a", "w{}_b", "t{}"))
@@ -55,9 +55,9 @@ class LohaLayer(ProductLayer):
         return sides[0], sides[1], sides[2], sides[3]
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
-        """Return base_output + delta(x); base_output may be overwritten."""
+        """Compute base_output + delta(x); base_output may be overwritten."""
         a1, b1, a2, b2 = self._sides()
-        b2 = self.ranks_kept(b2)
+        b2 = self.drop_ranks(b2)
         if self._is_thin():
             up, down = (factor.to(x.dtype) for factor in _pair(a1, b1, a2, b2))
             up, down = up.view(*up.shape, *(1,) * (len(self.shape) - 2)), down.view(-1, *self.shape[1:])
@@ -66,35 +66,35 @@ class LohaLayer(ProductLayer):
         return cast(Tensor, _Hadamard.apply(x, base_output, *sides, self.scale, self.shape, self.geometry))
 
     def _is_thin(self) -> bool:
-        """Tell whether the delta is less work as a LoRA of rank^2, which it always is, too."""
+        """Tell whether the delta, which is also a LoRA of rank^2, is less work in that form."""
         outputs, inputs = self.shape[0], math.prod(self.shape[1:])
         return self.rank**2 * (outputs + inputs) <= outputs * inputs
 
     @torch.no_grad()
     def low_rank(self) -> tuple[Tensor, Tensor] | None:
-        """Return (out, rank^2), (rank^2, in * k * k) whose product is the delta, None where these are not thin."""
+        """Factor the delta into (out, rank^2) and (rank^2, in * k * k); None if these are not thin."""
         if not self._is_thin():
             return None
         up, down = _pair(*(wide(side) for side in self._sides()))
         return self.scale * up, down
 
     def delta_weight(self) -> Tensor:
-        """Return the delta in the base weight's shape, at least float32, detached."""
+        """Compute the delta in the base weight's shape, at least float32, detached."""
         a1, b1, a2, b2 = (wide(side) for side in self._sides())
         return (self.scale * (a1 @ b1) * (a2 @ b2)).view(self.shape)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors under LyCORIS' suffixes."""
+        """Collect the tensors by LyCORIS' suffixes."""
         return self.file_tensors("hada_w1_a")
 
 
 def _pair(a1: Tensor, b1: Tensor, a2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
-    """Return up (out, rank^2), down (rank^2, n) with up @ down = (a1 b1) * (a2 b2): every rank with every other."""
+    """Build up (out, rank^2), down (rank^2, n) with up @ down = (a1 b1) * (a2 b2), from all pairs of ranks."""
     return (a1[:, :, None] * a2[:, None, :]).flatten(1), (b1[:, None] * b2[None]).flatten(0, 1)
 
 
 class _Hadamard(torch.autograd.Function):
-    """Adds what the whole delta makes of x; the backward pass builds the delta anew instead of holding it."""
+    """Add delta(x) with the whole delta, which the backward pass recomputes instead of storing it."""
 
     @staticmethod
     def forward(

@@ -16,8 +16,8 @@ from .product import ProductLayer, wide
 def factorise(size: int, factor: int) -> tuple[int, int]:
     """Split a size into two factors, the smaller first, as LyCORIS does.
 
-    A positive factor that divides it is one of the two. Otherwise the smaller one is the largest divisor that is
-    reached from 1 upwards while it is at most `factor` (-1: any) and the sum of both does not grow.
+    A positive factor that divides the size is one of the two. Otherwise the smaller one is the largest divisor that is
+    at most `factor` (-1: no limit) and at most the square root of the size.
     """
     if factor > 0 and size % factor == 0:
         return min(factor, size // factor), max(factor, size // factor)
@@ -31,11 +31,11 @@ def factorise(size: int, factor: int) -> tuple[int, int]:
 
 
 class LokrLayer(ProductLayer):
-    """delta = scale * kron(W1, W2), never built: x is reshaped and meets one factor after the other.
+    """delta = scale * kron(W1, W2), never built: x is reshaped and multiplied by one factor, then the other.
 
     W1: lokr_w1 (out_l, in_m) or lokr_w1_a lokr_w1_b; W2: lokr_w2 (out_k, in_n[, k, k]) or lokr_w2_a lokr_w2_b with
     the kernel in the second, or in Tucker's form (rank, out_k), (rank, in_n) and lokr_t2 (rank, rank, k, k). The last
-    factor of W2 starts at zero. Two whole factors have no rank, and so the scale 1.
+    factor of W2 starts at zero. Two whole factors have no rank, so their scale is 1.
     """
 
     parts = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2")
@@ -58,33 +58,33 @@ class LokrLayer(ProductLayer):
         (out_l, out_k), (in_m, in_n) = factorise(outputs, factor), factorise(inputs, factor)
         core = tucker and math.prod(kernel) > 1
         if not full_matrix and decompose_both and rank < max(out_l, in_m) / 2:
-            self.begin_uniform("lokr_w1_a", out_l, rank)
-            self.begin_uniform("lokr_w1_b", rank, in_m)
+            self.init_uniform("lokr_w1_a", out_l, rank)
+            self.init_uniform("lokr_w1_b", rank, in_m)
         else:
-            self.begin_uniform("lokr_w1", out_l, in_m)
-        begin_last = self.begin_zero if self.scalar is None else self.begin_uniform
+            self.init_uniform("lokr_w1", out_l, in_m)
+        init_last = self.init_zero if self.scalar is None else self.init_uniform
         if full_matrix or rank >= max(out_k, in_n) / 2:
-            begin_last("lokr_w2", out_k, in_n, *kernel)
+            init_last("lokr_w2", out_k, in_n, *kernel)
             return
-        self.begin_uniform("lokr_w2_a", *((rank, out_k) if core else (out_k, rank)))
-        begin_last("lokr_w2_b", rank, in_n if core else in_n * math.prod(kernel))
+        self.init_uniform("lokr_w2_a", *((rank, out_k) if core else (out_k, rank)))
+        init_last("lokr_w2_b", rank, in_n if core else in_n * math.prod(kernel))
         if core:
-            self.begin_uniform("lokr_t2", rank, rank, *kernel)
+            self.init_uniform("lokr_t2", rank, rank, *kernel)
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
-        """Begin with what a file holds; a whole W2 of a 1x1 convolution may be stored as a matrix."""
+        """Load the factors of a file; a whole W2 of a 1x1 convolution may be stored as a matrix."""
         if (whole := parts.get("lokr_w2")) is not None:
             parts = {**parts, "lokr_w2": whole.reshape(len(whole), -1, *self.shape[2:])}
         super().load(parts, alpha)
 
     def file_rank(self) -> int:
-        """Return the rank that the parameters have, that of W2 first, 1 when they have none."""
+        """The rank of W2, else that of W1, else 1."""
         found = (self._parameters[part] for part in ("lokr_w2_b", "lokr_w1_b"))
         return next((p.shape[0] for p in found if p is not None), 1)
 
     @property
     def scale(self) -> float:
-        """Return alpha / rank, or 1 when both factors are whole."""
+        """alpha / rank, or 1 when both factors are whole."""
         whole = self._parameters["lokr_w1"] is not None and self._parameters["lokr_w2"] is not None
         return 1.0 if whole else self.alpha / self.rank
 
@@ -92,14 +92,14 @@ class LokrLayer(ProductLayer):
         return cast(Tensor, self._parameters[name]).to(like.dtype)
 
     def _left(self) -> Tensor:
-        """Return W1 with the trained number, (out_l, in_m)."""
+        """Compute W1 times the trained scalar, (out_l, in_m)."""
         left = self._parameters["lokr_w1"]
         if left is None:
             left = cast(Tensor, self._parameters["lokr_w1_a"]) @ cast(Tensor, self._parameters["lokr_w1_b"])
         return self.with_scalar(left)
 
     def _right(self) -> Tensor:
-        """Return the whole W2, (out_k, in_n[, k, k])."""
+        """Compute the whole W2, (out_k, in_n[, k, k])."""
         whole, a, b, core = (self._parameters[part] for part in ("lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"))
         if whole is not None:
             return whole
@@ -109,16 +109,16 @@ class LokrLayer(ProductLayer):
         return (a @ b).view(a.shape[0], -1, *self.shape[2:])
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
-        """Return base_output + delta(x); base_output may be overwritten."""
+        """Compute base_output + delta(x); base_output may be overwritten."""
         left = self._left().to(x.dtype)
         if self.geometry:
             return base_output.add_(self._convolve(x, left).view(base_output.shape), alpha=self.scale)
         out_l, in_m = left.shape
         rows = x.reshape(-1, self.shape[1] // in_m)  # (tokens * in_m, in_n)
         if self._parameters["lokr_w2"] is None:
-            # W1 acts between the thin factors of W2, where there is least to do, with the rank as the leading axis: so
-            # all three are plain products without copies.
-            hidden = self.ranks_kept(self._part("lokr_w2_b", x)) @ rows.t()  # (rank, tokens * in_m)
+            # W1 acts between the thin factors of W2, where it costs least. With the rank as the leading axis, all three
+            # are plain products without copies.
+            hidden = self.drop_ranks(self._part("lokr_w2_b", x)) @ rows.t()  # (rank, tokens * in_m)
             hidden = (hidden.view(-1, in_m) @ left.t()).view(len(hidden), -1)  # (rank, tokens * out_l)
             flat = base_output.reshape(-1, self.shape[0] // out_l)
             last = self._part("lokr_w2_a", x).t().contiguous()
@@ -130,7 +130,7 @@ class LokrLayer(ProductLayer):
         return mixed.view(base_output.shape)
 
     def _convolve(self, x: Tensor, left: Tensor) -> Tensor:
-        """Return what kron(W1, W2) makes of x (batch, in, h, w), as (batch * out_l, out_k, …)."""
+        """Apply kron(W1, W2) to x (batch, in, h, w): (batch * out_l, out_k, …)."""
         (out_l, in_m), batch = left.shape, len(x)
         in_n = self.shape[1] // in_m
 
@@ -143,7 +143,7 @@ class LokrLayer(ProductLayer):
                 return F.conv2d(mix(x.reshape(batch * in_m, in_n, *x.shape[2:])), right, **self.geometry)
             return mix(F.conv2d(x.reshape(batch * in_m, in_n, *x.shape[2:]), right, **self.geometry))
         grouped = x.reshape(batch * in_m, in_n, *x.shape[2:])
-        a, b = self._part("lokr_w2_a", x), self.ranks_kept(self._part("lokr_w2_b", x))
+        a, b = self._part("lokr_w2_a", x), self.drop_ranks(self._part("lokr_w2_b", x))
         if self._parameters["lokr_t2"] is not None:
             hidden = F.conv2d(F.conv2d(grouped, b[..., None, None]), self._part("lokr_t2", x), **self.geometry)
             return F.conv2d(mix(hidden), a.t()[..., None, None])
@@ -151,20 +151,20 @@ class LokrLayer(ProductLayer):
         return F.conv2d(mix(hidden), a[..., None, None])
 
     def delta_weight(self) -> Tensor:
-        """Return the delta in the base weight's shape, at least float32, detached."""
+        """Compute the delta in the base weight's shape, at least float32, detached."""
         left, right = wide(self._left()), wide(self._right()).contiguous()
         left = left.view(*left.shape, *(1,) * (right.ndim - 2))
         return self.scale * torch.kron(left, right)
 
     def delta_norm(self) -> Tensor:
-        """Return the delta's Frobenius norm: the product of both factors'."""
+        """Compute the delta's Frobenius norm: the product of the norms of its factors."""
         left, right = (torch.linalg.vector_norm(wide(side)) for side in (self._left(), self._right()))
         return self.scale * left * right
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors under LyCORIS' suffixes; Tucker's form as two whole factors.
+        """Collect the tensors by LyCORIS' suffixes; Tucker's form as two whole factors.
 
-        ComfyUI fails on lokr_t2 and leaves such layers as they were.
+        ComfyUI fails on lokr_t2 and does not change such layers.
         """
         if self._parameters["lokr_t2"] is not None:
             right = (self.scale * self._right().detach()).contiguous()

@@ -19,7 +19,7 @@ Init = Literal["default", "orthogonal", "pissa"]
 
 
 def weight_shape(layer: nn.Linear | nn.Conv2d) -> tuple[int, ...]:
-    """Return the shape of a frozen layer's weight, in whatever form it is kept."""
+    """The shape of a frozen layer's weight, also of a quantized one."""
     if isinstance(layer, nn.Linear):
         return layer.out_features, layer.in_features
     return layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size
@@ -29,14 +29,13 @@ class LoraLayer(NetworkLayer):
     """delta(x) = scale * up(down(x)) beside one frozen layer; `up` starts at zero, so delta starts at zero.
 
     down: (rank, in[, k, k]) and up: (out, rank[, 1, 1]), float32 parameters. alpha is a plain number.
-    tucker: convolutions wider than 1x1 are three, down (rank, in, 1, 1), mid (rank, rank, k, k), up (LyCORIS' LoCon).
-    use_scalar: a number that begins with 0 multiplies the delta, and `up` begins like `down`.
+    tucker: convolutions larger than 1x1 get down (rank, in, 1, 1), mid (rank, rank, k, k) and up (LyCORIS' LoCon).
+    use_scalar: a trained number, initially zero, multiplies the delta, and `up` is initialised like `down`.
 
-    init: "pissa" (Meng et al. 2024) and "orthogonal" (OLoRA, Büyükakyüz 2024) begin with factors down_0, up_0 of W
-    itself and train scale * (up down - up_0 down_0). The base model stays as it is: parameters are the ways u, d from
-    up_0 and down_0, and the delta is scale * (u (down_0 + d) + up_0 d), a LoRA of twice the rank on the original
-    model. It begins with exactly zero, no two large products are subtracted from each other, in 16 bits neither, and
-    weight decay draws to the base model.
+    init: "pissa" (Meng et al. 2024) and "orthogonal" (OLoRA, Büyükakyüz 2024) start from factors down_0, up_0 of W
+    itself and train scale * (up down - up_0 down_0). The base model is unchanged: parameters are the differences u, d
+    from up_0 and down_0, and the delta is scale * (u (down_0 + d) + up_0 d), a LoRA of twice the rank on the original
+    model. It starts at exactly zero, never subtracts two large products, and weight decay pulls towards the base model.
     """
 
     plus = ("up",)
@@ -79,7 +78,7 @@ class LoraLayer(NetworkLayer):
             self.down = nn.Parameter(torch.zeros_like(down_0))
 
     def forward(self, x: Tensor, base_output: Tensor) -> Tensor:
-        """Return base_output + delta(x); base_output is the frozen layer's own result and may be overwritten."""
+        """Compute base_output + delta(x); base_output is the frozen layer's own output and may be overwritten."""
         down, up = (factor.to(x.dtype) for factor in self._factors())
         if self.geometry:
             if self.mid is None:
@@ -89,9 +88,9 @@ class LoraLayer(NetworkLayer):
             if (mask := self._mask(x, hidden.shape[2] * hidden.shape[3])) is not None:
                 hidden = hidden * mask.unflatten(2, hidden.shape[2:] if mask.shape[2] > 1 else (1, 1))
             return base_output.add_(F.conv2d(hidden, up), alpha=self.scale)
-        # The rank is the row count of every thin matrix, here and in the backward pass that autograd derives: BLAS is
-        # several times faster on few rows than on few columns. Out of place, because nn.Linear returns a view, and
-        # autograd pays for writing into a view with copies of the whole gradient.
+        # The rank is the row count of every thin matrix, here and in the backward pass: BLAS is several times faster on
+        # few rows than on few columns. Not in place: nn.Linear returns a view, and autograd copies the whole gradient
+        # for a write into a view.
         hidden = down @ x.reshape(-1, x.shape[-1]).t()  # (rank, tokens)
         if (mask := self._mask(x, hidden.shape[1] // len(x))) is not None:
             hidden = (hidden.view(len(down), len(x), -1) * mask.transpose(0, 1)).flatten(1)
@@ -99,49 +98,49 @@ class LoraLayer(NetworkLayer):
         return torch.addmm(flat, hidden.t(), up.t().contiguous(), alpha=self.scale).view(base_output.shape)
 
     def _factors(self) -> tuple[Tensor, Tensor]:
-        """Return what acts as down (R, in[, k, k]) and up (out, R[, 1, 1]); R is the rank, or twice that."""
+        """Compute the effective down (R, in[, k, k]) and up (out, R[, 1, 1]); R is the rank, or twice that."""
         down, up = self.down, self.up if self.scalar is None else self.up * self.scalar
         if self.down_0 is None or self.up_0 is None:
             return down, up
         return torch.cat([self.down_0 + down, down]), torch.cat([up, self.up_0], 1)
 
     def _mask(self, x: Tensor, positions: int) -> Tensor | None:
-        """Return what multiplies `hidden` of x, (B, R, positions or 1); None: nothing."""
+        """Draw the dropout mask of `hidden`, (B, R, positions or 1); None: no dropout."""
         mask = self.dropouts.hidden_mask(x, self.rank, positions) if self.dropouts else None
         return mask if mask is None or self.down_0 is None else torch.cat([mask, mask], 1)
 
     @torch.no_grad()
     def low_rank(self) -> tuple[Tensor, Tensor]:
-        """Return scale * up (out, R) and down (R, in * k * k), at least float32; with Tucker's core in down."""
+        """Compute scale * up (out, R) and down (R, in * k * k), at least float32; with Tucker's core in down."""
         down, up = (f.detach().to(torch.promote_types(f.dtype, torch.float32)) for f in self._factors())
         if self.mid is not None:
             down = torch.einsum("m n x y, n i -> m i x y", self.mid.to(down.dtype), down.flatten(1))
         return self.scale * up.flatten(1), down.flatten(1)
 
     def delta_weight(self) -> Tensor:
-        """Return scale * up @ down in the base weight's shape, at least float32."""
+        """Compute scale * up @ down in the base weight's shape, at least float32."""
         up, down = self.low_rank()
         kernel = self.down.shape[2:] if self.mid is None else self.mid.shape[2:]
         return (up @ down).view(len(up), self.down.shape[1], *kernel)
 
     def factors(self) -> tuple[nn.Parameter, ...]:
-        """Return down, up and Tucker's core; none where the delta is a difference."""
+        """down, up and Tucker's core; () with init, where the delta is a difference."""
         if self.down_0 is not None:
             return ()
         return (self.down, self.up) if self.mid is None else (self.down, self.mid, self.up)
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
-        """Begin with `down`, `up` and Tucker's `mid` of an earlier run; a 1x1 convolution's may be matrices."""
+        """Load `down`, `up` and Tucker's `mid` of a file; those of a 1x1 convolution may be matrices."""
         own = {"down": self.down, "up": self.up} | ({} if self.mid is None else {"mid": self.mid})
         if set(parts) != set(own) or self.down_0 is not None:
-            super().load(parts, alpha)  # which refuses
+            super().load(parts, alpha)  # raises
         for part, parameter in own.items():
             parameter.data.copy_(parts[part].reshape(parameter.shape))
         if self.scalar is not None:
             self.scalar.data.fill_(1.0)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors under kohya's suffixes."""
+        """Collect the tensors by kohya's suffixes."""
         down, up = (factor.detach() for factor in self._factors())
         middle = {} if self.mid is None else {"lora_mid.weight": self.mid.detach()}
         alpha = torch.tensor(self.alpha * (len(down) / self.rank))
@@ -149,7 +148,7 @@ class LoraLayer(NetworkLayer):
 
 
 def _kaiming(shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
-    """Draw kaiming uniform with a = sqrt(5)."""
+    """Draw Kaiming-uniform values with a = sqrt(5)."""
     bound = 1 / math.sqrt(math.prod(shape[1:]))
     return torch.rand(shape, generator=draws) * (2 * bound) - bound
 
@@ -157,10 +156,10 @@ def _kaiming(shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
 def _principal(
     base: nn.Module, down: Tensor, scale: float, init: Init, draws: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return down_0, shaped like `down`, and up_0 (out, rank) of a frozen weight.
+    """Compute down_0, shaped like `down`, and up_0 (out, rank) of a frozen weight W.
 
-    pissa: its leading singular vectors, scale * up_0 down_0 being that part of it; orthogonal: the first columns of Q
-    and rows of R of its QR decomposition. Ranks that it does not have stay as `down` has them, and 0 in up_0.
+    pissa: scale * up_0 down_0 is the leading part of its singular value decomposition. orthogonal: up_0 and down_0 are
+    the first columns of Q and rows of R of its QR decomposition. Ranks beyond W's keep `down` in down_0, and 0 in up_0.
     """
     weight = frozen_weight(base, torch.float32).flatten(1)
     down_0, up_0 = down.to(weight.device).flatten(1).clone(), weight.new_zeros(len(weight), len(down))

@@ -1,4 +1,4 @@
-"""OFT and BOFT: the outputs of a layer are rotated in blocks (Qiu et al. 2023, Liu et al. 2023)."""
+"""OFT and BOFT: rotate the outputs of a layer in blocks (Qiu et al. 2023, Liu et al. 2023)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .product import wide
 
 
 def butterfly_size(outputs: int, limit: int) -> int:
-    """Return BOFT's block size: the largest even number up to `limit` that divides `outputs` into 2^p blocks.
+    """Find BOFT's block size: the largest even number up to `limit` that divides `outputs` into 2^p blocks.
 
-    Raises ValueError when there is none, naming the smallest that does.
+    Raises ValueError, with the smallest possible size, when there is none.
     """
     odd = outputs
     while odd % 2 == 0:
         odd //= 2
-    size = 2 * odd  # the smallest: every other one is this times a power of two
+    size = 2 * odd  # the smallest; the others are its multiples by powers of two
     if outputs % 2 or size > limit:
-        remedy = f"set the rank to {size} or more" if outputs % 2 == 0 else "leave it out"
+        remedy = f"set rank of LoRA Config to {size} or more" if outputs % 2 == 0 else "exclude it in LoRA Config"
         raise ValueError(f"BOFT cannot split a layer of {outputs} outputs into blocks of up to {limit}; {remedy}.")
     while size * 2 <= min(limit, outputs):
         size *= 2
@@ -32,9 +32,9 @@ def butterfly_size(outputs: int, limit: int) -> int:
 
 
 def skew(blocks: Tensor, constraint: float) -> Tensor:
-    """Return Q = X - X^T of blocks (…, b, b), at least float32, its norm at most `constraint` (0: any).
+    """Compute Q = X - X^T of blocks (…, b, b), at least float32, with a norm of at most `constraint` (0: no limit).
 
-    As LyCORIS and ComfyUI do it: the norm is that of all blocks of a layer together, 1e-8 added.
+    As in LyCORIS and ComfyUI, the norm is that of all blocks of a layer, 1e-8 added.
     """
     blocks = blocks.to(torch.promote_types(blocks.dtype, torch.float32))
     q = blocks - blocks.transpose(-1, -2)
@@ -44,20 +44,20 @@ def skew(blocks: Tensor, constraint: float) -> Tensor:
 
 
 def turn(q: Tensor) -> Tensor:
-    """Return R - I for the rotation R = (I + Q)(I - Q)^-1 (Cayley) of skew Q (…, b, b).
+    """Compute R - I for the rotation R = (I + Q)(I - Q)^-1 (Cayley) of skew-symmetric Q (…, b, b).
 
-    That is 2 Q (I - Q)^-1: nothing cancels, so that small rotations keep their digits in a small dtype, and Q = 0
-    gives exactly 0. Both factors commute; I - Q always has an inverse, so nothing is checked (a check waits for a GPU).
+    R - I = 2 Q (I - Q)^-1 has no cancellation: small rotations keep their digits in a small dtype, and Q = 0 gives
+    exactly 0. The factors commute. I - Q is always invertible, and a check would wait for the GPU, so there is none.
     """
     eye = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
     return torch.linalg.solve_ex(eye - q, 2 * q).result
 
 
 def turned(rows: Tensor, turns: Tensor) -> Tensor:
-    """Return what a rotation adds to each row (n, out).
+    """Compute the rotation's change of rows (n, out): rotated minus original.
 
-    turns: R - I of OFT's blocks (blocks, size, size), which act as R^T, or of BOFT's stages (stages, blocks, size,
-    size), which act as B_m … B_1; stage i takes each element together with the one 2^i size / 2 places further.
+    turns: R - I of OFT's blocks (blocks, size, size), applied as R^T, or of BOFT's stages (stages, blocks, size, size),
+    applied as B_m … B_1; stage i pairs each element with the one 2^i size / 2 places further.
     """
     count, size, _ = turns.shape[-3:]
     if turns.ndim == 3:
@@ -74,16 +74,16 @@ def turned(rows: Tensor, turns: Tensor) -> Tensor:
 
 
 def turned_weight(weight: Tensor, turns: Tensor) -> Tensor:
-    """Return what a rotation of the outputs adds to a weight (out, in[, k, k])."""
+    """Compute the change of a weight (out, in[, k, k]) whose outputs are rotated."""
     columns = weight.flatten(1).t().contiguous()
     return turned(columns, turns).t().reshape(weight.shape)
 
 
 class OftLayer(NetworkLayer):
-    """Rotates each block of outputs by an orthogonal matrix: W' = R^T W, the bias as it is; R = I at the start.
+    """A layer that rotates blocks of outputs by orthogonal matrices: W' = R^T W, the bias is unchanged; R starts at I.
 
-    oft_blocks X: (blocks, size, size), size the smaller factor that `rank` splits the outputs by. constraint: limit of
-    ||Q|| = ||X - X^T||, times the outputs, 0 = none.
+    oft_blocks X: (blocks, size, size), size being the smaller factor of `factorise(outputs, rank)`. constraint: limit
+    of ||Q|| = ||X - X^T|| per output, 0 = none.
     """
 
     def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, *, constraint: float = 0.0) -> None:
@@ -97,7 +97,7 @@ class OftLayer(NetworkLayer):
         return count, size, size
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
-        """Begin with what a file holds; alpha is the norm that limits it there, 0 = none."""
+        """Load the blocks of a file, whose alpha limits their norm; 0 = no limit."""
         if set(parts) != {"oft_blocks"}:
             super().load(parts, alpha)
         self.oft_blocks = nn.Parameter(skew(parts["oft_blocks"].detach().float(), alpha).triu())
@@ -106,16 +106,16 @@ class OftLayer(NetworkLayer):
         return turn(skew(self.oft_blocks, self.constraint))
 
     def _bias(self, dtype: torch.dtype) -> Tensor | None:
-        """Return the frozen layer's bias, (out,)."""
+        """The frozen layer's bias, (out,)."""
         assert self.frozen is not None, "the network is not attached"
         bias = cast(Tensor | None, self.frozen.bias)
         return None if bias is None else bias.detach().to(dtype)
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
-        """Return R^T (base_output - b) + b."""
+        """Compute R^T (base_output - b) + b."""
         turns = self._turns()
         shift = None
-        if (bias := self._bias(turns.dtype)) is not None:  # what is turned too much: (R^T - I) b
+        if (bias := self._bias(turns.dtype)) is not None:  # the bias is not rotated: subtract (R^T - I) b
             shift = turned(bias[None], turns).flatten().to(x.dtype)
         turns = turns.to(x.dtype)
         if base_output.ndim != 4:
@@ -126,27 +126,26 @@ class OftLayer(NetworkLayer):
         return output if shift is None else output.sub_(shift[:, None, None])
 
     def _turn_channels(self, output: Tensor, turns: Tensor) -> Tensor:
-        """Return R^T of a convolution's output (batch, out, h, w)."""
+        """Apply R^T to a convolution's output (batch, out, h, w)."""
         count, size, _ = turns.shape
         blocks = output.reshape(len(output) * count, size, -1)
         rotations = turns.transpose(1, 2).repeat(len(output), 1, 1)
         return torch.baddbmm(blocks, rotations, blocks).view(output.shape)
 
     def changed_weight(self, weight: Tensor) -> Tensor:
-        """Return R^T W, at least float32."""
+        """Compute the rotated weight, at least float32."""
         weight = wide(weight)
         return weight + turned_weight(weight, self._turns().detach().to(weight.dtype))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the blocks under LyCORIS' suffix, with the constraint in them: ComfyUI takes alpha for another."""
+        """Collect the blocks by LyCORIS' suffix, constrained; no alpha, which ComfyUI reads as another constraint."""
         return {"oft_blocks": skew(self.oft_blocks.detach(), self.constraint).triu()}
 
 
 class BoftLayer(OftLayer):
-    """Rotates in stages of a butterfly, so that all outputs reach each other: W' = B_m … B_1 W.
+    """A layer that rotates in stages of a butterfly, which mixes all outputs: W' = B_m … B_1 W.
 
-    oft_blocks: (stages, blocks, size, size), size the largest even one up to `rank` that leaves 2^p blocks, and p + 1
-    stages.
+    oft_blocks: (stages, blocks, size, size) with 2^p blocks of `butterfly_size(outputs, rank)` and p + 1 stages.
     """
 
     def _blocks_shape(self, rank: int) -> tuple[int, ...]:
@@ -155,11 +154,11 @@ class BoftLayer(OftLayer):
         return count.bit_length(), count, size, size
 
     def _turn_channels(self, output: Tensor, turns: Tensor) -> Tensor:
-        """Return B_m … B_1 of a convolution's output (batch, out, h, w)."""
+        """Apply B_m … B_1 to a convolution's output (batch, out, h, w)."""
         rows = output.movedim(1, -1).reshape(-1, self.outputs)
         change = turned(rows, turns).view(len(output), *output.shape[2:], -1)
         return output + change.movedim(-1, 1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the blocks under LyCORIS' suffix, and alpha 0: without it ComfyUI leaves such layers as they were."""
+        """Collect the blocks by LyCORIS' suffix, and alpha 0, without which ComfyUI does not change such layers."""
         return {**super().tensors(), "alpha": torch.tensor(0.0)}

@@ -1,4 +1,4 @@
-"""What layers share whose delta is made of products: how they begin, and how two thin matrices act on activations."""
+"""The base class of layers whose delta is a product: initialisation, loading, and low-rank products of activations."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .lora import weight_shape
 
 
 class ProductLayer(NetworkLayer):
-    """Adds scale * (a product of small matrices) to one frozen layer's weight, float32 parameters named as in files.
+    """A layer that adds scale * (a product of small matrices), float32 parameters named as in files.
 
-    parts: all parameters that any form of the layer has; those of another form are None. scalar: with use_scalar a
-    number that multiplies the delta and begins with 0; then nothing else does.
+    parts: the parameters of all forms of the layer; those of other forms are None. scalar: with use_scalar, a trained
+    number that multiplies the delta; only it starts at zero then.
     """
 
     parts: tuple[str, ...] = ()
@@ -39,17 +39,17 @@ class ProductLayer(NetworkLayer):
             self.register_parameter(part, None)
         self.scalar = nn.Parameter(torch.zeros(())) if use_scalar else None
 
-    def begin_uniform(self, part: str, *shape: int) -> None:
-        """Fill a parameter as Kaiming does with a = sqrt(5): uniform within 1 / sqrt(size of a row)."""
+    def init_uniform(self, part: str, *shape: int) -> None:
+        """Fill a parameter Kaiming-uniform with a = sqrt(5): uniform within 1 / sqrt(size of a row)."""
         bound = 1 / math.sqrt(math.prod(shape[1:]))
         draws = torch.rand(shape, generator=self._draws(part))
         self.register_parameter(part, nn.Parameter(draws * (2 * bound) - bound))
 
-    def begin_normal(self, part: str, *shape: int, std: float) -> None:
+    def init_normal(self, part: str, *shape: int, std: float) -> None:
         """Fill a parameter with normal draws."""
         self.register_parameter(part, nn.Parameter(std * torch.randn(shape, generator=self._draws(part))))
 
-    def begin_zero(self, part: str, *shape: int) -> None:
+    def init_zero(self, part: str, *shape: int) -> None:
         """Fill a parameter with zeros."""
         self.register_parameter(part, nn.Parameter(torch.zeros(shape)))
 
@@ -59,11 +59,11 @@ class ProductLayer(NetworkLayer):
 
     @property
     def scale(self) -> float:
-        """Return alpha / rank."""
+        """alpha / rank."""
         return self.alpha / self.rank
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
-        """Begin with what a file holds: its form and rank count, alpha 0 stands for the rank."""
+        """Load the parameters of a file, with its form and rank; alpha 0 stands for the rank."""
         if strange := set(parts) - set(self.parts):
             super().load({part: parts[part] for part in strange}, alpha)
         for part in self.parts:
@@ -75,38 +75,38 @@ class ProductLayer(NetworkLayer):
             self.scalar.data.fill_(1)
 
     def file_rank(self) -> int:
-        """Return the rank that the parameters have."""
+        """The rank of the parameters."""
         raise NotImplementedError
 
     def factors(self) -> tuple[nn.Parameter, ...]:
-        """Return the parameters whose product is the delta."""
+        """The parameters whose product is the delta."""
         return tuple(p for part in self.parts if (p := self._parameters[part]) is not None)
 
-    def ranks_kept(self, factor: Tensor) -> Tensor:
-        """Return a factor (rank, …) without the ranks that are left out of this micro-batch."""
+    def drop_ranks(self, factor: Tensor) -> Tensor:
+        """Mask the ranks of a factor (rank, …) that dropout excludes from this micro-batch."""
         mask = self.dropouts.rank_mask(1, len(factor), factor) if self.dropouts else None
         return factor if mask is None else factor * mask.view(-1, *(1,) * (factor.ndim - 1))
 
     def with_scalar(self, factor: Tensor) -> Tensor:
-        """Return one factor of the product with the trained number in it."""
+        """Multiply one factor of the product by the trained scalar, if any."""
         return factor if self.scalar is None else factor * self.scalar
 
     def file_tensors(self, folded: str) -> dict[str, Tensor]:
-        """Return the parameters by their parts and alpha; the trained number lies in the part `folded`."""
+        """Collect the parameters by part, and alpha; the part `folded` is multiplied by the scalar."""
         tensors = {part: p.detach() for part in self.parts if (p := self._parameters[part]) is not None}
         tensors[folded] = self.with_scalar(tensors[folded]).detach()
         return {**tensors, "alpha": torch.tensor(self.alpha)}
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a tensor without its graph, at least float32."""
+    """Detach a tensor and convert it to at least float32."""
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def add_low_rank(
     x: Tensor, base_output: Tensor, down: Tensor, up: Tensor, scale: float, geometry: Mapping[str, Any]
 ) -> Tensor:
-    """Return base_output + scale * up(down(x)); a convolution's base_output is overwritten.
+    """Compute base_output + scale * up(down(x)); a convolution's base_output is overwritten.
 
     down: (rank, in[, k, k]), up: (out, rank[, 1, 1]), both in x's dtype. The rank is the row count of every thin
     matrix: BLAS is several times faster on few rows than on few columns, here and in the backward pass.
