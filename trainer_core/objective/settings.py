@@ -44,8 +44,8 @@ def objective_remarks(config: RunConfig, noise: NoiseModel) -> list[str]:
     if pure and diffusion and changes:
         sentences.append(
             "This model's last timestep is pure noise (zero terminal SNR), from which samplers start. With "
-            f"{' and '.join(changes)} the LoRA is trained to start from other noise. Very dark and very bright pictures "
-            "do not need it here: turn it off."
+            f"{' and '.join(changes)} the LoRA is trained to start from other noise. Very dark and very bright "
+            "pictures do not need it here: turn it off."
         )
     if pure and diffusion and level_weights(objective, Path(noise))[objective.max_timestep] == 0:
         sentences.append(
