@@ -150,7 +150,7 @@ class Child:
             self._process.stdin.write(json.dumps(part).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, which is told below
+            pass  # the process has ended; the wait below reports it
         while not out.exists():
             status = self._process.poll()
             if status is not None and not out.exists():

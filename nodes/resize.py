@@ -42,7 +42,7 @@ class AtelierResizeLora(io.ComfyNode):
 
     @classmethod
     def execute(cls, lora: dict[str, torch.Tensor], rank: int) -> io.NodeOutput:
-        """Resize, and report how much of the effect is kept."""
+        """Lower the rank, and report the share of the effect that is kept."""
         with torch.inference_mode(False):
             resized, layers = lower_rank({key: models.own(tensor) for key, tensor in lora.items()}, rank)
         ranks = sorted({layer.old_rank for layer in layers})

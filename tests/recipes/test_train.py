@@ -215,7 +215,7 @@ def test_a_run_that_goes_on_with_nothing_that_learns_is_refused(config, tmp_path
 
 def test_a_lora_in_bfloat16_is_refused_with_float16(config, tmp_path):
     config = change(change(config, "lora", dtype="bfloat16"), "base_model", precision="float16")
-    with pytest.raises(ValueError, match="does not go with precision float16; set dtype of LoRA Config to float32"):
+    with pytest.raises(ValueError, match="does not work with precision float16; set dtype of LoRA Config to float32"):
         run(config, tmp_path)
 
 

@@ -174,14 +174,14 @@ def _remarks(plan: Plan) -> Iterator[str]:
     enlarged = [f"{pictures[i].name} ({scale:.1f}x)" for i, scale in scales if scale > MOST_ENLARGED]
     guarded = [pictures[i].name for i in range(len(pictures)) if plan.guarded[i]]
     if cropped:
-        who = count(cropped, "picture loses", "pictures lose")
-        yield f"{who} more than {MOST_CROPPED:.0%} of the area: {names(cropped)}."
+        some = count(cropped, "picture loses", "pictures lose")
+        yield f"{some} more than {MOST_CROPPED:.0%} of the area: {names(cropped)}."
     if enlarged:
-        who = count(enlarged, "picture is", "pictures are")
-        yield f"{who} enlarged more than {MOST_ENLARGED:g}x: {names(enlarged)}."
+        some = count(enlarged, "picture is", "pictures are")
+        yield f"{some} enlarged more than {MOST_ENLARGED:g}x: {names(enlarged)}."
     if guarded:
-        who = count(guarded, "picture is", "pictures are")
-        yield f"{who} never mirrored, as the caption says left or right: {names(guarded)}."
+        some = count(guarded, "picture is", "pictures are")
+        yield f"{some} never mirrored, as the caption says left or right: {names(guarded)}."
 
 
 def _sample_for_table(plan: Plan, picture: int) -> Sample:

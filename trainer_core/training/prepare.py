@@ -49,7 +49,7 @@ class Planned:
 
     plan: Plan
     keys: Keys
-    models: dict[str, str]  # digests of the model files, by role
+    models: dict[str, str]  # sha256 of the files of the base model and of LoRAs, by role
     outline: BaseModel  # on the meta device
 
 
@@ -80,10 +80,11 @@ def check_settings(job: Job) -> None:
     job.source.check()
     check_optimizer(config.optimizer, config.scheduler, job.device)
     check_log(config.train.log, job.logs)
-    if (
-        config.lora.dtype == "bfloat16" and job.dtype == torch.float16
-    ):  # float16 scales gradients, CUDA none in bfloat16
-        raise ValueError("A LoRA in bfloat16 does not go with precision float16; set dtype of LoRA Config to float32.")
+    # float16 needs scaled gradients, and CUDA scales none in bfloat16.
+    if config.lora.dtype == "bfloat16" and job.dtype == torch.float16:
+        raise ValueError(
+            "A LoRA in bfloat16 does not work with precision float16; set dtype of LoRA Config to float32."
+        )
     for setting in ("weights", "text_weights"):
         check_weights(getattr(config.base_model, setting), setting)
 

@@ -27,8 +27,8 @@ def check_validation(train: TrainConfig, plan: Plan) -> None:
     """Raise ValueError when settings need a validation loss and no concept has the role validation."""
     if train.keeps_by and not plan.validation:
         raise ValueError(
-            f"{train.keeps_by} needs pictures that are not trained, and there are none; set the role of one concept to "
-            "validation."
+            f"{train.keeps_by} needs pictures that are not trained, and there are none; set role of one Concept "
+            "Dataset to validation."
         )
 
 
