@@ -174,7 +174,7 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
         factor = lr_factor(step, plan.steps, config.scheduler)
         for group in run.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        if step == began_at:  # the optimizer allocates its state now; out of memory, the update must be undone
+        if step == began_at:  # the optimizer allocates its state in this update, which may run out of memory
             saving.back_up()
         numbers, norms = take_step(run, read, ladder, saving, first=step == began_at)
         report_step(run, numbers, norms, stopped, began)
