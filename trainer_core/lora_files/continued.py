@@ -46,8 +46,8 @@ def start_layers(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) -
         if not norm and not isinstance(module, nn.Linear | nn.Conv2d):
             what = type(module).__name__
             raise ValueError(
-                f"{layer.source} in {lora.name} changes a {what}, which cannot be trained; use the file beneath a new "
-                "LoRA instead."
+                f"{layer.source} in {lora.name} changes a module of the kind {what}, which cannot be trained; use the "
+                "file beneath a new LoRA instead."
             )
         start = Start(kind=layer.kind, tensors={p: t.float() for p, t in layer.tensors.items()}, alpha=layer.alpha)
         if not layer.alpha and "oft_blocks" not in layer.tensors:
