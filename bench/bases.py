@@ -1,4 +1,4 @@
-"""The base models that are measured: their files, their UNets with and without weights, and networks on these."""
+"""Build the measured base models: their files, their UNets with and without weights, and networks on these."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lora_atelier.trainer_core.networks import Network, choose_targets
 
 
 def ready(name: str) -> Path:
-    """Return the file of a base model, making one of random weights if it is not there yet."""
+    """Find the file of a base model; write one of random weights if it is missing."""
     path = BASES[name].path
     if not path.exists():
         if name not in ARCHITECTURES:
@@ -31,9 +31,9 @@ def ready(name: str) -> Path:
 
 
 def load_unet(name: str, device: torch.device) -> nn.Module:
-    """Return the frozen UNet of a base model alone, in RAM and float16.
+    """Load the frozen UNet of a base model, in RAM and float16.
 
-    Where its file would hold random weights there is no file: they are drawn at once, fast on a GPU.
+    Random weights are drawn at once, fast on a GPU, instead of read from a file.
     """
     if name in ARCHITECTURES:
         unet, seeded = empty_unet(name), torch.Generator(device).manual_seed(0)
@@ -47,7 +47,7 @@ def load_unet(name: str, device: torch.device) -> nn.Module:
 
 
 def tokenizer() -> str:
-    """Name the folder of CLIP's tokenizer, in the ComfyUI that COMFYUI_PATH names."""
+    """Find the folder of CLIP's tokenizer, in the ComfyUI of COMFYUI_PATH."""
     return str(Path(os.environ.get("COMFYUI_PATH", "")) / "comfy" / "sd1_tokenizer")
 
 
@@ -62,7 +62,7 @@ def empty_unet(name: str) -> nn.Module:
 
 
 def model_of(unet: Any, dtype: torch.dtype = torch.float32) -> StableDiffusion:
-    """Return a UNet as a base model without text encoders and autoencoder."""
+    """Wrap a UNet as a base model without text encoders and autoencoder."""
     family = FAMILIES["sdxl" if unet.config.addition_embed_type == "text_time" else "sd1"]
     return StableDiffusion(family=family, name="", unet=unet, texts=(), vae=None, tokenizer=None, dtype=dtype)
 
@@ -73,6 +73,6 @@ def network_on(unet: nn.Module, lora: LoraConfig) -> Network:
 
 
 def matrices_of(unet: nn.Module, preset: str) -> dict[str, nn.Module]:
-    """Return the linear layers and convolutions of a UNet that a preset trains, by their own names."""
+    """List the linear layers and convolutions of a UNet that a preset trains, by their own names."""
     layers = [layer for layer in unet_layers(unet) if preset in layer.presets]
     return {layer.path: layer.module for layer in layers if isinstance(layer.module, nn.Linear | nn.Conv2d)}

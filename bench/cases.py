@@ -59,7 +59,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Settings with which our training fits into less memory."""
+    """Settings that make our training fit into less memory."""
 
     name: str
     memory: MemoryConfig = PLAIN
@@ -140,7 +140,7 @@ CASES = {case.name: case for case in (*CPU, *CPU_DRY, *GPU, *GPU_DRY)}
 
 
 def limit(part: Part) -> float:
-    """The seconds after which a part is stopped."""
+    """The time limit of a part, in seconds."""
     if part.get("case") in [case.name for case in (*CPU, *CPU_DRY)]:
         return PATIENCE
     compiles = "compiled" in (part.get("contender"), *part.get("contenders", ()))
@@ -148,7 +148,7 @@ def limit(part: Part) -> float:
 
 
 def company(part: Part) -> tuple[str, str]:
-    """The loaded model that parts of one process share; none where they need none."""
+    """The model that parts in one process share; none if they need none."""
     if part["what"] in ("device", "describe", "estimate"):
         return "counted", ""
     return part["what"], part["case"]

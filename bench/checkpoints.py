@@ -1,4 +1,4 @@
-"""Checkpoints of random weights in the original single-file layout, written tensor by tensor."""
+"""Write checkpoints of random weights in the original single-file layout, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def write_checkpoint(path: Path, architecture: Architecture) -> None:
 
 
 def checkpoint_shapes(architecture: Architecture) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors on the meta device by their original names."""
+    """List a checkpoint's tensors on the meta device by their original names."""
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
@@ -141,7 +141,7 @@ def _text_shapes(width: int, layers: int, *, open_clip: bool) -> dict[str, Tenso
 
 
 def open_clip_tensors(model: Any) -> dict[str, Tensor]:
-    """Return a transformers text encoder's tensors as OpenCLIP stores them."""
+    """Convert a transformers text encoder's tensors to OpenCLIP's names and layout."""
     state = {k.removeprefix("text_model."): v for k, v in model.state_dict().items()}
     found = {
         "token_embedding.weight": state["embeddings.token_embedding.weight"],
@@ -163,7 +163,7 @@ def open_clip_tensors(model: Any) -> dict[str, Tensor]:
 
 
 def random_values(name: str, tensor: Tensor, seeded: torch.Generator) -> Tensor:
-    """Return values under which activations stay finite: N(0, 1/fan in), norm weights 1, biases 0."""
+    """Draw values that keep activations finite: N(0, 1/fan in), norm weights 1, biases 0."""
     if tensor.ndim < 2:
         return torch.full(tensor.shape, float(name.endswith("weight")), dtype=torch.float16)
     std = 0.02 if "token_embedding" in name or "position" in name else 1 / math.sqrt(tensor[0].numel())

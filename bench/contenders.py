@@ -1,4 +1,4 @@
-"""Ways through the same UNet: the frozen pass, this pack's LoRA eager and compiled, and diffusers with peft."""
+"""The contenders on one UNet: the frozen pass, this pack's LoRA eager and compiled, and diffusers with peft."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def build_batch(unet: nn.Module, resolution: int, batch: int, device: torch.devi
 
 
 def prepare(unet: nn.Module, memory: MemoryConfig, weights: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Bring a frozen UNet of any dtype and place to `device` as the memory settings say; return it."""
+    """Move a frozen UNet of any dtype and place to `device`, apply the memory settings, and return it."""
     if memory.compile:
         compile_blocks(units(unet), _no_compiling, backend="inductor" if device.type == "cuda" else "eager")
     prepare_unet(unet, units(unet), memory, weights, dtype, device, Stream(device), UNQUANTIZED)
@@ -86,8 +86,8 @@ def _no_compiling(sentence: str) -> None:
     raise CannotCompile(sentence)  # a race of what is not compiled would be a false result
 
 
-def told(problem: BaseException) -> str:
-    """Give the reason of a failure as one short line."""
+def short_reason(problem: BaseException) -> str:
+    """Write the reason of a failure as one short line."""
     if isinstance(problem, torch.OutOfMemoryError):
         return "it runs out of memory on this device"
     return " ".join(str(problem).split())[:300] or type(problem).__name__
@@ -123,7 +123,7 @@ def build_frozen(unet: nn.Module, batch: Batch, lora: LoraConfig) -> Step:
 
 
 def build_ours(unet: nn.Module, batch: Batch, lora: LoraConfig) -> Step:
-    """Train this pack's network, attached to the UNet from now on."""
+    """Attach this pack's network to the UNet and train it."""
     network = network_on(unet, lora).to(batch.noised.device)
     network.attach()
     optimizer = build_optimizer(OPTIMIZER, network.groups({PREFIX: OPTIMIZER.learning_rate}))
@@ -163,7 +163,7 @@ CONTENDERS = {
 
 
 def share_weights(unet: nn.Module) -> nn.Module:
-    """Return a second UNet that holds the same weight tensors."""
+    """Build a second UNet on the same weight tensors."""
     with torch.device("meta"):
         twin = type(unet).from_config(unet.config)  # type: ignore[attr-defined]
     twin.load_state_dict(unet.state_dict(), assign=True)
@@ -173,11 +173,11 @@ def share_weights(unet: nn.Module) -> nn.Module:
 def race(
     unet: nn.Module, batch: Batch, lora: LoraConfig, names: Iterable[str], steps: int
 ) -> tuple[list[dict[str, dict[str, float]]], dict[str, str]]:
-    """Let contenders, each with its own UNet over the very same weights, take one step in turn; `steps` times.
+    """Time `steps` steps of each contender, in turn, each with its own UNet over the same weights.
 
-    Some turns before are not counted. A contender that fails, or whose first prediction is not the frozen one, which
-    untrained networks do not change, leaves the race; returns the steps, and why who is not in all of them. Raises
-    RuntimeError when nobody is left.
+    The first turns are not counted. A contender leaves the race if it fails, or if its first prediction differs from
+    the frozen one, which an untrained network must not change. Returns the steps, and the reasons of those that left.
+    Raises RuntimeError when no contender is left.
     """
     device, dtype = batch.noised.device, batch.noised.dtype
     unet = prepare(unet, PLAIN, "auto", dtype, device)
@@ -186,13 +186,13 @@ def race(
     first: dict[str, float] = {}
 
     def turn() -> dict[str, dict[str, float]]:
-        return {name: taken for name in list(runners) if (taken := attempt(name, runners[name]))}
+        return {name: timings for name in list(runners) if (timings := attempt(name, runners[name]))}
 
     def attempt(name: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except FAILURES as problem:
-            without[name] = told(problem)
+            without[name] = short_reason(problem)
         runners.pop(name, None)
         gc.collect()  # its memory is for the others
         if device.type == "cuda":
@@ -203,8 +203,8 @@ def race(
         build, memory = CONTENDERS[name]
         twin = share_weights(unet)
         made = attempt(name, lambda: build(prepare(twin, memory, "auto", dtype, device), batch, lora))  # noqa: B023
-        if made and (taken := attempt(name, made)):
-            runners[name], first[name] = made, taken["loss"]
+        if made and (timings := attempt(name, made)):
+            runners[name], first[name] = made, timings["loss"]
     for name, loss in first.items():
         expected = first.get("frozen", median(first.values()))
         if not abs(loss - expected) <= SAME[dtype] * expected:
@@ -219,14 +219,14 @@ def race(
 
 
 def warm_up(device: torch.device) -> int:
-    """Count the uncounted steps: on a GPU the first ones choose kernels and lay out memory."""
+    """Number of uncounted first steps: on a GPU they choose kernels and lay out memory."""
     return 1 if device.type == "cpu" else 3
 
 
 def count_flops(unet: nn.Module, batch: Batch) -> float:
     """Count the floating point operations of one frozen forward and backward pass; UNet and batch on the meta device.
 
-    Attention is counted as its plain products: what fused kernels compute twice is no work of the model.
+    Attention is counted as its plain products: the recomputing of fused kernels is no work of the model.
     """
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         _loss(unet, batch.noised.clone().requires_grad_(), batch).backward()
@@ -251,7 +251,7 @@ def _step(unet: nn.Module, noised: Tensor, batch: Batch, update: Callable[[], No
 
 
 def _update(parameters: list[Any], optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Return clipping, optimizer step and clearing as one call, as the training loop does them."""
+    """Build a function that clips, steps the optimizer and clears the gradients, as the training loop does."""
 
     def update() -> None:
         torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER.max_grad_norm)

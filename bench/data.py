@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 
 def write_pictures(folder: Path, count: int) -> Path:
-    """Write JPEG pictures of one seeded noise, told apart by a comment in the file, and a caption for each."""
+    """Write JPEG pictures of one seeded noise, different by a comment in the file, each with a caption."""
     folder.mkdir(parents=True)
     noise = np.random.default_rng(0).integers(0, 256, (SIZE[1] // 8, SIZE[0] // 8, 3), dtype=np.uint8)
     data, mark = io.BytesIO(), "0" * 8
@@ -48,7 +48,7 @@ def write_pictures(folder: Path, count: int) -> Path:
 
 
 def measure_scan(folder: Path, index: Path) -> dict[str, float]:
-    """Scan a folder with an index and return seconds, the fingerprint's seconds, pictures and MB over the start."""
+    """Time a scan with an index; return seconds, the fingerprint's seconds, pictures, and MB over the start."""
     dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(folder)),))
     before = start_peak(CPU)
     began = time.perf_counter()
@@ -66,7 +66,7 @@ def measure_scan(folder: Path, index: Path) -> dict[str, float]:
 
 
 def measure_encoding(model: str, device: torch.device, count: int, resolution: int) -> dict[str, Any]:
-    """Encode pictures bare and through the cache, in turn; return seconds of each per picture."""
+    """Time the encoding of pictures, bare and through the cache, in turn; return seconds of each per picture."""
     base = load_base_model(BaseModelConfig(path=str(ready(model)), tokenizer=tokenizer()))
     base.free("text", "denoiser")
     rows: list[dict[str, float]] = []
@@ -92,12 +92,12 @@ def measure_encoding(model: str, device: torch.device, count: int, resolution: i
             with Cache(Path(name) / f"store-{turn}") as cache:
                 encode_plan(base, plan, cache, device, Callbacks(), prompts=None)
             rows.append({"bare": bare / count, "ours": (now(device) - began) / count})
-    told = {"title": BASES[model].title, "resolution": resolution, "pictures": count}
-    return {"rows": rows[1:], "machine": describe_machine(device), **told}
+    about = {"title": BASES[model].title, "resolution": resolution, "pictures": count}
+    return {"rows": rows[1:], "machine": describe_machine(device), **about}
 
 
 def main() -> None:
-    """Measure one thing and write it as JSON."""
+    """Measure a scan or the encoding, as the command line asks, and write JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=["write", "scan", "encode"])
     parser.add_argument("--folder", type=Path)

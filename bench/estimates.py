@@ -1,4 +1,4 @@
-"""Estimate memory by settings for full-size models, in dry runs that need no weights."""
+"""Estimate the memory of full-size models by settings, in dry runs without weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALONE = (Setting(name="weights in float8", weights="float8"),)  # beside those t
 
 
 def estimate(case: Case, setting: Setting) -> float:
-    """Return the estimated peak memory in MB of training a case with some settings."""
+    """Estimate the peak memory in MB of training a case with some settings."""
     unet = empty_unet(case.base)
     lora = LoraConfig(rank=case.rank, alpha=case.rank, preset=case.preset)  # type: ignore[arg-type]
     batch = build_batch(unet, case.resolution, case.batch, torch.device("meta"), DTYPES[case.dtype])
@@ -24,7 +24,7 @@ def estimate(case: Case, setting: Setting) -> float:
 
 
 def render(cases: Sequence[Case] = GPU, settings: Sequence[Setting] = (*CURVE, *ALONE)) -> str:
-    """Return a table of estimates in Markdown, settings by cases."""
+    """Write the table of estimates in Markdown, settings by cases."""
     titles = [f"{BASES[case.base].title}, {case.resolution} px, batch {case.batch}" for case in cases]
     lines = [
         "### Memory by settings, as the preflight counts it",

@@ -1,7 +1,7 @@
-"""Full-size checkpoints of random weights all the way: load, train one step, export, load in ComfyUI; on the CPU.
+"""Prove the whole way of full-size checkpoints on the CPU: load, train one step, save, load in ComfyUI.
 
-`train` runs trainer_core, `load` ComfyUI's own loaders on the file that was saved; each in a process of its own, whose
-highest resident memory is what is reported. Pages of the checkpoint that are mapped into memory count as well.
+`train` runs trainer_core, `load` ComfyUI's own loaders on the saved file; each in a separate process, whose highest
+resident memory is reported. Pages of the checkpoint that are mapped into memory count as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMPLAINTS = ("not loaded", "missing", "unexpected", "left over", "mismatch")  #
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How a full-size model is trained: no larger than the proof needs."""
+    """The training of a full-size model: no larger than the proof needs."""
 
     precision: str
     resolution: int  # pixels
@@ -84,7 +84,7 @@ def train_one_step(name: str, output: Path) -> dict[str, Any]:
 
 
 def load_in_comfyui(checkpoint: Path, lora_file: Path) -> dict[str, Any]:
-    """Load checkpoint and LoRA as ComfyUI's nodes do; return peak memory in MB, layers patched and complaints."""
+    """Load checkpoint and LoRA as ComfyUI's nodes do; return peak memory in MB, patched layers and warnings."""
     import comfy.sd
     import comfy.utils
     import torch
@@ -114,7 +114,7 @@ def load_in_comfyui(checkpoint: Path, lora_file: Path) -> dict[str, Any]:
 
 
 def render(results: dict[str, dict[str, Any]]) -> str:
-    """Write the measurements as Markdown."""
+    """Write the table of full-size models as Markdown."""
     lines = [
         "### Full-size models from load to ComfyUI, CPU",
         "",
@@ -143,14 +143,14 @@ def check(name: str, result: dict[str, dict[str, Any]]) -> None:
     train, load = result["train"], result["load"]
     count = sum(train["layers"].values())
     if load["lora_log"] or load["unet"] + load["text"] != count:
-        told = f"{load['unet']} + {load['text']} of {count} layers"
-        raise RuntimeError(f"{name}: ComfyUI patches {told} and says {load['lora_log']}.")
+        patched = f"{load['unet']} + {load['text']} of {count} layers"
+        raise RuntimeError(f"{name}: ComfyUI patches {patched} and logs {load['lora_log']}.")
     if train["moved"] != count:
         raise RuntimeError(f"{name}: one step has changed {train['moved']} of {count} layers.")
 
 
 def main() -> None:
-    """Run one half for one model and write JSON."""
+    """Run `train` or `load` for one model and write JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=["train", "load"])
     parser.add_argument("--model", required=True, choices=SIZES)

@@ -1,4 +1,4 @@
-"""The GPU suite as Markdown: speed and share of the card's peak, memory against speed, goals. Needs only Python."""
+"""Write the GPU suite as Markdown: speed, share of the card's peak, memory against speed, goals. Needs only Python."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ NOT_YET = "its turn has not come"
 
 
 def listed_peak(device: str) -> float | None:
-    """Return the bfloat16 operations per second that a card's maker states; None for a card not in the table."""
+    """Look up the maker's bfloat16 operations per second of a card; None for a card not in the table."""
     return next((peak * 1e12 for name, peak in PEAKS if name in device), None)
 
 
 def render(data: dict[str, Any], suite: dict[str, Any]) -> str:
-    """Write the measurements so far, put together as a suite, as one block of the page."""
+    """Write a suite's measurements so far as one block of the page."""
     if "device" not in suite:
         return "### One card\n\nNothing has been measured yet: the device itself was left out.\n"
     device = suite["device"]
     machine, stated = device["machine"], listed_peak(device["machine"]["device"])
     size = f", {device['megabytes'] / 1000:,.0f} GB" if device["megabytes"] else ""
-    told = "not in the table here" if stated is None else f"{stated / 1e12:,.0f} TFLOP/s by the maker's data sheet"
+    text = "not in the table here" if stated is None else f"{stated / 1e12:,.0f} TFLOP/s by the maker's data sheet"
     lines = [
         f"### One card: {machine['device']}",
         "",
         f"{data['date']}, commit {data['commit']}, {machine['device']}{size}, torch {machine['torch']}, Python "
-        f"{machine['python']}. Peak in dense bfloat16: {told}, {device['measured'] / 1e12:,.3g} TFLOP/s measured with "
+        f"{machine['python']}. Peak in dense bfloat16: {text}, {device['measured'] / 1e12:,.3g} TFLOP/s measured with "
         f"a large matrix product in the same run. Command: `{data['command']}`.",
         "",
         "Share of the peak: the operations of one frozen forward and backward pass (a LoRA's own not counted), by "
@@ -68,7 +68,7 @@ def render(data: dict[str, Any], suite: dict[str, Any]) -> str:
 
 
 def speeds(result: dict[str, Any], contender: str) -> list[float]:
-    """Return a contender's seconds per step: taken in turn with the others, else alone where the race was left out."""
+    """List a contender's seconds per step: from the race, else from its measurement alone."""
     return seconds(result, contender) or result["memory"].get(contender, {}).get("seconds", [])
 
 
@@ -83,10 +83,10 @@ def _case(result: dict[str, Any], measured: float, stated: float | None) -> list
         "|---|---|---|---|---|---|---|---|",
     ]
     for contender in TITLES:
-        taken = speeds(result, contender)
-        if not taken:
+        timings = speeds(result, contender)
+        if not timings:
             continue
-        spread = build_ratio("", taken)
+        spread = build_ratio("", timings)
         rate = described["flops"] / spread.middle
         used = memory(result, contender) if contender == "stock" else result["memory"].get(contender)
         cells = [TITLES[contender], f"{1 / spread.middle:.3g}", f"{spread.low:.4f} – {spread.high:.4f}"]
@@ -101,7 +101,7 @@ def _case(result: dict[str, Any], measured: float, stated: float | None) -> list
 
 
 def _ratios(result: dict[str, Any]) -> Iterator[Ratio]:
-    """Yield how many times faster than others ours is, turn by turn."""
+    """Yield the speed of ours relative to others, turn by turn."""
     for contender, other, least in (
         ("ours", "frozen", None),
         ("compiled", "frozen", None),
@@ -116,7 +116,7 @@ def _ratios(result: dict[str, Any]) -> Iterator[Ratio]:
 
 
 def _curve(curve: dict[str, dict[str, Any]]) -> list[str]:
-    """Write memory against speed, setting by setting."""
+    """Write the table of memory against speed, setting by setting."""
     lines = [
         "| settings | tensors | reserved | on the card | steps / s | speed kept | estimated / tensors |",
         "|---|---|---|---|---|---|---|",
@@ -134,61 +134,61 @@ def _curve(curve: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _goals(suite: dict[str, Any], peak: float) -> Iterator[str]:
-    """Yield a row for each goal, measured or not."""
-    told, met = "", False
+    """Yield the table row of each goal, measured or not."""
+    text, met = "", False
     if result := suite.get(GOAL_CASE):
         shares, kept = [], []
         for contender in ("ours", "compiled"):
-            if taken := speeds(result, contender):
-                shares.append(result["described"]["flops"] / median(taken) / peak)
+            if timings := speeds(result, contender):
+                shares.append(result["described"]["flops"] / median(timings) / peak)
             if values := pairs(result, "frozen", contender):
                 kept.append(median(values))
         if shares:
-            told = f"{max(shares):.1%} of the peak" + (f", {max(kept):.1%} of the frozen pass" if kept else "")
+            text = f"{max(shares):.1%} of the peak" + (f", {max(kept):.1%} of the frozen pass" if kept else "")
             met = max(shares) >= GOAL_PEAK or max(kept, default=0.0) >= GOAL_FROZEN
     goal = "SDXL 1024 px, batch 4: ≥ 45 % of the peak, or ≥ 95 % of the frozen pass's speed"
-    yield _goal(goal, told, met, _why(suite, GOAL_CASE, "The race", "ours"))
+    yield _goal(goal, text, met, _why(suite, GOAL_CASE, "The race", "ours"))
     compiled = {n: median(v) for n, r in suite.items() if "described" in r and (v := pairs(r, "peft", "compiled"))}
     name, least = min(compiled.items(), key=lambda item: item[1], default=("", 0.0))
-    told = f"{least:.2f}x at the least ({name}; cases measured: {len(compiled)})" if compiled else ""
+    text = f"{least:.2f}x at the least ({name}; cases measured: {len(compiled)})" if compiled else ""
     why = _why(suite, GOAL_CASE, "The race was", "compiled", "peft")
-    yield _goal("compiled: ≥ 1.3x the speed of diffusers + peft", told, least >= GOAL_PEFT, why)
+    yield _goal("compiled: ≥ 1.3x the speed of diffusers + peft", text, least >= GOAL_PEFT, why)
     for case, limit in GOAL_MEGABYTES.items():
         curve = suite.get(f"{case}-curve", {})
         rows = [(name, row) for name, row in curve.items() if "left_out" not in row]
         fitting = [item for item in rows if on_card(item[1]) < limit]
-        told = ""
+        text = ""
         if rows:
             fastest = min(fitting, key=lambda item: median(item[1]["seconds"]), default=None)
             name, row = fastest or min(rows, key=lambda item: on_card(item[1]))
-            told = f"{on_card(row):,.0f} MB on the card ({row['peak']:,.0f} MB of tensors), {name}"
+            text = f"{on_card(row):,.0f} MB on the card ({row['peak']:,.0f} MB of tensors), {name}"
         why = next((row["left_out"] for row in curve.values() if "left_out" in row), NOT_YET)
-        yield _goal(f"{case}: < {limit:,} MB on the card (the fastest settings that fit)", told, bool(fitting), why)
+        yield _goal(f"{case}: < {limit:,} MB on the card (the fastest settings that fit)", text, bool(fitting), why)
     rows = [(f"{case} {n}", r) for case, c in suite.items() if case.endswith("-curve") for n, r in c.items()]
     errors = [(abs(r["estimated"] / r["peak"] - 1), n) for n, r in rows if r.get("estimated") and "peak" in r]
     error, name = max(errors, default=(1.0, ""))
-    told = f"{error:.1%} off at the most ({name}; {len(errors)} of {len(rows)} settings)" if errors else ""
-    yield _goal("memory estimate within 10 % of what tensors took", told, error <= GOAL_ESTIMATE, NOT_YET)
+    text = f"{error:.1%} off at the most ({name}; {len(errors)} of {len(rows)} settings)" if errors else ""
+    yield _goal("memory estimate within 10 % of the tensors' memory", text, error <= GOAL_ESTIMATE, NOT_YET)
 
 
 def _why(suite: dict[str, Any], case: str, *beginnings: str) -> str:
-    """Return the first sentence on what was left out of a case that begins with one of some words."""
-    said = suite[case]["left_out"] if case in suite else []
-    return next((line for line in said if line.startswith(beginnings)), NOT_YET)
+    """Find the first reason for a part left out of a case that starts with one of some words."""
+    left_out = suite[case]["left_out"] if case in suite else []
+    return next((line for line in left_out if line.startswith(beginnings)), NOT_YET)
 
 
-def _goal(goal: str, told: str, met: bool, why: str) -> str:
-    """Write a goal's row; one of which nothing was measured says why."""
-    return f"| {goal} | {told} | {'met' if met else '**missed**'} |" if told else f"| {goal} | not measured | {why} |"
+def _goal(goal: str, text: str, met: bool, why: str) -> str:
+    """Write a goal's row; `why` explains a missing measurement."""
+    return f"| {goal} | {text} | {'met' if met else '**missed**'} |" if text else f"| {goal} | not measured | {why} |"
 
 
 def on_card(row: dict[str, Any]) -> float:
-    """Return the MB that a card held: what torch reserved and CUDA takes besides; on the CPU of the process."""
+    """Compute the MB used on a card, reserved by torch and taken by CUDA itself; on the CPU the process's MB."""
     return row["peak"] if row["reserved"] is None else row["reserved"] + row["overhead"]
 
 
 def _memory(used: dict[str, Any] | None) -> list[str]:
-    """Return the cells of tensors, reserved and on the card; that of ComfyUI's node is not known beyond reserved."""
+    """Write the cells tensors, reserved and on the card; the last is unknown for ComfyUI's node."""
     whole = {"held": on_card(used)} if used and used.get("overhead") is not None else {}
     return [_megabytes(used, "peak"), _megabytes(used, "reserved"), _megabytes(whole, "held")]
 

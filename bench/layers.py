@@ -1,7 +1,7 @@
 """Compare forms of a LoRA layer on every linear and convolution shape of Stable Diffusion 1.5 at 256 px.
 
-Only the LoRA's own work is timed: the frozen layer is replaced by one that hands out ready tensors, and what that
-costs is subtracted. `LoraLayer` holds the form that was kept; the others are here so that the choice can be repeated.
+Only the LoRA's own work is timed: a layer that hands out ready tensors replaces the frozen one, and its time is
+subtracted. `LoraLayer` is the form in use; the others are here so that the comparison can be repeated.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def into_view(layer: LoraLayer, x: Tensor, y: Tensor) -> Tensor:
 
 
 def taps(layer: LoraLayer, x: Tensor, y: Tensor) -> Tensor:
-    """Make a 3x3 `down` one product to 9 x rank channels, and fold those onto each other; stride 1 only."""
+    """Compute a 3x3 `down` as one product to 9 x rank channels, then fold these onto each other; stride 1 only."""
     if not layer.geometry or layer.down.shape[2] == 1 or layer.geometry["stride"] != (1, 1):
         return layer(x, y)
     side = layer.down.shape[2]
@@ -78,7 +78,7 @@ class ThinRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of base output, x, down and up."""
+        """Compute the gradients of base output, x, down and up."""
         rows, hidden, down, up = ctx.saved_tensors
         flat = grad.reshape(-1, grad.shape[-1])
         grad_hidden = (up.t().contiguous() @ flat.t()).mul_(ctx.scale)
@@ -101,17 +101,17 @@ FORMS: dict[str, Form] = {
 
 
 class Ready(torch.autograd.Function):
-    """A layer that costs two copies: hands out a ready output, and a ready gradient of its input."""
+    """A layer that copies a ready output, and a ready gradient of its input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, grad_x: Tensor) -> Tensor:
-        """Return a copy of y."""
+        """Copy y."""
         ctx.save_for_backward(grad_x)
         return y.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return a copy of the ready gradient."""
+        """Copy the ready gradient."""
         return ctx.saved_tensors[0].clone(), None, None
 
 
@@ -133,7 +133,7 @@ def layer_shapes() -> Counter[tuple[bool, tuple[int, ...], tuple[int, ...], int,
 
 
 def time_shape(linear: bool, inner: tuple[int, ...], outer: tuple[int, ...], kernel: int, stride: int, rounds: int):
-    """Return the median milliseconds of each form for one shape, forward and backward, interleaved."""
+    """Time each form on one shape, forward and backward, interleaved; return median milliseconds."""
     if linear:
         base: Any = nn.Linear(inner[-1], outer[-1])
     else:
@@ -145,7 +145,7 @@ def time_shape(linear: bool, inner: tuple[int, ...], outer: tuple[int, ...], ker
     if linear:
         y = y.flatten(0, -2)
     names: dict[str, Form | None] = {"": None, **FORMS}
-    taken: dict[str, list[float]] = {name: [] for name in names}
+    timings: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds + 1):
         for name, form in names.items():
             began = time.perf_counter()
@@ -154,8 +154,8 @@ def time_shape(linear: bool, inner: tuple[int, ...], outer: tuple[int, ...], ker
                 torch.autograd.grad(output, [x], grad)
             else:
                 torch.autograd.grad(form(layer, x, output), [x, layer.down, layer.up], grad)
-            taken[name].append(time.perf_counter() - began)
-    middle = {name: 1000 * median(values[1:]) for name, values in taken.items()}
+            timings[name].append(time.perf_counter() - began)
+    middle = {name: 1000 * median(values[1:]) for name, values in timings.items()}
     return {name: middle[name] - middle[""] for name in FORMS}
 
 
@@ -168,8 +168,8 @@ def main() -> None:
     total = {name: dict.fromkeys(KINDS, 0.0) for name in FORMS}
     for (linear, inner, outer, kernel, stride), count in layer_shapes().items():
         kind = "linear" if linear else f"{kernel}x{kernel}" + (", stride 2" if stride == 2 else "")
-        for name, taken in time_shape(linear, inner, outer, kernel, stride, options.rounds).items():
-            total[name][kind] += count * taken
+        for name, milliseconds in time_shape(linear, inner, outer, kernel, stride, options.rounds).items():
+            total[name][kind] += count * milliseconds
     rows = [f"| ms per step, all LoRA layers | {' | '.join(KINDS)} | sum |", "|---" * (len(KINDS) + 2) + "|"]
     for name, kinds in total.items():
         cells = [f"{kinds[kind]:.0f}" for kind in KINDS]

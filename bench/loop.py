@@ -29,9 +29,9 @@ PICTURES = 4
 
 
 def time_loop(case: Case) -> list[dict[str, float]]:
-    """Train on pictures of noise with `train_lora`; return for each step but the first its seconds by part.
+    """Train on pictures of noise with `train_lora`; return the seconds by part of each step but the first.
 
-    The parts are timed from outside, by standing in front of the UNet's forward, Tensor.backward and the optimizer.
+    Wrappers around the UNet's forward, Tensor.backward and the optimizer time the parts.
     """
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 

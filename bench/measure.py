@@ -1,4 +1,4 @@
-"""Measure a process's memory and name its machine."""
+"""Measure the memory and time of this process, and describe its machine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CLEAR_REFS = Path("/proc/self/clear_refs")  # writing 5 resets the high-water ma
 
 
 def now(device: torch.device) -> float:
-    """Return the time in seconds once the device has finished what it was given."""
+    """Wait for the device's queued work, then read the clock in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 class Marks:
-    """Times of the phases of a step. On CUDA they are events of the stream: nothing waits before the step ends."""
+    """Times of a step's phases, on CUDA by events of the stream, so that nothing waits before the step ends."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._began = device, now(device)
@@ -42,16 +42,16 @@ class Marks:
             self._marks.append((name, time.perf_counter()))
 
     def seconds(self) -> dict[str, float]:
-        """Wait for the device and return seconds by phase, and of all as `seconds`."""
-        taken = {"seconds": now(self._device) - self._began}
+        """Wait for the device and return the seconds by phase, and the total as `seconds`."""
+        timings = {"seconds": now(self._device) - self._began}
         for (_, before), (name, after) in pairwise(self._marks):
             cuda = self._device.type == "cuda"
-            taken[name] = before.elapsed_time(after) / 1000 if cuda else after - before
-        return taken
+            timings[name] = before.elapsed_time(after) / 1000 if cuda else after - before
+        return timings
 
 
 def start_peak(device: torch.device) -> float:
-    """Reset the peak and return what is in use now, in MB: of the CUDA device, else of the process."""
+    """Reset the peak and return the MB in use now: of the CUDA device, else of the process."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -64,19 +64,19 @@ def start_peak(device: torch.device) -> float:
 
 
 def read_peak(device: torch.device) -> float:
-    """Return the peak since `start_peak` in MB."""
+    """Read the peak since `start_peak`, in MB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     return _status("VmHWM") if STATUS.exists() else _highest()
 
 
 def read_reserved(device: torch.device) -> float | None:
-    """Return the most MB that torch took from a CUDA device since `start_peak`; more than it used, never given back."""
+    """Read the peak MB that torch reserved on a CUDA device since `start_peak`; more than its tensors use."""
     return torch.cuda.max_memory_reserved(device) / 1e6 if device.type == "cuda" else None
 
 
 def read_overhead(device: torch.device) -> float | None:
-    """Return the MB that a CUDA card holds beside what torch took from it: CUDA itself, and other processes if any."""
+    """Read the MB of a CUDA card that torch did not reserve: of CUDA itself, and of other processes if any."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -90,7 +90,7 @@ def _status(name: str) -> float:
 
 
 def _highest() -> float:
-    """Return the highest resident size the process ever had, in MB (POSIX; Darwin counts bytes, others KiB)."""
+    """Read the highest resident size of the process, in MB (POSIX; Darwin counts bytes, others KiB)."""
     import resource
 
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -98,7 +98,7 @@ def _highest() -> float:
 
 
 def describe_machine(device: torch.device) -> dict[str, str | int | float]:
-    """Describe the machine that the numbers were measured on."""
+    """Describe the measuring machine."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists() and (found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)):

@@ -1,7 +1,8 @@
 """Compare each algorithm of a network with LyCORIS' own, on the layers of two blocks of Stable Diffusion 1.5.
 
-Both stand beside the same frozen layers, take turns in one process, and go forward and backward. LyCORIS has two modes:
-it rebuilds the changed weight, or goes around it (bypass). The network's own time is what it adds to the frozen pass.
+Both are attached to the same frozen layers, and run forward and backward in turn, in one process. LyCORIS has two
+modes: it rebuilds the changed weight, or adds to the output (bypass). A network's own time is its excess over the
+frozen pass.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], tuple[str, float] | 
 
 
 def build_base(shape: Shape) -> tuple[nn.Module, Tensor]:
-    """Return a frozen layer and its input, which gets a gradient."""
+    """Build a frozen layer and its input, which gets a gradient."""
     if shape.kernel:
         base: nn.Module = nn.Conv2d(shape.inputs, shape.outputs, shape.kernel, padding=shape.kernel // 2)
         return base.requires_grad_(False), torch.randn(1, shape.inputs, CONV_SIDE, CONV_SIDE, requires_grad=True)
@@ -109,36 +110,36 @@ def _fill(layer: nn.Module) -> None:
 
 
 def contenders(shape: Shape, case: str) -> tuple[dict[str, Callable[[Tensor], Tensor]], Tensor]:
-    """Build all contenders of a layer, and its input; all have the same frozen weights."""
+    """Build all contenders for a layer, with the same frozen weights, and the layer's input."""
     settings, name, theirs, _ = CASES[case]
     base, x = build_base(shape)
 
-    def again() -> nn.Module:
+    def copy_base() -> nn.Module:
         copy, _ = build_base(shape)
         copy.load_state_dict(base.state_dict())
         return copy
 
-    found: dict[str, Callable[[Tensor], Tensor]] = {"frozen": base, "ours": beside(again(), settings)}
-    found["rebuild"] = lycoris(again(), name, theirs, bypass=False)
+    found: dict[str, Callable[[Tensor], Tensor]] = {"frozen": base, "ours": beside(copy_base(), settings)}
+    found["rebuild"] = lycoris(copy_base(), name, theirs, bypass=False)
     if "weight_decompose" not in theirs and name != "full.FullModule":  # these have no other mode
-        found["bypass"] = lycoris(again(), name, theirs, bypass=True)
+        found["bypass"] = lycoris(copy_base(), name, theirs, bypass=True)
     return found, x
 
 
 def time_layer(shape: Shape, case: str, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Return each contender's seconds of every round, taken in turn, and the MB that it keeps for the backward pass."""
+    """Time the contenders in turn; return each one's seconds by round, and its MB stored for the backward pass."""
     found, x = contenders(shape, case)
-    taken: dict[str, list[float]] = {name: [] for name in found}
+    timings: dict[str, list[float]] = {name: [] for name in found}
     grad = torch.randn_like(found["frozen"](x))
     for turn in range(rounds + 1):
         names = list(found)
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             began = time.perf_counter()
             found[name](x).backward(grad)
-            taken[name].append(time.perf_counter() - began)
+            timings[name].append(time.perf_counter() - began)
             x.grad = None
             _forget(found[name])
-    return {name: values[1:] for name, values in taken.items()}, {name: _kept(run, x) for name, run in found.items()}
+    return {name: values[1:] for name, values in timings.items()}, {name: _kept(run, x) for name, run in found.items()}
 
 
 def _forget(run: Any) -> None:
@@ -148,7 +149,7 @@ def _forget(run: Any) -> None:
 
 
 def _kept(run: Any, x: Tensor) -> float:
-    """Return the MB that one forward pass keeps for its backward pass, besides parameters and input."""
+    """Count the MB that one forward pass stores for its backward pass, without parameters and input."""
     known = {x.untyped_storage().data_ptr()}
     for layer in (run, run.__dict__.get("delta"), run.__dict__.get("beside")):
         tensors = (*layer.parameters(), *layer.buffers()) if layer is not None else ()
@@ -168,13 +169,13 @@ def _kept(run: Any, x: Tensor) -> float:
 
 
 def time_case(case: str, shapes: tuple[Shape, ...], rounds: int) -> dict[str, Any]:
-    """Return milliseconds, MB and ratios of own time of one algorithm over all layers of the blocks."""
+    """Measure one algorithm over all layers of the blocks: milliseconds, MB and ratios of own time."""
     sums: dict[str, list[float]] = {}
     kept: dict[str, float] = {}
     for shape in shapes:
         gc.collect()  # layers and what stands beside them know each other
-        taken, size = time_layer(shape, case, rounds)
-        for name, values in taken.items():
+        timings, size = time_layer(shape, case, rounds)
+        for name, values in timings.items():
             old = sums.get(name, [0.0] * rounds)
             sums[name] = [a + shape.count * b for a, b in zip(old, values, strict=True)]
             kept[name] = kept.get(name, 0.0) + shape.count * size[name]
@@ -193,11 +194,11 @@ def time_case(case: str, shapes: tuple[Shape, ...], rounds: int) -> dict[str, An
 
 
 def render(found: dict[str, dict[str, Any]], rounds: int) -> str:
-    """Write the table: own milliseconds and MB of each contender, and how many times faster ours is."""
+    """Write the table: own milliseconds and MB of each contender, and the speed of ours relative to theirs."""
     lines = [
         "Own time: what a network adds to the forward and backward pass of a resnet block and a transformer block with "
         f"640 channels at 256 px (frozen alone {median(r['ms']['frozen'] for r in found.values()):.0f} ms), float32, "
-        f"rank {RANK} unless told, median of {rounds} rounds in turn. MB: kept for the backward pass. "
+        f"rank {RANK} unless stated otherwise, median of {rounds} rounds in turn. MB: kept for the backward pass. "
         "Own times below a hundredth of the frozen pass are noise, and count as that in ratios.",
         "",
         "| | ours, ms | LyCORIS rebuilt | bypass | LyCORIS' best / ours | rebuilt / ours | goal | | ours, MB | rebuilt "

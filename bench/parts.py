@@ -1,4 +1,4 @@
-"""List the parts of the benchmarks in the order of measuring, and put their results together."""
+"""List the parts of the benchmarks in the order of measuring, and collect their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lora_atelier.bench.results import Results, found
 
 
 def gpu_parts(group: Sequence[Case], rounds: int, results: Results) -> list[Part]:
-    """List all parts of the GPU suite: first those of the goals, the races of the largest model before all."""
+    """List all parts of the GPU suite: those of the goals first, beginning with the races of the largest model."""
     parts = [part for case in group for part in case_parts(case, rounds, results)]
     curves = [case for case in reversed(group) if case.curve]
     races = [part for case in group[:2] for part in races_of(case, rounds)]
@@ -42,7 +42,7 @@ def case_parts(case: Case, rounds: int, results: Results) -> list[Part]:
 
 
 def case_result(case: Case, data: dict[str, Any]) -> dict[str, Any]:
-    """Collect the measurements of a case, with a sentence for each part left out; nothing without a description."""
+    """Collect the measurements of a case and a sentence for each part left out; empty if it was not described."""
     described = found(data, describe(case))
     if "left_out" in described:
         return {}
@@ -50,82 +50,82 @@ def case_result(case: Case, data: dict[str, Any]) -> dict[str, Any]:
 
     def get(title: str, part: Part) -> dict[str, Any]:
         result = found(data, part)
-        told = {title: result["left_out"]} if "left_out" in result else result.get("without", {})
-        left_out.extend(f"{name} was left out: {why.rstrip('.')}." for name, why in told.items())
+        reasons = {title: result["left_out"]} if "left_out" in result else result.get("without", {})
+        left_out.extend(f"{name} was left out: {why.rstrip('.')}." for name, why in reasons.items())
         return {} if "left_out" in result else result
 
     rounds = []
     for i, race in enumerate(races_of(case, data["rounds"])):
         rounds.append({"race": get("The race" + ("" if i else ", first round,"), race).get("steps", [])})
-        if i < data["rounds"] and (taken := get("TrainLoraNode", stock(case, i))):
-            rounds[-1]["stock"] = taken
+        if i < data["rounds"] and (timings := get("TrainLoraNode", stock(case, i))):
+            rounds[-1]["stock"] = timings
     memory = {name: get(f"{name} alone", alone(case, name)) for name in case.contenders}
     return {
         "case": described["case"],
         "described": described,
         "rounds": rounds,
-        "memory": {name: taken for name, taken in memory.items() if taken},
+        "memory": {name: used for name, used in memory.items() if used},
         "loop": get("The training loop", loop(case)).get("steps", []) if case.loop_steps else [],
         "left_out": list(dict.fromkeys(left_out)),
     }
 
 
 def suite(data: dict[str, Any]) -> dict[str, Any]:
-    """Put together the measurements of the GPU suite so far."""
-    together: dict[str, Any] = {}
+    """Collect the measurements of the GPU suite so far."""
+    collected: dict[str, Any] = {}
     for group in (GPU, GPU_DRY):
         measured = found(data, device(group))
         if "left_out" not in measured:
-            together["device"] = measured
-        together |= {case.name: result for case in group if (result := case_result(case, data))}
-        for case in (case for case in group if case.curve and case.name in together):
-            together[f"{case.name}-curve"] = {
+            collected["device"] = measured
+        collected |= {case.name: result for case in group if (result := case_result(case, data))}
+        for case in (case for case in group if case.curve and case.name in collected):
+            collected[f"{case.name}-curve"] = {
                 setting.name: found(data, alone(case, "ours", setting.name))
                 | {"estimated": found(data, estimate(case, setting.name)).get("megabytes")}
                 for setting in CURVE
             }
-    return together
+    return collected
 
 
 def device(group: Sequence[Case]) -> Part:
-    """Return the part that measures the device of a group of cases."""
+    """The part that measures the device of a group of cases."""
     return {"what": "device", "device": group[0].device, "side": 256 if group[0].device == "cpu" else 8192}
 
 
 def describe(case: Case) -> Part:
-    """Return the part that says what a case is."""
+    """The part that describes a case."""
     return {"what": "describe", "case": case.name}
 
 
 def races_of(case: Case, rounds: int) -> list[Part]:
-    """Return the races of a case: before those with a compiler, which may be slow or fail, one without."""
+    """The races of a case: one without a compiler, then those with one, which may be slow or fail."""
     quick = [name for name in case.contenders if name != "compiled"]
     fields = [quick] * (len(quick) < len(case.contenders)) + [list(case.contenders)] * rounds
     return [{"what": "race", "case": case.name, "contenders": field, "round": i} for i, field in enumerate(fields)]
 
 
 def alone(case: Case, contender: str, setting: str = CURVE[0].name) -> Part:
-    """Return the part that measures a contender alone."""
+    """The part that measures a contender alone."""
     return {"what": "alone", "case": case.name, "contender": contender, "setting": setting}
 
 
 def estimate(case: Case, setting: str) -> Part:
-    """Return the part that estimates the memory of ours."""
+    """The part that estimates the memory of ours."""
     return {"what": "estimate", "case": case.name, "setting": setting}
 
 
 def loop(case: Case) -> Part:
-    """Return the part that times the training loop."""
+    """The part that times the training loop."""
     return {"what": "loop", "case": case.name}
 
 
 def stock(case: Case, number: int) -> Part:
-    """Return the part that times ComfyUI's node."""
+    """The part that times ComfyUI's node."""
     return {"what": "stock", "case": case.name, "round": number}
 
 
 def stock_left_out(case: Case) -> str:
-    """Give the reason why ComfyUI's node is left out of a case, or ""."""
+    """Explain why ComfyUI's node is left out of a case; "" if it is not."""
     if not case.stock_steps:
         return "it is not measured in this case."
     if not has_comfyui():

@@ -1,4 +1,4 @@
-"""From raw measurements to ratios, tables and the page docs/benchmarks.md; needs nothing but Python."""
+"""Compute ratios of raw measurements and write the tables of docs/benchmarks.md; needs only Python."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Ratio:
 
 
 def build_ratio(name: str, values: Sequence[float], *, least: float | None = None, most: float | None = None) -> Ratio:
-    """Take median and quartiles of one ratio's values."""
+    """Compute median and quartiles of one ratio's values."""
     low, high = min(values), max(values)
     if len(values) >= 4:
         low, _, high = quantiles(values, n=4, method="inclusive")
@@ -45,7 +45,7 @@ def build_ratio(name: str, values: Sequence[float], *, least: float | None = Non
 
 
 def build_ratios(result: dict[str, Any]) -> list[Ratio]:
-    """Compare pair by pair: steps taken in turn, and rounds for what ran in another process."""
+    """Compute the ratios pair by pair: of steps in turn, or of rounds for the node in another process."""
     ratios = [
         build_ratio(f"seconds per step, ours / {title}", values, most=most)
         for other, title, most in (("frozen", "frozen pass", 1.15), ("peft", "diffusers + peft", 1.03))
@@ -64,13 +64,13 @@ def build_ratios(result: dict[str, Any]) -> list[Ratio]:
 
 
 def pairs(result: dict[str, Any], upper: str, lower: str) -> list[float]:
-    """Return the ratios of two contenders' seconds, turn by turn."""
+    """Compute the ratios of two contenders' seconds, turn by turn."""
     steps = [step for round_ in result["rounds"] for step in round_["race"]]
     return [step[upper]["seconds"] / step[lower]["seconds"] for step in steps if upper in step and lower in step]
 
 
 def bookkeeping(loop: Sequence[dict[str, float]]) -> list[float]:
-    """Return for each step the share spent outside forward pass, backward pass and optimizer step."""
+    """Compute the share of each step outside forward pass, backward pass and optimizer step."""
     parts = ("forward", "backward", "optimizer")
     return [1 - sum(step[part] for part in parts) / step["seconds"] for step in loop]
 
@@ -83,14 +83,14 @@ def seconds(result: dict[str, Any], contender: str, part: str = "seconds") -> li
 
 
 def memory(result: dict[str, Any], contender: str) -> dict[str, float]:
-    """Give loaded and peak MB of a contender; nothing if its measurement failed."""
+    """Find loaded and peak MB of a contender; empty if its measurement failed."""
     if contender == "stock":
         return max((r["stock"] for r in result["rounds"] if r.get("stock")), key=lambda stock: stock["peak"])
     return result["memory"].get(contender, {})
 
 
 def render(result: dict[str, Any]) -> str:
-    """Write one case's results as Markdown: what was measured where, absolute numbers, ratios against targets."""
+    """Write one case's results as Markdown: case and machine, absolute numbers, ratios against targets."""
     case, described = result["case"], result["described"]
     machine, title = described["machine"], described["title"]
     lines = [
@@ -113,7 +113,7 @@ def render(result: dict[str, Any]) -> str:
 
 
 def has_targets(result: dict[str, Any]) -> bool:
-    """Tell whether the targets are meant for a case: those of full-size models."""
+    """Tell whether a case has targets: only those of full-size models do."""
     return result["case"]["base"] in ("sd15", "sdxl")
 
 
@@ -138,7 +138,7 @@ def verdict(ratio: Ratio, targets: bool) -> str:
 
 
 def stock_notes(result: dict[str, Any]) -> list[str]:
-    """Describe what ComfyUI's node computed in and trained; nothing if it was left out."""
+    """Describe the dtype and the tensors of ComfyUI's node; empty if it was left out."""
     stock = next((r["stock"] for r in result["rounds"] if r.get("stock")), None)
     if stock is None:
         return []
@@ -159,7 +159,7 @@ def _notes(result: dict[str, Any]) -> list[str]:
 
 
 def render_data(result: dict[str, Any], command: str, stamp: str) -> str:
-    """Write the dataset side as Markdown: the curve of scanning, and encoding against the bare autoencoder."""
+    """Write the measurements of `bench.data` as Markdown: scanning by size, encoding against the bare autoencoder."""
     encode = result["encode"]
     machine, ratios = encode["machine"], [row["ours"] / row["bare"] for row in encode["rows"]]
     lines = [

@@ -1,4 +1,4 @@
-"""Measured parts, written to a file after each one, so that an interrupted run loses nothing."""
+"""Measure parts one by one and write the results after each, so that an interrupted run loses nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORKERS = Path(__file__).parent
 
 
 class PartFailed(RuntimeError):
-    """A part could not be measured."""
+    """Raised when a part could not be measured."""
 
 
 class Measures(Protocol):
@@ -58,11 +58,11 @@ class Results:
             else:
                 print(f"bench: other sources measured {path}; every part is measured again.", flush=True)
 
-    def measure(self, parts: Sequence[Part], *, together: bool = False, seconds: float = float("inf")) -> None:
+    def measure(self, parts: Sequence[Part], *, share_process: bool = False, seconds: float = float("inf")) -> None:
         """Measure in order the parts that are not measured yet, failed ones last.
 
-        together: parts that may share a process do. seconds: a part whose limit does not fit into what is left of them
-        waits for another call. A failure is noted under `left_out`, and tried again in the next call.
+        share_process: parts that may share a process do. seconds: for all parts; a part whose limit exceeds the rest
+        waits for another call. A failure is noted under `left_out`, and repeated in the next call.
         """
         until = time.monotonic() + seconds
         todo = [part for part in parts if key(part) not in self.data["parts"]]
@@ -72,7 +72,7 @@ class Results:
                 if time.monotonic() + limit(part) > until:
                     self.data["left_out"].setdefault(key(part), WAITS)
                     continue
-                if process and not (together and company(part) == company(before)):
+                if process and not (share_process and company(part) == company(before)):
                     process.end()
                     process = None
                 process, before = process or self._start(part), part
@@ -95,11 +95,11 @@ class Results:
         self.write()
 
     def leave_out(self, part: Part, why: str) -> None:
-        """Give the reason why a part is not measured in this call."""
+        """Note the reason why a part is not measured in this call."""
         self.data["left_out"][key(part)] = why
 
-    def told(self) -> dict[str, str]:
-        """Give a page's stamp: date, commit and command."""
+    def about(self) -> dict[str, str]:
+        """Date, commit and command of the measurements, for the page."""
         return {name: self.data[name] for name in ("date", "commit", "command")}
 
     def waiting(self) -> int:
@@ -115,17 +115,17 @@ class Results:
 
 
 def key(part: Part) -> str:
-    """Name a part in the file."""
+    """Build the name of a part in the file."""
     return json.dumps(part, sort_keys=True)
 
 
 def found(data: dict[str, Any], part: Part) -> Any:
-    """Give a part's measurement, or under `left_out` the reason why it has none."""
+    """Look up a part's measurement, or under `left_out` the reason why it has none."""
     return data["parts"].get(key(part)) or {"left_out": data["left_out"].get(key(part), WAITS)}
 
 
 class Child:
-    """A process that measures the parts it is given, one at a time; what it compiles is kept for the next one."""
+    """A process that measures parts, one at a time; compiled code is cached for the next process."""
 
     def __init__(self, part: Part) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="atelier-bench-")
@@ -150,7 +150,7 @@ class Child:
             self._process.stdin.write(json.dumps(part).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, which is told below
+            pass  # the process has ended; the wait below reports it
         while not out.exists():
             status = self._process.poll()
             if status is not None and not out.exists():
@@ -173,7 +173,7 @@ class Child:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the ids of the processes that a process and its children have started (Linux; none elsewhere)."""
+    """List the ids of all descendants of a process (Linux; none elsewhere)."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -187,14 +187,14 @@ def descendants(pid: int) -> list[int]:
 
 
 def publish(folder: Path, number: int, result: Any) -> None:
-    """Hand a part's result to the process that waits for it."""
+    """Send a part's result to the waiting process."""
     temporary = folder / "result.tmp"
     temporary.write_text(json.dumps(result), encoding="utf-8")
     os.replace(temporary, folder / f"{number}.json")
 
 
 def child(script: str, *arguments: str) -> Any:
-    """Run one script of this folder in a process of its own and return the JSON it writes; raises PartFailed."""
+    """Run one script of this folder in a separate process and return its JSON; raises PartFailed."""
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
         out, log = Path(folder) / "out.json", Path(folder) / "log.txt"
         command = [sys.executable, str(Path(__file__).with_name(script)), *arguments, "--out", str(out)]
@@ -215,12 +215,12 @@ def sources_digest() -> str:
 
 
 def stamp() -> str:
-    """Give date and commit."""
+    """Date and commit, for the page."""
     return f"{datetime.date.today()}, commit {commit()}"
 
 
 def commit() -> str:
-    """Return the short commit id, marked when files differ from it; "unknown" without git."""
+    """The short commit id, marked when files differ from it; "unknown" without git."""
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     try:
         described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -1,8 +1,8 @@
 """Measure seconds per step and peak memory; print ratios and write docs/benchmarks.md (called by `dev.py bench`).
 
-Each round takes steps of the frozen pass, ours and peft in turn in one process, then steps of ComfyUI's own node in
-another. Memory is taken of each contender alone: on the CPU in a process of its own, on a GPU after torch has given all
-back that it held. No two processes with a model run at a time.
+Each round runs steps of the frozen pass, ours and peft in turn in one process, then steps of ComfyUI's own node in
+another. Memory is measured of each contender alone: on the CPU in a separate process, on a GPU after torch has freed
+all its memory. Only one process with a model runs at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the benchmarks of the command line."""
     parser = argparse.ArgumentParser(prog="dev.py bench", description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="measure on one NVIDIA card instead of the CPU")
     parser.add_argument("--layers", action="store_true", help="compare forms of a LoRA layer instead")
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def run_estimates(command: str) -> int:
-    """Count memory by settings and write the block."""
+    """Estimate memory by settings and write the block."""
     from lora_atelier.bench.estimates import render as render_estimates  # here, as it loads torch
 
     text = f"{render_estimates()}\n\nCommand: `{command}`, {stamp()}."
@@ -101,7 +101,7 @@ def run_cpu(options: argparse.Namespace, command: str) -> int:
         results.measure(parts, seconds=60 * options.minutes - (time.monotonic() - began))
         if not (result := case_result(case, results.data)):
             sys.exit(f"bench: {case.name} cannot be described: {found(results.data, describe(case))['left_out']}.")
-        text = render(result | results.told())
+        text = render(result | results.about())
         print(f"\n{text}", flush=True)
         if not options.dry:
             write_block(PAGE, case.name, text)
@@ -109,12 +109,12 @@ def run_cpu(options: argparse.Namespace, command: str) -> int:
 
 
 def run_gpu(options: argparse.Namespace, command: str) -> int:
-    """Run the GPU suite, or at toy sizes on the CPU the same code, and write its block."""
+    """Run the GPU suite (in a dry run at toy sizes on the CPU) and write its block."""
     if not options.dry and not has_cuda():
         sys.exit("bench: torch finds no CUDA device here; --gpu --dry runs the suite at toy sizes on the CPU.")
     results = Results(options.results or CACHE / f"gpu{dried(options)}.json", Child, command, resume=options.resume)
     group = chosen(GPU_DRY if options.dry else GPU, options.model)
-    results.measure(gpu_parts(group, options.rounds or 1, results), together=True, seconds=60 * options.minutes)
+    results.measure(gpu_parts(group, options.rounds or 1, results), share_process=True, seconds=60 * options.minutes)
     print(f"\n{gpu_report.render(results.data, suite(results.data))}", flush=True)
     if waiting := results.waiting():
         print(f"bench: {waiting} parts wait for another call; run the same command again with --resume.", flush=True)
@@ -124,12 +124,12 @@ def run_gpu(options: argparse.Namespace, command: str) -> int:
 
 
 def dried(options: argparse.Namespace) -> str:
-    """The suffix of the files of dry runs."""
+    """The suffix of result files: "-dry" in dry runs."""
     return "-dry" if options.dry else ""
 
 
 def write_gpu_page(data: dict[str, Any]) -> int:
-    """Write the GPU suite's block from results that a machine without git may have measured."""
+    """Write the GPU suite's block from a result file, perhaps of a machine without git."""
     if data["commit"] == "unknown" and data["sources"] == sources_digest():
         data["commit"] = commit()
     write_block(PAGE, "gpu", gpu_report.render(data, suite(data)))
@@ -137,7 +137,7 @@ def write_gpu_page(data: dict[str, Any]) -> int:
 
 
 def chosen(group: Sequence[Case], model: str) -> list[Case]:
-    """List the cases of a group that measure a model."""
+    """List the cases of a group with the chosen model."""
     found = [case for case in group if model in ("all", case.base)]
     if not found:
         sys.exit(f"bench: {model} is not measured there; choose one of {sorted({case.base for case in group})}.")
@@ -145,7 +145,7 @@ def chosen(group: Sequence[Case], model: str) -> list[Case]:
 
 
 def run_layers(command: str) -> int:
-    """Compare forms of a LoRA layer."""
+    """Compare forms of a LoRA layer and write the block."""
     text = child("layers.py")
     write_block(PAGE, "layers", f"{text['table']}\nCommand: `{command}`, {stamp()}.")
     print(text["table"])
@@ -153,7 +153,7 @@ def run_layers(command: str) -> int:
 
 
 def run_networks(command: str, rounds: int, *, dry: bool) -> int:
-    """Compare each algorithm with LyCORIS' own."""
+    """Compare each algorithm with LyCORIS' own and write the block."""
     text = child("networks.py", "--rounds", str(rounds), *(["--dry"] if dry else []))
     print(text["table"])
     if not dry:
@@ -162,7 +162,7 @@ def run_networks(command: str, rounds: int, *, dry: bool) -> int:
 
 
 def run_data(device: str, command: str, *, dry: bool) -> int:
-    """Measure scans of growing folders, each in processes of their own, and the throughput of encoding."""
+    """Measure scans of growing folders, each in new processes, and the throughput of encoding."""
     scans = []
     for count in (50, 100) if dry else (1000, 2500, 5000, 10_000):
         print(f"scan of {count} pictures ...", flush=True)
@@ -181,7 +181,7 @@ def run_data(device: str, command: str, *, dry: bool) -> int:
 
 
 def run_saves(device: str, command: str, *, dry: bool) -> int:
-    """Measure saves of Stable Diffusion 1.5, or in a dry run of the tiny base."""
+    """Measure saves of Stable Diffusion 1.5 (in a dry run of the tiny base)."""
     result = child("saves.py", "--model", "tiny" if dry else "sd15", "--device", device)
     text = saves.render(result, command, stamp())
     print(text)
@@ -191,7 +191,7 @@ def run_saves(device: str, command: str, *, dry: bool) -> int:
 
 
 def run_start(options: argparse.Namespace, command: str) -> int:
-    """Measure the way to the first step of Stable Diffusion 1.5, or in a dry run of the tiny base."""
+    """Measure the time to the first step of Stable Diffusion 1.5 (in a dry run of the tiny base)."""
     name, rounds = "tiny" if options.dry else "sd15", []
     for number in range(options.rounds or (1 if options.dry else 3)):
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ def run_start(options: argparse.Namespace, command: str) -> int:
 
 
 def run_full_size(options: argparse.Namespace, command: str) -> int:
-    """Take full-size models, or in a dry run the tiny one, from load to ComfyUI."""
+    """Train full-size models (in a dry run the tiny one) and load their LoRAs in ComfyUI."""
     names = ["tiny"] if options.dry else ["sd15", "sd2", "sdxl"] if options.model == "all" else [options.model]
     measured: dict[str, Any] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""Measure the time of a save against a step; called by `dev.py bench --saves`."""
+"""Measure the time of a save against that of a step; called by `dev.py bench --saves`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def measure(name: str, device_name: str) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any], command: str, stamp: str) -> str:
-    """Write the measurements as Markdown."""
+    """Write the table of saves as Markdown."""
     machine, steps, saves = result["machine"], result["steps"], result["saves"]
     every = 60 * result["minutes"]
     shares = build_ratio(
@@ -112,7 +112,7 @@ def render(result: dict[str, Any], command: str, stamp: str) -> str:
 
 
 def main() -> None:
-    """Measure one model and write JSON."""
+    """Measure the saves of one model and write JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True, choices=RESOLUTIONS)
     parser.add_argument("--device", required=True)

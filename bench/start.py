@@ -1,8 +1,8 @@
-"""Time a run to its first step, and its parts by themselves; called by `dev.py bench --start`.
+"""Time a run up to its first step, and its parts separately; called by `dev.py bench --start`.
 
-Every part is measured in a process of its own, libraries not yet imported: loading the weights, encoding pictures and
-captions, hashing the model file, and whole runs with a cold and with a warm cache. The model file lies in the
-system's page cache in all of them.
+Every part runs in a new process, libraries not yet imported: loading the weights, encoding pictures and captions,
+hashing the model file, and whole runs with a cold and with a warm cache. The system's page cache holds the model file
+in all of them.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def measure_run(config: Any, folder: Path, began: float) -> float:
 
 
 def write_pictures(name: str, folder: Path) -> None:
-    """Write the pictures of all parts, dated so old that a scan does not take them for half-written."""
+    """Write the pictures of all parts, with old dates, as a scan reads fresh files again."""
     from lora_atelier.bench.loop import write_pictures as write
 
     write(folder, RESOLUTIONS[name], PICTURES)
 
 
 def render(rounds: list[dict[str, float]], name: str, about: dict[str, Any], command: str, stamp: str) -> str:
-    """Write the measurements as Markdown."""
+    """Write the table of times to the first step as Markdown."""
     sums = [each["hash"] + each["load"] + each["encode"] for each in rounds]
     cold = build_ratio(
         "cold cache: to the first step / hashing, loading and encoding by themselves",
@@ -114,7 +114,7 @@ def render(rounds: list[dict[str, float]], name: str, about: dict[str, Any], com
 
 
 def main() -> None:
-    """Measure one part and write JSON."""
+    """Measure one part of the start and write JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True, choices=RESOLUTIONS)
     parser.add_argument("--part", required=True, choices=("prepare", *PARTS))

@@ -1,7 +1,7 @@
 """Time ComfyUI's own TrainLoraNode, executed in this process as its server would execute it.
 
 The node computes in float32 when training_dtype is "fp32": it then casts every weight to float32, and torch.autocast,
-which knows no float32 on either device, turns itself off. The dtype that reaches the UNet's layers is looked at.
+which knows no float32 on either device, turns itself off. The dtype that reaches the UNet's layers is recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZE_NUMBERS = 6 * 256  # channels of Stable Diffusion XL's size and crop number
 
 
 def main() -> None:
-    """Run the node on the case of a line of JSON, and print the measurements."""
+    """Read a case as a line of JSON, run the node on it, and print the measurements."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def run_stock(case: Case) -> dict[str, Any]:
-    """Train a case's steps after uncounted ones; return seconds of each, memory in MB and what was trained."""
+    """Train a case's steps after uncounted ones; return their seconds, memory in MB and the trained tensors."""
     import comfy.sd
     import comfy_extras.nodes_train as stock
     import torch
@@ -116,7 +116,7 @@ def run_stock(case: Case) -> dict[str, Any]:
 
 
 def register_tiny() -> None:
-    """Teach ComfyUI's loader the tiny base model, with the pack's own file."""
+    """Make ComfyUI's loader know the tiny base model, with the pack's own file."""
     path = Path(__file__).resolve().parents[1] / "nodes" / "comfyui" / "tiny.py"
     spec = importlib.util.spec_from_file_location("atelier_tiny", path)
     assert spec and spec.loader

@@ -1,4 +1,4 @@
-"""Measure in a process of its own: describe or race a case, time a contender alone, the loop, the device."""
+"""Measure parts in a separate process: describe or race a case, time a contender alone, the loop, the device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lora_atelier.bench.contenders import (
     prepare,
     race,
     share_weights,
-    told,
+    short_reason,
     warm_up,
 )
 from lora_atelier.bench.estimates import estimate
@@ -40,7 +40,7 @@ ALONE_STEPS = 2  # on the CPU, after one more: the second is the first with opti
 
 
 def measure(part: dict[str, Any]) -> dict[str, Any]:
-    """Measure a part; a failure is returned as one sentence under `left_out`."""
+    """Measure a part; return a failure as one sentence under `left_out`."""
     if part["what"] == "device":
         return measure_device(torch.device(part["device"]), part["side"])
     case = CASES[part["case"]]
@@ -55,11 +55,11 @@ def measure(part: dict[str, Any]) -> dict[str, Any]:
             return {"megabytes": estimate(case, setting_named(part["setting"]))}
         return {"steps": time_loop(case)}
     except (torch.OutOfMemoryError, CannotCompile, ModuleNotFoundError) as problem:
-        return {"left_out": told(problem)}
+        return {"left_out": short_reason(problem)}
 
 
 def setting_named(name: str) -> Setting:
-    """Return the setting of this name."""
+    """Find a setting by its name."""
     return next(setting for setting in CURVE if setting.name == name)
 
 
@@ -84,18 +84,18 @@ def flops_of_one(base: str, resolution: int, dtype: torch.dtype) -> float:
 
 @lru_cache(maxsize=1)
 def loaded_unet(base: str, device: torch.device) -> torch.nn.Module:
-    """Return a UNet in RAM, the same one to all parts of this process."""
+    """Load a UNet into RAM; all parts of this process share it."""
     return load_unet(base, device)
 
 
 def frozen_unet(case: Case) -> torch.nn.Module:
-    """Load a separate UNet for a part. On the CPU nothing else may be in the measured memory."""
+    """Load a separate UNet for a part, as on the CPU the measured memory must hold nothing else."""
     device = torch.device(case.device)
     return load_unet(case.base, device) if device.type == "cpu" else share_weights(loaded_unet(case.base, device))
 
 
 def race_case(case: Case, contenders: list[str]) -> dict[str, Any]:
-    """Race contenders on a case; return their steps, and why who is not in them."""
+    """Race contenders on a case; return their steps, and the reasons of those that left."""
     unet = frozen_unet(case)
     batch = build_batch(unet, case.resolution, case.batch, torch.device(case.device), DTYPES[case.dtype])
     with room_for_programs("compiled" in contenders):
@@ -104,9 +104,9 @@ def race_case(case: Case, contenders: list[str]) -> dict[str, Any]:
 
 
 def measure_alone(case: Case, contender: str, setting: Setting) -> dict[str, Any]:
-    """Return seconds of steps, and memory in MB: with the model loaded, at the peak, and what CUDA takes besides.
+    """Measure a contender alone: seconds of steps, and MB with the model loaded, at the peak, and of CUDA itself.
 
-    Raises RuntimeError when a part before, in the same process, has left more than a trifle on the device.
+    Raises RuntimeError when an earlier part of this process left more than TRIFLE on the device.
     """
     device, dtype = torch.device(case.device), DTYPES[case.dtype]
     gc.collect()
@@ -122,7 +122,7 @@ def measure_alone(case: Case, contender: str, setting: Setting) -> dict[str, Any
     with kept_activations(memory, [unet], device), room_for_programs(memory.compile):
         steps = [step() for _ in range(warm_up(device) + (ALONE_STEPS if device.type == "cpu" else case.race_steps))]
     return {
-        "seconds": [taken["seconds"] for taken in steps[warm_up(device) :]],
+        "seconds": [timings["seconds"] for timings in steps[warm_up(device) :]],
         "loaded": loaded,
         "peak": read_peak(device),
         "reserved": read_reserved(device),
@@ -131,15 +131,15 @@ def measure_alone(case: Case, contender: str, setting: Setting) -> dict[str, Any
 
 
 def measure_device(device: torch.device, side: int) -> dict[str, Any]:
-    """Return the bfloat16 operations per second of a product of two side x side matrices, the median of ten."""
+    """Measure the bfloat16 operations per second of a product of two side x side matrices, the median of ten."""
     left, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
-    taken = []
+    timings = []
     for _ in range(13):
         began = now(device)
         torch.mm(left, right)
-        taken.append(now(device) - began)
+        timings.append(now(device) - began)
     total = torch.cuda.get_device_properties(device).total_memory / 1e6 if device.type == "cuda" else None
-    return {"machine": describe_machine(device), "measured": 2 * side**3 / median(taken[3:]), "megabytes": total}
+    return {"machine": describe_machine(device), "measured": 2 * side**3 / median(timings[3:]), "megabytes": total}
 
 
 def _lora(case: Case) -> LoraConfig:
@@ -147,7 +147,7 @@ def _lora(case: Case) -> LoraConfig:
 
 
 def main() -> None:
-    """Measure the parts that come in as lines of JSON, and hand on each one's result."""
+    """Read parts as lines of JSON, measure them, and send each one's result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..trainer_core.lora_files.resize import resize_lora
+from ..trainer_core.lora_files.resize import lower_rank
 from .comfyui import models
 from .comfyui.progress import NodeProgress
 from .sockets import CATEGORY, io, ui
@@ -42,9 +42,9 @@ class AtelierResizeLora(io.ComfyNode):
 
     @classmethod
     def execute(cls, lora: dict[str, torch.Tensor], rank: int) -> io.NodeOutput:
-        """Resize, and report how much of the effect is kept."""
+        """Lower the rank, and report the share of the effect that is kept."""
         with torch.inference_mode(False):
-            resized, layers = resize_lora({key: models.own(tensor) for key, tensor in lora.items()}, rank)
+            resized, layers = lower_rank({key: models.own(tensor) for key, tensor in lora.items()}, rank)
         ranks = sorted({layer.old_rank for layer in layers})
         worst = min(layers, key=lambda layer: layer.kept)
         kept = sum(layer.kept for layer in layers) / len(layers)

@@ -195,7 +195,7 @@ class AtelierTrain(io.ComfyNode):
                     best=result.best[0] if result.best else None,
                 )
             ),
-            ui=ui.PreviewText("\n\n".join([report, *(note for note in progress.notes if note != result.how)])),
+            ui=ui.PreviewText("\n\n".join([report, *(note for note in progress.notes if note != result.origin)])),
         )
 
 
@@ -247,7 +247,7 @@ def summary(result: Any, seconds: float) -> str:
     skipped = sum(not math.isfinite(loss) for loss in losses)
     left_out = f", {skipped} of them without an update" if skipped else ""
     lines = [
-        result.how,
+        result.origin,
         f"Saved as {path}",
         f"{len(losses)} steps{left_out}, mean loss at the end {end}; {clock(seconds)} this time",
     ]

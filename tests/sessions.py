@@ -174,7 +174,7 @@ class Moments:
         parts: list[tuple[Any, str, str | Callable[..., str]]] = [
             (saving.Saving, "_save", lambda asked: "an asked save" if asked else "a periodic save"),
             (training, "save", "the final save"),
-            (training, "keep", "the save of what there is"),
+            (training, "save_interrupted", "the save of what there is"),
             (saving, "draw_samples", "samples"),
             (results, "draw_samples", "the last samples"),
             (training, "finish", "the result"),
@@ -267,7 +267,7 @@ def _session_of(job: dict[str, Any], config: RunConfig) -> None:
     os.environ["TZ"] = "UTC"
     with mock.patch.object(time, "time", lambda: job["clock"]), moments.watched(folder):
         result = session(config, folder, check=check, step=step, asked=asked)
-    answer = {"moments": seen, "left": left_behind(result), "steps": steps, "how": result.how}
+    answer = {"moments": seen, "left": left_behind(result), "steps": steps, "how": result.origin}
     answer["seconds"] = time.monotonic() - began
     (folder / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
 

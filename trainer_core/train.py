@@ -19,35 +19,35 @@ from .runs import Checkpoint, choose_run, working_run
 from .runs.log import logged
 from .runs.publish import Destination
 from .training.batch import Read, read_batch
-from .training.conditioning import stop_learning, text_learns
+from .training.conditioning import freeze_stopped, text_is_trained
 from .training.prepare import (
     Job,
+    apply_memory,
     check_settings,
     log_columns,
-    look_ahead,
     other_steps,
     plan_run,
     prepare_run,
     resume_run,
-    settle,
+    run_preflight,
 )
 from .training.result import Result, describe_best, finish, log_folder, reuse
-from .training.saving import Saving, describe_stop, disk_errors_explained, keep, save
+from .training.saving import Saving, describe_stop, disk_errors_explained, save, save_interrupted
 from .training.state import Run
 from .training.step import (
     Numbers,
     Passes,
+    catch_out_of_memory,
     describe_step,
     limit,
     predict_frozen,
     report_step,
     update,
-    with_memory,
 )
 from .training.validate import check_prediction, measure
 
-NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run,
-OVERFLOW_LIMIT = 20  # and in float16, where the scale that fits is found by trying: half as much at each
+NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
+OVERFLOW_LIMIT = 20  # the same in float16, where each overflow halves the loss scale
 
 
 @disk_errors_explained()
@@ -66,13 +66,12 @@ def train_lora(
 ) -> Result:
     """Train a LoRA, or resume or reuse an earlier run of it, and copy its file to `output`.
 
-    output: where the LoRA goes; its stem is the run's name, and another number is added when the name is taken. cache:
-    folder of encoded pictures and captions, kept below cache_limit bytes (0 = any size). verify: a last word on each
-    LoRA file, raises to refuse it. logs: folder in which the run's log, if it writes one, gets a folder of its own.
-    embeddings: folder for trained embeddings, by default output's. runs: folder of run folders, by default beside
-    output. source: where the base model comes from, by default the files of config.base_model. Everything wrong with
-    the input raises ValueError before a model is loaded. When the run is stopped or fails, its state is saved in its
-    folder, and its LoRA copied beside `output`, before the exception leaves.
+    output: path of the LoRA; its stem is the run's name, and a taken name gets a number. cache: folder of encoded
+    pictures and captions, kept below cache_limit bytes (0 = any size). verify: called with each LoRA file, raises to
+    refuse it. logs: folder for the run's log, in a subfolder. embeddings: folder for trained embeddings, by default
+    output's. runs: folder of run folders, by default beside output. source: of the base model, by default the files of
+    config.base_model. Wrong input raises ValueError before a model is loaded. When the run is stopped or fails, its
+    state is saved in its folder and its LoRA copied beside `output`, then the exception is raised.
     """
     device = torch.device(device)
     job = Job(
@@ -97,23 +96,23 @@ def train_lora(
     if (result := reuse(choice, plan, job.destination, config, logs)) is not None:
         note(choice.message)
         return result
-    ladder = look_ahead(job, planned, choice.run)
+    ladder = run_preflight(job, planned, choice.run)
 
     about = {"config": config.to_dict(), "pictures": len(plan.manifest.pictures), "models": planned.models}
     working = working_run(job.runs, choice, keys, output.stem, plan.steps, note, **about)
-    with working as (folder, checkpoint, how):
+    with working as (folder, checkpoint, origin):
         if checkpoint is not None:
-            note(how)
+            note(origin)
         log = log_folder(config, logs, folder)
         columns = log_columns(config, planned.outline, plan)
-        with logged(job.callbacks, config.train.log, log, columns) as heard:
+        with logged(job.callbacks, config.train.log, log, columns) as callbacks:
             try:
-                run = prepare_run(replace(job, callbacks=heard), planned, ladder[0], folder)
+                run = prepare_run(replace(job, callbacks=callbacks), planned, ladder[0], folder)
             except BaseException as error:
                 if not isinstance(error, Exception):  # a Cancel
                     note(describe_stop(checkpoint, plan))
                 raise
-            result = carry_out(run, ladder, checkpoint, choice.finished, how, log)
+            result = carry_out(run, ladder, checkpoint, choice.finished, origin, log)
     if sentence := describe_best(result):
         note(sentence)
     return result
@@ -124,12 +123,12 @@ def carry_out(
     ladder: list[MemoryConfig],
     checkpoint: Checkpoint | None,
     end: Checkpoint | None,
-    how: str,
+    origin: str,
     log: Path | None,
 ) -> Result:
-    """Train a prepared run, save it, and return its result; its models are freed afterwards.
+    """Train a prepared run, save it, free its models, and return its result.
 
-    ladder: as for `train`. checkpoint: the one to resume from. end: the run's last one, where only samples are missing.
+    ladder: as for `train`. checkpoint: the one to resume from. end: the last one of a run that lacks only samples.
     """
     device, memory = run.device, run.config.memory
     try:
@@ -138,61 +137,61 @@ def carry_out(
                 with out_of_memory_explained(lambda: (run.at, run.memory)):
                     if device.type == "cuda":
                         torch.cuda.reset_peak_memory_stats(device)  # count neither encoding nor other programs
-                    settle(run, ladder[0])
+                    apply_memory(run, ladder[0])
                     if checkpoint is not None:
                         resume_run(run, checkpoint)
                     train(run, ladder)
                 if checkpoint is None or end is None or end.step != run.at:
                     checkpoint = save(run, stays=True, at_end=True)
             except BaseException:
-                keep(run)
+                save_interrupted(run)
                 raise
-            return finish(run, checkpoint, how, log, stopped=not run.finished)
+            return finish(run, checkpoint, origin, log, stopped=not run.finished)
     finally:
         run.base.free()
-        run.network.release()  # an exception's traceback may keep this frame, and must not keep the weights
+        run.network.release()  # a traceback may keep this frame alive, but not the weights
         give_back(device)
 
 
 def train(run: Run, ladder: list[MemoryConfig]) -> None:
-    """Take the steps of the plan that are left, on an attached network; the run keeps count.
+    """Train the remaining steps of the plan, on an attached network.
 
-    ladder: the memory settings to work with, then those to fall back on when memory runs out.
+    ladder: the memory settings in use, then the fallbacks for when memory runs out.
     """
     plan, config, callbacks = run.plan, run.config, run.callbacks
     ladder, saving, began_at = list(ladder), Saving(run), run.at
-    read = run.reader(learning=True)
-    stopped: dict[str, float] = {}  # learning rates of parts that have stopped
-    not_finite: list[str] = []  # the last steps without an update
+    read = run.reader(training=True)
+    stopped: dict[str, float] = {}  # learning rates (0) of frozen parts
+    not_finite: list[str] = []  # descriptions of the last steps, if their updates were skipped
     if run.at == 0:
         for sentence in check_prediction(run, read):
             callbacks.note(sentence)
     measure(run)
     while not run.finished:
         step, began = run.at, time.perf_counter()
-        if stop_learning(run.network, config, run.base, plan, step, stopped):
-            read = run.reader(learning=text_learns(run.network, config, run.base, stopped))
+        if freeze_stopped(run.network, config, run.base, plan, step, stopped):
+            read = run.reader(training=text_is_trained(run.network, config, run.base, stopped))
         factor = lr_factor(step, plan.steps, config.scheduler)
         for group in run.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        if step == began_at:  # when the optimizer takes its memory, and the update may have to be undone
-            saving.remember()
+        if step == began_at:  # the optimizer allocates its state in this update, which may run out of memory
+            saving.back_up()
         numbers, norms = take_step(run, read, ladder, saving, first=step == began_at)
         report_step(run, numbers, norms, stopped, began)
 
         not_finite = [] if numbers.finite else [*not_finite, describe_step(run, step, numbers)]
         if len(not_finite) == (OVERFLOW_LIMIT if run.scaler.is_enabled() else NOT_FINITE_LIMIT):
-            saving.go_back()
+            saving.roll_back()
             raise RuntimeError(
                 f"Loss or gradient was not finite {len(not_finite)} times in a row, so the run went back to step "
-                f"{run.at} and stopped: {'; '.join(not_finite[-NOT_FINITE_LIMIT:])}. Lower the learning rate, look at "
-                "these pictures, or use float32 or bfloat16 precision."
+                f"{run.at} and stopped: {'; '.join(not_finite[-NOT_FINITE_LIMIT:])}. Check these pictures, set "
+                "learning_rate of Optimizer lower, or set precision of Load Base Model to float32 or bfloat16."
             )
         measure(run)
         asked = callbacks.asked()
         saving.after_step(asked)
         if "stop" in asked and run.at < plan.steps:
-            callbacks.note(f"Stopped and kept after step {run.at} of {plan.steps}. Press Run again to continue.")
+            callbacks.note(f"Stopped and kept after step {run.at} of {plan.steps}. Press Run again to resume.")
             break
     if sentence := run.noise_scale.sentence(config.train.batch_size * config.train.accumulate):
         callbacks.note(sentence)
@@ -201,32 +200,32 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
 def take_step(
     run: Run, read: Read, ladder: list[MemoryConfig], saving: Saving, *, first: bool
 ) -> tuple[Numbers, Norms | None]:
-    """Take the next step; out of memory, once more with the next settings of the ladder.
+    """Take the next step; if memory runs out, repeat it once with the next settings of the ladder.
 
-    The settings that did not do are taken off the ladder. Raises RuntimeError when the next ones do not either, or when
-    memory ran out in an update that cannot be undone: only the first one can.
+    Removes the failed settings from the ladder. Raises RuntimeError when the next ones fail too, or when memory ran out
+    in an update after the first one, which cannot be undone.
     """
-    for again in (False, True):
-        passes = with_memory(gradients, run, read)
-        moved = with_memory(limit_and_update, run, passes, saving) if passes is not None else None
-        if moved is not None:
-            return moved
+    for repeated in (False, True):
+        passes = catch_out_of_memory(gradients, run, read)
+        updated = catch_out_of_memory(limit_and_update, run, passes, saving) if passes is not None else None
+        if updated is not None:
+            return updated
         run.optimizer.zero_grad(set_to_none=True)
         give_back(run.device)
         if passes is not None:
             if not first:
                 break
-            saving.go_back()
-        if again or len(ladder) == 1:
+            saving.roll_back()
+        if repeated or len(ladder) == 1:
             break
         del ladder[0]
-        settle(run, ladder[0])
+        apply_memory(run, ladder[0])
         run.callbacks.note(out_of_memory_again(run.at + 1, ladder[0]))
     raise RuntimeError(out_of_memory_after(run.at + 1, run.memory))
 
 
 def gradients(run: Run, read: Read) -> Passes:
-    """Take the forward and backward passes of the next step; again, where one could not be compiled."""
+    """Run the forward and backward passes of the next step; repeat them without compiling where that failed."""
     try:
         return forward_and_backward(run, read)
     except RuntimeError as error:
@@ -237,7 +236,7 @@ def gradients(run: Run, read: Read) -> Passes:
 
 
 def forward_and_backward(run: Run, read: Read) -> Passes:
-    """Accumulate the gradients of a step over its micro-batches: the mean loss of all of its samples."""
+    """Accumulate the gradients of the mean loss of a step's samples, over its micro-batches."""
     base, objective, device = run.base, run.objective, run.device
     micro_batches = run.plan.step(run.at)
     count = sum(len(micro_batch.samples) for micro_batch in micro_batches)
@@ -263,11 +262,11 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
 
 
 def limit_and_update(run: Run, passes: Passes, saving: Saving) -> tuple[Numbers, Norms | None]:
-    """Clip the gradients and update the weights; keep the state before an update that is left out as not finite."""
+    """Clip the gradients and update the weights; back up the state before skipping an update that is not finite."""
     numbers = limit(run, passes)
     if not numbers.finite:
-        saving.remember()
+        saving.back_up()
     norms = update(run, numbers)
     if numbers.finite:
-        saving.forget()
+        saving.drop_backup()
     return numbers, norms

@@ -300,7 +300,7 @@ def test_the_gpu_suite_runs_dry_and_is_not_measured_twice(tmp_path, monkeypatch)
         return worker.measure(part)
 
     first = results.Results(path, here(measure), "dry", resume=True)
-    first.measure(parts.gpu_parts(cases.GPU_DRY, 1, first), together=True, seconds=9 * 60)
+    first.measure(parts.gpu_parts(cases.GPU_DRY, 1, first), share_process=True, seconds=9 * 60)
     assert not first.failed and not first.waiting()
     tiny, toy = "tiny-1-dry", "toy-sdxl-2-dry"
     once = list(dict.fromkeys(order))
@@ -315,7 +315,7 @@ def test_the_gpu_suite_runs_dry_and_is_not_measured_twice(tmp_path, monkeypatch)
     assert all(f"\n| {setting.name} |" in text for setting in curve)
     assert text.count("| not measured |") == 4  # of the full-size cases; the estimate was held against toys
     again = results.Results(path, here(cannot_compile), "dry", resume=True)
-    again.measure(parts.gpu_parts(cases.GPU_DRY, 1, again), together=True)
+    again.measure(parts.gpu_parts(cases.GPU_DRY, 1, again), share_process=True)
     assert gpu_report.render(again.data, parts.suite(again.data)) == text
 
 
@@ -369,7 +369,7 @@ def test_a_part_that_fails_costs_itself_alone_and_is_tried_again_last(tmp_path, 
     path, names = tmp_path / "r.json", ["frozen", "ours", "peft", "compiled"]
     plan = [parts.alone(cases.GPU[0], name) for name in names]
     kept = results.Results(path, results.Child, "c", resume=True)
-    kept.measure(plan, together=True)
+    kept.measure(plan, share_process=True)
     (one, first), (same, second), failed, (other, third) = (results.found(kept.data, part) for part in plan)
     assert one == same != other and (first, second, third) == (0, 1, 0)
     assert failed == {"left_out": "it failed (AssertionError: no peft)"} and kept.failed == [results.key(plan[2])]
@@ -435,11 +435,11 @@ def test_a_case_without_race_memory_or_node_is_still_reported(tmp_path, monkeypa
         "peft alone was left out: no alone here.",
     ]
     device = {"machine": described["machine"], "measured": 1e14, "megabytes": 1}
-    text = gpu_report.render(TOLD, {"device": device, case.name: result})
+    text = gpu_report.render(STAMP, {"device": device, case.name: result})
     assert "| **LoRA Atelier** | 2 | 0.5000 – 0.5000 |  | 16.0% | 9 MB | 10 MB | 12 MB |" in text
 
 
-TOLD = {"date": "2026-01-01", "commit": "abc", "command": "python3 dev.py bench --gpu"}
+STAMP = {"date": "2026-01-01", "commit": "abc", "command": "python3 dev.py bench --gpu"}
 
 
 def suite(compiled=1.8, held=5700, estimated=5200):
@@ -463,14 +463,14 @@ def suite(compiled=1.8, held=5700, estimated=5200):
 
 
 def test_goals_of_the_gpu_suite_are_judged():
-    text = gpu_report.render(TOLD, suite())
+    text = gpu_report.render(STAMP, suite())
     assert "989 TFLOP/s by the maker's data sheet, 800 TFLOP/s measured" in text
     assert "0.4% of the peak, 111.1% of the frozen pass | met |" in text
     assert "1.39x at the least (sdxl-1024-4-gpu; cases measured: 1) | met |" in text
     assert "5,700 MB on the card (5,000 MB of tensors), checkpointing full | met |" in text and "4.0% off" in text
     assert "| full, weights in nf4 | | | | | | bitsandbytes is not there |" in text
     assert re.search(r"\| sd15-512-1-gpu: < 2,800 MB .*\| not measured \| its turn has not come \|", text)
-    text = gpu_report.render(TOLD, suite(compiled=2.4, held=6000, estimated=6000))
+    text = gpu_report.render(STAMP, suite(compiled=2.4, held=6000, estimated=6000))
     assert "0.4% of the peak, 90.9% of the frozen pass | **missed** |" in text
     assert "1.04x at the least (sdxl-1024-4-gpu; cases measured: 1) | **missed** |" in text
     assert "6,000 MB on the card (5,000 MB of tensors), checkpointing full | **missed** |" in text
@@ -482,9 +482,9 @@ def test_a_goal_without_a_figure_says_why():
     for step in without["sdxl-1024-4-gpu"]["rounds"][0]["race"]:
         step.pop("compiled", None)  # all steps are one and the same
     without["sdxl-1024-4-gpu"]["left_out"] = ["compiled was left out: no C compiler was found."]
-    text = gpu_report.render(TOLD, without)
+    text = gpu_report.render(STAMP, without)
     assert "diffusers + peft | not measured | compiled was left out: no C compiler was found. |" in text
-    assert "Nothing has been measured yet" in gpu_report.render(TOLD, {})
+    assert "Nothing has been measured yet" in gpu_report.render(STAMP, {})
 
 
 @pytest.mark.parametrize(

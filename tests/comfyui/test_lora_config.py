@@ -34,7 +34,7 @@ def test_the_node_shows_layers_sizes_and_blocks(any_server: ComfyServer) -> None
     result = comfy.queue(graph)
     assert result.ok, result.error
     (text,) = result.outputs["lora"]["text"]
-    assert "| text encoder CLIP-L |" in text and "together" in text and "if Optimizer sets a learning rate" in text
+    assert "| text encoder CLIP-L |" in text and "total" in text and "if Optimizer sets a learning rate" in text
     assert "as they are all equal, 4 counts for every block" in text
     assert result.outputs["report"]["text"] == (text,) or result.outputs["report"]["text"] == [text]
     (shown,), (linked,) = comfy.images(result, "lora"), comfy.images(result, "picture")

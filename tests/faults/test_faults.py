@@ -215,7 +215,7 @@ def test_a_file_that_cannot_be_read(small, uninterrupted, tmp_path):
     with mock.patch.object(run_folder, "file_digest", refusing(run_folder.file_digest, "step-00000002/weights")):
         result = sessions.session(small, folder, notes)
     assert "weights.safetensors cannot be read (Input/output error)" in "".join(notes)
-    assert essence(result) == uninterrupted(small) and "after step 1" in result.how
+    assert essence(result) == uninterrupted(small) and "after step 1" in result.origin
 
 
 def test_a_damaged_save_gives_way_to_the_one_before(small, uninterrupted, tmp_path):
@@ -230,22 +230,22 @@ def test_a_damaged_save_gives_way_to_the_one_before(small, uninterrupted, tmp_pa
         shutil.copytree(folder, copy)
         damage(the_run(copy).checkpoints()[0].path / name, sorted(REGIONS)[number])
         result = sessions.session(small, copy, notes)
-        assert "after step 1 of 3" in result.how and essence(result) == uninterrupted(small), name
+        assert "after step 1 of 3" in result.origin and essence(result) == uninterrupted(small), name
         assert re.search(r"step-00000002 of .* cannot be resumed: .*renamed to damaged-step-00000002", "".join(notes))
         shutil.rmtree(copy)
-    for lost, said in (("optimizer", "The optimizer begins anew"), ("course", "Losses and measurements so far are")):
+    for lost, said in (("optimizer", "The optimizer state is reset"), ("course", "Losses and measurements so far are")):
         copy, notes = tmp_path / lost, []
         shutil.copytree(folder, copy)
         for checkpoint in the_run(copy).checkpoints():
             (checkpoint.path / f"{lost}.safetensors").unlink()
         result = sessions.session(small, copy, notes)
-        assert "after step 2 of 3" in result.how and any(note.startswith(said) for note in notes)
+        assert "after step 2 of 3" in result.origin and any(note.startswith(said) for note in notes)
         assert result.finished and (lost == "optimizer") != math.isnan(result.losses[0])
         shutil.rmtree(copy)
     for checkpoint in the_run(folder).checkpoints():
         damage(checkpoint.path / "weights.safetensors", "the middle")
     result = sessions.session(small, folder)
-    assert result.how.startswith("New run: ") and essence(result) == uninterrupted(small)
+    assert result.origin.startswith("New run: ") and essence(result) == uninterrupted(small)
 
 
 REGIONS: dict[str, Callable[[bytes], bytes | None]] = {
@@ -358,7 +358,7 @@ def test_two_processes_do_not_work_on_one_run(small, uninterrupted, tmp_path):
     os.kill(process, 9)
     os.waitpid(process, 0)
     result = sessions.session(small, folder)
-    assert f"(process {process} on " in result.how and essence(result) == uninterrupted(small)
+    assert f"(process {process} on " in result.origin and essence(result) == uninterrupted(small)
 
 
 def test_runs_of_other_formats_are_named_or_made_anew(small, uninterrupted, tmp_path):
@@ -376,7 +376,7 @@ def test_runs_of_other_formats_are_named_or_made_anew(small, uninterrupted, tmp_
     newest, notes = run.checkpoints()[0].path / "checkpoint.json", []
     newest.write_text(newest.read_text(encoding="utf-8").replace('"format": 1', '"format": 2'), encoding="utf-8")
     result = sessions.session(small, folder, notes)
-    assert "of another version" in "".join(notes) and "after step 1" in result.how
+    assert "of another version" in "".join(notes) and "after step 1" in result.origin
     assert essence(result) == uninterrupted(small)
 
 
@@ -400,7 +400,7 @@ def test_a_gpu_that_is_lost_leaves_the_last_save(small, uninterrupted, tmp_path)
         sessions.session(small, tmp_path, notes, step=at_two)
     assert "Stopped after step 2 of 3" in notes[-1] and "step-00000002" in notes[-1]
     result = sessions.session(small, tmp_path)
-    assert "after step 2 of 3" in result.how and essence(result) == uninterrupted(small)
+    assert "after step 2 of 3" in result.origin and essence(result) == uninterrupted(small)
 
 
 def out_of_memory(place, name: str, *calls: int, within: bool = False, by: ModuleType | None = None) -> mock._patch:
@@ -526,13 +526,13 @@ def test_weights_that_are_not_finite_are_not_saved_over_good_ones(small, uninter
             next(iter(run.network.parameters())).data.fill_(math.nan)
             raise Cut
 
-    real = training.settle
+    real = training.apply_memory
 
     def set_up(run, *args) -> None:
         caught.append(run)
         real(run, *args)
 
-    with mock.patch.object(training, "settle", set_up), pytest.raises(Cut):
+    with mock.patch.object(training, "apply_memory", set_up), pytest.raises(Cut):
         sessions.session(seldom, tmp_path, notes, step=spoil)
     assert "Step 3 could not be saved (the weights are not finite). Stopped after step 2" in notes[-1]
     assert essence(sessions.session(seldom, tmp_path)) == uninterrupted(small)
@@ -570,8 +570,8 @@ def test_a_clock_that_jumps_back_changes_nothing(small, uninterrupted, tmp_path)
     now = time.time()
     with mock.patch.object(time, "time", lambda: now - 36 * 3600):
         result = sessions.session(small, tmp_path)
-        assert "after step 2" in result.how and essence(result) == uninterrupted(small)
-        assert "Already trained in" in sessions.session(small, tmp_path).how
+        assert "after step 2" in result.origin and essence(result) == uninterrupted(small)
+        assert "Already trained in" in sessions.session(small, tmp_path).origin
 
 
 def test_the_table_of_faults_names_tests_that_exist():

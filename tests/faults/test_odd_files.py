@@ -60,7 +60,7 @@ def test_there_are_enough_of_them_and_each_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
-def test_an_odd_file_has_the_fate_it_must_have(row: Odd, tmp_path: Path) -> None:
+def test_an_odd_file_has_the_outcome_it_must_have(row: Odd, tmp_path: Path) -> None:
     if not row.possible:
         pytest.skip("this system has no such files")
     folder = tmp_path / "set" / "row"

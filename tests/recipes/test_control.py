@@ -276,7 +276,7 @@ def test_accumulated_gradients_are_those_of_the_large_batch(config, tmp_path, mo
             window = tuple(replace(micro, samples=micro.samples[c]) for c in cuts)
             with monkeypatch.context() as patch:
                 patch.setattr(type(run.plan), "step", lambda *_, window=window: window)
-                passes = forward_and_backward(run, run.reader(learning=True))
+                passes = forward_and_backward(run, run.reader(training=True))
             gradients[sizes] = torch.cat([p.grad.flatten() for p in parameters])
             losses[sizes] = float(passes.loss)
             for p in parameters:

@@ -71,8 +71,8 @@ def test_a_word_is_learned_exactly_twice_and_saved_as_comfyui_reads_it(config, t
     encoded, live = [], []
     original = state.text_reader
 
-    def reader(base, cache, device, *, learning):
-        read = original(base, cache, device, learning=learning)
+    def reader(base, cache, device, *, training):
+        read = original(base, cache, device, training=training)
         encoded.extend(cache.text_keys)
         return lambda caption: live.append(caption) or read(caption)
 
@@ -107,15 +107,15 @@ def test_vectors_stop_and_captions_are_encoded_once_from_then_on(config, tmp_pat
     two = run(config.replace(train=config.train.replace(steps=2)), tmp_path)
     calls, original = [], state.text_reader
 
-    def reader(*args, learning):
-        calls.append(learning)
-        return original(*args, learning=learning)
+    def reader(*args, training):
+        calls.append(training)
+        return original(*args, training=training)
 
     monkeypatch.setattr(state, "text_reader", reader)
     stopped = run(with_words(config, THING.replace(stop=0.5, stop_unit="share")), tmp_path)
     assert torch.equal(vectors(stopped)["emb_params"], vectors(two)["emb_params"])
     assert not torch.equal(vectors(two)["emb_params"], begun(config).expand(3, -1))
-    assert stopped.losses[:2] == two.losses and calls == [True, False]  # learning, stopped
+    assert stopped.losses[:2] == two.losses and calls == [True, False]  # training, stopped
     # The stop of the text encoder does not concern them, nor theirs it.
     calls.clear()
     rates = config.optimizer.replace(text_encoder_learning_rate=1e-3, text_encoder_stop=1)

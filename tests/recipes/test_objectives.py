@@ -198,7 +198,7 @@ def test_combinations_that_mean_nothing_are_refused_and_those_that_surprise_are_
         "a noise offset and pyramid noise the LoRA",
         "has the weight 0",
         "has no effect on one sample",
-        "add up; begin with one",
+        "add up; try one",
     ):
         assert sum(part in note for note in notes) == 1, part
     floored = objective.replace(snr_weight_floor=0.1, stratified_timesteps=False)

@@ -250,7 +250,7 @@ def cut_and_go_on(config, folder, cache, cuts, **options):
             (found,) = find_runs(folder / "runs")
             remove_folder(found.checkpoints()[0].path)
     result, notes = run(config, folder, cache, **options)
-    assert "Resumed after step" in result.how
+    assert "Resumed after step" in result.origin
     return result, notes
 
 

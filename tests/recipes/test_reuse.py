@@ -91,9 +91,9 @@ def test_a_finished_run_is_taken_at_once_and_its_file_copied_only_where_it_is_no
     assert re.fullmatch(
         r"Already trained in lora-\w{12}, finished [\d-]+ [\d:]+; "
         r"its result is reused\.",
-        again.how,
+        again.origin,
     )
-    assert again.how in notes and len(list(tmp_path.glob("*.safetensors"))) == 1
+    assert again.origin in notes and len(list(tmp_path.glob("*.safetensors"))) == 1
     # What changes neither weights nor files: intervals, memory, the log.
     other = change(
         config,
@@ -207,7 +207,7 @@ def test_samples_and_the_form_of_the_file_are_made_anew_without_training(config,
     other, _ = run(change(config, train={"save_dtype": "float32"}), tmp_path, cache, step=no_steps)
     assert other.path.name == "lora-2.safetensors" and {t.dtype for t in other.tensors.values()} == {torch.float32}
     assert all(torch.equal(other.tensors[k].half(), t) for k, t in first.tensors.items() if t.dtype == torch.float16)
-    assert other.finished and "Resumed after step 2" in other.how
+    assert other.finished and "Resumed after step 2" in other.origin
     with safe_open(other.path, "pt") as file:
         assert file.metadata()["atelier.run"] == open_run(other.run).keys.run
 
@@ -221,7 +221,7 @@ def test_a_run_becomes_longer_and_shorter(config, tmp_path, cache):
     assert seen == [3, 4] and equal(longer.tensors, straight.tensors) and longer.losses == straight.losses
     assert state_files(longer) == state_files(straight)
     name = next(run.path.name for run in find_runs(tmp_path / "runs") if run.steps == 2)
-    assert longer.how == f"Resumed after step 2 of the run {name}, to step 4." and longer.how in notes
+    assert longer.origin == f"Resumed after step 2 of the run {name}, to step 4." and longer.origin in notes
     shorter, _ = run(change(config, train={"steps": 3}), tmp_path, cache, step=no_steps)
     assert len(shorter.losses) == 3 and shorter.losses == straight.losses[:3]
     epochs, _ = run(change(config, train={"epochs": 1}), tmp_path, cache, step=seen.append)
@@ -230,7 +230,7 @@ def test_a_run_becomes_longer_and_shorter(config, tmp_path, cache):
     curved = change(config, scheduler={"name": "cosine"})
     run(curved, tmp_path, cache)
     more, _ = run(change(curved, train={"steps": 3}), tmp_path, cache)
-    assert more.how.endswith("to step 3. Up to there its learning rate followed the curve of a run of that length.")
+    assert more.origin.endswith("to step 3. Up to there its learning rate followed the curve of a run of that length.")
 
 
 def test_a_measurement_at_an_end_that_a_longer_run_has_not_is_told(config, pictures, tmp_path, cache):
@@ -243,7 +243,7 @@ def test_a_measurement_at_an_end_that_a_longer_run_has_not_is_told(config, pictu
     config = change(config, train={"validate_every": 2, "keep_best": True, "steps": 3})
     run(config, tmp_path, cache)
     longer, _ = run(change(config, train={"steps": 4}), tmp_path, cache)
-    assert longer.how.endswith("it was measured once more, at its end, and these weights count among the best.")
+    assert longer.origin.endswith("it was measured once more, at its end, and these weights count among the best.")
 
 
 def test_what_is_done_with_runs_that_are_there_is_chosen(config, tmp_path, cache):
@@ -254,7 +254,7 @@ def test_what_is_done_with_runs_that_are_there_is_chosen(config, tmp_path, cache
     with pytest.raises(Cut):
         run(change(config, train={"steps": 3}), tmp_path, cache, step=cut_at(3))
     anew, _ = run(change(config, train={"steps": 3}, existing={"on_existing": "reuse"}), tmp_path, cache)
-    assert anew.how.startswith("New run: ")
+    assert anew.origin.startswith("New run: ")
 
     def fork(config=config, **settings):
         return config.replace(existing=ExistingConfig(on_existing="fork", fork_run=name, **settings))
@@ -262,7 +262,7 @@ def test_what_is_done_with_runs_that_are_there_is_chosen(config, tmp_path, cache
     seen = []
     faster = change(config, optimizer={"learning_rate": 3e-2}, train={"steps": 3})
     forked, _ = run(fork(faster, fork_step=1), tmp_path, cache, step=seen.append)
-    assert [report.step for report in seen] == [2, 3] and forked.how == f"Forked from step 1 of the run {name}."
+    assert [report.step for report in seen] == [2, 3] and forked.origin == f"Forked from step 1 of the run {name}."
     assert list(seen[0].learning_rates.values()) == [3e-2] and forked.losses[0] == first.losses[0]
     # Weights and moments are those of the save: the second step's loss is the first run's, its update is not.
     assert forked.losses[1] == first.losses[1] and not equal(forked.tensors, first.tensors)
@@ -293,7 +293,7 @@ def test_what_is_asked_for_on_the_way_and_saves_that_stay(config, tmp_path, cach
     assert not stopped.finished and stopped.path.name == "lora-stopped-at-2.safetensors" and stopped.path.is_file()
     assert drawn == [(1, 1), (2, 1)] and stopped.samples.shape[0] == 1 and len(stopped.losses) == 2
     assert any(note.startswith("Saved after step 1 in ") for note in notes)
-    assert any(note == "Stopped and kept after step 2 of 4. Press Run again to continue." for note in notes)
+    assert any(note == "Stopped and kept after step 2 of 4. Press Run again to resume." for note in notes)
     result, _ = run(config, tmp_path, cache, step=lambda report: done.append(report.step))
     assert result.finished and done == [1, 2, 3, 4] and result.path.name == "lora.safetensors"
     straight, _ = run(config, tmp_path / "straight", cache)

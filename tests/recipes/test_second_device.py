@@ -52,7 +52,7 @@ def test_a_run_learns_there_what_it_learns_here(name, config, tmp_path, card):  
     with pytest.raises(Cut):
         run(config, tmp_path / "there", tmp_path / "cache there", device=card, step=cut_at(2))
     there, _ = run(config, tmp_path / "there", tmp_path / "cache there", device=card)
-    assert "Resumed after step 2" in there.how and there.losses == pytest.approx(here.losses, rel=1e-3)
+    assert "Resumed after step 2" in there.origin and there.losses == pytest.approx(here.losses, rel=1e-3)
     assert [loss for _, loss in there.validation] == pytest.approx([loss for _, loss in here.validation], rel=1e-3)
     assert torch.allclose(there.samples, here.samples, atol=0.02)
     assert here.tensors.keys() == there.tensors.keys()

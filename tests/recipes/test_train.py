@@ -226,7 +226,7 @@ def test_a_text_encoder_stops_after_a_step_or_an_epoch(config, tmp_path):
 
 def test_a_run_that_goes_on_with_nothing_that_learns_is_refused(config, tmp_path):
     config = change(config, "optimizer", learning_rate=0.0, text_encoder_learning_rate=1e-3, text_encoder_stop=2)
-    with pytest.raises(ValueError, match="stop after step 2 of 4, so nothing would learn from then on"):
+    with pytest.raises(ValueError, match="stop after step 2 of 4, so the last steps would train nothing"):
         run(config, tmp_path)
     whole = run(change(config, "optimizer", text_encoder_stop=4), tmp_path)
     assert len(whole.losses) == 4
@@ -234,7 +234,7 @@ def test_a_run_that_goes_on_with_nothing_that_learns_is_refused(config, tmp_path
 
 def test_a_lora_in_bfloat16_is_refused_with_float16(config, tmp_path):
     config = change(change(config, "lora", dtype="bfloat16"), "base_model", precision="float16")
-    with pytest.raises(ValueError, match="does not go with precision float16; set dtype of LoRA Config to float32"):
+    with pytest.raises(ValueError, match="does not work with precision float16; set dtype of LoRA Config to float32"):
         run(config, tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""LoRA files: their formats, reading, matching, merging, continuing, writing."""
+"""LoRA files: formats, reading, matching, merging, continuing, writing."""

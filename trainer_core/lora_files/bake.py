@@ -1,4 +1,4 @@
-"""Plain LoRA in the place of what ComfyUI and others load less exactly, or not at all."""
+"""Approximate every trained layer by a plain LoRA, which every program loads."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..networks.network import Network
 
 
 def bake_network(network: Network, seed: int) -> tuple[dict[str, Tensor], str]:
-    """Return a network's tensors with a plain LoRA of its rank for each layer, and a sentence on what is missing.
+    """Approximate each layer of a network by a plain LoRA of its rank; also return a sentence on the error.
 
-    What is no matrix (norm layers) stays as it is. The frozen models must be there. seed: of the run.
+    Norm layers, which are no matrices, stay as they are. The frozen models must be in memory. seed: the run's.
     """
     baked: dict[str, Tensor] = {}
     errors = {}
@@ -29,14 +29,14 @@ def bake_network(network: Network, seed: int) -> tuple[dict[str, Tensor], str]:
     share = math.hypot(*(missing for missing, _ in errors.values())) / whole if whole else 0.0
     return {**baked, **rest}, (
         f"Baked into plain LoRA: the file lacks {share:.1%} of the trained change (Frobenius norm of all changes of "
-        "weights); a higher rank comes nearer, and without bake nothing is lacking."
+        "weights). For a closer match set rank of LoRA Config higher; without bake nothing is lost."
     )
 
 
 def bake(change: Tensor, rank: int, draws: torch.Generator) -> dict[str, Tensor]:
-    """Return the LoRA of a rank that comes nearest to the change (out, in[, k, k]) of a weight, by kohya's suffixes.
+    """Compute the LoRA of a rank nearest to the change (out, in[, k, k]) of a weight; tensors by kohya's suffixes.
 
-    Its scale is 1 (Eckart-Young: the truncated SVD is the nearest matrix).
+    Scale 1. Eckart-Young: the truncated SVD is the nearest matrix.
     """
     u, sigma, vt = largest_singular(change.flatten(1), rank, draws)
     root, ones = sigma.sqrt(), (1,) * (change.ndim - 2)

@@ -1,4 +1,4 @@
-"""What the tensors of a LoRA file are: the names that trainers give them, and the weights that they make."""
+"""LoRA formats: how trainers name the tensors of a file, and how a layer changes its weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..networks.layers.oft import skew, turn, turned_weight
 
-# How tensor names end, by what the tensor is: kohya and LyCORIS, peft (with or without its adapter's name), diffusers.
+# Endings of tensor names, by part: of kohya and LyCORIS, peft (with or without its adapter's name), diffusers.
 ENDINGS = {
     "down": r"lora_down\.weight|lora_A(?:\.\w+)?\.weight|lora_A|lora\.down\.weight|lora_linear_layer\.down\.weight",
     "up": r"lora_up\.weight|lora_B(?:\.\w+)?\.weight|lora_B|lora\.up\.weight|lora_linear_layer\.up\.weight",
@@ -28,7 +28,7 @@ ENDINGS = {
         )
     },
 }
-# (layer, ending): a dot between them, or for diffusers' old attention processors `to_q_lora.down.weight`
+# layer.ending; diffusers' old attention processors wrote `to_q_lora.down.weight`
 _TENSOR = re.compile(
     rf"(?P<layer>.+?)(?:\.(?:{'|'.join(f'(?P<{part}>{ending})' for part, ending in ENDINGS.items())})"
     r"|_(?:lora\.(?:(?P<old_down>down)|(?P<old_up>up))\.weight))"
@@ -37,7 +37,7 @@ _TENSOR = re.compile(
 _LOKR_LEFT = ({"lokr_w1"}, {"lokr_w1_a", "lokr_w1_b"})
 _LOKR_RIGHT = ({"lokr_w2"}, {"lokr_w2_a", "lokr_w2_b"}, {"lokr_w2_a", "lokr_w2_b", "lokr_t2"})
 _LOHA = {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}
-# What a layer is by which tensors it has, beside alpha, dora_scale and the bias' difference.
+# The kind of a layer by its parts, apart from alpha, dora_scale and the bias' difference.
 FORMS: dict[frozenset[str], str] = {
     frozenset({"down", "up"}): "LoRA",
     frozenset({"down", "up", "mid"}): "Tucker LoRA",
@@ -50,7 +50,7 @@ FORMS: dict[frozenset[str], str] = {
     frozenset({"diff"}): "full difference",
     frozenset(): "full difference",  # of the bias alone
 }
-OF_WEIGHT = ("GLoRA", "OFT")  # kinds whose change of a weight depends on that weight
+WEIGHT_DEPENDENT = ("GLoRA", "OFT")  # kinds whose delta is a function of the frozen weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,27 +60,27 @@ class FileLayer:
     source: str  # its name in the file
     kind: str  # LoRA, Tucker LoRA, LoHa, LoKr, GLoRA, OFT (and BOFT), DoRA, full difference
     tensors: dict[str, Tensor]  # by part, as ENDINGS names them; on the meta device when only the header was read
-    alpha: float  # 0: as the rank, so that the scale is 1; of OFT the limit of its rotation, 0: none
+    alpha: float  # 0: equal to the rank, so the scale is 1; for OFT the limit of the rotation, 0: none
 
     @property
     def inputs(self) -> int:
-        """Count the inputs of the weight that it changes; 0 for kinds other than LoRA and LoHa."""
+        """Number of inputs of the weight; 0 for kinds other than LoRA and LoHa."""
         return next((self.tensors[p].shape[1:].numel() for p in ("down", "hada_w1_b") if p in self.tensors), 0)
 
     def scale(self, rank: int) -> float:
-        """Return alpha / rank."""
+        """Compute alpha / rank; 1 for alpha 0."""
         return self.alpha / rank if self.alpha else 1.0
 
 
 def group_tensors(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """Return {layer: {part: tensor name}} as a file has them, and the names that are not understood."""
+    """Group tensor names as {layer: {part: tensor name}}; also list the unknown ones."""
     layers: dict[str, dict[str, str]] = {}
     unknown = []
     for name in names:
         match = _TENSOR.fullmatch(name)
         part = next((p for p, found in match.groupdict().items() if found and p != "layer"), "") if match else ""
         part = part.removeprefix("old_")
-        if match is None or part in layers.get(match["layer"], {}):  # twice, as with two adapters in one file
+        if match is None or part in layers.get(match["layer"], {}):  # a part twice: two adapters in one file
             unknown.append(name)
         else:
             layers.setdefault(match["layer"], {})[part] = name
@@ -88,7 +88,7 @@ def group_tensors(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], list
 
 
 def layer_kind(parts: Iterable[str]) -> str:
-    """Return what a layer with these parts is, "" when some are missing or do not belong together."""
+    """Name the kind of a layer with these parts; "" when parts are missing or do not belong together."""
     have = set(parts)
     kind = FORMS.get(frozenset(have - {"alpha", "dora_scale", "diff_b"}), "")
     if kind == "full difference" and not have & {"diff", "diff_b"}:
@@ -99,10 +99,10 @@ def layer_kind(parts: Iterable[str]) -> str:
 
 
 def delta_weight(layer: FileLayer) -> Tensor:
-    """Return what a layer adds to a weight at strength 1, (out, in[, k, k]) or that with the last axes flat, float32.
+    """Compute the delta of a layer at strength 1, float32, (out, in[, k, k]) or with the last axes flat.
 
     LoRA s B A, for convolutions with Tucker's core; LoHa (Hyeon-Woo et al. 2022), LoKr (Edalati et al. 2022) in
-    LyCORIS' forms. A LoKr of two full factors has no rank, and so the scale 1. Kinds of OF_WEIGHT have no delta alone.
+    LyCORIS' forms. A LoKr of two full factors has no rank, so its scale is 1. Not for kinds of WEIGHT_DEPENDENT.
     """
     t = {part: tensor.float() for part, tensor in layer.tensors.items()}
     if "diff" in t:
@@ -120,7 +120,7 @@ def delta_weight(layer: FileLayer) -> Tensor:
 
 
 def _lokr_factors(layer: FileLayer) -> tuple[Tensor, Tensor, float]:
-    """Return both full factors of a LoKr and its scale."""
+    """Compute both full factors of a LoKr, and its scale."""
     t = {part: tensor.float() for part, tensor in layer.tensors.items()}
     ranks = [t[part].shape[0] for part in ("lokr_w2_b", "lokr_w1_b") if part in t]
     left = t["lokr_w1"] if "lokr_w1" in t else t["lokr_w1_a"] @ t["lokr_w1_b"]
@@ -129,7 +129,7 @@ def _lokr_factors(layer: FileLayer) -> tuple[Tensor, Tensor, float]:
 
 
 def without_lokr_core(layer: FileLayer) -> FileLayer:
-    """Return a LoKr with Tucker's core as one of two full factors: ComfyUI leaves out layers that have the core."""
+    """Multiply the Tucker core of a LoKr into two full factors: ComfyUI leaves out layers with a core."""
     if "lokr_t2" not in layer.tensors:
         return layer
     left, right, scale = _lokr_factors(layer)
@@ -139,22 +139,22 @@ def without_lokr_core(layer: FileLayer) -> FileLayer:
 
 
 def _product(a: Tensor, b: Tensor, core: Tensor | None) -> Tensor:
-    """Return a b, or with Tucker's core (rank, rank, k, k) the convolution that the three make."""
+    """Multiply a b, or with a Tucker core (rank, rank, k, k) the three into a convolution's weight."""
     return a @ b if core is None else torch.einsum("i j x y, j r, i p -> p r x y", core, b, a)
 
 
 def merged_weight(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
-    """Return the float32 weight with `strength` times a layer added; a layer of the bias alone leaves it.
+    """Add `strength` times a layer to a weight, float32; a layer of the bias alone leaves it.
 
-    DoRA (Liu et al. 2024): W + strength * (m V / norm - W) with V = W + delta. As in ComfyUI, a magnitude per input
-    divides by the norm of V, as in the paper, and a magnitude per output by the norm of W.
+    DoRA (Liu et al. 2024): W + strength * (m V / norm - W) with V = W + delta. As in ComfyUI, the norm is that of V
+    for a magnitude per input (the paper's), and that of W for a magnitude per output.
     """
     weight = weight.float()
     if not set(layer.tensors) - {"diff_b"}:
         return weight
     if "oft_blocks" in layer.tensors:
-        return weight + _turned(weight, layer, strength)
-    change = (_glora(weight, layer) if "a1" in layer.tensors else delta_weight(layer)).reshape(weight.shape)
+        return weight + _oft_change(weight, layer, strength)
+    change = (_glora_change(weight, layer) if "a1" in layer.tensors else delta_weight(layer)).reshape(weight.shape)
     if "dora_scale" not in layer.tensors:
         return weight + strength * change
     magnitude, changed = layer.tensors["dora_scale"].float(), weight + change
@@ -165,17 +165,17 @@ def merged_weight(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
     return weight + strength * (changed * factor - weight)
 
 
-def _glora(weight: Tensor, layer: FileLayer) -> Tensor:
-    """Return what GLoRA adds to a float32 weight (Chavan et al. 2023, in LyCORIS' form): s (W a1 a2 + b1 b2)."""
+def _glora_change(weight: Tensor, layer: FileLayer) -> Tensor:
+    """Compute the delta of GLoRA on a float32 weight (Chavan et al. 2023, in LyCORIS' form): s (W a1 a2 + b1 b2)."""
     a1, a2, b1, b2 = (layer.tensors[part].float().flatten(1) for part in ("a1", "a2", "b1", "b2"))
-    entering = torch.einsum("o i ..., i j -> o j ...", weight, a1 @ a2)
-    return layer.scale(len(a2)) * (entering + (b1 @ b2).view(weight.shape))
+    product = torch.einsum("o i ..., i j -> o j ...", weight, a1 @ a2)
+    return layer.scale(len(a2)) * (product + (b1 @ b2).view(weight.shape))
 
 
-def _turned(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
-    """Return what OFT or BOFT adds to a float32 weight.
+def _oft_change(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
+    """Compute the delta of OFT or BOFT on a float32 weight.
 
-    As ComfyUI: the strength acts on the change of each rotation and on that of the weight, and rescale on BOFT alone.
+    As in ComfyUI, strength scales each rotation's change and the weight's change; rescale acts on BOFT only.
     """
     blocks = layer.tensors["oft_blocks"].float()
     change = turned_weight(weight, strength * turn(skew(blocks, layer.alpha)))
@@ -185,7 +185,7 @@ def _turned(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
 
 
 def fits(layer: FileLayer, weight: torch.Size, bias: torch.Size | None) -> bool:
-    """Tell whether a layer can be added to a weight and bias of these shapes; nothing is computed."""
+    """Tell whether a layer fits a weight and bias of these shapes; computed on the meta device."""
     tensors = {part: torch.empty(tensor.shape, device="meta") for part, tensor in layer.tensors.items()}
     if "diff_b" in tensors and tensors.pop("diff_b").shape != bias:
         return False
@@ -201,7 +201,7 @@ def fits(layer: FileLayer, weight: torch.Size, bias: torch.Size | None) -> bool:
             rescale = tensors["rescale"].numel() if "rescale" in tensors else weight[0]
             return size == side and count * size == rescale == weight[0]
         empty = FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0)
-        delta = _glora(torch.empty(weight, device="meta"), empty) if "a1" in tensors else delta_weight(empty)
-    except (RuntimeError, IndexError):  # how torch says that shapes do not go together
+        delta = _glora_change(torch.empty(weight, device="meta"), empty) if "a1" in tensors else delta_weight(empty)
+    except (RuntimeError, IndexError):  # torch raises these for shapes that do not match
         return False
     return delta.shape[0] == weight[0] and delta.numel() == weight.numel()

@@ -10,20 +10,22 @@ from torch import Tensor
 from ..config import BeneathConfig
 from ..models import BaseModel
 from .formats import FileLayer, merged_weight, without_lokr_core
-from .match import fit, layers_by_name
+from .match import layers_by_name, match_layers
 from .read import load_lora
 
-ENDINGS = {"down": "lora_down.weight", "up": "lora_up.weight", "mid": "lora_mid.weight"}  # others end as they are named
-
-
-ENDINGS |= {part: f"{part}.weight" for part in ("a1", "a2", "b1", "b2")}
+ENDINGS = {  # of tensor names by part; other parts end in their own name
+    "down": "lora_down.weight",
+    "up": "lora_up.weight",
+    "mid": "lora_mid.weight",
+    **{part: f"{part}.weight" for part in ("a1", "a2", "b1", "b2")},
+}
 
 
 def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:
-    """Add LoRA files to the weights of a base model in memory, in their order.
+    """Merge LoRA files into the weights of a base model in memory, in their order.
 
-    Computed in float32 and rounded once, to the model's dtype. The text encoders' identity follows their weights.
-    Raises ValueError for a file that does not fit, and for a sum that the dtype cannot hold.
+    Computed in float32, rounded once to the model's dtype. Changed text encoders get another identity in the cache.
+    Raises ValueError for a file that does not fit, and for a sum that overflows the dtype.
     """
     if not beneath:
         return
@@ -32,7 +34,7 @@ def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:
     text = []
     for config in beneath:
         lora = load_lora(Path(config.path))
-        found = fit(lora, base, layers)
+        found = match_layers(lora, base, layers)
         for name, layer in found.items():
             changes.setdefault(name, []).append((layer, config.strength))
         if any(layers[name].part != base.parts[0].prefix for name in found):
@@ -50,23 +52,23 @@ def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:
             module.bias.data = bias.to(base.dtype)
         if not all(parameter.isfinite().all() for parameter in module.parameters(recurse=False)):
             raise ValueError(
-                f"{name} does not fit {base.dtype} with {len(summands)} LoRAs beneath added; lower their strength, or "
-                "use bfloat16 or float32 precision."
+                f"{name} overflows {base.dtype} with {len(summands)} LoRAs beneath added; lower their strength, or "
+                "set precision of Load Base Model to bfloat16 or float32."
             )
     base.mark_text(*text)
 
 
 def comfy_tensors(path: Path, base: BaseModel) -> dict[str, Tensor]:
-    """Return a LoRA file's tensors by names that ComfyUI's loader understands, whatever those in the file are.
+    """Load the tensors of a LoRA file of any format, under names that ComfyUI's loader knows.
 
     base: the model that the file is for, or its outline.
     """
     layers = layers_by_name(base)
     tensors = {}
-    for name, stored in fit(load_lora(path), base, layers).items():
+    for name, stored in match_layers(load_lora(path), base, layers).items():
         layer, comfy = without_lokr_core(stored), layers[name].comfy
         for part, tensor in layer.tensors.items():
             tensors[f"{comfy}.{ENDINGS.get(part, part)}"] = tensor
-        if layer.alpha or "oft_blocks" in layer.tensors:  # without it ComfyUI leaves BOFT's layers as they were
+        if layer.alpha or "oft_blocks" in layer.tensors:  # ComfyUI leaves out BOFT layers without alpha
             tensors[f"{comfy}.alpha"] = torch.tensor(layer.alpha)
     return tensors

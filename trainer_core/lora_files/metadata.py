@@ -1,4 +1,4 @@
-"""What a LoRA file tells of its run: what other tools read (`ss_*`, `modelspec.*`), and the whole configuration."""
+"""Metadata of a LoRA file: the keys that other tools read (`ss_*`, `modelspec.*`), and the run's configuration."""
 
 from __future__ import annotations
 
@@ -49,12 +49,11 @@ def build_metadata(
     start: Mapping[str, Any] | None = None,
     validation_loss: float | None = None,
 ) -> dict[str, str]:
-    """Return all metadata of a LoRA file, as text.
+    """Build all metadata of a LoRA file, as text.
 
-    All is taken from the run and nothing from the moment of writing, so that a resumed run writes the same bytes.
-    steps: after which the weights are, and validation_loss what was measured then. started: when the run was created,
-    in seconds since the epoch. models: sha256 of the files of the base model by their roles. run_key: the run's, in
-    hexadecimal digits. start: file, hash, rank and alpha of the LoRA that was continued.
+    Nothing depends on the time of writing, so that a resumed run writes the same bytes. steps: finished by these
+    weights; validation_loss: measured then. started: creation of the run, seconds since 1970. models: sha256 of the
+    base model's files by role. run_key: hexadecimal. start: file, hash, rank and alpha of the continued LoRA.
     """
     optimizer, train, objective = config.optimizer, config.train, config.objective
     created = datetime.datetime.fromtimestamp(started, datetime.timezone.utc)
@@ -108,7 +107,7 @@ def build_metadata(
     public["lora"]["start"] = Path(config.lora.start).name
     for beneath in public["lora"]["beneath"]:
         beneath["path"] = Path(beneath["path"]).name
-    for concept in public["dataset"]["concepts"]:  # folder names only, never a path of the person's machine
+    for concept in public["dataset"]["concepts"]:  # folder names only: a path would reveal the user's machine
         for place, name in ((concept, "folder"), (concept["masks"] or {}, "folder"), (concept["captions"], "file")):
             if place.get(name):
                 place[name] = Path(place[name]).name
@@ -124,7 +123,7 @@ def build_metadata(
 
 
 def _model_files(config: RunConfig, base: BaseModel, models: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the base model's files are called and by which hashes others find them; a folder has none."""
+    """Name the base model's files and the hashes by which other tools find them; a folder has no hash."""
     found = {"sd_model_name": base.name}
     if "path" in models:
         found |= {"sd_model_hash": base.facts["short_hash"], "new_sd_model_hash": models["path"]}
@@ -134,22 +133,22 @@ def _model_files(config: RunConfig, base: BaseModel, models: Mapping[str, str]) 
 
 
 def _text_rates(optimizer: OptimizerConfig, base: BaseModel) -> Any:
-    """Return one learning rate for all text encoders, a list where they differ, None where none learns."""
+    """Learning rate of the text encoders: a number, a list where they differ, None where none is trained."""
     rates = optimizer.part_rates[1 : len(base.parts)]
     return list(rates) if len(set(rates)) > 1 else rates[0] or None
 
 
 def _dataset_metadata(config: RunConfig, plan: Plan) -> dict[str, Any]:
-    """Return what the pictures of a run are in kohya's terms; counts are of visits in an epoch."""
+    """Describe the dataset with kohya's keys; counts are visits in an epoch."""
     pictures, concepts, train = plan.manifest.pictures, config.dataset.concepts, config.train
     members = {number: [i for i in plan.trained if pictures[i].concept == number] for number in range(len(concepts))}
     visits = {number: sum((plan.rates[i] for i in each), Fraction()) for number, each in members.items()}
     folders: dict[str, dict[str, Any]] = {}
     for number, concept in enumerate(concepts):
         if each := members[number]:
-            told = folders.setdefault(Path(concept.folder).name, {"n_repeats": 0, "img_count": 0})
-            told["n_repeats"] = _number(visits[number] / len(each))
-            told["img_count"] += len(each)
+            entry = folders.setdefault(Path(concept.folder).name, {"n_repeats": 0, "img_count": 0})
+            entry["n_repeats"] = _number(visits[number] / len(each))
+            entry["img_count"] += len(each)
     of_role: Counter[str] = Counter()
     for number, concept in enumerate(concepts):
         of_role[concept.role] += round(visits[number])
@@ -210,7 +209,7 @@ def _subset(concept: ConceptConfig, pictures: int, repeats: Fraction) -> dict[st
 
 
 def _number(value: Fraction) -> int | float:
-    """Return a whole number as such: readers of kohya's files expect it."""
+    """Convert whole numbers to int, as readers of kohya's files expect."""
     return value.numerator if value.denominator == 1 else float(value)
 
 
@@ -219,7 +218,7 @@ def _aspect(size: tuple[int, int]) -> float:
 
 
 def _objective_metadata(objective: ObjectiveConfig) -> dict[str, Any]:
-    """Return what the objective is in kohya's terms; None for what is off, and nothing for what kohya does not know."""
+    """Describe the objective with kohya's keys; None for settings that are off, no key for those unknown to kohya."""
     weighting, pyramid = objective.weighting, objective.pyramid_iterations
     huber = objective.loss in ("huber", "smooth_l1")
     strength = objective.noise_offset_strength
@@ -242,9 +241,9 @@ def _objective_metadata(objective: ObjectiveConfig) -> dict[str, Any]:
 def network_metadata(
     lora: LoraConfig, start: Mapping[str, Any] | None = None, lora_plus_ratio: float = 1.0
 ) -> dict[str, Any]:
-    """Return what `ss_network_*` tell of a network, in the words of sd-scripts (its own LoRA) or LyCORIS (all else).
+    """Build the `ss_network_*` keys, as sd-scripts (for its own LoRA) or LyCORIS (for all else) writes them.
 
-    start: as for `build_metadata`; its layers, ranks and alphas then take the place of the configuration's.
+    start: as for `build_metadata`; its kinds, rank and alpha then replace the configuration's.
     """
     plain = lora.algorithm == "lora" and not (lora.dora or lora.tucker or lora.use_scalar or lora.train_norm)
     kinds = start["kinds"] if start is not None else ["LoRA" if plain else ""]
@@ -290,15 +289,15 @@ def network_metadata(
 
 
 def _list(numbers: Sequence[float]) -> str:
-    """Write numbers as sd-scripts reads them."""
+    """Join numbers as sd-scripts reads them."""
     return ",".join(f"{number:g}" for number in numbers)
 
 
 def tag_frequency(manifest: Manifest, dataset: DatasetConfig) -> dict[str, dict[str, int]]:
-    """Count in how many captions each tag stands, by folder name: the content of kohya's ss_tag_frequency.
+    """Count the captions that hold each tag, by folder name: kohya's ss_tag_frequency.
 
-    Each line of a picture is a caption. Tags are lower-case as there; prefix and suffix are counted as tags, glued
-    tags one by one, of wildcards the first option.
+    Each line of a picture is a caption. Tags are lower-case, as kohya's; prefix and suffix count as tags, glued tags
+    one by one, wildcards as their first option.
     """
     counts: dict[str, Counter[str]] = {}
     for picture in manifest.pictures:

@@ -18,32 +18,30 @@ from torch import Tensor
 from ..models.files.safetensors_file import FileHeader, read_header
 from .formats import FileLayer, group_tensors, layer_kind
 
-BUNDLED = "bundle_emb."  # how OneTrainer names embeddings in LoRA files: bundle_emb.<word>.<text encoder>
-
-
+BUNDLED = "bundle_emb."  # OneTrainer's embeddings in LoRA files: bundle_emb.<word>.<text encoder>
 FEW = 3  # names in a sentence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraFile:
-    """A LoRA file that was read, or of which only the header was: then all tensors are on the meta device."""
+    """A LoRA file; where only its header was read, all tensors are on the meta device."""
 
     name: str
     layers: dict[str, FileLayer]  # by their names in the file
     metadata: dict[str, str]
-    digest: str = ""  # sha256 of all that decides what it does
+    digest: str = ""  # sha256 of the file and of peft's settings
     model_hash: str = ""  # sha256 of the tensors, as kohya's sshs_model_hash
-    words: tuple[str, ...] = ()  # whose embeddings lie in the file besides, and are not read
+    tokens: tuple[str, ...] = ()  # of embeddings in the file, which are left out
 
 
 def outline_lora(path: Path) -> LoraFile:
-    """Read which layers a LoRA file has from its header alone. Raises ValueError for anything that is no LoRA."""
+    """Read the layers of a LoRA file from its header. Raises ValueError for a file that is no LoRA."""
     header = read_header(path)
     return _lora_file(header, {name: torch.empty(shape, device="meta") for name, shape in header.shapes.items()})
 
 
 def load_lora(path: Path) -> LoraFile:
-    """Read a LoRA file whole. Raises ValueError for anything that is no LoRA and for values that are not finite."""
+    """Read a whole LoRA file. Raises ValueError for a file that is no LoRA and for values that are not finite."""
     header = read_header(path)
     data = path.read_bytes()
     tensors = load(data)
@@ -59,22 +57,24 @@ def load_lora(path: Path) -> LoraFile:
     )
 
 
-def _lora_file(header: FileHeader, tensors: Mapping[str, Tensor], **more: str) -> LoraFile:
+def _lora_file(header: FileHeader, tensors: Mapping[str, Tensor], **hashes: str) -> LoraFile:
     name = header.path.name
-    words = tuple(sorted({key.removeprefix(BUNDLED).split(".")[0] for key in tensors if key.startswith(BUNDLED)}))
+    tokens = tuple(sorted({key.removeprefix(BUNDLED).split(".")[0] for key in tensors if key.startswith(BUNDLED)}))
     grouped, unknown = group_tensors(key for key in tensors if not key.startswith(BUNDLED))
     if not grouped:
         raise ValueError(f"{name} is no LoRA (first tensor: {next(iter(tensors))}); choose a LoRA file.")
     if unknown:
         raise ValueError(
-            f"{name} holds {len(unknown)} tensors of a kind that is not understood ({_some(unknown)}); use a file of "
-            "LoRA, LoHa, LoKr, GLoRA, OFT, DoRA or full differences."
+            f"{name} holds {len(unknown)} tensors of an unknown kind ({list_some(unknown)}); use a file of LoRA, LoHa, "
+            "LoKr, GLoRA, OFT, DoRA or full differences."
         )
     adapter, layers = _adapter(header), {}
     for layer, parts in grouped.items():
         kind = layer_kind(parts)
         if not kind:
-            raise ValueError(f"{layer} in {name} has only {', '.join(sorted(parts))}; the file is incomplete.")
+            raise ValueError(
+                f"{layer} in {name} has only {', '.join(sorted(parts))}; the file is incomplete, get it again."
+            )
         found = {part: tensors[tensor] for part, tensor in parts.items()}
         stored = found.pop("alpha", None)
         if stored is None:
@@ -82,11 +82,11 @@ def _lora_file(header: FileHeader, tensors: Mapping[str, Tensor], **more: str) -
         else:
             alpha = 0.0 if stored.is_meta else float(stored)
         layers[layer] = FileLayer(source=layer, kind=kind, tensors=found, alpha=alpha)
-    return LoraFile(name=name, layers=layers, metadata=header.metadata, words=words, **more)
+    return LoraFile(name=name, layers=layers, metadata=header.metadata, tokens=tokens, **hashes)
 
 
 def _adapter(header: FileHeader) -> dict[str, Any]:
-    """Return peft's settings of the adapter: from the metadata as diffusers writes them, or from peft's own file."""
+    """Read peft's settings of the adapter, from the metadata (diffusers) or from peft's own file."""
     stored = header.metadata.get("lora_adapter_metadata", "")
     beside = header.path.with_name("adapter_config.json")
     if not stored and header.path.name == "adapter_model.safetensors" and beside.is_file():
@@ -98,7 +98,7 @@ def _adapter(header: FileHeader) -> dict[str, Any]:
 
 
 def _adapter_alpha(adapter: Mapping[str, Any], layer: str, tensors: Mapping[str, Tensor]) -> float:
-    """Return the alpha that peft's settings give a layer, 0 when they give none (the scale is 1)."""
+    """Alpha of a layer in peft's settings; 0 when they give none (the scale is 1)."""
     model, _, rest = layer.partition(".")
     of_model = {k.removeprefix(f"{model}."): v for k, v in adapter.items() if k.startswith(f"{model}.")}
     settings, name = (of_model, rest) if of_model else (adapter, layer)
@@ -109,5 +109,5 @@ def _adapter_alpha(adapter: Mapping[str, Any], layer: str, tensors: Mapping[str,
     return alpha * math.sqrt(rank) if settings.get("use_rslora") else alpha
 
 
-def _some(names: list[str]) -> str:
+def list_some(names: list[str]) -> str:
     return ", ".join(names[:FEW]) + (", …" if len(names) > FEW else "")

@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LayerReport:
-    """What resizing did to one layer."""
+class LayerRanks:
+    """The ranks of one layer before and after, and the share of its delta that is kept."""
 
     name: str
     old_rank: int
     new_rank: int
-    kept: float  # Frobenius norm kept, 0..1
+    kept: float  # share of the Frobenius norm, 0..1
 
 
-def resize_lora(tensors: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tensor], list[LayerReport]]:
+def lower_rank(tensors: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tensor], list[LayerRanks]]:
     """Reduce every LoRA layer to at most `rank` by SVD; other tensors are copied as they are.
 
     Raises ValueError when no layer pair is found. Eckart-Young: the truncated SVD is the nearest matrix.
@@ -38,19 +38,19 @@ def resize_lora(tensors: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Ten
             raise ValueError(f"{name} is a Tucker or DoRA layer; only plain LoRA layers can be resized.")
         old_rank = down.shape[0]
         alpha = float(tensors.get(f"{name}.alpha", torch.tensor(float(old_rank))))
-        new_up, new_down, kept = truncate(up, down, min(rank, old_rank))
+        new_up, new_down, kept = truncate_rank(up, down, min(rank, old_rank))
         result[f"{name}.lora_up.weight"], result[f"{name}.lora_down.weight"] = new_up, new_down
         new_rank = new_down.shape[0]
         result[f"{name}.alpha"] = torch.tensor(alpha / old_rank * new_rank)
-        reports.append(LayerReport(name=name, old_rank=old_rank, new_rank=new_rank, kept=kept))
+        reports.append(LayerRanks(name=name, old_rank=old_rank, new_rank=new_rank, kept=kept))
     return result, reports
 
 
-def truncate(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """Return (up, down, kept) of rank `rank` so that up @ down is nearest to what it was.
+def truncate_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
+    """Approximate up @ down at a lower rank; return (up, down, share of the Frobenius norm kept).
 
-    The SVD is taken of the small core R_up R_down^T of two QR decompositions, never of the full matrix. The
-    singular values are shared evenly between up and down, which keeps both far from the limits of float16.
+    The SVD is of the small core R_up R_down^T of two QR decompositions, never of the full matrix. up and down share
+    the singular values evenly, which keeps both far from the limits of float16.
     """
     q_up, r_up = torch.linalg.qr(up.double().flatten(1))
     q_down, r_down = torch.linalg.qr(down.double().flatten(1).t())

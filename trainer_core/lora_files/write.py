@@ -1,4 +1,4 @@
-"""The LoRA file: kohya names, written atomically, and read back before it counts."""
+"""Write LoRA and embedding files: under kohya's names, atomically, and verified by reading them back."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ..common.files import short_hash, unused_path, written_whole
 from ..memory import DTYPES
 from ..models import Part
 from ..networks.layers.layer import pair_norm
-from .formats import OF_WEIGHT, FileLayer, delta_weight, group_tensors, layer_kind
+from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight, group_tensors, layer_kind
 
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}  # relative, of a layer's delta norm
 
 
 def delta_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the Frobenius norm of what every layer of a LoRA file adds to its weight at strength 1, by layer.
+    """Compute the Frobenius norm of every layer's delta at strength 1, by layer.
 
-    Of LoRA from rank x rank products alone. DoRA's magnitudes, differences of biases, and tensors of other forms have
-    norms of their own, by their names.
+    For LoRA from rank x rank products only. DoRA's magnitudes, differences of biases and tensors of other forms get
+    their own norms, by tensor name.
     """
     grouped, unknown = group_tensors(tensors)
     norms = {}
     for name, parts in grouped.items():
         kind = layer_kind(parts)
-        alone = {"dora_scale", "diff_b"} if kind and kind not in OF_WEIGHT else set(parts)
+        alone = {"dora_scale", "diff_b"} if kind and kind not in WEIGHT_DEPENDENT else set(parts)
         unknown += [tensor for part, tensor in parts.items() if part in alone]
         found = {part: tensors[tensor] for part, tensor in parts.items() if part not in alone}
         alpha = float(found.pop("alpha", torch.tensor(0.0)))
@@ -44,7 +44,7 @@ def delta_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _lora_norm(layer: FileLayer) -> float:
-    """Return ||alpha/rank * up @ down||_F of a LoRA, with Tucker's core in down."""
+    """Compute ||alpha/rank * up @ down||_F of a LoRA, with Tucker's core in down."""
     up, down = layer.tensors["up"].double().flatten(1), layer.tensors["down"].double()
     scale = layer.scale(len(down))
     if "mid" in layer.tensors:
@@ -59,14 +59,14 @@ def save_lora(
     dtype: str = "float16",
     verify: Callable[[Path], None] | None = None,
 ) -> dict[str, Tensor]:
-    """Write a LoRA so that `path` either holds a whole, verified file or is as it was; return what was written.
+    """Write a LoRA file and return its tensors; on an error `path` is as it was before.
 
     verify: called with the finished file before it gets its name; raises to refuse it.
-    Raises ValueError when a value does not fit the dtype or the file read back differs from what was trained.
+    Raises ValueError when a value overflows the dtype, or the file differs from the trained tensors.
     """
     stored = {k: t.detach().cpu().to(DTYPES[dtype]).contiguous() for k, t in tensors.items()}
     if broken := [k for k, t in stored.items() if not t.isfinite().all()]:
-        raise ValueError(f"{broken[0]} does not fit {dtype}; save as bfloat16 or float32.")
+        raise ValueError(f"{broken[0]} overflows {dtype}; set save_dtype of Train LoRA to bfloat16 or float32.")
     with written_whole(path) as temporary:
         _write_lora(temporary, stored, metadata)
         verify_lora(temporary, tensors, dtype)
@@ -76,15 +76,15 @@ def save_lora(
 
 
 def _write_lora(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors with metadata to which kohya's hashes are added: those are of a file with `ss_` metadata alone."""
+    """Write tensors with metadata and kohya's hashes, which are of the file with its `ss_` metadata only."""
     save_file(tensors, path, {k: v for k, v in metadata.items() if k.startswith("ss_")})
     _write_ordered(path, tensors, {**metadata, **file_hashes(path)})
 
 
 def _write_ordered(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file whose metadata are in order, so that the same content is the same bytes.
+    """Write a safetensors file with sorted metadata, so that the same content is the same bytes.
 
-    safetensors itself writes them in an order that is another one in each process.
+    safetensors itself writes them in an order that differs from process to process.
     """
     save_file(tensors, path, dict(metadata))
     with path.open("r+b") as file:
@@ -98,7 +98,7 @@ def _write_ordered(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str
 
 
 def copy_lora(source: Path, path: Path) -> None:
-    """Write a LoRA, or a learned word, of ours under another name, by which its metadata call it then."""
+    """Copy a LoRA or embedding file of ours under another name, which its metadata then hold."""
     with safe_open(source, framework="pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -111,12 +111,12 @@ def copy_lora(source: Path, path: Path) -> None:
 
 
 def is_copy(source: Path, path: Path) -> bool:
-    """Tell whether `path` is what `copy_lora` writes there."""
-    called = ("modelspec.title", "modelspec.trigger_phrase", "ss_output_name", "sshs_legacy_hash", "sshs_model_hash")
+    """Tell whether `path` is a copy of source by `copy_lora`."""
+    named = ("modelspec.title", "modelspec.trigger_phrase", "ss_output_name", "sshs_legacy_hash", "sshs_model_hash")
     with safe_open(source, framework="pt") as ours:
         try:
             with safe_open(path, framework="pt") as other:
-                about = [{k: v for k, v in (f.metadata() or {}).items() if k not in called} for f in (ours, other)]
+                about = [{k: v for k, v in (f.metadata() or {}).items() if k not in named} for f in (ours, other)]
                 names = [set(file.keys()) for file in (ours, other)]
                 return (
                     about[0] == about[1]
@@ -136,8 +136,8 @@ def is_ours(path: Path) -> bool:
         return False
 
 
-def word_path(folder: Path, name: str, token: str) -> Path:
-    """Return where a learned word of a LoRA is saved; what `embedding:` of a prompt could not hold becomes _."""
+def embedding_path(folder: Path, name: str, token: str) -> Path:
+    """Path for a LoRA's embedding; characters that `embedding:` in a prompt cannot hold become _."""
     plain = re.sub(r"[\s()]+", "_", f"{name}-{token}")
     return folder / f"{plain}.safetensors"
 
@@ -149,18 +149,20 @@ def save_embeddings(
     parts: Sequence[Part],
     metadata: Mapping[str, str],
 ) -> dict[str, Path]:
-    """Write the vectors of each token as <name>-<token>.safetensors that `embedding:` of a prompt finds.
+    """Write the vectors of each token as <name>-<token>.safetensors, for `embedding:` in prompts.
 
     embeddings: by token, then by the prefix of a text encoder's part. parts: of the base model. metadata: of the LoRA
-    they were learned with. A number is added where the name is taken. Float32, as they are small.
+    trained with them. A name that is taken gets a number. Float32, as they are small.
     Raises ValueError when a value is not finite or the file read back differs.
     """
     paths = {}
     for token, vectors in embeddings.items():
-        path = unused_path(word_path(folder, name, token))
+        path = unused_path(embedding_path(folder, name, token))
         tensors = {part.embedding: vectors[part.prefix].contiguous() for part in parts if part.embedding}
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
-            raise ValueError(f"The embedding {token} holds values that are not finite; lower its learning_rate.")
+            raise ValueError(
+                f"The embedding {token} holds values that are not finite; set learning_rate of Embedding lower."
+            )
         about = {key: text for key, text in metadata.items() if key.startswith(("modelspec.", "atelier."))}
         kind = {"architecture": metadata["modelspec.architecture"].replace("/lora", "/textual-inversion")}
         kind |= {"title": path.stem, "trigger_phrase": f"embedding:{path.stem}"}
@@ -168,26 +170,27 @@ def save_embeddings(
             _write_ordered(temporary, tensors, about | {f"modelspec.{key}": text for key, text in kind.items()})
             read = load_file(temporary)
             if read.keys() != tensors.keys() or not all(torch.equal(read[key], t) for key, t in tensors.items()):
-                raise ValueError(f"{path.name} does not hold the vectors that were learned; nothing was kept.")
+                raise ValueError(f"{path.name} differs from the trained vectors; it was not saved. Check the disk.")
         paths[token] = path
     return paths
 
 
 def verify_lora(path: Path, trained: Mapping[str, Tensor], dtype: str) -> None:
-    """Read a LoRA back and compare names and every layer's delta norm with what was trained."""
+    """Raise ValueError unless a LoRA file has the names and every layer's delta norm of the trained tensors."""
     read = load_file(path)
     if set(read) != set(trained):
-        raise ValueError(f"{path.name} holds other tensors than were trained; nothing was kept.")
+        raise ValueError(f"{path.name} holds other tensors than were trained; it was not saved. Check the disk.")
     written = delta_norms(read)
     for name, norm in delta_norms(trained).items():
         if abs(written[name] - norm) > TOLERANCE[dtype] * norm + 1e-6:
             raise ValueError(
-                f"{name} has delta norm {written[name]:.6g} in the file and {norm:.6g} in training; save as float32."
+                f"{name} has delta norm {written[name]:.6g} in the file and {norm:.6g} in training; set save_dtype of "
+                "Train LoRA to float32."
             )
 
 
 def file_hashes(path: Path) -> dict[str, str]:
-    """Return kohya's two hashes of a safetensors file that carries the `ss_` metadata only."""
+    """Compute kohya's two hashes of a safetensors file with `ss_` metadata only."""
     model = hashlib.sha256()
     with path.open("rb") as file:
         file.seek(8 + struct.unpack("<Q", file.read(8))[0])

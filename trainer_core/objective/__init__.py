@@ -1,4 +1,4 @@
-"""What a run minimises: noise levels, noise, targets, weights and the loss."""
+"""The objective that a run minimises: noise levels, noise, targets, weights and the loss."""
 
 from .objective import Batch, Draws, Objective, Place
 from .path import Path

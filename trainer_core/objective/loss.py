@@ -1,4 +1,4 @@
-"""The loss of a batch: errors of elements, masks, and what the frozen model says; every reduction in float32."""
+"""The loss of a batch: element errors, masks and prior preservation; every reduction is in float32."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def element_errors(prediction: Tensor, target: Tensor, loss: str = "mse", huber_c: Tensor | None = None) -> Tensor:
-    """Return the error of each element of (B, C, H, W) predictions, float32.
+    """Compute the error of each element of (B, C, H, W) predictions, float32.
 
     huber_c: (B,), where the Huber losses turn from squared to absolute. huber and smooth_l1 are sd-scripts' smooth
-    forms 2c (sqrt(d^2 + c^2) - c) and that / c, written so that small errors keep their digits; huber_true is Huber's.
+    forms 2c (sqrt(d^2 + c^2) - c) and that / c, rearranged so that small errors keep digits; huber_true is Huber's.
     """
     difference = prediction.float() - target.float()
     if loss == "mse":
@@ -34,8 +34,8 @@ def element_errors(prediction: Tensor, target: Tensor, loss: str = "mse", huber_
 def huber_thresholds(c: float, schedule: str, scale: float, times: Tensor, sigmas: Tensor) -> Tensor:
     """Compute where the Huber losses of samples turn from squared to absolute, (B,).
 
-    times: (B,) levels as shares of all; sigmas: (B,) their ratios of noise to signal. constant: c. exponential: from 1
-    at no noise down to c. snr: the same by 1 / (1 + sigma)^2. All of it times scale.
+    times: (B,) levels as shares of all; sigmas: (B,) noise-to-signal ratios. constant: c. exponential: c^time, falling
+    from 1 to c. snr: falling from 1 to c by 1 / (1 + sigma)^2. All times scale.
     """
     if schedule == "exponential":
         return scale * c**times
@@ -54,12 +54,12 @@ def sample_losses(
     loss: str = "mse",
     huber_c: Tensor | None = None,
 ) -> Tensor:
-    """Return the mean error of each sample, (B,) float32, before weights.
+    """Compute the mean error of each sample, (B,) float32, before weights.
 
-    mask: (B, 1, H, W) weights in 0..1; normalize: (B,) bool, divides by the mean of the mask where true, which
-    is limited below by one latent pixel so that an empty mask gives 0 and never NaN. prior: what the frozen model
-    predicts for the same input, (B, C, H, W); prior_weight (B,) times the error against it is added where the mask
-    is not 1 (masked prior preservation). loss, huber_c: what an error is, as in `element_errors`.
+    mask: (B, 1, H, W) weights in 0..1. normalize: (B,) bool, divide by the mean of the mask where true; that mean is at
+    least one latent pixel, so an empty mask gives 0 and never NaN. prior: the frozen model's prediction for the same
+    input, (B, C, H, W). prior_weight: (B,), factor of the error against prior outside the mask (masked prior
+    preservation). loss, huber_c: as in `element_errors`.
     """
     errors = element_errors(prediction, target, loss, huber_c)
     if mask is None:
@@ -72,7 +72,7 @@ def sample_losses(
 
 
 def _masked_mean(errors: Tensor, mask: Tensor, normalize: Tensor | None) -> Tensor:
-    """Return the mean of errors times mask, (B,); divided by the mean of the mask where `normalize` says so."""
+    """Average errors times mask, (B,); where `normalize` is true, divide by the mean of the mask."""
     means = (errors * mask).mean(dim=(1, 2, 3))
     if normalize is None:
         return means

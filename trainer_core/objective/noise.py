@@ -1,4 +1,4 @@
-"""The noise of a micro-batch: Gaussian, with offsets, of several resolutions, perturbed."""
+"""Draw the noise of a micro-batch: Gaussian, with offset, pyramid noise and input perturbation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..common.rng import generator
 
 
 def offset_growth(alpha: Tensor, sigma: Tensor) -> Tensor:
-    """Compute how a noise offset of 1 at the last level grows up to each level, (N,) float32.
+    """Compute the noise offset of each level as a share of the last level's, (N,) float32.
 
-    An offset that each diffusion step adds alike reaches, in units of the noise, sigma_t / alpha_t^2 of the last one's
-    (the closed form of OneTrainer's "generalised offset noise"). Not defined where the last alpha is 0.
+    An equal offset in each diffusion step adds up to sigma_t / alpha_t^2, in units of the noise (the closed form of
+    OneTrainer's "generalised offset noise"). Undefined where the last alpha is 0.
     """
     growth = sigma.double() / alpha.double().square()
     return (growth / growth[-1]).float()
@@ -29,11 +29,11 @@ def sample_noise(
     pyramid_iterations: int = 0,
     pyramid_discount: float = 0.3,
 ) -> Tensor:
-    """Draw (B, C, H, W) float32 Gaussian noise; each sample's depends on nothing but its own place.
+    """Draw (B, C, H, W) float32 Gaussian noise; each sample's depends on the seed and its own index only.
 
-    offset: number or (B, C, 1, 1); so many times one Gaussian value is added to each channel
-    (https://www.crosslabs.org/blog/diffusion-with-offset-noise). pyramid_iterations: adds noise of lower and lower
-    resolution, see `add_pyramid`, and brings every sample back to a standard deviation of 1.
+    offset: number or (B, C, 1, 1), factor of one Gaussian value added to each channel
+    (https://www.crosslabs.org/blog/diffusion-with-offset-noise). pyramid_iterations: levels of `add_pyramid`, after
+    which every sample is scaled back to a standard deviation of 1.
     """
     strengths = torch.as_tensor(offset).expand(shape[0], shape[1], 1, 1)
     samples = []
@@ -50,10 +50,10 @@ def sample_noise(
 
 
 def add_pyramid(noise: Tensor, draws: torch.Generator, iterations: int, discount: float) -> Tensor:
-    """Add Gaussian noise of lower and lower resolution to (C, H, W) noise, bilinearly enlarged; not normalised.
+    """Add Gaussian noise of lower and lower resolution to (C, H, W) noise, enlarged bilinearly; not normalised.
 
-    Level i has sides r^i times smaller for an r drawn between 2 and 4, and weighs discount^i; the level at which a
-    side is one pixel is the last. https://wandb.ai/johnowhitaker/multires_noise, with the numbers of sd-scripts.
+    Level i has sides r^i times smaller, r drawn between 2 and 4, and the weight discount^i; a level with a side of one
+    pixel is the last. https://wandb.ai/johnowhitaker/multires_noise, with the numbers of sd-scripts.
     """
     height, width = noise.shape[1:]
     for i in range(iterations):
@@ -67,7 +67,7 @@ def add_pyramid(noise: Tensor, draws: torch.Generator, iterations: int, discount
 
 
 def perturb(noise: Tensor, seed: int, micro_batch: int, strength: float) -> Tensor:
-    """Return noise plus `strength` times other Gaussian noise: what the network sees and shall not predict.
+    """Add `strength` times other Gaussian noise, which the model sees but should not predict.
 
     Input perturbation, Ning et al. 2023, algorithm 1.
     """

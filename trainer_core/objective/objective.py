@@ -19,12 +19,12 @@ from .weighting import snr_weight
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a micro-batch stands in its run; all that its random numbers depend on beside the seed."""
+    """The numbers of a micro-batch in its run; with the seed they decide its random numbers."""
 
-    micro_batch: int  # running over the run
+    micro_batch: int  # counted over the whole run
     step: int  # optimizer step
-    before: int = 0  # samples of the same step in earlier micro-batches
-    together: int = 1  # samples of the whole step
+    first: int = 0  # number of its first sample within the step
+    step_samples: int = 1  # samples of the whole step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +36,8 @@ class Batch:
     weights: Tensor  # (B,) of the samples' concepts
     mask: Tensor | None = None  # (B, 1, H, W); None when no sample has one
     normalize: Tensor | None = None  # (B,) bool, divide the loss by the mask's mean
-    prior_weight: Tensor | None = None  # (B,); None when no sample holds to the frozen model's prediction
-    held: Tensor | None = None  # (B,) bool, samples that learn the frozen model's prediction; None when none does
+    prior_weight: Tensor | None = None  # (B,); None without masked prior preservation
+    held: Tensor | None = None  # (B,) bool, samples whose target is the frozen model's prediction; None without any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class Draws:
     latents: Tensor  # (B, C, H, W) float32, clean
     levels: Tensor  # (B,) int64, indices on the path
     noised: Tensor  # (B, C, H, W) float32, what the model sees
-    target: Tensor  # (B, C, H, W) float32, what it should predict
+    target: Tensor  # (B, C, H, W) float32, what the model should predict
     mix: Mix  # coefficients of the levels
     weights: Tensor  # (B,) concept weight x weight of the level
     huber_c: Tensor  # (B,) where the Huber losses turn from squared to absolute
@@ -63,7 +63,7 @@ class Draws:
 
 
 class Objective:
-    """What a run minimises, on the path of its base model."""
+    """The loss that a run minimises, on the path of its base model."""
 
     def __init__(self, config: ObjectiveConfig, noise: NoiseModel, seed: int) -> None:
         self.config, self.seed, self.path = config, seed, Path(noise)
@@ -73,7 +73,7 @@ class Objective:
         """Draw levels and noise, mix them with the clean latents, and compute target and weights."""
         levels = self._levels(batch)
         noise = self._noise(batch, levels)
-        seen = noise  # the network sees more noise than it should predict where the input is perturbed
+        seen = noise  # with input perturbation the model sees more noise than it should predict
         if strength := self.config.input_perturbation:
             seen = perturb(noise, self.seed, batch.place.micro_batch, strength)
         mix = self.path.at(levels, device)
@@ -99,8 +99,8 @@ class Objective:
     def loss(self, prediction: Tensor, draws: Draws, frozen: Tensor | None = None) -> Tensor:
         """Compute the weighted loss of each sample, (B,) float32.
 
-        frozen: the frozen model's prediction, where `needs_frozen`: the target of held samples, and what masked prior
-        preservation holds the rest of the picture to.
+        frozen: the frozen model's prediction, where `needs_frozen`; it is the target of held samples, and outside the
+        mask that of masked prior preservation.
         """
         target, mix = draws.target, draws.mix
         if self.config.loss_on == "x0":
@@ -122,14 +122,14 @@ class Objective:
         return losses * draws.weights
 
     def level_weights(self) -> Tensor:
-        """Return the weight of the loss at every level, (N,)."""
+        """Compute the weight of the loss at every level, (N,)."""
         return level_weights(self.config, self.path)
 
     def _levels(self, batch: Batch) -> Tensor:
         """Draw the levels of a micro-batch, (B,) int64."""
         place, count, strata = batch.place, len(batch.latents), None
         if self.config.stratified_timesteps:
-            strata = sample_strata(self.seed, place.step, place.together)[place.before : place.before + count]
+            strata = sample_strata(self.seed, place.step, place.step_samples)[place.first : place.first + count]
         return sample_timesteps(
             self.seed,
             place.micro_batch,
@@ -137,7 +137,7 @@ class Objective:
             self._probabilities,
             self.config.min_timestep,
             strata,
-            place.together,
+            place.step_samples,
         )
 
     def _noise(self, batch: Batch, levels: Tensor) -> Tensor:

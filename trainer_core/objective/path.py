@@ -1,4 +1,4 @@
-"""The path from clean latents to noise, and what a model predicts on it: one affine form for every kind.
+"""The path from clean latents to noise, and the model's prediction on it: one affine form for every kind.
 
 At level t the noised latents are alpha_t x0 + sigma_t noise, and the target is p_t x0 + q_t noise:
 epsilon (0, 1) · v_prediction (-sigma_t, alpha_t), where alpha_t^2 + sigma_t^2 = 1 · flow (-1, 1) · x0 (1, 0) · affine,
@@ -15,9 +15,7 @@ from torch import Tensor
 
 from ..models.base import NoiseModel
 
-LEAST_ALPHA = (
-    4.8973451890853435e-08  # alpha_t^2 that stands for pure noise where its ratio must not be 0, as in ComfyUI
-)
+LEAST_ALPHA = 4.8973451890853435e-08  # alpha_t^2 used for pure noise where its ratio must not be 0, as in ComfyUI
 
 
 class Mix(NamedTuple):
@@ -34,7 +32,7 @@ class Mix(NamedTuple):
         return self.alpha * latents + self.sigma * noise
 
     def target(self, latents: Tensor, noise: Tensor) -> Tensor:
-        """Compute what the model should predict: p_t x0 + q_t noise (v: Salimans and Ho 2022, appendix D)."""
+        """Compute the model's target: p_t x0 + q_t noise (v: Salimans and Ho 2022, appendix D)."""
         if self.kind == "epsilon":
             return noise
         if self.kind == "x0":
@@ -68,17 +66,17 @@ class Path:
 
     @property
     def kind(self) -> str:
-        """Name what the model predicts."""
+        """The kind of prediction."""
         return self.noise.kind
 
     @property
     def snr(self) -> Tensor:
-        """Return the signal-to-noise ratio (alpha_t / sigma_t)^2 of every level."""
+        """Signal-to-noise ratio (alpha_t / sigma_t)^2 of every level."""
         return self.noise.snr
 
     @property
     def positive_snr(self) -> Tensor:
-        """Return the ratios of every level, that of pure noise as the smallest one above 0."""
+        """Signal-to-noise ratio of every level; pure noise gets the smallest ratio above 0."""
         least = torch.tensor(LEAST_ALPHA)
         return self.snr.clamp(min=float(least / (1 - least)))
 
@@ -86,7 +84,7 @@ class Path:
         return len(self.noise.alpha)
 
     def at(self, levels: Tensor, device: torch.device | str = "cpu", kind: str = "") -> Mix:
-        """Return the coefficients of (B,) levels on a device; kind: of another prediction on the same path."""
+        """Look up the coefficients of (B,) levels. kind: another kind of prediction on the same path."""
         noise, levels = self.noise, levels.cpu()
 
         def column(table: Tensor | None) -> Tensor | None:
@@ -97,7 +95,7 @@ class Path:
 
 
 def flow_noise(levels: int = 1000) -> NoiseModel:
-    """Describe rectified flow: (1 - t) x0 + t noise, predicting noise - x0 (Liu et al. 2022); t from 1/N to 1."""
+    """Build rectified flow: (1 - t) x0 + t noise, target noise - x0, t from 1/N to 1 (Liu et al. 2022)."""
     t = torch.arange(1, levels + 1, dtype=torch.float64) / levels
     snr, ratio = ((1 - t) / t).square().float(), (t / (1 - t)).float()
     return NoiseModel(kind="flow", alpha=(1 - t).float(), sigma=t.float(), snr=snr, ratio=ratio)

@@ -1,4 +1,4 @@
-"""Settings of the objective that a base model refuses, and those that may surprise."""
+"""Check the settings of the objective against the base model, and list remarks on surprising ones."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from ..models.base import NoiseModel
 from .objective import level_weights
 from .path import Path
 
-OF_KIND = {"v_scaled": "v_prediction", "v_like": "epsilon"}  # weightings that are written for one kind of prediction
-OF_DIFFUSION = ("debiased", "p2", *OF_KIND)  # weightings that are written for diffusion alone
+KIND_OF_WEIGHTING = {"v_scaled": "v_prediction", "v_like": "epsilon"}  # weightings for one kind of prediction
+DIFFUSION_WEIGHTINGS = ("debiased", "p2", *KIND_OF_WEIGHTING)  # weightings for diffusion only
 
 
 def check_objective(config: RunConfig, noise: NoiseModel) -> None:
-    """Raise ValueError for settings that are meaningless with what the base model predicts."""
+    """Raise ValueError for settings that do not suit the base model's kind of prediction."""
     objective = config.objective
-    wanted = OF_KIND.get(objective.weighting, noise.kind)
-    if wanted != noise.kind or (objective.weighting in OF_DIFFUSION and noise.kind not in ("epsilon", "v_prediction")):
+    wanted = KIND_OF_WEIGHTING.get(objective.weighting, noise.kind)
+    if wanted != noise.kind or (
+        objective.weighting in DIFFUSION_WEIGHTINGS and noise.kind not in ("epsilon", "v_prediction")
+    ):
         raise ValueError(
             f"weighting {objective.weighting} is not for models that predict {noise.kind}, as this one does; set "
             "weighting of Noise & Loss to min_snr."
@@ -33,7 +35,7 @@ def ends_in_noise(noise: NoiseModel) -> bool:
 
 
 def objective_remarks(config: RunConfig, noise: NoiseModel) -> list[str]:
-    """Return sentences about combinations that can be trained but may surprise."""
+    """List sentences on settings that can be trained but may surprise."""
     objective, train = config.objective, config.train
     changes = ["a noise offset"] if objective.noise_offset or objective.noise_offset_strength == "adaptive" else []
     changes += ["pyramid noise"] if objective.pyramid_iterations else []
@@ -42,8 +44,8 @@ def objective_remarks(config: RunConfig, noise: NoiseModel) -> list[str]:
     if pure and diffusion and changes:
         sentences.append(
             "This model's last timestep is pure noise (zero terminal SNR), from which samplers start. With "
-            f"{' and '.join(changes)} the LoRA learns to start from other noise. Very dark and very bright pictures "
-            "do not need it here: turn it off."
+            f"{' and '.join(changes)} the LoRA is trained to start from other noise. Very dark and very bright "
+            "pictures do not need it here: turn it off."
         )
     if pure and diffusion and level_weights(objective, Path(noise))[objective.max_timestep] == 0:
         sentences.append(
@@ -60,5 +62,5 @@ def objective_remarks(config: RunConfig, noise: NoiseModel) -> list[str]:
             "stratified_timesteps has no effect on one sample a step; raise batch_size or accumulate of Train LoRA."
         )
     if len(changes) > 1:
-        sentences.append("A noise offset and pyramid noise both shift whole areas, and add up; begin with one of them.")
+        sentences.append("A noise offset and pyramid noise both shift whole areas, and add up; try one of them first.")
     return sentences

@@ -1,4 +1,4 @@
-"""At which noise levels samples are trained: distributions over a range of timesteps, and draws from them."""
+"""Draw the noise level of each sample: distributions over a range of timesteps, and draws from them."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ def level_probabilities(config: ObjectiveConfig, path: Path) -> Tensor:
 
 
 def uniform(count: int) -> Tensor:
-    """Return the cumulative probabilities of `count` timesteps that are equally likely, (count,) float64.
+    """Compute the cumulative probabilities of `count` equally likely timesteps, (count,) float64.
 
-    As in all distributions here entry j is the probability of the first j + 1 timesteps of the range: the continuous
-    distribution over [0, 1] is laid on the whole range, however narrow that is, and nothing is rejected.
+    In all distributions here entry j is the probability of the first j + 1 timesteps of the range. The continuous
+    distribution over [0, 1] covers the whole range, however narrow, and no draw is rejected.
     """
     return torch.arange(1, count + 1, dtype=torch.float64) / count
 
 
 def logit_normal(count: int, mean: float, scale: float) -> Tensor:
-    """Return the cumulative probabilities of sigmoid(mean + scale z) for Gaussian z (Esser et al. 2024)."""
+    """Compute the cumulative probabilities of sigmoid(mean + scale z) for Gaussian z (Esser et al. 2024)."""
     return torch.special.ndtr((torch.logit(uniform(count)) - mean) / scale)
 
 
 def sigmoid_density(count: int, center: float, slope: float) -> Tensor:
-    """Return the cumulative probabilities of the density sigmoid(slope (t - center)): a soft step (OneTrainer's)."""
+    """Compute the cumulative probabilities of the density sigmoid(slope (t - center)): a soft step (OneTrainer's)."""
     values = F.softplus(slope * (torch.cat([torch.zeros(1, dtype=torch.float64), uniform(count)]) - center))
     return (values[1:] - values[0]) / (values[-1] - values[0])
 
 
 def beta(count: int, a: float, b: float) -> Tensor:
-    """Return the cumulative probabilities of the beta distribution, the regularised incomplete beta function I_t(a, b).
+    """Compute the cumulative probabilities of the beta distribution: I_t(a, b), regularised incomplete beta.
 
-    By its continued fraction (DLMF 8.17.22, evaluated from its end), which converges fast below the mean; above it
-    by I_t(a, b) = 1 - I_{1-t}(b, a).
+    Its continued fraction (DLMF 8.17.22, evaluated from its end) converges fast below the mean; above it
+    I_t(a, b) = 1 - I_{1-t}(b, a).
     """
     t = uniform(count)
     below = t < (a + 1) / (a + b + 2)
@@ -62,7 +62,7 @@ def beta(count: int, a: float, b: float) -> Tensor:
 
 
 def _incomplete_beta(t: Tensor, a: float, b: float) -> Tensor:
-    """Return I_t(a, b) for t below the mean; anything finite or not above it."""
+    """Compute I_t(a, b) for t below the mean; above it the result is undefined."""
     rest = torch.ones_like(t)
     for n in range(FRACTION_TERMS, 0, -1):
         m, odd = divmod(n, 2)
@@ -77,9 +77,9 @@ def _incomplete_beta(t: Tensor, a: float, b: float) -> Tensor:
 
 
 def snr_uniform(snr: Tensor) -> Tensor:
-    """Return the cumulative probabilities that spread samples evenly over the logarithm of the range's ratios.
+    """Compute the cumulative probabilities that spread samples evenly over the logarithm of the ratios.
 
-    snr: (count,) falling and above 0. A timestep is as likely as the logarithm falls from the one before to it.
+    snr: (count,) falling and above 0. A timestep's probability is proportional to the fall of log snr before it.
     """
     if len(snr) == 1:
         return uniform(1)
@@ -95,23 +95,24 @@ def sample_timesteps(
     cumulative: Tensor,
     low: int = 0,
     strata: Sequence[int] | None = None,
-    of: int = 1,
+    strata_count: int = 1,
 ) -> Tensor:
-    """Draw (count,) int64 timesteps from `low` on by their cumulative probabilities, each from its own generator.
+    """Draw (count,) int64 timesteps from their cumulative probabilities, each with its own generator.
 
-    strata: for each sample the one of `of` equally likely parts of the distribution that it is drawn from.
+    low: the first timestep of the range. strata: for each sample the stratum that it is drawn from, one of strata_count
+    equally likely parts of the distribution.
     """
     draws = [sample_uniform(seed, "timestep", micro_batch, i) for i in range(count)]
     if strata is not None:
-        draws = [(stratum + draw) / of for stratum, draw in zip(strata, draws, strict=True)]
+        draws = [(stratum + draw) / strata_count for stratum, draw in zip(strata, draws, strict=True)]
     places = torch.searchsorted(cumulative, torch.tensor(draws, dtype=torch.float64), right=True)
     return low + places.clamp(max=len(cumulative) - 1)
 
 
 def sample_strata(seed: int, step: int, count: int) -> list[int]:
-    """Deal `count` parts of a distribution out to the samples of an optimizer step at random, one each.
+    """Assign the `count` strata of a distribution at random to the samples of an optimizer step, one each.
 
-    Each sample alone is still distributed as without, and together they cover the distribution evenly, so that the
-    mean loss of a step varies less from step to step (stratified sampling).
+    Each sample keeps its distribution, while all of them cover it evenly; so the mean loss varies less from step to
+    step (stratified sampling).
     """
     return torch.randperm(count, generator=generator(seed, "strata", step)).tolist()

@@ -1,10 +1,10 @@
-"""How the loss at each noise level weighs: every weight is a function of its signal-to-noise ratio."""
+"""The weight of the loss at each noise level, a function of its signal-to-noise ratio."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-SNR_LIMIT = 1000.0  # of debiased, v_scaled and v_like: cleaner timesteps weigh as this one
+SNR_LIMIT = 1000.0  # of debiased, v_scaled and v_like: cleaner timesteps get this one's weight
 
 
 def snr_weight(
@@ -17,24 +17,24 @@ def snr_weight(
     v_like_weight: float = 0.1,
     floor: float = 0.0,
 ) -> Tensor:
-    """Compute the weight of the loss on epsilon, v or flow at each ratio, same shape as snr and at least `floor`.
+    """Compute the weight of the loss on a prediction at each ratio, shape as snr, at least `floor`.
 
-    min_snr, soft_min_snr: the loss on clean latents weighed by min(snr, gamma) (Hang et al. 2023), or by its smooth
-    form snr gamma / (snr + gamma) (Crowson et al. 2024), written for epsilon (/ snr), v (/ (snr + 1)), flow
-    (/ (1 + sqrt(snr))^2) or x0; gamma 0 is no weight. debiased: Yu et al. 2024, for v as sd-scripts has it. p2: Choi et
-    al. 2022, for v with 2 instead of 1 as OneTrainer has it. v_scaled: the v loss as the noise loss would weigh.
-    v_like: the noise loss and a share of the v loss. Those for v are finite where snr is 0.
+    min_snr, soft_min_snr: the loss on clean latents times min(snr, gamma) (Hang et al. 2023), or times its smooth
+    form snr gamma / (snr + gamma) (Crowson et al. 2024), converted for epsilon (/ snr), v (/ (snr + 1)), flow
+    (/ (1 + sqrt(snr))^2) or x0; gamma 0 is no weight. debiased: Yu et al. 2024, for v as in sd-scripts. p2: Choi et
+    al. 2022, for v with 2 instead of 1 as in OneTrainer. v_scaled: weighs the v loss like the noise loss. v_like: the
+    noise loss plus a share of the v loss. Weights for v are finite where snr is 0.
     """
     noise = prediction == "epsilon"
-    # what the squared error of this prediction is of that of the clean latents it implies
-    of_clean = {"epsilon": snr, "flow": (1 + snr.sqrt()).square(), "x0": snr.new_ones(())}.get(prediction, snr + 1)
+    # squared error of the prediction / squared error of the clean latents that it implies
+    clean_factor = {"epsilon": snr, "flow": (1 + snr.sqrt()).square(), "x0": snr.new_ones(())}.get(prediction, snr + 1)
     limited = snr.clamp(max=SNR_LIMIT)
     if weighting == "min_snr" and min_snr_gamma == 0:
         weights = snr.new_ones(snr.shape)
     elif weighting == "min_snr":
-        weights = snr.clamp(max=min_snr_gamma) / of_clean
+        weights = snr.clamp(max=min_snr_gamma) / clean_factor
     elif weighting == "soft_min_snr":
-        weights = min_snr_gamma / (snr + min_snr_gamma) * (1 if noise else snr / of_clean)
+        weights = min_snr_gamma / (snr + min_snr_gamma) * (1 if noise else snr / clean_factor)
     elif weighting == "debiased":
         weights = limited.rsqrt() if noise else 1 / (limited + 1)
     elif weighting == "p2":

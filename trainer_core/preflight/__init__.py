@@ -1,1 +1,1 @@
-"""What a person learns before anything is loaded: plan, sizes, memory, disk."""
+"""Checks and reports before a model is loaded: plan, sizes, memory, disk."""

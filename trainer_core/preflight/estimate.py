@@ -1,4 +1,4 @@
-"""The peak memory of a training step, counted in a dry run of the real code on tensors that have shapes but no data."""
+"""Estimate the peak memory of a training step by a dry run of the real code on tensors without data."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from ..optim.noise_scale import looked_at
 
 CUDA_BLOCK = 512  # bytes; torch's allocator on CUDA gives out whole blocks
 SMALLEST_8BIT = 4096  # values; bitsandbytes keeps the state of smaller parameters in float32
-EIGHT_BITS = {"adamw8bit": 2, "paged_adamw8bit": 2, "lion8bit": 1}  # values kept of each weight
+EIGHT_BITS = {"adamw8bit": 2, "paged_adamw8bit": 2, "lion8bit": 1}  # values of state for each weight
 ABSMAX_BLOCK = 256  # 8-bit values that share one float32 scale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """Where the memory of a training step goes, in bytes, at the moment when it needs most."""
+    """The memory of a training step at its peak, in bytes."""
 
     weights: int  # frozen weights on the device
-    network: int  # LoRA parameters, their gradients and what the optimizer and the gradient noise scale keep
-    activations: int  # all that the peak holds beyond these
+    network: int  # LoRA parameters, their gradients, the state of the optimizer and of the gradient noise scale
+    activations: int  # the rest of the peak
 
     @property
     def total(self) -> int:
-        """Return the peak in bytes."""
+        """The peak in bytes."""
         return self.weights + self.network + self.activations
 
     @property
     def gigabytes(self) -> str:
-        """Return the peak for people, as "6.1 GB"; 1 GB is 10^9 bytes."""
+        """The peak as text, such as "6.1 GB"; 1 GB is 10^9 bytes."""
         return f"{self.total / 1e9:.1f} GB"
 
 
 class LiveBytes(TorchDispatchMode):
-    """Count the bytes of all storages that are created in a `with` block, on any device, while they live.
+    """Count the bytes of all living storages that a `with` block created, on any device.
 
-    What exists before is not counted unless `count` is called with it. block: every storage fills whole blocks of
-    this many bytes. What a kernel takes for itself and gives back before it returns is not seen.
+    Storages from before count only after a call of `count`. block: bytes to which each storage is rounded up. Memory
+    that a kernel frees before it returns is not seen.
     """
 
     def __init__(self, block: int = 1) -> None:
@@ -60,10 +60,10 @@ class LiveBytes(TorchDispatchMode):
         self.now = self.peak = 0
         self._block = block
         self._live: dict[int, weakref.ref[Any]] = {}  # by address of the storage, as long as it lives
-        self._results: dict[Any, Any] = {}  # layouts of what operators return, by what they are given
+        self._results: dict[Any, Any] = {}  # layouts of operators' results, by their arguments
 
     def count(self, tensors: Iterable[Tensor]) -> int:
-        """Count the storages of tensors from now on, each once; return how many bytes this added."""
+        """Count the storages of tensors from now on, each once; return the bytes that this added."""
         before = self.now
         for tensor in tensors:
             storage = tensor.untyped_storage()
@@ -80,9 +80,9 @@ class LiveBytes(TorchDispatchMode):
         self.now -= size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count the new memory that it returns.
+        """Run an operator and count the new memory of its results.
 
-        On the meta device, where operators are slow Python code, each is run only once for the same shapes.
+        On the meta device each operator runs once for the same shapes, as it is slow Python code there.
         """
         kwargs = kwargs or {}
         allocates, pure = _memory_of(func)
@@ -95,7 +95,7 @@ class LiveBytes(TorchDispatchMode):
             self.count(_tensors(result))
             return result
         result = func(*args, **kwargs)
-        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}  # some schemas hide that it is a view
+        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}  # some schemas do not declare views
         found = list(_tensors(result))
         new = {storage._cdata: t for t in found if (storage := t.untyped_storage())._cdata not in given}
         self.count(new.values())
@@ -107,14 +107,14 @@ class LiveBytes(TorchDispatchMode):
 
 @functools.cache
 def _memory_of(func: Any) -> tuple[bool, bool]:
-    """Return whether an operator's results can be new memory, and whether it leaves all else alone, by its schema."""
+    """Read from an operator's schema whether it can allocate its results, and whether it has no other effect."""
     arguments = any(value.alias_info for value in func._schema.arguments)
     returns = [bool(value.alias_info) for value in func._schema.returns]
     return not all(returns), not arguments and not any(returns)
 
 
 def _shapes(value: Any) -> Any:
-    """Return what the shapes of an operator's results depend on, for all that it is given."""
+    """Build a key of all properties of the arguments that decide the shapes of an operator's results."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     if isinstance(value, list | tuple):
@@ -125,7 +125,7 @@ def _shapes(value: Any) -> Any:
 
 
 def _layout(result: Any) -> Any:
-    """Return all that `_empty` needs to make such a result again."""
+    """Describe a result so that `_empty` can rebuild it without data."""
     if isinstance(result, Tensor):
         return Tensor, (tuple(result.shape), result.stride(), result.dtype)
     if isinstance(result, list | tuple):
@@ -153,9 +153,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 @contextmanager
 def fused_attention() -> Iterator[None]:
-    """Let scaled dot product attention on the meta device take the memory of the fused GPU kernels.
+    """Make scaled dot product attention on the meta device allocate as the fused GPU kernels do.
 
-    By itself it goes the way that writes out every attention weight there. Other devices are not affected.
+    torch's own version there allocates every attention weight. Other devices are not affected.
     """
     original = F.scaled_dot_product_attention
 
@@ -172,7 +172,7 @@ def fused_attention() -> Iterator[None]:
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Allocate what flash attention does (Dao 2023, algorithms 1 and 2); (B, H, L, D) heads, D up to 256."""
+    """Allocate as flash attention does (Dao 2023, algorithms 1 and 2); (B, H, L, D) heads, D up to 256."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class _FusedAttention(torch.autograd.Function):
 
 
 def _heads(like: Tensor) -> Tensor:
-    """Return an empty tensor of the shape (B, H, L, D) in the memory order (B, L, H, D), as the kernels do."""
+    """Allocate an empty tensor of the shape (B, H, L, D) in the memory order (B, L, H, D), as the kernels do."""
     return torch.empty_like(like.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
@@ -211,18 +211,18 @@ def estimate_step(
     weight_bytes: int | None = None,
     block: int = CUDA_BLOCK,
 ) -> Estimate:
-    """Estimate the memory of one step of training, as `train` takes it, from the second step on.
+    """Estimate the memory of a training step, from the second step on.
 
-    base: models on the meta device in base.dtype, prepared as for the run (checkpointing and all else that changes
-    what is kept); they are frozen and left as they were otherwise. Its text encoders, if it has any, run in each step.
-    network: built for them, on the meta device. latent_size: (H, W) of the largest bucket, in latent pixels. tokens: of
-    the conditioning, as `longest` gives them. accumulates: gradients of an earlier micro-batch are there already.
-    prior: the frozen model predicts, too (masked prior preservation, prior prediction). attention: "math" writes out
-    every attention weight. weight_bytes: frozen weights on the device, where that is not what the modules hold. block:
-    bytes in which memory is given out.
+    base: models on the meta device in base.dtype, prepared as for the run (checkpointing and all else that changes the
+    stored activations); they are frozen, otherwise unchanged. Its text encoders, if any, run in each step. network:
+    built for them, on the meta device. latent_size: (H, W) of the largest bucket, in latent pixels. tokens: of the
+    conditioning, from `longest`. accumulates: gradients of an earlier micro-batch exist already. prior: the frozen
+    model predicts too (masked prior preservation, prior prediction). attention: "math" allocates every attention
+    weight. weight_bytes: frozen weights on the device, where the modules hold another number. block: bytes of the
+    allocator's blocks.
 
-    Encoding pictures before the run and drawing them after it are not part of it. A validation is, as it needs less
-    at every layer: it keeps nothing for a backward pass.
+    Encoding before the run and samples are not included. Validation needs less memory at every layer, as it stores
+    nothing for a backward pass.
     """
     models = [base.denoiser, *(text.model for text in base.text_encoders)]
     for model in models:
@@ -235,11 +235,11 @@ def estimate_step(
     live = LiveBytes(block)
     fused = nullcontext() if attention == "math" else fused_attention()
     with live, fused, network.attached():
-        # From the second step on the optimizer's state is there. What an update needs besides where it is not fused is
-        # not counted: activations, which took more as a rule, are gone by then.
+        # From the second step on the optimizer's state exists. The extra memory of an update that is not fused is not
+        # counted: activations, which usually took more, are freed by then.
         weights = live.count(parameters)
         state = [torch.empty(size, dtype=dtype, device="meta") for size, dtype in kept]
-        network_bytes = live.now + weights  # gradients are as large as what they belong to
+        network_bytes = live.now + weights  # gradients are as large as their weights
         if accumulates:
             for parameter in parameters:
                 parameter.grad = torch.empty_like(parameter)
@@ -256,7 +256,7 @@ def estimate_step(
 def _micro_batch(
     base: BaseModel, prior_of: Network | None, batch_size: int, latent_size: tuple[int, int], tokens: int
 ) -> None:
-    """Go forward and backward through a micro-batch as `train` does; with a mask if there is a network to detach."""
+    """Run forward and backward pass of a micro-batch as `train` does. prior_of: predict also without this network."""
     latents = torch.empty(batch_size, base.latents.channels, *latent_size, device="meta")
     noise = torch.empty_like(latents)
     levels = torch.empty(batch_size, dtype=torch.int64, device="meta")
@@ -279,10 +279,10 @@ def _micro_batch(
 
 
 def optimizer_state(parameters: Iterable[Tensor], config: OptimizerConfig) -> list[tuple[int, torch.dtype]]:
-    """Return count and dtype of the tensors that an optimizer keeps of parameters, and those of a running average.
+    """List count and dtype of the tensors of an optimizer's state and of a running average.
 
-    Found by a step of the very optimizer on one small parameter of each shape. Those of bitsandbytes may not run on
-    this CPU: two (Lion: one) of 8 bits and their scales.
+    Found by steps of the optimizer itself on one parameter of each shape. bitsandbytes may not run on this CPU; its
+    state is two tensors (Lion: one) of 8 bits and their scales.
     """
     shapes: dict[tuple[int, ...], list[tuple[int, torch.dtype]]] = {}
     kept = []
@@ -297,7 +297,7 @@ def optimizer_state(parameters: Iterable[Tensor], config: OptimizerConfig) -> li
 
 
 def _state_of(shape: tuple[int, ...], config: OptimizerConfig) -> list[tuple[int, torch.dtype]]:
-    """Return count and dtype of the tensors that an optimizer keeps of one float32 parameter."""
+    """List count and dtype of the tensors of an optimizer's state for one float32 parameter."""
     count = math.prod(shape)
     if config.name in EIGHT_BITS:
         if count < SMALLEST_8BIT:
@@ -307,7 +307,7 @@ def _state_of(shape: tuple[int, ...], config: OptimizerConfig) -> list[tuple[int
     parameter = torch.nn.Parameter(torch.ones(shape))
     parameter.grad = torch.ones(shape)
     optimizer = build_optimizer(config, [{"params": [parameter], "lr": 1e-4}])
-    for _ in range(2):  # some begin with a step that keeps nothing
+    for _ in range(2):  # some optimizers have no state after their first step
         optimizer.step()
     state = optimizer.state[parameter].values()
     return [(t.untyped_storage().nbytes() // t.itemsize, t.dtype) for t in _tensors(list(state))]

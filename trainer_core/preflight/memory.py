@@ -1,4 +1,4 @@
-"""Will the run fit? Memory settings are chosen from estimates, and disks looked at, before any model is loaded."""
+"""Choose memory settings that fit, from estimates, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..models import BaseModel, Words, word_ids
 from .estimate import CUDA_BLOCK, Estimate, estimate_step
 from .outline import Outline, outline_run, trains_text
 
-ERROR = 0.1  # of the estimate; only what is larger by more than this is refused
-RESERVE = 250e6  # bytes that kernels and torch's own bookkeeping take on a GPU besides
-OTHER_WEIGHTS = ("float8", "nf4")  # what to propose to somebody whose run does not fit
+ERROR = 0.1  # of the estimate; a run is refused only where it is larger by more than this
+RESERVE = 250e6  # bytes of kernels and torch's own bookkeeping on a GPU, beside the estimate
+OTHER_WEIGHTS = ("float8", "nf4")  # proposed where a run does not fit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +32,10 @@ class Shape:
 def fit_memory(
     config: RunConfig, plan: Plan, outline: Outline, device: torch.device, held: int = 0
 ) -> tuple[list[MemoryConfig], str]:
-    """Return the memory settings to start with and those to fall back on, and a sentence on what is needed.
+    """Choose the fastest memory settings that fit; return them, then the fallbacks, and a sentence on the memory.
 
-    The settings are the fastest of those that the person has not fixed and that fit into what is free. Raises
-    ValueError that names the cheapest settings that would fit when those do not. held: bytes in RAM that the model's
-    loading will use.
+    Settings that the user has fixed stay. Raises ValueError when none fits; it names the cheapest settings that would.
+    held: bytes of the model's files that are already in RAM.
     """
     free = free_bytes(device) + {"cuda": -RESERVE, "cpu": held}.get(device.type, 0)
     shape = largest_micro_batch(plan, outline.base, word_ids(config.lora.embeddings))
@@ -55,7 +54,7 @@ def fit_memory(
 
 
 def largest_micro_batch(plan: Plan, base: BaseModel, words: Words) -> Shape:
-    """Return the shape of the run's largest micro-batch."""
+    """Find the shape of the run's largest micro-batch."""
     size, count = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
     return Shape(samples=count, size=size, tokens=base.longest_batch(plan.captions(), count, words))
 
@@ -65,7 +64,7 @@ def estimate_run(
 ) -> Estimate:
     """Estimate the peak memory of a run's steps with some memory settings, in a dry run.
 
-    The outline is prepared as the settings say, and can then be used with settings further down only.
+    Prepares the outline for these settings; afterwards only settings that save more memory can be estimated on it.
     """
     base, meta = outline.base, torch.device("meta")
     if not trains_text(config, base):
@@ -96,7 +95,7 @@ def estimate_run(
 
 
 def _remedies(config: RunConfig, shape: Shape, dtype: torch.dtype, device: torch.device, free: float) -> Iterator[str]:
-    """Yield the cheapest change of each kind that makes a run fit: memory settings, weights, batch size."""
+    """Yield the cheapest change of each kind that would make a run fit: memory settings, weights, batch size."""
 
     def fits(config: RunConfig, memory: MemoryConfig, count: int) -> Estimate | None:
         outline = outline_run(config, dtype=dtype)

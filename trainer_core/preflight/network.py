@@ -1,4 +1,4 @@
-"""Say how large a network is before the run: layers, parameters and file size by model, and each block's part."""
+"""Count the size of a network before the run: layers, parameters and file size, by model and by block."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from ..networks import Network, Target, choose_targets, remarks_on_blocks
 from .outline import Outline
 from .report import table
 
-BYTES = {"float16": 2, "float32": 4}  # of a number in the file; bfloat16 takes as many as float16
+BYTES = {"float16": 2, "float32": 4}  # of a number in the file; bfloat16 as float16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartSize:
-    """How much of a network lies in one part of a base model, or in one block of the denoiser."""
+    """The size of a network in one part of a base model, or in one block of the denoiser."""
 
     name: str
     layers: int
     parameters: int  # trained numbers
     numbers: int  # in the file
-    ranks: tuple[int, ...]  # that occur, in rising order; () of algorithms without
-    lr_factors: tuple[float, ...]  # that occur
+    ranks: tuple[int, ...]  # all that occur, rising; () for algorithms without a rank
+    lr_factors: tuple[float, ...]  # all that occur, rising
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkSize:
-    """How large a network is."""
+    """The size of a network, by model and by block."""
 
-    models: list[PartSize]  # of which some layer is trained, the denoiser's first
+    models: list[PartSize]  # models with a trained layer, the denoiser first
     blocks: list[PartSize]  # all of the denoiser, in its order; empty when it is not trained
     remarks: list[str]
 
 
 def measure_run(config: RunConfig, outline: Outline) -> NetworkSize:
-    """Count what a run trains before anything is loaded."""
+    """Count a run's trained layers and parameters before anything is loaded."""
     size = measure_network(outline.base, outline.network, config.lora)
     return replace(size, remarks=[*size.remarks, *file_remarks(config)])
 
 
 def outline_size(base_model: BaseModelConfig, config: LoraConfig) -> NetworkSize:
-    """Count what a new network trains in all parts of a base model that it can, from the model's header alone."""
+    """Count layers and parameters of a new network in all parts of a base model, from the file's header alone."""
     base = source_of(base_model).outline()
     parts = base.parts[:1] if config.preset in DENOISER_ONLY else base.parts
     with torch.device("meta"):
@@ -55,9 +55,9 @@ def outline_size(base_model: BaseModelConfig, config: LoraConfig) -> NetworkSize
 
 
 def measure_network(base: BaseModel, network: Network, config: LoraConfig) -> NetworkSize:
-    """Count a network's layers and numbers; base and network may be on the meta device."""
+    """Count a network's layers and parameters; base and network may be on the meta device."""
     numbers: Counter[str] = Counter()
-    with network.attached():  # what some layers write needs the frozen weight
+    with network.attached():  # the tensors of some layers are computed from the frozen weight
         for name, tensor in network.tensors().items():
             numbers[name.partition(".")[0]] += tensor.numel()
     parameters = {name: sum(p.numel() for p in layer.parameters()) for name, layer in network.layers.items()}
@@ -86,11 +86,11 @@ def measure_network(base: BaseModel, network: Network, config: LoraConfig) -> Ne
 
 
 def describe_network(size: NetworkSize) -> str:
-    """Return a table of models with layers, parameters and file sizes, then what deserves a word."""
+    """Write a table of models with layers, parameters and file sizes, then the remarks."""
     rows = [_row(model.name, model.layers, model.parameters, model.numbers) for model in size.models]
     if len(rows) > 1:
         sums = [sum(getattr(m, field) for m in size.models) for field in ("layers", "parameters", "numbers")]
-        rows.append(_row("together", *sums))
+        rows.append(_row("total", *sums))
     head = ("LoRA in", "layers", "parameters", *(f"file in {dtype}" for dtype in BYTES))
     sentences = list(size.remarks)
     if idle := [block.name for block in size.blocks if not block.layers]:
@@ -99,7 +99,7 @@ def describe_network(size: NetworkSize) -> str:
 
 
 def count_numbers(number: int) -> str:
-    """Return a number of parameters for people: 512, 17.4 K, 6.78 M."""
+    """Format a number of parameters: 512, 17.4 K, 6.78 M."""
     for unit, name in ((1_000_000, "M"), (1_000, "K")):
         if number >= unit:
             return f"{number / unit:.3g} {name}"

@@ -1,4 +1,4 @@
-"""What a run trains, without weights: shapes on the meta device, built once and asked by everything before the run."""
+"""Build the outline of a run: base model and network on the meta device, without weights, for all checks before it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ class Outline:
 
 
 def trains_text(config: RunConfig, base: BaseModel) -> bool:
-    """Tell whether text encoders run in each step: their layers or embeddings of theirs are trained."""
+    """Tell whether text encoders run in each step: because their layers or embeddings are trained."""
     rates = learning_rates(config.optimizer, base)
     return bool(config.lora.embeddings) or any(rates[part.prefix] > 0 for part in base.parts[1:])
 
 
 def outline_run(config: RunConfig, base: BaseModel | None = None, dtype: torch.dtype = torch.float32) -> Outline:
-    """Build what a run trains. base: the outline of its base model, by default built here in dtype.
+    """Build the outline of a run. base: the outline of its base model, by default built here in dtype.
 
-    Raises ValueError for a choice of layers that does not go with the base model, and for files whose layers cannot be
-    continued.
+    Raises ValueError for a choice of layers that the base model does not have, and for a file that cannot be continued.
     """
     base = base or source_of(config.base_model).outline(dtype)
     start = load_continued(config, base, outline=True)

@@ -1,4 +1,4 @@
-"""Show a dataset as the run will see it: cuts, masks, buckets and captions on one sheet."""
+"""Draw a dataset as it will be trained: crops, masks, buckets and captions on one sheet."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..data.plan import Plan, Sample
 
 _GROUND, _PANEL, _LINE = (24, 25, 28), (36, 38, 42), (62, 65, 71)
 _BRIGHT, _DIM, _ACCENT = (232, 233, 236), (152, 156, 164), (255, 176, 66)
-_UNTRAINED = (226, 64, 84)  # laid over what the mask leaves out
+_UNTRAINED = (226, 64, 84)  # tint of the area outside the mask
 _MARGIN, _HEADER, _PAD, _THUMBNAIL, _CAPTION_LINES, _LINE_HEIGHT = 14, 44, 8, 46, 3, 16  # pixels, lines
 
 
 def render_preview(plan: Plan, *, epoch: int = 0, columns: int = 4, limit: int = 24, tile: int = 192) -> Image.Image:
-    """Return a sheet of the first `limit` pictures, each cut exactly as it is trained at its first visit in an epoch.
+    """Draw a sheet of the first `limit` pictures, each cropped exactly as at its first visit in an epoch.
 
-    Below each: a thumbnail of the whole picture with what is kept of it, bucket, share cropped, scale, name
-    and caption. What a mask leaves out is tinted red. columns, limit and tile (pixels) are raised to at least
-    1, 1 and 96. A picture that a fractional repeat leaves out of the epoch is shown as at its next visit.
+    Below each: a thumbnail of the whole picture with its crop, bucket, share cropped, scale, name and caption. The area
+    outside a mask is tinted red. columns, limit and tile (pixels) are raised to at least 1, 1 and 96. A picture without
+    a visit in the epoch, by a fractional repeat, is shown as at its next visit.
     """
     total = len(plan.manifest.pictures)
     shown = min(max(limit, 1), total)
@@ -42,9 +42,9 @@ def render_preview(plan: Plan, *, epoch: int = 0, columns: int = 4, limit: int =
 
 
 def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
-    """Return one picture with its texts, on a panel."""
+    """Draw one picture with its texts, on a panel."""
     picture, concept = plan.manifest.pictures[index], plan.concepts[index]
-    sample, remark = _seen(plan, index, epoch)
+    sample, remark = _sample_in_epoch(plan, index, epoch)
     size = (tile + 2 * _PAD, tile + 3 * _PAD + _THUMBNAIL + 6 + _CAPTION_LINES * _LINE_HEIGHT)
     cell = Image.new("RGB", size, _GROUND)
     draw = ImageDraw.Draw(cell)
@@ -75,8 +75,8 @@ def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
     return cell
 
 
-def _seen(plan: Plan, index: int, epoch: int) -> tuple[Sample, str]:
-    """Return how an epoch sees a picture, and a word about it."""
+def _sample_in_epoch(plan: Plan, index: int, epoch: int) -> tuple[Sample, str]:
+    """Choose the sample of a picture in an epoch, and a remark on it."""
     if plan.concepts[index].role == "validation":
         return next(sample for sample in plan.validation if sample.picture == index), "validation"
     visits = plan.visits_in(index, epoch)
@@ -87,13 +87,13 @@ def _seen(plan: Plan, index: int, epoch: int) -> tuple[Sample, str]:
 
 
 def _tint(image: Image.Image, mask: Image.Image) -> Image.Image:
-    """Lay a translucent colour over what the mask leaves out."""
+    """Lay a translucent colour over the area outside the mask."""
     strength = ImageChops.invert(mask).point([round(value * 0.6) for value in range(256)])
     return Image.composite(Image.new("RGB", image.size, _UNTRAINED), image, strength)
 
 
 def _overview(whole: Image.Image, crop: Crop) -> Image.Image:
-    """Return a thumbnail of the whole picture, dimmed outside what is kept."""
+    """Draw a thumbnail of the whole picture, dimmed outside the crop."""
     factor = _THUMBNAIL / max(whole.size)
     small = whole.resize((max(1, round(whole.width * factor)), max(1, round(whole.height * factor))))
     edge = [
@@ -121,9 +121,9 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: 
     lines: list[str] = []
     rest = text.split()
     while rest and len(lines) < most - 1:
-        taken = 1
-        while taken < len(rest) and font.getlength(" ".join(rest[: taken + 1])) <= width:
-            taken += 1
-        lines.append(_shorten(" ".join(rest[:taken]), font, width))
-        rest = rest[taken:]
+        words = 1
+        while words < len(rest) and font.getlength(" ".join(rest[: words + 1])) <= width:
+            words += 1
+        lines.append(_shorten(" ".join(rest[:words]), font, width))
+        rest = rest[words:]
     return [*lines, _shorten(" ".join(rest), font, width)] if rest else lines

@@ -1,4 +1,4 @@
-"""Say what a run holds before it starts: tables of concepts and buckets, remarks, and what happened to each file."""
+"""Report a run before it starts: tables of concepts and buckets, remarks, and the outcome of each file."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..data.plan import Plan, Sample
 from ..data.scan import count, names, printable
 from ..models import CaptionLengths, Words
 
-MOST_CROPPED = 0.2  # a picture that loses more of its area is named before the run
-MOST_ENLARGED = 1.5  # a picture that is enlarged more is named before the run
+MOST_CROPPED = 0.2  # a picture that loses more of its area gets a remark
+MOST_ENLARGED = 1.5  # a picture that is enlarged more gets a remark
 
-_MARKS = re.compile(r"[\\`|*<\[]")  # what Markdown would read in a name; a name's underlines are inside a word
+_MARKS = re.compile(r"[\\`|*<\[]")  # Markdown's marks; not underlines, as those of names are inside a word
 
 COLUMNS = (
     *("concept", "file", "outcome", "why", "width", "height", "bucket", "left", "top", "cropped", "scale"),
@@ -24,21 +24,21 @@ COLUMNS = (
 
 
 def report(plan: Plan) -> str:
-    """Return what a person should know before the run: length, concepts, buckets, losses of area, remarks."""
+    """Write the report before the run: length, concepts, buckets, remarks."""
     remarks = "\n".join(f"- {remark}" for remark in (*_remarks(plan), *plan.manifest.notes))
-    parts = ["\n".join(_head(plan)), _concepts(plan), _buckets(plan), remarks]
-    return _writable("\n\n".join(part for part in parts if part))
+    parts = ["\n".join(_describe_length(plan)), _concept_table(plan), _bucket_table(plan), remarks]
+    return _replace_bad_bytes("\n\n".join(part for part in parts if part))
 
 
 def long_captions(plan: Plan, base: CaptionLengths, words: Words) -> list[str]:
-    """Return sentences on captions longer than the text encoder's window, with the part that would be cut.
+    """List sentences on captions longer than the text encoder's window, with the part that would be cut.
 
-    words: those that learned vectors stand for.
+    words: the tokens of trained embeddings.
     """
     long: list[str] = []
     cut: list[str] = []
     for i, picture in enumerate(plan.manifest.pictures):
-        texts = sorted(plan.captions_of(i), key=len, reverse=True)[:4]  # lengths in tokens go with lengths in letters
+        texts = sorted(plan.captions_of(i), key=len, reverse=True)[:4]  # long texts have many tokens
         tokens = [
             base.count_tokens(text, words) if words or len(text.encode(errors="replace")) > base.window else 0
             for text in texts
@@ -62,9 +62,9 @@ def long_captions(plan: Plan, base: CaptionLengths, words: Words) -> list[str]:
 
 
 def manifest_table(plan: Plan) -> str:
-    """Return CSV with a row for every file that the scan saw: what happened to it, and how a picture is trained.
+    """Write CSV with a row for every scanned file: its outcome, and the crop and caption of a picture.
 
-    Sizes in pixels. left and top are the crop's true corner in the resized picture, as SDXL is conditioned on it.
+    Sizes in pixels. left and top: the crop's corner in the resized picture, as SDXL is conditioned on it.
     """
     manifest, text = plan.manifest, io.StringIO()
     index = {(p.concept, p.name): i for i, p in enumerate(manifest.pictures)}
@@ -73,17 +73,17 @@ def manifest_table(plan: Plan) -> str:
     for file in manifest.outcomes:
         row: list[object] = [plan.dataset.concepts[file.concept].folder, file.name, file.outcome, file.why]
         if (i := index.get((file.concept, file.name))) is not None:
-            picture, sample = manifest.pictures[i], _shown(plan, i)
+            picture, sample = manifest.pictures[i], _sample_for_table(plan, i)
             size = (picture.width, picture.height)
             _, _, top, left, height, width = sample.crop.size_conditioning(size)
             visits = float(plan.rates[i]) if plan.concepts[i].role != "validation" else 0
             row += [*size, f"{width}x{height}", left, top, f"{sample.crop.crop_share(size):.3f}"]
             row += [f"{sample.crop.scale(size):.3f}", f"{visits:g}", picture.mask is not None, sample.caption]
         table.writerow([*row, *[""] * (len(COLUMNS) - len(row))])
-    return _writable(text.getvalue())
+    return _replace_bad_bytes(text.getvalue())
 
 
-def _head(plan: Plan) -> Iterator[str]:
+def _describe_length(plan: Plan) -> Iterator[str]:
     """Describe the length of the run."""
     train = plan.train
     visits = float(sum(plan.rates[i] for i in plan.trained))
@@ -97,7 +97,7 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"{plan.steps} steps of {size} = {plan.epochs:.4g} epochs."
 
 
-def _concepts(plan: Plan) -> str:
+def _concept_table(plan: Plan) -> str:
     """Describe each concept."""
     rows: list[Sequence[object]] = []
     for number, concept in enumerate(plan.dataset.concepts):
@@ -126,7 +126,7 @@ def _concepts(plan: Plan) -> str:
     return table(("concept", "role", "pictures", "repeats", "visits/epoch", "weight", "captions", "masks"), rows)
 
 
-def _buckets(plan: Plan) -> str:
+def _bucket_table(plan: Plan) -> str:
     """Describe each bucket of the training pictures."""
     rows: list[Sequence[object]] = []
     batches = plan.batch_sizes(0)
@@ -149,13 +149,13 @@ def _buckets(plan: Plan) -> str:
     return table(("bucket", "pictures", "batches", "mean crop", "largest crop", "largest upscale"), rows)
 
 
-def _writable(text: str) -> str:
-    """Write the bytes of names that are no text as \\udcff, which every file and screen takes."""
+def _replace_bad_bytes(text: str) -> str:
+    """Replace bytes of names that are no text by \\udcff, which every file and screen accepts."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Lay out a Markdown table in columns of equal width: the editor renders it, and it is legible as it is."""
+    """Write a Markdown table in columns of equal width, legible as plain text, too."""
     cells = [[_MARKS.sub(r"\\\g<0>", printable(str(cell))) for cell in row] for row in (head, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
     rule = [f"{'-' * (width - 1)}:" for width in widths]
@@ -166,7 +166,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _remarks(plan: Plan) -> Iterator[str]:
-    """Name pictures that lose much of their area or are enlarged much, and those the flip leaves alone."""
+    """Yield remarks on pictures that are much cropped, much enlarged or never mirrored."""
     pictures = plan.manifest.pictures
     shares = [(i, max(crop.crop_share(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
     scales = [(i, max(crop.scale(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
@@ -174,16 +174,16 @@ def _remarks(plan: Plan) -> Iterator[str]:
     enlarged = [f"{pictures[i].name} ({scale:.1f}x)" for i, scale in scales if scale > MOST_ENLARGED]
     guarded = [pictures[i].name for i in range(len(pictures)) if plan.guarded[i]]
     if cropped:
-        who = count(cropped, "picture loses", "pictures lose")
-        yield f"{who} more than {MOST_CROPPED:.0%} of the area: {names(cropped)}."
+        some = count(cropped, "picture loses", "pictures lose")
+        yield f"{some} more than {MOST_CROPPED:.0%} of the area: {names(cropped)}."
     if enlarged:
-        who = count(enlarged, "picture is", "pictures are")
-        yield f"{who} enlarged more than {MOST_ENLARGED:g}x: {names(enlarged)}."
+        some = count(enlarged, "picture is", "pictures are")
+        yield f"{some} enlarged more than {MOST_ENLARGED:g}x: {names(enlarged)}."
     if guarded:
-        who = count(guarded, "picture is", "pictures are")
-        yield f"{who} never mirrored, as the caption says left or right: {names(guarded)}."
+        some = count(guarded, "picture is", "pictures are")
+        yield f"{some} never mirrored, as the caption says left or right: {names(guarded)}."
 
 
-def _shown(plan: Plan, picture: int) -> Sample:
-    """Return the sample that stands for a picture in tables."""
+def _sample_for_table(plan: Plan, picture: int) -> Sample:
+    """Choose the sample that stands for a picture in tables."""
     return next((s for s in plan.validation if s.picture == picture), None) or plan.sample(picture, 0)

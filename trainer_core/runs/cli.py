@@ -178,7 +178,7 @@ def export(options: argparse.Namespace) -> int:
         raise ValueError(f"The save of step {checkpoint.step} of {run.path.name} is not exported: {problem}.")
     from safetensors import SafetensorError  # imported here, so that the other commands need not wait for torch
 
-    from ..lora_files.write import copy_lora, word_path
+    from ..lora_files.write import copy_lora, embedding_path
 
     copies: dict[Path, Path] = {}
     for each in (read_json(checkpoint.path / FILES) or {})["files"]:
@@ -186,7 +186,7 @@ def export(options: argparse.Namespace) -> int:
         to = options.to.with_name(f"{options.to.stem}{ending}.safetensors")
         copies[to] = checkpoint.path / each["path"]
         for token, word in each["words"].items():
-            copies[word_path(to.parent, to.stem, token)] = checkpoint.path / word
+            copies[embedding_path(to.parent, to.stem, token)] = checkpoint.path / word
     names = [source.relative_to(checkpoint.path).as_posix() for source in copies.values()]
     if problem := checkpoint.problem(*names):
         raise ValueError(f"The save of step {checkpoint.step} of {run.path.name} is not exported: {problem}.")

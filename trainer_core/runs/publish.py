@@ -11,7 +11,7 @@ from typing import Any
 
 from ..common.files import check_writable, file_digest, write_json
 from ..config import SavesConfig, fill_name, plain_name
-from ..lora_files.write import copy_lora, is_copy, is_ours, word_path
+from ..lora_files.write import copy_lora, embedding_path, is_copy, is_ours
 from . import LORA, PUBLISHED, RunFolder, read_json
 
 MOST_BYTES_OF_FILES = 250  # of a name in UTF-8; most file systems take 255
@@ -87,7 +87,7 @@ class Destination:
         values = {"name": self.output.stem, "epoch": "1" * 6, "step": "1" * 7}
         name = fill_name(self.saves.file_name, {**values, "date": "2000-01-01", "time": "00-00"})
         for token in tokens:
-            longest = word_path(self.embeddings, f"{name}-stopped-at-1000000-last-99", token).name
+            longest = embedding_path(self.embeddings, f"{name}-stopped-at-1000000-last-99", token).name
             if len(longest.encode()) > MOST_BYTES_OF_FILES:
                 raise ValueError(
                     f"The name {name[:30]} of the LoRA and the token {token} are too long for one file name; shorten "
@@ -102,7 +102,7 @@ class Destination:
     def _copy(self, saved: Saved, stem: str) -> Saved:
         path = self.output.with_name(f"{stem}.safetensors")
         embeddings = {
-            token: self._embedding(file, word_path(self.embeddings, stem, token))
+            token: self._embedding(file, embedding_path(self.embeddings, stem, token))
             for token, file in saved.embeddings.items()
         }
         copies = Saved(path=path, embeddings=embeddings, steps=saved.steps)

@@ -1,1 +1,1 @@
-"""One run: its preparation, its steps, its checkpoints and its result."""
+"""One run: its preparation, its steps, its saves and its result."""

@@ -1,4 +1,4 @@
-"""Read a micro-batch from the cache: latents, masks, and the conditions of the model."""
+"""Read a micro-batch from the cache: latents, masks, and the conditions for the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Read = Callable[[str], Conditioning]  # turns a caption into its conditioning
 
 
 def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig) -> Batch:
-    """Read the latents and masks of a micro-batch; what is drawn depends on seed and indices alone."""
+    """Read the latents and masks of a micro-batch; random numbers depend on seed and indices only."""
     samples, seed, index = micro_batch.samples, config.train.seed, micro_batch.index
     means, stds = zip(*(encoded.latents(sample) for sample in samples), strict=True)
     latents = torch.stack(means)
@@ -32,8 +32,8 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
         place=Place(
             micro_batch=index,
             step=index // config.train.accumulate,
-            before=micro_batch.before,
-            together=micro_batch.together,
+            first=micro_batch.before,
+            step_samples=micro_batch.together,
         ),
         latents=latents,
         weights=torch.tensor([sample.weight for sample in samples]),
@@ -47,7 +47,7 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
 def _masks(
     encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the loss masks of a micro-batch, which of them normalise, and prior weights; None without any."""
+    """Build loss masks, normalize flags and prior weights of a micro-batch, as in `Batch`; None without masks."""
     masks: list[Tensor | None] = [encoded.mask(sample) for sample in micro_batch.samples]
     shape = next((m.shape for m in masks if m is not None), None)
     if shape is None:
@@ -69,7 +69,7 @@ def _masks(
 def build_conditions(
     base: BaseModel, encoded: Encoded, read: Read, plan: Plan, samples: Sequence[Sample], device: torch.device
 ) -> object:
-    """Join what the model reads of some samples beside their noised latents: captions, true sizes and crops."""
+    """Batch the conditions of samples for the model: captions, true sizes and crops, inpainting latents."""
     sizes = torch.tensor([sample.crop.size_conditioning(plan.size(sample.picture)) for sample in samples])
     painted = [each for sample in samples if (each := encoded.painted(sample)) is not None]
     captions = [read(sample.caption) for sample in samples]

@@ -1,4 +1,4 @@
-"""Captions as the model reads them: from the cache, or from text encoders that learn or have stopped."""
+"""Turn captions into conditioning, from the cache or the text encoders, and freeze text encoders in time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from ..networks import Network
 from ..networks.of_model import learning_rates
 from .encode import Encoded
 
-KEPT = 512  # captions of text encoders that have stopped learning
+CACHED_CAPTIONS = 512  # conditionings that are kept once the text encoders are frozen
 
 
 def text_reader(
-    base: BaseModel, encoded: Encoded, device: torch.device, *, learning: bool
+    base: BaseModel, encoded: Encoded, device: torch.device, *, training: bool
 ) -> Callable[[str], Conditioning]:
-    """Return a function that turns a caption into its conditioning.
+    """Build a function that turns a caption into its conditioning.
 
-    Captions on which nothing that learns acts come from the cache, all others from the text encoders in memory.
+    Captions that training cannot change come from the cache, all others from the text encoders in memory. training: the
+    text encoders or embeddings still change.
     """
     if not base.text_encoders:
         return encoded.conditioning
@@ -30,24 +31,24 @@ def text_reader(
     def encode(caption: str) -> Conditioning:
         return base.encode_text(caption, device)
 
-    live = encode if learning else functools.lru_cache(maxsize=KEPT)(torch.no_grad()(encode))
+    encode_live = encode if training else functools.lru_cache(maxsize=CACHED_CAPTIONS)(torch.no_grad()(encode))
 
     def read(caption: str) -> Conditioning:
         if caption not in encoded.text_keys:
-            return live(caption)
+            return encode_live(caption)
         return {name: tensor.to(device) for name, tensor in encoded.conditioning(caption).items()}
 
     return read
 
 
 def text_stops(optimizer: OptimizerConfig, base: BaseModel, plan: Plan) -> dict[str, int]:
-    """Return the step before which each text encoder stops learning, by the prefix of its part."""
+    """Compute the step before which each text encoder is frozen, by the prefix of its part."""
     steps = (steps for _, steps in _rates_and_stops(optimizer, plan))
     return {part.prefix: step for part, step in zip(base.parts[1:], steps, strict=False) if step}
 
 
 def embedding_stops(embeddings: Sequence[EmbeddingConfig], plan: Plan) -> dict[str, int]:
-    """Return the step before which the vectors of each token stop learning; of those that learn to the end none."""
+    """Compute the step before which the vectors of each token are frozen; tokens trained to the end are left out."""
     stops = {}
     for embedding in embeddings:
         if embedding.stop_unit == "epochs":
@@ -59,7 +60,7 @@ def embedding_stops(embeddings: Sequence[EmbeddingConfig], plan: Plan) -> dict[s
 
 
 def check_embeddings(embeddings: Sequence[EmbeddingConfig], plan: Plan, outline: BaseModel) -> None:
-    """Raise ValueError for tokens that no trained caption contains, and for captions too long for their vectors."""
+    """Raise ValueError for a token that no trained caption contains, or whose vectors do not fit into a caption."""
     if not embeddings:
         return
     words = word_ids(embeddings)
@@ -67,8 +68,8 @@ def check_embeddings(embeddings: Sequence[EmbeddingConfig], plan: Plan, outline:
     for token, ids in words.items():
         if not any(mentions(caption, {token: ids}) for caption in captions):
             raise ValueError(
-                f"No caption that is trained contains the word {token}, for which Embedding learns vectors; write it "
-                "into the captions or into caption_prefix, or leave that Embedding out."
+                f"No caption that is trained contains the word {token} of Embedding; write it into the captions or "
+                "into caption_prefix, or leave that Embedding out."
             )
     for caption in sorted(captions):
         if cut := outline.cut_text(caption, words)[1]:
@@ -79,29 +80,29 @@ def check_embeddings(embeddings: Sequence[EmbeddingConfig], plan: Plan, outline:
 
 
 def check_stops(optimizer: OptimizerConfig, plan: Plan, embeddings: Sequence[EmbeddingConfig] = ()) -> None:
-    """Raise ValueError when a run would go on after all that learns has stopped."""
+    """Raise ValueError for a run whose last steps would train nothing."""
     last = [step or plan.steps for rate, step in _rates_and_stops(optimizer, plan) if rate > 0]
     stops = embedding_stops(embeddings, plan)
     last += [stops.get(embedding.token, plan.steps) for embedding in embeddings]
     if optimizer.learning_rate == 0 and last and max(last) < plan.steps:
         what = "the text encoders and embeddings" if embeddings else "the text encoders"
         raise ValueError(
-            f"learning_rate is 0 and {what} stop after step {max(last)} of {plan.steps}, so nothing would "
-            "learn from then on; make the run shorter, or set learning_rate."
+            f"learning_rate is 0 and {what} stop after step {max(last)} of {plan.steps}, so the last steps would train "
+            "nothing; make the run shorter, or set learning_rate of Optimizer above 0."
         )
 
 
 def _rates_and_stops(optimizer: OptimizerConfig, plan: Plan) -> list[tuple[float, int]]:
-    """Return (learning rate, step before which it stops, 0 = never) of each text encoder."""
+    """List (learning rate, step before which it is frozen, 0 = never) for each text encoder."""
     rates, stops = optimizer.part_rates[1:], optimizer.text_stops
     in_epochs = optimizer.stop_unit == "epochs"
     return [(rate, plan.steps_of(n) if n and in_epochs else n) for rate, n in zip(rates, stops, strict=True)]
 
 
-def stop_learning(
+def freeze_stopped(
     network: Network, config: RunConfig, base: BaseModel, plan: Plan, step: int, stopped: dict[str, float]
 ) -> bool:
-    """Freeze text encoders and embeddings that stop before a step and add them to `stopped`; tell whether any do."""
+    """Freeze text encoders and embeddings that stop before a step; add them to `stopped`, return whether any did."""
     before = len(stopped)
     for prefix, stop in text_stops(config.optimizer, base, plan).items():
         if stop <= step and prefix not in stopped:
@@ -114,7 +115,7 @@ def stop_learning(
     return len(stopped) > before
 
 
-def text_learns(network: Network, config: RunConfig, base: BaseModel, stopped: Mapping[str, float]) -> bool:
-    """Tell whether anything in the text encoders learns still."""
+def text_is_trained(network: Network, config: RunConfig, base: BaseModel, stopped: Mapping[str, float]) -> bool:
+    """Tell whether text encoders or embeddings are still trained."""
     rates = {**learning_rates(config.optimizer, base), **stopped}
     return network.embeddings.trainable or any(rates[text.prefix] > 0 for text in base.text_encoders)

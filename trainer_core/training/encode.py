@@ -1,4 +1,4 @@
-"""Fill the cache with exactly what the plan will ask for: latents, masks, captions."""
+"""Encode the pictures, masks and captions of a plan into the cache."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ from ..data.plan import Plan, Sample
 from ..memory import placed, with_room
 from ..models import BaseModel, Conditioning, mentions
 
-AHEAD = 4  # pictures that are decoded while the autoencoder works on the one before
-Item = tuple[int, Crop]  # (index of the picture, how it is cut)
+AHEAD = 4  # pictures that are decoded in advance, while the autoencoder works
+Item = tuple[int, Crop]  # (index of the picture, its crop)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoded:
-    """What the plan asks for, by the plan's own names, read from the cache."""
+    """The encoded samples and captions of a plan, read from the cache."""
 
     cache: Cache
     latent_keys: dict[Item, str]
     mask_keys: dict[Item, str]
     text_keys: dict[str, str]
-    painted_keys: dict[Item | Size, str] = field(default_factory=dict)  # of inpainting models; by size where all is
+    painted_keys: dict[Item | Size, str] = field(default_factory=dict)  # of inpainting models; by size without a mask
 
     def latents(self, sample: Sample) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation of a sample's latents in model scale, (C, H, W) each."""
+        """Read mean and standard deviation of a sample's latents in model scale, (C, H, W) each."""
         entry = self._read(self.latent_keys[sample.picture, sample.crop])
         return entry["mean"], entry["std"]
 
     def mask(self, sample: Sample) -> Tensor | None:
-        """Return a sample's mask at latent size, (1, H, W) in 0..1, or None when its picture has no mask."""
+        """Read a sample's mask at latent size, (1, H, W) in 0..1; None when its picture has no mask."""
         key = self.mask_keys.get((sample.picture, sample.crop))
         return None if key is None else self._read(key)["mask"]
 
     def painted(self, sample: Sample) -> Tensor | None:
-        """Read the mask and picture that an inpainting model sees beside the latents, (C, H, W); else None.
+        """Read the mask and picture latents for an inpainting model, (C, H, W); None for other models.
 
-        Without a mask, or on a visit that does not use it, all of the picture is painted.
+        Without a mask, or on a visit that does not use it, the model paints the whole picture.
         """
         if not self.painted_keys:
             return None
@@ -64,13 +64,13 @@ class Encoded:
         return self._read(self.painted_keys[key])["painted"]
 
     def conditioning(self, caption: str) -> Conditioning:
-        """Return a caption as the model reads it."""
+        """Read the conditioning of a caption."""
         return self._read(self.text_keys[caption])
 
     def _read(self, key: str) -> dict[str, Tensor]:
         entry = self.cache.get(key)
         if entry is None:
-            raise RuntimeError(f"The cache entry {key[:12]} has vanished during the run; start again to rebuild it.")
+            raise RuntimeError(f"The cache entry {key[:12]} vanished during the run; press Run again to rebuild it.")
         return entry
 
 
@@ -84,10 +84,10 @@ def encode_plan(
     prompts: set[str] | None,
     vae_dtype: torch.dtype = torch.float32,
 ) -> Encoded:
-    """Encode what the cache lacks and return the keys of everything.
+    """Encode the samples and captions that the cache lacks; return the keys of all.
 
-    prompts: texts wanted beside the plan's captions; None encodes no text (the text encoder is trained).
-    Raises ValueError for a picture or mask that has changed or vanished since the scan, and for a full disk.
+    prompts: texts to encode beside the plan's captions; None encodes no text, as the text encoder is trained.
+    Raises ValueError for a picture or mask that changed or vanished since the scan, and for a full disk.
     """
     pictures, concepts = plan.manifest.pictures, plan.concepts
     items = sorted(plan.crops(), key=lambda item: (item[0], repr(item[1])))
@@ -140,38 +140,38 @@ def _encode_pictures(
     callbacks: Callbacks,
     dtype: torch.dtype,
 ) -> None:
-    """Encode pictures one by one; what a smaller dtype cannot hold is done again in float32, and said."""
-    again: list[str] = []
-    no_room = 0
+    """Encode pictures one by one; encode again in float32 where dtype overflows, and report it."""
+    overflowed: list[str] = []
+    on_cpu = 0
     with ExitStack() as stack:
         vae = stack.enter_context(placed(base.autoencoder, device))
         small = copy.deepcopy(vae).to(dtype) if dtype != torch.float32 else vae
         for done, (item, pixels) in enumerate(_prepared(plan, missing)):
             callbacks.check()
-            (mean, std), slow = with_room(base.encode_pixels, small, device, pixels)
+            (mean, std), no_room = with_room(base.encode_pixels, small, device, pixels)
             if small is not vae and not _finite(mean, std):
-                (mean, std), slow = with_room(base.encode_pixels, vae, device, pixels)
-                again.append(plan.manifest.pictures[item[0]].name)
+                (mean, std), no_room = with_room(base.encode_pixels, vae, device, pixels)
+                overflowed.append(plan.manifest.pictures[item[0]].name)
             if not _finite(mean, std):
                 raise _not_finite(base, plan, item)
-            no_room += slow
+            on_cpu += no_room
             cache.put(keys[item], {"mean": mean[0].cpu(), "std": std[0].cpu()})
             callbacks.phase("encoding pictures", done + 1, len(missing))
-    if no_room:
+    if on_cpu:
         callbacks.note(
-            f"{no_room} of {len(missing)} pictures were encoded on the CPU, as the GPU had no room for the VAE's work; "
-            "vae_precision bfloat16 needs half of it."
+            f"{on_cpu} of {len(missing)} pictures were encoded on the CPU, as the GPU had no room for the VAE's work. "
+            "To halve that memory set vae_precision of Load Base Model to bfloat16."
         )
-    if again:
-        some = count(again, "picture", "pictures")
+    if overflowed:
+        some = count(overflowed, "picture", "pictures")
         short = str(dtype).removeprefix("torch.")
-        callbacks.note(f"The VAE overflows in {short} on {some}, encoded in float32 instead: {names(again)}.")
+        callbacks.note(f"The VAE overflows in {short} on {some}, encoded in float32 instead: {names(overflowed)}.")
 
 
 def _encode_painted(
     base: BaseModel, plan: Plan, cache: Cache, device: torch.device, callbacks: Callbacks
 ) -> dict[Item | Size, str]:
-    """Encode what an inpainting model reads beside the plan's samples, in float32, and return the keys."""
+    """Encode masked pictures for an inpainting model, in float32, and return their keys."""
     pictures, concepts = plan.manifest.pictures, plan.concepts
     masked, blank = plan.masked_crops()
     items, vae_id = sorted(masked, key=lambda i: (i[0], repr(i[1]))), base.autoencoder_identity
@@ -216,7 +216,7 @@ def _not_finite(base: BaseModel, plan: Plan, item: Item) -> ValueError:
 
 
 def _prepared(plan: Plan, items: list[Item]) -> Iterator[tuple[Item, Tensor]]:
-    """Yield each item with its pixels, (1, 3, H, W) in -1..1; the next pictures are decoded in threads meanwhile."""
+    """Yield each item with its pixels, (1, 3, H, W) in -1..1; threads decode the next pictures meanwhile."""
     groups = ((i, [crop for _, crop in group]) for i, group in groupby(items, key=lambda item: item[0]))
     with ThreadPoolExecutor(max_workers=2) as pool, strict_decoding():
         waiting: deque[tuple[int, list[Crop], Future[Image.Image]]] = deque()
@@ -236,17 +236,17 @@ def _prepared(plan: Plan, items: list[Item]) -> Iterator[tuple[Item, Tensor]]:
 
 
 def _picture(plan: Plan, i: int) -> Image.Image:
-    """Read a picture as RGB and make sure that it is the one that was scanned."""
+    """Read a picture as RGB; ValueError if it changed since the scan."""
     picture = plan.manifest.pictures[i]
     data = _bytes(picture.path, picture.digest, picture.name)
     try:
         return load_picture(data, plan.concepts[i].background)
-    except DECODER_ERRORS as error:  # it was read once already: memory, or a decoder that was unloaded meanwhile
+    except DECODER_ERRORS as error:  # the scan could decode it: out of memory, or a decoder was unloaded
         raise ValueError(f"{picture.name} cannot be decoded any more ({decoder_error(error)}); start again.") from error
 
 
 def _mask(plan: Plan, i: int) -> Image.Image:
-    """Read a picture's mask and make sure that it is the one that was scanned."""
+    """Read a picture's mask; ValueError if it changed since the scan."""
     picture, config = plan.manifest.pictures[i], plan.concepts[i].masks
     assert picture.mask is not None
     assert config is not None
@@ -268,7 +268,7 @@ def _bytes(path: Path, digest: str, name: str) -> bytes:
 
 
 def pixels(image: Image.Image) -> Tensor:
-    """Turn an RGB picture into (3, H, W) float32 values in -1..1."""
+    """Convert an RGB picture to (3, H, W) float32 values in -1..1."""
     return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).float() / 127.5 - 1
 
 
@@ -277,7 +277,7 @@ def _finite(*tensors: Tensor) -> bool:
 
 
 def _check_space(base: BaseModel, cache: Cache, missing: list[Item]) -> None:
-    """Refuse to begin what the disk cannot hold: mean and deviation of the latents, float32."""
+    """Raise ValueError when the latents, mean and deviation in float32, do not fit on the disk."""
     form, numbers = base.latents, 2 * torch.float32.itemsize
     each = (crop.bucket[0] // form.pixels * (crop.bucket[1] // form.pixels) for _, crop in missing)
     needed = form.channels * numbers * sum(each)
@@ -292,8 +292,8 @@ def _check_space(base: BaseModel, cache: Cache, missing: list[Item]) -> None:
 def _encode_texts(
     base: BaseModel, texts: set[str], cache: Cache, device: torch.device, callbacks: Callbacks
 ) -> dict[str, str]:
-    """Encode texts that the cache lacks and return the key of each; those with words that are learned are left out."""
-    words = base.text_encoders[0].words if base.text_encoders else {}  # such captions change while words are learned
+    """Encode texts that the cache lacks and return the key of each; texts with a trained embedding are left out."""
+    words = base.text_encoders[0].words if base.text_encoders else {}  # training changes what these captions encode to
     keys = {t: text_key(caption=t, encoder_id=base.text_identity) for t in sorted(texts) if not mentions(t, words)}
     missing = [text for text, key in keys.items() if not cache.has(key)]
     if missing:

@@ -1,4 +1,4 @@
-"""What happens before the first step: the settings are checked, the run is planned, and its models are made ready."""
+"""Prepare a run: check the settings, plan the steps, report, load the models."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """What is known of a run before anything is loaded."""
+    """A planned run, before its models are loaded."""
 
     plan: Plan
     keys: Keys
-    models: dict[str, str]  # digests of the files that it learns from, beside the pictures
+    models: dict[str, str]  # sha256 of the files of the base model and of LoRAs, by role
     outline: BaseModel  # on the meta device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What somebody asks for: a run, where its things are kept, and who hears of it."""
+    """A request for a run: its settings, its folders, and its callbacks."""
 
     config: RunConfig
     source: Source
@@ -67,29 +67,30 @@ class Job:
     logs: Path | None
     destination: Destination
     callbacks: Callbacks
-    verify: Callable[[Path], None] | None  # a last word on a LoRA's file
+    verify: Callable[[Path], None] | None  # raises to refuse a LoRA file
 
 
 # --- before anything is loaded -----------------------------------------------------------------------------
 
 
 def check_settings(job: Job) -> None:
-    """Raise ValueError for settings that cannot be, by themselves, together or on this machine."""
+    """Raise ValueError for settings that are wrong alone, in combination, or on this machine."""
     config = job.config
     job.destination.check_names([word.token for word in config.lora.embeddings])
     job.source.check()
     check_optimizer(config.optimizer, config.scheduler, job.device)
     check_log(config.train.log, job.logs)
-    if (
-        config.lora.dtype == "bfloat16" and job.dtype == torch.float16
-    ):  # float16 scales gradients, CUDA none in bfloat16
-        raise ValueError("A LoRA in bfloat16 does not go with precision float16; set dtype of LoRA Config to float32.")
+    # float16 needs scaled gradients, and CUDA scales none in bfloat16.
+    if config.lora.dtype == "bfloat16" and job.dtype == torch.float16:
+        raise ValueError(
+            "A LoRA in bfloat16 does not work with precision float16; set dtype of LoRA Config to float32."
+        )
     for setting in ("weights", "text_weights"):
         check_weights(getattr(config.base_model, setting), setting)
 
 
 def plan_run(job: Job) -> Planned:
-    """Scan the pictures and plan every step; ValueError for settings that do not go with what was found."""
+    """Scan the pictures and plan every step; ValueError for settings that do not suit the pictures or the model."""
     config, outline = job.config, job.source.outline(job.dtype)
     check_objective(config, outline.noise)
     check_lora_files(config, outline)
@@ -116,7 +117,7 @@ def other_steps(config: RunConfig, steps: int) -> Callable[[RunFolder, int], str
             return "its learning rate followed the curve of a run of that length"
         if any(word.stop and word.stop_unit == "share" for word in config.lora.embeddings):
             return "its embeddings stopped as in a run of that length"
-        if step == run.steps and train.accumulate > 1:  # the last step of so many epochs may be a part of one
+        if step == run.steps and train.accumulate > 1:  # the last step may accumulate fewer batches
             return "its last step may have had fewer pictures"
         if step == run.steps and train.keeps_by and step % train.validate_every:
             return "it was measured once more, at its end, and these weights count among the best"
@@ -125,16 +126,16 @@ def other_steps(config: RunConfig, steps: int) -> Callable[[RunFolder, int], str
     return other
 
 
-def look_ahead(job: Job, planned: Planned, own: RunFolder | None) -> list[MemoryConfig]:
-    """Describe the run to the person; return the memory settings to begin with, then those to fall back on.
+def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> list[MemoryConfig]:
+    """Report the run to the user; return the memory settings to start with, then the fallbacks.
 
-    own: what there is of the run already. Raises ValueError for a run that fits neither into memory nor on the disk,
-    and for folders that take no file.
+    existing: the run's folder, if it has one already. Raises ValueError when the run does not fit into memory or on the
+    disk, and for folders that cannot be written.
     """
     config, plan, note = job.config, planned.plan, job.callbacks.note
     outline = outline_run(config, planned.outline)
-    there = sum(checkpoint.size for checkpoint in own.checkpoints()) if own else 0
-    check_disk(config, plan, outline, job.runs, there)
+    saved_bytes = sum(checkpoint.size for checkpoint in existing.checkpoints()) if existing else 0
+    check_disk(config, plan, outline, job.runs, saved_bytes)
     job.destination.check_folders()
     check_writable(job.runs)
     long = long_captions(plan, outline.base, word_ids(config.lora.embeddings))
@@ -155,9 +156,9 @@ def look_ahead(job: Job, planned: Planned, own: RunFolder | None) -> list[Memory
 
 
 def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFolder) -> Run:
-    """Load the base model, fill the cache with what the plan asks for, and build the network and its optimizer.
+    """Load the base model, fill the cache, and build the network and its optimizer.
 
-    memory: the settings that the run begins with.
+    memory: the settings to start with.
     """
     config, device, note = job.config, job.device, job.callbacks.note
     base = job.source.load(job.dtype, lambda base: merge_beneath(base, config.lora.beneath))
@@ -175,7 +176,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     network.to(device, DTYPES[config.lora.dtype])
     prompts = None if train_text else {*config.sample.prompts, config.sample.negative}
     vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
-    with Cache(job.cache, job.cache_limit) as cache, network.attached():  # what is continued acts on captions, too
+    with Cache(job.cache, job.cache_limit) as cache, network.attached():  # a continued LoRA changes captions, too
         encoded = encode_plan(base, planned.plan, cache, device, job.callbacks, prompts=prompts, vae_dtype=vae_dtype)
         cache.prune()
     if not trains_text(config, base):
@@ -212,8 +213,8 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     )
 
 
-def settle(run: Run, memory: MemoryConfig) -> None:
-    """Bring the models to the device as the memory settings say, or further down from what they were."""
+def apply_memory(run: Run, memory: MemoryConfig) -> None:
+    """Apply memory settings to the models, on the device; later calls may only save more memory."""
     base, weights, run.memory = run.base, run.config.base_model.weights, memory
     with run.network.detached():
         units, stream = base.units(base.denoiser), run.stream
@@ -223,7 +224,7 @@ def settle(run: Run, memory: MemoryConfig) -> None:
 
 
 def resume_run(run: Run, checkpoint: Checkpoint) -> None:
-    """Restore a run from a checkpoint, and publish its LoRA where the process was cut off before it did."""
+    """Restore a run from a checkpoint; publish its LoRA if the earlier process ended before it did."""
     resume(run, checkpoint)
     inside = checkpoint.path.is_relative_to(run.folder.path) and not run.finished
     if checkpoint.stays and run.config.saves.publish and inside:
@@ -232,7 +233,7 @@ def resume_run(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def log_columns(config: RunConfig, base: BaseModel, plan: Plan) -> list[str]:
-    """Return the columns of a log that only this run has."""
-    learning = [part for part, rate in learning_rates(config.optimizer, base).items() if rate > 0]
-    learning += [f"embedding {word.token}" for word in config.lora.embeddings]
-    return [f"lr_{part}" for part in learning] + [f"loss_{name}" for name in plan.concept_names().values()]
+    """List the run's own columns of the log: its learning rates and the losses of its concepts."""
+    trained = [part for part, rate in learning_rates(config.optimizer, base).items() if rate > 0]
+    trained += [f"embedding {word.token}" for word in config.lora.embeddings]
+    return [f"lr_{part}" for part in trained] + [f"loss_{name}" for name in plan.concept_names().values()]

@@ -1,4 +1,4 @@
-"""What a run leaves behind, read from its folder: the same whether it was just trained or finished long ago."""
+"""Read the result of a run from its folder: the same whether it was just trained or finished long ago."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..config import RunConfig, SampleConfig
 from ..data.plan import Plan
 from ..runs import SAMPLES, Checkpoint, Choice, RunFolder
 from ..runs.publish import Destination
-from .checkpoint import read_course
+from .checkpoint import read_history
 from .sample_files import are_pictures, draw_samples, read_pictures
 from .saving import publish
 from .state import Run
@@ -23,41 +23,41 @@ from .weights import read_versions
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run leaves behind."""
+    """The result of a run."""
 
-    path: Path  # the LoRA file that the tensors are in
-    tensors: dict[str, Tensor]  # as they are in the file
-    embeddings: dict[str, Path]  # the file of each word that was learned
+    path: Path  # the LoRA file
+    tensors: dict[str, Tensor]  # of the LoRA file
+    embeddings: dict[str, Path]  # files of the trained embeddings, by token
     losses: list[float]  # of each step, NaN where it was not finite
     concepts: dict[str, list[float]]  # mean loss of each concept's samples in each step, NaN where there were none
     validation: list[tuple[int, float]]  # (steps finished, loss of the validation pictures)
-    best: tuple[int, float] | None  # where the best weights were asked for: (their step, their validation loss)
-    others: tuple[Path, ...]  # files of the weights that `path` does not hold: last, plain or averaged ones
+    best: tuple[int, float] | None  # (step, validation loss) of the best weights, with keep_best or early stopping
+    others: tuple[Path, ...]  # files of the run's other weights: last, plain or averaged
     log: Path | None  # folder of the log
-    samples: Tensor  # (N, H, W, 3) in 0..1; where there is an average too, those of `path` before those of the other
+    samples: Tensor  # (N, H, W, 3) in 0..1; of the weights in `path`, then of the average or the plain ones
     plan: Plan
     run: Path  # the run's folder
-    how: str  # a sentence: trained, resumed, or reused from a finished run
+    origin: str  # a sentence: trained, resumed, or reused from a finished run
     finished: bool  # False: stopped before its end, and can be resumed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """Where a result is read from, and what is reported with it."""
+class ResultSource:
+    """The places that a result is read from, and its origin."""
 
     folder: RunFolder
     checkpoint: Checkpoint
     plan: Plan
     destination: Destination
     sample: SampleConfig
-    how: str
+    origin: str
     log: Path | None
 
 
-def finish(run: Run, checkpoint: Checkpoint, how: str, log: Path | None, *, stopped: bool) -> Result:
-    """Write down what came of the run unless it was stopped, draw the last samples, and return it.
+def finish(run: Run, checkpoint: Checkpoint, origin: str, log: Path | None, *, stopped: bool) -> Result:
+    """Mark the run as finished unless it was stopped, publish its LoRA, draw the last samples, return the result.
 
-    Whatever happens while these are drawn, the run is finished, and its LoRA is where people look for it.
+    If drawing fails, the run is finished and its LoRA published all the same.
     """
     if not stopped:
         run.folder.finish({"step": checkpoint.step})
@@ -65,7 +65,7 @@ def finish(run: Run, checkpoint: Checkpoint, how: str, log: Path | None, *, stop
     try:
         paths = draw_samples(run)
     except BaseException:
-        then = "to continue" if stopped else "to draw its samples"
+        then = "to resume" if stopped else "to draw its samples"
         run.callbacks.note(
             f"The LoRA is saved as {copies[0].path}, the run in {checkpoint.path}. Press Run again {then}."
         )
@@ -75,23 +75,20 @@ def finish(run: Run, checkpoint: Checkpoint, how: str, log: Path | None, *, stop
         samples = {"of": sample.digest(), "files": [path.name for path in paths]}
         run.folder.finish({"step": checkpoint.step, "samples": samples})
         run.record("finished", step=checkpoint.step)
-    source = Source(
+    source = ResultSource(
         folder=run.folder,
         checkpoint=checkpoint,
         plan=run.plan,
         destination=run.destination,
         sample=sample,
-        how=how,
+        origin=origin,
         log=log,
     )
     return read_result(source, paths, stopped=stopped)
 
 
 def reuse(choice: Choice, plan: Plan, destination: Destination, config: RunConfig, logs: Path | None) -> Result | None:
-    """Return what the run that was found has left behind, None where it is not finished.
-
-    None as well when samples are wanted that it has not drawn, or not any more.
-    """
+    """Read the result of the chosen run; None if it is not finished, or lacks samples that are asked for."""
     run, checkpoint = choice.run, choice.finished
     if run is None or checkpoint is None:
         return None
@@ -102,49 +99,49 @@ def reuse(choice: Choice, plan: Plan, destination: Destination, config: RunConfi
         if samples.get("of") != sample.digest() or not paths or not are_pictures(paths):
             return None
     log = log_folder(config, logs, run)
-    source = Source(
+    source = ResultSource(
         folder=run,
         checkpoint=checkpoint,
         plan=plan,
         destination=destination,
         sample=sample,
-        how=choice.message,
+        origin=choice.message,
         log=log,
     )
     return read_result(source, paths, stopped=False)
 
 
-def read_result(source: Source, samples: Sequence[Path], *, stopped: bool) -> Result:
-    """Read the result from a save, its LoRA files copied to the destination where they are not there yet."""
+def read_result(source: ResultSource, samples: Sequence[Path], *, stopped: bool) -> Result:
+    """Read the result from a save; copy its LoRA files to the destination if they are missing there."""
     checkpoint, plan, sample = source.checkpoint, source.plan, source.sample
-    course, saved = read_course(checkpoint), read_versions(checkpoint)
+    history, saved = read_history(checkpoint), read_versions(checkpoint)
     kind = f"-stopped-at-{checkpoint.step}" if stopped else ""
     copies = source.destination.publish(source.folder, saved, checkpoint.step, plan.epochs_after(checkpoint.step), kind)
     return Result(
         path=copies[0].path,
-        tensors={name: tensor.clone() for name, tensor in load_file(saved[0].path).items()},  # a file may vanish
+        tensors={name: tensor.clone() for name, tensor in load_file(saved[0].path).items()},  # the file may vanish
         embeddings=copies[0].embeddings,
-        losses=course["losses"].tolist(),
-        concepts={name: losses.tolist() for name, losses in course["concepts"].items()},
-        validation=course["validation"],
-        best=course["best"],
+        losses=history["losses"].tolist(),
+        concepts={name: losses.tolist() for name, losses in history["concepts"].items()},
+        validation=history["validation"],
+        best=history["best"],
         others=tuple(copy.path for copy in copies[1:]),
         log=source.log,
         samples=read_pictures(samples) if samples else torch.empty(0, sample.height, sample.width, 3),
         plan=plan,
         run=source.folder.path,
-        how=source.how,
+        origin=source.origin,
         finished=not stopped,
     )
 
 
 def log_folder(config: RunConfig, logs: Path | None, run: RunFolder) -> Path | None:
-    """Return where the log of a run is, None when it writes none."""
+    """Folder of a run's log; None when it writes none."""
     return logs / run.path.name if logs is not None and config.train.log != "none" else None
 
 
 def describe_best(result: Result) -> str:
-    """Say when the validation loss was lowest, and where the other weights are; empty where nobody asked."""
+    """Describe the step of the lowest validation loss and the files; "" if no best weights are kept."""
     if result.best is None:
         return ""
     (_, start), *_ = result.validation

@@ -1,4 +1,4 @@
-"""Pictures from the training copy, drawn as ComfyUI's euler sampler with the normal scheduler draws them."""
+"""Draw samples with the model in training, as ComfyUI's euler sampler with the normal scheduler does."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def sample_images(
 ) -> Tensor:
     """Draw one picture per prompt, (N, H, W, 3) float32 in 0..1 on the CPU.
 
-    encode: gives the conditioning of a prompt; by default the base model's own text encoders do.
-    Prompt i starts from the noise of seed + i. The denoiser must be on the device already or is moved there.
+    encode: turns a prompt into its conditioning, by default with the base model's text encoders. Prompt i uses the
+    noise of seed + i. Moves the denoiser to the device.
     """
     device, callbacks = torch.device(device), callbacks or Callbacks()
     base.denoiser.to(device)
@@ -55,7 +55,7 @@ def _encoder(base: BaseModel, device: torch.device) -> Read:
 
 
 def whole_pictures(config: SampleConfig, count: int) -> Tensor:
-    """Return the size and crop numbers of pictures that were not cut, (count, 6): what ComfyUI sends by default."""
+    """Size and crop numbers of uncropped pictures, (count, 6), as ComfyUI sends them by default."""
     return torch.tensor([[config.height, config.width, 0, 0, config.height, config.width]] * count)
 
 
@@ -68,7 +68,7 @@ def sample_latents(
     seed: int,
     check: Callable[[], None],
 ) -> Tensor:
-    """Integrate the probability flow with Euler steps; (1, C, h, w) latents in model scale.
+    """Integrate the probability flow ODE with Euler steps; (1, C, h, w) latents in model scale.
 
     conditions: of two samples, the prompt and the negative prompt. x is the noised latents over alpha_t, its noise
     level sigma = sigma_t / alpha_t (Karras et al. 2022, algorithm 1 without churn, on the model's own levels).
@@ -99,7 +99,7 @@ def sample_latents(
 
 
 def noise_levels(path: Path, steps: int) -> tuple[Tensor, Tensor]:
-    """Return (steps,) levels for the model and (steps + 1,) sigmas falling to 0, evenly spaced in time."""
+    """Compute (steps,) levels for the model and (steps + 1,) sigmas falling to 0, evenly spaced in time."""
     least = LEAST_ALPHA / (1 - LEAST_ALPHA)
     log_sigmas = path.snr.double().clamp(min=least).rsqrt().log()
     times = torch.linspace(len(path) - 1, 0, steps, dtype=torch.float64)

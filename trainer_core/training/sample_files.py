@@ -1,4 +1,4 @@
-"""The samples that a run draws, kept as PNG files in its folder, and read back from there."""
+"""Write a run's samples as PNG files into its folder, and read them back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .weights import versions
 def draw_samples(run: Run) -> list[Path]:
     """Draw the samples with the current weights into PNG files; report a failure once.
 
-    The plain or best weights come first, then those of an average. Without prompts there is nothing to draw or report.
+    The plain or best weights come first, then those of an average.
     """
     if not run.config.sample.prompts:
         return []
@@ -30,7 +30,7 @@ def draw_samples(run: Run) -> list[Path]:
         for version in versions(run):
             if version.ending != "-last":
                 with version.weights():
-                    read = run.reader(learning=False)
+                    read = run.reader(training=False)
                     images = sample_images(
                         run.base, run.config.sample, run.device, encode=read, callbacks=run.callbacks
                     )
@@ -53,16 +53,16 @@ def save_picture(path: Path, image: Tensor) -> None:
 
 
 def are_pictures(paths: Sequence[Path]) -> bool:
-    """Tell whether files are there and hold pictures that can be read to their end."""
+    """Tell whether all files exist and can be decoded."""
     try:
         read_pictures(paths)
-    except (OSError, ValueError, SyntaxError):  # Pillow's words for a broken PNG
+    except (OSError, ValueError, SyntaxError):  # Pillow raises all three for a broken PNG
         return False
     return True
 
 
 def read_pictures(paths: Sequence[Path]) -> Tensor:
-    """Return PNG files of one size as pictures (N, H, W, 3) in 0..1; OSError or ValueError for damaged ones."""
+    """Read PNG files of one size as (N, H, W, 3) in 0..1; OSError or ValueError for damaged ones."""
     pictures = []
     for path in paths:
         with Image.open(path) as image:

@@ -1,4 +1,4 @@
-"""A run's state on the disk: all that it needs to go on to the last bit, when it is saved, and how it comes back."""
+"""Save a run to the disk so that it resumes to the last bit, and decide when a save or a sample is due."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .sample_files import draw_samples
 from .state import Run
 from .weights import read_versions, write_versions
 
-SHARE = 0.01  # of a run's time that saving may take, where minutes are what it goes by,
-LONGEST_WAIT = 10  # as long as the next save is not that many times save_every away
+SHARE = 0.01  # of a run's time that saves by minutes may take
+LONGEST_WAIT = 10  # times save_every: the longest wait for the next save, whatever SHARE says
 
 
 class Saving:
-    """When a run is saved and samples are drawn, beside what somebody asks for; and the state to go back to."""
+    """Saves a run and draws samples when they are due, and keeps a backup of the state in RAM."""
 
     def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._clock = run, clock
         self._sampled = self._saved = clock()
-        self._wait = 60.0 * run.config.saves.save_every  # seconds, where minutes are what saves go by
-        self._good: tuple[Any, ...] = ()
+        self._wait = 60.0 * run.config.saves.save_every  # seconds, for saves by minutes
+        self._backup: tuple[Any, ...] = ()
 
     def after_step(self, asked: Collection[str]) -> None:
-        """Save and draw what is due after a step; a full disk or a failed picture is said, and never stops the run."""
+        """Save and draw if due or asked for; a full disk or a failed sample is reported and does not stop the run."""
         run, saves = self._run, self._run.config.saves
         every, unit = saves.save_every, saves.save_unit
         due = every and self._clock() - self._saved >= self._wait if unit == "minutes" else self._passed(every, unit)
@@ -46,20 +46,20 @@ class Saving:
             draw_samples(run)
             self._sampled = self._clock()
 
-    def remember(self) -> None:
-        """Keep the state as it is, before an update that may have to be undone, unless an earlier one is kept."""
-        self._good = self._good or tuple(pack(state, copy=True) for state in state_of(self._run))
+    def back_up(self) -> None:
+        """Back up the state before an update that may have to be undone; an earlier backup stays."""
+        self._backup = self._backup or tuple(pack(state, copy=True) for state in state_of(self._run))
 
-    def forget(self) -> None:
-        """Let go of the state that is kept."""
-        self._good = ()
+    def drop_backup(self) -> None:
+        """Drop the backup."""
+        self._backup = ()
 
-    def go_back(self) -> None:
-        """Let the run be as it was when it was remembered."""
+    def roll_back(self) -> None:
+        """Restore the run from the backup."""
         run = self._run
-        run.scaler = torch.amp.GradScaler(run.device.type, enabled=run.scaler.is_enabled())  # may be within a step
-        run.moving = False
-        restore(self._run, *(unpack(*state) for state in self._good))
+        run.scaler = torch.amp.GradScaler(run.device.type, enabled=run.scaler.is_enabled())  # the old may be mid-step
+        run.updating = False
+        restore(self._run, *(unpack(*state) for state in self._backup))
 
     def _sample_is_due(self) -> bool:
         every, unit = self._run.config.saves.sample_every, self._run.config.saves.sample_unit
@@ -68,7 +68,7 @@ class Saving:
         return self._passed(every, unit)
 
     def _passed(self, every: int, unit: str) -> bool:
-        """Tell whether the last step was the first after another `every` steps or epochs."""
+        """Tell whether the last step completed another `every` steps or epochs."""
         return bool(every) and self._count(self._run.at, unit) // every > self._count(self._run.at - 1, unit) // every
 
     def _count(self, steps: int, unit: str) -> int:
@@ -94,15 +94,15 @@ class Saving:
             if asked:
                 run.callbacks.note(f"Saved after step {run.at} in {checkpoint.path}.")
         self._saved = self._clock()
-        # On a slow disk the next save is so much later that saving takes no larger share of the run.
-        # No more than so much, as a save in which the machine slept took hours by the clock.
+        # On a slow disk saves get rarer, so that they take at most SHARE of the run's time. The wait has a limit,
+        # as a save during which the machine slept took hours by the clock.
         wait = 60.0 * saves.save_every
         self._wait = min(max(wait, (self._saved - began) / SHARE), LONGEST_WAIT * wait)
 
 
 @contextmanager
 def disk_errors_explained() -> Iterator[None]:
-    """Turn what a disk refuses in a `with` block into a RuntimeError that says so in one sentence."""
+    """Turn disk errors in a `with` block into a RuntimeError with one plain message."""
     try:
         yield
     except DISK_ERRORS as error:
@@ -115,10 +115,10 @@ def disk_errors_explained() -> Iterator[None]:
 
 
 def save(run: Run, *, stays: bool = False, at_end: bool = False, lora: bool = True) -> Checkpoint:
-    """Save a run as it is: its state, and its LoRA files, which are read back and verified.
+    """Save a run: its state, and its LoRA files, which are read back and verified.
 
-    stays: not removed when there are newer ones. at_end: as in `write_versions`. lora: False saves the state alone.
-    Raises ValueError for a LoRA that does not pass, DISK_ERRORS when the disk refuses; the last save is there then.
+    stays: newer saves do not replace it. at_end: as in `write_versions`. lora: False saves the state only. Raises
+    ValueError for a LoRA that fails verification and DISK_ERRORS from the disk; the last save then stays.
     """
     run.saves += 1
 
@@ -132,7 +132,7 @@ def save(run: Run, *, stays: bool = False, at_end: bool = False, lora: bool = Tr
         run.folder.write_summary(summary(run))
         checkpoint = run.folder.save(run.at, write, stays=stays)
     except DISK_ERRORS:
-        run.folder.prune(1)  # may make the room that is lacking
+        run.folder.prune(1)  # may free enough room
         checkpoint = run.folder.save(run.at, write, stays=stays)
     run.record("saved", step=run.at)
     run.folder.prune(run.config.saves.keep_last)
@@ -140,27 +140,27 @@ def save(run: Run, *, stays: bool = False, at_end: bool = False, lora: bool = Tr
 
 
 def publish(run: Run, checkpoint: Checkpoint, kind: str = "") -> list[Saved]:
-    """Copy a save's LoRA files to where they are looked for; kind: as for `Destination.publish`."""
+    """Copy a save's LoRA files to the destination; kind: as for `Destination.publish`."""
     saved, epoch = read_versions(checkpoint), run.plan.epochs_after(checkpoint.step)
     return run.destination.publish(run.folder, saved, checkpoint.step, epoch, kind)
 
 
-def keep(run: Run) -> None:
-    """Save what there is of a run that ends before its end, and say where; never raises for what cannot be saved.
+def save_interrupted(run: Run) -> None:
+    """Save an interrupted run and report where; a save that fails is reported, never raised.
 
-    Weights in the middle of an update, or that are not finite, are not saved over good ones.
+    Does not save weights in the middle of an update, or that are not finite.
     """
     before = next(iter(run.folder.checkpoints()), None)
     problem = ""
     if run.at and (before is None or before.step < run.at):
         try:
-            if run.moving:
+            if run.updating:
                 problem = "the last update was cut off in its middle"
             elif not all(bool(tensor.isfinite().all()) for tensor in run.network.state_dict().values()):
                 problem = "the weights are not finite"
             else:
-                before = _save_what_goes(run)
-        except (*DISK_ERRORS, RuntimeError) as error:  # a full disk, a GPU that answers no more
+                before = _save_at_least_state(run)
+        except (*DISK_ERRORS, RuntimeError) as error:  # a full disk, a lost GPU
             problem = reason(error)
     note = run.callbacks.note
     lost = f"Step {run.at} could not be saved ({problem}). " if problem else ""
@@ -176,19 +176,19 @@ def keep(run: Run) -> None:
     so_far = f"The LoRA so far is saved as {files}. " if files else ""
     note(
         f"{lost}Stopped after step {before.step} of {run.plan.steps}. {so_far}The run is saved in {before.path}. Press "
-        "Run again to continue."
+        "Run again to resume."
     )
 
 
 def describe_stop(checkpoint: Checkpoint | None, plan: Plan) -> str:
-    """Describe a run that was stopped before it took a step of its own; checkpoint: the one it was to resume from."""
+    """Describe a run that was stopped before its first step; checkpoint: the one to resume from."""
     where = "the first step"
     if checkpoint is not None:
         where = f"step {checkpoint.step + 1} of {plan.steps}; the step before is saved in {checkpoint.path}"
-    return f"Stopped before {where}; encoded pictures and captions are kept. Press Run again to continue."
+    return f"Stopped before {where}; encoded pictures and captions are kept. Press Run again to resume."
 
 
-def _save_what_goes(run: Run) -> Checkpoint:
+def _save_at_least_state(run: Run) -> Checkpoint:
     try:
         return save(run)
     except ValueError as error:  # of the LoRA; the run can still be resumed from its state
@@ -197,7 +197,7 @@ def _save_what_goes(run: Run) -> Checkpoint:
 
 
 def summary(run: Run) -> str:
-    """Say in a few lines what the run is and how far it has come, for whoever finds its folder."""
+    """Describe the run and its progress in a few lines, for people who find its folder."""
     config, plan = run.config, run.plan
     finite = [loss for loss in run.losses[-50:] if math.isfinite(loss)]
     loss = f"{sum(finite) / len(finite):.4f}" if finite else "not finite"
@@ -211,8 +211,8 @@ def summary(run: Run) -> str:
             f"Base model {run.base.name}, {len(plan.manifest.pictures)} pictures",
             f"{config.lora.algorithm} of rank {config.lora.rank}, {config.optimizer.name} at "
             f"{config.optimizer.learning_rate:g}, {config.scheduler.name}",
-            f"Begun {time.strftime('%Y-%m-%d %H:%M', time.localtime(run.folder.about['created']))}",
-            "The whole configuration is in run.json, every step in log.jsonl, each save in checkpoints.",
+            f"Started {time.strftime('%Y-%m-%d %H:%M', time.localtime(run.folder.about['created']))}",
+            "run.json holds the whole configuration, log.jsonl every step, the folder checkpoints each save.",
             "",
         ]
     )

@@ -1,4 +1,4 @@
-"""A run in memory: what its steps work with, and what has happened so far."""
+"""The state of a run in memory: the objects that its steps use, and its progress."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Best:
 
 @dataclass(kw_only=True)
 class Run:
-    """What the steps of a run work with, whole from its birth, and what has happened so far."""
+    """A run: the objects that its steps use, all built before the first step, and its progress."""
 
     config: RunConfig
     plan: Plan
@@ -45,31 +45,31 @@ class Run:
     network: Network
     objective: Objective
     optimizer: Any
-    scaler: Any  # of float16's gradients
+    scaler: Any  # loss scale of float16
     noise_scale: NoiseScale
-    ema: Ema | None  # the running average of the weights, where one is asked for
-    memory: MemoryConfig  # the settings it works with now
-    stream: Stream  # brings weights that wait in RAM
+    ema: Ema | None  # running average of the weights
+    memory: MemoryConfig  # the settings now in use
+    stream: Stream  # fetches weights that are kept in RAM
     programs: Programs  # compiled blocks
     device: torch.device
     callbacks: Callbacks
     folder: RunFolder
     destination: Destination
-    verify: Callable[[Path], None] | None  # a last word on a LoRA's file
-    continued: Mapping[str, Any] | None  # what files tell of the LoRA that is continued
+    verify: Callable[[Path], None] | None  # raises to refuse a LoRA file
+    continued: Mapping[str, Any] | None  # metadata of the continued LoRA
 
     at: int = 0  # steps finished
     losses: list[float] = field(default_factory=list)  # of each step, NaN where it was not finite
     concepts: dict[str, list[float]] = field(default_factory=dict)  # losses of each step, NaN without a sample of one
     validation: list[tuple[int, float]] = field(default_factory=list)  # (steps finished, loss)
-    best: Best | None = None  # where it is asked for
-    ended: bool = False  # early, for good
+    best: Best | None = None  # with keep_best or early stopping
+    ended: bool = False  # early, as the validation loss did not fall
     saves: int = 0  # so far
-    moving: bool = False  # an update is on its way: weights and state do not belong together now
-    reported: set[str] = field(default_factory=set)  # kinds of problems that a note has told of
+    updating: bool = False  # within an update: weights and optimizer state do not match
+    reported: set[str] = field(default_factory=set)  # kinds of problems already reported
 
     def __post_init__(self) -> None:
-        """Begin the losses of each concept."""
+        """Create an empty list of losses for each concept."""
         self.concepts = self.concepts or {name: [] for name in self.plan.concept_names().values()}
 
     @property
@@ -77,22 +77,22 @@ class Run:
         """Tell whether no step is left."""
         return self.ended or self.at >= self.plan.steps
 
-    def reader(self, *, learning: bool) -> Read:
-        """Return a function that turns a caption into its conditioning, from the cache or the text encoders."""
-        return text_reader(self.base, self.encoded, self.device, learning=learning)
+    def reader(self, *, training: bool) -> Read:
+        """Build a function that turns a caption into its conditioning; see `text_reader`."""
+        return text_reader(self.base, self.encoded, self.device, training=training)
 
     def conditions(self, samples: Sequence[Sample], read: Read) -> Any:
-        """Join what the model reads of some samples beside their noised latents."""
+        """Batch the conditions of samples for the model."""
         return build_conditions(self.base, self.encoded, read, self.plan, samples, self.device)
 
     def note_once(self, kind: str, sentence: str) -> None:
-        """Tell the person of the first problem of a kind."""
+        """Report the first problem of each kind only."""
         if kind not in self.reported:
             self.callbacks.note(sentence)
         self.reported.add(kind)
 
     def record(self, event: str, **values: Any) -> None:
-        """Add a line to the run's log; a disk that refuses it does not stop the run."""
+        """Append a line to the run's log; a disk error does not stop the run."""
         try:
             self.folder.log(event, **values)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What an optimizer step is besides its passes: limits, the update, its report, and what happens out of memory."""
+"""The parts of a step around its passes: clipping, the update, its report, and out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, slots=True)
 class Passes:
-    """What the passes of a step give beside the gradients."""
+    """The losses and masks of a step's forward and backward passes."""
 
-    loss: Tensor  # scalar, that of the step
-    losses: list[Tensor] = field(default_factory=list)  # (B,) of each micro-batch: those of its samples, weighted
-    areas: list[Tensor] = field(default_factory=list)  # (1,) mean mask of each micro-batch that has masks
-    concepts: list[int] = field(default_factory=list)  # which concept each sample is of
+    loss: Tensor  # scalar, of the whole step
+    losses: list[Tensor] = field(default_factory=list)  # (B,) weighted, of each micro-batch
+    areas: list[Tensor] = field(default_factory=list)  # (1,) mean mask of each micro-batch with masks
+    concepts: list[int] = field(default_factory=list)  # number of each sample's concept
 
     def add(self, micro_batch: MicroBatch, draws: Draws, losses: Tensor, loss: Tensor, run: Run) -> None:
-        """Count a micro-batch in."""
+        """Add the losses of a micro-batch."""
         self.loss += loss.detach()
         self.losses.append(losses.detach())
         self.areas += [draws.mask.mean()[None]] if draws.mask is not None else []
@@ -43,22 +43,22 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbers:
-    """What the device says of a step whose gradients are there."""
+    """The measured numbers of a step, as Python floats."""
 
     loss: float
-    grad_norm: float  # before it is limited
-    noise: tuple[float, float]  # as `NoiseScale.record` takes them
+    grad_norm: float  # before clipping
+    noise: tuple[float, float]  # for `NoiseScale.record`
     concepts: dict[str, float]  # mean loss of the samples of each concept
     masked_area: float | None  # mean of the masks, None without
 
     @property
     def finite(self) -> bool:
-        """Tell whether the weights can be moved by these gradients."""
+        """Tell whether loss and gradients are finite, so that the weights may be updated."""
         return math.isfinite(self.grad_norm) and math.isfinite(self.loss)
 
 
-def with_memory(work: Callable[..., T], *args: Any) -> T | None:
-    """Do some work; None when memory has run out, with nothing held of what it had made."""
+def catch_out_of_memory(work: Callable[..., T], *args: Any) -> T | None:
+    """Call a function; None when it runs out of memory, with all that it allocated freed."""
     try:
         return work(*args)
     except RuntimeError as error:
@@ -69,24 +69,24 @@ def with_memory(work: Callable[..., T], *args: Any) -> T | None:
 
 @torch.no_grad()
 def predict_frozen(run: Run, micro_batch: MicroBatch, draws: Draws, conditions: Any) -> Tensor:
-    """Predict with the base model alone, without the network, (B, C, H, W).
+    """Predict with the base model without the network, (B, C, H, W).
 
-    Text encoders that learn read the captions again without it; captions from the cache are read as the run reads them.
+    Trained text encoders encode the captions again without the network; other captions come from the cache.
     """
     with run.network.detached():
         if run.base.text_encoders:
-            read: Read = run.reader(learning=True)
+            read: Read = run.reader(training=True)
             conditions = run.conditions(micro_batch.samples, read)
         return run.base.predict(draws.noised, draws.levels, conditions)
 
 
 def limit(run: Run, passes: Passes) -> Numbers:
-    """Clip the gradients and bring over what there is to know of the step."""
+    """Clip the gradients and read the step's numbers from the device."""
     run.scaler.unscale_(run.optimizer)
     noise = run.noise_scale.finished(len(passes.concepts))
     parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
     norm = limit_gradients(parameters, run.config.optimizer)
-    # One list, so that the device is waited for once.
+    # One list: every copy would wait for the device.
     numbers = torch.cat([torch.stack([passes.loss, norm]), noise, *passes.losses, *passes.areas]).tolist()
     (loss, grad_norm, *pair), numbers = numbers[:4], numbers[4:]
     losses, areas = numbers[: len(passes.concepts)], numbers[len(passes.concepts) :]
@@ -101,9 +101,9 @@ def limit(run: Run, passes: Passes) -> Numbers:
 
 
 def update(run: Run, numbers: Numbers) -> Norms | None:
-    """Move the weights, unless loss or gradient is not finite, and count the step; return norms that were limited."""
+    """Update the weights if loss and gradient are finite, and count the step; return the limited norms of weights."""
     config, finite, norms = run.config, numbers.finite, None
-    run.moving = True  # until weights, averages and counts belong together again
+    run.updating = True  # until weights, averages and counts match again
     apply_gradients(run.optimizer, run.scaler, finite=finite)
     if finite:
         run.network.embeddings.keep_norms()
@@ -115,12 +115,12 @@ def update(run: Run, numbers: Numbers) -> Norms | None:
     run.losses.append(numbers.loss if finite else math.nan)
     for name, losses in run.concepts.items():
         losses.append(numbers.concepts.get(name, math.nan))
-    run.moving = False
+    run.updating = False
     return norms
 
 
 def report_step(run: Run, numbers: Numbers, norms: Norms | None, stopped: dict[str, float], began: float) -> None:
-    """Report the step that was just taken, and write it into the run's log; began: by time.perf_counter."""
+    """Report the last step and write it into the run's log; began: by time.perf_counter."""
     optimizer, device = run.optimizer, run.device
     rates = {group["model"]: learning_rate(optimizer, group) for group in reversed(optimizer.param_groups)}
     report = StepReport(
@@ -143,7 +143,7 @@ def report_step(run: Run, numbers: Numbers, norms: Norms | None, stopped: dict[s
 
 
 def describe_step(run: Run, step: int, numbers: Numbers) -> str:
-    """Describe the loss and gradient of a step, 0 and up, and its pictures."""
+    """Describe the loss, gradient norm and pictures of a step, counted from 0."""
     plan = run.plan
     pictures = {sample.picture for micro_batch in plan.step(step) for sample in micro_batch.samples}
     seen = names([plan.manifest.pictures[number].name for number in sorted(pictures)])

@@ -1,4 +1,4 @@
-"""The loss on pictures that are never trained, and what follows from it: the best weights, an early end."""
+"""Measure the loss on pictures that are never trained; choose the best weights by it, and end a run early."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ..optim import averaged
 from .batch import Read
 from .state import Best, Run
 
-CLEAR = 0.5  # mean squared error below which a prediction is of that kind
+CLEAR_ERROR = 0.5  # mean squared error below which a prediction is clearly of a kind
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # noise levels, as shares of all levels
 
 Measurements = Sequence[tuple[int, float]]  # (steps finished, validation loss)
 
 
 def check_validation(train: TrainConfig, plan: Plan) -> None:
-    """Raise ValueError when the best weights are asked for and there is nothing to tell them by."""
+    """Raise ValueError when settings need a validation loss and no concept has the role validation."""
     if train.keeps_by and not plan.validation:
         raise ValueError(
-            f"{train.keeps_by} needs pictures that are not trained, and there are none; set the role of one concept to "
-            "validation."
+            f"{train.keeps_by} needs pictures that are not trained, and there are none; set role of one Concept "
+            "Dataset to validation."
         )
 
 
 def better(best: Best | None, measured: Measurements, network: nn.Module) -> Best | None:
-    """Return the best weights after the last measurement; the one before the first step does not count."""
+    """Choose the best weights after the last measurement; the one before the first step does not count."""
     steps, loss = measured[-1]
     if not steps or not math.isfinite(loss) or (best is not None and loss >= best.loss):
         return best
@@ -53,7 +53,7 @@ def without_improvement(measured: Measurements, share: float) -> int:
 
 
 def early_end(train: TrainConfig, measured: Measurements, steps: int) -> str:
-    """Explain why a run ends early after its last measurement; "" where it does not."""
+    """Explain why a run ends early after its last measurement; "" if it does not."""
     patience, share, at = train.early_stop_patience, train.early_stop_min_improvement, measured[-1][0]
     if not patience or not 0 < at < steps or without_improvement(measured, share) < patience:
         return ""
@@ -63,16 +63,16 @@ def early_end(train: TrainConfig, measured: Measurements, steps: int) -> str:
 
 
 def measure(run: Run) -> None:
-    """Measure the validation loss if that is due and not done, and end the run if it has not fallen for long."""
+    """Measure the validation loss if it is due, and end the run if it has not fallen for long."""
     plan, config, callbacks = run.plan, run.config, run.callbacks
     every, at = config.train.validate_every, run.at
     if not plan.validation or not (at == plan.steps or (at % every == 0 if every else at == 0)):
         return
     if not run.validation or run.validation[-1][0] != at:  # else measured before the run was interrupted
         average = run.ema if config.optimizer.ema_output == "average" else None
-        # A reader of its own: training's may remember captions of other weights.
+        # A new reader, as training's may have cached captions of other weights.
         with average.swapped() if average else averaged(run.optimizer):
-            loss = validation_loss(run, run.reader(learning=True))
+            loss = validation_loss(run, run.reader(training=True))
             run.validation.append((at, loss))
             if config.train.keeps_by:
                 run.best = better(run.best, run.validation, run.network)
@@ -87,7 +87,7 @@ def measure(run: Run) -> None:
 def validation_loss(run: Run, read: Read) -> float:
     """Compute the mean squared error over the validation pictures at TIMES, each with its own fixed noise.
 
-    Plain: no mask, no weight, no variation; the same weights always give the same number.
+    Without mask, weight or augmentation; the same weights always give the same number.
     """
     path, device, plan = run.objective.path, run.device, run.plan
     levels = torch.tensor([int(t * len(path)) for t in TIMES])
@@ -113,7 +113,7 @@ def validation_loss(run: Run, read: Read) -> float:
 
 @torch.no_grad()
 def check_prediction(run: Run, read: Read) -> list[str]:
-    """Return a sentence when the model's output for the first batch is clearly of the other kind of diffusion."""
+    """Warn when the model's output for the first batch is clearly of the other kind (epsilon or v)."""
     path, device, base = run.objective.path, run.device, run.base
     kinds = ("epsilon", "v_prediction")
     if path.kind not in kinds:
@@ -122,7 +122,7 @@ def check_prediction(run: Run, read: Read) -> list[str]:
     latents = torch.stack([run.encoded.latents(sample)[0] for sample in samples]).to(device)
     draws = [generator(seed, "kind", i) for i in range(len(samples))]
     noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
-    levels = torch.full((len(samples),), len(path) // 2)  # where noise and v differ, and a model can tell both
+    levels = torch.full((len(samples),), len(path) // 2)  # where epsilon and v differ, and a model can predict both
     mix = path.at(levels, device)
     prediction = base.predict(mix.noised(latents, noise), levels.to(device), run.conditions(samples, read))
     errors = {
@@ -131,7 +131,7 @@ def check_prediction(run: Run, read: Read) -> list[str]:
     }
     chosen = errors.pop(path.kind)
     ((kind, other),) = errors.items()
-    if not (other < CLEAR and chosen > 2 * other):
+    if not (other < CLEAR_ERROR and chosen > 2 * other):
         return []
     return [
         f"{base.name} behaves like a model that predicts {kind}, not {path.kind} (error {other:.2f} against "

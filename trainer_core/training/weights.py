@@ -1,4 +1,4 @@
-"""What a run has come to: its weights as they are, their average, the best ones, and the files of each."""
+"""The sets of weights that a run saves (last, averaged, best), and the LoRA file of each."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from .state import Run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
-    """One set of weights that a run has come to."""
+    """One set of weights of a run."""
 
     ending: str  # of its file's name
-    weights: Callable[[], AbstractContextManager[Any]]  # lets the network have them
-    steps: int  # after which they were reached
-    measured: bool = False  # it is these that validation measures
+    weights: Callable[[], AbstractContextManager[Any]]  # puts them into the network for a `with` block
+    steps: int  # finished when they were reached
+    measured: bool = False  # validation measures these
 
 
 def versions(run: Run) -> list[Version]:
-    """List the sets of weights that a run can save; the first is the one that others get."""
+    """List the sets of weights that a run can save; the first one goes to the other nodes."""
     last = functools.partial(averaged, run.optimizer)
     found = [Version(ending="", weights=last, steps=run.at, measured=True)]
     if run.ema is not None:
@@ -43,14 +43,14 @@ def versions(run: Run) -> list[Version]:
             found = [replace(found[1], measured=True), replace(found[0], measured=False)]
     if run.best is None or run.best.steps == run.at:
         return found
-    weights = functools.partial(_holding, run.network, run.best.weights)
+    weights = functools.partial(_with_weights, run.network, run.best.weights)
     best = Version(ending="", weights=weights, steps=run.best.steps, measured=True)
     return [best, *(replace(version, ending=version.ending or "-last") for version in found)]
 
 
 @contextmanager
-def _holding(network: Network, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Let a network have other weights for the length of a `with` block, and exactly its own afterwards."""
+def _with_weights(network: Network, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Load other weights into a network for a `with` block, then restore its own exactly."""
     kept = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
     network.load_state_dict(weights)
     try:
@@ -60,17 +60,16 @@ def _holding(network: Network, weights: dict[str, Tensor]) -> Iterator[None]:
 
 
 def write_versions(run: Run, folder: Path, *, at_end: bool) -> None:
-    """Write the LoRA files of a run, each verified, into the folder of a save, for `read_versions`.
+    """Write the LoRA files of a run into the folder of a save, each verified.
 
-    The last weights beside the best ones are kept in float32, as what one would go on from. at_end: files that are to
-    be plain LoRAs become so, which takes too long to do at each save. ValueError for a file that does not hold what
-    was trained, or that `verify` refuses.
+    The last weights beside the best ones are in float32, so that they can be continued. at_end: bake, which would take
+    too long at each save. Raises ValueError for a file that differs from the weights or that `verify` refuses.
     """
     write_json(folder / FILES, {"files": [_write(run, version, folder, at_end=at_end) for version in versions(run)]})
 
 
 def read_versions(checkpoint: Checkpoint) -> list[Saved]:
-    """Return the LoRA files of a save, in the order of `versions`; none where its LoRA could not be written."""
+    """List the LoRA files of a save, in the order of `versions`; none if its LoRA could not be written."""
     folder, described = checkpoint.path, read_json(checkpoint.path / FILES) or {"files": []}
     return [
         Saved(

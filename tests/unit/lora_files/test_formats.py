@@ -16,7 +16,7 @@ from tiny_models import checkpoint_tensors, family_tensors, model_of, network_in
 from lora_atelier.trainer_core.config import BaseModelConfig, BeneathConfig, LoraConfig, OptimizerConfig, RunConfig
 from lora_atelier.trainer_core.lora_files.continued import check_lora_files, file_remarks, layer_weights, load_continued
 from lora_atelier.trainer_core.lora_files.formats import FileLayer, group_tensors, layer_kind
-from lora_atelier.trainer_core.lora_files.match import fit, layers_by_name
+from lora_atelier.trainer_core.lora_files.match import layers_by_name, match_layers
 from lora_atelier.trainer_core.lora_files.merge import comfy_tensors, merge_beneath
 from lora_atelier.trainer_core.lora_files.read import load_lora, outline_lora
 from lora_atelier.trainer_core.lora_files.write import delta_norms
@@ -152,7 +152,7 @@ def test_every_spelling_of_a_layer_is_understood(outline, tmp_path, name):
     up = name.replace("lora_A", "lora_B").replace("down.weight", "up.weight")
     assert up != name
     save_file({name: random(2, width), up: random(out, 2)}, tmp_path / "a.safetensors")
-    assert list(fit(outline_lora(tmp_path / "a.safetensors"), base, own)) == [kohya]
+    assert list(match_layers(outline_lora(tmp_path / "a.safetensors"), base, own)) == [kohya]
     layer = layer_weights(load_lora(tmp_path / "a.safetensors"), base, own)[kohya]
     assert layer.alpha == 2.0 and torch.equal(layer.tensors["down"], random(2, width))
     assert torch.equal(layer.tensors["up"], random(out, 2))
@@ -284,9 +284,7 @@ def test_files_that_are_no_whole_lora_are_refused(checkpoint, tmp_path):
 
     up, down = {"a.lora_up.weight": torch.ones(4, 2)}, {"a.lora_down.weight": torch.ones(2, 4)}
     assert "a.safetensors is no LoRA (first tensor: x.weight)" in refusal({"x.weight": torch.ones(1)})
-    assert "1 tensors of a kind that is not understood (a.vera_lambda_d)" in refusal(
-        {**up, **down, "a.vera_lambda_d": torch.ones(1)}
-    )
+    assert "1 tensors of an unknown kind (a.vera_lambda_d)" in refusal({**up, **down, "a.vera_lambda_d": torch.ones(1)})
     assert "a in a.safetensors has only up; the file is incomplete" in refusal(up)
     assert "a.lora_up.weight holds values that are not finite" in refusal(
         {"a.lora_up.weight": torch.full((4, 2), torch.nan), **down}
@@ -326,7 +324,9 @@ def test_only_what_a_layer_can_begin_with_is_continued_and_only_where_there_is_a
     ):
         begin(**pair(unet), **pair(text), **small, **{f"{biased}.diff_b": torch.ones(32)})
     table = "lora_te_text_model_embeddings_token_embedding"
-    with pytest.raises(ValueError, match=rf"{table} in a.safetensors changes a module of the kind Embedding, which is"):
+    with pytest.raises(
+        ValueError, match=rf"{table} in a.safetensors changes a module of the kind Embedding, which cannot"
+    ):
         begin(**pair(unet), **pair(text), **pair(table))
     with pytest.raises(ValueError, match=r"text_encoder_learning_rate is 0.001, but a.safetensors has no layer there"):
         begin(**pair(unet))
@@ -485,8 +485,8 @@ def test_embeddings_in_files_of_onetrainer_are_left_out_and_that_is_said(checkpo
     words = {f"bundle_emb.{word}.clip_l": random(2, 64) for word in ("moss", "<fern>")}
     save_file({**own, **words}, tmp_path / "bundle.safetensors")
     lora = load_lora(tmp_path / "bundle.safetensors")
-    assert lora.words == ("<fern>", "moss") and len(lora.layers) == sum(name.endswith(".alpha") for name in own)
-    said = "bundle.safetensors holds embeddings besides its layers (<fern>, moss); they are left out."
+    assert lora.tokens == ("<fern>", "moss") and len(lora.layers) == sum(name.endswith(".alpha") for name in own)
+    said = "bundle.safetensors holds embeddings beside its layers (<fern>, moss); they are left out."
     path = str(tmp_path / "bundle.safetensors")
     for use in ({"start": path}, {"beneath": (BeneathConfig(path=path),)}):
         run = run_of(config, **use)
@@ -671,7 +671,7 @@ def test_several_loras_are_added_in_their_order_and_rounded_once(checkpoint, com
 
     loud = trained(plain, rank=2, preset="full").tensors()
     save_file({k: t * 1e6 if k.endswith("up.weight") else t for k, t in loud.items()}, tmp_path / "loud.safetensors")
-    with pytest.raises(ValueError, match=r"does not fit torch.float16 with 1 LoRAs beneath added"):
+    with pytest.raises(ValueError, match=r"overflows torch.float16 with 1 LoRAs beneath added"):
         load_with(config, BeneathConfig(path=str(tmp_path / "loud.safetensors"), strength=10), dtype=torch.float16)
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import network_on, tiny_unet
 
 from lora_atelier.trainer_core.config import LoraConfig
-from lora_atelier.trainer_core.lora_files.resize import resize_lora, truncate
+from lora_atelier.trainer_core.lora_files.resize import lower_rank, truncate_rank
 from lora_atelier.trainer_core.lora_files.write import delta_norms, file_hashes, save_lora, unused_path, verify_lora
 from lora_atelier.trainer_core.runs.cli import main
 
@@ -66,7 +66,7 @@ def test_a_refused_file_leaves_the_old_one_as_it_was(network, tmp_path):
 def test_overflow_and_differences_are_errors(network, tmp_path):
     tensors = dict(network.tensors())
     name = next(k for k in tensors if k.endswith("lora_up.weight"))
-    with pytest.raises(ValueError, match=f"{name} does not fit float16"):
+    with pytest.raises(ValueError, match=f"{name} overflows float16"):
         save_lora(tmp_path / "a.safetensors", {**tensors, name: tensors[name] * 1e7}, {})
     save_lora(tmp_path / "a.safetensors", tensors, {})
     with pytest.raises(ValueError, match="has delta norm"):
@@ -86,7 +86,7 @@ def test_a_taken_name_gets_a_number(tmp_path):
 def test_truncation_is_the_best_of_its_rank():
     g = torch.Generator().manual_seed(0)
     up, down = torch.randn(20, 6, generator=g), torch.randn(6, 15, generator=g)
-    new_up, new_down, kept = truncate(up, down, 3)
+    new_up, new_down, kept = truncate_rank(up, down, 3)
     u, s, vt = torch.linalg.svd((up @ down).double())
     best = (u[:, :3] * s[:3]) @ vt[:3]
     assert torch.allclose((new_up @ new_down).double(), best, atol=1e-4)
@@ -97,7 +97,7 @@ def test_truncation_is_the_best_of_its_rank():
 def test_resizing_to_the_same_rank_or_more_keeps_every_delta(network):
     tensors = network.tensors()
     for rank in (8, 100):
-        resized, reports = resize_lora(tensors, rank)
+        resized, reports = lower_rank(tensors, rank)
         after = delta_norms(resized)
         for name, norm in delta_norms(tensors).items():
             assert after[name] == pytest.approx(norm, rel=1e-5)
@@ -110,7 +110,7 @@ def test_resizing_to_the_same_rank_or_more_keeps_every_delta(network):
 
 def test_resizing_keeps_scale_shapes_and_other_keys(network):
     tensors = {**network.tensors(), "extra": torch.ones(3)}
-    resized, reports = resize_lora(tensors, 2)
+    resized, reports = lower_rank(tensors, 2)
     assert torch.equal(resized["extra"], tensors["extra"]) and resized.keys() == tensors.keys()
     for report in reports:
         down = resized[f"{report.name}.lora_down.weight"]
@@ -122,13 +122,13 @@ def test_resizing_keeps_scale_shapes_and_other_keys(network):
 
 def test_resizing_something_else_is_refused():
     with pytest.raises(ValueError, match="no lora_up/lora_down pair"):
-        resize_lora({"x": torch.zeros(1)}, 4)
+        lower_rank({"x": torch.zeros(1)}, 4)
     with pytest.raises(ValueError, match="rank is 0"):
-        resize_lora({}, 0)
+        lower_rank({}, 0)
     pair = {"a.lora_up.weight": torch.ones(4, 2), "a.lora_down.weight": torch.ones(2, 4)}
     with pytest.raises(ValueError, match="a is a Tucker or DoRA layer"):
-        resize_lora({**pair, "a.dora_scale": torch.ones(4)}, 1)
-    resized, _ = resize_lora(pair, 1)
+        lower_rank({**pair, "a.dora_scale": torch.ones(4)}, 1)
+    resized, _ = lower_rank(pair, 1)
     assert float(resized["a.alpha"]) == 1.0 and json.dumps(list(resized))
 
 

@@ -280,7 +280,7 @@ def test_the_report_counts_what_the_network_has_and_what_its_file_will_hold(tmp_
     assert [block.name for block in size.blocks] == list(base.blocks) and size.models[0].ranks == (3,)
     text = describe_network(size)
     assert (
-        "together" in text
+        "total" in text
         and "block_ranks has 25 numbers where this model has 13 blocks; as they are all equal, 3 c" in text
     )
     whole = outline_size(model, LoraConfig(rank=4, preset="attn-only", exclude=("mid_block.*",)))

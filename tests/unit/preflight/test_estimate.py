@@ -36,7 +36,7 @@ from lora_atelier.trainer_core.preflight.estimate import (
     optimizer_state,
 )
 from lora_atelier.trainer_core.train import train
-from lora_atelier.trainer_core.training.prepare import settle
+from lora_atelier.trainer_core.training.prepare import apply_memory
 
 SIZE = 1000 * 4  # bytes of the tensors that are counted by hand
 
@@ -223,7 +223,7 @@ def measure_loop(config, folder, record=False):
     """
     run = prepared(config, folder)
     with run.network.attached():
-        settle(run, config.memory)
+        apply_memory(run, config.memory)
         live = LiveBytes()
         parameters = live.count(run.network.parameters())
         if record:

@@ -127,7 +127,7 @@ def test_masks_of_names_that_differ_in_case_alone_or_in_their_accents(tmp_path: 
     }
 
 
-def test_every_file_has_its_fate(tmp_path: Path) -> None:
+def test_every_file_has_its_outcome(tmp_path: Path) -> None:
     for i, name in enumerate(("fine.png", "bare.png", "sub/deep.jpg")):
         draw(tmp_path / name, (i, 0, 0))
     draw(tmp_path / "mute.png", (9, 0, 0), caption=None)
