@@ -42,7 +42,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByServer(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            frontend = re.search(r"\bbrowser/.*\[(comfyui|newest)\b", nodeid)
+            frontend = re.search(r"\bbrowser/.*\[.*\b(comfyui|newest)\b", nodeid)
             if frontend:
                 return f"{frontend[1]} frontend"
             return "oldest" if "oldest" in nodeid else nodeid.split("::")[0]

@@ -142,17 +142,15 @@ def visitor(chromium: Any, server: ComfyServer) -> Iterator[Any]:
     context.close()
 
 
-@pytest.fixture
-def open_editor(request: pytest.FixtureRequest, visitor: Any, server: ComfyServer) -> Iterator[Callable[..., Editor]]:
-    """Give `open_editor(vue=...)` -> the editor of a fresh visitor; what goes wrong in it fails the test."""
-    opened: list[Editor] = []
+@pytest.fixture(scope="session")
+def open_editor(visitor: Any, server: ComfyServer) -> Callable[..., Editor]:
+    """Give `open_editor(vue=...)` -> the editor of a fresh visitor."""
 
     def start(*, vue: bool) -> Editor:
         page = visitor.new_page()
         page.goto(f"{server.url}/system_stats")
         page.evaluate(FORGET)
         editor = Editor(page, vue, frontend_version(server))
-        opened.append(editor)
         page.on("pageerror", lambda error: editor.errors.append(f"uncaught: {error.stack or error}"))
         page.on("console", lambda message: editor.errors.extend(said_of_the_pack(message)))
         ComfyClient(server.url).request("/settings", {**SETTINGS, VUE: vue})
@@ -165,12 +163,7 @@ def open_editor(request: pytest.FixtureRequest, visitor: Any, server: ComfyServe
         editor.errors[:] = [error for error in editor.errors if PACK in error]
         return editor
 
-    yield start
-    for number, editor in enumerate(opened):
-        editor.settle()
-        editor.screenshot(f"{request.node.name}{number or ''}")
-        editor.page.close()
-    assert [error for editor in opened for error in editor.errors] == []
+    return start
 
 
 def frontend_version(server: ComfyServer) -> str:
@@ -185,7 +178,21 @@ def said_of_the_pack(message: Any) -> list[str]:
     return [f"{where}: {message.text}"] if message.type in ("error", "warning") and PACK in where + message.text else []
 
 
-@pytest.fixture(params=["litegraph", "vue"])
-def editor(request: pytest.FixtureRequest, open_editor: Callable[..., Editor]) -> Editor:
-    """Return a fresh editor in each renderer."""
-    return open_editor(vue=request.param == "vue")
+@pytest.fixture(scope="session", params=["litegraph", "vue"])
+def opened(request: pytest.FixtureRequest, open_editor: Callable[..., Editor]) -> Iterator[Editor]:
+    """Open the editor in each renderer; to load it takes longer than most tests, so they share it."""
+    editor = open_editor(vue=request.param == "vue")
+    yield editor
+    editor.page.close()
+
+
+@pytest.fixture
+def editor(request: pytest.FixtureRequest, opened: Editor) -> Iterator[Editor]:
+    """Give the editor, empty; what goes wrong in it fails the test."""
+    opened.run("() => window.app.graph.clear()")
+    opened.settle()
+    yield opened
+    opened.settle()
+    opened.screenshot(request.node.name)
+    errors, opened.errors[:] = list(opened.errors), []
+    assert errors == []

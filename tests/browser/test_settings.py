@@ -9,8 +9,8 @@ pytestmark = pytest.mark.browser
 LIMIT = "Atelier.CacheLimit"
 
 
-def test_the_limit_of_the_cache_is_a_setting(open_editor, comfy: ComfyClient) -> None:
-    editor = open_editor(vue=True)  # the dialog is the same in both renderers
+@pytest.mark.parametrize("opened", ["vue"], indirect=True)  # the dialog is the same in both renderers
+def test_the_limit_of_the_cache_is_a_setting(editor, comfy: ComfyClient) -> None:
     assert editor.run("id => window.app.extensionManager.setting.get(id)", LIMIT) == 20
     editor.run("id => window.app.extensionManager.setting.set(id, 5)", LIMIT)
     try:
@@ -21,5 +21,5 @@ def test_the_limit_of_the_cache_is_a_setting(open_editor, comfy: ComfyClient) ->
         editor.settle()
         editor.screenshot(f"settings-{editor.version}")
     finally:
-        comfy.request(f"/settings/{LIMIT}", 20)
-    assert editor.errors == []
+        editor.run("id => window.app.extensionManager.setting.set(id, 20)", LIMIT)
+        editor.page.keyboard.press("Escape")

@@ -31,8 +31,8 @@ QUEUE = f"async () => await window.app.queuePrompt(0, 1, ['{TRAIN}'])"
 
 # Each frontend shows one run in both renderers, one after the other: how long a run takes is no matter of the page, and
 # the buttons must live through a change of the renderer anyway.
-def test_a_run_is_asked_by_buttons_that_are_alive_while_it_trains(open_editor) -> None:
-    editor = open_editor(vue=False)
+@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
+def test_a_run_is_asked_by_buttons_that_are_alive_while_it_trains(editor) -> None:
     workflow = json.loads(QUICKSTART.read_text(encoding="utf-8"))
     editor.load(workflow)
     values = next(node["widgets_values"] for node in workflow["nodes"] if node["id"] == TRAIN)
@@ -65,3 +65,4 @@ def test_a_run_is_asked_by_buttons_that_are_alive_while_it_trains(open_editor) -
         editor.screenshot(f"train-{renderer}-{editor.version}")
     ask("Stop and keep", "The run stops after this step; the next nodes get the LoRA so far.")
     editor.page.wait_for_function(ALL, arg=False)
+    editor.render(vue=False)
