@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
+from ..trainer_core.config import MASK_SUFFIX, CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
 from .comfyui import folders
 from .sockets import CATEGORY, DatasetSocket, io
 
@@ -222,7 +222,7 @@ def save_pictures(
             name = str(i + 1).zfill(digits)
             files = {f"{name}.png": _png(picture), f"{name}.txt": caption.encode("utf-8", "surrogatepass")}
             if mask is not None:
-                files[f"{name}-masklabel.png"] = _png(mask[..., None])
+                files[f"{name}{MASK_SUFFIX}"] = _png(mask[..., None])
             for file, data in files.items():
                 (new / file).write_bytes(data)
                 digest.update(f"{file} {len(data)} ".encode() + data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..trainer_core.config import DatasetConfig, MaskConfig
+from ..trainer_core.config import MASK_SUFFIX, DatasetConfig, MaskConfig
 from ..trainer_core.data.images import picture_extensions
 from .comfyui import folders
 from .dataset import FOLDER_RULE, split_list
@@ -36,7 +36,7 @@ class AtelierMaskLoader(io.ComfyNode):
                 ),
                 io.String.Input(
                     "suffix",
-                    default="-masklabel.png",
+                    default=MASK_SUFFIX,
                     tooltip="With source file: the mask of cat.jpg is cat + this, for example cat-masklabel.png. "
                     "Several, separated by commas, are tried in this order. Each must end like a picture "
                     "file.",
@@ -133,7 +133,7 @@ class AtelierMaskLoader(io.ComfyNode):
         if wrong := [s for s in suffixes if os.path.splitext("a" + s.lower())[1] not in picture_extensions()]:
             raise ValueError(
                 f"The mask suffix is {wrong[0]!r}, which is no picture file; set suffix of Mask Loader "
-                "to one like -masklabel.png."
+                f"to one like {MASK_SUFFIX}."
             )
         masks = MaskConfig(folder=str(folders.find_folder(folder)) if folder else "", suffixes=suffixes, **values)
         concepts = (c if c.masks else c.replace(masks=masks) for c in dataset.concepts)

@@ -98,9 +98,9 @@ class AtelierObjective(io.ComfyNode):
                     ],
                     optional=True,
                     tooltip="The weight of each timestep. min_snr (default): set by min_snr_gamma. soft_min_snr: the "
-                    "same without a corner. debiased: the noisiest weigh most, for composition. p2: clean ones weigh "
-                    "less, set by p2_gamma. v_scaled: v models as if they predicted noise. v_like: noise models with "
-                    "a share of the v loss.",
+                    "same with a smooth transition. debiased: the noisiest weigh most, for composition. p2: clean ones "
+                    "weigh less, set by p2_gamma. v_scaled: v models as if they predicted noise. v_like: noise models "
+                    "with a share of the v loss.",
                     extra_dict={"advanced": True},
                 ),
                 _number(

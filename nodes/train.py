@@ -92,8 +92,8 @@ class AtelierTrain(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, name: str | None = None, *, on_existing: object = None) -> bool | str:
         """Refuse a bad file name; a linked one is not known yet."""
-        # ComfyUI repeats the sentence for every input that is named here, so there is one: those after the * do not
-        # count. It hands over the dynamic combo in any case, and without its values.
+        # ComfyUI shows the message once for each positional parameter, so `name` is the only one. It passes the dynamic
+        # combo in any case, without its values.
         del on_existing
         return complaint(lambda: name is None or plain_name(name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..trainer_core.config import TrainConfig
 from .sockets import (
     BaseModelSocket,
     BucketsSocket,
@@ -14,6 +15,8 @@ from .sockets import (
     SchedulerSocket,
     io,
 )
+
+DEFAULTS = TrainConfig()
 
 
 def train_inputs() -> list[io.Input]:
@@ -34,28 +37,28 @@ def train_inputs() -> list[io.Input]:
         ),
         io.Int.Input(
             "steps",
-            default=1000,
+            default=DEFAULTS.steps,
             min=1,
             max=1_000_000,
             tooltip="Length of the run in optimizer steps; used when epochs is 0.",
         ),
         io.Int.Input(
             "epochs",
-            default=0,
+            default=DEFAULTS.epochs,
             min=0,
             max=100_000,
             tooltip="Length of the run in epochs. 0 = use steps.",
         ),
         io.Int.Input(
             "batch_size",
-            default=1,
+            default=DEFAULTS.batch_size,
             min=1,
             max=4096,
             tooltip="Pictures per batch. More is smoother and needs more memory.",
         ),
         io.Int.Input(
             "accumulate",
-            default=1,
+            default=DEFAULTS.accumulate,
             min=1,
             max=4096,
             tooltip="Gradient accumulation: batches per optimizer step. Works like a larger batch_size without its "
@@ -64,7 +67,7 @@ def train_inputs() -> list[io.Input]:
         ),
         io.Int.Input(
             "resolution",
-            default=512,
+            default=DEFAULTS.resolution,
             min=64,
             max=8192,
             step=8,
@@ -73,17 +76,17 @@ def train_inputs() -> list[io.Input]:
         ),
         io.Int.Input(
             "bucket_step",
-            default=64,
+            default=DEFAULTS.bucket_step,
             min=8,
             max=512,
             step=8,
-            tooltip="Pixels: the sides of all sizes are multiples of it, itself a multiple of 8. Smaller crops "
-            "less and makes more sizes.",
+            tooltip="Pixels: the sides of all sizes are multiples of it, itself a multiple of 8. A smaller "
+            "value cuts off less of each picture and makes more sizes.",
             advanced=True,
         ),
         io.Int.Input(
             "seed",
-            default=0,
+            default=DEFAULTS.seed,
             min=0,
             max=0xFFFFFFFFFFFFFFFF,
             control_after_generate=io.ControlAfterGenerate.fixed,
@@ -99,7 +102,7 @@ def train_inputs() -> list[io.Input]:
         io.Combo.Input(
             "latent_sampling",
             options=["sample", "mean"],
-            default="sample",
+            default=DEFAULTS.latent_sampling,
             tooltip="How pictures become latents. sample: drawn from the VAE's distribution, new at each visit. "
             "mean: always its middle.",
             advanced=True,
@@ -107,7 +110,7 @@ def train_inputs() -> list[io.Input]:
         io.Combo.Input(
             "save_dtype",
             options=["float16", "bfloat16", "float32"],
-            default="float16",
+            default=DEFAULTS.save_dtype,
             tooltip="Precision of the file. float16 is what other programs expect; float32 is twice as large.",
             advanced=True,
         ),
@@ -179,7 +182,7 @@ def train_inputs() -> list[io.Input]:
         ),
         io.Int.Input(
             "validate_every",
-            default=0,
+            default=DEFAULTS.validate_every,
             min=0,
             max=1_000_000,
             optional=True,
@@ -194,7 +197,7 @@ def train_inputs() -> list[io.Input]:
         ),
         io.Int.Input(
             "early_stop_patience",
-            default=0,
+            default=DEFAULTS.early_stop_patience,
             min=0,
             max=1000,
             optional=True,
@@ -205,7 +208,7 @@ def train_inputs() -> list[io.Input]:
         ),
         io.Float.Input(
             "early_stop_min_improvement",
-            default=0.0,
+            default=DEFAULTS.early_stop_min_improvement,
             min=0.0,
             max=0.9,
             step=0.001,
@@ -217,7 +220,7 @@ def train_inputs() -> list[io.Input]:
         ),
         io.Boolean.Input(
             "keep_best",
-            default=False,
+            default=DEFAULTS.keep_best,
             optional=True,
             tooltip="On: the LoRA is the one of the lowest validation loss instead of the last; the last one is "
             "saved beside it as <name>-last. Needs validate_every and a concept of the role validation. "

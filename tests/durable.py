@@ -83,7 +83,7 @@ def curves(folder):
 def state_files(result):
     """Return the state in the newest save of a result's run as bytes."""
     checkpoint = open_run(result.run).checkpoints()[0].path
-    states = {name: load_state(checkpoint / f"{name}.safetensors") for name in ("weights", "optimizer", "course")}
+    states = {name: load_state(checkpoint / f"{name}.safetensors") for name in ("weights", "optimizer", "history")}
     del states["weights"]["saves"]  # how many there were; a cut adds one
     packed = {name: pack(state) for name, state in states.items()}
     return {name: (save(tensors), repr(tree)) for name, (tensors, tree) in packed.items()}

@@ -40,7 +40,7 @@ def make_run(
             for file, size in (("weights", 40), ("optimizer", 1000)):
                 (folder / f"{file}.safetensors").write_bytes(bytes([step]) * size)
             losses = torch.tensor([10.0 * number for number in range(1, step + 1)], dtype=torch.float64)
-            save_state(folder / "course.safetensors", {"losses": losses, "validation": [(0, 2.0), (step, 1.5)]})
+            save_state(folder / "history.safetensors", {"losses": losses, "validation": [(0, 2.0), (step, 1.5)]})
             save_file({name: tensor * step for name, tensor in LORA.items()}, folder / "lora.safetensors", METADATA)
             (folder / "words").mkdir()
             save_file(WORD, folder / "words" / "lora-moss.safetensors", {"modelspec.title": "x"})

@@ -139,8 +139,8 @@ def saved_when_comfyui_ends() -> Iterator[None]:
     received: list[int] = []
 
     def take_signals() -> None:
-        # Only from the default action, which is to end at once: who has set another knows better, and if that ends
-        # Python in good order at_exit is called. Windows has no signals that could be answered.
+        # Replace only the default handler, which ends the process at once. A handler of other code stays: if it ends
+        # Python normally, at_exit saves the run. Windows has no such signals.
         if os.name == "posix" and threading.current_thread() is threading.main_thread():
             for number in ENDING:
                 if signal.getsignal(number) is signal.SIG_DFL:

@@ -222,7 +222,7 @@ def test_a_damaged_save_gives_way_to_the_one_before(small, uninterrupted, tmp_pa
     folder = begun(small, tmp_path / "cut", 2)
     names = sorted(file.name for file in the_run(folder).checkpoints()[0].path.iterdir())
     assert names == sorted(
-        [f"{name}.safetensors" for name in ("weights", "optimizer", "course", "lora")]
+        [f"{name}.safetensors" for name in ("weights", "optimizer", "history", "lora")]
         + ["files.json", "checkpoint.json"]
     )
     for number, name in enumerate(names):
@@ -233,7 +233,10 @@ def test_a_damaged_save_gives_way_to_the_one_before(small, uninterrupted, tmp_pa
         assert "after step 1 of 3" in result.origin and essence(result) == uninterrupted(small), name
         assert re.search(r"step-00000002 of .* cannot be resumed: .*renamed to damaged-step-00000002", "".join(notes))
         shutil.rmtree(copy)
-    for lost, said in (("optimizer", "The optimizer state is reset"), ("course", "Losses and measurements so far are")):
+    for lost, said in (
+        ("optimizer", "The optimizer state is reset"),
+        ("history", "Losses and measurements so far are"),
+    ):
         copy, notes = tmp_path / lost, []
         shutil.copytree(folder, copy)
         for checkpoint in the_run(copy).checkpoints():

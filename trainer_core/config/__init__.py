@@ -1,7 +1,16 @@
 """All settings of a run: one frozen dataclass per node socket. Builders take them; mathematics gets plain values."""
 
 from .base import Config
-from .dataset import AugmentConfig, BucketConfig, CaptionConfig, CaptionSource, ConceptConfig, DatasetConfig, MaskConfig
+from .dataset import (
+    MASK_SUFFIX,
+    AugmentConfig,
+    BucketConfig,
+    CaptionConfig,
+    CaptionSource,
+    ConceptConfig,
+    DatasetConfig,
+    MaskConfig,
+)
 from .embedding import EmbeddingConfig
 from .model import MODEL_FILES, BaseModelConfig, MemoryConfig, Precision, Prediction, Weights
 from .network import DENOISER_ONLY, SPATIAL, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
@@ -14,6 +23,7 @@ from .scheduler import SchedulerConfig
 
 __all__ = [
     "DENOISER_ONLY",
+    "MASK_SUFFIX",
     "MIN_SNR",
     "MODEL_FILES",
     "OPTIMIZERS",

@@ -9,6 +9,8 @@ from typing import Literal
 
 from .base import Config, check_choices, check_range
 
+MASK_SUFFIX = "-masklabel.png"  # of masks beside pictures; files with it are never trained as pictures
+
 CaptionSource = Literal["text_file", "one_file", "table", "file_name", "folder_name", "none"]
 
 
@@ -17,7 +19,7 @@ class MaskConfig(Config):
     """Source of masks and their weight in the loss; white (1) is trained, black (0) is not."""
 
     source: Literal["file", "alpha"] = "file"
-    suffixes: tuple[str, ...] = ("-masklabel.png",)  # a mask is <picture name without extension><suffix>, first found
+    suffixes: tuple[str, ...] = (MASK_SUFFIX,)  # a mask is <picture name without extension><suffix>, first found
     folder: str = ""  # for source "file": masks lie here instead of beside the pictures
     invert: bool = False
     threshold: float = 0.0  # 0 keeps grey levels; else values of at least this become 1, others 0
@@ -34,7 +36,7 @@ class MaskConfig(Config):
         check_range(self, "unmasked_probability", 0, 1)
         check_range(self, "prior_weight", 0, 1000)
         if self.source == "file" and not (self.suffixes and all(self.suffixes)):
-            raise ValueError("The mask suffix is empty; set suffix of Mask Loader, for example to -masklabel.png.")
+            raise ValueError(f"The mask suffix is empty; set suffix of Mask Loader, for example to {MASK_SUFFIX}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,7 +66,8 @@ D_COEF = Setting(
     "d_coef", 1.0, "Multiplies the estimated step size; 0.5 to 2 to learn more slowly or faster.", 0.001, 100
 )
 SEPARATE = (
-    "A step size is estimated for the UNet and for each text encoder by itself. Off: one for those of equal rates."
+    "A step size is estimated for the UNet and for each text encoder by itself. Off: parts with the same learning "
+    "rate share one estimate."
 )
 CLIP = Setting("clip_threshold", 1.0, "Longest root mean square of an update, above 0. 1 is usual.", 0.001, 1000)
 
@@ -79,7 +80,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "bitsandbytes",
         ADAM,
         1e-4,
-        "AdamW with its state in 8 bits: a quarter of its memory. Not available: adamw, or lion with half the state.",
+        "AdamW with its state in 8 bits: a quarter of its memory. If it cannot run here, use adamw, or lion, which "
+        "needs half of the state.",
         wanted="0.45",
     ),
     "paged_adamw8bit": Optimizer(
@@ -142,7 +144,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
             D_COEF,
             Setting("use_bias_correction", True, "First steps as AdamW's, without its warm-up of the means."),
             Setting(
-                "safeguard_warmup", True, "Keeps a warm-up of the schedule from raising the estimate. On with any."
+                "safeguard_warmup",
+                True,
+                "Turn it on if the schedule has a warm-up, which would otherwise raise the estimate.",
             ),
             Setting(
                 "slice_p", 11, "The estimate looks at every n-th weight: 11 saves memory, 1 looks at all.", 1, 1000

@@ -17,7 +17,7 @@ from .scheduler import SchedulerConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig(Config):
-    """Length, size and memory of the run."""
+    """Length, size and memory of the run; Train LoRA has the same defaults, but for `log`."""
 
     steps: int = 1000  # optimizer steps; used when epochs is 0
     epochs: int = 0  # visits of the whole dataset; 0 = use steps

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..common.rng import generator, sample_uniform
 from ..config import CaptionConfig
-
-if TYPE_CHECKING:
-    pass
 
 SECONDARY_SEPARATOR = ";;;"  # glues tags that move and vanish together; becomes the separator
 FIXED_SEPARATOR = "|||"  # head ||| flex ||| tail: only the tags between them are shuffled
@@ -59,6 +55,16 @@ def plain_caption(lines: Sequence[str], captions: CaptionConfig) -> str:
     """Compose the caption without random draws: first line, first option of each wildcard, all tags in order."""
     text = next(iter(_usable(lines, captions)), "")
     return _finish(_tidy(_first_option(text, captions), captions), captions)
+
+
+def tags_of_lines(lines: Sequence[str], captions: CaptionConfig) -> list[set[str]]:
+    """List the lower-case tags of each line of a picture; prefix and suffix count, of wildcards the first option."""
+    found = []
+    for line in _usable(lines, captions) or ("",):
+        tags = [tag for part in _sections(_first_option(line, captions), captions) for tag in part]
+        texts = (captions.prefix, _join(tags, captions), captions.suffix)
+        found.append({tag.lower() for text in texts for tag in split_tags(text, captions.separator)})
+    return found
 
 
 def split_tags(text: str, separator: str = ",") -> list[str]:

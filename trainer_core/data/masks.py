@@ -1,4 +1,4 @@
-"""Find masks, crop them exactly as their pictures, and turn them into loss weights."""
+"""Recognise mask files by their name (suffix), crop them exactly as their pictures, turn them into loss weights."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from ..config import MaskConfig
+from ..config import MASK_SUFFIX, MaskConfig
 from .buckets import Size
 from .crops import Crop
 from .images import Source, open_upright, turned
-
-DEFAULT_SUFFIX = "-masklabel.png"
 
 
 def mask_folder(concept_folder: Path, config: MaskConfig) -> Path:
@@ -31,7 +29,7 @@ def is_mask_name(name: str, config: MaskConfig | None) -> bool:
 
     With a mask folder of its own, a suffix such as .png says nothing about the files beside the pictures.
     """
-    if name.lower().endswith(DEFAULT_SUFFIX):
+    if name.lower().endswith(MASK_SUFFIX):
         return True
     if config is None or config.source != "file":
         return False

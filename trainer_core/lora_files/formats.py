@@ -1,4 +1,7 @@
-"""LoRA formats: how trainers name the tensors of a file, and how a layer changes its weight."""
+"""LoRA formats: how trainers name the tensors of a layer, and how these change its weight.
+
+Only endings of names are known here. Names of layers are `aliases` in models/sd/layers.py; match.py compares them.
+"""
 
 from __future__ import annotations
 

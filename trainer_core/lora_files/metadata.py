@@ -23,6 +23,7 @@ from ..config import (
     OptimizerConfig,
     RunConfig,
 )
+from ..data.captions import tags_of_lines
 from ..data.plan import Plan
 from ..memory.gradient_checkpointing import Recomputed
 from ..models import BaseModel
@@ -31,7 +32,6 @@ from ..optim.schedule import warmup_steps
 
 if TYPE_CHECKING:
     from ..data.scan import Manifest
-from ..data.captions import _first_option, _join, _sections, _usable, split_tags
 
 VERSION = "0.1.0"
 
@@ -302,10 +302,7 @@ def tag_frequency(manifest: Manifest, dataset: DatasetConfig) -> dict[str, dict[
     counts: dict[str, Counter[str]] = {}
     for picture in manifest.pictures:
         concept = dataset.concepts[picture.concept]
-        captions = concept.captions
         count = counts.setdefault(Path(concept.folder).name, Counter())
-        for line in _usable(picture.lines, captions) or ("",):
-            tags = [tag for part in _sections(_first_option(line, captions), captions) for tag in part]
-            texts = (captions.prefix, _join(tags, captions), captions.suffix)
-            count.update({tag.lower(): 1 for text in texts for tag in split_tags(text, captions.separator)})
+        for tags in tags_of_lines(picture.lines, concept.captions):
+            count.update(tags)
     return {folder: dict(count.most_common()) for folder, count in counts.items()}

@@ -1,4 +1,4 @@
-"""Read a LoRA file, or only its header."""
+"""Read a LoRA file or its header: tensors, metadata, peft's settings (`lora_alpha`, `alpha_pattern`)."""
 
 from __future__ import annotations
 

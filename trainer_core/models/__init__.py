@@ -1,4 +1,7 @@
-"""Base models: the interface for training (`base.py`), model files, and Stable Diffusion behind the interface."""
+"""Base models: the interface for training (`base.py`), model files, and Stable Diffusion behind it.
+
+Another kind of model is another folder beside `sd/`; `source_of` chooses.
+"""
 
 from ..config import BaseModelConfig
 from .base import BaseModel, CaptionLengths, Conditioning, LatentFormat, Layer, NoiseModel, Part, Source, TextEncoder

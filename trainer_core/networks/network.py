@@ -137,9 +137,10 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def limit_norms(self, limit: float) -> Norms | None:
-        """Shrink deltas of trained layers to a norm of at most `limit`, each of their q factors by kappa^(1/q).
+        """Scale down each trained delta whose norm exceeds `limit`.
 
-        To be called after an update of the optimizer. Returns the norms afterwards; None if no layer has one.
+        Each of its q factors is multiplied by (limit / norm)^(1/q). To be called after an update of the optimizer.
+        Returns the norms afterwards; None if no layer has one.
         """
         layers = [layer for layer in self._layers.values() if any(f.requires_grad for f in layer.factors())]
         if not layers:

@@ -113,7 +113,7 @@ def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
     losses, validation = _read_curves(events, step)
     if curves:
         for checkpoint in checkpoints[:1]:  # steps before the log begins, of the run it started from
-            before, measured = _read_course(checkpoint)
+            before, measured = _read_history(checkpoint)
             losses, validation = before | losses, measured | validation
         state["curves"] = {"loss": thin(losses), "validation": thin(validation)}
     last = max(validation, default=None)
@@ -176,14 +176,14 @@ def _read_curves(events: Iterable[Mapping[str, Any]], end: int) -> tuple[dict[in
     return losses, validation
 
 
-def _read_course(checkpoint: Checkpoint) -> tuple[dict[int, float], dict[int, float]]:
+def _read_history(checkpoint: Checkpoint) -> tuple[dict[int, float], dict[int, float]]:
     """Read losses and validation losses by step from a save; empty if its files are damaged."""
     from ..common.tensor_tree import load_state  # imported here, so that lists of runs need no torch
 
     with suppress(FileNotFoundError):  # a run in progress may remove the save at any time
         if not checkpoint.problem(HISTORY):
-            course = load_state(checkpoint.path / HISTORY)
-            return dict(enumerate(course["losses"].tolist(), 1)), dict(course["validation"])
+            history = load_state(checkpoint.path / HISTORY)
+            return dict(enumerate(history["losses"].tolist(), 1)), dict(history["validation"])
     return {}, {}
 
 

@@ -18,7 +18,7 @@ from ..masks import mask_folder
 from .captions import read_captions
 from .folder import File, folder_repeats, list_files, natural_order, numbered, resolve_folder, unlisted
 from .index import PLACE, Index
-from .masks import read_masks
+from .mask_files import read_masks
 from .pictures import UNREADABLE_EXTENSIONS, examine_pictures, nothing_found, pictures_among
 from .report import FileOutcome, Report
 
