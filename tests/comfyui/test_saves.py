@@ -158,10 +158,8 @@ def test_what_cannot_be_shown_is_noted_once_and_only_a_check_cancels(comfyui: Pa
     assert notes[0].startswith("The node could not show everything while it trained; ") and "no.png" in notes[0]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no signals that ask a process to end")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_comfyui_that_is_closed_saves_the_run_first(start_comfy, tmp_path: Path, number: signal.Signals) -> None:
-    server = start_comfy(base=tmp_path)
+def close_while_training(server: ComfyServer, number: signal.Signals) -> None:
+    """Close ComfyUI by a signal at the first step of a run, which it saves before it ends."""
     comfy = ComfyClient(server.url)
     draw_pictures(server.base / "input" / "closed")
 
@@ -177,10 +175,15 @@ def test_a_comfyui_that_is_closed_saves_the_run_first(start_comfy, tmp_path: Pat
     assert list((server.base / "output" / "atelier" / "runs").glob("closed-*/checkpoints/step-*/weights.safetensors"))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="has no signals that ask a process to end")
+def test_a_comfyui_that_is_closed_saves_the_run_first(start_comfy, tmp_path: Path) -> None:
+    close_while_training(start_comfy(base=tmp_path), signal.SIGTERM)
+
+
 def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
     start_comfy, server: ComfyServer, tmp_path: Path
 ) -> None:
-    """ComfyUI is killed, starts again without any cache of its own, and two tabs queue the same graph."""
+    """ComfyUI is killed, starts again without any cache of its own, two tabs queue the same graph; then Ctrl+C."""
     calm, server = server, start_comfy(base=tmp_path)
     draw_pictures(server.base / "input" / "killed")
     graph = changed(train_graph("killed", name="killed", steps=12), "train", saves=["saves", 0])
@@ -225,3 +228,5 @@ def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
     assert result.ok and any(text.startswith("step 1/12") for _, text in result.texts), result.error
     (undisturbed,) = (calm.base / "models" / "loras").rglob("killed*.safetensors")
     assert undisturbed.read_bytes() == file.read_bytes()
+    if sys.platform != "win32":
+        close_while_training(server, signal.SIGINT)
