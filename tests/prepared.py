@@ -91,8 +91,8 @@ def estimated(config: RunConfig, level="0", samples=4, size=(128, 128), tokens=7
     return estimate_run(config, outline_run(config), memory, shape, CPU)
 
 
-def not_foretold(ladder=None):
-    """Leave out what each run foretells of memory, disk and network, which have tests of their own.
+def without_estimates(ladder=None):
+    """Leave out the estimates of memory, disk and network before each run, which have separate tests.
 
     ladder: the memory settings to begin with and to fall back on, by default those that were set.
     """

@@ -25,7 +25,7 @@ from unittest import mock
 
 import torch
 from PIL import Image
-from prepared import Ready, not_foretold
+from prepared import Ready, without_estimates
 from safetensors.torch import save_file
 
 from lora_atelier.trainer_core import runs as run
@@ -110,11 +110,11 @@ def make_scene(folder: Path, tokenizer: Path) -> RunConfig:
 
 @contextmanager
 def prepared_once() -> Iterator[None]:
-    """Leave out what sessions foretell, and do the work of collecting garbage on what they make alone."""
+    """Leave out the estimates of sessions, and do the work of collecting garbage on what they make alone."""
     gc.collect()
     gc.freeze()  # each run collects what has become unreachable, and all that was imported need not be looked at
     try:
-        with not_foretold():
+        with without_estimates():
             yield
     finally:
         gc.unfreeze()

@@ -522,7 +522,7 @@ def test_saves_are_measured_against_steps(monkeypatch, comfyui):
     assert "| 1.32% | 1.02% – 1.64%, n = 3 | ≤ 1% | **missed** |" in slow
 
 
-def test_memory_is_foretold_by_settings_and_falls_with_each(monkeypatch):
+def test_memory_is_estimated_by_settings_and_falls_with_each(monkeypatch):
     case = next(case for case in cases.GPU if case.base == "sd15")
     chosen = [setting for setting in cases.CURVE if setting.name in ("checkpointing 0", "full, weights in nf4")]
     text = estimates.render([case], chosen)

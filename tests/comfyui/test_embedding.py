@@ -13,7 +13,7 @@ from lora_atelier.dev import TINY_BASE
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 
 
-def test_a_word_is_learned_and_a_prompt_finds_it(comfy: ComfyClient, server: ComfyServer, pictures: Path) -> None:
+def test_a_word_is_trained_and_a_prompt_finds_it(comfy: ComfyClient, server: ComfyServer, pictures: Path) -> None:
     name = pictures.name
     graph = train_graph(name, name=name, steps=2, sample_prompts="a circle")
     values = {"token": "circle", "vectors": 2, "init_text": "", "learning_rate": 0.1, "stop": 0.0, "stop_unit": "share"}

@@ -161,7 +161,7 @@ def test_conditioning_is_comfyuis(path, comfyui, theirs, family, clip_skip):
             model.reset_clip_options()
 
 
-def test_a_word_that_is_learned_is_comfyuis_embedding(base, theirs, family, tmp_path):
+def test_a_trained_word_is_comfyuis_embedding(base, theirs, family, tmp_path):
     _, models, comfy = theirs
     configs = (EmbeddingConfig(token="mossling", vectors=4), EmbeddingConfig(token="pebble", vectors=10))
     embeddings = Embeddings(base.texts, configs, word_ids(configs), {}, seed=3)

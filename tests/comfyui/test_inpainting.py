@@ -108,7 +108,7 @@ def told_by_comfyui(comfy_modules, theirs, whole):
     return model.concat_cond(noise=torch.zeros(1, 4, 12, 8), device="cpu", **values)
 
 
-def test_what_the_model_is_told_is_comfyuis(base, theirs, comfy_modules):
+def test_the_conditions_of_the_model_are_comfyuis(base, theirs, comfy_modules):
     assert base.inpainting
     picture, mask = picture_and_mask()
     pixel_mask, small = (m[None] for m in painting_masks(mask, 8))

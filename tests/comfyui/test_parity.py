@@ -94,7 +94,7 @@ LONG = "many words " * 36  # 72 tokens
         f"Mossling {LONG} pebble\nmossling pebble",
     ],
 )
-def test_a_word_that_is_learned_is_comfyuis_embedding(base, loaded, caption, monkeypatch, tmp_path):
+def test_a_trained_word_is_comfyuis_embedding(base, loaded, caption, monkeypatch, tmp_path):
     configs = (EmbeddingConfig(token="mossling", vectors=4), EmbeddingConfig(token="pebble", vectors=10))
     embeddings = Embeddings(base.texts, configs, word_ids(configs), {}, seed=3)
     metadata = {"modelspec.architecture": "stable-diffusion-v1/lora"}

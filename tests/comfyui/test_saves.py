@@ -90,7 +90,7 @@ def test_a_request_that_cannot_be_is_refused(comfy: ComfyClient, question, statu
     assert code == status and sentence in answer["error"]
 
 
-def test_a_run_does_what_it_is_asked_and_goes_on_when_queued_again(any_server: ComfyServer) -> None:
+def test_a_run_does_what_it_is_asked_and_resumes_when_queued_again(any_server: ComfyServer) -> None:
     comfy = ComfyClient(any_server.url)
     name = f"asked-{comfy.id[:6]}"
     draw_pictures(any_server.base / "input" / name)
@@ -130,7 +130,7 @@ def test_a_bad_file_name_is_refused_before_anything_runs(comfy: ComfyClient, pic
         assert result.status == "rejected" and result.error.count(sentence) == 1, result.error
 
 
-def test_the_lora_goes_where_it_is_told_and_not_out_of_the_folder(any_server: ComfyServer, tmp_path: Path) -> None:
+def test_the_lora_goes_into_the_chosen_folder_and_not_out_of_it(any_server: ComfyServer, tmp_path: Path) -> None:
     comfy = ComfyClient(any_server.url)
     name = f"saved-{comfy.id[:6]}"
     draw_pictures(any_server.base / "input" / name)

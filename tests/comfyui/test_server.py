@@ -75,7 +75,7 @@ def test_each_script_is_listed_once(any_server: ComfyServer) -> None:
     assert sorted(listed) == sorted(expected)
 
 
-def test_runs_are_told_of_by_name_and_nothing_beside_them(any_server: ComfyServer) -> None:
+def test_runs_are_listed_by_name_and_nothing_beside_them(any_server: ComfyServer) -> None:
     comfy = ComfyClient(any_server.url)
     output = any_server.base / "output" / "atelier"
     run = make_run(output / "runs", "été 1", saves=(2, 4), logged=5, finished=4, steps=4)

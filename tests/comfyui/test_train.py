@@ -144,7 +144,7 @@ def test_edited_captions_and_masks_train_again(comfy: ComfyClient, pictures: Pat
         shutil.rmtree(apart)
 
 
-def test_cancel_stops_the_run_and_keeps_what_was_learned(
+def test_cancel_stops_the_run_and_keeps_the_lora_so_far(
     comfy: ComfyClient, server: ComfyServer, pictures: Path
 ) -> None:
     graph = train_graph(pictures.name, name=pictures.name, steps=500, accumulate=24)

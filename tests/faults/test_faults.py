@@ -101,7 +101,7 @@ def kind_of(file: str) -> str:
 # Cancel
 
 
-def test_cancel_in_any_phase_keeps_what_was_learned_and_says_where(scene, uninterrupted, tmp_path):
+def test_cancel_in_any_phase_keeps_the_lora_so_far_and_says_where(scene, uninterrupted, tmp_path):
     whole = uninterrupted(scene)
     kinds = moments_of(scene, tmp_path / "count")
     places = {place[:2]: number for number, place in enumerate(kinds)}  # the last of each
@@ -131,7 +131,7 @@ def test_cancel_in_any_phase_keeps_what_was_learned_and_says_where(scene, uninte
         shutil.rmtree(folder)
 
 
-def test_cancel_at_each_step_goes_on_with_the_next(scene, uninterrupted, tmp_path):
+def test_cancel_at_each_step_resumes_at_the_next(scene, uninterrupted, tmp_path):
     seldom = change(scene, saves={"save_every": 0})  # nothing is saved but what Cancel saves
     for step in (1, 2, 3):
         notes, steps = [], []
@@ -289,7 +289,7 @@ def test_damaged_files_beside_the_saves(small, uninterrupted, tmp_path):
 
 @pytest.mark.parametrize("place", ["loras", "loras/runs"])
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
-def test_a_folder_that_cannot_be_written_is_said_before_a_model_is_loaded(small, tmp_path, place, code):
+def test_a_folder_that_cannot_be_written_is_reported_before_a_model_is_loaded(small, tmp_path, place, code):
     def act(_: int, operation: str, part: str, file: str, when: str) -> None:
         if operation in WRITES and file.startswith(str(tmp_path / place)) and file != str(tmp_path / "loras"):
             raise OSError(code, os.strerror(code), file)
@@ -301,7 +301,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_a_model_is_loaded(small,
         sessions.session(small, tmp_path, source=NeverLoaded(small.base_model))
 
 
-def test_a_folder_that_is_deleted_while_the_run_goes_on_is_there_at_its_end(small, uninterrupted, tmp_path):
+def test_a_folder_that_is_deleted_during_the_run_is_there_at_its_end(small, uninterrupted, tmp_path):
     def delete(report) -> None:
         if report.step == 2:
             shutil.rmtree(tmp_path / "loras")
@@ -336,7 +336,7 @@ def test_names_work_to_the_end_or_are_refused_before_anything_heavy(small, tmp_p
     assert len(f"{name}-stopped-at-1000000-last-2.safetensors".encode()) < 250
 
 
-def test_a_machine_that_slept_saves_soon_and_goes_on(small, uninterrupted, tmp_path):
+def test_a_machine_that_slept_saves_soon_and_continues(small, uninterrupted, tmp_path):
     minutes = change(small, saves={"save_every": 5, "save_unit": "minutes"})
     jumps = iter(range(0, 10**9, 10_000))  # seconds from one look at the clock to the next
     with mock.patch.object(training, "Saving", lambda run: saving.Saving(run, clock=lambda: next(jumps))):
@@ -449,7 +449,7 @@ def watched(scene) -> RunConfig:
 
 
 @pytest.mark.parametrize("place", UNDONE)
-def test_where_memory_runs_out_once_the_run_goes_on_with_less(watched, uninterrupted, tmp_path, place, monkeypatch):
+def test_where_memory_runs_out_once_the_run_continues_with_less(watched, uninterrupted, tmp_path, place, monkeypatch):
     module, name, call, within, *by = UNDONE[place]
     notes, ladder = [], [watched.memory.replace(checkpointing=level) for level in ("0", "1")]
     monkeypatch.setattr(prepare, "fit_memory", lambda *_: (ladder, "enough"))
@@ -474,7 +474,7 @@ def test_where_it_runs_out_again_the_run_ends_and_says_what_to_lower(watched, tm
     assert ("Stopped after step" in notes[-1]) == begun or "Nothing of this run is saved yet" in notes[-1]
 
 
-def test_memory_that_runs_out_leaves_what_was_learned(small, uninterrupted, tmp_path):
+def test_memory_that_runs_out_leaves_the_lora_so_far(small, uninterrupted, tmp_path):
     seldom, notes = change(small, saves={"save_every": 0}), []
     out = out_of_memory(training, "forward_and_backward", 3, 4)
     with out, pytest.raises(RuntimeError, match="Out of memory at step 3"):
@@ -541,7 +541,7 @@ def test_weights_that_are_not_finite_are_not_saved_over_good_ones(small, uninter
     assert essence(sessions.session(seldom, tmp_path)) == uninterrupted(small)
 
 
-def test_samples_and_logs_that_fail_are_said_once_and_stop_nothing(small, uninterrupted, tmp_path):
+def test_samples_and_logs_that_fail_are_reported_once_and_stop_nothing(small, uninterrupted, tmp_path):
     often = change(small, saves={"sample_every": 1}, train={"log": "csv"})
     notes: list[str] = []
     with mock.patch.object(sample_files, "sample_images", side_effect=RuntimeError("no room for the VAE")):

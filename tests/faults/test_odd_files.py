@@ -157,7 +157,7 @@ def test_the_run_stops_with_one_error_that_counts_them(everything: Path) -> None
     assert f" and {left['it cannot be read'] - 5} more; replace or remove them, or set on_problem of" in sentence
 
 
-def test_what_is_left_can_be_planned_and_told(everything: Path, tmp_path: Path) -> None:
+def test_what_is_left_can_be_planned_and_reported(everything: Path, tmp_path: Path) -> None:
     concept = ConceptConfig(folder=str(everything), on_problem="leave_out", captions=CaptionConfig(missing="empty"))
     dataset = DatasetConfig(concepts=(concept,))
     with Index(tmp_path / "index") as index:

@@ -168,7 +168,7 @@ def test_nothing_is_ever_written_into_the_folder_of_the_pictures(tmp_path: Path)
     assert state() == before
 
 
-def test_a_full_disk_is_told_before_anything_is_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_anything_is_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(masked_folder(tmp_path / "pictures"))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))

@@ -82,7 +82,7 @@ def test_the_running_average_is_saved_sampled_and_validated_beside_the_plain_wei
     assert equal(other.tensors, plain[1].tensors) and other.validation == plain[1].validation
 
 
-def test_schedule_free_training_goes_on_exactly_after_validation_and_saves_its_average(config, tmp_path):
+def test_schedule_free_training_continues_exactly_after_validation_and_saves_its_average(config, tmp_path):
     """In bfloat16 and with a text encoder that stops, whose captions are remembered from then on."""
     config = config.replace(lora=config.lora.replace(dtype="bfloat16"))
     settings = {"name": "schedulefree_adamw", "text_encoder_learning_rate": 1e-2, "text_encoder_stop": 2}

@@ -67,7 +67,7 @@ def begun(config, token="creature"):
     return base.texts[0].model.get_input_embeddings().weight[ids]
 
 
-def test_a_word_is_learned_exactly_twice_and_saved_as_comfyui_reads_it(config, tmp_path, monkeypatch):
+def test_a_word_is_trained_exactly_twice_and_saved_as_comfyui_reads_it(config, tmp_path, monkeypatch):
     encoded, live = [], []
     original = state.text_reader
 
@@ -160,7 +160,7 @@ def test_a_stopped_run_keeps_the_vectors(config, tmp_path):
     assert load_file(kept)["emb_params"].shape == (3, 64) and str(kept) in notes[-1]
 
 
-def test_what_cannot_be_learned_is_refused_before_a_model_is_loaded(config, tmp_path, pictures):
+def test_words_that_cannot_be_trained_are_refused_before_a_model_is_loaded(config, tmp_path, pictures):
     (concept,) = config.dataset.concepts
     held = concept.replace(role="validation", captions=CaptionConfig(prefix="mossling"))
     elsewhere = config.replace(dataset=DatasetConfig(concepts=(concept, held)))

@@ -60,7 +60,7 @@ def config(inpainting, pictures):
     )
 
 
-def test_each_visit_is_told_its_mask_and_the_rest_of_its_picture(config, tmp_path):
+def test_each_visit_gets_its_mask_and_the_rest_of_its_picture(config, tmp_path):
     """White is painted: mid-grey before the autoencoder. Without a mask, or on visits without, all of it is."""
     plan = build_plan(scan(config.dataset), config.dataset, config.train)
     base = load_base_model(config.base_model)

@@ -179,7 +179,7 @@ def test_prior_prediction_holds_the_model_to_what_it_said_of_those_captions(conf
     assert not any("repeat" in note and "byte for byte" in note for note in notes)  # the same pictures are meant
 
 
-def test_combinations_that_mean_nothing_are_refused_and_those_that_surprise_are_told(config, tmp_path):
+def test_combinations_that_mean_nothing_are_refused_and_those_that_surprise_are_reported(config, tmp_path):
     v = config.base_model.replace(prediction="v_prediction", zero_terminal_snr="on")
     for sentence, objective, base in (
         ("v_scaled is not for models that predict epsilon", {"weighting": "v_scaled"}, config.base_model),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from clip_tokenizer import TOKENIZER
 from durable import Cut, change, curves, cut_at, cut_inside, equal, run, same, state_files
-from prepared import not_foretold
+from prepared import without_estimates
 
 from lora_atelier.trainer_core.common.files import remove_folder
 from lora_atelier.trainer_core.config import (
@@ -56,8 +56,8 @@ def quick_collections():
 
 @pytest.fixture(autouse=True)
 def no_preflight():
-    """Leave out what each run foretells."""
-    with not_foretold():
+    """Leave out the estimates before each run."""
+    with without_estimates():
         yield
 
 
@@ -255,7 +255,7 @@ def cut_and_go_on(config, folder, cache, cuts, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_goes_on_to_the_last_bit(name, config, tmp_path, cache):
+def test_a_run_resumes_to_the_last_bit(name, config, tmp_path, cache):
     lora, optimizer, rest, cuts = CASES[name]
     config = configure(config, lora, optimizer, rest)
     whole, _ = run(config, tmp_path / "whole", cache, logs=tmp_path / "whole")

@@ -233,7 +233,7 @@ def test_a_run_becomes_longer_and_shorter(config, tmp_path, cache):
     assert more.origin.endswith("to step 3. Up to there its learning rate followed the curve of a run of that length.")
 
 
-def test_a_measurement_at_an_end_that_a_longer_run_has_not_is_told(config, pictures, tmp_path, cache):
+def test_a_measurement_at_an_end_that_a_longer_run_has_not_is_reported(config, pictures, tmp_path, cache):
     kept = tmp_path / "kept"
     kept.mkdir()
     for name in ("0.png", "0.txt"):
@@ -316,20 +316,20 @@ SIZED = (  # LoRA, optimizer, the rest
 
 
 @pytest.mark.parametrize(("lora", "optimizer", "train"), SIZED, ids=lambda value: ",".join(map(str, value.values())))
-def test_the_size_of_a_save_is_foretold(lora, optimizer, train, config, pictures, tmp_path, cache, monkeypatch):
+def test_the_size_of_a_save_is_estimated(lora, optimizer, train, config, pictures, tmp_path, cache, monkeypatch):
     config = change(config, lora={"rank": 32, "alpha": 4, "dropout": 0.0, "preset": "attn-mlp", **lora}, train=train)
     config = config.replace(optimizer=OptimizerConfig(**{"learning_rate": 1e-3, **optimizer}))
     if train.get("keep_best"):
         concepts = (*config.dataset.concepts, ConceptConfig(folder=str(pictures), role="validation"))
         config = config.replace(dataset=DatasetConfig(concepts=concepts))
-    foretold = []
+    estimated = []
     original = disk.save_bytes
-    monkeypatch.setattr(disk, "save_bytes", lambda *a: foretold.append(original(*a)) or foretold[-1])
+    monkeypatch.setattr(disk, "save_bytes", lambda *a: estimated.append(original(*a)) or estimated[-1])
     with pytest.raises(Cut):  # a save on the way, with the best weights beside the last
         run(config, tmp_path, cache, step=cut_at(2))
     (found,) = find_runs(tmp_path / "runs")
     truth = max(save.size for save in found.checkpoints())
-    assert 0.85 * truth <= foretold[0] <= 1.3 * truth, (foretold[0] / truth, truth)
+    assert 0.85 * truth <= estimated[0] <= 1.3 * truth, (estimated[0] / truth, truth)
 
 
 def test_a_run_whose_saves_cannot_fit_is_refused_before_anything_is_loaded(config, tmp_path, cache, monkeypatch):

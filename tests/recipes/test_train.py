@@ -9,7 +9,7 @@ import pytest
 import torch
 from clip_tokenizer import TOKENIZER
 from durable import apart, differ
-from prepared import NeverLoaded, Ready, not_foretold
+from prepared import NeverLoaded, Ready, without_estimates
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import family_tensors, network_in, tiny_text_encoder
@@ -62,7 +62,7 @@ def config(checkpoint, pictures, comfyui):
 
 def run(config, folder, **options):
     options = {"cache": folder / "cache", "source": Ready(config.base_model), **options}
-    with not_foretold() if config.memory.checkpointing == "0" else nullcontext():
+    with without_estimates() if config.memory.checkpointing == "0" else nullcontext():
         return train_lora(config, folder / "out" / "lora.safetensors", **options)
 
 
@@ -164,7 +164,7 @@ def test_a_step_for_which_memory_runs_out_is_taken_again_with_less_and_gives_the
     assert said == ["Out of memory at step 2; the step is repeated with gradient checkpointing 1."]
 
 
-def test_memory_that_runs_out_twice_ends_the_run_with_what_was_learned(config, tmp_path, monkeypatch):
+def test_memory_that_runs_out_twice_ends_the_run_and_keeps_the_lora_so_far(config, tmp_path, monkeypatch):
     out_of_memory_at(monkeypatch, 2)
     with pytest.raises(RuntimeError, match=r"Out of memory at step 2 with gradient checkpointing 1\. Lower batch_size"):
         run(change(config, "memory", checkpointing="auto"), tmp_path)
@@ -177,7 +177,9 @@ def test_fixed_memory_settings_are_not_changed_when_memory_runs_out(config, tmp_
         run(change(config, "memory", checkpointing="0"), tmp_path)
 
 
-def test_where_only_the_backward_pass_cannot_be_compiled_the_run_goes_on_without(config, plain, tmp_path, monkeypatch):
+def test_where_only_the_backward_pass_cannot_be_compiled_the_run_continues_without(
+    config, plain, tmp_path, monkeypatch
+):
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.exc import InductorError
@@ -224,7 +226,7 @@ def test_a_text_encoder_stops_after_a_step_or_an_epoch(config, tmp_path):
     assert same(by_epoch, by_step)
 
 
-def test_a_run_that_goes_on_with_nothing_that_learns_is_refused(config, tmp_path):
+def test_a_run_whose_last_steps_train_nothing_is_refused(config, tmp_path):
     config = change(config, "optimizer", learning_rate=0.0, text_encoder_learning_rate=1e-3, text_encoder_stop=2)
     with pytest.raises(ValueError, match="stop after step 2 of 4, so the last steps would train nothing"):
         run(config, tmp_path)
@@ -339,7 +341,7 @@ class Stop(BaseException):
     """Stands for ComfyUI's interrupt, which is no Exception."""
 
 
-def test_a_stopped_run_keeps_what_was_learned(config, tmp_path):
+def test_a_stopped_run_keeps_the_lora_so_far(config, tmp_path):
     reports, notes = [], []
 
     def check():
@@ -353,7 +355,7 @@ def test_a_stopped_run_keeps_what_was_learned(config, tmp_path):
     assert str(stopped) in notes[-1]
 
 
-def test_a_run_stopped_while_encoding_goes_on_from_there(config, tmp_path):
+def test_a_run_stopped_while_encoding_resumes_there(config, tmp_path):
     done = []
 
     def encoding(into):

@@ -228,7 +228,9 @@ def test_pending_entries_are_written_when_an_exception_passes(tmp_path: Path, er
     assert same(Cache(tmp_path).get(KEY), TENSORS)
 
 
-def test_a_failing_last_write_is_told_but_hides_no_other_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_last_write_is_reported_but_hides_no_other_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module.os, "fsync", failing(errno.ENOSPC))
     with pytest.raises(CacheError), Cache(tmp_path) as cache:
         cache.put(KEY, TENSORS)
@@ -495,7 +497,7 @@ def test_a_failed_write_says_so_leaves_nothing_behind_and_loses_nothing(
     assert same(Cache(tmp_path / "cache").get(KEY), TENSORS)
 
 
-def test_a_file_in_the_folders_place_is_told(tmp_path: Path) -> None:
+def test_a_file_in_the_folders_place_is_reported(tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"")
     with pytest.raises(CacheError, match="cache cannot be read: "):
         Cache(tmp_path / "cache")

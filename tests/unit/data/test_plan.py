@@ -172,7 +172,7 @@ def test_the_weight_is_the_concepts() -> None:
     assert plan.step(0)[0].samples[0].weight == 0.5
 
 
-def test_concepts_are_told_apart_by_their_folders_names_and_numbers_where_these_are_equal() -> None:
+def test_concepts_are_named_by_their_folders_and_numbered_where_these_are_equal() -> None:
     plan = make([0, 1, 2, 3, 4], repeats=(1,) * 5)
     folders = ("x/cats", "y/cats", "dogs", "z/cats", "held")
     concepts = tuple(ConceptConfig(folder=f, role="validation" if f == "held" else "train") for f in folders)

@@ -251,7 +251,7 @@ FAMILY_NAMES = {  # layers' names and parts that have a width, what metadata say
 
 
 @pytest.mark.parametrize("case", FAMILY_NAMES)
-def test_the_family_that_a_file_is_for_is_told(case):
+def test_the_family_that_a_file_is_for_is_named(case):
     widths, metadata, wanted = FAMILY_NAMES[case]
     layers = {
         name: FileLayer(source=name, kind="LoRA", alpha=1.0, tensors={"down": torch.empty(2, width or 8)})
@@ -479,7 +479,7 @@ def test_a_magnitude_is_taken_in_the_shape_of_a_matrix_and_refused_without_an_ax
     assert torch.allclose(again[f"{SMALL}.dora_scale"], random(out, 1)[:, :, None, None], atol=1e-6)
 
 
-def test_embeddings_in_files_of_onetrainer_are_left_out_and_that_is_said(checkpoint, comfyui, tmp_path):
+def test_embeddings_in_files_of_onetrainer_are_left_out_and_reported(checkpoint, comfyui, tmp_path):
     config = model_at(checkpoint)
     own = trained(load_base_model(config), rank=2).tensors()
     words = {f"bundle_emb.{word}.clip_l": random(2, 64) for word in ("moss", "<fern>")}

@@ -174,13 +174,13 @@ TABLE = {  # settings, and what is told of them
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_settings_are_told_as_they_are(told, case):
+def test_settings_are_written_as_they_are(told, case):
     settings, wanted = TABLE[case]
     ours = told(**settings)
     assert {name: ours[name] for name in wanted} == wanted
 
 
-def test_pictures_are_told_by_folder_and_bucket(told, pictures):
+def test_pictures_are_counted_by_folder_and_bucket(told, pictures):
     concepts = ({"repeats": 2, "flip": True, "captions": {"prefix": "moss, ", "shuffle": True, "keep": 1}},)
     ours = told(concepts=concepts)
     assert ours["ss_dataset_dirs"] == json.dumps({pictures.name: {"n_repeats": 2, "img_count": 6}})

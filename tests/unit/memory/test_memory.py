@@ -293,7 +293,7 @@ def test_memory_that_ran_out_is_known_by_what_the_libraries_say(error, expected)
     assert out_of_memory(error) == expected
 
 
-def test_where_compiling_fails_the_run_goes_on_and_says_so_once(plain):
+def test_where_compiling_fails_the_run_continues_and_says_so_once(plain):
     def broken(graph, inputs):
         raise RuntimeError("no compiler here")
 

@@ -367,7 +367,7 @@ def test_settings_of_another_algorithm_are_refused(settings, said):
         LoraConfig(**settings)
 
 
-def test_what_may_surprise_is_said():
+def test_remarks_on_what_may_surprise():
     said = {algorithm: remarks_on_algorithm(LoraConfig(algorithm=algorithm)) for algorithm in ("loha", "oft", "lora")}
     assert [len(sentences) for sentences in said.values()] == [0, 1, 0]
     assert "64" in remarks_on_algorithm(LoraConfig(algorithm="loha", rank=64))[0]

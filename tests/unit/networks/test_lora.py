@@ -388,7 +388,7 @@ def test_the_file_gives_comfyui_the_same_weights(comfy, tmp_path, options):
         assert delta_norms(stored)[name] == pytest.approx(float(delta.norm()), rel=1e-4)
 
 
-def test_in_float16_comfyui_computes_what_dora_has_learned(comfy):
+def test_in_float16_comfyui_computes_the_trained_dora(comfy):
     base, made, _ = one_layer("3x3 stride 2", torch.float32, dora=True)
     move(made, 0.3)
     stored = {f"x.{k}": t for k, t in (made.tensors() | made.magnitude_tensors()).items()}

@@ -201,7 +201,7 @@ def round_trip(state):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", EVERY)
-def test_each_goes_on_from_its_state_to_the_last_bit(name, dtype):
+def test_each_resumes_from_its_state_to_the_last_bit(name, dtype):
     """Schedule-free ones are validated in between; Prodigy is built twice, for two rates."""
     config = OptimizerConfig(name=name)
     two = {"half": 0.5} if OPTIMIZERS[name].estimates else {}
@@ -570,7 +570,7 @@ def test_schedules_that_an_optimizer_does_not_go_with(monkeypatch):
     assert remarks(OptimizerConfig(name="prodigy", learning_rate=1)) == remarks(OptimizerConfig()) == []
 
 
-def test_what_is_missing_or_cannot_run_here_is_said_in_a_sentence(monkeypatch):
+def test_what_is_missing_or_cannot_run_here_is_reported_in_a_sentence(monkeypatch):
     for name in OPTIMIZERS:
         if name != "paged_adamw8bit":
             check_optimizer(OptimizerConfig(name=name, learning_rate=LR[name]), CONSTANT, CPU)

@@ -59,7 +59,7 @@ def test_a_part_of_many_parameters_is_enough():
     assert scale.estimate()[1] == pytest.approx(TRUTH, rel=0.2)
 
 
-def test_what_is_said_of_it():
+def test_its_sentence():
     few, _ = measured((2,), 10, parameters((500,)))
     assert few.sentence(2) == "" and few.estimate() is None
     hidden, _ = measured((1,), 60, parameters((500,)), truth=1e6)

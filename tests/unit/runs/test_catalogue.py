@@ -44,7 +44,7 @@ def named(runs: Path, name: str) -> Path:
     return path
 
 
-def test_every_run_is_told_of_and_no_place_of_the_machine(runs):
+def test_every_run_is_listed_and_no_path_of_the_machine(runs):
     found = {run["name"] or run["run"].partition("-")[0]: run for run in list_runs(runs, [Path(PLACE) / "loras"])}
     told = {name: (run["status"], run["step"], run["steps"]) for name, run in found.items()}
     assert told == {
@@ -184,7 +184,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_clean_deletes_what_results_do_not_need_and_only_when_told(runs, capsys, monkeypatch):
+def test_clean_deletes_what_results_do_not_need_and_only_with_yes(runs, capsys, monkeypatch):
     done, cut = open_run(named(runs, "done")), named(runs, "cut")
     (cut / "checkpoints" / f".1{TEMPORARY}").mkdir()
     (cut / "samples").mkdir()

@@ -146,7 +146,7 @@ def test_a_line_that_was_cut_off_does_not_spoil_the_log(run):
     assert [event["step"] for event in run.events()] == [1, 2]
 
 
-def test_a_folder_that_takes_no_file_is_said_in_one_sentence(tmp_path):
+def test_a_folder_that_takes_no_file_is_reported_in_one_sentence(tmp_path):
     check_writable(tmp_path / "new" / "one")
     assert not [*(tmp_path / "new" / "one").iterdir()]
     (tmp_path / "file").write_text("", encoding="utf-8")

@@ -93,7 +93,7 @@ def test_a_table_gives_each_picture_its_caption_wherever_it_lies(tmp_path: Path,
     assert outcomes == {"a.png": ("picture", ""), "sub/b.png": ("picture", ""), **inside}
 
 
-def test_what_a_table_lacks_and_what_it_names_in_vain_is_told(tmp_path: Path) -> None:
+def test_what_a_table_lacks_and_what_it_names_in_vain_is_reported(tmp_path: Path) -> None:
     folder = table_folder(tmp_path)
     (folder / "metadata.csv").write_text("file_name,text\na.png,a cat\nold/b.png,a dog\ngone.png,x\n")
     captions = CaptionConfig(source="table")

@@ -188,7 +188,7 @@ def test_touching_changes_nothing_and_decodes_nothing(tmp_path: Path, monkeypatc
         assert counting.take() == {"examine": 1}
 
 
-def test_reading_can_be_stopped_and_goes_on_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_can_be_stopped_and_resumes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting, told = Counting(monkeypatch), []
     monkeypatch.setattr(scan_module.index, "CHUNK", 3)
     for i in range(10):
@@ -213,7 +213,7 @@ def test_reading_can_be_stopped_and_goes_on_from_there(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("moment", ["list_files", "examine_pictures", "read_captions", "read_masks"])
 @pytest.mark.parametrize("on_problem", ["stop", "leave_out"])
-def test_a_folder_that_vanishes_during_the_scan_is_told(
+def test_a_folder_that_vanishes_during_the_scan_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, on_problem: Any
 ) -> None:
     folder = masked_folder(tmp_path / "pictures")

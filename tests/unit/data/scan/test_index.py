@@ -654,7 +654,7 @@ def test_a_closed_index_can_be_closed_again_and_used(folder: Path, path: Path, w
     assert work.take() == ([], 0)
 
 
-def test_progress_is_told_only_where_something_is_read(
+def test_progress_is_reported_only_where_something_is_read(
     folder: Path, path: Path, settled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHUNK", 4)
