@@ -50,11 +50,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByServer(config, log)
 
 
+_frozen = False
+
+
 def pytest_runtest_setup() -> None:
     """Set aside the objects of imported libraries once: every run collects garbage, and need not look at those."""
-    if "diffusers.models.unets" in sys.modules and not gc.get_freeze_count():
+    global _frozen
+    if not _frozen and "diffusers.models.unets" in sys.modules:
         gc.collect()
         gc.freeze()
+        _frozen = True
 
 
 @pytest.fixture(scope="session")

@@ -113,11 +113,8 @@ def prepared_once() -> Iterator[None]:
     """Leave out the estimates of sessions, and do the work of collecting garbage on what they make alone."""
     gc.collect()
     gc.freeze()  # each run collects what has become unreachable, and all that was imported need not be looked at
-    try:
-        with without_estimates():
-            yield
-    finally:
-        gc.unfreeze()
+    with without_estimates():
+        yield
 
 
 @dataclass

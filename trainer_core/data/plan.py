@@ -42,8 +42,8 @@ class MicroBatch:
     index: int  # running over the run
     samples: tuple[Sample, ...]
     bucket: Size
-    before: int = 0  # samples of the same optimizer step in earlier micro-batches
-    together: int = 1  # samples of the whole optimizer step
+    first: int = 0  # samples of the same optimizer step in earlier micro-batches
+    step_samples: int = 1  # samples of the whole optimizer step
 
 
 class Plan:
@@ -103,7 +103,7 @@ class Plan:
         parts = [self._micro_batch(index) for index in range(first, last)]
         ends = list(accumulate(len(part.samples) for part in parts))
         return tuple(
-            replace(part, before=end - len(part.samples), together=ends[-1])
+            replace(part, first=end - len(part.samples), step_samples=ends[-1])
             for part, end in zip(parts, ends, strict=True)
         )
 

@@ -32,8 +32,8 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
         place=Place(
             micro_batch=index,
             step=index // config.train.accumulate,
-            first=micro_batch.before,
-            step_samples=micro_batch.together,
+            first=micro_batch.first,
+            step_samples=micro_batch.step_samples,
         ),
         latents=latents,
         weights=torch.tensor([sample.weight for sample in samples]),

@@ -501,8 +501,8 @@ def test_micro_batches_know_their_place_in_the_step(run: Run) -> None:
     for k in range(min(plan.steps, 5)):
         parts = plan.step(k)
         sizes = [len(part.samples) for part in parts]
-        assert [part.before for part in parts] == [sum(sizes[:i]) for i in range(len(parts))]
-        assert {part.together for part in parts} == {sum(sizes)}
+        assert [part.first for part in parts] == [sum(sizes[:i]) for i in range(len(parts))]
+        assert {part.step_samples for part in parts} == {sum(sizes)}
 
 
 @given(runs(whole=True, plain=True))

@@ -151,7 +151,7 @@ class Counting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: Counter[str] = Counter()
-        for module, name in ((scan_module.pictures, "examine"), (scan_module.masks, "examine_mask")):
+        for module, name in ((scan_module.pictures, "examine"), (scan_module.mask_files, "examine_mask")):
             monkeypatch.setattr(module, name, self.counted(name, getattr(module, name)))
 
     def counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
