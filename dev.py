@@ -163,6 +163,9 @@ def set_up(*, dev: bool) -> dict[str, str]:
 def environment() -> dict[str, str]:
     """Build the environment for child processes, without a ComfyUI that is not named there."""
     env = {**os.environ, "ATELIER_BASE": str(BASE), "PYTHONUTF8": "1"}
+    # Keep compiled modules in .cache, also where the shell forbids to write them: compiling takes each process 12 s.
+    env["PYTHONPYCACHEPREFIX"] = str(CACHE / "bytecode")
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     # `import lora_atelier.trainer_core` works from any script that has tests/ on its path.
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     return env
