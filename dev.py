@@ -410,13 +410,13 @@ def check(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-ALONE = ("unit", "recipes", "bench", "faults")  # parts of the tests that share nothing
+ALONE = ("unit", "recipes", "tools", "faults")  # parts of the tests that share nothing
 SERVED = ("browser", "comfyui")  # those whose tests share servers and a browser
 NOTHING_COLLECTED = 5  # pytest's exit status, for example of one half of the suite under -k
 
 
 def test(options: argparse.Namespace) -> int:
-    """Run the checks, then all tests; or only the parts named: unit, recipes, bench, faults, browser, comfyui.
+    """Run the checks, then all tests; or only the parts named: unit, recipes, tools, faults, browser, comfyui.
 
     All other arguments, and paths, go to pytest.
     """

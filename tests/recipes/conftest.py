@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prepared import without_estimates
 from recipes.recipes import Material, carry_out
 
 
@@ -22,3 +23,10 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, comfyui: Path) -> Callable[
         return results[name]
 
     return find
+
+
+@pytest.fixture
+def no_estimates() -> Iterator[None]:
+    """Leave out the estimates before each run, which test_preflight.py looks at."""
+    with without_estimates():
+        yield

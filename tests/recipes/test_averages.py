@@ -26,6 +26,8 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.train import train_lora
 
+pytestmark = pytest.mark.usefixtures("no_estimates")
+
 
 @pytest.fixture
 def config(checkpoint, pictures, comfyui, tmp_path):

@@ -39,6 +39,8 @@ from lora_atelier.trainer_core.training import validate
 from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.validate import without_improvement
 
+pytestmark = pytest.mark.usefixtures("no_estimates")
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):

@@ -29,6 +29,8 @@ from lora_atelier.trainer_core.models.sd import load_base_model
 from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import state
 
+pytestmark = pytest.mark.usefixtures("no_estimates")
+
 THING = EmbeddingConfig(token="thing", vectors=3, init="creature", learning_rate=1e-2)
 
 

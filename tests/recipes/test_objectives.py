@@ -28,6 +28,8 @@ from lora_atelier.trainer_core.objective import Objective, objective_remarks
 from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training.batch import read_batch
 
+pytestmark = pytest.mark.usefixtures("no_estimates")
+
 EVERYTHING = ObjectiveConfig(
     min_snr_gamma=5,
     weighting="soft_min_snr",

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..config import OptimizerConfig
 from ..models import BaseModel
+from ..models.base import Prediction
 from ..networks import Network
 from ..objective.loss import sample_losses
 from ..objective.path import Mix
@@ -232,6 +233,7 @@ def estimate_step(
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     kept = optimizer_state(parameters, optimizer or OptimizerConfig())
     kept.append((sum(looked_at(parameters)), torch.float32))
+    kind = base.noise.kind  # its tables are made here, where nothing is counted
     live = LiveBytes(block)
     fused = nullcontext() if attention == "math" else fused_attention()
     with live, fused, network.attached():
@@ -244,7 +246,7 @@ def estimate_step(
             for parameter in parameters:
                 parameter.grad = torch.empty_like(parameter)
         network.set_micro_batch(0)
-        _micro_batch(base, network if prior else None, batch_size, latent_size, tokens)
+        _micro_batch(base, kind, network if prior else None, batch_size, latent_size, tokens)
         torch.nn.utils.clip_grad_norm_(parameters, math.inf)
         del state
     network.set_micro_batch(None)
@@ -254,14 +256,19 @@ def estimate_step(
 
 
 def _micro_batch(
-    base: BaseModel, prior_of: Network | None, batch_size: int, latent_size: tuple[int, int], tokens: int
+    base: BaseModel,
+    kind: Prediction,
+    prior_of: Network | None,
+    batch_size: int,
+    latent_size: tuple[int, int],
+    tokens: int,
 ) -> None:
     """Run forward and backward pass of a micro-batch as `train` does. prior_of: predict also without this network."""
     latents = torch.empty(batch_size, base.latents.channels, *latent_size, device="meta")
     noise = torch.empty_like(latents)
     levels = torch.empty(batch_size, dtype=torch.int64, device="meta")
     column, weights = latents.new_empty(batch_size, 1, 1, 1), latents.new_empty(batch_size)
-    mix = Mix(base.noise.kind, column, column, column, column)
+    mix = Mix(kind, column, column, column, column)
     mask = prior = prior_weight = None
     conditions = base.empty_conditions(batch_size, latent_size, tokens)
     noised = mix.noised(latents, noise)

@@ -42,7 +42,7 @@ LEAST_SCORE, LEAST_RISE = 0.1, 0.4
 def drawn(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, torch.Tensor]:
     """Give pictures of TRIGGER and PLAIN by the base and by the base with the LoRA, (12, 128, 128, 3) each."""
     prompts = (*TRIGGER, *(f"a {colour} {shape} on a {ground} background" for shape, colour, ground in PLAIN))
-    sample = SampleConfig(prompts=prompts, width=128, height=128, steps=20, cfg=4, seed=0)
+    sample = SampleConfig(prompts=prompts, width=128, height=128, steps=10, cfg=4, seed=0)
     base = BaseModelConfig(
         path=str(concept.ASSETS / "atelier-tiny.safetensors"), tokenizer=str(comfyui / "comfy" / "sd1_tokenizer")
     )

@@ -1,0 +1,32 @@
+"""Estimates of the memory of a step on the tiny UNet."""
+
+from __future__ import annotations
+
+import torch
+from tiny_models import model_of, tiny_unet
+
+from lora_atelier.trainer_core.config import LoraConfig
+from lora_atelier.trainer_core.memory import recompute as recompute_blocks
+from lora_atelier.trainer_core.models.sd.units import units
+from lora_atelier.trainer_core.networks import Network, choose_targets
+from lora_atelier.trainer_core.preflight.estimate import estimate_step
+
+
+def meta_base(checkpointing=False, dtype=torch.float32):
+    with torch.device("meta"):
+        unet = torch.nn.Module.to(tiny_unet().eval(), dtype)
+    if checkpointing:
+        recompute_blocks(units(unet), "full")
+    base = model_of(unet)
+    base.dtype = dtype
+    return base
+
+
+def estimate(base=None, rank=4, **options):
+    """Estimate a step at 128 px, counted to the byte."""
+    options = {"batch_size": 1, "latent_size": (16, 16), "tokens": 77, "block": 1, **options}
+    base, trained = base or meta_base(), options.pop("trained", ("lora_unet",))
+    config = LoraConfig(rank=rank, alpha=4, preset="full")
+    with torch.device("meta"):
+        network = Network(choose_targets(base, config, trained), config, seed=0)
+    return estimate_step(base, network, **options)

@@ -1,0 +1,129 @@
+"""The estimate of a step's memory against the training loop, and against torch's own profiler."""
+
+import pytest
+from clip_tokenizer import TOKENIZER
+from estimates import estimate, meta_base
+from PIL import Image
+from prepared import prepared
+from safetensors.torch import save_file
+from tiny_models import family_tensors, tiny_unet
+from torch.profiler import ProfilerActivity, profile
+
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    BucketConfig,
+    ConceptConfig,
+    DatasetConfig,
+    LoraConfig,
+    MaskConfig,
+    MemoryConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.memory import recompute as recompute_blocks
+from lora_atelier.trainer_core.models.sd import load_base_model
+from lora_atelier.trainer_core.models.sd.units import units
+from lora_atelier.trainer_core.preflight.estimate import LiveBytes
+from lora_atelier.trainer_core.train import train
+from lora_atelier.trainer_core.training.prepare import apply_memory
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Give a folder of four square pictures with captions."""
+    for i in range(4):
+        Image.new("RGB", (128, 128), (60 * i, 0, 0)).save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text(f"thing {i}", encoding="utf-8")
+    return tmp_path
+
+
+def run_config(base, folder, **options):
+    options = {"batch_size": 1, "checkpointing": "0", "masks": None, "optimizer": OptimizerConfig(), **options}
+    return RunConfig(
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(base)),
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(folder), masks=options["masks"]),)),
+        lora=LoraConfig(rank=4, alpha=4, preset="full"),
+        optimizer=options["optimizer"],
+        train=TrainConfig(
+            steps=2, batch_size=options["batch_size"], resolution=128, buckets=BucketConfig(resolutions=("128x128",))
+        ),
+        memory=MemoryConfig(checkpointing=options["checkpointing"]),
+    )
+
+
+def recorded_peak(step):
+    """Return the peak of what torch's CPU allocator gives out during a step, as its profiler records it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+        step()
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def measure_loop(config, folder, record=False):
+    """Take the steps of a run on the CPU; return their peak with the network but without frozen weights, in bytes.
+
+    Counted by LiveBytes, or recorded by torch's profiler, which also sees what kernels take for themselves.
+    """
+    run = prepared(config, folder)
+    with run.network.attached():
+        apply_memory(run, config.memory)
+        live = LiveBytes()
+        parameters = live.count(run.network.parameters())
+        if record:
+            return parameters + recorded_peak(lambda: train(run, [config.memory]))
+        with live:
+            train(run, [config.memory])
+        return live.peak
+
+
+@pytest.mark.parametrize("checkpointing", ["0", "full"])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_the_dry_run_takes_what_the_training_loop_takes(checkpointing, batch_size, checkpoint, folder, comfyui):
+    config = run_config(checkpoint, folder, batch_size=batch_size, checkpointing=checkpointing)
+    found = estimate(meta_base(checkpointing == "full"), batch_size=batch_size)
+    assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
+    assert found.weights == sum(t.nbytes for t in tiny_unet().state_dict().values())
+
+
+@pytest.mark.parametrize("checkpointing", ["0", "full"])
+@pytest.mark.parametrize("role", ["train", "prior_prediction"])
+def test_the_prediction_of_the_prior_is_part_of_it(role, checkpointing, checkpoint, folder, comfyui):
+    masks = MaskConfig(prior_weight=1.0, unmasked_probability=0.0) if role == "train" else None
+    for i in range(4 if masks else 0):
+        Image.new("L", (128, 128)).save(folder / f"{i}-masklabel.png")
+    config = run_config(checkpoint, folder, masks=masks, checkpointing=checkpointing)
+    taught = config.dataset.concepts[0]
+    if role != "train":  # nearly every sample is held: a few of the others make the run one that can be
+        many = taught.replace(role=role, repeats=100)
+        config = config.replace(dataset=DatasetConfig(concepts=(taught, many)))
+    found = estimate(meta_base(checkpointing == "full"), prior=True)
+    assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
+
+
+def test_text_encoders_that_are_trained_are_part_of_it(folder, comfyui):
+    path = folder / "sdxl.safetensors"
+    save_file(family_tensors("sdxl"), path)
+    rates = OptimizerConfig(text_encoder_learning_rate=1e-4, text_encoder_2_learning_rate=1e-4)
+    config = run_config(path, folder, batch_size=2, checkpointing="full", optimizer=rates)
+    base = load_base_model(config.base_model)
+    models = [base.unet, *(text.model for text in base.texts)]
+    for model in models:
+        model.to("meta")
+    for model in models:
+        recompute_blocks(units(model), "full")
+    found = estimate(base, batch_size=2, trained=("lora_unet", "lora_te1", "lora_te2"))
+    assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
+    assert found.weights == sum(t.nbytes for model in models for t in (*model.parameters(), *model.buffers()))
+
+
+@pytest.mark.parametrize("checkpointing", ["0", "full"])
+def test_torch_itself_records_the_same_peak(checkpointing, checkpoint, folder, comfyui):
+    config = run_config(checkpoint, folder, batch_size=2, checkpointing=checkpointing)
+    found = estimate(meta_base(checkpointing == "full"), batch_size=2)
+    recorded = measure_loop(config, folder, record=True)
+    assert found.network + found.activations == pytest.approx(recorded, rel=0.02)
