@@ -46,8 +46,8 @@ def layer_weights(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) 
         if not norm and not isinstance(module, nn.Linear | nn.Conv2d):
             what = type(module).__name__
             raise ValueError(
-                f"{layer.source} in {lora.name} changes a module of the kind {what}, which cannot be trained; use the "
-                "file beneath a new LoRA instead."
+                f"{layer.source} in {lora.name} changes a module of the kind {what}, which cannot be trained; "
+                "set use of Existing LoRA to beneath."
             )
         tensors = {part: tensor.float() for part, tensor in layer.tensors.items()}
         weights = LayerWeights(kind=layer.kind, tensors=tensors, alpha=layer.alpha)
