@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
 from ...config import DENOISER_ONLY, Preset
 from ..base import BASE, Layer
-from .family import TextPart
+from .family import Family, TextPart
 from .names import UNET_OUTSIDE, unet_ldm_names
 from .text import TextEncoder
-
-if TYPE_CHECKING:
-    from .model import StableDiffusion
 
 PREFIX = "lora_unet"  # of the UNet's layers in our LoRA files
 PREFIXES = ("lora_unet_", "unet_", "diffusion_model_", "model_diffusion_model_", "lycoris_", "lycoris_unet_", "")
@@ -26,12 +23,12 @@ IA3 = "ia3"  # the algorithm with its own choice of layers: keys, values, and th
 IA3_LAYERS = (".to_k", ".to_v", ".ff.net.2", ".k_proj", ".v_proj", ".fc2")
 
 
-def list_layers(model: StableDiffusion) -> list[Layer]:
+def list_layers(unet: nn.Module | None, texts: Sequence[TextEncoder], family: Family) -> list[Layer]:
     """List all modules with a weight of the UNet and the text encoders, if in memory."""
-    layers = [] if model.unet is None else unet_layers(model.unet, original=model.family.ldm_names)
-    parts = {part.kohya: part for part in model.family.texts}
-    for index, text in enumerate(model.texts):
-        layers += text_layers(text, parts[text.prefix], first=index == 0, only=len(model.texts) == 1)
+    layers = [] if unet is None else unet_layers(unet, original=family.ldm_names)
+    parts = {part.kohya: part for part in family.texts}
+    for index, text in enumerate(texts):
+        layers += text_layers(text, parts[text.prefix], first=index == 0, only=len(texts) == 1)
     return layers
 
 

@@ -141,7 +141,7 @@ class StableDiffusion:
 
     def layers(self) -> list[Layer]:
         """List the layers of the UNet and of the text encoders in memory."""
-        return list_layers(self)
+        return list_layers(self.unet, self.texts, self.family)
 
     def block_layouts(self, setting: str) -> list[list[str]]:
         """List the possible block orders of a list setting of LoRA Config."""
