@@ -198,7 +198,11 @@ def run_start(options: argparse.Namespace, command: str) -> int:
         with tempfile.TemporaryDirectory(prefix="start-", dir=CACHE) as folder:
             arguments = ["--model", name, "--folder", folder, "--part"]
             about = child("start.py", *arguments, "prepare")
-            rounds.append({part: child("start.py", *arguments, part) for part in start.PARTS})
+            rounds.append({part: child("start.py", *arguments, part) for part in start.ONCE})
+            pairs = [
+                [child("start.py", *arguments, part) for part in start.PAIR] for _ in range(1 if options.dry else 4)
+            ]
+            rounds[-1]["pairs"] = pairs
         print(f"round {number + 1}: {rounds[-1]}", flush=True)
     text = start.render(rounds, name, about, command, stamp())
     print(text)
