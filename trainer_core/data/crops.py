@@ -1,4 +1,4 @@
-"""The geometry of a crop: how a picture is scaled, rotated and cut to the size of its bucket."""
+"""The geometry of a crop: how a picture is scaled, rotated and cut to its bucket. Numbers alone; images.py cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Recognise mask files by their name (suffix), crop them exactly as their pictures, turn them into loss weights."""
+"""Recognise mask files by their name (suffix), crop them exactly as their pictures, turn them into loss weights.
+
+The default suffix is MASK_SUFFIX in config/dataset.py, as all defaults are in config/.
+"""
 
 from __future__ import annotations
 

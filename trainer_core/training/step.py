@@ -1,4 +1,4 @@
-"""The parts of a step around its passes: clipping, the update, its report, and out-of-memory errors."""
+"""A step around its passes: clipping, the update, its report, out-of-memory errors. The passes are in train.py."""
 
 from __future__ import annotations
 
