@@ -21,7 +21,7 @@ from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig, Optimizer
 from lora_atelier.trainer_core.memory import Stream, compile_blocks, kept_activations, weight_bytes
 from lora_atelier.trainer_core.memory import prepare as prepare_unet
 from lora_atelier.trainer_core.models.sd.layers import PREFIX
-from lora_atelier.trainer_core.models.sd.units import UNQUANTIZED, units
+from lora_atelier.trainer_core.models.sd.units import units
 from lora_atelier.trainer_core.optim import build_optimizer
 from lora_atelier.trainer_core.preflight.estimate import estimate_step
 
@@ -74,7 +74,7 @@ def prepare(unet: nn.Module, memory: MemoryConfig, weights: str, dtype: torch.dt
     """Move a frozen UNet of any dtype and place to `device`, apply the memory settings, and return it."""
     if memory.compile:
         compile_blocks(units(unet), _no_compiling, backend="inductor" if device.type == "cuda" else "eager")
-    prepare_unet(unet, units(unet), memory, weights, dtype, device, Stream(device), UNQUANTIZED)
+    prepare_unet(model_of(unet, dtype), memory, weights, device, Stream(device))
     return unet
 
 
@@ -98,7 +98,7 @@ def estimated(unet: nn.Module, batch: Batch, lora: LoraConfig, setting: Setting)
     meta, dtype = torch.device("meta"), batch.noised.dtype
     with meta:
         network = network_on(unet, lora)
-    prepare_unet(unet, units(unet), setting.memory, setting.weights, dtype, meta, Stream(meta))
+    prepare_unet(model_of(unet, dtype), setting.memory, setting.weights, meta, Stream(meta))
     count, _, height, width = batch.noised.shape
     with kept_activations(setting.memory, [unet], meta):
         estimate = estimate_step(

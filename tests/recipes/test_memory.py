@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from second_device import RUBBISH, Card, card  # noqa: F401 (a fixture)
-from tiny_models import network_on, tiny_unet
+from tiny_models import model_of, network_on, tiny_unet
 
 from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig
 from lora_atelier.trainer_core.memory import (
@@ -194,7 +194,7 @@ def test_what_comes_and_goes_beside_the_computing_is_there_in_time(plain, card, 
     memory = MemoryConfig(checkpointing=level, offload_weights=weights)
 
     def prepared(unet):
-        prepare(unet, units(unet), memory, "auto", torch.float32, card, Stream(card))
+        prepare(model_of(unet), memory, "auto", card, Stream(card))
 
     def context(unet):
         return activations_in_ram(card, [unet], least=100) if activations else contextlib.nullcontext()
@@ -218,24 +218,9 @@ def test_a_stream_learns_the_order_and_sends_ahead():
 def test_memory_settings_can_go_further_down_during_a_run(plain):
     def twice(unet):
         stream = Stream(CPU)
-        prepare(
-            unet,
-            units(unet),
-            MemoryConfig(checkpointing="0", offload_weights="none"),
-            "auto",
-            torch.float32,
-            CPU,
-            stream,
-        )
-        prepare(
-            unet,
-            units(unet),
-            MemoryConfig(checkpointing="full", offload_weights="all"),
-            "auto",
-            torch.float32,
-            CPU,
-            stream,
-        )
+        for level, weights in (("0", "none"), ("full", "all")):
+            memory = MemoryConfig(checkpointing=level, offload_weights=weights)
+            prepare(model_of(unet), memory, "auto", CPU, stream)
         assert all(kept.stream is stream for kept in kept_layers(unet)) and kept_layers(unet)
 
     assert difference(passes(twice), plain) == 0
@@ -249,7 +234,7 @@ def test_activations_in_ram_change_nothing(plain, level):
 
 def test_channels_last_changes_nothing_but_rounding(plain):
     memory = MemoryConfig(checkpointing="0", channels_last="on")
-    found = passes(lambda unet: prepare(unet, units(unet), memory, "auto", torch.float32, CPU, Stream(CPU)))
+    found = passes(lambda unet: prepare(model_of(unet), memory, "auto", CPU, Stream(CPU)))
     assert difference(found, plain) < 1e-5
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -59,30 +60,43 @@ def describe(memory: MemoryConfig) -> str:
     return ", ".join(words)
 
 
-def prepare(
-    denoiser: nn.Module,
-    units: Iterable[Unit],
-    memory: MemoryConfig,
-    weights: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    stream: Stream,
-    unquantized: tuple[str, ...] = (),
-) -> None:
+class Frozen(Protocol):
+    """The part of a base model that memory settings apply to."""
+
+    @property
+    def denoiser(self) -> Any:
+        """The denoiser, an nn.Module."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of frozen weights and activations."""
+        ...
+
+    @property
+    def unquantized(self) -> tuple[str, ...]:
+        """Prefixes of layers whose weights are never quantized."""
+        ...
+
+    def units(self, module: nn.Module) -> Iterable[Unit]:
+        """List the blocks that repeat, as `recompute` takes them."""
+        ...
+
+
+def prepare(base: Frozen, memory: MemoryConfig, weights: str, device: torch.device, stream: Stream) -> None:
     """Move a frozen denoiser to the device by the memory settings; may be called again with smaller settings.
 
-    units: as for `recompute`. weights: their stored format, a name of `Weights`. stream: fetches weights from RAM.
-    unquantized: as for `keep_weights`.
+    weights: their stored format, a name of `Weights`. stream: fetches weights from RAM.
     """
+    denoiser, dtype, share = base.denoiser, base.dtype, SHARES.get(memory.offload_weights, 0.0)
     # Tensor cores of a GPU take half-precision convolutions in this memory order; any other is converted at each call.
     last = memory.channels_last == "on" or (
         memory.channels_last == "auto" and device.type == "cuda" and dtype != torch.float32
     )
     if last:
-        denoiser.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    share = SHARES.get(memory.offload_weights, 0.0)
-    keep_weights(denoiser, weights, dtype, device, share=share, stream=stream, unquantized=unquantized)
-    recompute(units, memory.checkpointing)
+        denoiser.to(memory_format=torch.channels_last)
+    keep_weights(denoiser, weights, dtype, device, share=share, stream=stream, unquantized=base.unquantized)
+    recompute(base.units(denoiser), memory.checkpointing)
 
 
 def kept_activations(

@@ -69,8 +69,7 @@ def estimate_run(
     base, meta = outline.base, torch.device("meta")
     if not trains_text(config, base):
         base.free("text")
-    units, weights = base.units(base.denoiser), config.base_model.weights
-    prepare(base.denoiser, units, memory, weights, base.dtype, meta, Stream(meta), base.unquantized)
+    prepare(base, memory, config.base_model.weights, meta, Stream(meta))
     for text in base.text_encoders:
         recompute(base.units(text.model), memory.checkpointing)
     models = (base.denoiser, *(text.model for text in base.text_encoders))

@@ -217,8 +217,7 @@ def apply_memory(run: Run, memory: MemoryConfig) -> None:
     """Apply memory settings to the models, on the device; later calls may only save more memory."""
     base, weights, run.memory = run.base, run.config.base_model.weights, memory
     with run.network.detached():
-        units, stream = base.units(base.denoiser), run.stream
-        prepare(base.denoiser, units, memory, weights, base.dtype, run.device, stream, base.unquantized)
+        prepare(base, memory, weights, run.device, run.stream)
     for text in base.text_encoders:
         recompute(base.units(text.model), memory.checkpointing)
 
