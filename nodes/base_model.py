@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 from ..trainer_core.config import BaseModelConfig, Weights
@@ -90,7 +91,7 @@ class AtelierLoadBaseModel(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "vae",
-                    options=[BAKED, *folders.vae_names()],
+                    options=[BAKED, *folders.file_names("vae")],
                     default=BAKED,
                     optional=True,
                     socketless=True,
@@ -101,7 +102,7 @@ class AtelierLoadBaseModel(io.ComfyNode):
                 *(
                     io.Combo.Input(
                         name,
-                        options=[BAKED, *folders.text_encoder_names()],
+                        options=[BAKED, *folders.file_names("text_encoders")],
                         default=BAKED,
                         optional=True,
                         socketless=True,
@@ -142,8 +143,7 @@ class AtelierLoadBaseModel(io.ComfyNode):
         """Change when a file was replaced under the same name."""
         path = folders.checkpoint_path(checkpoint)
         files = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]
-        files += [] if vae == BAKED else [folders.vae_path(vae)]
-        files += [folders.text_encoder_path(name) for name in (text_encoder, text_encoder_2) if name != BAKED]
+        files += other_files(vae, text_encoder, text_encoder_2).values()
         return " ".join(f"{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
 
     @classmethod
@@ -164,9 +164,7 @@ class AtelierLoadBaseModel(io.ComfyNode):
         """Check the file, then load it through ComfyUI."""
         config = BaseModelConfig(
             path=str(folders.checkpoint_path(checkpoint)),
-            vae="" if vae == BAKED else str(folders.vae_path(vae)),
-            text_encoder="" if text_encoder == BAKED else str(folders.text_encoder_path(text_encoder)),
-            text_encoder_2="" if text_encoder_2 == BAKED else str(folders.text_encoder_path(text_encoder_2)),
+            **{name: str(file) for name, file in other_files(vae, text_encoder, text_encoder_2).items()},
             tokenizer=str(folders.tokenizer_path()),
             prediction=prediction,
             clip_skip=clip_skip,
@@ -180,3 +178,15 @@ class AtelierLoadBaseModel(io.ComfyNode):
         loaded = models.load_models(config, *detect_noise(config))
         sentences = remarks(config)
         return io.NodeOutput(config, *loaded, ui=ui.PreviewText("\n".join(sentences)) if sentences else None)
+
+
+def other_files(vae: str, text_encoder: str, text_encoder_2: str) -> dict[str, Path]:
+    """Find the files chosen in place of the checkpoint's own, by their names in BaseModelConfig."""
+    chosen = {"vae": vae, "text_encoder": text_encoder, "text_encoder_2": text_encoder_2}
+    return {
+        setting: folders.file_path(
+            "vae" if setting == "vae" else "text_encoders", name, f"{setting} of Load Base Model"
+        )
+        for setting, name in chosen.items()
+        if name != BAKED
+    }

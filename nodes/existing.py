@@ -45,7 +45,7 @@ class AtelierExistingLora(io.ComfyNode):
                 LoraConfigSocket.Input("lora_config", tooltip="From LoRA Config, or another Existing LoRA."),
                 io.Combo.Input(
                     "lora_name",
-                    options=[NONE, *folders.lora_names()],
+                    options=[NONE, *folders.file_names("loras")],
                     default=NONE,
                     socketless=True,
                     tooltip="A .safetensors file of models/loras: of kohya, diffusers, OneTrainer, LyCORIS or this "
@@ -84,7 +84,7 @@ class AtelierExistingLora(io.ComfyNode):
         """Change when the file was replaced under the same name."""
         if lora_name == NONE:
             return ""
-        status = folders.lora_path(lora_name).stat()
+        status = folders.file_path("loras", lora_name, "lora_name of Existing LoRA").stat()
         return f"{status.st_size}:{status.st_mtime_ns}"
 
     @classmethod
@@ -99,7 +99,7 @@ class AtelierExistingLora(io.ComfyNode):
         """Check that the file is a LoRA, and add it to the configuration."""
         if lora is None and lora_name == NONE:
             raise ValueError("Existing LoRA has no LoRA; set lora_name to a file, or link a LoRA into lora.")
-        path = folders.lora_path(lora_name) if lora is None else keep(lora)
+        path = folders.file_path("loras", lora_name, "lora_name of Existing LoRA") if lora is None else keep(lora)
         outline_lora(path)
         if use == "beneath":
             beneath = BeneathConfig(path=str(path), strength=strength)

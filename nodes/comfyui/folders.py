@@ -62,48 +62,16 @@ def checkpoint_path(name: str) -> Path:
     )
 
 
-def vae_names() -> list[str]:
-    """List the VAE files that can replace a checkpoint's own."""
-    return [name for name in folder_paths.get_filename_list("vae") if name.endswith(".safetensors")]
+def file_names(kind: str) -> list[str]:
+    """List the .safetensors files of a kind that ComfyUI knows: "vae", "loras" or "text_encoders"."""
+    return [name for name in folder_paths.get_filename_list(kind) if name.endswith(".safetensors")]
 
 
-def vae_path(name: str) -> Path:
-    """Find the file of a name in the list of VAEs."""
-    found = folder_paths.get_full_path("vae", name)
+def file_path(kind: str, name: str, setting: str) -> Path:
+    """Find a file by its name in the list of a kind; setting: input and node that name it, for the message."""
+    found = folder_paths.get_full_path(kind, name)
     if found is None:
-        raise ValueError(
-            f"There is no VAE {name!r}; set vae of Load Base Model to one of the list (press R to refresh it)."
-        )
-    return Path(found)
-
-
-def lora_names() -> list[str]:
-    """List the LoRA files that can be continued or merged."""
-    return [name for name in folder_paths.get_filename_list("loras") if name.endswith(".safetensors")]
-
-
-def lora_path(name: str) -> Path:
-    """Find the file of a name in the list of LoRAs."""
-    found = folder_paths.get_full_path("loras", name)
-    if found is None:
-        raise ValueError(
-            f"There is no LoRA {name!r}; set lora_name of Existing LoRA to one of the list (press R to refresh it)."
-        )
-    return Path(found)
-
-
-def text_encoder_names() -> list[str]:
-    """List the text encoder files that can replace a checkpoint's own."""
-    return [name for name in folder_paths.get_filename_list("text_encoders") if name.endswith(".safetensors")]
-
-
-def text_encoder_path(name: str) -> Path:
-    """Find the file of a name in the list of text encoders."""
-    found = folder_paths.get_full_path("text_encoders", name)
-    if found is None:
-        raise ValueError(
-            f"There is no text encoder {name!r}; set it on Load Base Model to one of the list (press R to refresh it)."
-        )
+        raise ValueError(f"There is no file {name!r}; set {setting} to one of the list (press R to refresh it).")
     return Path(found)
 
 
