@@ -157,7 +157,7 @@ class AtelierTrain(io.ComfyNode):
         embeddings = folders.embeddings_folder() if lora_config.embeddings else None
         progress, began = NodeProgress(cls.hidden.unique_id, output.stem), time.monotonic()
         try:
-            with session.open_to_wishes(cls.hidden.unique_id, draws=bool(config.sample.prompts)) as asked:
+            with session.buttons_enabled(cls.hidden.unique_id, draws=bool(config.sample.prompts)) as asked:
                 from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
 
                 model, clip = output_models(config, model, clip, progress.callbacks())

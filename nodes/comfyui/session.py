@@ -1,4 +1,4 @@
-"""Run a training inside ComfyUI's process: its device, people's wishes, and ComfyUI's end."""
+"""Run a training inside ComfyUI's process: its device, the buttons of Train LoRA, and ComfyUI's end."""
 
 from __future__ import annotations
 
@@ -58,43 +58,43 @@ def training_session() -> Iterator[torch.device]:
         management.soft_empty_cache()
 
 
-# --- wishes ------------------------------------------------------------------------------------------------
+# --- buttons -----------------------------------------------------------------------------------------------
 
 
-class Wishes:
-    """What has been asked of a run since its last step. The server's thread asks, the worker's takes."""
+class Buttons:
+    """The buttons pressed since the last step of a run. The server's thread presses, the worker's takes."""
 
     def __init__(self, node_id: str, draws: bool) -> None:
         self.node_id = node_id
         self.draws = draws  # it has prompts for samples
         self._lock = threading.Lock()
-        self._asked: set[str] = set()
+        self._pressed: set[str] = set()
 
-    def add(self, what: str) -> None:
-        """Add a request."""
+    def press(self, what: str) -> None:
+        """Remember a button until it is taken."""
         with self._lock:
-            self._asked.add(what)
+            self._pressed.add(what)
 
     def take(self) -> Collection[str]:
-        """Take all wishes."""
+        """Take all pressed buttons."""
         with self._lock:
-            asked, self._asked = self._asked, set()
-        return asked
+            pressed, self._pressed = self._pressed, set()
+        return pressed
 
 
-_going: Wishes | None = None  # of the run at work; ComfyUI's worker runs one node at a time
+_current: Buttons | None = None  # of the run at work; ComfyUI's worker runs one node at a time
 _kept: Counter[str] = Counter()  # by a run's name: how often it was stopped and kept
 
 
 @contextmanager
-def open_to_wishes(node_id: str, *, draws: bool) -> Iterator[Callable[[], Collection[str]]]:
-    """Let people ask things of the run that a node begins; yield what returns the wishes since its last call."""
-    global _going
-    _going = wishes = Wishes(node_id, draws)
+def buttons_enabled(node_id: str, *, draws: bool) -> Iterator[Callable[[], Collection[str]]]:
+    """Enable the buttons of a node while it trains; yield the function that takes the pressed ones."""
+    global _current
+    _current = buttons = Buttons(node_id, draws)
     try:
-        yield wishes.take
+        yield buttons.take
     finally:
-        _going = None
+        _current = None
 
 
 def ask(what: str, node_id: str | None) -> str:
@@ -102,14 +102,14 @@ def ask(what: str, node_id: str | None) -> str:
 
     node_id: the node's id in the prompt; None = whichever trains.
     """
-    going = _going
-    if going is None:
+    current = _current
+    if current is None:
         raise ValueError("No LoRA is being trained now.")
-    if node_id not in (None, going.node_id):
+    if node_id not in (None, current.node_id):
         raise ValueError("This node is not training; another Train LoRA is.")
-    if what == "sample" and not going.draws:
+    if what == "sample" and not current.draws:
         raise ValueError("There are no prompts to draw; set sample_prompts of Train LoRA before the next run.")
-    going.add(what)
+    current.press(what)
     return SAID[what]
 
 
