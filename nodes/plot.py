@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
@@ -20,6 +21,9 @@ SHEET = 1024  # pixels: the longer side of samples side by side
 MOST_SAMPLES = 64  # on a sheet
 
 Curve = Sequence[tuple[float, float]]  # (step, loss)
+Limits = tuple[float, float]  # of an axis
+Colour = tuple[int, int, int]
+Font = Any  # of Pillow, whose class depends on how it was built
 
 
 def draw_losses(
@@ -51,34 +55,23 @@ def draw_losses(
     right = limits([loss for _, loss in held_out])
     width, height = SIZE[0] - LEFT - RIGHT, SIZE[1] - TOP - BOTTOM
 
-    def place(point: tuple[float, float], axis: tuple[float, float]) -> tuple[float, float]:
+    def place(point: tuple[float, float], axis: Limits) -> tuple[float, float]:
         step, loss = point
         up = min(max((loss - axis[0]) / (axis[1] - axis[0]), 0), 1)
         return LEFT + (step - 1) / (end - 1) * width, TOP + (1 - up) * height
 
-    def line(curve: Curve, axis: tuple[float, float], colour: tuple[int, int, int], thickness: int) -> None:
+    def line(curve: Curve, axis: Limits, colour: Colour, thickness: int) -> None:
         points = [place(point, axis) for point in curve]
         if len(points) == 1:
             dot(points[0], colour, 3)
         for one, other in itertools.pairwise(points):
             draw.line((*one, *other), fill=colour, width=thickness)
 
-    def dot(at: tuple[float, float], colour: tuple[int, int, int], radius: int, filled: bool = True) -> None:
+    def dot(at: tuple[float, float], colour: Colour, radius: int, filled: bool = True) -> None:
         box = (at[0] - radius, at[1] - radius, at[0] + radius, at[1] + radius)
         draw.ellipse(box, fill=colour if filled else None, outline=colour, width=2)
 
-    for i in range(5):
-        y = TOP + height * (1 - i / 4)
-        draw.line((LEFT, y, LEFT + width, y), fill=GRID)
-        draw.text((LEFT - 8, y), f"{left[0] + (left[1] - left[0]) * i / 4:.4f}", fill=DIM, font=small, anchor="rm")
-        if held_out:
-            value = f"{right[0] + (right[1] - right[0]) * i / 4:.4f}"
-            draw.text((LEFT + width + 8, y), value, fill=HELD_OUT, font=small, anchor="lm")
-        step = 1 + round((end - 1) * i / 4)
-        x = place((step, left[0]), left)[0]
-        draw.text((x, TOP + height + 8), str(step), fill=DIM, font=small, anchor="mt")
-    draw.text((LEFT + width / 2, SIZE[1] - 12), "step", fill=DIM, font=small, anchor="mb")
-
+    draw_grid_lines(draw, left, right if held_out else None, end, small)
     line(raw, left, RAW, 1)
     colours = list(zip(each.items(), CONCEPTS, strict=False))  # as many as can be told apart
     for (_, curve), colour in colours:
@@ -100,14 +93,34 @@ def draw_losses(
             dot(place(at, right), BRIGHT, 8, filled=False)
             text += f", lowest {at[1]:.4f} after step {best}"
         draw.text((LEFT + width, 14), text, fill=HELD_OUT, font=small, anchor="rt")
+    draw_legend(draw, legend, small)
+    return image
+
+
+def draw_grid_lines(draw: ImageDraw.ImageDraw, left: Limits, right: Limits | None, end: int, font: Font) -> None:
+    """Draw the grid and the numbers of its axes: losses at the left, validation at the right, steps 1 to `end`."""
+    width, height = SIZE[0] - LEFT - RIGHT, SIZE[1] - TOP - BOTTOM
+    for i in range(5):
+        x, y = LEFT + round((end - 1) * i / 4) / (end - 1) * width, TOP + height * (1 - i / 4)
+        draw.line((LEFT, y, LEFT + width, y), fill=GRID)
+        draw.text((LEFT - 8, y), f"{left[0] + (left[1] - left[0]) * i / 4:.4f}", fill=DIM, font=font, anchor="rm")
+        if right:
+            value = f"{right[0] + (right[1] - right[0]) * i / 4:.4f}"
+            draw.text((LEFT + width + 8, y), value, fill=HELD_OUT, font=font, anchor="lm")
+        step = str(1 + round((end - 1) * i / 4))
+        draw.text((x, TOP + height + 8), step, fill=DIM, font=font, anchor="mt")
+    draw.text((LEFT + width / 2, SIZE[1] - 12), "step", fill=DIM, font=font, anchor="mb")
+
+
+def draw_legend(draw: ImageDraw.ImageDraw, legend: Sequence[tuple[str, Colour]], font: Font) -> None:
+    """Draw the names of curves in their colours, in as many lines as they need."""
     x, y = float(LEFT), 44
     for text, colour in legend:
-        if x + 20 + (long := draw.textlength(text, font=small)) > SIZE[0]:
+        if x + 20 + (long := draw.textlength(text, font=font)) > SIZE[0]:
             x, y = float(LEFT), y + 18
         draw.line((x, y, x + 14, y), fill=colour, width=3)
-        draw.text((x + 20, y), text, fill=colour, font=small, anchor="lm")
+        draw.text((x + 20, y), text, fill=colour, font=font, anchor="lm")
         x += 36 + long
-    return image
 
 
 def draw_grid(pictures: Sequence[Image.Image]) -> Image.Image:

@@ -101,25 +101,30 @@ def build_metadata(
         "timestep_range": f"{objective.min_timestep},{objective.max_timestep}",
         "encoder_layer": str(facts["encoder_layer"]),
     }
-    public = config.to_dict()
-    files = {name: Path(public["base_model"][name]).name for name in MODEL_FILES}
-    public["base_model"] |= {**files, "path": base.name, "tokenizer": ""}
-    public["lora"]["start"] = Path(config.lora.start).name
-    for beneath in public["lora"]["beneath"]:
-        beneath["path"] = Path(beneath["path"]).name
-    for concept in public["dataset"]["concepts"]:  # folder names only: a path would reveal the user's machine
-        for place, name in ((concept, "folder"), (concept["masks"] or {}, "folder"), (concept["captions"], "file")):
-            if place.get(name):
-                place[name] = Path(place[name]).name
     return {
         **{f"ss_{k}": str(v) for k, v in kohya.items()},
         **{f"modelspec.{k}": v for k, v in spec.items() if v},
         "atelier.version": VERSION,
         "atelier.run": run_key,
         **({"atelier.validation_loss": f"{validation_loss:.6g}"} if validation_loss is not None else {}),
-        "atelier.config": json.dumps(public, sort_keys=True, ensure_ascii=False),
+        "atelier.config": json.dumps(_without_paths(config, base), sort_keys=True, ensure_ascii=False),
         **({"atelier.start": json.dumps(start, ensure_ascii=False)} if start is not None else {}),
     }
+
+
+def _without_paths(config: RunConfig, base: BaseModel) -> dict[str, Any]:
+    """Build the configuration with names in the place of paths, which would reveal the user's machine."""
+    public = config.to_dict()
+    files = {name: Path(public["base_model"][name]).name for name in MODEL_FILES}
+    public["base_model"] |= {**files, "path": base.name, "tokenizer": ""}
+    public["lora"]["start"] = Path(config.lora.start).name
+    for beneath in public["lora"]["beneath"]:
+        beneath["path"] = Path(beneath["path"]).name
+    for concept in public["dataset"]["concepts"]:
+        for place, name in ((concept, "folder"), (concept["masks"] or {}, "folder"), (concept["captions"], "file")):
+            if place.get(name):
+                place[name] = Path(place[name]).name
+    return public
 
 
 def _model_files(config: RunConfig, base: BaseModel, models: Mapping[str, str]) -> dict[str, Any]:
