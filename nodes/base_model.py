@@ -8,6 +8,7 @@ from typing import get_args
 from ..trainer_core.config import BaseModelConfig, Weights
 from ..trainer_core.models.sd import check_base_model, detect_noise, remarks
 from .comfyui import folders, models
+from .node import Node
 from .sockets import CATEGORY, BaseModelSocket, io, ui
 
 BAKED = "baked"
@@ -25,7 +26,7 @@ WEIGHTS_TOOLTIPS = {
 }
 
 
-class AtelierLoadBaseModel(io.ComfyNode):
+class AtelierLoadBaseModel(Node):
     """Choose the base model once, for training and for ComfyUI's own nodes."""
 
     @classmethod

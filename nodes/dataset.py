@@ -6,10 +6,12 @@ from typing import Any
 
 from ..trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig
 from .comfyui import folders
+from .node import Node
 from .sockets import CATEGORY, DatasetSocket, complaint, io
 
 # Inputs that say which files to watch have no socket: fingerprint_inputs sees no linked values.
 
+NODE = "Concept Dataset"
 FOLDER_RULE = "A full path, or a folder inside ComfyUI's input/ or datasets/ folder. Nothing is ever written there."
 CAPTION_FIELDS = {  # input of the node -> field of CaptionConfig
     "caption_source": "source",
@@ -31,7 +33,7 @@ CAPTION_FIELDS = {  # input of the node -> field of CaptionConfig
 }
 
 
-class AtelierConceptDataset(io.ComfyNode):
+class AtelierConceptDataset(Node):
     """One folder of pictures; several of these are chained by their DATASET sockets."""
 
     @classmethod
@@ -39,7 +41,7 @@ class AtelierConceptDataset(io.ComfyNode):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierConceptDataset",
-            display_name="Concept Dataset",
+            display_name=NODE,
             category=CATEGORY,
             description="A folder of pictures of one character, style or thing, each with a caption. Link another "
             "Concept Dataset into dataset to train several together.",
@@ -302,7 +304,7 @@ class AtelierConceptDataset(io.ComfyNode):
         """Refuse a folder that does not exist before anything runs; a linked value is not known yet."""
         # ComfyUI repeats the sentence for every input that is named here, so there is one: what is switched off is
         # refused, too.
-        return complaint(lambda: folder is None or folders.find_folder(folder))
+        return complaint(lambda: folder is None or folders.find_folder(folder, NODE))
 
     @classmethod
     def fingerprint_inputs(
@@ -319,10 +321,10 @@ class AtelierConceptDataset(io.ComfyNode):
             return ""
         captions = CaptionConfig(
             source="table" if caption_file.strip() else "text_file",
-            file=caption_file,
+            file=folders.plain_path(caption_file, f"caption_file of {NODE}"),
             extensions=extensions(caption_extension),
         )
-        return folders.fingerprint(folders.find_folder(folder), recursive=recursive, captions=captions)
+        return folders.fingerprint(folders.find_folder(folder, NODE), recursive=recursive, captions=captions)
 
     @classmethod
     def execute(
@@ -335,9 +337,13 @@ class AtelierConceptDataset(io.ComfyNode):
         captions = {field: values.pop(name) for name, field in CAPTION_FIELDS.items() if name in values}
         captions |= {name: split_list(captions[name]) for name in ("protected",) if name in captions}
         captions["extensions"] = extensions(captions["extensions"])
+        if "file" in captions:
+            captions["file"] = folders.plain_path(captions["file"], f"caption_file of {NODE}")
         values |= {"resolutions": resolutions(values["resolutions"])} if "resolutions" in values else {}
         values |= {"min_side": values.pop("min_picture_side")} if "min_picture_side" in values else {}
-        concept = ConceptConfig(folder=str(folders.find_folder(folder)), captions=CaptionConfig(**captions), **values)
+        concept = ConceptConfig(
+            folder=str(folders.find_folder(folder, NODE)), captions=CaptionConfig(**captions), **values
+        )
         return io.NodeOutput(DatasetConfig(concepts=(*concepts, concept)))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ..trainer_core.config import EmbeddingConfig, LoraConfig
+from .node import Node
 from .sockets import CATEGORY, LoraConfigSocket, complaint, io
 
 
-class AtelierEmbedding(io.ComfyNode):
+class AtelierEmbedding(Node):
     """Add a word whose token embeddings are trained."""
 
     @classmethod

@@ -14,13 +14,14 @@ from safetensors.torch import save
 from ..trainer_core.config import BeneathConfig, LoraConfig
 from ..trainer_core.lora_files.read import outline_lora
 from .comfyui import folders
+from .node import Node
 from .sockets import CATEGORY, LoraConfigSocket, io
 
 NONE = "none"
 KEPT = 30 * 86400  # seconds that LoRAs of the graph are kept after their last use
 
 
-class AtelierExistingLora(io.ComfyNode):
+class AtelierExistingLora(Node):
     """Choose a LoRA that the training builds on."""
 
     @classmethod

@@ -18,12 +18,13 @@ from PIL import Image
 
 from ..trainer_core.config import MASK_SUFFIX, CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
 from .comfyui import folders
+from .node import Node
 from .sockets import CATEGORY, DatasetSocket, io
 
 PICTURES_KEPT = 30 * 86400  # seconds that pictures are kept after their last use
 
 
-class AtelierImageConcept(io.ComfyNode):
+class AtelierImageConcept(Node):
     """Make a concept of IMAGE batches, MASK batches and caption strings."""
 
     @classmethod

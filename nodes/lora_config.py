@@ -8,6 +8,7 @@ from typing import Any
 
 from ..trainer_core.config import BaseModelConfig, LoraConfig
 from .comfyui import models
+from .node import Node
 from .sockets import CATEGORY, BaseModelSocket, LoraConfigSocket, io, ui
 
 RANKS = ("block_ranks", "conv_block_ranks")  # whole numbers; the others may be fractions
@@ -172,7 +173,7 @@ def _share(name: str, tooltip: str) -> io.Input:
     )
 
 
-class AtelierLoraConfig(io.ComfyNode):
+class AtelierLoraConfig(Node):
     """Choose algorithm, size and layers of the network."""
 
     @classmethod

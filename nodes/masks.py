@@ -9,10 +9,13 @@ from ..trainer_core.config import MASK_SUFFIX, DatasetConfig, MaskConfig
 from ..trainer_core.data.images import picture_extensions
 from .comfyui import folders
 from .dataset import FOLDER_RULE, split_list
+from .node import Node
 from .sockets import CATEGORY, DatasetSocket, complaint, io
 
+NODE = "Mask Loader"
 
-class AtelierMaskLoader(io.ComfyNode):
+
+class AtelierMaskLoader(Node):
     """Set the masks of a dataset's concepts."""
 
     @classmethod
@@ -20,7 +23,7 @@ class AtelierMaskLoader(io.ComfyNode):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierMaskLoader",
-            display_name="Mask Loader",
+            display_name=NODE,
             category=CATEGORY,
             description="Train only a part of each picture: white is trained, black is not. Applies to every concept "
             "linked in that has no masks yet.",
@@ -118,12 +121,12 @@ class AtelierMaskLoader(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, folder: str | None = None) -> bool | str:
         """Refuse a folder that does not exist before anything runs."""
-        return complaint(lambda: folder and folders.find_folder(folder))
+        return complaint(lambda: folder and folders.find_folder(folder, NODE))
 
     @classmethod
     def fingerprint_inputs(cls, folder: str, **_: object) -> str:
         """Hash the masks of a separate folder; Concept Dataset watches the others."""
-        return folders.fingerprint(folders.find_folder(folder)) if folder else ""
+        return folders.fingerprint(folders.find_folder(folder, NODE)) if folder else ""
 
     @classmethod
     def execute(cls, dataset: DatasetConfig, folder: str, suffix: str, **values: Any) -> io.NodeOutput:
@@ -135,6 +138,6 @@ class AtelierMaskLoader(io.ComfyNode):
                 f"The mask suffix is {wrong[0]!r}, which is no picture file; set suffix of Mask Loader "
                 f"to one like {MASK_SUFFIX}."
             )
-        masks = MaskConfig(folder=str(folders.find_folder(folder)) if folder else "", suffixes=suffixes, **values)
+        masks = MaskConfig(folder=str(folders.find_folder(folder, NODE)) if folder else "", suffixes=suffixes, **values)
         concepts = (c if c.masks else c.replace(masks=masks) for c in dataset.concepts)
         return io.NodeOutput(DatasetConfig(concepts=tuple(concepts)))

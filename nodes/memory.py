@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ..trainer_core.config import MemoryConfig
+from .node import Node
 from .sockets import CATEGORY, MemorySocket, io
 
 
-class AtelierMemory(io.ComfyNode):
+class AtelierMemory(Node):
     """Fix memory settings that are automatic otherwise."""
 
     @classmethod

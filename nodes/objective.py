@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..trainer_core.config import MIN_SNR, ObjectiveConfig
+from .node import Node
 from .sockets import CATEGORY, ObjectiveSocket, io
 
 
-class AtelierObjective(io.ComfyNode):
+class AtelierObjective(Node):
     """Choose noise, timesteps, loss and weighting."""
 
     @classmethod

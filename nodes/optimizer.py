@@ -7,12 +7,13 @@ from typing import Any
 
 from ..trainer_core.config import OPTIMIZERS, OptimizerConfig
 from ..trainer_core.config.optimizers import Setting
+from .node import Node
 from .sockets import CATEGORY, OptimizerSocket, io
 
 MOST = 1_000_000  # of whole numbers without a limit of their own
 
 
-class AtelierOptimizer(io.ComfyNode):
+class AtelierOptimizer(Node):
     """Choose the optimizer and its learning rates."""
 
     @classmethod

@@ -8,10 +8,11 @@ import torch
 from ..trainer_core.config import BucketConfig, DatasetConfig, TrainConfig
 from .comfyui import folders
 from .comfyui.progress import NodeProgress
+from .node import Node
 from .sockets import CATEGORY, BucketsSocket, DatasetSocket, io, ui
 
 
-class AtelierDatasetPreview(io.ComfyNode):
+class AtelierDatasetPreview(Node):
     """Show the pictures as they will be trained."""
 
     @classmethod
@@ -111,7 +112,7 @@ class AtelierDatasetPreview(io.ComfyNode):
         )
         progress = NodeProgress(cls.hidden.unique_id)
         with Index(folders.index_file()) as index:
-            manifest = scan(dataset, index, progress.callbacks())
+            manifest = scan(dataset, index, progress.callbacks(), folders.access())
         plan = build_plan(manifest, dataset, train)
         sheet = to_image(render_preview(plan, epoch=epoch, columns=columns, limit=limit))
         long = long_captions(plan, ClipLengths(load_tokenizer(folders.tokenizer_path())), {})

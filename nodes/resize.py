@@ -7,10 +7,11 @@ import torch
 from ..trainer_core.lora_files.resize import lower_rank
 from .comfyui import models
 from .comfyui.progress import NodeProgress
+from .node import Node
 from .sockets import CATEGORY, io, ui
 
 
-class AtelierResizeLora(io.ComfyNode):
+class AtelierResizeLora(Node):
     """Approximate a LoRA at a lower rank."""
 
     @classmethod

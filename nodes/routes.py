@@ -1,4 +1,4 @@
-"""Answer the editor: the Scheduler's curve, what people ask of a run, the runs on the disk."""
+"""Answer the editor: the Scheduler's curve, what people ask of a run, the runs on the disk, allowed folders."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import asyncio
 import json
 import typing
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from ..trainer_core.common.files import reason
 from ..trainer_core.config import SchedulerConfig
 from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
-from .comfyui import folders, server, session
+from .comfyui import allowed, folders, server, session
 from .scheduler import read_scheduler
 
 LARGEST = 8192  # bytes of a question
+MOST_FOLDERS = 20  # of one workflow that a person is asked for
 LONGEST = 10_000_000  # steps of a run
 POINTS = 241  # of a curve
 USUAL = 1000  # steps drawn where nothing says how many the run has
@@ -27,6 +30,10 @@ def register_routes() -> None:
     server.add_route("/atelier/runs/{run}", answer_run, "GET")
     server.add_route("/atelier/schedule", answering(answer_schedule))
     server.add_route("/atelier/ask", answering(answer_ask))
+    server.add_route("/atelier/folders", answer_folders, "GET")
+    server.add_route("/atelier/folders/check", answering(answer_check))
+    server.add_route("/atelier/folders/allow", allowed.only_at_the_machine(answering(answer_allow)))
+    server.add_route("/atelier/folders/forget", allowed.only_at_the_machine(answering(answer_forget)))
 
 
 def answering(answer: Callable[[Any], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -121,3 +128,48 @@ def find_run(name: str) -> dict[str, Any] | None:
         if path.name == name:
             return describe_in_detail(path, folders.shelves())
     return None
+
+
+async def answer_folders(request: web.Request) -> web.Response:
+    """Answer with {folders: those that a person allowed, may_change: whether this page may change the list}."""
+    try:
+        known = allowed.allowed_folders()
+    except ValueError as problem:
+        return web.json_response({"error": str(problem)}, status=409)
+    return web.json_response({"folders": known, "may_change": allowed.at_the_machine(request)})
+
+
+def answer_check(question: Any) -> web.Response:
+    """Answer {folders: as nodes name them} with {unknown: the full paths of those that nobody allowed}."""
+    named = question.get("folders") if isinstance(question, dict) else None
+    if not isinstance(named, list) or not all(isinstance(folder, str) for folder in named):
+        return web.json_response({"error": "folders must be a list of names."}, status=400)
+    try:
+        unknown = [place for folder in named[:MOST_FOLDERS] if (place := folders.unknown_place(folder)) is not None]
+    except ValueError as problem:
+        return web.json_response({"error": str(problem)}, status=409)
+    return web.json_response({"unknown": list(dict.fromkeys(map(str, unknown)))})
+
+
+def answer_allow(question: Any) -> web.Response:
+    """Answer {folder: a full path} with {said: a sentence} or {error: one}."""
+    return _change(question, lambda folder: allowed.allow(Path(folder)), "Workflows may now read the pictures in {}.")
+
+
+def answer_forget(question: Any) -> web.Response:
+    """Answer {folder: a full path} with {said: a sentence} or {error: one}."""
+    return _change(question, allowed.forget, "Workflows may no longer read {}.")
+
+
+def _change(question: Any, change: Callable[[str], None], sentence: str) -> web.Response:
+    folder = question.get("folder") if isinstance(question, dict) else None
+    if not isinstance(folder, str):
+        return web.json_response({"error": "folder must be a full path."}, status=400)
+    try:
+        change(folders.plain_path(folder, "The folder"))
+    except ValueError as problem:
+        return web.json_response({"error": str(problem)}, status=409)
+    except OSError as problem:
+        sentence = f"The list of allowed folders could not be written ({reason(problem)}); check {allowed.list_file()}."
+        return web.json_response({"error": sentence}, status=409)
+    return web.json_response({"said": sentence.format(folder)})

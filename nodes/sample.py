@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from .comfyui import sampling
+from .node import Node
 from .sockets import CATEGORY, io
 
 
-class AtelierSample(io.ComfyNode):
+class AtelierSample(Node):
     """Sample a picture, enlarge it and sample again."""
 
     @classmethod

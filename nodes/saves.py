@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..trainer_core.config import SavesConfig
+from .node import Node
 from .sockets import CATEGORY, SavesSocket, complaint, io
 
 UNITS = ["steps", "epochs", "minutes"]
 
 
-class AtelierSaves(io.ComfyNode):
+class AtelierSaves(Node):
     """Set when a run is saved and draws samples, which saves are kept, and the LoRA's file name."""
 
     @classmethod

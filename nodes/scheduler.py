@@ -6,6 +6,7 @@ from typing import Any
 
 from ..trainer_core.config import SchedulerConfig
 from ..trainer_core.optim.schedule import check_curve
+from .node import Node
 from .sockets import CATEGORY, SchedulerSocket, io
 
 
@@ -139,7 +140,7 @@ def options() -> list[io.DynamicCombo.Option]:
     return [io.DynamicCombo.Option(key, inputs) for key, inputs in fields.items()]
 
 
-class AtelierScheduler(io.ComfyNode):
+class AtelierScheduler(Node):
     """Choose the learning rate's curve."""
 
     @classmethod

@@ -32,6 +32,7 @@ from ..trainer_core.models.sd import check_base_model, detect_noise
 from ..trainer_core.preflight.outline import outline_run
 from .comfyui import folders, models, session
 from .comfyui.progress import NodeProgress, announce_lora, clock
+from .node import Node
 from .plot import draw_losses
 from .preview import to_image
 from .sockets import CATEGORY, complaint, io, ui
@@ -57,7 +58,7 @@ LATER_FIELDS = (
 )  # inputs that a workflow from before may lack
 
 
-class AtelierTrain(io.ComfyNode):
+class AtelierTrain(Node):
     """Train a LoRA on a dataset; output it as a file and applied to MODEL and CLIP."""
 
     @classmethod
@@ -173,6 +174,7 @@ class AtelierTrain(io.ComfyNode):
                         logs=folders.logs_folder(),
                         embeddings=embeddings,
                         runs=folders.runs_folder(),
+                        access=folders.access(),
                     )
         finally:
             announce_lora()  # a run that is cancelled leaves a file too

@@ -6,10 +6,11 @@ from typing import Any
 
 from ..trainer_core.config import AugmentConfig, BucketConfig, DatasetConfig
 from .dataset import resolutions as parse_resolutions
+from .node import Node
 from .sockets import CATEGORY, BucketsSocket, DatasetSocket, io
 
 
-class AtelierBuckets(io.ComfyNode):
+class AtelierBuckets(Node):
     """The sizes of a run, beyond one resolution."""
 
     @classmethod
@@ -88,7 +89,7 @@ def _share(name: str, tooltip: str, most: float = 1.0) -> io.Float.Input:
     return io.Float.Input(name, default=0.0, min=0.0, max=most, step=0.01, round=1e-4, tooltip=tooltip)
 
 
-class AtelierAugment(io.ComfyNode):
+class AtelierAugment(Node):
     """How pictures vary from visit to visit."""
 
     @classmethod

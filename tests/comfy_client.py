@@ -268,3 +268,12 @@ def refusal_text(body: dict) -> str:
         for error in node["errors"]
     ]
     return "\n".join(lines) or body["error"]["message"]
+
+
+def refused(comfy: ComfyClient, graph: dict, status: str, sentence: str, *more: str) -> None:
+    """Check that a prompt is refused in the given way; the message says `sentence` once, and has the other parts."""
+    result = comfy.queue(graph)
+    assert result.status == status, result.error
+    assert result.error.count(sentence) == 1, result.error
+    for part in more:
+        assert part in result.error, result.error

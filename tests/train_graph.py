@@ -158,7 +158,7 @@ def sample(model: list, clip: list, vae: list, **inputs: Any) -> dict:
     return node("AtelierSample", model=model, clip=clip, vae=vae, **{**SAMPLE, **inputs})
 
 
-def changed(graph: dict, name: str, **inputs: Any) -> dict:
+def changed(graph: dict, name: str, /, **inputs: Any) -> dict:
     """Return a copy of a prompt with some inputs of one node changed."""
     graph = copy.deepcopy(graph)
     graph[name]["inputs"].update(inputs)

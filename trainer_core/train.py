@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from .common.access import ANYWHERE, Access
 from .common.callbacks import Callbacks, Norms
 from .config import MemoryConfig, RunConfig
 from .memory import attention_kernel, choose_dtype, give_back, kept_activations, room_for_programs
@@ -63,15 +64,17 @@ def train_lora(
     embeddings: Path | None = None,
     runs: Path | None = None,
     source: Source | None = None,
+    access: Access = ANYWHERE,
 ) -> Result:
     """Train a LoRA, or resume or reuse an earlier run of it, and copy its file to `output`.
 
     output: path of the LoRA; its stem is the run's name, and a taken name gets a number. cache: folder of encoded
-    pictures and captions, kept below cache_limit bytes (0 = any size). verify: called with each LoRA file, raises to
-    refuse it. logs: folder for the run's log, in a subfolder. embeddings: folder for trained embeddings, by default
-    output's. runs: folder of run folders, by default beside output. source: of the base model, by default the files of
-    config.base_model. Wrong input raises ValueError before a model is loaded. When the run is stopped or fails, its
-    state is saved in its folder and its LoRA copied beside `output`, then the exception is raised.
+    pictures and captions, kept below cache_limit bytes (0 = any size). verify: called with each LoRA file, raises
+    to refuse it. logs: folder for the run's log, in a subfolder. embeddings: folder for trained embeddings, by
+    default output's. runs: folder of run folders, by default beside output. source: of the base model, by default
+    the files of config.base_model. access: the places that pictures, captions and masks may be read from. Wrong
+    input raises ValueError before a model is loaded. When the run is stopped or fails, its state is saved in its
+    folder and its LoRA copied beside `output`, then the exception is raised.
     """
     device = torch.device(device)
     job = Job(
@@ -85,6 +88,7 @@ def train_lora(
         logs=logs,
         destination=Destination(output=output, embeddings=embeddings or output.parent, saves=config.saves),
         callbacks=callbacks or Callbacks(),
+        access=access,
         verify=verify,
     )
     note = job.callbacks.note

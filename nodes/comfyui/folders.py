@@ -1,4 +1,4 @@
-"""Find ComfyUI's folders and files."""
+"""Find ComfyUI's folders and files: the one place that says what a workflow may have read and written."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ import comfy.utils
 import folder_paths
 from server import PromptServer
 
+from ...trainer_core.common.access import Access, access_to
 from ...trainer_core.common.callbacks import Callbacks
 from ...trainer_core.config import ConceptConfig, DatasetConfig
+from .allowed import allowed_folders
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pictures that come with the pack
@@ -29,6 +31,7 @@ DIFFUSERS = "diffusers/"  # in front of diffusers folders in the list of checkpo
 CACHE_LIMIT = "Atelier.CacheLimit"  # the setting's id in js/atelier.js
 USUAL_LIMIT = 20.0  # GB; the setting's default there
 MOST_GIGABYTES = 1e9
+LONGEST_PATH = 1000  # characters
 
 
 def register_assets() -> None:
@@ -51,7 +54,7 @@ def checkpoint_path(name: str) -> Path:
     kinds = ["checkpoints"]
     if name.startswith(DIFFUSERS):
         kinds.append("diffusers")
-    for kind in kinds:
+    for kind in kinds if name in checkpoint_names() else []:  # a linked name may be any text
         for root in folder_paths.get_folder_paths(kind):
             path = Path(root) / (name if kind == "checkpoints" else name.removeprefix(DIFFUSERS))
             if path.exists():
@@ -69,7 +72,7 @@ def file_names(kind: str) -> list[str]:
 
 def file_path(kind: str, name: str, setting: str) -> Path:
     """Find a file by its name in the list of a kind; setting: input and node that name it, for the message."""
-    found = folder_paths.get_full_path(kind, name)
+    found = folder_paths.get_full_path(kind, name) if name in file_names(kind) else None
     if found is None:
         raise ValueError(f"There is no file {name!r}; set {setting} to one of the list (press R to refresh it).")
     return Path(found)
@@ -80,32 +83,79 @@ def tokenizer_path() -> Path:
     return Path(comfy.sd1_clip.__file__).parent / "sd1_tokenizer"
 
 
-def find_folder(folder: str) -> Path:
+def access() -> Access:
+    """The places that pictures, captions and masks may be read from: ComfyUI's folders, and those a person allowed."""
+    own = [folder_paths.get_input_directory(), folder_paths.get_output_directory(), folder_paths.get_temp_directory()]
+    kinds = [kind for kind in folder_paths.folder_names_and_paths if kind != "custom_nodes"]
+    known = [root for kind in kinds for root in folder_paths.get_folder_paths(kind)]  # of extra_model_paths.yaml, too
+    return access_to(
+        [*own, folder_paths.models_dir, *known, *_dataset_roots(), ASSETS, pictures_folder(), *allowed_folders()]
+    )
+
+
+def find_folder(folder: str, node: str) -> Path:
     """Find a folder: a full path, one inside input/ or datasets/, or the example.
 
-    Raises ValueError that names the places where it was looked for.
+    node: the display name of the node whose input `folder` names it. Raises ValueError for a folder that does not
+    exist, with the places where it was looked for, and for one that nobody allowed; what lies there is not touched.
     """
-    text = folder.strip().strip("\"'").strip()
-    if not text:
-        raise ValueError(f"folder is empty; set it to the folder of your pictures, or to {EXAMPLE}.")
-    if text == EXAMPLE:
-        return ASSETS / "concept_example"
-    path = Path(text).expanduser()
-    if path.is_absolute():
-        places = [path]
-    else:
-        if ".." in path.parts:
-            raise ValueError(f"The folder {text!r} contains '..'; set folder to the full path.")
-        places = [root / path for root in _dataset_roots()]
+    places, allowed = places_of(folder, node), access()
     for place in places:
-        if place.is_dir():
-            return place.resolve()
-    if places[0].is_file():
-        raise ValueError(f"{places[0]} is a file; set folder to the folder that holds your pictures.")
+        if not allowed.allows(place):
+            raise ValueError(
+                f"The folder {place} is outside ComfyUI's folders, and nobody allowed it yet. Press Run in the page on "
+                "this machine to allow it, or add it to datasets in extra_model_paths.yaml."
+            )
+        if os.path.isdir(place):
+            return Path(os.path.realpath(place))
+    if os.path.isfile(places[0]):
+        raise ValueError(f"{places[0]} is a file; set folder of {node} to the folder that holds your pictures.")
     looked = " and ".join(map(str, places))
     raise ValueError(
-        f"There is no folder {text!r} (searched: {looked}); check its spelling, or set folder to the full path."
+        f"There is no folder {folder.strip()!r} (searched: {looked}); check its spelling, or set folder of {node} to "
+        "the full path."
     )
+
+
+def unknown_place(folder: str) -> Path | None:
+    """Find the place of a folder's name that nobody allowed yet; None for an allowed one, and for what can be none."""
+    try:
+        places = places_of(folder, "Concept Dataset")
+    except ValueError:  # refused for another reason when it is used
+        return None
+    known = access()
+    return next((place for place in places if not known.allows(place)), None)
+
+
+def places_of(folder: str, node: str) -> list[Path]:
+    """List the places that a folder's name may mean; nothing is touched. Raises ValueError for what can be none."""
+    text = plain_path(folder, f"folder of {node}")
+    if not text:
+        raise ValueError(f"folder of {node} is empty; set it to the folder of your pictures, or to {EXAMPLE}.")
+    if text == EXAMPLE:
+        return [ASSETS / "concept_example"]
+    path = Path(os.path.expanduser(text))
+    if path.is_absolute():
+        return [path]
+    if ".." in path.parts:
+        raise ValueError(f"The folder {text!r} contains '..'; set folder of {node} to the full path.")
+    return [root / path for root in _dataset_roots()]
+
+
+def plain_path(text: str, setting: str) -> str:
+    """Strip quotes and blanks around a path that a person typed.
+
+    setting: input and node that hold it, for the message. Raises ValueError for a network address, which is not
+    touched, and for what no system takes as a path.
+    """
+    text = text.strip().strip("\"'").strip()
+    if text[:1] in ("/", "\\") and text[1:2] in ("/", "\\"):
+        raise ValueError(f"{setting} is a network address; connect it as a drive or a folder, and name that.")
+    if len(text) > LONGEST_PATH:
+        raise ValueError(f"{setting} has {len(text)} characters; use a path of at most {LONGEST_PATH}.")
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"{setting} has a character that no path can have; type it again.")
+    return text
 
 
 def _dataset_roots() -> list[Path]:
@@ -201,7 +251,7 @@ def fingerprint(folder: Path, **concept: Any) -> str:
     from ...trainer_core.data.scan import Index, fingerprint  # here, so that ComfyUI starts fast
 
     with Index(index_file()) as index:
-        return fingerprint(DatasetConfig(concepts=(ConceptConfig(folder=str(folder), **concept),)), index)
+        return fingerprint(DatasetConfig(concepts=(ConceptConfig(folder=str(folder), **concept),)), index, access())
 
 
 def logs_folder() -> Path:
@@ -214,7 +264,7 @@ def check_pictures(dataset: DatasetConfig, callbacks: Callbacks) -> None:
     from ...trainer_core.data.scan import Index, scan  # here, so that ComfyUI starts fast
 
     with Index(index_file()) as index:
-        scan(dataset, index, callbacks)
+        scan(dataset, index, callbacks, access())
 
 
 def runs_folder() -> Path:

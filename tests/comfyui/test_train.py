@@ -13,7 +13,7 @@ from PIL import Image, ImageChops
 from safetensors import safe_open
 from train_graph import changed, chosen, concept, draw_pictures, masks, node, sample, train_graph
 
-from comfy_client import ComfyClient, ComfyServer, Result
+from comfy_client import ComfyClient, ComfyServer, Result, refused
 from lora_atelier.dev import TINY_BASE
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
@@ -183,15 +183,6 @@ def test_the_oldest_comfyui_trains_and_remembers(comfy_oldest: ComfyClient, serv
     assert third.did_run("train") and lora_path(third).name == "oldest-2.safetensors"
 
 
-def refused(comfy: ComfyClient, graph: dict, status: str, sentence: str, *more: str) -> None:
-    """Check that a prompt is refused in the given way; the message says `sentence` once, and has the other parts."""
-    result = comfy.queue(graph)
-    assert result.status == status, result.error
-    assert result.error.count(sentence) == 1, result.error
-    for part in more:
-        assert part in result.error, result.error
-
-
 @pytest.mark.parametrize(
     "name", ["", "../escape", "folder/name", "/absolute", "a\\b", "con", ".hidden", "what?", "x" * 250, "日" * 60]
 )
@@ -205,7 +196,7 @@ def test_a_name_that_is_no_plain_file_name_is_refused(comfy: ComfyClient, pictur
     [
         ("data", {"folder": "no such folder"}, "There is no folder 'no such folder'"),
         ("data", {"folder": "../models"}, "contains '..'"),
-        ("data", {"folder": " "}, "folder is empty"),
+        ("data", {"folder": " "}, "folder of Concept Dataset is empty"),
         ("train", {"batch_size": 0}, "smaller than min"),
         ("base", {"checkpoint": "missing.safetensors"}, "Value not in list"),
     ],

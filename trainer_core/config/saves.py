@@ -15,7 +15,7 @@ Unit = Literal["steps", "epochs", "minutes"]
 FIELDS = ("name", "date", "time", "step", "epoch")  # allowed in a pattern of file names
 LONGEST = 100  # characters of a name
 MOST_BYTES = 160  # of a name in UTF-8, so that endings and numbers fit into what file systems allow (255)
-_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")  # device names on Windows
+_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³])(\..*)?")  # device names on Windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

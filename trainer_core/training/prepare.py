@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ..common.access import Access
 from ..common.callbacks import Callbacks
 from ..common.files import check_writable
 from ..config import MemoryConfig, RunConfig
@@ -67,6 +68,7 @@ class Job:
     logs: Path | None
     destination: Destination
     callbacks: Callbacks
+    access: Access  # the places that pictures, captions and masks may be read from
     verify: Callable[[Path], None] | None  # raises to refuse a LoRA file
 
 
@@ -95,7 +97,7 @@ def plan_run(job: Job) -> Planned:
     check_objective(config, outline.noise)
     check_lora_files(config, outline)
     with Index(job.cache / PLACE) as index:
-        manifest = scan(config.dataset, index, job.callbacks)
+        manifest = scan(config.dataset, index, job.callbacks, job.access)
         models = model_digests(config, job.source, index)
     plan = build_plan(manifest, config.dataset, config.train)
     check_schedule(plan.steps, config.scheduler)

@@ -10,13 +10,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...common.access import ANYWHERE, Access
 from ...common.callbacks import Callbacks
 from ...common.wording import count, names, printable
 from ...config import ConceptConfig, DatasetConfig
 from ..images import picture_extensions, strict_decoding
 from ..masks import mask_folder
 from .captions import read_captions
-from .folder import File, folder_repeats, list_files, natural_order, numbered, resolve_folder, unlisted
+from .folder import (
+    ELSEWHERE,
+    File,
+    folder_repeats,
+    list_files,
+    natural_order,
+    numbered,
+    refused,
+    resolve_folder,
+    unlisted,
+)
 from .index import PLACE, Index
 from .mask_files import read_masks
 from .pictures import UNREADABLE_EXTENSIONS, examine_pictures, nothing_found, pictures_among
@@ -69,21 +80,27 @@ class Manifest:
     outcomes: tuple[FileOutcome, ...] = ()
 
 
-def scan(dataset: DatasetConfig, index: Index | None = None, callbacks: Callbacks | None = None) -> Manifest:
+def scan(
+    dataset: DatasetConfig,
+    index: Index | None = None,
+    callbacks: Callbacks | None = None,
+    access: Access = ANYWHERE,
+) -> Manifest:
     """Read and check a whole dataset; raises one ValueError that names every problem and its remedy.
 
-    index: remembers the contents of files across calls; None reads all files again.
+    index: remembers the contents of files across calls; None reads all files again. access: the places that may be
+    read; what lies elsewhere is a problem like any other.
     """
     if index is None:
         with Index() as index:
-            return scan(dataset, index, callbacks)
+            return scan(dataset, index, callbacks, access)
     if not dataset.concepts:
         raise ValueError("The dataset has no enabled concept; set enabled of a Concept Dataset to on, or add one.")
     pictures: list[Picture] = []
     reports: list[Report] = []
     with strict_decoding():
         for number, concept in enumerate(dataset.concepts):
-            reports.append(Report(concept=concept))
+            reports.append(Report(concept=concept, access=access))
             pictures += _read_concept(number, reports[-1], index, callbacks or Callbacks())
     if errors := [error for report in reports for error in report.errors]:
         raise ValueError(printable(" ".join(errors)))
@@ -109,17 +126,25 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
         report.errors.append(f"Concept {number + 1} has no folder; set folder of its Concept Dataset to its pictures.")
         return []
     folder = resolve_folder(concept.folder)
+    if not report.access.allows(folder):
+        report.errors.append(refused(folder, "folder of Concept Dataset"))
+        return []
     if not os.path.isdir(folder):
         kind = "is a file" if os.path.exists(folder) else "does not exist"
         report.errors.append(f"The folder {folder} {kind}; check folder of Concept Dataset.")
         return []
     try:
-        files = list_files(folder, concept.recursive)
+        files = list_files(folder, concept.recursive, report.access)
     except OSError as error:
         report.errors.append(unlisted(error))
         return []
     for file in files:
         report.outcomes[file.name] = ("not used", file.ignored or "not a picture")
+    kinds = {*picture_extensions(), *map(str.lower, concept.captions.extensions), *([""] if concept.recursive else [])}
+    if elsewhere := [file.name for file in files if file.ignored == ELSEWHERE and file.extension in kinds]:
+        some = count(elsewhere, "link leads", "links lead")
+        sentence = f"{some} out of {folder} to a place that may not be read: {names(elsewhere)}"
+        report.problem(elsewhere, ELSEWHERE, sentence, "allow that folder, or copy the files")
     files = [file for file in files if not file.ignored]
     found = pictures_among(folder, files, report)
     if not found:
@@ -161,38 +186,44 @@ def manifest_digest(manifest: Manifest) -> str:
     return hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()
 
 
-def fingerprint(dataset: DatasetConfig, index: Index | None = None) -> str:
+def fingerprint(dataset: DatasetConfig, index: Index | None = None, access: Access = ANYWHERE) -> str:
     """Compute a hash of the settings, and of the names and contents of all files that a scan could read.
 
     Decodes nothing, and never raises for the state of the disk. With an index, only changed files are read.
     """
     if index is None:
         with Index() as index:
-            return fingerprint(dataset, index)
+            return fingerprint(dataset, index, access)
     total = hashlib.sha256(dataset.digest().encode())
     for concept in dataset.concepts:
         if concept.folder.strip():
-            for text in _contents(concept, index):
+            for text in _contents(concept, index, access):
                 total.update(text.encode("utf-8", "surrogatepass"))
     return total.hexdigest()
 
 
-def _contents(concept: ConceptConfig, index: Index) -> Iterable[str]:
+def _contents(concept: ConceptConfig, index: Index, access: Access) -> Iterable[str]:
     """Yield names and digests of the files that a concept's scan could read."""
     captions, masks, folder = concept.captions, concept.masks, resolve_folder(concept.folder)
     endings = (*picture_extensions(), *UNREADABLE_EXTENSIONS, *map(str.lower, captions.extensions), *TABLES)
-    yield from _listing(folder, concept.recursive, endings, index)
+
+    def listing(place: Path, recursive: bool, endings: tuple[str, ...]) -> Iterable[str]:
+        return _listing(place, recursive, endings, index, access)
+
+    yield from listing(folder, concept.recursive, endings)
     if masks is not None and mask_folder(folder, masks) != folder:
-        yield from _listing(mask_folder(folder, masks), True, tuple(map(str.lower, masks.suffixes)), index)
+        yield from listing(mask_folder(folder, masks), True, tuple(map(str.lower, masks.suffixes)))
     if captions.source in ("one_file", "table") and captions.file.strip():
         named = folder / captions.file.strip()
-        yield from _listing(named.parent, False, (named.name.lower(),), index)
+        yield from listing(named.parent, False, (named.name.lower(),))
 
 
-def _listing(folder: Path, recursive: bool, endings: tuple[str, ...], index: Index) -> Iterable[str]:
-    """Yield names and digests of the files in a folder that end in one of `endings`."""
+def _listing(folder: Path, recursive: bool, endings: tuple[str, ...], index: Index, access: Access) -> Iterable[str]:
+    """Yield names and digests of the files in a folder that end in one of `endings`; nothing where none may be read."""
+    if not access.allows(folder):
+        return
     try:
-        listed = list_files(folder, recursive)
+        listed = list_files(folder, recursive, access)
     except OSError as error:  # a folder without permission
         yield str(error)
         return

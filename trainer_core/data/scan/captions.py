@@ -12,7 +12,7 @@ from ...config import CaptionConfig
 from ..captions import has_wildcards
 from .caption_files import caption_lines, read_text
 from .caption_tables import find_table, read_table, table_captions
-from .folder import File, numbered, same_name
+from .folder import File, numbered, refused, same_name
 from .report import Report
 
 TEXT_EXTENSIONS = (".txt", ".caption", ".captions", ".tags", ".text", ".md", ".json")
@@ -101,6 +101,9 @@ def _texts_in_one_file(folder: Path, found: list[File], files: list[File], repor
         )
         return {}
     path = Path(os.path.normpath(folder / name))
+    if not report.access.allows(path):
+        report.errors.append(refused(path, "caption_file of Concept Dataset"))
+        return {}
     if not path.is_file():
         report.errors.append(f"The caption file {path} does not exist; check caption_file of Concept Dataset.")
         return {}

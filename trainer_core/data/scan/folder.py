@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...common.access import ANYWHERE, Access
+
+ELSEWHERE = "a link to a place that may not be read"  # why a file is ignored
 MOST_FOLDER_REPEATS = 1000  # 2023_summer is a year, not a number of repeats
 _SYSTEM_NAMES = frozenset(("thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin"))
 
@@ -42,15 +45,16 @@ def resolve_folder(folder: str) -> Path:
     return Path(os.path.realpath(os.path.expanduser(folder.strip().strip('"').strip("'"))))
 
 
-def list_files(folder: Path, recursive: bool) -> list[File]:
+def list_files(folder: Path, recursive: bool, access: Access = ANYWHERE) -> list[File]:
     """List all files in natural order, [] if the folder is missing; raises OSError if it cannot be listed.
 
-    Hidden and system folders are skipped; each real folder is listed once, so that links cannot loop.
+    Hidden and system folders are skipped; each real folder is listed once, so that links cannot loop. A link to a place
+    outside `access` is listed as ignored, and nothing there is touched.
     """
-    return sorted(_walk(folder, "", recursive, set()), key=lambda file: natural_order(file.name))
+    return sorted(_walk(folder, "", recursive, set(), access), key=lambda file: natural_order(file.name))
 
 
-def _walk(folder: Path, prefix: str, recursive: bool, visited: set[str]) -> Iterator[File]:
+def _walk(folder: Path, prefix: str, recursive: bool, visited: set[str], access: Access) -> Iterator[File]:
     real = os.path.realpath(folder)
     if real in visited or not os.path.isdir(folder):  # Path.is_dir raises OSError for a name that is too long
         return
@@ -59,12 +63,13 @@ def _walk(folder: Path, prefix: str, recursive: bool, visited: set[str]) -> Iter
         ordered = sorted(entries, key=lambda entry: natural_order(entry.name))
     for entry in ordered:
         ignored = "hidden or a system file" if is_hidden(entry.name) else ""
-        if _is_folder(entry):
+        elsewhere = _is_link(entry) and not access.allows(entry.path)
+        if not elsewhere and _is_folder(entry):
             if recursive and not ignored:
-                yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", recursive, visited)
+                yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", recursive, visited, access)
             continue
         try:
-            status = entry.stat()
+            status = entry.stat(follow_symlinks=not elsewhere)
         except FileNotFoundError:  # it vanished, or it is a broken link, which is reported when it is read
             if not entry.is_symlink():
                 continue
@@ -73,6 +78,8 @@ def _walk(folder: Path, prefix: str, recursive: bool, visited: set[str]) -> Iter
             status = entry.stat(follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISLNK(status.st_mode):
             ignored = "a broken link, pipe, socket or device"  # reading it might never end
+        if elsewhere and not ignored:
+            ignored = ELSEWHERE
         yield File(
             path=Path(entry.path),
             name=prefix + entry.name,
@@ -81,6 +88,13 @@ def _walk(folder: Path, prefix: str, recursive: bool, visited: set[str]) -> Iter
             ctime_ns=status.st_ctime_ns,
             ignored=ignored,
         )
+
+
+def _is_link(entry: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is a link, or on Windows a junction."""
+    if entry.is_symlink():
+        return True
+    return os.name == "nt" and bool(entry.stat(follow_symlinks=False).st_reparse_tag)  # type: ignore[attr-defined]
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -122,3 +136,8 @@ def same_name(name: str) -> str:
 def unlisted(error: OSError) -> str:
     """Say in a sentence which folder cannot be listed, and why."""
     return f"The folder {error.filename} cannot be listed ({error.strerror}); check its path and permissions."
+
+
+def refused(place: Path, setting: str) -> str:
+    """Say in a sentence that a file or folder may not be read; setting: the input and node that name it."""
+    return f"{place} lies outside the folders that may be read; set {setting} to a place inside them."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ...common.access import ANYWHERE, Access
 from ...config import ConceptConfig
 
 
@@ -23,6 +24,7 @@ class Report:
     """The errors, notes and file outcomes of one concept; every file starts as not used."""
 
     concept: ConceptConfig
+    access: Access = ANYWHERE  # the places that may be read
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> (outcome, why)

@@ -1,0 +1,221 @@
+"""What a stranger's workflow may have read: attacks over HTTP, on folders that nobody allowed and by odd prompts."""
+
+import json
+import shutil
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+from train_graph import changed, draw_pictures, masks, train_graph
+
+from comfy_client import ComfyClient, ComfyServer, refused
+from lora_atelier.dev import TINY_BASE
+
+pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
+SECRET = "swordfish"  # in files that no answer may hold
+OUTSIDE = "outside ComfyUI's folders"
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """Give a folder with pictures and a secret that lies outside ComfyUI's folders."""
+    folder = draw_pictures(tmp_path / "private")
+    (folder / "secret.txt").write_text(f"{SECRET}, {SECRET}-2\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def allowed(server: ComfyServer) -> Iterator[Path]:
+    """Give the list of allowed folders; afterwards it is as before."""
+    path = server.base / "user" / "__atelier" / "allowed_folders.txt"
+    before = path.read_bytes() if path.exists() else None
+    yield path
+    path.unlink(missing_ok=True)
+    if before is not None:
+        path.write_bytes(before)
+
+
+def everything(server: ComfyServer) -> bytes:
+    """Join all that the server hands out of models and output, and its answers about runs."""
+    files = [path for part in ("models", "output") for path in (server.base / part).rglob("*") if path.is_file()]
+    return b"".join(path.read_bytes() for path in files)
+
+
+@pytest.mark.parametrize("how", ["absolute", "upwards", "link", "linked folder", "beside"])
+def test_no_text_outside_the_allowed_folders_is_read(
+    comfy: ComfyClient, server: ComfyServer, pictures: Path, foreign: Path, how: str
+) -> None:
+    """Not as a table, not as the lines of all pictures, not beside a picture, and not in a message."""
+    named = {"absolute": str(foreign / "secret.txt"), "link": "link.txt", "linked folder": "away/secret.txt"}
+    named["upwards"] = "../" * 20 + str(foreign / "secret.txt").lstrip("/")
+    (pictures / "link.txt").symlink_to(foreign / "secret.txt")
+    (pictures / "away").symlink_to(foreign, target_is_directory=True)
+    graph = train_graph(pictures.name, name=f"secret {how}", steps=1)
+    if how == "beside":
+        (pictures / "0.txt").unlink()
+        (pictures / "0.txt").symlink_to(foreign / "secret.txt")
+        for link in ("away", "link.txt"):
+            (pictures / link).unlink()
+        refused(comfy, graph, "error", "1 link leads out of")
+    else:
+        for source in ("one_file", "table"):
+            asked = changed(graph, "data", caption_source=source, caption_file=named[how], recursive=False)
+            refused(comfy, asked, "error", "outside the folders that may be read")
+    assert SECRET.encode() not in everything(server)
+
+
+def test_a_caption_file_inside_comfyui_s_folders_is_read(
+    comfy: ComfyClient, server: ComfyServer, pictures: Path
+) -> None:
+    lines = server.base / "input" / f"{pictures.name}-lines.txt"
+    lines.write_text("a drawn circle\n", encoding="utf-8")
+    for name in (str(lines), f"../{lines.name}"):
+        graph = changed(train_graph(pictures.name, name=pictures.name, steps=1), "data", caption_source="one_file")
+        result = comfy.queue(changed(graph, "data", caption_file=name))
+        assert result.ok, result.error
+        with safe_open(server.base / "models" / "loras" / "atelier" / f"{pictures.name}.safetensors", "pt") as file:
+            assert "a drawn circle" in file.metadata()["ss_tag_frequency"]
+    lines.unlink()
+
+
+@pytest.mark.parametrize("node", ["data", "masks"])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("{foreign}", OUTSIDE),
+        ("/", OUTSIDE),
+        ("/there/is/none", OUTSIDE),  # whether a folder exists is nobody's business either
+        ("~", OUTSIDE),
+        ("~nosuchuser/pictures", "There is no folder"),
+        ("//server/share", "is a network address"),
+        (r"\\server\share", "is a network address"),
+        (r"\\?\C:\pictures", "is a network address"),
+        ("x" * 300, "There is no folder"),
+        ("x/" * 600, "has 1200 characters"),
+        ("a\0b", "has a character that no path can have"),
+        ("a\ud800b", "has a character that no path can have"),
+        ("link", OUTSIDE),
+    ],
+    ids=lambda value: ascii(value)[:20],
+)
+def test_a_folder_that_nobody_allowed_is_refused_before_anything_runs(
+    comfy: ComfyClient, server: ComfyServer, pictures: Path, foreign: Path, node: str, name: str, sentence: str
+) -> None:
+    link = server.base / "input" / "link"
+    link.symlink_to(foreign, target_is_directory=True)
+    graph = train_graph(pictures.name)
+    graph["masks"] = masks(["data", 0])
+    graph = changed(graph, "train", dataset=["masks", 0])
+    try:
+        refused(comfy, changed(graph, node, folder=name.format(foreign=foreign)), "rejected", sentence)
+    finally:
+        link.unlink()
+
+
+def ask(comfy: ComfyClient, address: str, question: object, **headers: str) -> tuple[int, dict[str, Any]]:
+    """Post a question as a page on the machine does, or with other headers; give status and answer."""
+    here = {"Origin": comfy.url, "Content-Type": "application/json"}
+    try:
+        return 200, json.loads(comfy.request(address, question, {**here, **headers}))
+    except urllib.error.HTTPError as error:
+        body = error.read()
+        return error.code, json.loads(body) if body else {}
+
+
+def test_a_person_allows_a_folder_once(comfy: ComfyClient, server: ComfyServer, foreign: Path, allowed: Path) -> None:
+    graph = train_graph(str(foreign), name="allowed", steps=1)
+    refused(comfy, graph, "rejected", OUTSIDE)
+    assert ask(comfy, "/atelier/folders/check", {"folders": [str(foreign)]})[1] == {"unknown": [str(foreign)]}
+    status, answer = ask(comfy, "/atelier/folders/allow", {"folder": str(foreign)})
+    assert status == 200 and str(foreign) in answer["said"], answer
+    assert ask(comfy, "/atelier/folders/check", {"folders": [str(foreign)]})[1] == {"unknown": []}
+    assert comfy.get("/atelier/folders") == {"folders": [str(foreign)], "may_change": False}  # no page asks here
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    refused(comfy, changed(graph, "data", folder=str(foreign.parent)), "rejected", OUTSIDE)
+    assert ask(comfy, "/atelier/folders/forget", {"folder": str(foreign)})[0] == 200
+    refused(comfy, graph, "rejected", OUTSIDE)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": ""}, 403),  # no page
+        ({"Origin": "http://elsewhere.example"}, 403),  # another site
+        ({"Origin": "http://elsewhere.example", "Host": "elsewhere.example"}, 403),  # whose name leads here
+        ({"X-Forwarded-For": "203.0.113.7"}, 403),  # a page on another machine
+        ({"Forwarded": "for=203.0.113.7"}, 403),
+    ],
+    ids=["script", "site", "rebinding", "proxy", "new proxy"],
+)
+def test_only_a_page_at_the_machine_allows_folders(
+    comfy: ComfyClient, foreign: Path, allowed: Path, headers: dict[str, str], status: int
+) -> None:
+    assert ask(comfy, "/atelier/folders/allow", {"folder": str(foreign)}, **headers)[0] == status
+    assert not allowed.exists() or str(foreign) not in allowed.read_text()
+
+
+@pytest.mark.parametrize("folder", ["/", "relative", "/there/is/none", r"\\server\share", "", 5, None, "x" * 5000])
+def test_what_is_no_folder_of_pictures_cannot_be_allowed(comfy: ComfyClient, allowed: Path, folder: object) -> None:
+    status, answer = ask(comfy, "/atelier/folders/allow", {"folder": folder})
+    assert status in (400, 409) and answer["error"] and not allowed.exists()
+
+
+def test_a_damaged_list_of_folders_is_named(comfy: ComfyClient, pictures: Path, allowed: Path) -> None:
+    allowed.parent.mkdir(parents=True, exist_ok=True)
+    allowed.write_bytes(b"/x\n\xff\xfe")
+    refused(comfy, train_graph(pictures.name), "rejected", "The list of allowed folders")
+
+
+@pytest.mark.parametrize(
+    ("where", "values", "sentence"),
+    [
+        ("train", {"dataset": "text"}, "dataset of Train LoRA is 'text'; link Concept Dataset into it."),
+        ("train", {"lora_config": {"rank": 4}}, "lora_config of Train LoRA is an object; link LoRA Config into it."),
+        ("train", {"base_model": 3}, "base_model of Train LoRA is 3; link Load Base Model into it."),
+        ("train", {"saves": "text"}, "saves of Train LoRA is 'text'; link Saves & Samples into it."),
+        ("train", {"strength": "1e400"}, "strength of Train LoRA is inf; set it to a number from"),
+        ("train", {"seed": "9" * 400}, "Value 9999"),
+        ("train", {"strength": "nan"}, "strength of Train LoRA is nan; set it to a number from"),
+        ("optimizer", {"name": "sgdd"}, "name of Optimizer is missing; set it to"),
+        ("optimizer", {"name.beta1": None}, "Required input is missing: beta1"),
+        ("train", {"on_existing": "burn"}, None),
+    ],
+    ids=lambda value: ascii(value)[:30],
+)
+def test_what_no_editor_sends_gets_one_sentence(
+    comfy: ComfyClient, pictures: Path, where: str, values: dict[str, Any], sentence: str | None
+) -> None:
+    graph = changed(train_graph(pictures.name, name=pictures.name, steps=1), where, **values)
+    for name in [name for name, value in values.items() if value is None]:
+        del graph[where]["inputs"][name]
+    if sentence is None:  # an unknown choice of an optional input counts as none
+        assert comfy.queue(graph).ok
+    else:
+        result = comfy.queue(graph)
+        assert not result.ok and sentence in result.error, result.error
+
+
+def test_values_that_other_nodes_link_are_checked_like_typed_ones(comfy: ComfyClient, pictures: Path) -> None:
+    graph = train_graph(pictures.name, name=pictures.name, steps=1)
+    graph["number"] = {"class_type": "PrimitiveInt", "inputs": {"value": -4}}
+    graph["text"] = {"class_type": "PrimitiveString", "inputs": {"value": "../../escape"}}
+    for where, values, sentence in [
+        ("train", {"steps": ["number", 0]}, "steps of Train LoRA is -4; set it to a number from"),
+        ("lora", {"rank": ["number", 0]}, "rank of LoRA Config is -4; set it to a number from"),
+        ("train", {"name": ["text", 0]}, "cannot be a file name"),
+    ]:
+        refused(comfy, changed(graph, where, **values), "error", sentence)
+
+
+def test_a_checkpoint_of_any_other_name_is_not_opened(comfy: ComfyClient, server: ComfyServer, pictures: Path) -> None:
+    """A linked name is not compared with the list by ComfyUI."""
+    outside = server.base / "outside.safetensors"
+    shutil.copy(TINY_BASE, outside)
+    graph = train_graph(pictures.name, name=pictures.name, steps=1)
+    for name in ("../../outside.safetensors", str(outside)):
+        refused(comfy, changed(graph, "base", checkpoint=name), "rejected", "Value not in list")
+    outside.unlink()
