@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
 
+from ..trainer_core.common.files import written_whole
 from ..trainer_core.config import BeneathConfig, LoraConfig
 from ..trainer_core.lora_files.read import outline_lora
-from .comfyui import folders
+from .comfyui import folders, kept
 from .node import Node
 from .sockets import CATEGORY, LoraConfigSocket, io
 
 NONE = "none"
-KEPT = 30 * 86400  # seconds that LoRAs of the graph are kept after their last use
 
 
 class AtelierExistingLora(Node):
@@ -114,23 +112,16 @@ class AtelierExistingLora(Node):
 
 
 def keep(lora: Mapping[str, torch.Tensor]) -> Path:
-    """Write a LoRA of the graph to a file named by its content; delete files not used for a month."""
+    """Write a LoRA of the graph to a file named by its content; what the limit leaves no room for is deleted."""
     if not lora:
         raise ValueError("The LoRA linked to Existing LoRA holds no tensors; link one of Train LoRA or of a loader.")
     folder = folders.loras_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
-        if time.time() - old.stat().st_mtime > KEPT:
-            old.unlink(missing_ok=True)
     data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in sorted(lora.items())})
     path = folder / f"{hashlib.sha256(data).hexdigest()[:32]}.safetensors"
-    if path.is_file():
-        os.utime(path)
-        return path
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    if not path.is_file():
+        with written_whole(path) as temporary:
+            temporary.write_bytes(data)
+    kept.mark_used([path])
+    kept.make_room()
     return path

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -17,11 +15,9 @@ import torch
 from PIL import Image
 
 from ..trainer_core.config import MASK_SUFFIX, CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
-from .comfyui import folders
+from .comfyui import folders, kept
 from .node import Node
 from .sockets import CATEGORY, DatasetSocket, io
-
-PICTURES_KEPT = 30 * 86400  # seconds that pictures are kept after their last use
 
 
 class AtelierImageConcept(Node):
@@ -207,13 +203,10 @@ def save_pictures(
 ) -> Path:
     """Write pictures (H, W, C) in 0..1, captions and masks (H, W) to a folder named by their content; return it.
 
-    Folders that have not been asked for in a month are removed.
+    What the limit of LoRA Atelier leaves no room for is deleted, the least recently used first.
     """
     root = folders.pictures_folder()
     root.mkdir(parents=True, exist_ok=True)
-    for old in root.iterdir():
-        if time.time() - old.stat().st_mtime > PICTURES_KEPT:
-            shutil.rmtree(old, ignore_errors=True)  # what another process holds stays until next time
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as temporary:
         new = Path(temporary) / "pictures"
@@ -230,7 +223,8 @@ def save_pictures(
         folder = root / digest.hexdigest()[:32]
         if not folder.is_dir():
             os.replace(new, folder)
-    os.utime(folder)
+    kept.mark_used([folder])
+    kept.make_room()
     return folder
 
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from ..trainer_core.common.files import reason
 from ..trainer_core.config import SchedulerConfig
 from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
-from .comfyui import allowed, folders, server, session
+from .comfyui import allowed, folders, kept, server, session
 from .scheduler import read_scheduler
 
 LARGEST = 8192  # bytes of a question
@@ -30,6 +30,8 @@ def register_routes() -> None:
     server.add_route("/atelier/runs/{run}", answer_run, "GET")
     server.add_route("/atelier/schedule", answering(answer_schedule))
     server.add_route("/atelier/ask", answering(answer_ask))
+    server.add_route("/atelier/kept", answer_kept, "GET")
+    server.add_route("/atelier/kept/clear", answer_clear)
     server.add_route("/atelier/folders", answer_folders, "GET")
     server.add_route("/atelier/folders/check", answering(answer_check))
     server.add_route("/atelier/folders/allow", allowed.only_at_the_machine(answering(answer_allow)))
@@ -173,3 +175,20 @@ def _change(question: Any, change: Callable[[str], None], sentence: str) -> web.
         sentence = f"The list of allowed folders could not be written ({reason(problem)}); check {allowed.list_file()}."
         return web.json_response({"error": sentence}, status=409)
     return web.json_response({"said": sentence.format(folder)})
+
+
+async def answer_kept(request: web.Request) -> web.Response:
+    """Answer with {sizes: bytes of what the pack keeps by kind, limit: the most bytes, 0 for any}, or {error: …}."""
+    try:
+        limit, sizes = folders.kept_limit(), await asyncio.to_thread(kept.sizes)
+    except ValueError as problem:
+        return web.json_response({"error": str(problem)}, status=409)
+    return web.json_response({"sizes": sizes, "limit": limit})
+
+
+async def answer_clear(request: web.Request) -> web.Response:
+    """Delete what the pack keeps, and answer as `answer_kept` does; refused while a LoRA is trained."""
+    if session.at_work():
+        return web.json_response({"error": "A LoRA is being trained; clear after it."}, status=409)
+    await asyncio.to_thread(kept.clear)
+    return await answer_kept(request)

@@ -30,7 +30,7 @@ from ..trainer_core.lora_files.merge import comfy_tensors
 from ..trainer_core.models import source_of
 from ..trainer_core.models.sd import check_base_model, detect_noise
 from ..trainer_core.preflight.outline import outline_run
-from .comfyui import folders, models, session
+from .comfyui import folders, kept, models, session
 from .comfyui.progress import NodeProgress, announce_lora, clock
 from .node import Node
 from .plot import draw_losses
@@ -153,7 +153,9 @@ class AtelierTrain(Node):
             saves=saves or SavesConfig(),
             existing=read_existing(on_existing or {}),
         )
-        cache_limit = folders.cache_limit()
+        used = [concept.folder for concept in dataset.concepts]
+        used += [lora_config.start, *(beneath.path for beneath in lora_config.beneath)]
+        kept.mark_used(map(Path, used))
         output = folders.lora_file(plain_name(name), config.saves.folder)
         embeddings = folders.embeddings_folder() if lora_config.embeddings else None
         progress, began = NodeProgress(cls.hidden.unique_id, output.stem), time.monotonic()
@@ -170,7 +172,7 @@ class AtelierTrain(Node):
                         device,
                         progress.callbacks(asked),
                         lambda path: models.check_lora(path, model, clip),
-                        cache_limit=cache_limit,
+                        cache_limit=kept.room_for_cache(),
                         logs=folders.logs_folder(),
                         embeddings=embeddings,
                         runs=folders.runs_folder(),

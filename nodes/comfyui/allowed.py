@@ -62,14 +62,13 @@ def at_the_machine(request: web.Request) -> bool:
 
     The name in the address counts as well: so no other site can ask in its place, whatever its name leads to.
     """
-    origin, host = urlsplit(request.headers.get("Origin", "")), urlsplit(f"//{request.host}")
+    host = urlsplit(f"//{request.host}")
+    same = request.headers.get("Sec-Fetch-Site") == "same-origin"  # browsers send no Origin when a page only reads
+    if "Origin" in request.headers:
+        origin = urlsplit(request.headers["Origin"])
+        same = (origin.hostname, origin.port or 80) == (host.hostname, host.port or 80)
     forwarded = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "X-Real-IP"))
-    return (
-        not forwarded
-        and _is_local(request.remote)
-        and _is_local(host.hostname)
-        and (origin.hostname, origin.port or 80) == (host.hostname, host.port or 80)
-    )
+    return same and not forwarded and _is_local(request.remote) and _is_local(host.hostname)
 
 
 def only_at_the_machine(

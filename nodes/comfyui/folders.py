@@ -28,7 +28,7 @@ from .allowed import allowed_folders
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pictures that come with the pack
 DIFFUSERS = "diffusers/"  # in front of diffusers folders in the list of checkpoints
-CACHE_LIMIT = "Atelier.CacheLimit"  # the setting's id in js/atelier.js
+KEPT_LIMIT = "Atelier.KeptLimit"  # the setting's id in js/atelier.js
 USUAL_LIMIT = 20.0  # GB; the setting's default there
 MOST_GIGABYTES = 1e9
 LONGEST_PATH = 1000  # characters
@@ -213,12 +213,12 @@ def index_file() -> Path:
     return cache_folder() / PLACE
 
 
-def cache_limit() -> int:
-    """The most bytes of the cache, 0 for any: the setting of ComfyUI, of several users the largest.
+def kept_limit() -> int:
+    """The most bytes that the pack keeps, 0 for any: the setting of ComfyUI, of several users the largest.
 
     ValueError for a setting that is no number of gigabytes.
     """
-    limits = [_gigabytes(_settings(user).get(CACHE_LIMIT)) for user in PromptServer.instance.user_manager.users]
+    limits = [_gigabytes(_settings(user).get(KEPT_LIMIT)) for user in PromptServer.instance.user_manager.users]
     most = max((limit or math.inf for limit in limits), default=USUAL_LIMIT)
     return 0 if most == math.inf else int(most * 1e9)
 
@@ -240,7 +240,7 @@ def _gigabytes(value: Any) -> float:
         return USUAL_LIMIT
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_GIGABYTES:
         raise ValueError(
-            f"The cache limit is {value!r}; set LoRA Atelier > Cache > Limit in ComfyUI's settings to a number of "
+            f"The limit is {value!r}; set LoRA Atelier > Kept files > Limit in ComfyUI's settings to a number of "
             "gigabytes, 0 for no limit."
         )
     return value

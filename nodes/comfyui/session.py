@@ -97,6 +97,11 @@ def buttons_enabled(node_id: str, *, draws: bool) -> Iterator[Callable[[], Colle
         _current = None
 
 
+def at_work() -> bool:
+    """Tell whether a run is at work in this ComfyUI."""
+    return _current is not None
+
+
 def ask(what: str, node_id: str | None) -> str:
     """Request one of SAID of the current run and return the answer; raises ValueError if that is impossible.
 

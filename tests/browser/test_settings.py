@@ -6,7 +6,7 @@ from comfy_client import ComfyClient
 
 pytestmark = pytest.mark.browser
 
-LIMIT = "Atelier.CacheLimit"
+LIMIT = "Atelier.KeptLimit"
 
 
 @pytest.mark.parametrize("opened", ["vue"], indirect=True)  # the dialog is the same in both renderers
@@ -18,8 +18,12 @@ def test_the_limit_of_the_cache_is_a_setting(editor, comfy: ComfyClient) -> None
         editor.run("() => window.app.extensionManager.command.execute('Comfy.ShowSettingsDialog')")
         editor.page.get_by_text("LoRA Atelier", exact=True).first.click()
         assert editor.page.get_by_text("Limit in gigabytes").first.is_visible()
+        kept = editor.page.locator(".atelier-kept")
+        kept.get_by_text("encoded pictures and captions").wait_for()
         editor.settle()
         editor.screenshot(f"settings-{editor.version}")
+        kept.get_by_role("button", name="Clear").click()
+        kept.get_by_text("0.00 GB: encoded pictures and captions 0.00 GB").wait_for()
     finally:
         editor.run("id => window.app.extensionManager.setting.set(id, 20)", LIMIT)
         editor.page.keyboard.press("Escape")

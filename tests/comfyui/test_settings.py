@@ -12,7 +12,7 @@ from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import TINY_BASE
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
-LIMIT = "/settings/Atelier.CacheLimit"
+LIMIT = "/settings/Atelier.KeptLimit"
 
 
 def cached(server: ComfyServer) -> set[str]:
@@ -64,7 +64,7 @@ def test_a_limit_that_is_no_number_of_gigabytes_is_refused(
     comfy.request(LIMIT, value)
     result = comfy.queue(train_graph(pictures.name, name=pictures.name))
     assert result.error == (
-        f"The cache limit is {value!r}; set LoRA Atelier > Cache > Limit in ComfyUI's settings to a number of "
+        f"The limit is {value!r}; set LoRA Atelier > Kept files > Limit in ComfyUI's settings to a number of "
         "gigabytes, 0 for no limit."
     )
     assert not any((server.base / "output" / "atelier" / "runs").glob(f"{pictures.name}*"))
