@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ...common.callbacks import Callbacks
@@ -74,7 +75,7 @@ def _pairs(folder: Path, found: list[File], config: MaskConfig, report: Report) 
     if config.source == "alpha":
         return [(file, file) for file in found]
     apart = mask_folder(folder, config)
-    if not apart.is_dir():
+    if not os.path.isdir(apart):  # Path.is_dir raises OSError for a name that is too long
         report.errors.append(f"The mask folder {apart} does not exist; check folder of Mask Loader.")
         return []
     try:
