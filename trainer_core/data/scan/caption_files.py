@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -80,7 +81,10 @@ def choose_lines(lines: tuple[str, ...], mode: Mode, where: object) -> tuple[str
 def read_bytes(path: Path, limit: int, kind: str) -> bytes:
     """Read a whole file; raises ValueError above `limit` bytes. kind: the file's kind, for the message."""
     with path.open("rb") as file:
-        data = file.read(limit + 1)
+        expected = min(os.fstat(file.fileno()).st_size, limit)  # a read takes the memory that it is asked for
+        data = file.read(expected + 1)
+        if len(data) > expected:
+            data += file.read(limit - expected)
     if len(data) > limit:
         size = path.stat().st_size / 2**20
         raise ValueError(
@@ -142,13 +146,14 @@ def _codec(path: Path, data: bytes, encoding: str) -> tuple[str, int]:
 
 def _named(path: Path, data: bytes, encoding: str) -> str:
     """Return the codec for the encoding of the settings, if all bytes fit it; raises ValueError."""
-    ordered = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}  # without a mark a stream has to know the order
-    name = codecs.lookup(encoding).name
-    codec = ordered.get(name, encoding)
+    # There is no mark, so a stream must neither look for one nor learn the order of bytes from it.
+    unmarked = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
     try:
+        name = codecs.lookup(encoding).name
+        codec = unmarked.get(name, encoding)
         fits = name not in _NO_CHARSETS and _fits(data, codec)
-    except LookupError:  # a codec of bytes
-        fits = False
+    except LookupError:  # an unknown one, or one of bytes
+        name, codec, fits = "", "", False
     if not fits:
         raise ValueError(f"{path} cannot be read as {encoding} throughout; {_remedy(data)}.")
     if not data.isascii() and not name.startswith("utf") and _utf8_until(data) == len(data):
