@@ -49,9 +49,9 @@ def test_the_page_asks_once_for_a_foreign_folder(editor, server: ComfyServer, tm
     assert "nobody allowed it yet" in answer("Cancel") and not allowed.exists()
     page.keyboard.press("Escape")  # the refusal
     assert answer("Confirm") == "" and allowed.read_text(encoding="utf-8") == f"{folder}\n"
-    editor.run("() => window.app.api.interrupt()")
     assert editor.run(QUEUE) == ""  # the second time nothing is asked
-    editor.run("() => window.app.api.interrupt()")
+    editor.run("async () => { await window.app.api.clearItems('queue'); await window.app.api.interrupt(); }")
+    editor.run("() => window.app.graph.clear()")  # nothing of it lies above the settings
 
     editor.run("() => window.app.extensionManager.command.execute('Comfy.ShowSettingsDialog')")
     page.get_by_text("LoRA Atelier", exact=True).first.click()

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import types
 import typing
 from dataclasses import dataclass
@@ -71,6 +72,12 @@ def check_choices(config: Config) -> None:
             object.__setattr__(config, name, float(getattr(config, name)))
         if typing.get_origin(hint) is Literal and getattr(config, name) not in typing.get_args(hint):
             raise ValueError(f"{name} is {getattr(config, name)!r}; choose one of {list(typing.get_args(hint))}.")
+
+
+def check_path(config: Config, name: str) -> None:
+    """Refuse a path with NUL or half characters, for which the system's functions raise ValueError."""
+    if re.search("[\0\ud800-\udc7f\udd00-\udfff]", getattr(config, name)):
+        raise ValueError(f"{name} contains NUL or half characters, which no path can have; write it again.")
 
 
 def check_range(config: Config, name: str, low: float, high: float = float("inf")) -> None:

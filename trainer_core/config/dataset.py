@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .base import Config, check_choices, check_range
+from .base import Config, check_choices, check_path, check_range
 
 MASK_SUFFIX = "-masklabel.png"  # of masks beside pictures; files with it are never trained as pictures
 
@@ -31,6 +31,7 @@ class MaskConfig(Config):
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_path(self, "folder")
         check_range(self, "threshold", 0, 1)
         check_range(self, "unmasked_weight", 0, 1)
         check_range(self, "unmasked_probability", 0, 1)
@@ -65,6 +66,7 @@ class CaptionConfig(Config):
         check_range(self, "keep", 0)
         check_range(self, "tag_dropout", 0, 1)
         check_range(self, "dropout", 0, 1)
+        check_path(self, "file")
         for extension in self.extensions or ("",):
             if not re.fullmatch(r"\.[^/\\]+", extension):
                 raise ValueError(
@@ -132,6 +134,7 @@ class ConceptConfig(Config):
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_path(self, "folder")
         check_range(self, "repeats", 0.001, 1e6)
         check_range(self, "samples", 0)
         check_range(self, "loss_weight", 0)
@@ -179,7 +182,7 @@ class BucketConfig(Config):
 def _check_resolutions(resolutions: tuple[str, ...]) -> None:
     """Refuse anything but "512" and "640x384" with sides of 64 to 8192 pixels, multiples of 8."""
     for resolution in resolutions:
-        match = re.fullmatch(r"(\d+)(?:x(\d+))?", resolution)
+        match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", resolution)
         sides = [int(side) for side in match.groups() if side] if match else []
         if not sides or not all(64 <= side <= 8192 and side % 8 == 0 for side in sides):
             raise ValueError(

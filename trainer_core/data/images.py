@@ -118,7 +118,7 @@ def strict_decoding() -> Iterator[None]:
 
 
 def decoder_error(error: BaseException) -> str:
-    """Describe in a few words why a picture cannot be decoded."""
+    """Describe in a few words of our own why a picture cannot be decoded: a decoder's words may quote the file."""
     if isinstance(error, UnidentifiedImageError):
         return "not a picture"
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
@@ -127,7 +127,11 @@ def decoder_error(error: BaseException) -> str:
         return "no permission"
     if isinstance(error, FileNotFoundError):
         return "the file, or what it links to, is missing"
-    return str(error).split("\n")[0][:80] or type(error).__name__
+    if isinstance(error, MemoryError):
+        return "too little memory to decode it"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return "damaged or truncated"
 
 
 def open_upright(source: Source, *, srgb: bool = True) -> Image.Image:

@@ -351,8 +351,12 @@ def test_damaged_files_raise_nothing_but_decoder_errors(kind: str) -> None:
 def test_reasons_are_words() -> None:
     assert decoder_error(PermissionError(13, "x")) == "no permission"
     assert decoder_error(FileNotFoundError(2, "x")) == "the file, or what it links to, is missing"
-    assert decoder_error(ValueError("a\nb")) == "a"
-    assert decoder_error(ValueError()) == "ValueError"
+    assert decoder_error(OSError(5, "Input/output error")) == "Input/output error"
+    assert decoder_error(MemoryError()) == "too little memory to decode it"
+    with pytest.raises(DECODER_ERRORS) as error:
+        open_upright(b"P1\nsesame\n")
+    assert "sesame" in str(error.value)
+    assert decoder_error(error.value) == "damaged or truncated"
     with pytest.raises(DECODER_ERRORS) as error:
         open_upright(b"<html>")
     assert decoder_error(error.value) == "not a picture"

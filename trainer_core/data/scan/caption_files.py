@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import codecs
+import io
+import os
 import re
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
+
+Mode = Literal["draw", "first", "join"]  # lines of a caption: all, the first one, all as one
 
 TEXT_LIMIT = 2**20  # maximum bytes of a caption file
+MOST_LINES = 2**16  # of a caption
+LONGEST_LINE = 2**17  # characters; also the csv module's limit of a field
 _BOMS = (  # the long ones first: UTF-32's starts with UTF-16's
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
+    (codecs.BOM_UTF32_LE, "utf-32", "-le"),
+    (codecs.BOM_UTF32_BE, "utf-32", "-be"),
+    (codecs.BOM_UTF8, "utf-8", ""),
+    (codecs.BOM_UTF16_LE, "utf-16", "-le"),
+    (codecs.BOM_UTF16_BE, "utf-16", "-be"),
 )
 # Encodings to propose for text that is not UTF-8: codec -> the scripts of its languages.
 _CODECS = {
@@ -27,6 +34,8 @@ _CODECS = {
     "big5": {"CJK"},
     "euc_jp": {"HIRAGANA", "KATAKANA", "CJK", "IDEOGRAPHIC"},
 }
+# Codecs for other purposes, and those that wait for the end of a sequence as long as the file.
+_NO_CHARSETS = frozenset(("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"))
 _FREQUENT = {  # the range of each standard's frequent characters: codec with just these, lowest and highest first byte
     "shift_jis": ("shift_jis", 0x88, 0x97),
     "gb18030": ("gb2312", 0xB0, 0xD7),
@@ -35,6 +44,9 @@ _FREQUENT = {  # the range of each standard's frequent characters: codec with ju
 }
 _SIGNS = frozenset("“”‘’„‚‹›«»–—…•·¿¡°€£©®™§½¼¾×、。，．！？：；（）「」『』【】〜～・％")
 LINE_END = re.compile(r"\r\n|\r|\n")  # not U+2028 and form feeds, which occur inside captions
+NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_LINE_FEED = b"\n"
+_PIECE = 2**20  # characters or bytes that are looked at together
 
 
 def read_text(path: Path, encoding: str = "auto") -> str:
@@ -44,21 +56,35 @@ def read_text(path: Path, encoding: str = "auto") -> str:
     other text is refused with a proposed encoding. A named encoding is used strictly; UTF-8 text is refused under
     another one, since it would be garbled without an error.
     """
-    return decode(path, read_bytes(path, TEXT_LIMIT, "caption file"), encoding)
+    return decode(path, read_bytes(path, TEXT_LIMIT, "caption file"), encoding).read()
 
 
-def caption_lines(text: str, mode: Literal["draw", "first", "join"] = "draw") -> tuple[str, ...]:
-    """Split a text into stripped, non-empty lines: all of them, the first one, or all joined by blanks."""
-    lines = tuple(line for part in LINE_END.split(text) if (line := part.strip()))
-    if mode == "first":
-        return lines[:1]
-    return (" ".join(lines),) if mode == "join" and lines else lines
+def caption_lines(text: str, mode: Mode = "draw", where: object = "The caption") -> tuple[str, ...]:
+    """Split a text into stripped, non-empty lines: all of them, the first one, or all joined by blanks.
+
+    where: file and place, for the message of the ValueError raised above MOST_LINES or LONGEST_LINE.
+    """
+    return choose_lines(tuple(line for part in LINE_END.split(text) if (line := part.strip())), mode, where)
+
+
+def choose_lines(lines: tuple[str, ...], mode: Mode, where: object) -> tuple[str, ...]:
+    """Choose among the lines of a caption as `caption_lines` does; raises ValueError for too many or too long ones."""
+    if mode != "draw":
+        lines = lines[:1] if mode == "first" else (" ".join(lines),) if lines else ()
+    if len(lines) > MOST_LINES:
+        raise ValueError(f"{where} holds more than {MOST_LINES:,} caption lines; remove some.")
+    if any(len(line) > LONGEST_LINE for line in lines):
+        raise ValueError(f"{where} holds a caption line of more than {LONGEST_LINE:,} characters; shorten it.")
+    return lines
 
 
 def read_bytes(path: Path, limit: int, kind: str) -> bytes:
     """Read a whole file; raises ValueError above `limit` bytes. kind: the file's kind, for the message."""
     with path.open("rb") as file:
-        data = file.read(limit + 1)
+        expected = min(os.fstat(file.fileno()).st_size, limit)  # a read takes the memory that it is asked for
+        data = file.read(expected + 1)
+        if len(data) > expected:
+            data += file.read(limit - expected)
     if len(data) > limit:
         size = path.stat().st_size / 2**20
         raise ValueError(
@@ -67,110 +93,152 @@ def read_bytes(path: Path, limit: int, kind: str) -> bytes:
     return data
 
 
-def decode(path: Path, data: bytes, encoding: str) -> str:
-    """Decode a file's bytes as `read_text` does; raises ValueError that names the file."""
-    marked = next((name for bom, name in _BOMS if data.startswith(bom)), None)
-    if marked:
-        text = _decode_marked(path, data, marked)
-    elif encoding == "auto":
-        text = _decode_unmarked(path, data)
-    else:
-        text = _decode_as(path, data, encoding)
-    if "\0" in text:
-        raise ValueError(f"{path} contains NUL characters, so it is no text; save it as UTF-8 without them.")
-    return text.lstrip("\ufeff")
+def decode(path: Path, data: bytes, encoding: str) -> TextIO:
+    """Decode a file's bytes as `read_text` does, into a stream with unchanged line ends; raises ValueError.
 
-
-def _decode_marked(path: Path, data: bytes, codec: str) -> str:
-    try:
-        return data.decode(codec)
-    except UnicodeDecodeError as error:
-        name = codec.removesuffix("-sig")
+    The whole text is checked beforehand, so that reading raises nothing.
+    """
+    codec, start = _codec(path, data, encoding)
+    if any(map(NO_TEXT.search, _pieces(data, codec, start))):
         raise ValueError(
-            f"{path} starts with the mark of {name}, but the rest is not {name} ({error.reason}); save it as UTF-8."
-        ) from error
-
-
-def _decode_as(path: Path, data: bytes, encoding: str) -> str:
-    """Decode strictly by the encoding of the settings, or raise ValueError."""
-    try:
-        text = data.decode(encoding)
-    except (LookupError, ValueError) as error:  # LookupError: a codec for bytes, as rot13
-        raise ValueError(f"{path} cannot be read as {encoding} ({error}); {_remedy(data)}.") from error
-    if not data.isascii() and not encoding.lower().startswith("utf") and _is_utf8(data):
-        raise ValueError(
-            f"{path} is UTF-8 text, but caption_encoding is {encoding}; set caption_encoding of Concept Dataset to "
-            "auto, and save other captions as UTF-8."
+            f"{path} contains NUL characters or half characters, so it is no text; save it as UTF-8 without them."
         )
-    return text
+    return _stream(data, codec, start)
 
 
-def _decode_unmarked(path: Path, data: bytes) -> str:
-    """Decode UTF-8 or UTF-16 without a mark, or raise ValueError that proposes an encoding."""
-    # No UTF-8 caption has NUL or escape characters: they mean UTF-16 or 32, and ISO-2022.
-    if b"\0" not in data and b"\x1b" not in data and _is_utf8(data):
-        return data.decode("utf-8")
-    if (text := _decode_utf16(data)) is not None:
-        return text
-    raise ValueError(f"{path} is not UTF-8 text; {_remedy(data)}.")
+def _stream(data: bytes, codec: str, start: int = 0) -> TextIO:
+    """Open bytes as text from a place on; raises LookupError for a codec of bytes, as rot13."""
+    binary = io.BytesIO(data)
+    binary.seek(start)
+    return io.TextIOWrapper(binary, codec, newline="")
 
 
-def _is_utf8(data: bytes) -> bool:
+def _pieces(data: bytes, codec: str, start: int = 0) -> Iterator[str]:
+    """Decode bytes piece by piece; raises UnicodeError."""
+    text = _stream(data, codec, start)
+    return iter(lambda: text.read(_PIECE), "")
+
+
+def _fits(data: bytes, codec: str, start: int = 0) -> bool:
+    """Tell whether a codec decodes all bytes; raises LookupError as _stream does."""
     try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
+        for _ in _pieces(data, codec, start):
+            pass
+    except UnicodeError:
         return False
     return True
 
 
-def _decode_utf16(data: bytes) -> str | None:
-    """Decode UTF-16 without a mark if it is certain: Latin text, in which every other byte is mostly zero."""
+def _codec(path: Path, data: bytes, encoding: str) -> tuple[str, int]:
+    """Find the codec of a text, and where the text begins behind its marks; raises ValueError."""
+    for mark, name, order in _BOMS:
+        if data.startswith(mark):
+            start = len(mark)
+            while data.startswith(mark, start):
+                start += len(mark)
+            if not _fits(data, name + order, start):
+                raise ValueError(
+                    f"{path} starts with the mark of {name}, but the rest is not {name}; save it as UTF-8."
+                )
+            return name + order, start
+    return (_unmarked(path, data) if encoding == "auto" else _named(path, data, encoding)), 0
+
+
+def _named(path: Path, data: bytes, encoding: str) -> str:
+    """Return the codec for the encoding of the settings, if all bytes fit it; raises ValueError."""
+    # There is no mark, so a stream must neither look for one nor learn the order of bytes from it.
+    unmarked = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
+    try:
+        name = codecs.lookup(encoding).name
+        codec = unmarked.get(name, encoding)
+        fits = name not in _NO_CHARSETS and _fits(data, codec)
+    except LookupError:  # an unknown one, or one of bytes
+        name, codec, fits = "", "", False
+    if not fits:
+        raise ValueError(f"{path} cannot be read as {encoding} throughout; {_remedy(data)}.")
+    if not data.isascii() and not name.startswith("utf") and _utf8_until(data) == len(data):
+        raise ValueError(
+            f"{path} is UTF-8 text, but caption_encoding is {encoding}; set caption_encoding of Concept Dataset to "
+            "auto, and save other captions as UTF-8."
+        )
+    return codec
+
+
+def _unmarked(path: Path, data: bytes) -> str:
+    """Recognize UTF-8 or UTF-16 without a mark, or raise ValueError that proposes an encoding."""
+    # No UTF-8 caption has NUL or escape characters: they mean UTF-16 or 32, and ISO-2022.
+    binary = b"\0" in data or b"\x1b" in data
+    until = _utf8_until(data)
+    if not binary and until == len(data):
+        return "utf-8"
+    if codec := _utf16(data):
+        return codec
+    where = "" if binary else f" in line {data.count(_LINE_FEED, 0, until) + 1}"
+    raise ValueError(f"{path} is not UTF-8 text{where}; {_remedy(data)}.")
+
+
+def _utf8_until(data: bytes) -> int:
+    """Count the first bytes that are UTF-8 text; all of them if the whole is."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for at in range(0, len(data), _PIECE):
+        pending = len(decoder.getstate()[0])
+        try:
+            decoder.decode(data[at : at + _PIECE], at + _PIECE >= len(data))
+        except UnicodeDecodeError as error:
+            return at - pending + error.start
+    return len(data)
+
+
+def _utf16(data: bytes) -> str | None:
+    """Recognize UTF-16 without a mark if it is certain: Latin text, in which every other byte is mostly zero."""
     zeros = data[0::2].count(0), data[1::2].count(0)
     if len(data) % 2 or min(zeros) or 4 * max(zeros) < len(data):
         return None
-    return _decode_clean(data, "utf-16-le" if zeros[1] else "utf-16-be")
-
-
-def _decode_clean(data: bytes, codec: str) -> str | None:
-    """Decode strictly; None if that fails or gives control, private or unassigned characters."""
+    codec = "utf-16-le" if zeros[1] else "utf-16-be"
     try:
-        text = data.decode(codec)
-    except UnicodeDecodeError:
+        return codec if all(map(_is_clean, _pieces(data, codec))) else None
+    except UnicodeError:
         return None
+
+
+def _is_clean(text: str) -> bool:
+    """Tell whether a text has no control, private or unassigned characters."""
     odd = (unicodedata.category(char) in ("Cc", "Cn", "Co", "Cs") for char in set(text) - set("\t\n\v\f\r"))
-    return None if any(odd) else text
+    return not any(odd)
 
 
 def _remedy(data: bytes) -> str:
-    """Propose an encoding, or the two best if none is clearly better, with a sample of the decoded text."""
+    """Propose an encoding, or the two best if none is clearly better."""
     codecs_here: tuple[str, ...] = tuple(_CODECS)
     if b"\0" in data:
         little = data[1::2].count(0) > data[0::2].count(0)  # blanks and other ASCII show the byte order
         codecs_here = ("utf-32-le", "utf-32-be", "utf-16-le" if little else "utf-16-be")
     elif b"\x1b" in data:
         codecs_here = ("iso2022_jp", "iso2022_kr")
-    elif _is_utf8(data):
+    elif _utf8_until(data) == len(data):
         return "it is UTF-8 text: set caption_encoding of Concept Dataset to auto"
     found: dict[str, tuple[float, str]] = {}  # text -> how well it reads, and by which codec first
+    sample = _sample(data)
     for codec in codecs_here:
-        if (text := _decode_clean(data, codec)) is not None:
+        if _fits(sample, codec) and _is_clean(text := sample.decode(codec)):
             found.setdefault(text, (_plausibility(text, codec), codec))
     best = max((score for score, _ in found.values()), default=0.0)
     if best <= 0.5:
         return "no other encoding fits; save it as UTF-8"
-    ranked = sorted(found.items(), key=lambda item: -item[1][0])  # of equals the first
-    close = [(codec, text) for text, (score, codec) in ranked if score > best - 0.05][:2]
-    readings = " and ".join(f'as {codec} it would read "{_excerpt(text)}"' for codec, text in close)
-    choice = " or ".join(codec for codec, _ in close)
-    return f"{readings}; set caption_encoding of Concept Dataset to {choice}, or save it as UTF-8"
+    ranked = sorted(found.values(), key=lambda item: -item[0])  # of equals the first
+    choice = " or ".join([codec for score, codec in ranked if score > best - 0.05][:2])
+    return f"set caption_encoding of Concept Dataset to {choice}, or save it as UTF-8"
 
 
-def _excerpt(text: str) -> str:
-    """Quote a few words around the first character that is not ASCII."""
-    first = _beyond_ascii(text)
-    start = max(text.rfind(" ", 0, max(first - 12, 0)) + 1, first - 24, 0)
-    words = " ".join(text[start : start + 60].split())
-    return words + (" ..." if len(text) > start + 60 else "")
+def _sample(data: bytes) -> bytes:
+    """Cut the part of a long text that tells its encoding: whole lines from the first one that is not UTF-8."""
+    if len(data) <= TEXT_LIMIT:
+        return data
+    if b"\0" in data or b"\x1b" in data:  # characters of 4 bytes; a state that begins at the first one
+        return data[:TEXT_LIMIT]
+    start = data.rfind(_LINE_FEED, 0, _utf8_until(data)) + 1
+    end = data.rfind(_LINE_FEED, start, start + TEXT_LIMIT)
+    return data[start : end if end > start else start + TEXT_LIMIT]
 
 
 def _beyond_ascii(text: str) -> int:

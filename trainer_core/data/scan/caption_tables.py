@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import csv
 import functools
-import io
+import itertools
 import json
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from .caption_files import LINE_END, caption_lines, decode, read_bytes
+import numpy as np
 
-TABLE_LIMIT = 2**28
+from .caption_files import LONGEST_LINE, NO_TEXT, TEXT_LIMIT, Mode, caption_lines, choose_lines, decode, read_bytes
+
+TABLE_LIMIT = 2**27  # maximum bytes of a table, and characters of all its captions
+JSON_LIMIT = 2**26  # bytes; JSON has to be parsed as a whole
+MOST_ENTRIES = 2**20  # lines of a table, and lines of all its captions
+MOST_VALUES = 2**21  # texts, numbers, lists and objects in a JSON text
+MOST_DEPTH = 32  # of lists and objects within each other
+LONGEST_ROW = 2**20  # characters
+LONGEST_NAME = 2**10  # characters: the longest path of macOS; composing accents takes time by the square of the length
 TABLE_NAMES = (  # in order of preference: Hugging Face, plain, then sd-scripts' from its last step to its first
     *("metadata.jsonl", "metadata.csv", "metadata.tsv", "metadata.json"),
     *("captions.jsonl", "captions.json", "captions.csv", "captions.tsv"),
@@ -32,7 +39,7 @@ class TableMatch:
 
     captions: dict[str, tuple[str, ...]]  # picture name -> lines
     missing: tuple[str, ...]  # pictures without an entry
-    unmatched: tuple[str, ...]  # entries without a picture
+    unmatched: tuple[int, ...]  # numbers of the entries without a picture, from 1; names from a file are not repeated
     by_file_name: tuple[str, ...]  # pictures matched by the bare file name, whose entry names another folder
 
 
@@ -53,16 +60,19 @@ def read_table(path: Path, encoding: str = "auto") -> dict[str, tuple[str, ...]]
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ValueError(f"{path} is no caption table; its name must end in one of {', '.join(readers)}.")
+    limit, kind = (JSON_LIMIT, "JSON table") if reader is _json_entries else (TABLE_LIMIT, "caption table")
     folder = table_key(path.parent.absolute().as_posix()).rstrip("/") + "/"
     table: dict[str, tuple[str, ...]] = {}
-    for place, name, columns in reader(path, decode(path, read_bytes(path, TABLE_LIMIT, "caption table"), encoding)):
+    entries = size = 0
+    for place, name, columns in reader(path, decode(path, read_bytes(path, limit, kind), encoding)):
         where = f"{path}, {place}"
-        key = table_key(_checked(where, name)).removeprefix(folder)
-        if not key:
-            raise ValueError(f"{where}: the picture's name is empty.")
+        key = _picture_key(where, name).removeprefix(folder)
         lines = _row_lines(where, columns)
         if table.setdefault(key, lines) != lines:
-            raise ValueError(f"{where}: {key} has another caption above; remove one of them.")
+            raise ValueError(f"{where}: this picture has another caption above; remove one of them.")
+        entries, size = entries + max(len(lines), 1), size + sum(map(len, lines))
+        if entries > MOST_ENTRIES or size > TABLE_LIMIT:
+            raise ValueError(f"{where}: the table has too many captions; use several concepts with a table each.")
     if not table:
         raise ValueError(f"{path} has no captions; write some, or choose another caption_file in Concept Dataset.")
     return table
@@ -95,7 +105,7 @@ def table_captions(table: dict[str, tuple[str, ...]], names: Sequence[str]) -> T
     return TableMatch(
         captions={name: table[entry] for name, entry in entries.items()},
         missing=tuple(name for name in names if name not in entries),
-        unmatched=tuple(entry for entry in table if entry not in used),
+        unmatched=tuple(number for number, entry in enumerate(table, 1) if entry not in used),
         by_file_name=tuple(by_file_name),
     )
 
@@ -103,6 +113,15 @@ def table_captions(table: dict[str, tuple[str, ...]], names: Sequence[str]) -> T
 def table_key(name: str) -> str:
     """Normalize a picture's name for comparison: posix, lower-case, composed characters, no leading ./ ."""
     return unicodedata.normalize("NFC", name).strip().replace("\\", "/").lower().removeprefix("./")
+
+
+def _picture_key(where: str, name: Any) -> str:
+    """Check a picture's name in a table, and normalize it; raises ValueError."""
+    if len(_checked(where, name)) > LONGEST_NAME:
+        raise ValueError(f"{where}: the picture's name has more than {LONGEST_NAME:,} characters; shorten it.")
+    if not (key := table_key(name)):
+        raise ValueError(f"{where}: the picture's name is empty; write one.")
+    return key
 
 
 def _stem(name: str) -> str:
@@ -124,17 +143,21 @@ def _row_lines(where: str, columns: dict[str, Any]) -> tuple[str, ...]:
         raise ValueError(f"{where}: no caption; add one of {', '.join(TEXT_COLUMNS)} or tags.")
     lines: tuple[str, ...] = ()
     if column is not None:
-        value = columns[column]
-        if isinstance(value, list):
-            lines = tuple(line for text in value for line in caption_lines(_checked(where, text), "join"))
-        else:
-            lines = caption_lines(_checked(where, value))
-    value = columns.get("tags", [])
-    parts = value if isinstance(value, list) else [value]
-    tags = ", ".join(line for text in parts for line in caption_lines(_checked(where, text), "join"))
+        lines = _texts(where, columns[column])
+    tags = ", ".join(_texts(where, columns.get("tags", []), "join"))
     if not tags:
         return lines
+    if len(lines) * len(tags) > TEXT_LIMIT:
+        raise ValueError(f"{where}: too many tags for so many lines; shorten them, or remove lines.")
     return tuple(f"{line}, {tags}" for line in lines) or (tags,)
+
+
+def _texts(where: str, value: Any, mode: Mode = "draw") -> tuple[str, ...]:
+    """Read the lines of a text, or of a list of texts with one line each; raises ValueError."""
+    if not isinstance(value, list):
+        return caption_lines(_checked(where, value), mode, where)
+    lines = (line for text in value for line in caption_lines(_checked(where, text), "join", where))
+    return choose_lines(tuple(lines), "draw", where)
 
 
 def _checked(where: str, value: Any) -> str:
@@ -144,7 +167,7 @@ def _checked(where: str, value: Any) -> str:
             type(value), "a number"
         )
         raise ValueError(f"{where}: expected text, found {kind}.")
-    if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+    if NO_TEXT.search(value):
         raise ValueError(f"{where}: the text contains NUL or half characters (\\u0000, \\ud800); remove them.")
     return value
 
@@ -152,21 +175,31 @@ def _checked(where: str, value: Any) -> str:
 Row = tuple[str, Any, dict[str, Any]]  # place in the file, the picture's name, its columns
 
 
-def _json_lines(path: Path, text: str) -> Iterator[Row]:
-    for number, line in enumerate(LINE_END.split(text), 1):
+def _lines(path: Path, text: TextIO) -> Iterator[str]:
+    """Yield the lines of a table with their ends; raises ValueError for too many or too long ones."""
+    for number, line in enumerate(iter(lambda: text.readline(LONGEST_ROW + 1), ""), 1):
+        if len(line) > LONGEST_ROW:
+            raise ValueError(f"{path}, line {number} has more than {LONGEST_ROW:,} characters; shorten it.")
+        if number > MOST_ENTRIES:
+            raise ValueError(f"{path} has more than {MOST_ENTRIES:,} lines; use several concepts with a table each.")
+        yield line
+
+
+def _json_lines(path: Path, text: TextIO) -> Iterator[Row]:
+    for number, line in enumerate(_lines(path, text), 1):
         if line.strip():
             place = f"line {number}"
             yield _named_row(f"{path}, {place}", place, _parse_json(f"{path}, {place}", line))
 
 
-def _json_entries(path: Path, text: str) -> Iterator[Row]:
-    content = _parse_json(str(path), text)
+def _json_entries(path: Path, text: TextIO) -> Iterator[Row]:
+    content = _parse_json(str(path), text.read())
     if isinstance(content, list):
         for number, row in enumerate(content, 1):
             yield _named_row(f"{path}, entry {number}", f"entry {number}", row)
     elif isinstance(content, dict):
-        for name, value in content.items():
-            yield f"entry {name!r}", name, _lower_keys(value) if isinstance(value, dict) else {"text": value}
+        for number, (name, value) in enumerate(content.items(), 1):
+            yield f"entry {number}", name, _lower_keys(value) if isinstance(value, dict) else {"text": value}
     else:
         raise ValueError(f"{path} must hold an object of picture names and captions, or a list of rows.")
 
@@ -186,49 +219,95 @@ def _lower_keys(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse_json(where: str, text: str) -> Any:
+    _check_structure(where, text)
     try:
         # Numbers become floats: an integer of a million digits would take minutes to read.
         return json.loads(text, object_pairs_hook=functools.partial(_unique_keys, where), parse_int=float)
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise ValueError(f"{where} is not JSON: {error.msg} at {at}column {error.colno}.") from error
-    except RecursionError as error:
-        raise ValueError(f"{where} is nested too deeply for a caption table.") from error
+        raise ValueError(
+            f"{where} is not JSON from {at}column {error.colno} on; look there for a missing quote, comma or bracket."
+        ) from error
+
+
+def _check_structure(where: str, text: str) -> None:
+    """Raise ValueError for JSON that is nested too deeply, or has more values than memory should be spent on."""
+    if text.count("[") + text.count("{") <= MOST_DEPTH and len(text) <= MOST_VALUES:
+        return
+    plain = text.encode("ascii", "replace").replace(b"\\\\", b"").replace(b'\\"', b"")
+    depth, values, quoted = 0, 1, False
+    for at in range(0, len(plain), LONGEST_ROW):
+        marks = np.frombuffer(plain[at : at + LONGEST_ROW], np.uint8)
+        inside = np.logical_xor.accumulate(marks == ord('"')) ^ quoted
+        opening = ((marks == ord("[")) | (marks == ord("{"))) & ~inside
+        closing = ((marks == ord("]")) | (marks == ord("}"))) & ~inside
+        depths = depth + np.cumsum(opening.astype(np.int64) - closing)
+        values += int(np.count_nonzero(opening | ((marks == ord(",")) & ~inside)))
+        if depths.max() > MOST_DEPTH:
+            raise ValueError(f"{where} is nested too deeply for a caption table; write names and captions only.")
+        if values > MOST_VALUES:
+            raise ValueError(f"{where} has more than {MOST_VALUES:,} values; write the table as .jsonl.")
+        depth, quoted = int(depths[-1]), bool(inside[-1])
 
 
 def _unique_keys(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for key, value in pairs:
+    for number, (key, value) in enumerate(pairs, 1):
         if key in row and row[key] != value:
-            raise ValueError(f"{where}: {key!r} has two different captions; remove one of them.")
+            raise ValueError(
+                f"{where}: key {number} of an object repeats an earlier one with another value; remove one of them."
+            )
         row[key] = value
     return row
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[Row]:
+def _csv_rows(path: Path, text: TextIO) -> Iterator[Row]:
     """Yield the rows of a table with a header, or with two columns: picture, caption."""
-    first = LINE_END.split(text.lstrip(), maxsplit=1)[0]
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(first)
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True)
+    lines = _lines(path, text)
+    head: list[str] = []  # to the first line that is not empty
+    while not (head and head[-1].strip()) and (line := next(lines, "")):
+        head.append(line)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter("".join(head[-1:]))
     header: list[str] | None = None
-    begin = 1  # line where the next row begins
+    for begin, cells in _csv_cells(path, itertools.chain(head, lines), delimiter):
+        place = f"line {begin}"
+        if not any(cell.strip() for cell in cells) or (header is None and cells[0].lower() == "sep="):
+            continue  # an empty row, or Excel's line for the delimiter
+        if header is None:
+            header, is_header = _header(f"{path}, {place}", cells)
+            if is_header:
+                continue
+        if len(cells) != len(header):
+            raise ValueError(
+                f"{path}, {place}: {len(cells)} columns instead of {len(header)}; put captions with "
+                f"{delimiter!r} in double quotes."
+            )
+        yield _named_row(f"{path}, {place}", place, dict(zip(header, cells, strict=True)))
+
+
+def _csv_cells(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line where each row begins, and its cells; raises ValueError for a row that does not end in time."""
+    size = 0  # characters of the row so far; within quotes it may have many lines
+
+    def counted() -> Iterator[str]:
+        nonlocal size
+        for line in lines:
+            size += len(line)
+            if size > LONGEST_ROW:  # other code in the process may have lifted the module's own limit
+                raise csv.Error
+            yield line
+
+    begin = 1
+    rows = csv.reader(counted(), delimiter=delimiter, strict=True, skipinitialspace=True)
     try:
         for cells in rows:
-            place, begin = f"line {begin}", rows.line_num + 1
-            if not any(cell.strip() for cell in cells) or (header is None and cells[0].lower() == "sep="):
-                continue  # an empty row, or Excel's line for the delimiter
-            if header is None:
-                header, is_header = _header(f"{path}, {place}", cells)
-                if is_header:
-                    continue
-            if len(cells) != len(header):
-                raise ValueError(
-                    f"{path}, {place}: {len(cells)} columns instead of {len(header)}; put captions with "
-                    f"{delimiter!r} in double quotes."
-                )
-            yield _named_row(f"{path}, {place}", place, dict(zip(header, cells, strict=True)))
+            yield begin, cells
+            begin, size = rows.line_num + 1, 0
     except csv.Error as error:
-        raise ValueError(f"{path}, line {begin}: {error}; look for an unclosed quote.") from error
+        raise ValueError(
+            f"{path}, line {begin}: the row does not end; look for an unclosed quote, or for a cell of more than "
+            f"{LONGEST_LINE:,} characters."
+        ) from error
 
 
 def _header(where: str, cells: list[str]) -> tuple[list[str], bool]:
@@ -241,7 +320,7 @@ def _header(where: str, cells: list[str]) -> tuple[list[str], bool]:
         return names, True
     if has_file or len(cells) != 2:
         raise ValueError(
-            f"{where}: the columns are {names}; write a header with {FILE_COLUMNS[0]} and {TEXT_COLUMNS[0]}, or just "
+            f"{where}: no known column names; write a header with {FILE_COLUMNS[0]} and {TEXT_COLUMNS[0]}, or just "
             "these two columns without a header."
         )
     return [FILE_COLUMNS[0], TEXT_COLUMNS[0]], False
@@ -249,5 +328,8 @@ def _header(where: str, cells: list[str]) -> tuple[list[str], bool]:
 
 def _delimiter(line: str) -> str:
     """Find the delimiter: the first comma, semicolon or tab after the first cell, which may be quoted."""
-    found = re.search(r"[,;\t]", re.sub(r'^\s*"(?:[^"]|"")*"', "", line))
-    return found.group() if found else ","
+    line = line.lstrip()
+    if line.startswith('"'):
+        _, closed, rest = line[1:].replace('""', "").partition('"')
+        line = rest if closed else line
+    return next((char for char in line if char in ",;\t"), ",")

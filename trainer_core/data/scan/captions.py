@@ -7,10 +7,11 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from ...common.files import reason
 from ...common.wording import count, names
 from ...config import CaptionConfig
 from ..captions import has_wildcards
-from .caption_files import caption_lines, read_text
+from .caption_files import caption_lines, choose_lines, read_text
 from .caption_tables import find_table, read_table, table_captions
 from .folder import File, numbered, refused, same_name
 from .report import Report
@@ -68,9 +69,9 @@ def _texts_beside(folder: Path, found: list[File], files: list[File], report: Re
             missing.append(file.name)
             continue
         try:
-            lines[file.name] = caption_lines(read_text(text.path, captions.encoding), captions.lines)
+            lines[file.name] = caption_lines(read_text(text.path, captions.encoding), captions.lines, text.path)
         except (ValueError, OSError) as error:
-            broken[file.name] = str(error).rstrip(".")
+            broken[file.name] = _complaint(text.path, error).rstrip(".")
             continue
         report.outcomes[text.name] = ("caption", f"of {file.name}")
         used.setdefault(text.name, []).append(file.name)
@@ -104,35 +105,50 @@ def _texts_in_one_file(folder: Path, found: list[File], files: list[File], repor
     if not report.access.allows(path):
         report.errors.append(refused(path, "caption_file of Concept Dataset"))
         return {}
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises OSError for a name that is too long
         report.errors.append(f"The caption file {path} does not exist; check caption_file of Concept Dataset.")
-        return {}
-    try:
-        if captions.source == "one_file":
-            same = caption_lines(read_text(path, captions.encoding), captions.lines)
-            matched = None
-        else:
-            same = ()
-            matched = table_captions(read_table(path, captions.encoding), [file.name for file in found])
-    except (ValueError, OSError) as error:
-        report.errors.append(str(error))
         return {}
     if path.is_relative_to(folder) and (inside := path.relative_to(folder).as_posix()) in report.outcomes:
         report.outcomes[inside] = ("caption", "of all pictures")
-    if matched is None:
-        if not same:
-            report.errors.append(f"The caption file {path} is empty; write one caption per line.")
-        _remark({path.name: same}, captions, report)
-        return {file.name: same for file in found}
-    lines = {n: caption_lines("\n".join(each), captions.lines) for n, each in matched.captions.items()}
+    try:
+        if captions.source == "one_file":
+            return _same_for_all(path, found, report)
+        return _by_name(folder, path, found, report)
+    except (ValueError, OSError) as error:
+        report.errors.append(_complaint(path, error))
+        return {}
+
+
+def _same_for_all(path: Path, found: list[File], report: Report) -> Lines:
+    """Read the lines of one file for all pictures; raises ValueError and OSError."""
+    captions = report.concept.captions
+    same = caption_lines(read_text(path, captions.encoding), captions.lines, path)
+    if not same:
+        raise ValueError(f"The caption file {path} is empty; write one caption per line.")
+    _remark({path.name: same}, captions, report)
+    return {file.name: same for file in found}
+
+
+def _by_name(folder: Path, path: Path, found: list[File], report: Report) -> Lines:
+    """Read the captions of the pictures from a table; raises ValueError and OSError."""
+    captions = report.concept.captions
+    matched = table_captions(read_table(path, captions.encoding), [file.name for file in found])
+    lines = {name: choose_lines(each, captions.lines, f"{path}, {name},") for name, each in matched.captions.items()}
     if matched.unmatched:
         some = count(matched.unmatched, "entry names", "entries name")
-        report.notes.append(f"{some} no picture in {path.name}: {names(matched.unmatched)}.")
+        report.notes.append(f"{some} no picture in {path.name}: number {names(map(str, matched.unmatched))}.")
     if matched.by_file_name:
         some = count(matched.by_file_name, "picture was", "pictures were")
         report.notes.append(f"{some} matched in {path.name} by the file name alone: {names(matched.by_file_name)}.")
     _remark(lines, captions, report)
     return lines | _missing(folder, list(matched.missing), len(found), f" in {path.name}", report)
+
+
+def _complaint(path: Path, error: ValueError | OSError) -> str:
+    """Say in a sentence why a caption file cannot be read."""
+    if isinstance(error, OSError):
+        return f"{path} cannot be opened ({reason(error)}); check that it exists, and its permissions."
+    return str(error)
 
 
 def _remark(lines: Lines, captions: CaptionConfig, report: Report) -> None:

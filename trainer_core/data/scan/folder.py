@@ -112,7 +112,14 @@ def is_hidden(name: str) -> bool:
 def natural_order(name: str) -> tuple[tuple[object, ...], str]:
     """Compute a sort key that puts 2.png before 10.png, in any case."""
     parts = re.split(r"(\d+)", name.casefold())
-    return tuple(int(part) if i % 2 else part for i, part in enumerate(parts)), name
+    return tuple(_value(part) if i % 2 else part for i, part in enumerate(parts)), name
+
+
+def _value(digits: str) -> tuple[int, str]:
+    """Compute a key that sorts decimal digits of any script by value; an int of very many digits is an error."""
+    plain = digits if digits.isascii() else "".join(str(unicodedata.decimal(digit)) for digit in digits)
+    plain = plain.lstrip("0")
+    return len(plain), plain
 
 
 def folder_repeats(name: str) -> int:
@@ -124,7 +131,7 @@ def folder_repeats(name: str) -> int:
 def numbered(folder: str) -> tuple[int, str]:
     """Split a folder's name into repeats and the rest: (10, "cat") for 10_cat, (1, "cat") for cat."""
     number, bar, rest = folder.partition("_")
-    repeats = int(number) if bar and number.isdecimal() else 0
+    repeats = int(number) if bar and number.isdecimal() and len(number) < 100 else 0
     return (repeats, rest) if 1 <= repeats <= MOST_FOLDER_REPEATS else (1, folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ...common.callbacks import Callbacks
@@ -77,7 +78,7 @@ def _pairs(folder: Path, found: list[File], config: MaskConfig, report: Report) 
     if not report.access.allows(apart):
         report.errors.append(refused(apart, "folder of Mask Loader"))
         return []
-    if not apart.is_dir():
+    if not os.path.isdir(apart):  # Path.is_dir raises OSError for a name that is too long
         report.errors.append(f"The mask folder {apart} does not exist; check folder of Mask Loader.")
         return []
     try:

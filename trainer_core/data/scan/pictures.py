@@ -16,7 +16,7 @@ from .index import Facts, Index
 from .report import Report
 
 UNREADABLE_EXTENSIONS = frozenset((".heic", ".heif", ".jxl", ".svg", ".cr2", ".nef", ".arw", ".dng"))
-FORMAT = 1  # increase it whenever pictures or masks are read differently
+FORMAT = 2  # increase it whenever pictures or masks are read, or their problems said, differently
 
 
 def reading(kind: str) -> str:

@@ -62,48 +62,45 @@ def test_latin_text_in_utf_16_is_read_exactly(tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize(
-    ("encoding", "text", "excerpt"),
+    ("encoding", "text"),
     [
-        ("cp1252", "größe, ein Mädchen", "größe, ein Mädchen"),
-        ("cp1252", "été à la plage, naïve", "été à la plage, naïve"),
-        ("cp1252", "a cat, she said “hello”, don’t", "she said “hello”, don’t"),
-        ("cp1252", "don’t", "don’t"),
-        ("cp1252", "ÜBER, Ärger, 50°, €5", "ÜBER, Ärger, 50°, €5"),
-        ("cp1252", "word " * 400 + "größe " + "word " * 400, "word word größe word word"),
-        ("cp1250", "żółty kot, dziewczyna", "żółty kot, dziewczyna"),
-        ("cp1251", "рыжий кот на окне", "рыжий кот на окне"),
-        ("cp1251", "Девушка, 1girl, red hair", "Девушка, 1girl, red hair"),
-        ("shift_jis", "赤い髪の女の子", "赤い髪の女の子"),
-        ("shift_jis", "1girl, 白髪, 猫", "1girl, 白髪, 猫"),
-        ("gb18030", "一只红色的猫", "一只红色的猫"),
-        ("big5", "一隻紅色的貓", "一隻紅色的貓"),
-        ("euc_kr", "빨간 머리 소녀, 1girl", "빨간 머리 소녀, 1girl"),
-        ("euc_jp", "赤い髪の女の子", "赤い髪の女の子"),
-        ("iso2022_jp", "赤い髪", "赤い髪"),
-        ("utf-16-le", "猫 が 好き", "猫 が 好き"),
-        ("utf-16-le", "aaaaaaĀ", "aaaaaaĀ"),  # zeros on both sides are not the clear sign of Latin text
-        ("utf-16-be", "猫 が 好き", "猫 が 好き"),
-        ("utf-32-le", "a cat", "a cat"),
-        ("utf-32-be", "größe", "größe"),
+        ("cp1252", "größe, ein Mädchen"),
+        ("cp1252", "été à la plage, naïve"),
+        ("cp1252", "a cat, she said “hello”, don’t"),
+        ("cp1252", "don’t"),
+        ("cp1252", "ÜBER, Ärger, 50°, €5"),
+        ("cp1252", "word " * 400 + "größe " + "word " * 400),
+        ("cp1250", "żółty kot, dziewczyna"),
+        ("cp1251", "рыжий кот на окне"),
+        ("cp1251", "Девушка, 1girl, red hair"),
+        ("shift_jis", "赤い髪の女の子"),
+        ("shift_jis", "1girl, 白髪, 猫"),
+        ("gb18030", "一只红色的猫"),
+        ("big5", "一隻紅色的貓"),
+        ("euc_kr", "빨간 머리 소녀, 1girl"),
+        ("euc_jp", "赤い髪の女の子"),
+        ("iso2022_jp", "赤い髪"),
+        ("utf-16-le", "猫 が 好き"),
+        ("utf-16-le", "aaaaaaĀ"),  # zeros on both sides are not the clear sign of Latin text
+        ("utf-16-be", "猫 が 好き"),
+        ("utf-32-le", "a cat"),
+        ("utf-32-be", "größe"),
     ],
 )
-def test_other_encodings_are_proposed_and_not_guessed(write: Write, encoding: str, text: str, excerpt: str) -> None:
+def test_other_encodings_are_proposed_and_not_guessed(write: Write, encoding: str, text: str) -> None:
     path = write(text.encode(encoding))
     with pytest.raises(
         ValueError,
         match=rf"odd\.txt is not UTF-8.*; set caption_encoding of Concept Dataset to {encoding}(?: or \w+)?, or",
     ) as e:
         read_text(path)
-    assert excerpt in str(e.value)
-    assert len(str(e.value)) < 300 + len(str(path))
+    assert text not in str(e.value)
     assert read_text(path, encoding) == text  # the remedy works
 
 
-def test_two_readings_are_shown_where_neither_is_clearly_better(write: Write) -> None:
-    with pytest.raises(
-        ValueError, match=r'as euc_kr .*as gb18030 .*"女孩, 白发"; set .* to euc_kr or gb18030, or save'
-    ):
-        read_text(write("女孩, 白发".encode("gb18030")))
+def test_two_encodings_are_proposed_where_neither_is_clearly_better(write: Write) -> None:
+    with pytest.raises(ValueError, match=r"not UTF-8 text in line 2; set .* to euc_kr or gb18030, or save"):
+        read_text(write("1girl\n女孩, 白发".encode("gb18030")))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +229,7 @@ def test_tables_of_other_encodings(write: Write) -> None:
     for encoding in ("utf-16", "utf-16-le", "utf-8-sig"):
         assert read_table(write(content.encode(encoding), "c.csv"), "auto") == CATS
     with pytest.raises(
-        ValueError, match=r"c\.csv is not UTF-8.*größe, red.*set caption_encoding of Concept Dataset to cp1252"
+        ValueError, match=r"c\.csv is not UTF-8 text in line 3; set caption_encoding of Concept Dataset to cp1252"
     ):
         read_table(write(content.encode("cp1252"), "c.csv"), "auto")
     assert read_table(write(content.encode("cp1252"), "c.csv"), "cp1252") == CATS
@@ -264,7 +261,7 @@ def test_names_inside_the_folder_are_made_relative(write: Write, tmp_path: Path)
 
 LONG = "9" * 100_000
 BROKEN: list[tuple[str, str | bytes, str]] = [
-    ("c.jsonl", '{"file_name": "a.png", "text": "a"}\n{"file_name": "b.png", ', r"line 2 is not JSON: Expecting"),
+    ("c.jsonl", '{"file_name": "a.png", "text": "a"}\n{"file_name": "b.png", ', r"line 2 is not JSON from column 24"),
     ("c.jsonl", '{"file_name": "a.png", "text": "a"}\n["b.png", "b"]', r"line 2: expected an object"),
     ("c.jsonl", '{"file_name": "a.png"}', r"line 1: no caption; add one of text, caption, prompt or tags"),
     ("c.jsonl", '\n{"name": "a.png", "text": "a"}', r"line 2: no picture name; add one of file_name, file"),
@@ -276,34 +273,34 @@ BROKEN: list[tuple[str, str | bytes, str]] = [
     ("c.jsonl", '{"file_name": "", "text": "a"}', r"line 1: the picture's name is empty"),
     ("c.jsonl", '{"file_name": "a.png", "text": "a\\u0000"}', r"line 1: the text contains NUL"),
     ("c.jsonl", '{"file_name": "a.png", "text": "\\ud83d"}', r"line 1: the text contains NUL or half"),
-    ("c.jsonl", '{"file": "a.png", "text": "a"}\n{"file": "A.png", "text": "b"}', r"line 2: a\.png has another"),
-    ("c.jsonl", '{"file_name": "a.png", "text": "a", "text": "b"}', r"line 1: 'text' has two different"),
-    ("c.jsonl", "[" * 100_000, r"line 1 is (nested too deeply|not JSON)"),
+    ("c.jsonl", '{"file": "a.png", "text": "a"}\n{"file": "A.png", "text": "b"}', r"line 2: this picture has another"),
+    ("c.jsonl", '{"file_name": "a.png", "text": "a", "text": "b"}', r"line 1: key 3 of an object repeats"),
+    ("c.jsonl", "[" * 100_000, r"line 1 is nested too deeply"),
     ("c.jsonl", '{"a": ' * 100_000, r"line 1 is nested too deeply"),
-    ("c.jsonl", '{"file_name": "a.png", "text": "a"} {"file_name": "b.png"}', r"line 1 is not JSON: Extra data"),
+    ("c.jsonl", '{"file_name": "a.png", "text": "a"} {"file_name": "b.png"}', r"line 1 is not JSON from column 37 on"),
     ("c.jsonl", "", r"has no captions"),
     ("c.json", "{}", r"has no captions"),
     ("c.json", '"a cat"', r"must hold an object"),
-    ("c.json", '{"a.png": "a",\n "b.png": }', r"is not JSON: Expecting value at line 2, column 11"),
-    ("c.json", '{"a.png": "a", "a.png": "b"}', r"'a\.png' has two different"),
-    ("c.json", '{"a.png": "a", "A.PNG": "b"}', r"entry 'A\.PNG': a\.png has another caption"),
-    ("c.json", '{"a.png": {"size": 4}}', r"entry 'a\.png': no caption"),
-    ("c.json", '{"a.png": true}', r"entry 'a\.png': expected text, found true or false"),
-    ("c.json", '{"a.png": "a"}{', r"is not JSON: Extra data"),
+    ("c.json", '{"a.png": "a",\n "b.png": }', r"is not JSON from line 2, column 11 on"),
+    ("c.json", '{"a.png": "a", "a.png": "b"}', r"key 2 of an object repeats"),
+    ("c.json", '{"a.png": "a", "A.PNG": "b"}', r"entry 2: this picture has another caption"),
+    ("c.json", '{"a.png": {"size": 4}}', r"entry 1: no caption"),
+    ("c.json", '{"a.png": true}', r"entry 1: expected text, found true or false"),
+    ("c.json", '{"a.png": "a"}{', r"is not JSON from column 15 on"),
     ("c.json", '[{"file": "a.png", "text": "a"}, "b"]', r"entry 2: expected an object"),
     ("c.json", "__import__('os').getcwd()", r"is not JSON"),
-    ("c.csv", "a.png,a cat, red\n", r"line 1: the columns are \['a\.png', 'a cat', 'red'\]"),
+    ("c.csv", "a.png,a cat, red\n", r"line 1: no known column names"),
     ("c.csv", "a.png,a cat\nb.png,a cat, red\n", r"line 2: 3 columns instead of 2; put captions with ','"),
     ("c.csv", "file_name,text\na.png\n", r"line 2: 1 columns instead of 2"),
     ("c.csv", 'file_name,text\na.png,"one\ntwo"\nb.png,"open\nc.png,x\n', r"line 4: .*look for an unclosed quote"),
     ("c.csv", 'a.png,"a" cat\n', r"line 1: .*look for an unclosed quote"),
-    ("c.csv", "file_name,label\na.png,a cat\n", r"line 1: the columns are \['file_name', 'label'\]"),
+    ("c.csv", "file_name,label\na.png,a cat\n", r"line 1: no known column names"),
     ("c.csv", "file_name,text,text\na.png,a,b\n", r"line 1: duplicate columns \(text\)"),
-    ("c.csv", "just words\n", r"line 1: the columns are \['just words'\]"),
+    ("c.csv", "just words\n", r"line 1: no known column names"),
     ("c.csv", "file_name,text\n,a cat\n", r"line 2: the picture's name is empty"),
-    ("c.csv", "a.png," + "x" * 200_000, r"line 1: field larger"),
+    ("c.csv", "a.png," + "x" * 200_000, r"line 1: the row does not end; .* cell of more than 131,072 characters"),
     ("c.csv", "file_name,text\n", r"has no captions"),
-    ("c.tsv", "a.png,a cat\n", r"line 1: the columns are"),
+    ("c.tsv", "a.png,a cat\n", r"line 1: no known column names"),
     ("c.csv", b"\x80\x04\x95pickle\x00", r"is not UTF-8"),
     ("c.txt", "a.png a cat", r"is no caption table; its name must end in one of \.jsonl, \.json, \.csv, \.tsv"),
     ("c.parquet", b"PAR1", r"is no caption table"),
@@ -391,7 +388,7 @@ def test_entries_match_by_full_name_then_without_extension_then_by_file_name() -
         "sub/e.jpg": ("bare stem",),
     }
     assert match.missing == ("p/twice.png", "q/twice.png", "both.png", "f.png")
-    assert match.unmatched == ("gone.png", "twice.png", "x/both.png", "y/both.png")
+    assert match.unmatched == (6, 7, 8, 9)
     assert match.by_file_name == ("d.png",)
 
 
@@ -414,7 +411,7 @@ def test_names_match_whatever_the_form_of_their_accents() -> None:
 def test_every_picture_and_every_entry_is_accounted_for(table: dict[str, tuple[str, ...]], names: list[str]) -> None:
     match = table_captions(table, names)
     assert sorted([*match.captions, *match.missing]) == sorted(names)
-    assert set(match.unmatched) <= set(table)
+    assert set(match.unmatched) <= set(range(1, len(table) + 1))
     assert len(table) - len(match.unmatched) <= len(match.captions)
     assert set(match.by_file_name) <= set(match.captions)
     for name in names:

@@ -59,7 +59,7 @@ def test_other_text_files_are_pointed_out(tmp_path: Path) -> None:
 def test_an_undecodable_caption_is_named(tmp_path: Path) -> None:
     draw(tmp_path / "a.png", caption=None)
     (tmp_path / "a.txt").write_bytes("größe".encode("latin-1"))
-    with pytest.raises(ValueError, match=r'a\.txt is not UTF-8 text; as cp1252 .*"größe".*save it as UTF-8'):
+    with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text in line 1; set .* to cp1252, or save it as UTF-8"):
         read(tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_what_a_table_lacks_and_what_it_names_in_vain_is_reported(tmp_path: Path
     captions = CaptionConfig(source="table")
     manifest = read(folder, captions=captions)
     assert [p.lines for p in manifest.pictures] == [("a cat",), ("a dog",)]
-    assert "1 entry names no picture in metadata.csv: gone.png." in manifest.notes
+    assert "1 entry names no picture in metadata.csv: number 3." in manifest.notes
     assert "1 picture was matched in metadata.csv by the file name alone: sub/b.png." in manifest.notes
     (folder / "metadata.csv").write_text("file_name,text\na.png,a cat\n")
     with pytest.raises(ValueError, match=r"^1 picture has no entry in metadata\.csv: sub/b\.png; write captions"):
