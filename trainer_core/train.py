@@ -92,7 +92,7 @@ def train_lora(
     planned = plan_run(job)
     plan, keys = planned.plan, planned.keys
 
-    choice = choose_run(job.runs, keys, plan.steps, config.existing, other_steps(config, plan.steps))
+    choice = choose_run(job.runs, keys, plan.steps, config.existing, other_steps(config, plan.steps), note)
     if (result := reuse(choice, plan, job.destination, config, logs)) is not None:
         note(choice.message)
         return result

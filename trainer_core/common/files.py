@@ -124,11 +124,11 @@ def short_hash(path: Path) -> str:
 
 
 def folder_size(folder: Path) -> int:
-    """Sum the bytes of all files below a folder; links are not followed, files that vanish meanwhile count 0."""
+    """Sum the bytes of all files below a folder; links are not followed, files that cannot be seen count 0."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 total += os.lstat(os.path.join(place, name)).st_size
     return total
 

@@ -27,6 +27,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..common.json_files import parse_json
+
 if TYPE_CHECKING:
     from .crops import Crop
 
@@ -363,16 +365,16 @@ def _read_header(path: Path) -> dict[str, tuple[str, list[str]]] | None:
             return None
         text = file.read(length)
     try:
-        header = json.loads(text)
-        checksums = json.loads(header.pop("__metadata__")["checksums"])
+        header = parse_json(text)
+        checksums = parse_json(header.pop("__metadata__")["checksums"])
         entries: dict[str, tuple[str, list[str]]] = {key: (checksum, []) for key, checksum in checksums.items()}
         end = 0
         for full_name, tensor in header.items():
             key, _, name = full_name.partition("/")
             entries[key][1].append(name)
             end = max(end, tensor["data_offsets"][1])
-    # the bytes may be anything: no text, no JSON, JSON of another structure, endless brackets
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+    # the bytes may be anything: no text, no JSON, JSON of another structure
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return None
     return entries if 8 + length + end == size else None
 

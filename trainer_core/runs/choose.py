@@ -31,14 +31,22 @@ class Choice:
     message: str = ""  # for the user; "" if there is nothing to say yet
 
 
-def choose_run(runs: Path, keys: Keys, steps: int, existing: ExistingConfig, other_steps: OtherSteps) -> Choice:
+def choose_run(
+    runs: Path,
+    keys: Keys,
+    steps: int,
+    existing: ExistingConfig,
+    other_steps: OtherSteps,
+    note: Callable[[str], None] | None = None,
+) -> Choice:
     """Look for a run to reuse, to resume or to start from, for a run of `steps` steps; nothing is written.
 
-    Raises ValueError for a fork whose run or save is missing or damaged.
+    note: called with one sentence that names the runs that cannot be read. Raises ValueError for a fork whose run or
+    save is missing or damaged.
     """
     if existing.on_existing == "train again":
         return Choice()
-    found = find_runs(runs)
+    found = find_runs(runs, note)
     own = [run for run in found if run.keys.run == keys.run]
     for run in own:
         if (checkpoint := finished_checkpoint(run)) is not None:

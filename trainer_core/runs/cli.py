@@ -12,7 +12,7 @@ from typing import Any
 from .catalogue import describe, list_runs, published_files, run_paths
 from .choose import finished_checkpoint
 from .clean import Clearable, clear, clearable, delete_run, is_elsewhere, old_leftovers
-from .folder import FILES, LORA, SAMPLES, Checkpoint, RunFolder, open_run, read_json
+from .folder import FILES, LORA, SAMPLES, Checkpoint, RunFolder, open_run
 
 USUAL = "output/atelier/runs"  # in ComfyUI's folder
 
@@ -181,11 +181,11 @@ def export(options: argparse.Namespace) -> int:
     from ..lora_files.write import copy_lora, embedding_path
 
     copies: dict[Path, Path] = {}
-    for each in (read_json(checkpoint.path / FILES) or {})["files"]:
-        ending = Path(each["path"]).stem.removeprefix(LORA)
+    for each in checkpoint.lora_files():
+        ending = Path(each.path).stem.removeprefix(LORA)
         to = options.to.with_name(f"{options.to.stem}{ending}.safetensors")
-        copies[to] = checkpoint.path / each["path"]
-        for token, word in each["words"].items():
+        copies[to] = checkpoint.path / each.path
+        for token, word in each.words.items():
             copies[embedding_path(to.parent, to.stem, token)] = checkpoint.path / word
     names = [source.relative_to(checkpoint.path).as_posix() for source in copies.values()]
     if problem := checkpoint.problem(*names):

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,16 @@ class Log:
 
 
 def _rows(path: Path, steps: int) -> list[dict[str, str]]:
-    """Read the rows of a table up to step `steps`; none if the file is new."""
+    """Read the rows of a table up to step `steps`; none if the file is new, and none after damage."""
     if not steps or not path.is_file():
         return []
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        return [row for row in csv.DictReader(file) if (row.get("step") or "").isdigit() and int(row["step"]) <= steps]
+    rows = []
+    with path.open(encoding="utf-8", errors="replace", newline="") as file, suppress(csv.Error):
+        for row in csv.DictReader(file):
+            step = row.get("step") or ""
+            if step.isdecimal() and len(step) < 20 and int(step) <= steps:
+                rows.append(row)
+    return rows
 
 
 @contextmanager

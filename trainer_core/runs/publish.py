@@ -12,7 +12,8 @@ from typing import Any
 from ..common.files import check_writable, file_digest, write_json
 from ..config import SavesConfig, fill_name, plain_name
 from ..lora_files.write import copy_lora, embedding_path, is_copy, is_ours
-from . import LORA, PUBLISHED, RunFolder, read_json
+from . import LORA, PUBLISHED, RunFolder
+from .values import is_text, read_object
 
 MOST_BYTES_OF_FILES = 250  # of a name in UTF-8; most file systems take 255
 
@@ -44,7 +45,7 @@ class Destination:
 
         kind: added to the names while the run is not finished. A taken name gets a number unless `overwrite` is on.
         """
-        known = read_json(run.path / PUBLISHED) or {}
+        known = read_object(run.path / PUBLISHED) or {}
         endings = [self._ending(each, step, kind) for each in saved]
         keys = [f"{self.output}|{self.saves.file_name}|{step}{ending}" for ending in endings]
         copies = [_published(known.get(key), each) for key, each in zip(keys, saved, strict=True)]
@@ -125,10 +126,13 @@ class Destination:
 
 def _published(files: Any, saved: Saved) -> Saved | None:
     """Find the earlier copies of a save's files; None if one is missing or changed."""
-    if not files or len(files) != len(saved.files):
+    pairs = files if isinstance(files, list) else []
+    if len(pairs) != len(saved.files) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         return None
-    for path, digest in files:
+    for path, digest in pairs:
+        if not is_text(path):
+            return None
         if not Path(path).is_file() or file_digest(Path(path)) != digest:
             return None
-    path, *embeddings = (Path(path) for path, _ in files)
+    path, *embeddings = (Path(path) for path, _ in pairs)
     return Saved(path=path, embeddings=dict(zip(saved.embeddings, embeddings, strict=True)), steps=saved.steps)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..common.files import reason, written_whole
 from ..common.tensor_tree import DISK_ERRORS
+from ..data.images import DECODER_ERRORS
 from ..runs import SAMPLES
 from .sample import sample_images
 from .state import Run
@@ -56,7 +57,7 @@ def are_pictures(paths: Sequence[Path]) -> bool:
     """Tell whether all files exist and can be decoded."""
     try:
         read_pictures(paths)
-    except (OSError, ValueError, SyntaxError):  # Pillow raises all three for a broken PNG
+    except DECODER_ERRORS:
         return False
     return True
 
