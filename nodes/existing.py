@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
+from ..trainer_core.common.files import written_whole
+from ..trainer_core.common.leftovers import sweep
 from ..trainer_core.config import BeneathConfig, LoraConfig
 from ..trainer_core.lora_files.read import outline_lora
 from .comfyui import folders
@@ -118,6 +120,7 @@ def keep(lora: Mapping[str, torch.Tensor]) -> Path:
         raise ValueError("The LoRA linked to Existing LoRA holds no tensors; link one of Train LoRA or of a loader.")
     folder = folders.loras_folder()
     folder.mkdir(parents=True, exist_ok=True)
+    sweep([folder])
     for old in folder.iterdir():
         if time.time() - old.stat().st_mtime > KEPT:
             old.unlink(missing_ok=True)
@@ -126,10 +129,6 @@ def keep(lora: Mapping[str, torch.Tensor]) -> Path:
     if path.is_file():
         os.utime(path)
         return path
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with written_whole(path) as temporary:
         temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path

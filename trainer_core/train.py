@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from .common.callbacks import Callbacks, Norms
+from .common.leftovers import sweep
 from .config import MemoryConfig, RunConfig
 from .memory import attention_kernel, choose_dtype, give_back, kept_activations, room_for_programs
 from .memory.messages import out_of_memory_after, out_of_memory_again, out_of_memory_explained
@@ -89,6 +90,7 @@ def train_lora(
     )
     note = job.callbacks.note
     check_settings(job)
+    sweep(job.places())
     planned = plan_run(job)
     plan, keys = planned.plan, planned.keys
 

@@ -6,25 +6,26 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from .leftovers import temporary_path
+
 BLOCK = 1 << 20  # bytes read at once
-TEMPORARY = ".tmp"  # ending of the names of unfinished files and folders; they begin with a dot
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path for a `with` block; the file written there replaces `path` if the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
+    temporary = temporary_path(path)
     try:
         yield temporary
         _to_disk(temporary)
-        os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
+        with suppress(PermissionError):  # of a disk without modes
+            os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
         os.replace(temporary, path)
         _to_disk(path.parent)
     finally:
@@ -39,7 +40,7 @@ def written_folder(path: Path) -> Iterator[Path]:
     leaves both folders complete, under temporary names.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, before = (path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}") for _ in range(2))
+    temporary, before = (temporary_path(path) for _ in range(2))
     temporary.mkdir()
     try:
         yield temporary
@@ -62,23 +63,9 @@ def written_folder(path: Path) -> Iterator[Path]:
 def remove_folder(path: Path) -> None:
     """Delete a folder atomically: it is renamed first, so that no partial folder ever has its name."""
     if path.exists():
-        doomed = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
+        doomed = temporary_path(path)
         os.replace(path, doomed)
         shutil.rmtree(doomed)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete the unfinished files and folders that a killed process left in a folder."""
-    for entry in leftovers(folder):
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink(missing_ok=True)
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """List the unfinished files and folders in a folder: in use now, or left by a killed process."""
-    return list(folder.glob(f".*{TEMPORARY}"))
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -89,12 +76,13 @@ def write_json(path: Path, values: Any) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raise ValueError with the reason if a folder cannot be written; create the folder if it is missing."""
-    probe = folder / f".{uuid.uuid4().hex}{TEMPORARY}"
+    probe = temporary_path(folder / "probe")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with probe.open("xb") as file:
-            file.write(b" ")
-        probe.unlink()
+        try:
+            probe.write_bytes(b" ")
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
         raise ValueError(
             f"Nothing can be written into {folder} ({reason(error)}); make room or give access there, or choose "

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import time
 import uuid
 import zlib
 from dataclasses import dataclass, field
@@ -27,7 +26,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..common.files import written_whole
 from ..common.json_files import parse_json
+from ..common.leftovers import sweep
 
 if TYPE_CHECKING:
     from .crops import Crop
@@ -37,9 +38,7 @@ SHARD_BYTES = 32 * 2**20  # a shard is written when more bytes than this are pen
 SHARD_SECONDS = 10.0  # or when the oldest entry is this old; a crash loses about as much work
 
 _HEADER_BYTES = 256  # rough size of a tensor's name, shape and checksum in a shard
-_TEMPORARY_SECONDS = 24 * 3600  # a temporary file this old belongs to no living writer
 _SHARD_NAME = re.compile(r"shard-[0-9a-f]{32}\.safetensors")
-_TEMPORARY_NAME = re.compile(r"\.shard-[0-9a-f]{32}\.tmp")
 _FORMAT_1_FOLDER = re.compile(r"[0-9a-f]{2}")
 _FORMAT_1_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
 
@@ -225,8 +224,8 @@ class Cache:
         )
         shard = _Shard(self.folder / f"shard-{uuid.uuid4().hex}.safetensors", entries, own=True)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _write(shard.path, data)
+            with written_whole(shard.path) as temporary:
+                temporary.write_bytes(data)
             # mapped at once, so that its data stays readable if another process deletes it
             with contextlib.suppress(FileNotFoundError):
                 shard.file = _map_file(shard.path)
@@ -249,9 +248,7 @@ class Cache:
         for found in self._files():
             if _FORMAT_1_FOLDER.fullmatch(found.name) and found.is_dir(follow_symlinks=False):
                 _remove_format_1(Path(found.path))
-        for written, _, path in self._stats(_TEMPORARY_NAME):
-            if time.time() - written / 1e9 > _TEMPORARY_SECONDS:
-                _delete(path)
+        sweep([self.folder])
         freed = 0
         if self.limit:
             shards = self._stats(_SHARD_NAME)
@@ -403,19 +400,6 @@ def _checksum(key: str, tensors: dict[str, Tensor]) -> str:
 def _weight(entry: dict[str, Tensor]) -> int:
     """Estimate the bytes of an entry in a shard."""
     return sum(tensor.nbytes + _HEADER_BYTES for tensor in entry.values())
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, sync it, then rename it; a failure leaves no file."""
-    temporary = path.with_name(f".{path.stem}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _delete(path: Path) -> bool:

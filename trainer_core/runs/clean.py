@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ..common.files import folder_size, leftovers, remove_folder, write_json
+from ..common.files import folder_size, remove_folder, write_json
+from ..common.leftovers import leftovers
 from .choose import finished_checkpoint
 from .folder import CHECKPOINT, CHECKPOINTS, OPTIMIZER, RUN, SAMPLES, Checkpoint, RunFolder
 from .values import read_object

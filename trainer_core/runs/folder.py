@@ -26,18 +26,17 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from ..common.files import (
-    TEMPORARY,
     file_digest,
     folder_size,
     reason,
     remove_folder,
-    remove_leftovers,
     unused_path,
     write_json,
     written_folder,
     written_whole,
 )
 from ..common.json_files import parse_json, read_json
+from ..common.leftovers import leftovers, remove_leftovers
 from ..common.wording import names, printable
 from .key import FORMAT, SHOWN, Keys
 from .values import is_count, is_inside, is_object, is_plain, is_text, is_texts, is_time, is_words, read_object, unfit
@@ -149,8 +148,8 @@ class RunFolder:
             ) from error
         try:
             self._restore_names()
-            remove_leftovers(self.path)
-            remove_leftovers(self.path / CHECKPOINTS)
+            for folder in (self.path, self.path / CHECKPOINTS, self.path / SAMPLES):
+                remove_leftovers(folder)
             write_json(self.path / OWNER, {"pid": os.getpid(), "host": platform.node(), "since": time.time()})
             yield
         finally:
@@ -160,7 +159,7 @@ class RunFolder:
 
     def _restore_names(self) -> None:
         """Rename complete saves that have a temporary name because a process was killed between two renames."""
-        for entry in (self.path / CHECKPOINTS).glob(f".*{TEMPORARY}"):
+        for entry in leftovers(self.path / CHECKPOINTS):
             checkpoint = _read_checkpoint(entry)
             if checkpoint is not None and not checkpoint.problem():
                 path = self.path / CHECKPOINTS / f"step-{checkpoint.step:08}"

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..common.callbacks import Callbacks, StepReport
+from ..common.files import written_whole
+from ..common.leftovers import sweep
 from ..common.smooth import RunningMean, window_of
 
 TABLE = "log.csv"
@@ -63,7 +65,7 @@ class Log:
         self._events: Any = None
         if kind in ("csv", "both"):
             self._table, rows = folder / TABLE, _rows(folder / TABLE, len(losses))
-            with self._table.open("w", encoding="utf-8", newline="") as file:
+            with written_whole(self._table) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
                 table = csv.DictWriter(file, list(self._tags), extrasaction="ignore")
                 table.writeheader()
                 table.writerows(rows)
@@ -144,6 +146,7 @@ def logged(callbacks: Callbacks, kind: str, folder: Path | None, columns: Sequen
         try:
             if not logs and not refused:
                 folder.mkdir(parents=True, exist_ok=True)
+                sweep([folder])
                 logs.append(Log(kind, folder, columns, files, tuple(earlier)))
             for log in logs:
                 getattr(log, event)(*values)

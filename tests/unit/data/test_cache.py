@@ -468,8 +468,8 @@ FAULTS = {
     "full at write": (module.os, "fsync", errno.ENOSPC),
     "full at rename": (module.os, "replace", errno.ENOSPC),
     "over quota": (module.os, "fsync", errno.EDQUOT),
-    "read-only": (module, "open", errno.EROFS),
-    "no rights": (module, "open", errno.EACCES),
+    "read-only": (module.Path, "write_bytes", errno.EROFS),
+    "no rights": (module.Path, "write_bytes", errno.EACCES),
     "no folder": (module.Path, "mkdir", errno.EROFS),
 }
 
@@ -765,7 +765,7 @@ def test_no_limit_prunes_no_shard(tmp_path: Path) -> None:
 
 def test_pruning_removes_old_temporary_files_alone(tmp_path: Path) -> None:
     now = time.time()
-    old, new = (tmp_path / f".shard-{digit * 32}.tmp" for digit in "01")
+    old, new = (tmp_path / f".{digit * 8}-1-{digit * 16}.tmp" for digit in "01")  # of other machines
     for path, age in ((old, 25 * 3600), (new, 23 * 3600)):
         path.write_bytes(b"half a shard")
         os.utime(path, (now - age, now - age))

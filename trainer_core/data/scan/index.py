@@ -16,8 +16,9 @@ from typing import Any
 from filelock import FileLock
 
 from ...common.callbacks import Callbacks
-from ...common.files import remove_leftovers, written_whole
+from ...common.files import written_whole
 from ...common.json_files import parse_json
+from ...common.leftovers import remove_leftovers
 from .folder import File
 
 PLACE = "scan/index"  # in the cache folder; the index is alone in its folder
