@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -94,15 +95,20 @@ def train_lora(
     planned = plan_run(job)
     plan, keys = planned.plan, planned.keys
 
-    choice = choose_run(job.runs, keys, plan.steps, config.existing, other_steps(config, plan.steps), note)
+    others = other_steps(config, plan.steps)
+    choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, others)
+    choice = choose(note)
     if (result := reuse(choice, plan, job.destination, config, logs)) is not None:
         note(choice.message)
         return result
     ladder = run_preflight(job, planned, choice.run)
 
     about = {"config": config.to_dict(), "pictures": len(plan.manifest.pictures), "models": planned.models}
-    working = working_run(job.runs, choice, keys, output.stem, plan.steps, note, **about)
-    with working as (folder, checkpoint, origin):
+    working = working_run(job.runs, choose, keys, output.stem, plan.steps, note, **about)
+    with working as (choice, folder, checkpoint, origin):
+        if (result := reuse(choice, plan, job.destination, config, logs)) is not None:  # finished meanwhile
+            note(choice.message)
+            return result
         if checkpoint is not None:
             note(origin)
         log = log_folder(config, logs, folder)

@@ -48,6 +48,8 @@ WEIGHTS, OPTIMIZER, LORA = "weights.safetensors", "optimizer.safetensors", "lora
 HISTORY = "history.safetensors"  # in a save: losses and validation losses
 FILES = "files.json"  # in a save: the list of its LoRA files
 PUBLISHED = "published.json"  # in a run's folder: copies of its files in other folders
+CLAIMS = ".lock"  # in the folder of runs
+CLAIM = 60.0  # seconds to wait for a process that chooses a run: it reads that run's last save
 PROBE = 0.5  # seconds to wait for the lock, which `busy` may hold for a moment
 LOG_TAIL = 2**24  # bytes of the log that are read, its end
 LONGEST_LINE = 2**16  # bytes of a line of the log
@@ -280,6 +282,27 @@ class RunFolder:
     def size(self) -> int:
         """Count the bytes of the run's folder."""
         return folder_size(self.path)
+
+
+@contextmanager
+def claiming(runs: Path) -> Iterator[None]:
+    """Lock the folder of runs for the length of a `with` block, in which a run is chosen or made, and locked itself.
+
+    Raises RuntimeError if another process holds the lock for CLAIM seconds.
+    """
+    runs.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(runs / CLAIMS, timeout=CLAIM)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise RuntimeError(
+            f"Another process has been choosing a run in {runs} for {CLAIM:.0f} seconds. Wait for it, or end it; then "
+            "press Run again."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def new_run(runs: Path, keys: Keys, name: str, steps: int, **about: Any) -> RunFolder:
