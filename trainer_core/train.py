@@ -34,7 +34,7 @@ from .training.prepare import (
     run_preflight,
 )
 from .training.result import Result, describe_best, finish, log_folder, reuse
-from .training.saving import Saving, describe_stop, disk_errors_explained, save, save_interrupted
+from .training.saving import Saving, describe_stop, disk_errors_explained, save, save_interrupted, size_of_save
 from .training.state import Run
 from .training.step import (
     Numbers,
@@ -150,7 +150,8 @@ def carry_out(
                         resume_run(run, checkpoint)
                     train(run, ladder)
                 if checkpoint is None or end is None or end.step != run.at:
-                    checkpoint = save(run, stays=True, at_end=True)
+                    with disk_errors_explained(run.folder.path, lambda: size_of_save(run)):
+                        checkpoint = save(run, stays=True, at_end=True)
             except BaseException:
                 save_interrupted(run)
                 raise

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from .disk_errors import describe_disk_error
 from .leftovers import temporary_path
 
 BLOCK = 1 << 20  # bytes read at once
@@ -28,6 +29,9 @@ def written_whole(path: Path) -> Iterator[Path]:
             os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
         os.replace(temporary, path)
         _to_disk(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk names no file
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -56,6 +60,9 @@ def written_folder(path: Path) -> Iterator[Path]:
             raise
         _to_disk(path.parent)
         shutil.rmtree(before, ignore_errors=True)  # leftovers are deleted when the run is locked next
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -84,15 +91,7 @@ def check_writable(folder: Path) -> None:
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
-        raise ValueError(
-            f"Nothing can be written into {folder} ({reason(error)}); make room or give access there, or choose "
-            "another folder."
-        ) from error
-
-
-def reason(error: BaseException) -> str:
-    """Extract the short reason from a disk error, without path and number."""
-    return (getattr(error, "strerror", None) or str(error)).partition("\n")[0]
+        raise ValueError(describe_disk_error(error, folder)) from error
 
 
 def file_digest(path: Path) -> str:

@@ -26,6 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..common.disk_errors import describe_disk_error
 from ..common.files import written_whole
 from ..common.json_files import parse_json
 from ..common.leftovers import sweep
@@ -230,7 +231,7 @@ class Cache:
             with contextlib.suppress(FileNotFoundError):
                 shard.file = _map_file(shard.path)
         except OSError as error:
-            raise self._failure("written", error) from error
+            raise self._failure(error, len(data)) from error
         if shard.file is None:
             return  # the entries stay pending for the next shard
         self._known.add(shard.path.name)
@@ -332,7 +333,7 @@ class Cache:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise self._failure("read", error) from error
+            raise self._failure(error) from error
 
     def _stats(self, name: re.Pattern[str]) -> list[tuple[int, int, Path]]:
         """List (last use in nanoseconds, bytes, path) of the files whose names match."""
@@ -346,11 +347,8 @@ class Cache:
                 stats.append((stat.st_mtime_ns, stat.st_size, self.folder / found.name))
         return stats
 
-    def _failure(self, verb: str, error: OSError) -> CacheError:
-        return CacheError(
-            f"The cache folder {self.folder} cannot be {verb}: {error.strerror or error}; "
-            "free space there, or choose another folder."
-        )
+    def _failure(self, error: OSError, needed: int = 0) -> CacheError:
+        return CacheError(f"Encoded pictures cannot be cached: {describe_disk_error(error, self.folder, needed)}")
 
 
 def _read_header(path: Path) -> dict[str, tuple[str, list[str]]] | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.wording import bytes_of
 from .catalogue import describe, list_runs, published_files, run_paths
 from .choose import finished_checkpoint
 from .clean import Clearable, clear, clearable, delete_run, is_elsewhere, old_leftovers
@@ -273,15 +274,6 @@ def _planned(path: Path, options: argparse.Namespace) -> list[Clearable]:
 def say(line: str) -> None:
     """Print a line; control characters become ?, so that names cannot steer the terminal."""
     print("".join(character if character.isprintable() else "?" for character in line))
-
-
-def bytes_of(size: float) -> str:
-    """Format a size in bytes for people."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def day(seconds: float) -> str:

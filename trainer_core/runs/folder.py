@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from ..common.disk_errors import reason
 from ..common.files import (
     file_digest,
     folder_size,
-    reason,
     remove_folder,
     unused_path,
     write_json,

@@ -99,6 +99,6 @@ def test_a_probe_goes_although_it_could_not_be_written(tmp_path):
         path.touch()
         raise OSError(28, "No space left on device")
 
-    with mock.patch.object(Path, "write_bytes", full), pytest.raises(ValueError, match="can be written into"):
+    with mock.patch.object(Path, "write_bytes", full), pytest.raises(ValueError, match="cannot be written"):
         check_writable(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ...common import json_files
-from ...common.files import reason, short_hash
+from ...common.disk_errors import reason
+from ...common.files import short_hash
 from ...config import BaseModelConfig
 from ..base import Prediction
 from ..files.kept import KeptFiles
