@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .disk_errors import describe_disk_error
-from .leftovers import temporary_path
+from .leftovers import unfinished
 
 BLOCK = 1 << 20  # bytes read at once
 
@@ -21,19 +21,16 @@ BLOCK = 1 << 20  # bytes read at once
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path for a `with` block; the file written there replaces `path` if the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_path(path)
-    try:
-        yield temporary
-        _to_disk(temporary)
-        with suppress(PermissionError):  # of a disk without modes
-            os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
-        os.replace(temporary, path)
-        _to_disk(path.parent)
-    except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk names no file
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
+    with unfinished(path) as temporary, _naming(path):
+        try:
+            yield temporary
+            _to_disk(temporary)
+            with suppress(PermissionError):  # of a disk without modes
+                os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
+            os.replace(temporary, path)
+            _to_disk(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -44,35 +41,42 @@ def written_folder(path: Path) -> Iterator[Path]:
     leaves both folders complete, under temporary names.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, before = (temporary_path(path) for _ in range(2))
-    temporary.mkdir()
-    try:
-        yield temporary
-        for entry in [*temporary.rglob("*"), temporary]:
-            _to_disk(entry)
-        if path.exists():
-            os.replace(path, before)
+    with unfinished(path) as temporary, unfinished(path) as before, _naming(path):
+        temporary.mkdir()
         try:
-            os.replace(temporary, path)
-        except OSError:
-            if before.exists():
-                os.replace(before, path)
-            raise
-        _to_disk(path.parent)
-        shutil.rmtree(before, ignore_errors=True)  # leftovers are deleted when the run is locked next
+            yield temporary
+            for entry in [*temporary.rglob("*"), temporary]:
+                _to_disk(entry)
+            if path.exists():
+                os.replace(path, before)
+            try:
+                os.replace(temporary, path)
+            except OSError:
+                if before.exists():
+                    os.replace(before, path)
+                raise
+            _to_disk(path.parent)
+            shutil.rmtree(before, ignore_errors=True)  # leftovers are deleted when the run is locked next
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Add the path to disk errors that name none, as that of a full disk."""
+    try:
+        yield
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove_folder(path: Path) -> None:
     """Delete a folder atomically: it is renamed first, so that no partial folder ever has its name."""
     if path.exists():
-        doomed = temporary_path(path)
-        os.replace(path, doomed)
-        shutil.rmtree(doomed)
+        with unfinished(path) as doomed:
+            os.replace(path, doomed)
+            shutil.rmtree(doomed)
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -83,13 +87,13 @@ def write_json(path: Path, values: Any) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raise ValueError with the reason if a folder cannot be written; create the folder if it is missing."""
-    probe = temporary_path(folder / "probe")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            probe.write_bytes(b" ")
-        finally:
-            probe.unlink(missing_ok=True)
+        with unfinished(folder / "probe") as probe:
+            try:
+                probe.write_bytes(b" ")
+            finally:
+                probe.unlink(missing_ok=True)
     except OSError as error:
         raise ValueError(describe_disk_error(error, folder)) from error
 

@@ -14,8 +14,8 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -23,12 +23,22 @@ import psutil
 TEMPORARY = ".tmp"  # ending of the names of unfinished files and folders; they begin with a dot
 OLD = 86_400.0  # seconds after which an unfinished file that nobody writes to is left over, whoever began it
 CLOCKS = 3.0  # seconds by which a file's time and the start of a process may be wrong
+_in_use: set[str] = set()  # names of unfinished files that this process writes now
 _NAME = re.compile(r"\.([0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{16}\.tmp")
 
 
-def temporary_path(path: Path) -> Path:
-    """Choose a name beside `path` for an unfinished file or folder: machine, process and a random number."""
-    return path.with_name(f".{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:16]}{TEMPORARY}")
+@contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """Yield a name beside `path` for an unfinished file or folder, which `sweep` spares for the length of the block.
+
+    It holds the machine, the process and a random number.
+    """
+    name = f".{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:16]}{TEMPORARY}"
+    _in_use.add(name)
+    try:
+        yield path.with_name(name)
+    finally:
+        _in_use.discard(name)
 
 
 def sweep(folders: Iterable[Path]) -> None:
@@ -64,7 +74,7 @@ def remove(path: Path) -> None:
 
 def _is_left_over(path: Path) -> bool:
     name = _NAME.fullmatch(path.name)
-    if name is None or path.is_symlink():
+    if name is None or path.name in _in_use or path.is_symlink():
         return False
     try:
         changed = path.stat().st_mtime
@@ -74,10 +84,12 @@ def _is_left_over(path: Path) -> bool:
 
 
 def _runs(number: int, then: float) -> bool:
-    """Tell whether the process that had a number at a time (seconds since 1970) still runs.
+    """Tell whether the other process that had a number at a time (seconds since 1970) still runs.
 
     A later process may have the same number: in a container it is always 1.
     """
+    if number == os.getpid():  # of this process, or of an earlier one
+        return False
     try:
         return psutil.Process(number).create_time() <= then + CLOCKS
     except psutil.NoSuchProcess:

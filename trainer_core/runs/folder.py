@@ -100,13 +100,19 @@ class Checkpoint:
             self.lora_files()
         except ValueError as error:
             return str(error)
+        except OSError as error:
+            return f"{FILES} cannot be read ({reason(error)})"
         return ""
 
     def lora_files(self) -> list[LoraFiles]:
-        """List its LoRA files, none if they could not be written; raises ValueError if the list is damaged."""
+        """List its LoRA files, none if they could not be written; ValueError if the list is damaged, or OSError."""
         if FILES not in self.files:
             return []
-        found = (read_object(self.path / FILES) or {}).get("files")
+        try:
+            listed = read_json(self.path / FILES)
+        except ValueError as error:
+            raise ValueError(f"{FILES} is damaged") from error
+        found = listed.get("files") if isinstance(listed, dict) else None
         for each in found if isinstance(found, list) else [None]:
             if not isinstance(each, dict) or unfit(each, {"path": is_text, "words": is_words, "steps": is_count}):
                 raise ValueError(f"{FILES} is damaged")

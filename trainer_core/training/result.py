@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..config import RunConfig, SampleConfig
 from ..data.plan import Plan
-from ..runs import SAMPLES, Checkpoint, Choice, RunFolder
+from ..runs import LORA, SAMPLES, Checkpoint, Choice, RunFolder
 from ..runs.publish import Destination
 from .checkpoint import read_history
 from .sample_files import are_pictures, draw_samples, read_pictures
@@ -90,8 +90,7 @@ def finish(run: Run, checkpoint: Checkpoint, origin: str, log: Path | None, *, s
 
 def size_of_lora(checkpoint: Checkpoint) -> int:
     """Sum the bytes of a save's LoRA files and their embeddings."""
-    names = (name for each in checkpoint.lora_files() for name in (each.path, *each.words.values()))
-    return sum(checkpoint.files[name]["size"] for name in names)
+    return sum(known["size"] for name, known in checkpoint.files.items() if name.startswith((LORA, "words/")))
 
 
 def reuse(choice: Choice, plan: Plan, destination: Destination, config: RunConfig, logs: Path | None) -> Result | None:

@@ -12,14 +12,13 @@ import pytest
 
 from lora_atelier.trainer_core.common import leftovers
 from lora_atelier.trainer_core.common.files import check_writable, written_whole
-from lora_atelier.trainer_core.common.leftovers import OLD, sweep, temporary_path
+from lora_atelier.trainer_core.common.leftovers import OLD, sweep
 
 
 def unfinished(folder: Path, number: int) -> Path:
     """Make an unfinished file of a process by its number."""
-    with mock.patch.object(os, "getpid", lambda: number):
-        path = temporary_path(folder / "x")
-    path.write_bytes(b"half")
+    with mock.patch.object(os, "getpid", lambda: number), leftovers.unfinished(folder / "x") as path:
+        path.write_bytes(b"half")
     return path
 
 
@@ -31,13 +30,12 @@ def ended_process() -> int:
 
 
 def test_files_of_a_process_that_ended_go_and_those_of_one_that_runs_stay(tmp_path):
-    ended, runs = ended_process(), os.getppid()
-    gone, mine, other = (unfinished(tmp_path, number) for number in (ended, os.getpid(), runs))
+    gone, _, other = (unfinished(tmp_path, number) for number in (ended_process(), os.getpid(), os.getppid()))
     folder = gone.with_name(gone.name.replace(gone.name[-20:], "0" * 16 + ".tmp"))
     folder.mkdir()
     (folder / "inside").write_bytes(b"half")
     sweep([tmp_path, tmp_path / "missing"])
-    assert sorted(tmp_path.iterdir()) == sorted([mine, other])
+    assert list(tmp_path.iterdir()) == [other]
     with written_whole(tmp_path / "whole") as temporary:
         temporary.write_bytes(b"whole")
         sweep([tmp_path])
@@ -45,8 +43,8 @@ def test_files_of_a_process_that_ended_go_and_those_of_one_that_runs_stay(tmp_pa
 
 
 def test_a_later_process_of_the_same_number_does_not_keep_a_file(tmp_path):
-    mine = unfinished(tmp_path, os.getpid())  # as in a container, where it is always 1
-    began = psutil.Process().create_time()
+    mine = unfinished(tmp_path, os.getppid())
+    began = psutil.Process(os.getppid()).create_time()
     os.utime(mine, (began - 1, began - 1))  # the clocks of files and of processes differ a little
     sweep([tmp_path])
     assert mine.exists()
