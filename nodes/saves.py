@@ -88,8 +88,8 @@ class AtelierSaves(Node):
                 io.Boolean.Input(
                     "overwrite",
                     default=False,
-                    tooltip="On: replaces a LoRA of this name if this pack wrote it. Files of other programs are "
-                    "never replaced. Off: the new one gets a number.",
+                    tooltip="On: replaces a LoRA of this name if it is of the same run: same settings, pictures and "
+                    "models. Any other file stays, and the new one gets a number. Off: it always gets a number.",
                     advanced=True,
                 ),
             ],

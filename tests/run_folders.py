@@ -41,9 +41,10 @@ def make_run(
                 (folder / f"{file}.safetensors").write_bytes(bytes([step]) * size)
             losses = torch.tensor([10.0 * number for number in range(1, step + 1)], dtype=torch.float64)
             save_state(folder / "history.safetensors", {"losses": losses, "validation": [(0, 2.0), (step, 1.5)]})
-            save_file({name: tensor * step for name, tensor in LORA.items()}, folder / "lora.safetensors", METADATA)
+            of_run = {"atelier.run": key * 64}
+            save_file({n: t * step for n, t in LORA.items()}, folder / "lora.safetensors", METADATA | of_run)
             (folder / "words").mkdir()
-            save_file(WORD, folder / "words" / "lora-moss.safetensors", {"modelspec.title": "x"})
+            save_file(WORD, folder / "words" / "lora-moss.safetensors", {"modelspec.title": "x"} | of_run)
             words = {"moss": "words/lora-moss.safetensors"}
             write_json(folder / "files.json", {"files": [{"path": "lora.safetensors", "words": words, "steps": step}]})
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from .common.access import ANYWHERE, Access
 from .common.callbacks import Callbacks, Norms
+from .common.leftovers import sweep
 from .config import MemoryConfig, RunConfig
 from .memory import attention_kernel, choose_dtype, give_back, kept_activations, room_for_programs
 from .memory.messages import out_of_memory_after, out_of_memory_again, out_of_memory_explained
@@ -33,7 +35,7 @@ from .training.prepare import (
     run_preflight,
 )
 from .training.result import Result, describe_best, finish, log_folder, reuse
-from .training.saving import Saving, describe_stop, disk_errors_explained, save, save_interrupted
+from .training.saving import Saving, describe_stop, disk_errors_explained, save, save_interrupted, size_of_save
 from .training.state import Run
 from .training.step import (
     Numbers,
@@ -93,18 +95,24 @@ def train_lora(
     )
     note = job.callbacks.note
     check_settings(job)
+    sweep(job.places())
     planned = plan_run(job)
     plan, keys = planned.plan, planned.keys
 
-    choice = choose_run(job.runs, keys, plan.steps, config.existing, other_steps(config, plan.steps))
+    others = other_steps(config, plan.steps)
+    choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, others)
+    choice = choose(note)
     if (result := reuse(choice, plan, job.destination, config, logs)) is not None:
         note(choice.message)
         return result
     ladder = run_preflight(job, planned, choice.run)
 
     about = {"config": config.to_dict(), "pictures": len(plan.manifest.pictures), "models": planned.models}
-    working = working_run(job.runs, choice, keys, output.stem, plan.steps, note, **about)
-    with working as (folder, checkpoint, origin):
+    working = working_run(job.runs, choose, keys, output.stem, plan.steps, note, **about)
+    with working as (choice, folder, checkpoint, origin):
+        if (result := reuse(choice, plan, job.destination, config, logs)) is not None:  # finished meanwhile
+            note(choice.message)
+            return result
         if checkpoint is not None:
             note(origin)
         log = log_folder(config, logs, folder)
@@ -146,7 +154,8 @@ def carry_out(
                         resume_run(run, checkpoint)
                     train(run, ladder)
                 if checkpoint is None or end is None or end.step != run.at:
-                    checkpoint = save(run, stays=True, at_end=True)
+                    with disk_errors_explained(run.folder.path, lambda: size_of_save(run)):
+                        checkpoint = save(run, stays=True, at_end=True)
             except BaseException:
                 save_interrupted(run)
                 raise

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...trainer_core.common.files import folder_size
+from ...trainer_core.common.leftovers import sweep
 from . import folders
 
 UNUSED = 30 * 86400  # seconds after which pictures and LoRAs of the graph are deleted
@@ -47,6 +48,7 @@ def mark_used(paths: Iterable[Path]) -> None:
 
 def make_room() -> None:
     """Delete pictures and LoRAs of the graph: those not used for a month, then the oldest above the limit."""
+    sweep([folders.loras_folder()])
     limit, now = folders.kept_limit(), time.time()
     ages = sorted(((now - _used(path), path) for path in _entries()), key=lambda each: each[0])
     total = 0

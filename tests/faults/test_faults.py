@@ -179,11 +179,12 @@ def test_a_disk_that_is_full_at_any_write(small, uninterrupted, tmp_path, lastin
         except (RuntimeError, ValueError, CacheError) as error:
             ended.add(kind)
             text = str(error)
-            assert "No space left on device" in text and text.count(". ") <= 1 and text.endswith("."), (kind, text)
+            assert "cannot be written (No space left on device)" in text and " are free" in text, (kind, text)
+            assert str(folder) in text and text.count(". ") <= 1 and text.endswith("."), (kind, text)
         for run in find_runs(folder / "loras" / "runs"):
             assert not any(checkpoint.problem() for checkpoint in run.checkpoints()), kind
         if result is None or lasting or not len(result.samples):  # queued again
-            assert result is None or len(result.samples) or "Samples could not be drawn" in notes[-1], kind
+            assert result is None or len(result.samples) or "Samples could not be saved" in notes[-1], kind
             result = sessions.session(small, folder)
         assert essence(result) == whole, kind
         assert not [*folder.glob("loras/**/.*.tmp")], kind
@@ -537,7 +538,7 @@ def test_weights_that_are_not_finite_are_not_saved_over_good_ones(small, uninter
 
     with mock.patch.object(training, "apply_memory", set_up), pytest.raises(Cut):
         sessions.session(seldom, tmp_path, notes, step=spoil)
-    assert "Step 3 could not be saved (the weights are not finite). Stopped after step 2" in notes[-1]
+    assert "Step 3 could not be saved: the weights are not finite. Stopped after step 2" in notes[-1]
     assert essence(sessions.session(seldom, tmp_path)) == uninterrupted(small)
 
 

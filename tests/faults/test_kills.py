@@ -88,6 +88,27 @@ def chosen_moments(moments: list[list[str]], count: int, dice: random.Random) ->
     return drawn[:count]
 
 
+@pytest.mark.parametrize("place", [("publishing", "save_file", "half"), ("encoding", "open", "half")])
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing_for_good(server, whole, place):
+    part, operation, when = place
+    moments = [number for number, moment in enumerate(whole["moments"]) if moment[:2] == [operation, part]]
+    name = f"left-{part}-{operation}"
+    assert server.session(name, kill=(moments[-1], when, signal.SIGKILL)) == -signal.SIGKILL
+    folder = server.folder / name
+    shared = folder / ("cache" if part == "encoding" else "loras")
+    assert unfinished(shared)
+    others = [shared / f".{'0' * 8}-1-{'0' * 16}.tmp", shared / ".mine.tmp"]
+    for other in others:
+        other.write_bytes(b"of another machine, and of another program")
+    assert server.session(name) == 0
+    assert sorted(unfinished(folder)) == sorted(others)
+
+
+def unfinished(folder: Path) -> list[Path]:
+    """List the unfinished files in a folder and those below."""
+    return list(folder.rglob(".*.tmp"))
+
+
 @pytest.mark.parametrize("half", [0, 1])  # of the moments, so that two processes share them
 def test_runs_that_are_killed_at_50_moments_end_with_the_same_bytes(server, whole, half):
     dice = random.Random(6)
@@ -110,8 +131,9 @@ def test_runs_that_are_killed_at_50_moments_end_with_the_same_bytes(server, whol
         later = 30 * HOURS if server.created(name) else 0
         ended.append(server.session(name, clock=sessions.CLOCK + later))
         found = server.answer(name) if ended[-1] == 0 else {}
+        left = unfinished(server.folder / name)
         resumed += "was interrupted" in found.get("how", "")
-        if not found or found["left"] != whole["left"] or server.files(name) != whole["names"]:
+        if not found or found["left"] != whole["left"] or server.files(name) != whole["names"] or left:
             wrong.append((number, job, moments[job["kill"][0]] if "kill" in job else "", ended, server.files(name)))
         else:
             shutil.rmtree(server.folder / name)

@@ -110,9 +110,13 @@ def test_a_finished_run_is_taken_at_once_and_its_file_copied_only_where_it_is_no
     second.path.unlink()
     over = change(config, saves={"overwrite": True})
     assert run(over, tmp_path, own)[0].path.name == "lora-2.safetensors"  # what is not ours is not replaced
-    save_file(first.tensors, first.path, {"atelier.version": "0", "modelspec.title": "another one of ours"})
-    second.path.unlink()
-    assert run(over, tmp_path, own)[0].path == first.path
+    ours = {"atelier.version": "0", "modelspec.title": "another one of ours"}
+    for key, taken in (("0" * 64, "lora-2"), (open_run(first.run).keys.run, "lora")):  # of another run, of this one
+        save_file(first.tensors, first.path, {**ours, "atelier.run": key})
+        before = first.path.read_bytes()
+        again = run(over, tmp_path, own)[0]
+        assert again.path.stem == taken and (again.path == first.path) == (first.path.read_bytes() != before)
+        (tmp_path / "lora-2.safetensors").unlink(missing_ok=True)
     assert equal(load_file(first.path), first.tensors)
     dated = run(change(config, saves={"file_name": "{name} {date} e{epoch} s{step}"}), tmp_path, own)[0]
     assert re.fullmatch(r"lora \d{4}-\d\d-\d\d e0000 s000002\.safetensors", dated.path.name)

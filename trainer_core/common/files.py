@@ -6,29 +6,31 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from .disk_errors import describe_disk_error
+from .leftovers import unfinished
+
 BLOCK = 1 << 20  # bytes read at once
-TEMPORARY = ".tmp"  # ending of the names of unfinished files and folders; they begin with a dot
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path for a `with` block; the file written there replaces `path` if the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
-    try:
-        yield temporary
-        _to_disk(temporary)
-        os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
-        os.replace(temporary, path)
-        _to_disk(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with unfinished(path) as temporary, _naming(path):
+        try:
+            yield temporary
+            _to_disk(temporary)
+            with suppress(PermissionError):  # of a disk without modes
+                os.chmod(temporary, path.parent.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
+            os.replace(temporary, path)
+            _to_disk(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -39,46 +41,42 @@ def written_folder(path: Path) -> Iterator[Path]:
     leaves both folders complete, under temporary names.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, before = (path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}") for _ in range(2))
-    temporary.mkdir()
-    try:
-        yield temporary
-        for entry in [*temporary.rglob("*"), temporary]:
-            _to_disk(entry)
-        if path.exists():
-            os.replace(path, before)
+    with unfinished(path) as temporary, unfinished(path) as before, _naming(path):
+        temporary.mkdir()
         try:
-            os.replace(temporary, path)
-        except OSError:
-            if before.exists():
-                os.replace(before, path)
-            raise
-        _to_disk(path.parent)
-        shutil.rmtree(before, ignore_errors=True)  # leftovers are deleted when the run is locked next
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            yield temporary
+            for entry in [*temporary.rglob("*"), temporary]:
+                _to_disk(entry)
+            if path.exists():
+                os.replace(path, before)
+            try:
+                os.replace(temporary, path)
+            except OSError:
+                if before.exists():
+                    os.replace(before, path)
+                raise
+            _to_disk(path.parent)
+            shutil.rmtree(before, ignore_errors=True)  # leftovers are deleted when the run is locked next
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Add the path to disk errors that name none, as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def remove_folder(path: Path) -> None:
     """Delete a folder atomically: it is renamed first, so that no partial folder ever has its name."""
     if path.exists():
-        doomed = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY}")
-        os.replace(path, doomed)
-        shutil.rmtree(doomed)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete the unfinished files and folders that a killed process left in a folder."""
-    for entry in leftovers(folder):
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink(missing_ok=True)
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """List the unfinished files and folders in a folder: in use now, or left by a killed process."""
-    return list(folder.glob(f".*{TEMPORARY}"))
+        with unfinished(path) as doomed:
+            os.replace(path, doomed)
+            shutil.rmtree(doomed)
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -89,22 +87,15 @@ def write_json(path: Path, values: Any) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raise ValueError with the reason if a folder cannot be written; create the folder if it is missing."""
-    probe = folder / f".{uuid.uuid4().hex}{TEMPORARY}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with probe.open("xb") as file:
-            file.write(b" ")
-        probe.unlink()
+        with unfinished(folder / "probe") as probe:
+            try:
+                probe.write_bytes(b" ")
+            finally:
+                probe.unlink(missing_ok=True)
     except OSError as error:
-        raise ValueError(
-            f"Nothing can be written into {folder} ({reason(error)}); make room or give access there, or choose "
-            "another folder."
-        ) from error
-
-
-def reason(error: BaseException) -> str:
-    """Extract the short reason from a disk error, without path and number."""
-    return (getattr(error, "strerror", None) or str(error)).partition("\n")[0]
+        raise ValueError(describe_disk_error(error, folder)) from error
 
 
 def file_digest(path: Path) -> str:
@@ -124,11 +115,11 @@ def short_hash(path: Path) -> str:
 
 
 def folder_size(folder: Path) -> int:
-    """Sum the bytes of all files below a folder; links are not followed, files that vanish meanwhile count 0."""
+    """Sum the bytes of all files below a folder; links are not followed, files that cannot be seen count 0."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 total += os.lstat(os.path.join(place, name)).st_size
     return total
 

@@ -15,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .json_files import parse_json
+
 PLAIN = (bool, int, float, str, type(None))  # JSON keeps these to the last bit
 DISK_ERRORS = (OSError, SafetensorError)  # safetensors reports a full disk in its own way
 TREE = "tree"  # in a file's metadata: everything but the tensors
@@ -71,6 +73,8 @@ def unpack(tensors: Mapping[str, Tensor], tree: Any) -> Any:
         tensor = tensors[tree["tensor"]]
         if "strides" not in tree:
             return tensor
+        if not _is_reordered(torch.empty_strided(tensor.shape, tree["strides"], device="meta")):
+            raise ValueError("strides with gaps, which could need any amount of memory")
         return torch.empty_strided(tensor.shape, tree["strides"], dtype=tensor.dtype).copy_(tensor)
     ((kind, values),) = tree.items()
     if kind == "dict":
@@ -94,4 +98,7 @@ def load_state(path: Path) -> Any:
             raise ValueError(f"{path.name} holds no state.")
         # Copies: mapped tensors would change or vanish with the file.
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        return unpack(tensors, json.loads(metadata[TREE]))
+    try:
+        return unpack(tensors, parse_json(metadata[TREE]))
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:  # a tree that `pack` never makes
+        raise ValueError(f"{path.name} holds no state; it is damaged, or not of a run.") from error

@@ -23,3 +23,12 @@ def names(items: Iterable[str], most: int = 5) -> str:
 def count(items: Sized, one: str, many: str) -> str:
     """Write a number with its noun: "1 picture has", "2 pictures have"."""
     return f"{len(items)} {one if len(items) == 1 else many}"
+
+
+def bytes_of(size: float) -> str:
+    """Format a size in bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

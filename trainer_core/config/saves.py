@@ -31,7 +31,7 @@ class SavesConfig(Config):
     sample_unit: Unit = "steps"
     folder: str = "atelier"  # below the LoRA folder, "/" between its parts; "" = the LoRA folder itself
     file_name: str = "{name}"  # of the LoRA, with any of FIELDS in braces
-    overwrite: bool = False  # replace a file of that name if it is ours; else the new one gets a number
+    overwrite: bool = False  # replace a LoRA of that name and of the same run; else the new one gets a number
 
     def __post_init__(self) -> None:
         check_choices(self)

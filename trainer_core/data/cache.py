@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import time
 import uuid
 import zlib
 from dataclasses import dataclass, field
@@ -27,6 +26,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..common.disk_errors import describe_disk_error
+from ..common.files import written_whole
+from ..common.json_files import parse_json
+from ..common.leftovers import sweep
+
 if TYPE_CHECKING:
     from .crops import Crop
 
@@ -35,9 +39,7 @@ SHARD_BYTES = 32 * 2**20  # a shard is written when more bytes than this are pen
 SHARD_SECONDS = 10.0  # or when the oldest entry is this old; a crash loses about as much work
 
 _HEADER_BYTES = 256  # rough size of a tensor's name, shape and checksum in a shard
-_TEMPORARY_SECONDS = 24 * 3600  # a temporary file this old belongs to no living writer
 _SHARD_NAME = re.compile(r"shard-[0-9a-f]{32}\.safetensors")
-_TEMPORARY_NAME = re.compile(r"\.shard-[0-9a-f]{32}\.tmp")
 _FORMAT_1_FOLDER = re.compile(r"[0-9a-f]{2}")
 _FORMAT_1_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
 
@@ -223,13 +225,13 @@ class Cache:
         )
         shard = _Shard(self.folder / f"shard-{uuid.uuid4().hex}.safetensors", entries, own=True)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _write(shard.path, data)
+            with written_whole(shard.path) as temporary:
+                temporary.write_bytes(data)
             # mapped at once, so that its data stays readable if another process deletes it
             with contextlib.suppress(FileNotFoundError):
                 shard.file = _map_file(shard.path)
         except OSError as error:
-            raise self._failure("written", error) from error
+            raise self._failure(error, len(data)) from error
         if shard.file is None:
             return  # the entries stay pending for the next shard
         self._known.add(shard.path.name)
@@ -247,9 +249,7 @@ class Cache:
         for found in self._files():
             if _FORMAT_1_FOLDER.fullmatch(found.name) and found.is_dir(follow_symlinks=False):
                 _remove_format_1(Path(found.path))
-        for written, _, path in self._stats(_TEMPORARY_NAME):
-            if time.time() - written / 1e9 > _TEMPORARY_SECONDS:
-                _delete(path)
+        sweep([self.folder])
         freed = 0
         if self.limit:
             shards = self._stats(_SHARD_NAME)
@@ -333,7 +333,7 @@ class Cache:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise self._failure("read", error) from error
+            raise self._failure(error) from error
 
     def _stats(self, name: re.Pattern[str]) -> list[tuple[int, int, Path]]:
         """List (last use in nanoseconds, bytes, path) of the files whose names match."""
@@ -347,11 +347,8 @@ class Cache:
                 stats.append((stat.st_mtime_ns, stat.st_size, self.folder / found.name))
         return stats
 
-    def _failure(self, verb: str, error: OSError) -> CacheError:
-        return CacheError(
-            f"The cache folder {self.folder} cannot be {verb}: {error.strerror or error}; "
-            "free space there, or choose another folder."
-        )
+    def _failure(self, error: OSError, needed: int = 0) -> CacheError:
+        return CacheError(f"Encoded pictures cannot be cached: {describe_disk_error(error, self.folder, needed)}")
 
 
 def _read_header(path: Path) -> dict[str, tuple[str, list[str]]] | None:
@@ -363,16 +360,16 @@ def _read_header(path: Path) -> dict[str, tuple[str, list[str]]] | None:
             return None
         text = file.read(length)
     try:
-        header = json.loads(text)
-        checksums = json.loads(header.pop("__metadata__")["checksums"])
+        header = parse_json(text)
+        checksums = parse_json(header.pop("__metadata__")["checksums"])
         entries: dict[str, tuple[str, list[str]]] = {key: (checksum, []) for key, checksum in checksums.items()}
         end = 0
         for full_name, tensor in header.items():
             key, _, name = full_name.partition("/")
             entries[key][1].append(name)
             end = max(end, tensor["data_offsets"][1])
-    # the bytes may be anything: no text, no JSON, JSON of another structure, endless brackets
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+    # the bytes may be anything: no text, no JSON, JSON of another structure
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return None
     return entries if 8 + length + end == size else None
 
@@ -401,19 +398,6 @@ def _checksum(key: str, tensors: dict[str, Tensor]) -> str:
 def _weight(entry: dict[str, Tensor]) -> int:
     """Estimate the bytes of an entry in a shard."""
     return sum(tensor.nbytes + _HEADER_BYTES for tensor in entry.values())
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, sync it, then rename it; a failure leaves no file."""
-    temporary = path.with_name(f".{path.stem}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _delete(path: Path) -> bool:

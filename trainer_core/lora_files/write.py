@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -98,7 +99,10 @@ def _write_ordered(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str
 
 
 def copy_lora(source: Path, path: Path) -> None:
-    """Copy a LoRA or embedding file of ours under another name, which its metadata then hold."""
+    """Copy a LoRA or embedding file of ours under another name, which its metadata then hold.
+
+    A file of that name is replaced once the copy is on the disk and verified. Raises OSError or SafetensorError.
+    """
     with safe_open(source, framework="pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -108,6 +112,8 @@ def copy_lora(source: Path, path: Path) -> None:
             _write_lora(temporary, tensors, {**metadata, "ss_output_name": path.stem})
         else:
             _write_ordered(temporary, tensors, {**metadata, "modelspec.trigger_phrase": f"embedding:{path.stem}"})
+        if not is_copy(source, temporary):
+            raise OSError(errno.EIO, "the copy differs from its source", str(path))
 
 
 def is_copy(source: Path, path: Path) -> bool:
@@ -127,13 +133,13 @@ def is_copy(source: Path, path: Path) -> bool:
             return False
 
 
-def is_ours(path: Path) -> bool:
-    """Tell whether LoRA Atelier has written a file."""
+def run_of(path: Path) -> str:
+    """Read the key of the run that a LoRA or embedding file is of, "" if it names none."""
     try:
         with safe_open(path, framework="pt") as file:
-            return "atelier.version" in (file.metadata() or {})
+            return (file.metadata() or {}).get("atelier.run", "")
     except (OSError, SafetensorError):
-        return False
+        return ""
 
 
 def embedding_path(folder: Path, name: str, token: str) -> Path:

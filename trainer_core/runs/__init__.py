@@ -14,7 +14,6 @@ from .folder import (
     RunFolder,
     find_runs,
     open_run,
-    read_json,
 )
 from .key import FORMAT, Keys, build_keys, model_digests
 
@@ -40,7 +39,6 @@ __all__ = [
     "list_runs",
     "model_digests",
     "open_run",
-    "read_json",
     "run_paths",
     "working_run",
 ]

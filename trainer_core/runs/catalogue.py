@@ -15,7 +15,6 @@ from .folder import (
     CHECKPOINTS,
     HISTORY,
     LOG,
-    OWNER,
     PUBLISHED,
     RESULT,
     RUN,
@@ -23,8 +22,8 @@ from .folder import (
     Checkpoint,
     RunFolder,
     open_run,
-    read_json,
 )
+from .values import is_count, is_number, is_text, is_time, read_object
 
 POINTS = 2000  # maximum of a curve
 RECENT = 50  # steps whose mean loss is shown
@@ -57,9 +56,9 @@ def describe_in_detail(path: Path, roots: Sequence[Path] = ()) -> dict[str, Any]
 
 def published_files(run: RunFolder) -> list[str]:
     """List the paths of a run's copies in the folders of LoRAs and embeddings, as they were when copied."""
-    known = (read_json(run.path / PUBLISHED) or {}).values()
+    known = (read_object(run.path / PUBLISHED) or {}).values()
     entries = (each for files in known if isinstance(files, list) for each in files if isinstance(each, list))
-    return list(dict.fromkeys(each[0] for each in entries if each and isinstance(each[0], str)))
+    return list(dict.fromkeys(each[0] for each in entries if each and is_text(each[0])))
 
 
 def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def _about(run: RunFolder) -> dict[str, Any]:
     return {
         **{name: about[name] for name in ("name", "key", "created", "steps")},
         "base_model": PureWindowsPath(place).name if isinstance(place, str) else None,  # of either system's paths
-        "pictures": about.get("pictures"),
+        "pictures": about["pictures"] if is_count(about.get("pictures")) else None,
         "begun_with": begun_with if isinstance(begun_with, dict) else None,
     }
 
@@ -98,7 +97,7 @@ def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
         status, step = "running", _step_now(run, events, saved)
         sentence = f"Training: step {step} of {run.steps}."
     elif result:
-        status, step = "finished", result["step"] if isinstance(result.get("step"), int) else 0
+        status, step = "finished", result["step"]
         sentence = f"Finished after {step} steps."
         if end_of(run) is None:
             sentence = f"Finished, but the save of its last step {step} is missing."
@@ -160,8 +159,8 @@ def _relative_name(path: PurePath, roots: Sequence[Path]) -> str:
 
 def _step_now(run: RunFolder, events: Sequence[Mapping[str, Any]], saved: int) -> int:
     """Find the step that a running process has reached; older log lines may be of a killed process that was further."""
-    since = (read_json(run.path / OWNER) or {}).get("since", 0)
-    steps = [event["step"] for event in events if _is_step(event) and event.get("time", 0) >= since]
+    since = run.owned_since()
+    steps = [event["step"] for event in events if _is_step(event) and event["time"] >= since]
     return steps[-1] if steps else saved
 
 
@@ -171,20 +170,23 @@ def _read_curves(events: Iterable[Mapping[str, Any]], end: int) -> tuple[dict[in
     validation: dict[int, float] = {}
     for event in events:
         step, loss, kind = event.get("step"), event.get("loss"), event.get("event")
-        if kind in ("step", "validation") and isinstance(step, int) and step <= end and isinstance(loss, (int, float)):
-            (losses if kind == "step" else validation)[step] = loss
+        if kind in ("step", "validation") and is_count(step) and step <= end and is_number(loss):
+            (losses if kind == "step" else validation)[step] = float(loss)
     return losses, validation
 
 
 def _read_history(checkpoint: Checkpoint) -> tuple[dict[int, float], dict[int, float]]:
-    """Read losses and validation losses by step from a save; empty if its files are damaged."""
-    from ..common.tensor_tree import load_state  # imported here, so that lists of runs need no torch
+    """Read losses and validation losses by step from a save; empty if its files are damaged or just removed."""
+    from ..common.tensor_tree import DISK_ERRORS, load_state  # imported here, so that lists of runs need no torch
 
-    with suppress(FileNotFoundError):  # a run in progress may remove the save at any time
-        if not checkpoint.problem(HISTORY):
-            history = load_state(checkpoint.path / HISTORY)
-            return dict(enumerate(history["losses"].tolist(), 1)), dict(history["validation"])
-    return {}, {}
+    if checkpoint.problem(HISTORY):
+        return {}, {}
+    try:
+        history = load_state(checkpoint.path / HISTORY)
+        validation = {int(step): float(loss) for step, loss in history["validation"]}
+        return dict(enumerate(map(float, history["losses"].tolist()), 1)), validation
+    except (*DISK_ERRORS, ValueError, KeyError, TypeError, AttributeError, OverflowError):  # a history of a stranger
+        return {}, {}
 
 
 def thin(curve: Mapping[int, float], most: int = POINTS) -> list[list[float | None]]:
@@ -217,7 +219,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _is_step(event: Mapping[str, Any]) -> bool:
-    return event.get("event") == "step" and isinstance(event.get("step"), int)
+    return event.get("event") == "step" and is_count(event.get("step")) and is_time(event.get("time"))
 
 
 def _plain(value: Any) -> Any:

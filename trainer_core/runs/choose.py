@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common.files import remove_folder
-from .folder import CHECKPOINT, WEIGHTS, Checkpoint, RunFolder, find_runs, new_run, open_run
+from .folder import CHECKPOINT, WEIGHTS, Checkpoint, RunFolder, claiming, find_runs, new_run, open_run
 from .key import Keys
 
 if TYPE_CHECKING:
@@ -31,20 +31,30 @@ class Choice:
     message: str = ""  # for the user; "" if there is nothing to say yet
 
 
-def choose_run(runs: Path, keys: Keys, steps: int, existing: ExistingConfig, other_steps: OtherSteps) -> Choice:
+def choose_run(
+    runs: Path,
+    keys: Keys,
+    steps: int,
+    existing: ExistingConfig,
+    other_steps: OtherSteps,
+    note: Callable[[str], None] | None = None,
+) -> Choice:
     """Look for a run to reuse, to resume or to start from, for a run of `steps` steps; nothing is written.
 
-    Raises ValueError for a fork whose run or save is missing or damaged.
+    note: called with one sentence that names the runs that cannot be read. Raises ValueError for a fork whose run or
+    save is missing or damaged.
     """
     if existing.on_existing == "train again":
         return Choice()
-    found = find_runs(runs)
+    found = find_runs(runs, note)
     own = [run for run in found if run.keys.run == keys.run]
     for run in own:
         if (checkpoint := finished_checkpoint(run)) is not None:
             day = time.strftime("%Y-%m-%d %H:%M", time.localtime((run.result() or {}).get("finished", 0)))
             message = f"Already trained in {run.path.name}, finished {day}; its result is reused."
             return Choice(run=run, finished=checkpoint, message=message)
+    if at_work := next((run for run in own if run.busy()), None):
+        return Choice(run=at_work)  # whose lock names the process
     if existing.on_existing != "reuse" and own:
         return Choice(run=max(own, key=lambda run: max((c.step for c in run.checkpoints()), default=0)))
     if existing.on_existing == "fork":
@@ -108,30 +118,45 @@ def _shorter(
 
 @contextmanager
 def working_run(
-    runs: Path, choice: Choice, keys: Keys, name: str, steps: int, note: Callable[[str], None], **about: Any
-) -> Iterator[tuple[RunFolder, Checkpoint | None, str]]:
-    """Lock the folder of a run for training; yield it, the save to resume from, and a sentence on both.
+    runs: Path,
+    choose: Callable[[], Choice],
+    keys: Keys,
+    name: str,
+    steps: int,
+    note: Callable[[str], None],
+    **about: Any,
+) -> Iterator[tuple[Choice, RunFolder, Checkpoint | None, str]]:
+    """Choose and lock the folder of a run; yield the choice, the run, the save to resume from, a sentence on both.
 
-    note: called with a sentence on each unusable save. Raises RuntimeError if another process trains the run.
+    Of two processes that want the same run at the same moment the second one finds the first one's. note: called with a
+    sentence on each unusable save. Raises RuntimeError if another process trains the run.
     """
-    run, source = choice.run, choice.begin_with
-    if run is None:
-        begun = {} if source is None else {"begun_with": {"run": source[0].path.name, "step": source[1].step}}
-        run = new_run(runs, keys, name, steps, **begun, **about)
-    cut_off = run.owner()
-    try:
-        with run.locked():
-            checkpoint, message = (source[1] if source else None), choice.message
-            if checkpoint is None:
-                checkpoint = sound_checkpoint(run, note)
-            if checkpoint is not None and not message:
-                why = f" ({cut_off} was interrupted)" if cut_off else ""
-                message = f"Resumed after step {checkpoint.step} of {steps} of the run {run.path.name}{why}."
-            yield run, checkpoint, message or f"New run: {run.path.name}"
-    finally:
-        if choice.run is None and not run.checkpoints():  # the run ended before its first save
-            with suppress(OSError):  # of a full or missing disk: it must not hide the first error
-                remove_folder(run.path)
+    with ExitStack() as until_the_end:
+        with claiming(runs):
+            choice = choose()
+            run, source = choice.run, choice.begin_with
+            if run is None:
+                begun = {} if source is None else {"begun_with": {"run": source[0].path.name, "step": source[1].step}}
+                run = new_run(runs, keys, name, steps, **begun, **about)
+                until_the_end.callback(_remove_without_saves, runs, run)
+            cut_off = run.owner()
+            until_the_end.enter_context(run.locked())
+        checkpoint, message = (source[1] if source else None), choice.message
+        if checkpoint is None:
+            checkpoint = sound_checkpoint(run, note)
+        if checkpoint is not None and not message:
+            why = f" ({cut_off} was interrupted)" if cut_off else ""
+            message = f"Resumed after step {checkpoint.step} of {steps} of the run {run.path.name}{why}."
+        yield choice, run, checkpoint, message or f"New run: {run.path.name}"
+
+
+def _remove_without_saves(runs: Path, run: RunFolder) -> None:
+    """Delete a new run that ended before its first save, unless another process has taken it up."""
+    with suppress(OSError, RuntimeError):  # of a full or missing disk: it must not hide the first error
+        if not run.checkpoints():
+            with claiming(runs):
+                if not run.busy():
+                    remove_folder(run.path)
 
 
 def sound_checkpoint(run: RunFolder, note: Callable[[str], None]) -> Checkpoint | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ..common.files import folder_size, leftovers, remove_folder, write_json
+from ..common.files import folder_size, remove_folder, write_json
+from ..common.leftovers import leftovers
 from .choose import finished_checkpoint
-from .folder import CHECKPOINT, CHECKPOINTS, OPTIMIZER, RUN, SAMPLES, Checkpoint, RunFolder, read_json
+from .folder import CHECKPOINT, CHECKPOINTS, OPTIMIZER, RUN, SAMPLES, Checkpoint, RunFolder
+from .values import read_object
 
 KINDS = ("step-*", "damaged-step-*")  # of folders of saves: sound ones, and damaged ones that were renamed
 OLD = 3600.0  # seconds after which a deletion has certainly ended
@@ -56,7 +59,7 @@ def clear(run: RunFolder, *, states: bool = False) -> None:
             if (
                 each.path.name == OPTIMIZER
             ):  # first remove it from the save's list of files, so that the save is never damaged
-                about = read_json(each.path.with_name(CHECKPOINT)) or {}
+                about = read_object(each.path.with_name(CHECKPOINT)) or {}
                 about["files"].pop(OPTIMIZER, None)
                 write_json(each.path.with_name(CHECKPOINT), about)
             if each.path.is_dir():
@@ -86,7 +89,7 @@ def size_of(path: Path) -> int:
 
 def is_elsewhere(path: Path, runs: Path) -> bool:
     """Tell whether a path in the folder of runs is a link that leads out of it."""
-    return path.resolve() != runs.resolve() / path.relative_to(runs)
+    return Path(os.path.realpath(path)) != Path(os.path.realpath(runs)) / path.relative_to(runs)
 
 
 @contextmanager

@@ -11,32 +11,35 @@ lock, owner.json         the process that trains the run
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from ..common.disk_errors import reason
 from ..common.files import (
-    TEMPORARY,
     file_digest,
     folder_size,
-    reason,
     remove_folder,
-    remove_leftovers,
     unused_path,
     write_json,
     written_folder,
     written_whole,
 )
+from ..common.json_files import parse_json, read_json
+from ..common.leftovers import leftovers, remove_leftovers
+from ..common.wording import names, printable
 from .key import FORMAT, SHOWN, Keys
+from .values import is_count, is_inside, is_object, is_plain, is_text, is_texts, is_time, is_words, read_object, unfit
 
 RUN, RESULT, LOG, SUMMARY = "run.json", "result.json", "log.jsonl", "summary.txt"
 CHECKPOINTS, SAMPLES, CHECKPOINT = "checkpoints", "samples", "checkpoint.json"
@@ -45,9 +48,21 @@ WEIGHTS, OPTIMIZER, LORA = "weights.safetensors", "optimizer.safetensors", "lora
 HISTORY = "history.safetensors"  # in a save: losses and validation losses
 FILES = "files.json"  # in a save: the list of its LoRA files
 PUBLISHED = "published.json"  # in a run's folder: copies of its files in other folders
+CLAIMS = ".lock"  # in the folder of runs
+CLAIM = 60.0  # seconds to wait for a process that chooses a run: it reads that run's last save
 PROBE = 0.5  # seconds to wait for the lock, which `busy` may hold for a moment
-_STEP = re.compile(r"step-(\d{8,})")
+LOG_TAIL = 2**24  # bytes of the log that are read, its end
+LONGEST_LINE = 2**16  # bytes of a line of the log
+_STEP = re.compile(r"step-([0-9]{8,})")
 _STEP_LINE = b'{"event": "step"'  # start of a step's line in the log
+
+
+class LoraFiles(NamedTuple):
+    """The LoRA file of one set of weights in a save, and the files of its embeddings; paths in the save's folder."""
+
+    path: str
+    words: dict[str, str]  # by token
+    steps: int  # finished when the weights were reached
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +91,35 @@ class Checkpoint:
                     return f"{name} is damaged"
             except OSError as error:
                 return f"{name} cannot be read ({reason(error)})"
+        return self._problem_of_list(names)
+
+    def _problem_of_list(self, names: Collection[str]) -> str:
+        if names and FILES not in names:
+            return ""
+        try:
+            self.lora_files()
+        except ValueError as error:
+            return str(error)
+        except OSError as error:
+            return f"{FILES} cannot be read ({reason(error)})"
         return ""
+
+    def lora_files(self) -> list[LoraFiles]:
+        """List its LoRA files, none if they could not be written; ValueError if the list is damaged, or OSError."""
+        if FILES not in self.files:
+            return []
+        try:
+            listed = read_json(self.path / FILES)
+        except ValueError as error:
+            raise ValueError(f"{FILES} is damaged") from error
+        found = listed.get("files") if isinstance(listed, dict) else None
+        for each in found if isinstance(found, list) else [None]:
+            if not isinstance(each, dict) or unfit(each, {"path": is_text, "words": is_words, "steps": is_count}):
+                raise ValueError(f"{FILES} is damaged")
+            outside = {each["path"], *each["words"].values()} - self.files.keys()
+            if outside or not all(map(is_plain, each["words"])):  # they become parts of file names
+                raise ValueError(f"{FILES} names other files than those of the save")
+        return [LoraFiles(each["path"], each["words"], each["steps"]) for each in found or ()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,8 +156,8 @@ class RunFolder:
             ) from error
         try:
             self._restore_names()
-            remove_leftovers(self.path)
-            remove_leftovers(self.path / CHECKPOINTS)
+            for folder in (self.path, self.path / CHECKPOINTS, self.path / SAMPLES):
+                remove_leftovers(folder)
             write_json(self.path / OWNER, {"pid": os.getpid(), "host": platform.node(), "since": time.time()})
             yield
         finally:
@@ -124,7 +167,7 @@ class RunFolder:
 
     def _restore_names(self) -> None:
         """Rename complete saves that have a temporary name because a process was killed between two renames."""
-        for entry in (self.path / CHECKPOINTS).glob(f".*{TEMPORARY}"):
+        for entry in leftovers(self.path / CHECKPOINTS):
             checkpoint = _read_checkpoint(entry)
             if checkpoint is not None and not checkpoint.problem():
                 path = self.path / CHECKPOINTS / f"step-{checkpoint.step:08}"
@@ -144,11 +187,16 @@ class RunFolder:
 
     def owner(self) -> str:
         """Name the process that trains the run, or that was killed while it did; "" without one."""
-        owner = read_json(self.path / OWNER)
-        if not owner:
+        owner = read_object(self.path / OWNER) or {}
+        if unfit(owner, {"pid": is_count, "host": is_text, "since": is_time}):
             return ""
-        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(owner.get("since", 0)))
-        return f"process {owner.get('pid')} on {owner.get('host')} since {since}"
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(owner["since"]))
+        return f"process {owner['pid']} on {printable(owner['host'])} since {since}"
+
+    def owned_since(self) -> float:
+        """Read when the process that trains the run began to, in seconds since 1970; 0 without one."""
+        since = (read_object(self.path / OWNER) or {}).get("since")
+        return since if is_time(since) else 0.0
 
     def log(self, event: str, **values: Any) -> None:
         """Append a line to the log; of two lines for a step, readers take the last.
@@ -163,15 +211,18 @@ class RunFolder:
             file.write((b"\n" if cut else b"") + line.encode("utf-8", "backslashreplace") + b"\n")
 
     def events(self, newest: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the complete lines of the log; newest: limit the lines of steps to this many of the newest."""
+        """Yield the complete lines at the end of the log; newest: limit the lines of steps to this many of the newest.
+
+        Earlier lines than the last LOG_TAIL bytes are left out: the saves hold their losses.
+        """
         path = self.path / LOG
-        if path.is_file():
-            lines = path.read_bytes().splitlines()
-            steps = [number for number, line in enumerate(lines) if line.startswith(_STEP_LINE)]
-            left_out = set(steps[:-newest]) if newest else set()
-            for number, line in enumerate(lines):
-                if number not in left_out and (values := _parse(line.decode(errors="replace"))) is not None:
-                    yield values
+        lines = _tail(path, LOG_TAIL) if path.is_file() else b""
+        older = sum(line.startswith(_STEP_LINE) for line in io.BytesIO(lines)) - newest if newest else 0
+        for line in io.BytesIO(lines):
+            if line.startswith(_STEP_LINE) and older > 0:
+                older -= 1
+            elif len(line) <= LONGEST_LINE and (values := _parse(line)) is not None:
+                yield values
 
     def save(self, step: int, write: Callable[[Path], None], *, stays: bool) -> Checkpoint:
         """Write a save atomically; `write` fills its folder. It replaces an earlier save of the same step.
@@ -221,8 +272,13 @@ class RunFolder:
         write_json(self.path / RESULT, {"format": FORMAT, "finished": time.time(), **result})
 
     def result(self) -> dict[str, Any] | None:
-        """Read the result of the run, None until it is finished."""
-        return read_json(self.path / RESULT)
+        """Read the result of the run, None until it is finished or if the file is damaged."""
+        values = read_object(self.path / RESULT) or {}
+        if unfit(values, {"step": is_count, "finished": is_time}):
+            return None
+        samples = values.get("samples")
+        kinds = {"of": is_text, "files": is_texts}
+        return {**values, "samples": samples if isinstance(samples, dict) and not unfit(samples, kinds) else {}}
 
     def write_summary(self, text: str) -> None:
         """Write the summary for people."""
@@ -232,6 +288,27 @@ class RunFolder:
     def size(self) -> int:
         """Count the bytes of the run's folder."""
         return folder_size(self.path)
+
+
+@contextmanager
+def claiming(runs: Path) -> Iterator[None]:
+    """Lock the folder of runs for the length of a `with` block, in which a run is chosen or made, and locked itself.
+
+    Raises RuntimeError if another process holds the lock for CLAIM seconds.
+    """
+    runs.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(runs / CLAIMS, timeout=CLAIM)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise RuntimeError(
+            f"Another process has been choosing a run in {runs} for {CLAIM:.0f} seconds. Wait for it, or end it; then "
+            "press Run again."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def new_run(runs: Path, keys: Keys, name: str, steps: int, **about: Any) -> RunFolder:
@@ -247,46 +324,66 @@ def new_run(runs: Path, keys: Keys, name: str, steps: int, **about: Any) -> RunF
 
 def open_run(path: Path) -> RunFolder:
     """Open the run in a folder; raises ValueError if its run.json is missing, damaged or of another format."""
-    about = read_json(path / RUN)
-    if about is None or not isinstance(about.get("format"), int):
-        raise ValueError(f"{RUN} of {path.name} is missing or damaged; restore the file, or delete the folder.")
+    remedy = "restore the file, or delete the folder"
+    try:
+        about = read_json(path / RUN)
+    except FileNotFoundError:
+        raise ValueError(f"{RUN} of {path.name} is missing; {remedy}.") from None
+    except OSError as error:
+        raise ValueError(f"{RUN} of {path.name} cannot be read ({reason(error)}); {remedy}.") from error
+    except ValueError as error:
+        raise ValueError(f"{RUN} of {path.name} is damaged: {error}; {remedy}.") from error
+    if not isinstance(about, dict) or not is_count(about.get("format")):
+        raise ValueError(f"{RUN} of {path.name} is damaged: it is no description of a run; {remedy}.")
     if about["format"] != FORMAT:
-        age, remedy = ("a newer", "update the pack") if about["format"] > FORMAT else ("an older", "train it again")
+        age, update = ("a newer", "update the pack") if about["format"] > FORMAT else ("an older", "train it again")
         raise ValueError(
-            f"The run {path.name} has {age} format ({about['format']}; this LoRA Atelier reads {FORMAT}): {remedy}."
+            f"The run {path.name} has {age} format ({about['format']}; this LoRA Atelier reads {FORMAT}): {update}."
         )
-    kinds = {"key": str, "course": str, "name": str, "steps": int, "created": (int, float), "config": dict}
-    if lacking := [name for name, kind in kinds.items() if not isinstance(about.get(name), kind)]:
-        raise ValueError(f"{RUN} of {path.name} lacks {lacking[0]}; restore the file, or delete the folder.")
+    kinds = {"key": is_text, "course": is_text, "name": is_text, "steps": is_count, "created": is_time}
+    if wrong := unfit({"models": {}, **about}, kinds | {"config": is_object, "models": is_words}):
+        raise ValueError(f"{RUN} of {path.name} lacks {wrong[0]}, or it is damaged; {remedy}.")
     return RunFolder(path=path, about=about)
 
 
-def find_runs(runs: Path) -> list[RunFolder]:
-    """List the runs in a folder, the newest first; other folders and other formats are skipped."""
-    found = []
-    for path in runs.iterdir() if runs.is_dir() else ():
-        if path.is_dir() and (path / RUN).is_file():
-            try:
-                found.append(open_run(path))
-            except ValueError:  # reported when this run itself is opened
-                continue
+def find_runs(runs: Path, note: Callable[[str], None] | None = None) -> list[RunFolder]:
+    """List the runs in a folder, the newest first; other folders, damaged runs and other formats are skipped.
+
+    note: called with one sentence that names the runs that cannot be read.
+    """
+    found, skipped = [], []
+    for path in sorted(runs.iterdir()) if runs.is_dir() else ():
+        try:
+            if path.is_dir() and (path / RUN).exists():
+                run = open_run(path)
+                run.saves()  # raises OSError where they cannot be listed
+                found.append(run)
+        except (ValueError, OSError):  # the reason is told where this run itself is opened
+            skipped.append(path.name)
+    if skipped and note is not None:
+        note(
+            f"Runs that cannot be read are skipped: {names(skipped)}. The list of runs says why; restore their files "
+            f"in {runs}, or delete these folders."
+        )
     return sorted(found, key=lambda run: (-run.about["created"], run.path.name))
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object from a file, None if it is missing or damaged."""
+def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        return _parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _parse(text: str) -> dict[str, Any] | None:
-    try:
-        values = json.loads(text)
+        values = parse_json(line.decode(errors="replace"))
     except ValueError:
         return None
     return values if isinstance(values, dict) else None
+
+
+def _tail(path: Path, most: int) -> bytes:
+    """Read the last bytes of a file, from the beginning of a line on."""
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - most)
+        file.seek(max(0, start - 1))
+        if start:
+            file.readline(most)
+        return file.read(most)
 
 
 def _last_byte(path: Path) -> bytes:
@@ -296,15 +393,12 @@ def _last_byte(path: Path) -> bytes:
 
 
 def _read_checkpoint(path: Path) -> Checkpoint | None:
-    about = read_json(path / CHECKPOINT)
-    if about is None or about.get("format") != FORMAT:
-        return None
-    kinds = {"step": int, "stays": bool, "written": (int, float), "files": dict}
-    if not all(isinstance(about.get(name), kind) for name, kind in kinds.items()):
+    about = read_object(path / CHECKPOINT)
+    kinds = {"format": is_count, "step": is_count, "written": is_time, "files": is_object}
+    if about is None or unfit(about, kinds) or about["format"] != FORMAT or not isinstance(about.get("stays"), bool):
         return None
     files = about["files"]
     for name, known in files.items():
-        inside = not Path(name).is_absolute() and ".." not in Path(name).parts
-        if not (inside and isinstance(known, dict) and {"size", "sha256"} <= known.keys()):
+        if not is_inside(name) or not isinstance(known, dict) or unfit(known, {"size": is_count, "sha256": is_text}):
             return None
     return Checkpoint(path=path, step=about["step"], stays=about["stays"], written=about["written"], files=files)

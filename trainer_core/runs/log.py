@@ -6,11 +6,13 @@ import csv
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ..common.callbacks import Callbacks, StepReport
+from ..common.files import written_whole
+from ..common.leftovers import sweep
 from ..common.smooth import RunningMean, window_of
 
 TABLE = "log.csv"
@@ -63,7 +65,7 @@ class Log:
         self._events: Any = None
         if kind in ("csv", "both"):
             self._table, rows = folder / TABLE, _rows(folder / TABLE, len(losses))
-            with self._table.open("w", encoding="utf-8", newline="") as file:
+            with written_whole(self._table) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
                 table = csv.DictWriter(file, list(self._tags), extrasaction="ignore")
                 table.writeheader()
                 table.writerows(rows)
@@ -114,11 +116,16 @@ class Log:
 
 
 def _rows(path: Path, steps: int) -> list[dict[str, str]]:
-    """Read the rows of a table up to step `steps`; none if the file is new."""
+    """Read the rows of a table up to step `steps`; none if the file is new, and none after damage."""
     if not steps or not path.is_file():
         return []
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        return [row for row in csv.DictReader(file) if (row.get("step") or "").isdigit() and int(row["step"]) <= steps]
+    rows = []
+    with path.open(encoding="utf-8", errors="replace", newline="") as file, suppress(csv.Error):
+        for row in csv.DictReader(file):
+            step = row.get("step") or ""
+            if step.isdecimal() and len(step) < 20 and int(step) <= steps:
+                rows.append(row)
+    return rows
 
 
 @contextmanager
@@ -139,6 +146,7 @@ def logged(callbacks: Callbacks, kind: str, folder: Path | None, columns: Sequen
         try:
             if not logs and not refused:
                 folder.mkdir(parents=True, exist_ok=True)
+                sweep([folder])
                 logs.append(Log(kind, folder, columns, files, tuple(earlier)))
             for log in logs:
                 getattr(log, event)(*values)

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..common.files import check_writable, file_digest, write_json
 from ..config import SavesConfig, fill_name, plain_name
-from ..lora_files.write import copy_lora, embedding_path, is_copy, is_ours
-from . import LORA, PUBLISHED, RunFolder, read_json
+from ..lora_files.write import copy_lora, embedding_path, is_copy, run_of
+from . import LORA, PUBLISHED, RunFolder
+from .values import is_text, read_object
 
 MOST_BYTES_OF_FILES = 250  # of a name in UTF-8; most file systems take 255
 
@@ -42,19 +43,20 @@ class Destination:
     def publish(self, run: RunFolder, saved: Sequence[Saved], step: int, epoch: float, kind: str = "") -> list[Saved]:
         """Copy the LoRA files of a step's save to the destination; unchanged earlier copies are kept.
 
-        kind: added to the names while the run is not finished. A taken name gets a number unless `overwrite` is on.
+        kind: added to the names while the run is not finished. A taken name gets a number; `overwrite` replaces a file
+        of the same run.
         """
-        known = read_json(run.path / PUBLISHED) or {}
+        known = read_object(run.path / PUBLISHED) or {}
         endings = [self._ending(each, step, kind) for each in saved]
         keys = [f"{self.output}|{self.saves.file_name}|{step}{ending}" for ending in endings]
         copies = [_published(known.get(key), each) for key, each in zip(keys, saved, strict=True)]
         if all(copy is not None for copy in copies):
             return [copy for copy in copies if copy is not None]
         stems = [self._stem(each, epoch) for each in saved]
-        number = self._free_number(saved, stems, endings)
+        number = self._free_number(run, saved, stems, endings)
         made = []
         for key, each, stem, ending in zip(keys, saved, stems, endings, strict=True):
-            made.append(self._copy(each, f"{stem}{number}{ending}"))
+            made.append(self._copy(run, each, f"{stem}{number}{ending}"))
             known[key] = [[str(file), file_digest(file)] for file in made[-1].files]
             write_json(run.path / PUBLISHED, known)
         return made
@@ -71,13 +73,13 @@ class Destination:
         values |= {"date": time.strftime("%Y-%m-%d", now), "time": time.strftime("%H-%M", now)}
         return fill_name(self.saves.file_name, values)
 
-    def _free_number(self, saved: Sequence[Saved], stems: Sequence[str], endings: Sequence[str]) -> str:
+    def _free_number(self, run: RunFolder, saved: Sequence[Saved], stems: Sequence[str], endings: Sequence[str]) -> str:
         """Find the first of "", -2, -3 … that makes all names free when put between stem and ending."""
         numbers = itertools.chain([""], (f"-{count}" for count in itertools.count(2)))
 
         def free(number: str) -> bool:
             paths = [self.output.with_name(f"{s}{number}{e}.safetensors") for s, e in zip(stems, endings, strict=True)]
-            return all(self._is_free(path, each.path) for each, path in zip(saved, paths, strict=True))
+            return all(self._is_free(run, path, each.path) for each, path in zip(saved, paths, strict=True))
 
         return next(filter(free, numbers))
 
@@ -99,10 +101,10 @@ class Destination:
         for folder in {self.output.parent, self.embeddings}:
             check_writable(folder)
 
-    def _copy(self, saved: Saved, stem: str) -> Saved:
+    def _copy(self, run: RunFolder, saved: Saved, stem: str) -> Saved:
         path = self.output.with_name(f"{stem}.safetensors")
         embeddings = {
-            token: self._embedding(file, embedding_path(self.embeddings, stem, token))
+            token: self._embedding(run, file, embedding_path(self.embeddings, stem, token))
             for token, file in saved.embeddings.items()
         }
         copies = Saved(path=path, embeddings=embeddings, steps=saved.steps)
@@ -111,24 +113,27 @@ class Destination:
                 copy_lora(source, place)
         return copies
 
-    def _embedding(self, source: Path, path: Path) -> Path:
+    def _embedding(self, run: RunFolder, source: Path, path: Path) -> Path:
         candidates = (path if number == 1 else path.with_stem(f"{path.stem}-{number}") for number in itertools.count(1))
-        return next(place for place in candidates if self._is_free(place, source))
+        return next(place for place in candidates if self._is_free(run, place, source))
 
-    def _is_free(self, path: Path, source: Path) -> bool:
-        """Tell whether a path may be written: it is unused, holds this very copy, or `overwrite` is on and it is ours.
+    def _is_free(self, run: RunFolder, path: Path, source: Path) -> bool:
+        """Tell whether a path may be written: unused, this very copy, or of the same run with `overwrite` on.
 
-        So no workflow replaces a file that another program made.
+        So no stranger's workflow replaces a LoRA, whoever trained it.
         """
-        return not path.exists() or is_copy(source, path) or (self.saves.overwrite and is_ours(path))
+        return not path.exists() or is_copy(source, path) or (self.saves.overwrite and run_of(path) == run.keys.run)
 
 
 def _published(files: Any, saved: Saved) -> Saved | None:
     """Find the earlier copies of a save's files; None if one is missing or changed."""
-    if not files or len(files) != len(saved.files):
+    pairs = files if isinstance(files, list) else []
+    if len(pairs) != len(saved.files) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         return None
-    for path, digest in files:
+    for path, digest in pairs:
+        if not is_text(path):
+            return None
         if not Path(path).is_file() or file_digest(Path(path)) != digest:
             return None
-    path, *embeddings = (Path(path) for path, _ in files)
+    path, *embeddings = (Path(path) for path, _ in pairs)
     return Saved(path=path, embeddings=dict(zip(saved.embeddings, embeddings, strict=True)), steps=saved.steps)

@@ -71,6 +71,11 @@ class Job:
     access: Access  # the places that pictures, captions and masks may be read from
     verify: Callable[[Path], None] | None  # raises to refuse a LoRA file
 
+    def places(self) -> list[Path]:
+        """List the folders that many runs write files into; a run's own folders are cleared when they are locked."""
+        destination = self.destination
+        return [destination.output.parent, destination.embeddings, self.runs, self.cache, (self.cache / PLACE).parent]
+
 
 # --- before anything is loaded -----------------------------------------------------------------------------
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..config import RunConfig, SampleConfig
 from ..data.plan import Plan
-from ..runs import SAMPLES, Checkpoint, Choice, RunFolder
+from ..runs import LORA, SAMPLES, Checkpoint, Choice, RunFolder
 from ..runs.publish import Destination
 from .checkpoint import read_history
 from .sample_files import are_pictures, draw_samples, read_pictures
-from .saving import publish
+from .saving import disk_errors_explained, publish
 from .state import Run
 from .weights import read_versions
 
@@ -61,7 +61,8 @@ def finish(run: Run, checkpoint: Checkpoint, origin: str, log: Path | None, *, s
     """
     if not stopped:
         run.folder.finish({"step": checkpoint.step})
-    copies = publish(run, checkpoint, f"-stopped-at-{checkpoint.step}" if stopped else "")
+    with disk_errors_explained(run.destination.output.parent, lambda: size_of_lora(checkpoint)):
+        copies = publish(run, checkpoint, f"-stopped-at-{checkpoint.step}" if stopped else "")
     try:
         paths = draw_samples(run)
     except BaseException:
@@ -85,6 +86,11 @@ def finish(run: Run, checkpoint: Checkpoint, origin: str, log: Path | None, *, s
         log=log,
     )
     return read_result(source, paths, stopped=stopped)
+
+
+def size_of_lora(checkpoint: Checkpoint) -> int:
+    """Sum the bytes of a save's LoRA files and their embeddings."""
+    return sum(known["size"] for name, known in checkpoint.files.items() if name.startswith((LORA, "words/")))
 
 
 def reuse(choice: Choice, plan: Plan, destination: Destination, config: RunConfig, logs: Path | None) -> Result | None:

@@ -10,8 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..common.files import reason, written_whole
+from ..common.disk_errors import describe_disk_error, reason
+from ..common.files import written_whole
 from ..common.tensor_tree import DISK_ERRORS
+from ..data.images import DECODER_ERRORS
 from ..runs import SAMPLES
 from .sample import sample_images
 from .state import Run
@@ -38,7 +40,11 @@ def draw_samples(run: Run) -> list[Path]:
                     name = f"step-{run.at:08}-{number}{version.ending}.png"
                     paths.append(run.folder.path / SAMPLES / name)
                     save_picture(paths[-1], image)
-    except (*DISK_ERRORS, RuntimeError, ValueError, ArithmeticError) as error:
+    except DISK_ERRORS as error:
+        why = describe_disk_error(error, run.folder.path / SAMPLES)
+        run.note_once("samples", f"Samples could not be saved after step {run.at}: {why}")
+        return []
+    except (RuntimeError, ValueError, ArithmeticError) as error:
         run.note_once("samples", f"Samples could not be drawn after step {run.at}: {reason(error)}")
         return []
     run.record("sampled", step=run.at, files=[path.name for path in paths])
@@ -56,7 +62,7 @@ def are_pictures(paths: Sequence[Path]) -> bool:
     """Tell whether all files exist and can be decoded."""
     try:
         read_pictures(paths)
-    except (OSError, ValueError, SyntaxError):  # Pillow raises all three for a broken PNG
+    except DECODER_ERRORS:
         return False
     return True
 

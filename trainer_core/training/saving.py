@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..common.files import reason
+from ..common.disk_errors import describe_disk_error, reason
 from ..common.tensor_tree import DISK_ERRORS, pack, save_state, unpack
 from ..data.plan import Plan
 from ..runs import HISTORY, OPTIMIZER, WEIGHTS, Checkpoint
@@ -87,8 +86,8 @@ class Saving:
                 publish(run, checkpoint, f"-step-{run.at:06}")
         except DISK_ERRORS as error:
             run.callbacks.note(
-                f"After step {run.at} the run could not be saved ({reason(error)}); training continues, and the last "
-                f"save is as it was. Make room in {run.folder.path.parent}."
+                f"After step {run.at} the run could not be saved; training continues, and the last save is as it was. "
+                + describe_disk_error(error, run.folder.path, size_of_save(run))
             )
         else:
             if asked:
@@ -101,17 +100,24 @@ class Saving:
 
 
 @contextmanager
-def disk_errors_explained() -> Iterator[None]:
-    """Turn disk errors in a `with` block into a RuntimeError with one plain message."""
+def disk_errors_explained(folder: Path | None = None, needed: Callable[[], int] = int) -> Iterator[None]:
+    """Turn disk errors in a `with` block into a RuntimeError with one plain message.
+
+    folder: where files are written, by default that of the error's file. needed: computes how many bytes.
+    """
     try:
         yield
     except DISK_ERRORS as error:
-        name = getattr(error, "filename", None)
-        where = f"A file in {Path(os.fsdecode(name)).parent}" if name else "A file"
-        raise RuntimeError(
-            f"{where} could not be read or written ({reason(error)}). Check that the disk answers and has "
-            "room, then press Run again; the run resumes from its last save."
-        ) from error
+        then = ", then press Run again; the run resumes from its last save"
+        raise RuntimeError(describe_disk_error(error, folder, needed(), then)) from error
+
+
+def size_of_save(run: Run) -> int:
+    """Estimate the bytes of a run's next save: those of the last one, else of the state that it would hold."""
+    with suppress(OSError):  # asked after an error of the disk: it may not answer at all
+        for checkpoint in run.folder.checkpoints()[:1]:
+            return checkpoint.size
+    return sum(tensor.nbytes for state in state_of(run) for tensor in pack(state)[0].values())
 
 
 def save(run: Run, *, stays: bool = False, at_end: bool = False, lora: bool = True) -> Checkpoint:
@@ -155,15 +161,17 @@ def save_interrupted(run: Run) -> None:
     if run.at and (before is None or before.step < run.at):
         try:
             if run.updating:
-                problem = "the last update was cut off in its middle"
+                problem = "the last update was cut off in its middle."
             elif not all(bool(tensor.isfinite().all()) for tensor in run.network.state_dict().values()):
-                problem = "the weights are not finite"
+                problem = "the weights are not finite."
             else:
                 before = _save_at_least_state(run)
-        except (*DISK_ERRORS, RuntimeError) as error:  # a full disk, a lost GPU
-            problem = reason(error)
+        except DISK_ERRORS as error:
+            problem = describe_disk_error(error, run.folder.path, size_of_save(run))
+        except RuntimeError as error:  # a lost GPU
+            problem = f"{reason(error)}."
     note = run.callbacks.note
-    lost = f"Step {run.at} could not be saved ({problem}). " if problem else ""
+    lost = f"Step {run.at} could not be saved: {problem} " if problem else ""
     if before is None:
         note(f"{lost}Nothing of this run is saved yet." if run.at else describe_stop(None, run.plan))
         return
@@ -171,7 +179,7 @@ def save_interrupted(run: Run) -> None:
         saved = publish(run, before, f"-stopped-at-{before.step}")
     except DISK_ERRORS as error:
         saved = []
-        lost += f"The LoRA could not be copied ({reason(error)}). "
+        lost += f"The LoRA could not be copied. {describe_disk_error(error, run.destination.output.parent)} "
     files = ", ".join(str(path) for each in saved for path in each.files)
     so_far = f"The LoRA so far is saved as {files}. " if files else ""
     note(

@@ -18,7 +18,7 @@ from ..lora_files.metadata import build_metadata
 from ..lora_files.write import save_embeddings, save_lora
 from ..networks import Network
 from ..optim import averaged
-from ..runs import FILES, LORA, Checkpoint, read_json
+from ..runs import FILES, LORA, Checkpoint
 from ..runs.publish import Saved
 from .state import Run
 
@@ -70,14 +70,14 @@ def write_versions(run: Run, folder: Path, *, at_end: bool) -> None:
 
 def read_versions(checkpoint: Checkpoint) -> list[Saved]:
     """List the LoRA files of a save, in the order of `versions`; none if its LoRA could not be written."""
-    folder, described = checkpoint.path, read_json(checkpoint.path / FILES) or {"files": []}
+    folder = checkpoint.path
     return [
         Saved(
-            path=folder / each["path"],
-            embeddings={token: folder / name for token, name in each["words"].items()},
-            steps=each["steps"],
+            path=folder / each.path,
+            embeddings={token: folder / name for token, name in each.words.items()},
+            steps=each.steps,
         )
-        for each in described["files"]
+        for each in checkpoint.lora_files()
     ]
 
 
@@ -85,7 +85,7 @@ def _write(run: Run, version: Version, folder: Path, *, at_end: bool) -> dict[st
     loss = dict(run.validation).get(version.steps) if version.measured else None
     about = {"steps": version.steps, "validation_loss": loss, "start": run.continued}
     about |= {"started": run.folder.about["created"], "run_key": run.folder.keys.run}
-    about |= {"models": run.folder.about["models"]}
+    about |= {"models": run.folder.about.get("models", {})}
     metadata = build_metadata(run.config, run.plan, run.base, name=run.folder.about["name"], **about)
     if version.ending == "-ema":
         metadata["atelier.average"] = "ema"

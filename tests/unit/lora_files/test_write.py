@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import network_on, tiny_unet
 
 from lora_atelier.trainer_core.config import LoraConfig
+from lora_atelier.trainer_core.lora_files import write
 from lora_atelier.trainer_core.lora_files.resize import lower_rank, truncate_rank
 from lora_atelier.trainer_core.lora_files.write import delta_norms, file_hashes, save_lora, unused_path, verify_lora
 from lora_atelier.trainer_core.runs.cli import main
@@ -146,6 +148,23 @@ def test_a_save_is_exported_with_its_words_and_overwrites_nothing(tmp_path, caps
     assert main([*command, "--step", "8"]) == 2 and "exists already" in capsys.readouterr().err
     assert to.read_bytes() == before
     assert main([*command, "--step", "8", "--overwrite"]) == 0 and to.read_bytes() != before
+    other = make_run(run.path.parent, "other", "b", saves=(4,), finished=4)
+    whole = to.read_bytes()
+    assert main(["export", "other", "--to", str(to), "--folder", str(run.path.parent), "--overwrite"]) == 2
+    assert f"is not of the run {other.path.name}" in capsys.readouterr().err and to.read_bytes() == whole
     lora = run.path / "checkpoints" / "step-00000002" / "lora.safetensors"
     lora.write_bytes(lora.read_bytes()[:-1] + b"!")
     assert main([*command, "--step", "2", "--overwrite"]) == 2 and "is damaged" in capsys.readouterr().err
+
+
+def test_a_copy_that_is_not_what_it_should_be_takes_no_other_files_place(tmp_path):
+    source, path = tmp_path / "source.safetensors", tmp_path / "taken.safetensors"
+    save_file(LORA, source, {"modelspec.title": "x"})
+    path.write_bytes(b"the old one")
+
+    def lossy(tensors, path, metadata):
+        save_file({name: tensor + 1 for name, tensor in tensors.items()}, path, metadata)
+
+    with mock.patch.object(write, "save_file", lossy), pytest.raises(OSError, match="differs from its source"):
+        write.copy_lora(source, path)
+    assert path.read_bytes() == b"the old one" and len(list(tmp_path.iterdir())) == 2

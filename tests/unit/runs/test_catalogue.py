@@ -12,7 +12,8 @@ from filelock import FileLock
 from run_folders import PLACE, make_run
 
 from lora_atelier.dev import ROOT
-from lora_atelier.trainer_core.common.files import TEMPORARY, write_json
+from lora_atelier.trainer_core.common.files import write_json
+from lora_atelier.trainer_core.common.leftovers import TEMPORARY
 from lora_atelier.trainer_core.config import ExistingConfig
 from lora_atelier.trainer_core.runs import clean, describe_in_detail, finished_checkpoint, list_runs, open_run
 from lora_atelier.trainer_core.runs.catalogue import describe, thin

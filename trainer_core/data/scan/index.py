@@ -16,7 +16,9 @@ from typing import Any
 from filelock import FileLock
 
 from ...common.callbacks import Callbacks
-from ...common.files import remove_leftovers, written_whole
+from ...common.files import written_whole
+from ...common.json_files import parse_json
+from ...common.leftovers import remove_leftovers
 from .folder import File
 
 PLACE = "scan/index"  # in the cache folder; the index is alone in its folder
@@ -196,8 +198,8 @@ def _load(path: Path | None) -> tuple[tuple[int, ...], dict[str, Table]]:
     if len(content) > LARGEST_INDEX or head != _head(body):
         return version, nothing
     try:
-        tables = json.loads(body)
-    except (ValueError, RecursionError):  # not ours, although its hash is right
+        tables = parse_json(body)
+    except ValueError:  # not ours, although its hash is right
         return version, nothing
     known = isinstance(tables, dict) and all(isinstance(tables.get(name), dict) for name in nothing)
     return version, {name: tables[name] for name in nothing} if known else nothing

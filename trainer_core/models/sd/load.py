@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...common import json_files
+from ...common.disk_errors import reason
 from ...common.files import short_hash
 from ...config import BaseModelConfig
 from ..base import Prediction
@@ -174,9 +175,11 @@ def _load_file(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFil
 def read_json(path: Path) -> dict[str, Any]:
     """Read a configuration of a diffusers folder; raises ValueError for anything but a JSON object."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json_files.read_json(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} of a diffusers folder cannot be read: {error}") from error
+        raise ValueError(
+            f"{path} of a diffusers folder cannot be read ({reason(error)}); get the folder again."
+        ) from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} of a diffusers folder holds no JSON object; get the folder again.")
     return values
