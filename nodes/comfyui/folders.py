@@ -22,6 +22,7 @@ from server import PromptServer
 
 from ...trainer_core.common.callbacks import Callbacks
 from ...trainer_core.config import ConceptConfig, DatasetConfig
+from ...trainer_core.models.files.safetensors_file import is_readable
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pictures that come with the pack
@@ -63,8 +64,8 @@ def checkpoint_path(name: str) -> Path:
 
 
 def file_names(kind: str) -> list[str]:
-    """List the .safetensors files of a kind that ComfyUI knows: "vae", "loras" or "text_encoders"."""
-    return [name for name in folder_paths.get_filename_list(kind) if name.endswith(".safetensors")]
+    """List the safetensors files of a kind that ComfyUI knows: "vae", "loras" or "text_encoders"."""
+    return [name for name in folder_paths.get_filename_list(kind) if is_readable(name)]
 
 
 def file_path(kind: str, name: str, setting: str) -> Path:
