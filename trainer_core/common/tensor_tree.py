@@ -71,6 +71,9 @@ def unpack(tensors: Mapping[str, Tensor], tree: Any) -> Any:
         tensor = tensors[tree["tensor"]]
         if "strides" not in tree:
             return tensor
+        last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tree["strides"], strict=True))
+        if tensor.numel() and (min(tree["strides"]) < 0 or last >= tensor.numel()):  # these would take any memory
+            raise ValueError("The strides of a tensor leave gaps.")
         return torch.empty_strided(tensor.shape, tree["strides"], dtype=tensor.dtype).copy_(tensor)
     ((kind, values),) = tree.items()
     if kind == "dict":
@@ -94,4 +97,7 @@ def load_state(path: Path) -> Any:
             raise ValueError(f"{path.name} holds no state.")
         # Copies: mapped tensors would change or vanish with the file.
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    try:
         return unpack(tensors, json.loads(metadata[TREE]))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:  # of a tree that `pack` never makes
+        raise ValueError(f"{path.name} holds no state.") from error

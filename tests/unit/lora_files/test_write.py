@@ -149,3 +149,20 @@ def test_a_save_is_exported_with_its_words_and_overwrites_nothing(tmp_path, caps
     lora = run.path / "checkpoints" / "step-00000002" / "lora.safetensors"
     lora.write_bytes(lora.read_bytes()[:-1] + b"!")
     assert main([*command, "--step", "2", "--overwrite"]) == 2 and "is damaged" in capsys.readouterr().err
+
+
+ODD_PAIRS = [
+    ({"up": (4,), "down": (4, 4)}, 1.0, "has impossible shapes"),
+    ({"up": (4, 0), "down": (0, 4)}, 1.0, "has impossible shapes"),
+    ({"up": (4, 3), "down": (2, 4)}, 1.0, "has impossible shapes"),
+    ({"up": (4, 2), "down": (2, 4), "alpha": (2,)}, 1.0, "several alphas"),
+    ({"up": (4, 2), "down": (2, 4)}, float("nan"), "values that are not finite"),
+]
+
+
+@pytest.mark.parametrize(("shapes", "value", "said"), ODD_PAIRS)
+def test_pairs_that_cannot_be_resized_are_named(shapes, value, said):
+    endings = {"up": "lora_up.weight", "down": "lora_down.weight", "alpha": "alpha"}
+    tensors = {f"a.{endings[part]}": torch.full(shape, value) for part, shape in shapes.items()}
+    with pytest.raises(ValueError, match=said):
+        lower_rank(tensors, 1)
