@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ..trainer_core.common.files import reason
+from ..trainer_core.common.disk_errors import reason
 from ..trainer_core.config import SchedulerConfig
 from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
 from .comfyui import allowed, folders, kept, server, session

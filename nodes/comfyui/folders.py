@@ -23,6 +23,7 @@ from server import PromptServer
 from ...trainer_core.common.access import Access, access_to
 from ...trainer_core.common.callbacks import Callbacks
 from ...trainer_core.config import ConceptConfig, DatasetConfig
+from ...trainer_core.models.files.safetensors_file import is_readable
 from .allowed import allowed_folders
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
@@ -66,8 +67,8 @@ def checkpoint_path(name: str) -> Path:
 
 
 def file_names(kind: str) -> list[str]:
-    """List the .safetensors files of a kind that ComfyUI knows: "vae", "loras" or "text_encoders"."""
-    return [name for name in folder_paths.get_filename_list(kind) if name.endswith(".safetensors")]
+    """List the safetensors files of a kind that ComfyUI knows: "vae", "loras" or "text_encoders"."""
+    return [name for name in folder_paths.get_filename_list(kind) if is_readable(name)]
 
 
 def file_path(kind: str, name: str, setting: str) -> Path:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from clip_tokenizer import TOKENIZER
 from diffusers import AutoencoderKL
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny_models import checkpoint_tensors, family_tensors, open_clip_tensors, tiny_clip, tiny_text_encoder
 
 from lora_atelier.trainer_core.config import BaseModelConfig
 from lora_atelier.trainer_core.models.files.safetensors_file import opened, read_header
-from lora_atelier.trainer_core.models.sd import check_base_model, load_base_model, remarks
+from lora_atelier.trainer_core.models.sd import check_base_model, load_base_model, outline_base_model, remarks
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -67,13 +67,59 @@ LYING = {
         "does not begin where the tensor before it ends",
     ),
     "nothing": ({"__metadata__": {}}, 0, None, "holds no tensors"),
+    "nothing at all": ({}, 0, None, "holds no tensors"),
+    "metadata of numbers": ({"__metadata__": {"a": 1}, "a": F32}, 8, None, "broken safetensors header"),
+    "metadata of nothing": ({"__metadata__": {"a": None}, "a": F32}, 8, None, "broken safetensors header"),
+    "metadata of objects": ({"__metadata__": {"a": {"b": "c"}}, "a": F32}, 8, None, "broken safetensors header"),
+    "metadata that is a list": ({"__metadata__": [], "a": F32}, 8, None, "broken safetensors header"),
+    "metadata that is a number": ({"__metadata__": 0, "a": F32}, 8, None, "broken safetensors header"),
+    "a header that is a number": ("9" * 5000, 8, None, "broken safetensors header"),
+    "a shape of 4,000 digits": ({"a": {**F32, "shape": [10**4000]}}, 8, None, "entry 'a' makes no sense"),
+    "an offset of 4,000 digits": ({"a": {**F32, "data_offsets": [0, 10**4000]}}, 8, None, "entry 'a' makes no sense"),
+    "a shape of 5,000 digits": (
+        '{"a": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 8]}}' % ("9" * 5000),
+        8,
+        None,
+        "broken safetensors header",
+    ),
+    "a shape of truth": ({"a": {**F32, "shape": [2, True]}}, 8, None, "entry 'a' makes no sense"),
+    "a shape of fractions": ({"a": {**F32, "shape": [2.0]}}, 8, None, "entry 'a' makes no sense"),
+    "a shape below 0": ({"a": {**F32, "shape": [-1, -2]}}, 8, None, "entry 'a' makes no sense"),
+    "offsets of truth": ({"a": {**F32, "shape": [], "data_offsets": [False, True]}}, 1, None, "makes no sense"),
+    "offsets of fractions": ({"a": {**F32, "data_offsets": [0.0, 8.0]}}, 8, None, "entry 'a' makes no sense"),
+    "offsets without end": (
+        '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 1e999]}}',
+        8,
+        None,
+        "entry 'a' makes no sense",
+    ),
+    "a type that is a list": ({"a": {**F32, "dtype": ["F32"]}}, 8, None, "entry 'a' makes no sense"),
+    "a type of many letters": ({"a": {**F32, "dtype": "F32" * 999}}, 8, None, "entry 'a' makes no sense"),
+    "many sides": ({"a": {**F32, "shape": [2, *[1] * 8]}}, 8, None, "the shape of a is too large"),
+    "nothing of great length": (
+        {"a": {"dtype": "F32", "shape": [0, 2**25, 2**25], "data_offsets": [0, 0]}},
+        0,
+        None,
+        "the shape of a is too large",
+    ),
+    "a name of 301 letters": ({"a" * 301: F32}, 8, None, "longer than 300 characters"),
+    "a name of two lines": ({"a\nb": F32}, 8, None, "a tensor whose name is unprintable"),
+    "a name of half a character": ({"\ud800": F32}, 8, None, "a tensor whose name is unprintable"),
+    "100,001 tensors": (
+        {str(i): {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(100_001)},
+        0,
+        None,
+        "holds 100001 tensors; at most 100000 are read",
+    ),
+    "a header of 33 MiB": (" " * (33 << 20), 0, None, "has a header of 33 MiB; at most 32 are read"),
 }
 
 
 @pytest.mark.parametrize("case", LYING)
 def test_a_header_that_lies_is_refused(case, tmp_path):
     header, size, length, sentence = LYING[case]
-    assert sentence in refusal(written(tmp_path, header, size, length))
+    said = refusal(written(tmp_path, header, size, length))
+    assert sentence in said and len(said) < 200
 
 
 def test_a_file_of_every_type_is_read_as_it_was_written(tmp_path):
@@ -346,7 +392,7 @@ def test_a_diffusers_folder_takes_a_text_encoder_from_a_file(comfyui, tmp_path, 
     check_base_model(config)
     assert re.search("model.safetensors is cut short", refusal(folder, tokenizer=str(tokenizer(comfyui))))
     (folder / "scheduler" / "scheduler_config.json").write_text("[")
-    assert "scheduler_config.json of a diffusers folder cannot be read" in refusal(
+    assert "scheduler_config.json of a diffusers folder is broken: not JSON (line 1, column 2)" in refusal(
         folder, text_encoder=config.text_encoder
     )
 
@@ -442,8 +488,38 @@ def test_a_diffusers_folder_of_float16_alone_is_read(folder, comfyui):
     assert base.unet.conv_in.weight.any() and same_text(base.texts[0], plain(tiny_text_encoder()))
 
 
+def outlined(path: Path, **config) -> str:
+    """Return the sentence with which a model is refused when its outline is built."""
+    with pytest.raises(ValueError) as caught:
+        outline_base_model(BaseModelConfig(path=str(path), **config))
+    return str(caught.value)
+
+
+def test_an_index_of_weights_leads_nowhere(folder, comfyui, tmp_path):
+    """The parts are found by their names; what an index beside them names is not opened."""
+    whole = next((folder / "unet").glob("*.safetensors"))
+    tensors = load_file(whole)
+    whole.unlink()
+    names = sorted(tensors)
+    for number, part in enumerate((names[:20], names[20:]), 1):
+        save_file(
+            {n: tensors[n] for n in part}, whole.with_name(f"diffusion_pytorch_model-{number:05}-of-00002.safetensors")
+        )
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "../../outside.safetensors")}
+    (folder / "unet" / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, tmp_path / "outside.safetensors")
+    base = load_base_model(BaseModelConfig(path=str(folder), tokenizer=str(tokenizer(comfyui))))
+    assert all(torch.equal(tensor, tensors[name].float()) for name, tensor in base.unet.state_dict().items())
+
+
 def rewrite(path: Path, **values) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_text_encoder_is_built_from_its_tensors_whatever_its_configuration_names(folder, comfyui):
+    rewrite(folder / "text_encoder" / "config.json", num_hidden_layers=10**9, attn_implementation="someone/kernel")
+    base = load_base_model(BaseModelConfig(path=str(folder), tokenizer=str(tokenizer(comfyui))))
+    assert same_text(base.texts[0], plain(tiny_text_encoder()))
 
 
 # what is wrong with a folder -> (how it becomes so, the sentence, where it can be told: from headers or not)
@@ -482,13 +558,53 @@ BROKEN_FOLDERS = {
     ),
     "weights of another width": (
         lambda f: rewrite(f / "unet" / "config.json", cross_attention_dim=32),
-        "The weights in unet/ of folder do not fit its config.json",
+        "unet/ of folder: down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k.weight has shape (32, 64)",
         None,
     ),
     "weights of fewer layers": (
-        lambda f: rewrite(f / "text_encoder" / "config.json", num_hidden_layers=3),
-        "text_encoder/ of folder lacks 16 tensors, for example",
+        lambda f: rewrite(f / "unet" / "config.json", layers_per_block=2),
+        "unet/ of folder lacks the tensor down_blocks.0.attentions.1.norm.weight",
         None,
+    ),
+    "a configuration that is endless": (
+        lambda f: (f / "unet" / "config.json").write_text("[" * 100_000),
+        "folder/unet/config.json of a diffusers folder is broken: nested more than 64 levels deep",
+        refusal,
+    ),
+    "a configuration that is large": (
+        lambda f: rewrite(f / "unet" / "config.json", a="x" * 2**20),
+        "folder/unet/config.json of a diffusers folder is broken: larger than 1 MiB",
+        refusal,
+    ),
+    "a width that is text": (
+        lambda f: rewrite(f / "unet" / "config.json", cross_attention_dim="64"),
+        "unet/config.json of folder has no cross_attention_dim",
+        refusal,
+    ),
+    "channels that are a list": (
+        lambda f: rewrite(f / "unet" / "config.json", in_channels=[4]),
+        "folder takes 0 input channels",
+        refusal,
+    ),
+    "a billion layers": (
+        lambda f: rewrite(f / "unet" / "config.json", layers_per_block=10**9),
+        "unet/config.json of folder describes a model of impossible sizes",
+        outlined,
+    ),
+    "a billion layers in one level": (
+        lambda f: rewrite(f / "unet" / "config.json", transformer_layers_per_block=[1, [10**9]]),
+        "unet/config.json of folder describes a model of impossible sizes",
+        outlined,
+    ),
+    "a width of a million digits": (
+        lambda f: rewrite(f / "unet" / "config.json", block_out_channels=[32, 10**30]),
+        "unet/config.json of folder describes a model of impossible sizes",
+        outlined,
+    ),
+    "widths of text": (
+        lambda f: rewrite(f / "unet" / "config.json", block_out_channels="wide"),
+        "unet/config.json of folder has tensors of impossible sizes",
+        outlined,
     ),
 }
 

@@ -12,6 +12,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+LONGEST_TEXT = 10_000  # characters; bounds the time that reading a text takes, and the length of messages
+LARGEST = 1e30  # of any number
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 
@@ -63,11 +65,17 @@ def _hints(cls: type[Config]) -> dict[str, Any]:
 
 
 def check_choices(config: Config) -> None:
-    """Refuse a value outside its Literal, naming field, value and choices; store whole floats as floats.
+    """Refuse a value outside its Literal, endless text and endless numbers, by name; store whole floats as floats.
 
     4 and 4.0 are the same setting and must have the same digest.
     """
     for name, hint in _hints(type(config)).items():
+        value = getattr(config, name)
+        texts = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(text, str) and len(text) > LONGEST_TEXT for text in texts):
+            raise ValueError(f"{name} has a text of more than {LONGEST_TEXT} characters; shorten it.")
+        if isinstance(value, int | float) and not abs(value) <= LARGEST:
+            raise ValueError(f"{name} is too large, or no number; set it below {LARGEST:g}.")
         if hint is float:
             object.__setattr__(config, name, float(getattr(config, name)))
         if typing.get_origin(hint) is Literal and getattr(config, name) not in typing.get_args(hint):

@@ -186,6 +186,6 @@ def _check_resolutions(resolutions: tuple[str, ...]) -> None:
         sides = [int(side) for side in match.groups() if side] if match else []
         if not sides or not all(64 <= side <= 8192 and side % 8 == 0 for side in sides):
             raise ValueError(
-                f"The resolution {resolution!r} is invalid; write numbers as 512 or sizes as 640x384, separated by "
-                "commas. Sides must be multiples of 8 between 64 and 8192."
+                f"The resolution {resolution[:50]!r} is invalid; write numbers as 512 or sizes as 640x384, separated "
+                "by commas. Sides must be multiples of 8 between 64 and 8192."
             )

@@ -25,8 +25,8 @@ class EmbeddingConfig(Config):
         check_choices(self)
         if not re.fullmatch(r"\w+(-\w+)*", self.token) or len(self.token) > 50:
             raise ValueError(
-                f"The token {self.token!r} is not one plain word; set token of Embedding to a word of the captions, up "
-                "to 50 letters and digits, for example mossling."
+                f"The token {self.token[:50]!r} is not one plain word; set token of Embedding to a word of the "
+                "captions, up to 50 letters and digits, for example mossling."
             )
         check_range(self, "vectors", 1, 75)
         if not 0 < self.learning_rate <= 100:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import Config, check_choices, check_range
+from .base import LARGEST, Config, check_choices, check_range
 from .embedding import EmbeddingConfig
 
 Algorithm = Literal["lora", "loha", "lokr", "glora", "ia3", "oft", "boft", "full"]
 Preset = Literal["attn-only", "attn-mlp", "full-lin", "full", "unet-transformer-only", "unet-convblock-only"]
 DENOISER_ONLY = ("unet-transformer-only", "unet-convblock-only")  # presets that train no text encoder
 PLACES = ("include", "exclude", "train_norm", "block_ranks", "block_alphas", "block_weights")
+MOST_PATTERNS, LONGEST_PATTERN = 200, 200  # of include and exclude; characters
+MOST_NUMBERS = 1000  # of a list for each block
 WITHOUT_RANK = ("ia3", "full")
 WITHOUT_ALPHA = ("oft", "boft")
 SPATIAL = ("full", "unet-convblock-only")  # presets that train 3x3 convolutions
@@ -145,9 +147,19 @@ def _check_layers(config: LoraConfig) -> None:
         if not all(isinstance(rank, int) and 0 <= rank <= 4096 for rank in getattr(config, name)):
             raise ValueError(f"{name} is {getattr(config, name)}; its numbers must be whole and between 0 and 4096.")
     for name in ("block_alphas", "conv_block_alphas", "block_weights"):
+        if not all(0 <= number <= LARGEST for number in getattr(config, name)):
+            raise ValueError(f"{name} is out of range; its numbers must be at least 0, and at most {LARGEST:g}.")
         object.__setattr__(config, name, tuple(map(float, getattr(config, name))))  # 4 and 4.0 are the same setting
-        if not all(0 <= number < float("inf") for number in getattr(config, name)):
-            raise ValueError(f"{name} is {getattr(config, name)}; its numbers must be at least 0.")
+    for name in ("block_ranks", "conv_block_ranks", "block_alphas", "conv_block_alphas", "block_weights"):
+        if len(getattr(config, name)) > MOST_NUMBERS:
+            raise ValueError(f"{name} of LoRA Config has more than {MOST_NUMBERS} numbers; give one for each block.")
+    for name in ("include", "exclude"):
+        patterns = getattr(config, name)
+        if len(patterns) > MOST_PATTERNS or any(len(pattern) > LONGEST_PATTERN for pattern in patterns):
+            raise ValueError(
+                f"{name} of LoRA Config is too long; give at most {MOST_PATTERNS} patterns of {LONGEST_PATTERN} "
+                "characters."
+            )
     if not all(pattern.strip() for pattern in (*config.include, *config.exclude)):
         raise ValueError("include or exclude of LoRA Config has an empty pattern; remove it.")
     ranks, alphas = ("conv_rank", "conv_block_ranks"), ("conv_alpha", "conv_block_alphas")

@@ -66,6 +66,8 @@ class ExistingConfig(Config):
 
 def plain_name(name: str) -> str:
     """Normalize a file name without extension (Unicode NFC); raises ValueError for anything but one plain name."""
+    if len(name) > 10 * LONGEST:  # to normalize it could take minutes
+        raise ValueError(f"The name {name[:30]}... has {len(name)} characters; use at most {LONGEST}.")
     plain = unicodedata.normalize("NFC", name.strip().removesuffix(".safetensors").strip())
     well = re.fullmatch(r"[\w .()-]+", plain) and plain.strip(". ") == plain and not _RESERVED.fullmatch(plain)
     if not well:

@@ -205,6 +205,6 @@ def fits(layer: FileLayer, weight: torch.Size, bias: torch.Size | None) -> bool:
             return size == side and count * size == rescale == weight[0]
         empty = FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0)
         delta = _glora_change(torch.empty(weight, device="meta"), empty) if "a1" in tensors else delta_weight(empty)
-    except (RuntimeError, IndexError):  # torch raises these for shapes that do not match
+    except (RuntimeError, IndexError, ValueError):  # torch and unpacking raise these for shapes that do not match
         return False
     return delta.shape[0] == weight[0] and delta.numel() == weight.numel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..common.wording import names
 from ..models import BaseModel, Layer
 from .formats import FileLayer, fits
 from .read import LoraFile, list_some
@@ -20,12 +21,12 @@ def match_layers(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) -
 
     Raises ValueError for a layer that the base model lacks or has in another shape; it names the model the file is for.
     """
-    names = {alias: name for name, layer in layers.items() for alias in layer.aliases}
+    by_alias = {alias: name for name, layer in layers.items() for alias in layer.aliases}
     found: dict[str, FileLayer] = {}
     unmatched = []
     for source, stored in lora.layers.items():
         flat = source.replace(".", "_").replace("base_model_model_", "").replace("_processor_", "_")
-        name = names.get(flat)
+        name = by_alias.get(flat)
         if name is None:
             unmatched.append(source)
         elif name in found:
@@ -37,7 +38,7 @@ def match_layers(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) -
     guess = base.made_for({source: stored.inputs for source, stored in lora.layers.items()}, lora.metadata)
     remedy = f"choose one for {base.title}."
     if guess not in ("", base.title):
-        remedy = f"it is a LoRA for {guess}, the base model is {base.title}; {remedy}"
+        remedy = f"it is a LoRA for {names([guess])}, the base model is {base.title}; {remedy}"
     if unmatched:
         raise ValueError(
             f"{len(unmatched)} of {len(lora.layers)} layers of {lora.name} have no place in {base.name} "

@@ -8,18 +8,20 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load
 from torch import Tensor
 
-from ..models.files.safetensors_file import FileHeader, read_header
+from ..common.json_files import parse_json, read_json
+from ..models.files.safetensors_file import FileHeader, opened, read_header, read_whole
 from .formats import FileLayer, group_tensors, layer_kind
 
 BUNDLED = "bundle_emb."  # OneTrainer's embeddings in LoRA files: bundle_emb.<word>.<text encoder>
 FEW = 3  # names in a sentence
+MOST_ALPHA = 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,18 +45,21 @@ def outline_lora(path: Path) -> LoraFile:
 def load_lora(path: Path) -> LoraFile:
     """Read a whole LoRA file. Raises ValueError for a file that is no LoRA and for values that are not finite."""
     header = read_header(path)
-    data = path.read_bytes()
-    tensors = load(data)
+    pieces: list[Any] = []  # the header's bytes, then the tensors' own memory
+    with opened(header):
+        tensors = read_whole(header, pieces.append)
     for name, tensor in tensors.items():
         if not (tensor.half() if tensor.element_size() == 1 else tensor).isfinite().all():
             raise ValueError(f"{path.name}: {name} holds values that are not finite; use another LoRA.")
-    start = 8 + int.from_bytes(data[:8], "little")
-    return _lora_file(
-        header,
-        tensors,
-        digest=hashlib.sha256(data + json.dumps(_adapter(header), sort_keys=True).encode()).hexdigest(),
-        model_hash=hashlib.sha256(data[start:]).hexdigest(),
-    )
+    settings = json.dumps(_adapter(header), sort_keys=True).encode()
+    return _lora_file(header, tensors, digest=_hash(*pieces, settings), model_hash=_hash(*pieces[1:]))
+
+
+def _hash(*pieces: Any) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _lora_file(header: FileHeader, tensors: Mapping[str, Tensor], **hashes: str) -> LoraFile:
@@ -68,7 +73,7 @@ def _lora_file(header: FileHeader, tensors: Mapping[str, Tensor], **hashes: str)
             f"{name} holds {len(unknown)} tensors of an unknown kind ({list_some(unknown)}); use a file of LoRA, LoHa, "
             "LoKr, GLoRA, OFT, DoRA or full differences."
         )
-    adapter, layers = _adapter(header), {}
+    alphas, layers = _alphas_by_model(header), {}
     for layer, parts in grouped.items():
         kind = layer_kind(parts)
         if not kind:
@@ -76,9 +81,12 @@ def _lora_file(header: FileHeader, tensors: Mapping[str, Tensor], **hashes: str)
                 f"{layer} in {name} has only {', '.join(sorted(parts))}; the file is incomplete, get it again."
             )
         found = {part: tensors[tensor] for part, tensor in parts.items()}
+        for part, tensor in found.items():
+            if not tensor.numel() or (part == "alpha" and tensor.numel() > 1):
+                raise ValueError(f"{parts[part]} in {name} has an impossible shape; get the file again.")
         stored = found.pop("alpha", None)
         if stored is None:
-            alpha = _adapter_alpha(adapter, layer, found)
+            alpha = _adapter_alpha(alphas, layer, found, name)
         else:
             alpha = 0.0 if stored.is_meta else float(stored)
         layers[layer] = FileLayer(source=layer, kind=kind, tensors=found, alpha=alpha)
@@ -87,26 +95,75 @@ def _lora_file(header: FileHeader, tensors: Mapping[str, Tensor], **hashes: str)
 
 def _adapter(header: FileHeader) -> dict[str, Any]:
     """Read peft's settings of the adapter, from the metadata (diffusers) or from peft's own file."""
-    stored = header.metadata.get("lora_adapter_metadata", "")
+    stored, name = header.metadata.get("lora_adapter_metadata", ""), header.path.name
     beside = header.path.with_name("adapter_config.json")
-    if not stored and header.path.name == "adapter_model.safetensors" and beside.is_file():
-        stored = beside.read_text(encoding="utf-8")
     try:
-        return json.loads(stored or "{}")
-    except json.JSONDecodeError as error:
-        raise ValueError(f"The adapter settings of {header.path.name} are broken ({error}); get them again.") from error
+        if stored:
+            settings = parse_json(stored)
+        elif name == "adapter_model.safetensors" and beside.is_file():
+            settings = read_json(beside)
+        else:
+            settings = {}
+    except ValueError as problem:
+        raise ValueError(f"The adapter settings of {name} are broken: {problem}. Get them again.") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"The adapter settings of {name} are broken: no JSON object. Get them again.")
+    return settings
 
 
-def _adapter_alpha(adapter: Mapping[str, Any], layer: str, tensors: Mapping[str, Tensor]) -> float:
-    """Alpha of a layer in peft's settings; 0 when they give none (the scale is 1)."""
+class _Alphas(NamedTuple):
+    """The alphas that peft's settings give the layers of a model; numbers as they are in the file."""
+
+    usual: Any
+    ends: dict[str, tuple[int, Any]]  # (place among the patterns, alpha) by layer's name, or its end after a dot
+    whole: dict[str, tuple[int, Any]]  # the same by whole name
+    literal: bool  # no pattern was left out
+    root: bool  # of the rank, by which an alpha is multiplied
+
+
+def _alphas_by_model(header: FileHeader) -> dict[str, _Alphas]:
+    """Read the alphas of peft's settings by the prefix of their model; "" for those of all models."""
+    settings = _adapter(header)
+    models = {"": settings}
+    for key, value in settings.items():
+        model, dot, rest = key.partition(".")
+        if dot:
+            models.setdefault(model, {})[rest] = value
+    return {model: _alphas(each, header.path.name) for model, each in models.items()}
+
+
+def _alphas(settings: Mapping[str, Any], name: str) -> _Alphas:
+    """Read the alphas of one model. peft runs its patterns as regular expressions; here they are names alone."""
+    patterns = settings.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise ValueError(f"The adapter settings of {name} are broken: alpha_pattern is no object. Get them again.")
+    ends, whole, literal = {}, {}, True
+    for place, (pattern, alpha) in enumerate(patterns.items()):
+        key = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
+        if re.fullmatch(r"[\w.-]+", key):
+            (whole if pattern.startswith("^") else ends).setdefault(key, (place, alpha))
+        else:
+            literal = False
+    return _Alphas(settings.get("lora_alpha"), ends, whole, literal, bool(settings.get("use_rslora")))
+
+
+def _adapter_alpha(models: Mapping[str, _Alphas], layer: str, tensors: Mapping[str, Tensor], name: str) -> float:
+    """Find the alpha of a layer in peft's settings, by the first pattern that matches; 0 for none (the scale is 1)."""
     model, _, rest = layer.partition(".")
-    of_model = {k.removeprefix(f"{model}."): v for k, v in adapter.items() if k.startswith(f"{model}.")}
-    settings, name = (of_model, rest) if of_model else (adapter, layer)
-    patterns: Mapping[str, float] = settings.get("alpha_pattern") or {}
-    found = next((key for key in patterns if re.fullmatch(rf"(.*\.)?({key})", name)), None)
-    alpha = float(patterns[found] if found is not None else settings.get("lora_alpha") or 0)
-    rank = tensors["down"].shape[0] if "down" in tensors else 1
-    return alpha * math.sqrt(rank) if settings.get("use_rslora") else alpha
+    alphas, path = (models[model], rest) if model in models else (models[""], layer)
+    if not alphas.literal:
+        raise ValueError(
+            f"The adapter settings of {name} set alphas by regular expressions, which are not run here; use a file "
+            "with plain names in alpha_pattern."
+        )
+    pieces = path.split(".")
+    found = [alphas.ends.get(".".join(pieces[start:])) for start in range(len(pieces))]
+    found.append(alphas.whole.get(path.removeprefix("base_model.model.")))
+    alpha = min((match for match in found if match), default=(0, alphas.usual or 0), key=itemgetter(0))[1]
+    if type(alpha) not in (int, float) or not abs(alpha) <= MOST_ALPHA:
+        raise ValueError(f"The adapter settings of {name} give {layer} an alpha that is no number; get them again.")
+    rank = tensors["down"].shape[0] if "down" in tensors and tensors["down"].ndim else 1
+    return alpha * math.sqrt(rank) if alphas.root else float(alpha)
 
 
 def list_some(names: list[str]) -> str:

@@ -36,6 +36,11 @@ def lower_rank(tensors: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tens
         up, down = tensors[f"{name}.lora_up.weight"], tensors[f"{name}.lora_down.weight"]
         if f"{name}.lora_mid.weight" in tensors or f"{name}.dora_scale" in tensors:
             raise ValueError(f"{name} is a Tucker or DoRA layer; only plain LoRA layers can be resized.")
+        stored = tensors.get(f"{name}.alpha", torch.zeros(()))
+        if min(up.ndim, down.ndim) < 2 or up.shape[1] != len(down) or not up.numel() * down.numel() * stored.numel():
+            raise ValueError(f"{name} has impossible shapes, so it cannot be resized; get the LoRA again.")
+        if stored.numel() > 1 or not all(tensor.isfinite().all() for tensor in (up, down, stored)):
+            raise ValueError(f"{name} holds values that are not finite or several alphas; use another LoRA.")
         old_rank = down.shape[0]
         alpha = float(tensors.get(f"{name}.alpha", torch.tensor(float(old_rank))))
         new_up, new_down, kept = truncate_rank(up, down, min(rank, old_rank))

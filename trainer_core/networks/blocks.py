@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ..config import LoraConfig
+from ..config.base import LONGEST_TEXT
 from ..models.base import BASE, BaseModel
 
 NUMBERS = ("block_ranks", "block_alphas", "conv_block_ranks", "conv_block_alphas", "block_weights")
@@ -44,6 +45,8 @@ def remarks_on_blocks(base: BaseModel, config: LoraConfig) -> list[str]:
 
 def parse_numbers(text: str, setting: str, kind: Callable[[str], NumberT]) -> tuple[NumberT, ...]:
     """Read numbers separated by commas; `16*9` is nine times 16. Raises ValueError for anything else."""
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"{setting} has {len(text)} characters; give at most {LONGEST_TEXT}.")
     numbers: list[NumberT] = []
     for part in text.split(",") if text.strip() else ():
         value, star, times = (piece.strip() for piece in part.partition("*"))
@@ -55,7 +58,7 @@ def parse_numbers(text: str, setting: str, kind: Callable[[str], NumberT]) -> tu
         except ValueError:
             what = "whole numbers" if kind is int else "numbers"
             raise ValueError(
-                f"{setting} has {part.strip()!r}, which is not understood; give {what} separated by commas, for "
+                f"{setting} has {part.strip()[:50]!r}, which is not understood; give {what} separated by commas, for "
                 "example 16*9, 32, 16*15."
             ) from None
     return tuple(numbers)

@@ -21,6 +21,7 @@ from .restore import load_exactly
 OURS = ("self", "params", "lr", "kwargs")  # parameters of the class that users do not set
 SHAPES = ((4, 8), (8, 4, 1, 1), (4, 8, 3, 3), (1, 8))  # typical shapes of network weights
 TRIED = 8  # steps of a trial: some optimizers start with a few that change nothing
+LONGEST = 1000  # characters of a name or of arguments
 WRONG = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # errors of failed trials
 
 
@@ -29,6 +30,8 @@ def find_class(name: str) -> Any:
 
     Raises ValueError for an unknown name, with similar names.
     """
+    if len(name) > LONGEST:
+        raise ValueError(f"optimizer of Optimizer has {len(name)} characters; write the name of a class.")
     named, _, plain = name.strip().rpartition(".")
     searched = [library for library in LIBRARIES if named in ("", library)]
     known: set[str] = set()
@@ -58,10 +61,12 @@ def read_arguments(kind: Any, text: str) -> dict[str, Any]:
 
     Raises ValueError for text in another form, and for unknown names.
     """
+    if len(text) > LONGEST:
+        raise ValueError(f"arguments of Optimizer has {len(text)} characters; shorten it to {LONGEST}.")
     form = "write name=value, …, with numbers, True, False, None, 'text' or (tuples)"
     try:
         call = ast.parse(f"f({text.strip().rstrip(',')}\n)", mode="eval").body
-    except SyntaxError as error:
+    except (SyntaxError, MemoryError, RecursionError) as error:  # the latter two for deep nesting
         raise ValueError(f"arguments {text!r} cannot be read; {form}.") from error
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
         raise ValueError(f"arguments {text!r} cannot be read; {form}.")
@@ -78,10 +83,8 @@ def read_arguments(kind: Any, text: str) -> dict[str, Any]:
             raise ValueError(f"{kind.__name__} has no parameter {name!r}; {hint}")
         try:
             given[name] = ast.literal_eval(keyword.value)
-        except ValueError as error:
-            raise ValueError(
-                f"{name} in arguments is {ast.unparse(keyword.value)}, which is no value; {form}."
-            ) from error
+        except (TypeError, ValueError, RecursionError) as error:  # TypeError: a key that cannot be one
+            raise ValueError(f"{name} in arguments is no plain value; {form}.") from error
     return given
 
 

@@ -64,6 +64,8 @@ def read_expression(text: str, names: tuple[str, ...]) -> Value:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as problem:
         raise ValueError(f"The expression {text!r} cannot be read: {problem.msg}.") from None
+    except (MemoryError, RecursionError):  # of the parser, which some versions of Python raise for deep nesting
+        raise ValueError(f"The expression {text!r} is nested too deep; simplify it.") from None
     if _depth(tree) > DEEPEST:
         raise ValueError(f"The expression {text!r} is nested more than {DEEPEST} levels deep; simplify it.")
     value = _read(tree, names)

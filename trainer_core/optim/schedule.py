@@ -165,17 +165,18 @@ def _read_points(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     for part in re.split(r"[,;\n]", text):
         if not part.strip():
             continue
+        shown = part.strip()[:50]
         try:
             position, factor = (float(number) for number in part.split(":"))
         except ValueError:
-            raise ValueError(f"points has {part.strip()!r}; write position:factor, for example 0.1:1.") from None
+            raise ValueError(f"points has {shown!r}; write position:factor, for example 0.1:1.") from None
         if not 0 <= position <= 1 or (pairs and position < pairs[-1][0]):
-            raise ValueError(f"points has {part.strip()!r}; positions lie between 0 and 1, each after the one before.")
+            raise ValueError(f"points has {shown!r}; positions lie between 0 and 1, each after the one before.")
         if not 0 <= factor < math.inf:
-            raise ValueError(f"points has {part.strip()!r}; a factor must be 0 or more.")
+            raise ValueError(f"points has {shown!r}; a factor must be 0 or more.")
         pairs.append((position, factor))
     if not any(factor for _, factor in pairs):
-        raise ValueError(f"points is {text!r}; it needs at least one point with a factor above 0.")
+        raise ValueError(f"points is {text[:50]!r}; it needs at least one point with a factor above 0.")
     positions, factors = zip(*pairs, strict=True)
     return positions, factors
 

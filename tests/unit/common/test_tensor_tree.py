@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from lora_atelier.trainer_core.common.tensor_tree import load_state, pack, save_state, unpack
 
@@ -44,3 +45,17 @@ def test_a_copy_needs_no_garbage_collection_to_be_gone():
         assert copy() is None
     finally:
         gc.enable()
+
+
+WRONG_TREES = (
+    *("[" * 100_000, "{", '{"a": 1, "b": 2}', '{"dict": 3}', '{"dict": [[1]]}', '{"tensor": "b"}', '{"tensor": []}'),
+    *('{"tensor": "a", "strides": [1000000000000, 1]}', '{"tensor": "a", "strides": [-2, 1]}'),
+    *('{"tensor": "a", "strides": ["1", 2]}', '{"tensor": "a", "strides": [1]}'),
+)
+
+
+@pytest.mark.parametrize("tree", WRONG_TREES, ids=list(range(len(WRONG_TREES))))
+def test_a_tree_that_was_never_packed_is_no_state(tree, tmp_path):
+    save_file({"a": torch.zeros(2, 3)}, tmp_path / "state.safetensors", {"tree": tree})
+    with pytest.raises(ValueError, match=r"state.safetensors holds no state"):
+        load_state(tmp_path / "state.safetensors")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -167,3 +168,30 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
 def test_what_cannot_work_is_refused_by_name(kind: type[c.Config], values: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         kind(**values)
+
+
+LONG = "a" * 10_001
+ENDLESS: list[tuple[Callable[[], object], str]] = [  # what a stranger's workflow may hold, and what is said
+    (lambda: c.SchedulerConfig(points="0:1," * 10_000), "points has a text of more than 10000 characters"),
+    (lambda: c.SampleConfig(prompts=("a", LONG)), "prompts has a text of more than 10000 characters"),
+    (lambda: c.EmbeddingConfig(token=LONG), "token has a text of more than 10000 characters"),
+    (lambda: c.LoraConfig(alpha=10**400), "alpha is too large, or no number"),
+    (lambda: c.LoraConfig(preset="full", conv_alpha=float("inf")), "conv_alpha is too large, or no number"),
+    (lambda: c.LoraConfig(scale_weight_norms=float("nan")), "scale_weight_norms is too large, or no number"),
+    (
+        lambda: c.LoraConfig(block_alphas=(10**400,)),
+        "block_alphas is out of range; its numbers must be at least 0",
+    ),
+    (lambda: c.LoraConfig(block_weights=(1.0,) * 1001), "block_weights of LoRA Config has more than 1000 numbers"),
+    (lambda: c.LoraConfig(include=("*a" * 200,)), "include of LoRA Config is too long"),
+    (lambda: c.LoraConfig(exclude=("a",) * 201), "exclude of LoRA Config is too long"),
+    (lambda: c.BucketConfig(resolutions=("9" * 5000,)), "The resolution '99999"),
+    (lambda: c.SavesConfig(file_name="a" + "\u0301\u0316" * 4000), "has 8001 characters; use at most 100"),
+]
+
+
+@pytest.mark.parametrize(("build", "said"), ENDLESS)
+def test_endless_texts_and_numbers_are_refused_in_a_short_sentence(build: Callable[[], object], said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        build()
+    assert said in str(caught.value) and len(str(caught.value)) < 250

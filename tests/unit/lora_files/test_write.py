@@ -168,3 +168,20 @@ def test_a_copy_that_is_not_what_it_should_be_takes_no_other_files_place(tmp_pat
     with mock.patch.object(write, "save_file", lossy), pytest.raises(OSError, match="differs from its source"):
         write.copy_lora(source, path)
     assert path.read_bytes() == b"the old one" and len(list(tmp_path.iterdir())) == 2
+
+
+ODD_PAIRS = [
+    ({"up": (4,), "down": (4, 4)}, 1.0, "has impossible shapes"),
+    ({"up": (4, 0), "down": (0, 4)}, 1.0, "has impossible shapes"),
+    ({"up": (4, 3), "down": (2, 4)}, 1.0, "has impossible shapes"),
+    ({"up": (4, 2), "down": (2, 4), "alpha": (2,)}, 1.0, "several alphas"),
+    ({"up": (4, 2), "down": (2, 4)}, float("nan"), "values that are not finite"),
+]
+
+
+@pytest.mark.parametrize(("shapes", "value", "said"), ODD_PAIRS)
+def test_pairs_that_cannot_be_resized_are_named(shapes, value, said):
+    endings = {"up": "lora_up.weight", "down": "lora_down.weight", "alpha": "alpha"}
+    tensors = {f"a.{endings[part]}": torch.full(shape, value) for part, shape in shapes.items()}
+    with pytest.raises(ValueError, match=said):
+        lower_rank(tensors, 1)

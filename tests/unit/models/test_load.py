@@ -8,11 +8,11 @@ import pytest
 import torch
 from clip_tokenizer import TOKENIZER
 from diffusers import AutoencoderKL, AutoencoderTiny, UNet2DConditionModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from tiny_models import checkpoint_tensors, tiny_text_encoder, tiny_unet
 
 from lora_atelier.trainer_core.config import BaseModelConfig
-from lora_atelier.trainer_core.models.files.safetensors_file import read_header
+from lora_atelier.trainer_core.models.files.safetensors_file import is_readable, read_header
 from lora_atelier.trainer_core.models.sd import check_base_model, load_base_model
 from lora_atelier.trainer_core.models.sd.autoencoder import build_vae
 from lora_atelier.trainer_core.models.sd.family import FAMILIES
@@ -193,6 +193,7 @@ def test_other_files_are_named_as_what_they_are(sentence, tmp_path):
         check_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(tmp_path / "given.safetensors")))
 
 
+WHOLE = save({"a": torch.zeros(1)})
 WRONG_BYTES = {
     "empty.safetensors": (b"", "is not a whole safetensors file"),
     "text.safetensors": (b"hello, this is a text file", "is not a whole safetensors file"),
@@ -206,6 +207,11 @@ WRONG_BYTES = {
     ),
     "no.safetensors": (b'{"error": "Unauthorized"}', "is a short text or a web page that was saved in place"),
     "lfs.safetensors": (b"version https://git-lfs.github.com/spec/v1\noid", "is a short text or a web page"),
+    "exported.pt2": (b"PK\x03\x04 zip of pickles", "is a pickle"),
+    "loud.CKPT": (b"", "is a pickle"),
+    "other.pt2": (WHOLE, "is a pickle"),
+    "plain.onnx": (WHOLE, "does not end in .safetensors or .sft; choose another file"),
+    "noname": (WHOLE, "does not end in .safetensors or .sft; choose another file"),
     "newer.safetensors": (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff", "is a pickle, which can run code"),
 }
 
@@ -217,6 +223,12 @@ def test_broken_files_are_refused_in_one_sentence(name, tmp_path):
     with pytest.raises(ValueError, match=sentence) as caught:
         check_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(tmp_path / name)))
     assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".SafeTensors", ".sft", ".SFT"])
+def test_endings_count_in_any_case(ending, tmp_path):
+    (tmp_path / f"a{ending}").write_bytes(WHOLE)
+    assert read_header(tmp_path / f"a{ending}").shapes == {"a": (1,)} and is_readable(f"a{ending}")
 
 
 def test_a_truncated_checkpoint_is_named(checkpoint, tmp_path):

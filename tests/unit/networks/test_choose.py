@@ -6,6 +6,8 @@ import pytest
 import torch
 from clip_tokenizer import TOKENIZER
 from diffusers import UNet2DConditionModel
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tiny_models import family_tensors, model_of, network_on, targets_in, tiny_text_encoder, tiny_unet
 from transformers import CLIPTextConfig, CLIPTextModel
@@ -252,6 +254,22 @@ def test_numbers_are_read_strictly(text, kind, numbers):
     else:
         with pytest.raises(ValueError, match=numbers):
             parse_numbers(text, "block_ranks", kind)
+
+
+@given(text=st.lists(st.sampled_from([*"0123456789*,.- ", "1000", "nan", "1e9", "9" * 5000]), max_size=30).map("".join))
+def test_any_block_numbers_are_read_or_refused_in_a_short_sentence(text):
+    for kind in (int, float):
+        try:
+            numbers = parse_numbers(text, "block_ranks", kind)
+        except ValueError as problem:
+            assert str(problem).startswith("block_ranks has ") and len(str(problem)) < 200
+        else:
+            assert all(isinstance(number, kind) for number in numbers)
+
+
+def test_endless_block_numbers_are_refused():
+    with pytest.raises(ValueError, match="block_ranks has 600000 characters; give at most 10000"):
+        parse_numbers("1*1000" * 100_000, "block_ranks", int)
 
 
 def test_settings_of_the_unet_need_one(clip_l):

@@ -11,7 +11,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lora_atelier.trainer_core.config import SchedulerConfig
-from lora_atelier.trainer_core.optim.schedule import check_curve, check_length, check_schedule, lr_factor, warmup_steps
+from lora_atelier.trainer_core.optim.expression import read_expression
+from lora_atelier.trainer_core.optim.schedule import (
+    NAMES,
+    check_curve,
+    check_length,
+    check_schedule,
+    lr_factor,
+    warmup_steps,
+)
 
 STEPS = 3000  # a multiple of 2 and 3 cycles, so that every position of the table is a step
 TABLE = {  # value at 0, .1, .25, .5, .75, .9, .99, 1 of the run
@@ -287,3 +295,44 @@ def test_points_that_make_no_curve_are_refused(text, sentence):
 def test_numbers_out_of_range_are_refused(fields):
     with pytest.raises(ValueError, match=next(iter(set(fields) - {"warmup_unit"}))):
         SchedulerConfig(**fields)
+
+
+PIECES = ["t", "step", "total", "pi", "1", "0.5", "1e300", "9" * 30, "(", ")", "+", "-", "*", "/", "//", "%", "**"]
+PIECES += [
+    " if ",
+    " else ",
+    " and ",
+    " not ",
+    "<",
+    "==",
+    "min(",
+    "max(",
+    "log(",
+    "exp(",
+    ",",
+    "floor(",
+    "1j",
+    "'a'",
+    "[",
+]
+
+
+@given(text=st.lists(st.sampled_from(PIECES), max_size=40).map("".join) | st.text(max_size=20))
+def test_any_expression_has_a_finite_value_or_is_refused(text):
+    try:
+        value = read_expression(text, NAMES)({"t": 0.5, "step": 5.0, "total": 10.0})
+    except ValueError as problem:
+        assert str(problem)
+    else:
+        assert math.isfinite(value)
+
+
+@given(text=st.lists(st.sampled_from([*"0123456789:,;.-e \n", "nan", "inf", "1e999"]), max_size=30).map("".join))
+def test_any_points_make_a_curve_or_are_refused(text):
+    config = SchedulerConfig(name="points", points=text)
+    try:
+        check_curve(config)
+    except ValueError as problem:
+        assert "points" in str(problem)
+    else:
+        assert all(math.isfinite(lr_factor(step, 10, config)) for step in range(10))

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from ...common.files import reason
+from ...common.disk_errors import reason
 from ...common.wording import count, names
 from ...config import CaptionConfig
 from ..captions import has_wildcards

@@ -9,7 +9,7 @@ import psutil
 from torch import Tensor
 
 from ...common.files import file_digest
-from .safetensors_file import FileHeader, opened, read_header, read_whole
+from .safetensors_file import FileHeader, is_readable, opened, read_header, read_whole
 
 SHARE = 0.5  # of the free RAM for a kept file; a larger one is read twice
 
@@ -27,7 +27,7 @@ class KeptFiles:
 
     def digest(self, path: Path) -> str:
         """Compute the sha256 of a file, and keep the tensors of a safetensors file that fits into RAM."""
-        if path.suffix != ".safetensors" or path.stat().st_size > SHARE * psutil.virtual_memory().available:
+        if not is_readable(path.name) or path.stat().st_size > SHARE * psutil.virtual_memory().available:
             return file_digest(path)
         header = read_header(path)
         digest = hashlib.sha256()

@@ -15,8 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PICKLE_SUFFIXES = {".ckpt", ".pt", ".pth", ".bin", ".pkl"}
-LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
+from ...common.leftovers import TEMPORARY
+
+SUFFIXES = (".safetensors", ".sft")  # of the files that are read
+PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".pth", ".bin", ".pkl", ".pickle")
+LONGEST_HEADER = 32 * 2**20  # bytes; ten times as much as the longest that trainers write
+MOST_TENSORS = 100_000
+LONGEST_NAME = 300  # characters of a tensor's name
+MOST_SIDES, MOST_NUMBERS = 8, 2**48  # of a tensor's shape; sides of 0 count as 1
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -62,40 +68,69 @@ def read_header(path: Path) -> FileHeader:
     """
     if not path.is_file():
         raise ValueError(f"There is no model file at {path}; choose one that exists.")
+    if path.suffix.lower() in PICKLE_SUFFIXES:
+        raise _pickle(path)
     stamp = _stamp(path)
-    size = stamp[0]
     with path.open("rb") as file:
-        start = file.read(8)
-        if start[:4] == b"GGUF":
-            raise ValueError(f"{path.name} is a GGUF file; training needs a .safetensors checkpoint.")
-        length = int.from_bytes(start, "little") if len(start) == 8 else 0
-        whole = 2 <= length <= min(size - 8, LONGEST_HEADER)  # then the first bytes are a length
-        pickled = start[:2] in (b"PK", *(bytes((0x80, protocol)) for protocol in range(2, 6)))
-        if path.suffix.lower() in PICKLE_SUFFIXES or (pickled and not whole):
-            raise ValueError(
-                f"{path.name} is a pickle, which can run code when opened; convert it to .safetensors first."
-            )
-        if not whole and start.startswith((b"<", b"{", b"version ")):
-            raise ValueError(
-                f"{path.name} is a short text or a web page that was saved in place of the model ({size} bytes); "
-                "download it again, after a login if the site asks for one."
-            )
-        if not whole:
-            raise ValueError(f"{path.name} is not a whole safetensors file ({size} bytes); get it again.")
+        length = _header_length(path, file.read(8), stamp[0])
+        if not is_readable(path.name) and path.suffix != TEMPORARY:  # that of a file which we are writing
+            raise ValueError(f"The name of {path.name} does not end in {' or '.join(SUFFIXES)}; choose another file.")
         text = file.read(length)
     try:
         header = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError):  # not text, not JSON, a duplicate name, endless brackets
-        raise ValueError(f"{path.name} has a broken safetensors header; get the file again.") from None
-    metadata = header.pop("__metadata__", None) or {} if isinstance(header, dict) else None
+    except (ValueError, RecursionError):  # not text, not JSON, a duplicate name, an endless number, endless brackets
+        raise _broken(path) from None
+    metadata = header.pop("__metadata__", None) if isinstance(header, dict) else ()
+    metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError(f"{path.name} has a broken safetensors header; get the file again.")
-    ranges = {name: _byte_range(path, name, entry, 8 + length) for name, entry in header.items()}
-    if not ranges:
+        raise _broken(path)
+    if not header:
         raise ValueError(f"{path.name} holds no tensors; choose a checkpoint.")
-    _check_ranges(path, ranges, 8 + length, size)
+    if len(header) > MOST_TENSORS:
+        raise ValueError(f"{path.name} holds {len(header)} tensors; at most {MOST_TENSORS} are read. Use another file.")
+    first = 8 + len(text)
+    ranges = {name: _byte_range(path, name, entry, first) for name, entry in header.items()}
+    _check_ranges(path, ranges, first, stamp[0])
     shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
     return FileHeader(path=path, shapes=shapes, metadata=metadata, ranges=ranges, stamp=stamp)
+
+
+def is_readable(name: str) -> bool:
+    """Tell whether a file of this name may be a model that is read here."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def _header_length(path: Path, start: bytes, size: int) -> int:
+    """Read the length of the header in bytes from a file's first 8; raises ValueError for another kind of file.
+
+    size: of the file, bytes.
+    """
+    if start[:4] == b"GGUF":
+        raise ValueError(f"{path.name} is a GGUF file; training needs a .safetensors checkpoint.")
+    length = int.from_bytes(start, "little") if len(start) == 8 else 0
+    if 2 <= length <= size - 8:  # then the first bytes are a length, whatever else they spell
+        if length > LONGEST_HEADER:
+            raise ValueError(
+                f"{path.name} has a header of {length / 2**20:.0f} MiB; at most {LONGEST_HEADER // 2**20} are read. "
+                "Use another file."
+            )
+        return length
+    if start[:2] in (b"PK", *(bytes((0x80, protocol)) for protocol in range(2, 6))):
+        raise _pickle(path)
+    if start.startswith((b"<", b"{", b"version ")):
+        raise ValueError(
+            f"{path.name} is a short text or a web page that was saved in place of the model ({size} bytes); "
+            "download it again, after a login if the site asks for one."
+        )
+    raise ValueError(f"{path.name} is not a whole safetensors file ({size} bytes); get it again.")
+
+
+def _pickle(path: Path) -> ValueError:
+    return ValueError(f"{path.name} is a pickle, which can run code when opened; convert it to .safetensors first.")
+
+
+def _broken(path: Path) -> ValueError:
+    return ValueError(f"{path.name} has a broken safetensors header; get the file again.")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -108,12 +143,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _byte_range(path: Path, name: str, entry: Any, first: int) -> ByteRange:
     """Read a tensor's entry of the header; raises ValueError for an invalid one. first: byte after the header."""
+    if not name.isprintable() or len(name) > LONGEST_NAME:
+        raise ValueError(
+            f"{path.name} holds a tensor whose name is unprintable, or longer than {LONGEST_NAME} characters; use "
+            "another file."
+        )
     fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = str(fields.get("dtype")), _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
-    if "dtype" not in fields or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
+    dtype, shape, offsets = fields.get("dtype"), _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
+    known = isinstance(dtype, str) and re.fullmatch(r"\w{1,12}", dtype)
+    if not known or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"{path.name} has a broken header: its entry {name!r} makes no sense; get the file again.")
     if dtype not in DTYPES:
         raise ValueError(f"{path.name} stores {name} as {dtype}, which is not read here; get the file as float16.")
+    if len(shape) > MOST_SIDES or math.prod(side or 1 for side in shape) > MOST_NUMBERS:
+        raise ValueError(f"{path.name} has a broken header: the shape of {name} is too large; get the file again.")
     size = offsets[1] - offsets[0]
     if size != (needed := math.prod(shape) * DTYPES[dtype].itemsize):
         raise ValueError(
@@ -124,8 +167,8 @@ def _byte_range(path: Path, name: str, entry: Any, first: int) -> ByteRange:
 
 
 def _counts(values: Any) -> list[int] | None:
-    """Check that values are a list of whole numbers of at least 0; None otherwise."""
-    valid = isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    """Check that values are a list of whole numbers between 0 and 2**63; None otherwise."""
+    valid = isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
     return values if valid else None
 
 
@@ -179,7 +222,7 @@ def opened(header: FileHeader, kept: dict[str, Tensor] | None = None) -> Iterato
 
 
 def read_whole(header: FileHeader, use: Callable[[Any], None]) -> dict[str, Tensor]:
-    """Read all tensors of a file, and pass all its bytes to `use` in order."""
+    """Read all tensors of a file, and pass its bytes to `use` in order: its header, then each tensor."""
     tensors = {}
     with header.path.open("rb") as file:
         use(file.read(min(span.start for span in header.ranges.values())))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 Value = TypeVar("Value")
+SHAPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)  # of code for ordinary shapes
 
 
 class Complete(dict[str, Value]):
@@ -24,6 +26,18 @@ class Complete(dict[str, Value]):
         raise ValueError(f"{self.what} lacks the tensor {key}; the file is incomplete.")
 
 
+@contextmanager
+def of_possible_shapes(what: str, *more: type[Exception]) -> Iterator[None]:
+    """Turn the errors that impossible shapes or sizes cause in a block into a ValueError that names `what`.
+
+    Only for blocks that compute without data. more: further errors, where the block raises none of our own.
+    """
+    try:
+        yield
+    except (*SHAPE_ERRORS, *more) as error:
+        raise ValueError(f"{what} has tensors of impossible sizes; get the file again.") from error
+
+
 def fill(module: nn.Module, names: dict[str, str], tensors: dict[str, Tensor], what: str) -> nn.Module:
     """Load tensors by mapped names into a meta-device module.
 
@@ -34,7 +48,9 @@ def fill(module: nn.Module, names: dict[str, str], tensors: dict[str, Tensor], w
     for name, source in names.items():
         tensor, shape = tensors[source], wanted[name].shape
         if tensor.numel() != shape.numel():  # same count, other shape: a 1x1 conv stored for a linear layer
-            raise ValueError(f"{what}: {source} has shape {tuple(tensor.shape)}, expected {tuple(shape)}.")
+            raise ValueError(
+                f"{what}: {source} has shape {tuple(tensor.shape)}, expected {tuple(shape)}; get it again."
+            )
         check_finite({source: tensor}, what)
         state[name] = tensor.reshape(shape)
     module.load_state_dict(state, assign=True)

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from ..files.kept import KeptFiles
 from ..files.safetensors_file import highest_number, opened, read_header, read_part
-from ..files.tensors import Complete, fill
+from ..files.tensors import Complete, fill, of_possible_shapes
 from .family import Family, check_vae
 from .names import tiny_vae_names, vae_ldm_names
+
+MOST_LAYERS = 10  # of a block; those of Stable Diffusion have 2
 
 
 def read_vae(path: Path, family: Family, kept: KeptFiles | None = None) -> dict[str, Tensor]:
@@ -24,11 +26,17 @@ def read_vae(path: Path, family: Family, kept: KeptFiles | None = None) -> dict[
     with opened(header, kept and kept.take(header)) as file:
         tensors = read_part(file, header.shapes, prefix)
     if any(".down_blocks." in name for name in tensors):
-        for old, new in (("query", "to_q"), ("key", "to_k"), ("value", "to_v"), ("proj_attn", "to_out.0")):
-            tensors = {name.replace(f".{old}.", f".{new}."): tensor for name, tensor in tensors.items()}
+        tensors = newer_names(tensors)
         levels = 1 + highest_number(tensors, r"encoder\.down_blocks\.(\d)\.")
         names = vae_ldm_names(tensors, levels)
         tensors = {names[name]: tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def newer_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the attention of an autoencoder from diffusers' first names."""
+    for old, new in (("query", "to_q"), ("key", "to_k"), ("value", "to_v"), ("proj_attn", "to_out.0")):
+        tensors = {name.replace(f".{old}.", f".{new}."): tensor for name, tensor in tensors.items()}
     return tensors
 
 
@@ -39,7 +47,7 @@ def build_vae(tensors: dict[str, Tensor], source: str) -> nn.Module:
 
     what = f"the VAE of {source}"
     if "taesd_decoder.1.weight" in tensors:
-        with torch.device("meta"):
+        with torch.device("meta"), of_possible_shapes(what, ValueError):
             tiny = AutoencoderTiny(latent_channels=tensors["taesd_decoder.1.weight"].shape[1])
         return fill(tiny, tiny_vae_names(tiny.state_dict()), tensors, what)
     tensors = Complete(tensors, what)
@@ -51,7 +59,9 @@ def build_vae(tensors: dict[str, Tensor], source: str) -> nn.Module:
         "layers_per_block": sum(k.startswith("encoder.down.0.block.") and "conv1.w" in k for k in tensors),
         "latent_channels": tensors["quant_conv.weight"].shape[0] // 2,
     }
-    with torch.device("meta"):
+    if shape["layers_per_block"] > MOST_LAYERS:
+        raise ValueError(f"{what} has {shape['layers_per_block']} layers in a block; choose an ordinary one.")
+    with torch.device("meta"), of_possible_shapes(what, ValueError):
         vae = AutoencoderKL(**shape)
     names = vae_ldm_names(vae.state_dict(), levels)
     return fill(vae, names, tensors, what)

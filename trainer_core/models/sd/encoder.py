@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..files.kept import KeptFiles
 from ..files.safetensors_file import FileHeader, Shapes, highest_number, opened, read_header
-from ..files.tensors import Complete, fill
+from ..files.tensors import Complete, fill, of_possible_shapes
 from .family import TEXT_FILES, Family, TextPart
 from .names import from_open_clip
 from .text import TextEncoder
@@ -96,7 +96,7 @@ def build_text(tensors: dict[str, Tensor], part: TextPart, source: str) -> TextE
     what = f"the text encoder of {source}"
     tensors = Complete(transformers_names(tensors), what)
     vocabulary, width = tensors[EMBEDDING].shape
-    layers = 1 + highest_number(tensors, r"encoder\.layers\.(\d+)\.")
+    layers = 1 + highest_number(tensors, r"encoder\.layers\.(\d{1,2})\.")
     projected: dict[str, Any] = {"projection_dim": tensors["text_projection.weight"].shape[0]} if part.pooled else {}
     config = CLIPTextConfig(
         vocab_size=vocabulary,
@@ -111,20 +111,15 @@ def build_text(tensors: dict[str, Tensor], part: TextPart, source: str) -> TextE
         pad_token_id=0 if part.open_clip else vocabulary - 1,
         **projected,
     )
-    with torch.device("meta"):
+    with torch.device("meta"), of_possible_shapes(what, ValueError):
         encoder = (CLIPTextModelWithProjection if part.pooled else CLIPTextModel)(config)
     encoder = fill(encoder, {k: k.removeprefix("text_model.") for k in encoder.state_dict()}, tensors, what)
     for module in encoder.modules():
         if "position_ids" in module._buffers:  # not stored in files
             module._buffers["position_ids"] = torch.arange(config.max_position_embeddings)[None]
-    return to_text_encoder(encoder, part)
-
-
-def to_text_encoder(model: Any, part: TextPart) -> TextEncoder:
-    """Build a text encoder from its model and its family's settings."""
-    short = part.comfy == "clip_h" and model.config.num_hidden_layers == 23  # such files lack the unused last layer
+    short = part.comfy == "clip_h" and layers == 23  # such files lack the unused last layer
     return TextEncoder(
-        model=model,
+        model=encoder,
         layer=part.layer,
         final_norm=part.final_norm,
         pooled=part.pooled,

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...common import json_files
-from ...common.disk_errors import reason
 from ...common.files import short_hash
 from ...config import BaseModelConfig
 from ..base import Prediction
 from ..files.kept import KeptFiles
 from ..files.safetensors_file import opened, read_header, read_part, shapes_under
-from ..files.tensors import check_finite, hash_folder, hash_tensors
+from ..files.tensors import hash_folder, hash_tensors, of_possible_shapes
 from .autoencoder import build_vae, read_vae
-from .encoder import build_text, check_text, read_text, to_text_encoder
+from .encoder import build_text, check_text, read_text
 from .family import (
-    FAMILIES,
     INPAINTING_CHANNELS,
-    LATENT_CHANNELS,
-    OTHER_VAE,
-    SUPPORTED,
     TEXT_FILES,
     VAE,
     VAE_FILE,
-    Family,
-    check_channels,
     check_own_vae,
     check_vae,
     declared_prediction,
@@ -38,6 +30,7 @@ from .family import (
     text_widths,
     unet_prefix,
 )
+from .folder import check_folder, folder_tensors, load_folder, read_config
 from .model import StableDiffusion
 from .text import find_tokenizer, load_tokenizer
 from .unet import build_unet, unet_shape
@@ -106,7 +99,7 @@ def declared_noise(config: BaseModelConfig) -> tuple[tuple[Prediction, str] | No
     """Read from file or folder: ((prediction, where it was found) or None, zero terminal SNR)."""
     path = Path(config.path)
     if path.is_dir():
-        scheduler = read_json(path / "scheduler" / "scheduler_config.json")
+        scheduler = read_config(path / "scheduler" / "scheduler_config.json")
         prediction = scheduler.get("prediction_type")
         known = prediction in ("epsilon", "v_prediction")
         declared = (prediction, "its scheduler's configuration") if known else None
@@ -117,10 +110,15 @@ def declared_noise(config: BaseModelConfig) -> tuple[tuple[Prediction, str] | No
 
 def check_base_model(config: BaseModelConfig) -> None:
     """Raise ValueError for a model that cannot be trained, from its headers alone."""
+    with of_possible_shapes(Path(config.path).name):
+        _check_base_model(config)
+
+
+def _check_base_model(config: BaseModelConfig) -> None:
     path, given = Path(config.path), given_files(config)
     if path.is_dir():
         family = check_folder(path, given)
-        unet = read_json(path / "unet" / "config.json")
+        unet = read_config(path / "unet" / "config.json")
         context = unet["cross_attention_dim"]
         conditioning_channels = unet.get("projection_class_embeddings_input_dim") or 0
     else:
@@ -172,109 +170,26 @@ def _load_file(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFil
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a configuration of a diffusers folder; raises ValueError for anything but a JSON object."""
-    try:
-        values = json_files.read_json(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{path} of a diffusers folder cannot be read ({reason(error)}); get the folder again."
-        ) from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} of a diffusers folder holds no JSON object; get the folder again.")
-    return values
-
-
-def check_folder(path: Path, given: Collection[str]) -> Family:
-    """Detect the family of a diffusers folder; raises ValueError for any other folder and for broken files in it."""
-    if (path / "transformer").is_dir() or (path / "prior").is_dir():
-        kind = (
-            read_json(path / "model_index.json").get("_class_name") if (path / "model_index.json").is_file() else None
-        )
-        raise ValueError(f"{path.name} is a model for diffusers' {kind or 'transformers'}; choose one of {SUPPORTED}.")
-    needed = [part for part in ("unet", "text_encoder", "vae", "scheduler") if part not in given]
-    for part in needed:
-        if not any((path / part).glob("*.json")):
-            raise ValueError(
-                f"{path} is an incomplete diffusers folder: {part}/ with its config .json is missing; get it again, or "
-                "choose a checkpoint in one file."
-            )
-    unet = read_json(path / "unet" / "config.json")
-    if unet.get("encoder_hid_dim_type") == "text_proj":
-        raise ValueError(f"{path.name} is a Kolors model; choose one of {SUPPORTED}, the kinds trained here.")
-    if (path / "text_encoder_2").is_dir() or unet.get("addition_embed_type") == "text_time":
-        name = "sdxl"
-    else:
-        name = "sd2" if unet.get("cross_attention_dim") == 1024 else "sd1"
-    family = FAMILIES[name]
-    if not isinstance(unet.get("cross_attention_dim"), int):
-        raise ValueError(f"unet/config.json of {path.name} has no cross_attention_dim; get the folder again.")
-    if VAE_FILE not in given and read_json(path / "vae" / "config.json").get("latent_channels", 4) != LATENT_CHANNELS:
-        raise ValueError(f"The VAE of {path.name} has other than {LATENT_CHANNELS} latent channels. {OTHER_VAE}")
-    check_channels(path.name, unet.get("in_channels", LATENT_CHANNELS), family)
-    for part in ("unet", *TEXT_FILES[: len(family.texts)], "vae"):
-        if part not in given:
-            files = sorted((path / part).glob("*.safetensors"))
-            if not files:
-                raise ValueError(
-                    f"{path.name} has no .safetensors file in {part}/, and pickles (.bin) are not read; get the folder "
-                    "again with such a file, or choose a checkpoint in one file."
-                )
-            for file in files:
-                read_header(file)
-    return family
-
-
-def _pretrained(kind: Any, folder: Path) -> Any:
-    """Load a part of a diffusers folder, also one with float16 weights only.
-
-    Raises ValueError if the weights do not fit its configuration: the libraries would fill gaps with random weights.
-    """
-    half = all(".fp16" in file.name for file in folder.glob("*.safetensors"))
-    options: dict[str, Any] = {"variant": "fp16"} if half else {}
-    what = f"{folder.name}/ of {folder.parent.name}"
-    try:
-        model, info = kind.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
-        )
-    except (ValueError, RuntimeError) as error:  # wrong shapes
-        raise ValueError(f"The weights in {what} do not fit its config.json; get the folder again.") from error
-    if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{what} lacks {len(missing)} tensors, for example {missing[0]}; get the folder again.")
-    return model
-
-
 def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFiles) -> StableDiffusion:
     """Load a diffusers folder, safetensors only, never from a hub; given files replace its parts."""
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
     from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-    from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
     family = check_folder(path, given)
+    unet = load_folder(UNet2DConditionModel, path / "unet")
     texts, hashes = [], []
-    try:
-        unet = _pretrained(UNet2DConditionModel, path / "unet")
-        for name, part in zip(TEXT_FILES, family.texts, strict=False):
-            if name in given:
-                tensors = read_text(given[name], kept)
-                texts.append(build_text(tensors, part, given[name].name))
-                hashes.append(hash_tensors(tensors))
-            else:
-                kind = CLIPTextModelWithProjection if part.pooled else CLIPTextModel
-                texts.append(to_text_encoder(_pretrained(kind, path / name), part))
-                hashes.append(hash_folder(path / name))
-        if VAE_FILE in given:
-            tensors = read_vae(given[VAE_FILE], family, kept)
-            vae, vae_hash = build_vae(tensors, given[VAE_FILE].name), hash_tensors(tensors)
-        else:
-            tiny = read_json(path / "vae" / "config.json").get("_class_name") == "AutoencoderTiny"
-            vae = _pretrained(AutoencoderTiny if tiny else AutoencoderKL, path / "vae")
-            vae_hash = hash_folder(path / "vae")
-    except OSError as error:
-        raise ValueError(f"{path.name} cannot be read as a diffusers folder: {error}") from error
-    for module in (unet, *(text.model for text in texts), vae):
-        check_finite(module.state_dict(), f"a model of {path.name}")
+    for name, part in zip(TEXT_FILES, family.texts, strict=False):
+        tensors = read_text(given[name], kept) if name in given else folder_tensors(path / name)
+        texts.append(build_text(tensors, part, given[name].name if name in given else path.name))
+        hashes.append(hash_tensors(tensors) if name in given else hash_folder(path / name))
+    if VAE_FILE in given:
+        tensors = read_vae(given[VAE_FILE], family, kept)
+        vae, vae_hash = build_vae(tensors, given[VAE_FILE].name), hash_tensors(tensors)
+    else:
+        tiny = read_config(path / "vae" / "config.json").get("_class_name") == "AutoencoderTiny"
+        vae = load_folder(AutoencoderTiny if tiny else AutoencoderKL, path / "vae")
+        vae_hash = hash_folder(path / "vae")
     return StableDiffusion(
         family=family,
         name=path.name,

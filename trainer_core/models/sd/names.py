@@ -109,7 +109,7 @@ def from_open_clip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     OpenCLIP stores the projection as (in, out).
     """
     found = {name: tensors[source] for name, source in OPEN_CLIP.items() if source in tensors}
-    blocks = sorted({int(m[1]) for k in tensors if (m := re.match(r"transformer\.resblocks\.(\d+)\.", k))})
+    blocks = sorted({int(m[1]) for k in tensors if (m := re.match(r"transformer\.resblocks\.(\d{1,2})\.", k))})
     for i in blocks:
         source, name = f"transformer.resblocks.{i}.", f"encoder.layers.{i}."
         for kind in ("weight", "bias"):

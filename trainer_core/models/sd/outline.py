@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from ...config import BaseModelConfig
 from ..files.safetensors_file import Shapes, read_header, shapes_under
-from .encoder import build_text, to_text_encoder
+from ..files.tensors import of_possible_shapes
+from .encoder import build_text
 from .family import INPAINTING_CHANNELS, TEXT_FILES, detect_family, unet_prefix
-from .load import check_folder, detect_noise, given_files, read_json
+from .folder import check_folder, folder_shapes, outline_folder
+from .load import detect_noise, given_files
 from .model import StableDiffusion
 from .text import find_tokenizer, load_tokenizer
 from .unet import build_unet
@@ -20,8 +22,12 @@ from .unet import build_unet
 
 def outline_base_model(config: BaseModelConfig, dtype: torch.dtype = torch.float32) -> StableDiffusion:
     """Build UNet and text encoders as `load_base_model` does, but without weights."""
+    with of_possible_shapes(Path(config.path).name):
+        return _outline(config, dtype)
+
+
+def _outline(config: BaseModelConfig, dtype: torch.dtype) -> StableDiffusion:
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     path, given = Path(config.path), given_files(config)
     header = None if path.is_dir() else read_header(path)
@@ -29,16 +35,12 @@ def outline_base_model(config: BaseModelConfig, dtype: torch.dtype = torch.float
     texts = []
     for name, part in zip(TEXT_FILES, family.texts, strict=False):
         if name in given:
-            texts.append(build_text(_empty(read_header(given[name]).shapes), part, given[name].name))
-        elif header is not None:
-            texts.append(build_text(_empty(shapes_under(header.shapes, part.prefix)), part, path.name))
+            shapes = read_header(given[name]).shapes
         else:
-            with torch.device("meta"):
-                kind = CLIPTextModelWithProjection if part.pooled else CLIPTextModel
-                texts.append(to_text_encoder(kind(CLIPTextConfig.from_pretrained(path / name)), part))
+            shapes = folder_shapes(path / name) if header is None else shapes_under(header.shapes, part.prefix)
+        texts.append(build_text(_empty(shapes), part, given.get(name, path).name))
     if header is None:
-        with torch.device("meta"):
-            unet: Any = UNet2DConditionModel.from_config(read_json(path / "unet" / "config.json"))
+        unet: Any = outline_folder(UNet2DConditionModel, path / "unet")
     else:
         unet = build_unet(_empty(shapes_under(header.shapes, unet_prefix(header.shapes) or "")), family, path.name)
     for model in (unet, *(text.model for text in texts)):

@@ -8,7 +8,8 @@ from pathlib import Path
 from ...config import BaseModelConfig
 from ..files.safetensors_file import read_header
 from .family import OTHER_VAE, VAE_FILE, detect_family
-from .load import check_folder, declared_noise, given_files
+from .folder import check_folder
+from .load import declared_noise, given_files
 
 # Kinds of models distilled to few steps, and their names in file names and metadata.
 DISTILLED = {

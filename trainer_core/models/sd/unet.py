@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ..files.safetensors_file import Shapes, highest_number
-from ..files.tensors import Complete, fill
+from ..files.tensors import Complete, fill, of_possible_shapes
 from .family import SIZE_CHANNELS, Family
 from .names import unet_ldm_names
 
+MOST_DEPTH = 30  # transformer blocks of an attention layer; Stable Diffusion XL has 10
 HEAD = 64  # channels of an attention head in the UNets of most families
 
 
@@ -21,10 +22,11 @@ def build_unet(tensors: dict[str, Tensor], family: Family, source: str) -> nn.Mo
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
     shape = unet_shape({k: tuple(v.shape) for k, v in tensors.items()}, family, source)
-    with torch.device("meta"):
+    what = f"the UNet of {source}"
+    with torch.device("meta"), of_possible_shapes(what, ValueError):
         unet = UNet2DConditionModel(**shape)
     names = unet_ldm_names(unet.state_dict(), shape["layers_per_block"])
-    return fill(unet, names, tensors, f"the UNet of {source}")
+    return fill(unet, names, tensors, what)
 
 
 def unet_shape(shapes: Shapes, family: Family, source: str = "the file") -> dict[str, Any]:
@@ -34,7 +36,7 @@ def unet_shape(shapes: Shapes, family: Family, source: str = "the file") -> dict
     """
     shapes = Complete(shapes, f"the UNet of {source}")
     levels: list[list[int]] = [[]]  # input block numbers of each level
-    for i in range(1, 1 + highest_number(shapes, r"input_blocks\.(\d+)\.")):
+    for i in range(1, 1 + highest_number(shapes, r"input_blocks\.(\d{1,2})\.")):
         if f"input_blocks.{i}.0.op.weight" in shapes:
             levels.append([])
         else:
@@ -80,6 +82,10 @@ def _depths(shapes: Shapes, levels: list[list[int]], source: str) -> list[int]:
         if found:
             counts[place].add(rest.split(".")[0])
     depths = [len(counts[f"input_blocks.{level[0]}"]) for level in levels]
+    if max(depths) > MOST_DEPTH:
+        raise ValueError(
+            f"The UNet of {source} has attention {max(depths)} blocks deep; choose an ordinary checkpoint."
+        )
     n = len(levels[0]) + 1
     even = len(counts["middle_block"]) == max(1, depths[-1])
     for i, (level, depth) in enumerate(zip(levels, depths, strict=True)):
