@@ -54,7 +54,7 @@ def test_the_page_asks_once_for_a_foreign_folder(editor, server: ComfyServer, tm
     editor.run("() => window.app.graph.clear()")  # nothing of it lies above the settings
 
     editor.run("() => window.app.extensionManager.command.execute('Comfy.ShowSettingsDialog')")
-    page.get_by_text("LoRA Atelier", exact=True).first.click()
+    page.get_by_role("dialog").get_by_text("LoRA Atelier", exact=True).first.click()
     page.locator(".atelier-folders").get_by_text(str(folder)).wait_for()
     editor.settle()
     editor.screenshot(f"settings-folders-{editor.version}")

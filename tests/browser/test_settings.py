@@ -16,8 +16,8 @@ def test_the_limit_of_the_cache_is_a_setting(editor, comfy: ComfyClient) -> None
     try:
         assert comfy.get(f"/settings/{LIMIT}") == 5
         editor.run("() => window.app.extensionManager.command.execute('Comfy.ShowSettingsDialog')")
-        editor.page.get_by_text("LoRA Atelier", exact=True).first.click()
-        assert editor.page.get_by_text("Limit in gigabytes").first.is_visible()
+        editor.page.get_by_role("dialog").get_by_text("LoRA Atelier", exact=True).first.click()
+        editor.page.get_by_text("Limit in gigabytes").first.wait_for()
         kept = editor.page.locator(".atelier-kept")
         kept.get_by_text("encoded pictures and captions").wait_for()
         editor.settle()

@@ -85,7 +85,7 @@ WRONG_SETTINGS = {
     "[" * 100_000: "are broken: nested more than 64 levels deep",
     "[1]": "are broken: no JSON object",
     "{": "are broken: not JSON (line 1, column 2)",
-    '{"lora_alpha": %s}' % ("9" * 4000): "are broken: a whole number of more than 300 digits",
+    '{"lora_alpha": %s}' % ("9" * 4000): "are broken: an integer of more than 300 digits",
     '{"lora_alpha": %s}' % ("9" * 200): "an alpha that is no number",
     '{"lora_alpha": 1e999}': "an alpha that is no number",
     '{"lora_alpha": NaN}': "an alpha that is no number",
