@@ -12,9 +12,10 @@ import torch
 
 from .common.access import ANYWHERE, Access
 from .common.callbacks import Callbacks, Norms
+from .common.cancel import cancellable
 from .common.leftovers import sweep
 from .config import MemoryConfig, RunConfig
-from .memory import attention_kernel, choose_dtype, give_back, kept_activations, room_for_programs
+from .memory import attention_kernel, choose_dtype, empty_cache, give_back, kept_activations, room_for_programs
 from .memory.messages import out_of_memory_after, out_of_memory_again, out_of_memory_explained
 from .models import Source, source_of
 from .optim.schedule import lr_factor
@@ -93,7 +94,13 @@ def train_lora(
         access=access,
         verify=verify,
     )
-    note = job.callbacks.note
+    with cancellable(job.callbacks.check):
+        return train_job(job)
+
+
+def train_job(job: Job) -> Result:
+    """Plan and prepare a run, or find its result; train it, and return what came of it."""
+    config, note = job.config, job.callbacks.note
     check_settings(job)
     sweep(job.places())
     planned = plan_run(job)
@@ -102,20 +109,20 @@ def train_lora(
     others = other_steps(config, plan.steps)
     choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, others)
     choice = choose(note)
-    if (result := reuse(choice, plan, job.destination, config, logs)) is not None:
+    if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:
         note(choice.message)
         return result
     ladder = run_preflight(job, planned, choice.run)
 
     about = {"config": config.to_dict(), "pictures": len(plan.manifest.pictures), "models": planned.models}
-    working = working_run(job.runs, choose, keys, output.stem, plan.steps, note, **about)
+    working = working_run(job.runs, choose, keys, job.destination.output.stem, plan.steps, note, **about)
     with working as (choice, folder, checkpoint, origin):
-        if (result := reuse(choice, plan, job.destination, config, logs)) is not None:  # finished meanwhile
+        if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:  # finished meanwhile
             note(choice.message)
             return result
         if checkpoint is not None:
             note(origin)
-        log = log_folder(config, logs, folder)
+        log = log_folder(config, job.logs, folder)
         columns = log_columns(config, planned.outline, plan)
         with logged(job.callbacks, config.train.log, log, columns) as callbacks:
             try:
@@ -143,8 +150,13 @@ def carry_out(
     ladder: as for `train`. checkpoint: the one to resume from. end: the last one of a run that lacks only samples.
     """
     device, memory = run.device, run.config.memory
-    try:
-        with run.network.attached(), attention_kernel(memory.attention, device), room_for_programs(memory.compile):
+    try:  # steps look for a Cancel by themselves, and a save is never broken off
+        with (
+            cancellable(None),
+            run.network.attached(),
+            attention_kernel(memory.attention, device),
+            room_for_programs(memory.compile),
+        ):
             try:
                 with out_of_memory_explained(lambda: (run.at, run.memory)):
                     if device.type == "cuda":
@@ -163,7 +175,7 @@ def carry_out(
     finally:
         run.base.free()
         run.network.release()  # a traceback may keep this frame alive, but not the weights
-        give_back(device)
+        empty_cache(device)
 
 
 def train(run: Run, ladder: list[MemoryConfig]) -> None:

@@ -50,11 +50,12 @@ def training_session() -> Iterator[torch.device]:
             "Out of memory while Train LoRA prepared the run; lower its resolution, or close other programs that use "
             "the GPU."
         ) from None
+    else:  # after a Cancel nothing waits for this memory, and people wait for the queue
+        gc.collect()
     finally:
         torch.backends.cudnn.benchmark = benchmark
         if fp16_sums:
             matmul.allow_fp16_accumulation = fp16_sums
-        gc.collect()
         management.soft_empty_cache()
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from .cancel import look
 from .disk_errors import describe_disk_error
 from .leftovers import unfinished
 
@@ -103,6 +104,7 @@ def file_digest(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
+            look()
             digest.update(block)
     return digest.hexdigest()
 

@@ -2,7 +2,7 @@
 
 from .compiled import Programs, compile_blocks, room_for_programs
 from .gradient_checkpointing import LEVELS, recompute
-from .place import DTYPES, choose_dtype, free_bytes, give_back, in_parts, out_of_memory, placed, with_room
+from .place import DTYPES, choose_dtype, empty_cache, free_bytes, give_back, in_parts, out_of_memory, placed, with_room
 from .setup import attention_kernel, describe, kept_activations, prepare, rungs
 from .stream import Stream, activations_in_ram
 from .weights import SHARES, Kept, check_weights, keep_weights, weight_bytes
@@ -20,6 +20,7 @@ __all__ = [
     "choose_dtype",
     "compile_blocks",
     "describe",
+    "empty_cache",
     "free_bytes",
     "give_back",
     "in_parts",

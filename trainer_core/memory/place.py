@@ -48,8 +48,13 @@ def free_bytes(device: torch.device) -> int:
 
 
 def give_back(device: torch.device) -> None:
+    """Give the memory of a failed step back to the system; takes as long as the process has objects."""
+    gc.collect()  # its graphs hold each other in reference cycles
+    empty_cache(device)
+
+
+def empty_cache(device: torch.device) -> None:
     """Give unused memory that torch holds back to the system: on a GPU, and pinned RAM."""
-    gc.collect()  # graphs of a failed step hold each other in reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
         getattr(torch._C, "_host_emptyCache", lambda: None)()  # not in older versions

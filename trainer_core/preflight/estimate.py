@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..common.cancel import look
 from ..config import OptimizerConfig
 from ..models import BaseModel
 from ..models.base import Prediction
@@ -85,6 +86,7 @@ class LiveBytes(TorchDispatchMode):
 
         On the meta device each operator runs once for the same shapes, as it is slow Python code there.
         """
+        look()
         kwargs = kwargs or {}
         allocates, pure = _memory_of(func)
         if not allocates:  # a view, or in place

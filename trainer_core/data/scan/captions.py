@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from ...common.cancel import look
 from ...common.disk_errors import reason
 from ...common.wording import count, names
 from ...config import CaptionConfig
@@ -57,6 +58,7 @@ def _texts_beside(folder: Path, found: list[File], files: list[File], report: Re
     broken: dict[str, str] = {}
     used: dict[str, list[str]] = {}
     for file in found:
+        look()
         text = next(
             (
                 text

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...common.access import ANYWHERE, Access
+from ...common.cancel import look
 
 ELSEWHERE = "a link to a place that may not be read"  # why a file is ignored
 MOST_FOLDER_REPEATS = 1000  # 2023_summer is a year, not a number of repeats
@@ -62,6 +63,7 @@ def _walk(folder: Path, prefix: str, recursive: bool, visited: set[str], access:
     with os.scandir(folder) as entries:
         ordered = sorted(entries, key=lambda entry: natural_order(entry.name))
     for entry in ordered:
+        look()
         ignored = "hidden or a system file" if is_hidden(entry.name) else ""
         elsewhere = _is_link(entry) and not access.allows(entry.path)
         if not elsewhere and _is_folder(entry):

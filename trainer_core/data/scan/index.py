@@ -8,14 +8,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock
 
 from ...common.callbacks import Callbacks
+from ...common.cancel import cancellable, look
 from ...common.files import written_whole
 from ...common.json_files import parse_json
 from ...common.leftovers import remove_leftovers
@@ -30,10 +32,12 @@ MOST = 300_000  # maximum entries of a table; the least recently used are delete
 KEPT = 180  # days after which an unused entry is deleted
 SAVE_SECONDS = 20.0  # between two saves while files are read: the work that a killed process loses
 SAVE_WAITS = 20  # pause after a save, in durations of that save, at least
+WAIT = 0.1  # seconds between two looks for a Cancel
 LOCK_SECONDS = 10.0  # how long a save waits for another process
 _FRESH = 2_000_000_000  # ns; a file changed more recently may change again within the resolution of its times
 _WEEK = 7  # days; an older date of last use is updated
 
+Result = TypeVar("Result")
 Facts = dict[str, Any]  # properties of a file's content; {"problem": ...} if it is unusable
 Table = dict[str, list[Any]]  # name -> [day of its last use, values …]
 
@@ -143,7 +147,7 @@ class Index:
                 if None not in digests and None not in facts:
                     yield from map(work, chunk, digests, facts)
                     continue
-                results = list(pool.map(work, chunk, digests, facts))
+                results = in_threads(pool, work, chunk, digests, facts, check=callbacks.check)
                 self._remember(chunk, results, kind if read is not None else None)
                 callbacks.phase("reading files", done, len(files))
                 yield from results
@@ -181,6 +185,21 @@ class Index:
             self.close()
             self._saved = time.monotonic()
             self._pause = max(SAVE_SECONDS, SAVE_WAITS * (self._saved - began))
+
+
+def in_threads(
+    pool: Executor, work: Callable[..., Result], *items: Sequence[Any], check: Callable[[], None]
+) -> list[Result]:
+    """Call `work` with each item of the sequences, in threads; `check` is called ten times a second and may cancel."""
+    with cancellable(check):
+        futures = [pool.submit(copy_context().run, work, *each) for each in zip(*items, strict=True)]
+        try:
+            while wait(futures, timeout=WAIT).not_done:
+                look()
+        finally:
+            for future in futures:
+                future.cancel()
+        return [future.result() for future in futures]
 
 
 def _load(path: Path | None) -> tuple[tuple[int, ...], dict[str, Table]]:

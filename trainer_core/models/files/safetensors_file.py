@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...common.cancel import look
 from ...common.leftovers import TEMPORARY
 
 SUFFIXES = (".safetensors", ".sft")  # of the files that are read
@@ -23,6 +24,7 @@ LONGEST_HEADER = 32 * 2**20  # bytes; ten times as much as the longest that trai
 MOST_TENSORS = 100_000
 LONGEST_NAME = 300  # characters of a tensor's name
 MOST_SIDES, MOST_NUMBERS = 8, 2**48  # of a tensor's shape; sides of 0 count as 1
+BLOCK = 2**24  # bytes read at once
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -238,7 +240,8 @@ def _read_tensor(header: FileHeader, file: BufferedReader, name: str) -> Tensor:
     data = torch.empty(span.size, dtype=torch.uint8)
     view = memoryview(data.numpy())  # pyright: ignore[reportArgumentType]
     while len(view):
-        count = file.readinto(view)
+        look()
+        count = file.readinto(view[:BLOCK])
         if not count:
             raise _changed(header.path)
         view = view[count:]

@@ -11,6 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from ...common.cancel import look
+
 Value = TypeVar("Value")
 SHAPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)  # of code for ordinary shapes
 
@@ -60,6 +62,7 @@ def fill(module: nn.Module, names: dict[str, str], tensors: dict[str, Tensor], w
 def check_finite(tensors: Mapping[str, Tensor], what: str) -> None:
     """Raise ValueError for the first tensor with a value that is not finite."""
     for name, tensor in tensors.items():
+        look()
         if not tensor.is_meta and not (tensor.half() if tensor.element_size() == 1 else tensor).isfinite().all():
             raise ValueError(f"{what}: {name} holds values that are not finite; get the file again.")
 
@@ -68,6 +71,7 @@ def hash_tensors(tensors: dict[str, Tensor]) -> str:
     """Compute the sha256 of tensors: names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
+        look()
         tensor = tensors[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
@@ -80,5 +84,6 @@ def hash_folder(folder: Path) -> str:
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             while block := file.read(1 << 22):
+                look()
                 digest.update(block)
     return digest.hexdigest()

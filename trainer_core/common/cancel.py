@@ -1,0 +1,52 @@
+"""Look for a Cancel in long work that knows nothing of its caller: hashing, reading, planning, estimating."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+class NoLongerWanted(Exception):
+    """Ends work in another thread whose caller was cancelled; nobody sees it."""
+
+
+@dataclass(slots=True)
+class _Scope:
+    check: Callable[[], None]  # raises to cancel
+    thread: int = field(default_factory=threading.get_ident)  # the one that may be cancelled
+    cancelled: bool = False
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("scope of a Cancel", default=None)
+
+
+@contextmanager
+def cancellable(check: Callable[[], None] | None) -> Iterator[None]:
+    """Let `look` call `check`, which raises to cancel, for the length of a `with` block; None: nothing cancels it."""
+    token = _scope.set(None if check is None else _Scope(check))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def look() -> None:
+    """Raise what `check` of the innermost `cancellable` raises; called ten times a second or more.
+
+    A check may raise only once. Threads with a copy of the context raise NoLongerWanted after it.
+    """
+    scope = _scope.get()
+    if scope is None:
+        return
+    if threading.get_ident() != scope.thread:
+        if scope.cancelled:
+            raise NoLongerWanted
+        return
+    try:
+        scope.check()
+    except BaseException:
+        scope.cancelled = True
+        raise
