@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -142,31 +141,6 @@ def test_cancel_at_each_step_resumes_at_the_next(scene, uninterrupted, tmp_path)
         assert (tmp_path / "loras" / f"lora-stopped-at-{step}.safetensors").is_file()
     result = sessions.session(seldom, tmp_path, step=lambda report: steps.append(report.step))
     assert steps == [4] and essence(result) == uninterrupted(scene)
-
-
-def test_cancel_while_the_run_loads_leaves_nothing_and_takes_effect_in_long_work(scene, uninterrupted, tmp_path):
-    """Hashing, reading, planning and estimating look for a Cancel by themselves."""
-    whole, asked = uninterrupted(scene), set()
-
-    def asks() -> str:
-        frames = (frame.filename for frame in reversed(traceback.extract_stack()))
-        return next(Path(name).stem for name in frames if "trainer_core" in name and Path(name).stem != "cancel")
-
-    with pytest.raises(Cut):
-        sessions.session(scene, tmp_path / "count", check=lambda: asked.add(asks()), step=cut_at(1))
-    long_work = {"files", "folder", "captions", "safetensors_file", "tensors", "estimate"}
-    assert long_work <= asked
-    for place in sorted(long_work):
-
-        def check(place: str = place) -> None:
-            if asks() == place:
-                raise Cut
-
-        with pytest.raises(Cut):
-            sessions.session(scene, tmp_path, check=check)
-        assert not find_runs(tmp_path / "loras" / "runs"), place
-        assert not list(tmp_path.rglob(".*.tmp")), place
-    assert essence(sessions.session(scene, tmp_path)) == whole
 
 
 # The disk

@@ -3,12 +3,14 @@
 import hashlib
 import json
 import math
+import traceback
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from clip_tokenizer import TOKENIZER
-from durable import apart, differ
+from durable import Cut, apart, differ
 from prepared import NeverLoaded, Ready, without_estimates
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -36,6 +38,7 @@ from lora_atelier.trainer_core.config import (
     TrainConfig,
 )
 from lora_atelier.trainer_core.memory import compile_blocks
+from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.models.sd import load_base_model
 from lora_atelier.trainer_core.objective import objective
 from lora_atelier.trainer_core.runs import open_run
@@ -101,6 +104,28 @@ def test_two_runs_are_equal_to_the_last_bit_and_leave_the_global_generator_alone
     second = run(config, tmp_path / "b", cache=tmp_path / "a" / "cache")  # and a warm cache changes nothing
     assert first.losses == second.losses and same(first, second)
     assert not same(first, run(change(config, "train", seed=12), tmp_path / "c", cache=tmp_path / "a" / "cache"))
+
+
+def test_a_cancel_takes_effect_while_a_run_hashes_reads_plans_and_estimates(config, plain, tmp_path):
+    """Long work looks for it by itself; nothing unfinished stays, and the next run is as if nothing had been."""
+    long_work = {"folder", "captions", "safetensors_file", "tensors", "estimate"}
+    estimated, source = change(config, "memory", checkpointing="auto"), source_of(config.base_model)
+
+    def asks():
+        names = (Path(frame.filename) for frame in reversed(traceback.extract_stack()))
+        return next(name.stem for name in names if "trainer_core" in name.parts and name.stem != "cancel")
+
+    for place in sorted(long_work):
+
+        def check(place=place):
+            if asks() == place:
+                raise Cut
+
+        with pytest.raises(Cut):
+            run(estimated, tmp_path, source=source, callbacks=Callbacks(check=check))
+        assert not list((tmp_path / "out").rglob("run.json")), place
+        assert not list(tmp_path.rglob(".*.tmp")), place
+    assert same(run(config, tmp_path, source=source), plain(config))
 
 
 def test_the_file_is_whole_named_and_described(config, tmp_path):
