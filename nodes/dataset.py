@@ -12,7 +12,10 @@ from .sockets import CATEGORY, DatasetSocket, complaint, io
 # Inputs that say which files to watch have no socket: fingerprint_inputs sees no linked values.
 
 NODE = "Concept Dataset"
-FOLDER_RULE = "A full path, or a folder inside ComfyUI's input/ or datasets/ folder. Nothing is ever written there."
+FOLDER_RULE = (
+    "A folder inside ComfyUI's input/ or datasets/ folder, or a full path. For a folder outside ComfyUI's own the page "
+    "asks once. Nothing is ever written there."
+)
 CAPTION_FIELDS = {  # input of the node -> field of CaptionConfig
     "caption_source": "source",
     "caption_extension": "extensions",
@@ -214,9 +217,9 @@ class AtelierConceptDataset(Node):
                     socketless=True,
                     placeholder="captions.txt",
                     optional=True,
-                    tooltip="For caption_source one_file and table: the file with the captions, inside the folder "
-                    "or as a full path. Empty with table = metadata.jsonl, metadata.csv and so on are "
-                    "searched for.",
+                    tooltip="For caption_source one_file and table: the file with the captions, in the folder, or "
+                    "a full path inside a folder that may be read. Empty with table = metadata.jsonl, metadata.csv and "
+                    "so on are searched for.",
                     advanced=True,
                 ),
                 io.Combo.Input(

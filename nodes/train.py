@@ -156,6 +156,7 @@ class AtelierTrain(Node):
         used = [concept.folder for concept in dataset.concepts]
         used += [lora_config.start, *(beneath.path for beneath in lora_config.beneath)]
         kept.mark_used(map(Path, used))
+        kept.make_room()
         output = folders.lora_file(plain_name(name), config.saves.folder)
         embeddings = folders.embeddings_folder() if lora_config.embeddings else None
         progress, began = NodeProgress(cls.hidden.unique_id, output.stem), time.monotonic()

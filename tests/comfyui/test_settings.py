@@ -1,12 +1,15 @@
 """The pack's settings of ComfyUI: read when a run starts, and refused where they are no numbers."""
 
+import json
+import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from train_graph import train_graph
+from train_graph import draw_pictures, train_graph
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import TINY_BASE
@@ -68,3 +71,36 @@ def test_a_limit_that_is_no_number_of_gigabytes_is_refused(
         "gigabytes, 0 for no limit."
     )
     assert not any((server.base / "output" / "atelier" / "runs").glob(f"{pictures.name}*"))
+
+
+def test_all_that_is_kept_shares_one_limit(comfy: ComfyClient, server: ComfyServer, settings: Path) -> None:
+    """Pictures and LoRAs of the graph count like the cache; what was used today stays, whatever the limit."""
+    kept = server.base / "user" / "__atelier"
+    old, today = kept / "pictures" / "old", kept / "pictures" / "today"
+    lora, forgotten = kept / "loras" / "old.safetensors", kept / "pictures" / "forgotten"
+    for folder in (old, today, forgotten):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "a.png").write_bytes(bytes(1_000_000))
+    lora.parent.mkdir(exist_ok=True)
+    lora.write_bytes(bytes(1_000_000))
+    now = time.time()
+    for days, path in ((2, old), (3, lora), (40, forgotten)):
+        os.utime(path, (now - days * 86400, now - days * 86400))
+    folder = draw_pictures(server.base / "input" / "shares_one_limit")
+
+    def run(limit: float) -> None:
+        comfy.request(LIMIT, limit)
+        result = comfy.queue(train_graph(folder.name, name=f"limit {limit}", steps=1))
+        assert result.ok, result.error
+
+    run(0.0025)  # GB
+    assert today.exists() and old.exists() and not lora.exists() and not forgotten.exists()
+    assert comfy.get("/atelier/kept")["limit"] == 2_500_000
+    run(0.0015)
+    assert today.exists() and not old.exists()
+    sizes = comfy.get("/atelier/kept")["sizes"]
+    assert sizes["pictures"] == 1_000_000 and sizes["loras"] == 0 and sizes["encoded"] > 0
+    cleared = json.loads(comfy.request("/atelier/kept/clear", {}))
+    assert cleared["sizes"] == {"encoded": 0, "pictures": 0, "loras": 0} and not cached(server)
+    run(0.002)
+    shutil.rmtree(folder)
