@@ -6,7 +6,6 @@ import ipaddress
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import folder_paths
 from aiohttp import web
@@ -62,13 +61,12 @@ def at_the_machine(request: web.Request) -> bool:
 
     The name in the address counts as well: so no other site can ask in its place, whatever its name leads to.
     """
-    host = urlsplit(f"//{request.host}")
+    here = request.url  # with the name that the request gives
     same = request.headers.get("Sec-Fetch-Site") == "same-origin"  # browsers send no Origin when a page only reads
     if "Origin" in request.headers:
-        origin = urlsplit(request.headers["Origin"])
-        same = (origin.hostname, origin.port or 80) == (host.hostname, host.port or 80)
+        same = request.headers["Origin"] == str(here.origin())
     forwarded = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "X-Real-IP"))
-    return same and not forwarded and _is_local(request.remote) and _is_local(host.hostname)
+    return same and not forwarded and _is_local(request.remote) and _is_local(here.host)
 
 
 def only_at_the_machine(

@@ -14,6 +14,7 @@ import pytest
 
 from lora_atelier.trainer_core.config import ExistingConfig
 from lora_atelier.trainer_core.runs import Keys, choose_run, find_runs, working_run
+from lora_atelier.trainer_core.runs.folder import PROBE
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked: Unix only")
 
@@ -82,6 +83,19 @@ def test_two_processes_that_ask_at_the_same_moment_train_a_run_once(tmp_path, on
         assert (folder / "trained").read_text(encoding="utf-8") == "x"
         (run,) = find_runs(folder / "runs")
         assert run.result() and not run.busy()
+
+
+def test_a_run_that_ends_while_its_lock_is_waited_for_is_reused(tmp_path):
+    """The second process sees the run at work, waits a moment for its lock, and gets it: there is nothing to train."""
+
+    def work() -> int:
+        first = (tmp_path / "processes").read_text(encoding="utf-8").split()[0] == str(os.getpid())
+        while not first and not (tmp_path / "trained").exists():
+            time.sleep(0.001)  # the first one is at work from then on
+        return train(tmp_path / "runs", "resume", PROBE / 2)
+
+    ended = both(tmp_path, work)
+    assert ended[TRAINED] == 1 and ended[REUSED] + ended[REFUSED] == 1, ended  # refused where the first one is slow
 
 
 def test_train_again_makes_a_run_for_each(tmp_path):

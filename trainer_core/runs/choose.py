@@ -141,6 +141,9 @@ def working_run(
                 until_the_end.callback(_remove_without_saves, runs, run)
             cut_off = run.owner()
             until_the_end.enter_context(run.locked())
+            if choice.run is not None and choice.finished is None:  # it may have ended while its lock was waited for
+                again = choose()
+                choice = again if again.finished and again.run == run else choice
         checkpoint, message = (source[1] if source else None), choice.message
         if checkpoint is None:
             checkpoint = sound_checkpoint(run, note)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ..common.access import Access
+from ..common.access import ANYWHERE, Access
 from ..common.callbacks import Callbacks
 from ..common.files import check_writable
 from ..config import MemoryConfig, RunConfig
@@ -68,8 +68,8 @@ class Job:
     logs: Path | None
     destination: Destination
     callbacks: Callbacks
-    access: Access  # the places that pictures, captions and masks may be read from
     verify: Callable[[Path], None] | None  # raises to refuse a LoRA file
+    access: Access = ANYWHERE  # the places that pictures, captions and masks may be read from
 
     def places(self) -> list[Path]:
         """List the folders that many runs write files into; a run's own folders are cleared when they are locked."""
