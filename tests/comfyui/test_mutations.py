@@ -143,7 +143,7 @@ def test_prompts_changed_by_chance_get_a_result_or_one_sentence(
     printed = own_server.log_text()[log:]
     assert not {number: what for number, what in wrong.items() if what[0]}
     assert not list(stray_tracebacks(printed, said))
-    assert not [line for line in re.findall("(?m)^WARNING: .*", printed) if RAW.search(line)]
+    assert not [line for line in re.findall("WARNING: .*", printed) if RAW.search(line)]
 
 
 @pytest.mark.parametrize(("node", "inputs", "sentence"), FOUND, ids=lambda value: ascii(value)[:30])
@@ -157,20 +157,16 @@ def test_what_was_found_by_chance_gets_one_sentence(
     assert result.ok if sentence is None else sentence in result.error, result.error
 
 
-@pytest.mark.parametrize(
-    ("node", "inputs"),
-    [("base", {"checkpoint": 5}), ("base", {"vae": ["words", 0]}), ("folder", {"caption_extension": {"a": 1}})],
-)
 def test_a_fingerprint_of_odd_values_is_refused_in_a_sentence(
-    own_server: ComfyServer, unchanged: dict[str, Prompt], node: str, inputs: dict[str, Any]
+    own_server: ComfyServer, unchanged: dict[str, Prompt]
 ) -> None:
     """ComfyUI asks for it in any case, also where another part of the prompt alone can run."""
     log = len(own_server.log_text())
-    graph = changed(unchanged["others"], node, **inputs)
+    graph = changed(unchanged["others"], "base", checkpoint=5)
     graph["alone"] = {"class_type": "PreviewAny", "inputs": {"source": ["words", 0]}}
     ComfyClient(own_server.url).queue(graph)
     printed = own_server.log_text()[log:]
-    assert not [line for line in re.findall("(?m)^WARNING: .*", printed) if RAW.search(line)], printed
+    assert not [line for line in re.findall("WARNING: .*", printed) if RAW.search(line)], printed
 
 
 def test_the_prompts_themselves_end_well(own_server: ComfyServer, unchanged: dict[str, Prompt]) -> None:
