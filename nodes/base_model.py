@@ -135,17 +135,15 @@ class AtelierLoadBaseModel(Node):
     @classmethod
     def fingerprint_inputs(
         cls,
-        checkpoint: str,
+        checkpoint: str = "",
         vae: str = BAKED,
         text_encoder: str = BAKED,
         text_encoder_2: str = BAKED,
         **_: object,
     ) -> str:
         """Change when a file was replaced under the same name."""
-        path = folders.checkpoint_path(checkpoint)
-        files = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]
-        files += other_files(vae, text_encoder, text_encoder_2).values()
-        return " ".join(f"{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
+        files = [folders.checkpoint_path(checkpoint), *other_files(vae, text_encoder, text_encoder_2).values()]
+        return " ".join(map(folders.state_of, files))
 
     @classmethod
     def execute(

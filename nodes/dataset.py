@@ -307,13 +307,13 @@ class AtelierConceptDataset(Node):
         """Refuse a folder that does not exist before anything runs; a linked value is not known yet."""
         # ComfyUI repeats the sentence for every input that is named here, so there is one: what is switched off is
         # refused, too.
-        return complaint(lambda: folder is None or folders.find_folder(folder, NODE))
+        return complaint(folder, lambda text: folders.find_folder(text, NODE))
 
     @classmethod
     def fingerprint_inputs(
         cls,
-        folder: str,
-        caption_extension: str,
+        folder: str = "",
+        caption_extension: str = "",
         recursive: bool = True,
         caption_file: str = "",
         enabled: bool = True,

@@ -84,7 +84,7 @@ class AtelierEmbedding(Node):
     def validate_inputs(cls, token: str | None = None) -> bool | str:
         """Refuse a token that is no plain word; a linked one is not known yet."""
         # ComfyUI repeats the sentence for every input that is named here, so there is one.
-        return complaint(lambda: token is None or EmbeddingConfig(token=token.strip()))
+        return complaint(token, lambda text: EmbeddingConfig(token=text.strip()))
 
     @classmethod
     def execute(

@@ -83,8 +83,7 @@ class AtelierExistingLora(Node):
         """Change when the file was replaced under the same name."""
         if lora_name == NONE:
             return ""
-        status = folders.file_path("loras", lora_name, "lora_name of Existing LoRA").stat()
-        return f"{status.st_size}:{status.st_mtime_ns}"
+        return folders.state_of(folders.file_path("loras", lora_name, "lora_name of Existing LoRA"))
 
     @classmethod
     def execute(

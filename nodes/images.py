@@ -214,7 +214,7 @@ def save_pictures(
         digits = len(str(len(pictures)))
         for i, (picture, caption, mask) in enumerate(zip(pictures, captions, masks, strict=True)):
             name = str(i + 1).zfill(digits)
-            files = {f"{name}.png": _png(picture), f"{name}.txt": caption.encode("utf-8", "surrogatepass")}
+            files = {f"{name}.png": _png(picture), f"{name}.txt": caption.encode()}
             if mask is not None:
                 files[f"{name}{MASK_SUFFIX}"] = _png(mask[..., None])
             for file, data in files.items():

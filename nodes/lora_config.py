@@ -8,7 +8,7 @@ from typing import Any
 
 from ..trainer_core.config import BaseModelConfig, LoraConfig
 from .comfyui import models
-from .node import Node
+from .node import Node, described
 from .sockets import CATEGORY, BaseModelSocket, LoraConfigSocket, io, ui
 
 RANKS = ("block_ranks", "conv_block_ranks")  # whole numbers; the others may be fractions
@@ -323,8 +323,8 @@ class AtelierLoraConfig(Node):
         asked = (cls.hidden.prompt or {}).get(cls.hidden.unique_id, {}).get("inputs", {}).get("algorithm", "lora")
         if algorithm is None and asked != "lora":  # ComfyUI leaves out what is linked or no option
             raise ValueError(
-                f"algorithm of LoRA Config is {asked!r}; set it to one of {', '.join(o.key for o in options())}, "
-                "without a link."
+                f"algorithm of LoRA Config is {described(asked)}; set it to one of "
+                f"{', '.join(o.key for o in options())}, without a link."
             )
         chosen = {name: value for name, value in (algorithm or {}).items() if value is not None}
         config = LoraConfig(

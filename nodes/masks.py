@@ -121,10 +121,10 @@ class AtelierMaskLoader(Node):
     @classmethod
     def validate_inputs(cls, folder: str | None = None) -> bool | str:
         """Refuse a folder that does not exist before anything runs."""
-        return complaint(lambda: folder and folders.find_folder(folder, NODE))
+        return complaint(folder, lambda text: text and folders.find_folder(text, NODE))
 
     @classmethod
-    def fingerprint_inputs(cls, folder: str, **_: object) -> str:
+    def fingerprint_inputs(cls, folder: str = "", **_: object) -> str:
         """Hash the masks of a separate folder; Concept Dataset watches the others."""
         return folders.fingerprint(folders.find_folder(folder, NODE)) if folder else ""
 

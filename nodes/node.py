@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import torch
 
 from ..trainer_core.config import (
     BaseModelConfig,
@@ -51,17 +54,33 @@ class Node(io.ComfyNode):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        execute = getattr(vars(cls).get("execute"), "__func__", None)
-        if execute and not hasattr(execute, "__wrapped__"):  # ComfyUI runs a locked copy of the class, made of ours
-            cls.execute = classmethod(_checked(execute))
+        for name, check in (("execute", _checked), ("fingerprint_inputs", _checked_as_known)):
+            method = getattr(vars(cls).get(name), "__func__", None)
+            if method and not hasattr(method, "__wrapped__"):  # ComfyUI runs a locked copy of the class, made of ours
+                setattr(cls, name, classmethod(check(method)))
 
 
 def _checked(execute: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOutput]:
     @functools.wraps(execute)
-    def checked(cls: type[Node], **inputs: Any) -> io.NodeOutput:
+    def checked(cls: type[Node], /, **inputs: Any) -> io.NodeOutput:
         schema = cls.define_schema()
         check_inputs(schema.inputs, inputs, schema.display_name, several=schema.is_input_list)
-        return execute(cls, **inputs)
+        known = {each.id for each in schema.inputs}  # ComfyUI passes a link into any other name, too
+        return execute(cls, **{name: value for name, value in inputs.items() if name in known})
+
+    return checked
+
+
+def _checked_as_known(fingerprint: Callable[..., str]) -> Callable[..., str]:
+    """Check the inputs that a fingerprint names; linked ones, which are not known yet, are left out."""
+    named = inspect.signature(fingerprint).parameters
+
+    @functools.wraps(fingerprint)
+    def checked(cls: type[Node], /, **inputs: Any) -> str:
+        schema = cls.define_schema()
+        known = {name: value for name, value in inputs.items() if name in named and value is not None}
+        check_inputs([each for each in schema.inputs if each.id in known], known, schema.display_name)
+        return fingerprint(cls, **known)
 
     return checked
 
@@ -73,7 +92,7 @@ def check_inputs(inputs: Iterable[io.Input], values: Mapping[str, Any], node: st
     """
     for each in inputs:
         value = values.get(each.id)
-        if value is None:
+        if value is None or (several and not value):
             if not each.optional:
                 raise ValueError(f"{each.id} of {node} is missing; {_remedy(each)}.")
             continue
@@ -92,28 +111,42 @@ def _check(each: io.Input, value: Any, node: str) -> None:
         check_inputs(option.inputs, value, node)
     elif kind in CONTENTS:
         if not isinstance(value, CONTENTS[kind][0]):
-            raise ValueError(f"{name} is {_described(value)}; {_remedy(each)}.")
+            raise ValueError(f"{name} is {described(value)}; {_remedy(each)}.")
     elif kind in KINDS:
         _check_value(each, value, name)
+    elif not _is_linked(kind, value):
+        raise ValueError(f"{name} is {described(value)}; {_remedy(each)}.")
 
 
 def _check_value(each: io.Input, value: Any, name: str) -> None:
     expected, wanted = KINDS[each.get_io_type()]
     if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-        raise ValueError(f"{name} is {_described(value)} and must be {wanted}; {_remedy(each)}.")
+        raise ValueError(f"{name} is {described(value)} and must be {wanted}; {_remedy(each)}.")
     if isinstance(value, str):
         if len(value) > LONGEST_TEXT:
             raise ValueError(f"{name} has {len(value)} characters; shorten it to {LONGEST_TEXT} at most.")
+        # ComfyUI's worker ends for good where it logs an error with half a character in it.
+        if isinstance(each, io.String.Input) and any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError(f"{name} has a character that no text can have; type it again.")
         if isinstance(each, io.Combo.Input) and each.options is not None and value not in map(str, each.options):
             raise ValueError(f"{name} is {value[:80]!r}, which is not in its list; {_remedy(each)}.")
     elif isinstance(each, io.Int.Input | io.Float.Input):
         low = -math.inf if each.min is None else each.min
         high = math.inf if each.max is None else each.max
         if not (low <= value <= high and abs(value) != math.inf):  # nor is NaN
-            raise ValueError(f"{name} is {_described(value)}; set it to a number from {low:g} to {high:g}.")
+            raise ValueError(f"{name} is {described(value)}; set it to a number from {low:g} to {high:g}.")
 
 
-def _described(value: Any) -> str:
+def _is_linked(kind: str, value: Any) -> bool:
+    """Tell whether a value may come from a node's output of a kind of ComfyUI's; what JSON can write does not."""
+    if kind in ("IMAGE", "MASK"):
+        return isinstance(value, torch.Tensor)
+    if kind == "LORA_MODEL":
+        return isinstance(value, Mapping) and all(isinstance(each, torch.Tensor) for each in value.values())
+    return not isinstance(value, str | numbers.Number | list | dict)
+
+
+def described(value: Any) -> str:
     """Describe a wrong value in a word or two, without its content where that may be long."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -121,7 +154,7 @@ def _described(value: Any) -> str:
         return "a huge number" if 1e300 < abs(value) < math.inf else f"{float(value):g}"
     if isinstance(value, str):
         return repr(value[:80])
-    return {dict: "an object", list: "a list"}.get(type(value), f"a {type(value).__name__}")
+    return {dict: "an object", list: "a list", type(None): "nothing"}.get(type(value), f"a {type(value).__name__}")
 
 
 def _remedy(each: io.Input) -> str:

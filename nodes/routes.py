@@ -81,7 +81,7 @@ def curve(question: Any) -> dict[str, Any]:
     if steps is None:
         steps = config.planned_steps or max(USUAL, 2 * warmup_steps(USUAL, config))
     if type(steps) is not int or not 1 <= steps <= LONGEST:
-        raise ValueError(f"steps is {steps!r}; it must be a whole number between 1 and {LONGEST}.")
+        raise ValueError(f"steps is {steps!r:.80}; it must be a whole number between 1 and {LONGEST}.")
     check_length(steps, config)
     shown = range(steps) if steps <= POINTS else [round(i * (steps - 1) / (POINTS - 1)) for i in range(POINTS)]
     return {
@@ -101,7 +101,7 @@ def scheduler_of(values: dict[str, Any]) -> SchedulerConfig:
         field = key.removeprefix("name.")
         kinds = {int: (int,), float: (int, float)}.get(hints.get(field, object), (str,))
         if field not in hints or isinstance(value, bool) or not isinstance(value, kinds):
-            raise ValueError(f"{field} of Scheduler cannot be {value!r}.")
+            raise ValueError(f"{field[:80]} of Scheduler cannot be {value!r:.80}.")
         (own if key == "name" or field != key else others)[field] = value
     return read_scheduler(own if "name" in own else None, others)
 

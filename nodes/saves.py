@@ -99,7 +99,7 @@ class AtelierSaves(Node):
     @classmethod
     def validate_inputs(cls, file_name: str | None = None) -> bool | str:
         """Refuse a file name that leads out of the LoRA folder or is invalid; a linked one is not known yet."""
-        return complaint(lambda: file_name is None or SavesConfig(**split_name(file_name)))
+        return complaint(file_name, lambda text: SavesConfig(**split_name(text)))
 
     @classmethod
     def execute(cls, file_name: str, **values: Any) -> io.NodeOutput:

@@ -18,10 +18,14 @@ ObjectiveSocket = io.Custom("ATELIER_OBJECTIVE")  # ObjectiveConfig
 SavesSocket = io.Custom("ATELIER_SAVES")  # SavesConfig
 
 
-def complaint(check: Callable[[], object]) -> bool | str:
-    """Run a check for validate_inputs: True, or the text of the ValueError that it raises."""
+def complaint(text: object, check: Callable[[str], object]) -> bool | str:
+    """Check a text for validate_inputs: True, or the sentence of the ValueError that `check` raises.
+
+    Anything else passes: a linked text is not known yet (None), and ComfyUI itself refuses all that is no text.
+    """
     try:
-        check()
+        if isinstance(text, str):
+            check(text)
     except ValueError as error:
         return str(error)
     return True

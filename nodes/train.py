@@ -96,7 +96,7 @@ class AtelierTrain(Node):
         # ComfyUI shows the message once for each positional parameter, so `name` is the only one. It passes the dynamic
         # combo in any case, without its values.
         del on_existing
-        return complaint(lambda: name is None or plain_name(name))
+        return complaint(name, plain_name)
 
     @classmethod
     def fingerprint_inputs(cls, name: str | None = None, **_: object) -> str:

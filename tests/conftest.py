@@ -21,6 +21,11 @@ settings.register_profile("any machine", deadline=None, derandomize=True, suppre
 settings.load_profile("any machine")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add our options."""
+    parser.addoption("--mutations", type=int, default=40, help="how many odd prompts are tried")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` where torch finds no CUDA device."""
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]

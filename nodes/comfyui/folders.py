@@ -79,6 +79,12 @@ def file_path(kind: str, name: str, setting: str) -> Path:
     return Path(found)
 
 
+def state_of(path: Path) -> str:
+    """Write sizes and times of change of a model file, or of all that a diffusers folder holds, as one text."""
+    files = sorted(path.rglob("*.safetensors")) if path.is_dir() else [path]
+    return " ".join(f"{status.st_size}:{status.st_mtime_ns}" for status in (file.stat() for file in files))
+
+
 def tokenizer_path() -> Path:
     """The folder of ComfyUI's own CLIP tokenizer."""
     return Path(comfy.sd1_clip.__file__).parent / "sd1_tokenizer"

@@ -35,7 +35,7 @@ def test_prompts_name_the_fields_of_the_chosen_shape(any_server: ComfyServer) ->
         assert said in result.outputs["show"]["text"][0]
     assert "Required input is missing: d" in run(comfy, name="rex", **OLD).error
     assert "bigger than max of 0.999: name.d" in run(comfy, **chosen("name", "rex", d=2.0), **OLD).error
-    assert "name of Scheduler is unknown; set it to one of ['cosine'," in run(comfy, name="sawtooth", **OLD).error
+    assert "name of Scheduler is missing; set it to cosine, constant," in run(comfy, name="sawtooth", **OLD).error
     assert "'(' was never closed" in run(comfy, **chosen("name", "expression", expression="(t"), **OLD).error
 
 

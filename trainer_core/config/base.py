@@ -79,7 +79,7 @@ def check_choices(config: Config) -> None:
         if hint is float:
             object.__setattr__(config, name, float(getattr(config, name)))
         if typing.get_origin(hint) is Literal and getattr(config, name) not in typing.get_args(hint):
-            raise ValueError(f"{name} is {getattr(config, name)!r}; choose one of {list(typing.get_args(hint))}.")
+            raise ValueError(f"{name} is {getattr(config, name)!r:.80}; choose one of {list(typing.get_args(hint))}.")
 
 
 def check_path(config: Config, name: str) -> None:

@@ -70,7 +70,7 @@ class CaptionConfig(Config):
         for extension in self.extensions or ("",):
             if not re.fullmatch(r"\.[^/\\]+", extension):
                 raise ValueError(
-                    f"caption_extension of Concept Dataset is {extension!r}; it must start with a dot, as .txt."
+                    f"caption_extension of Concept Dataset is {extension!r:.80}; it must start with a dot, as .txt."
                 )
         if not self.separator.strip():
             raise ValueError(
@@ -85,7 +85,7 @@ class CaptionConfig(Config):
                 codecs.lookup(self.encoding)
             except (LookupError, ValueError) as error:
                 raise ValueError(
-                    f"caption_encoding is {self.encoding!r}, an unknown encoding; set caption_encoding of Concept "
+                    f"caption_encoding is {self.encoding!r:.80}, an unknown encoding; set caption_encoding of Concept "
                     "Dataset to auto, or for example to cp1252, shift_jis or gb18030."
                 ) from error
 
@@ -146,8 +146,8 @@ class ConceptConfig(Config):
             ImageColor.getrgb(self.background)
         except ValueError as error:
             raise ValueError(
-                f"background is {self.background!r}; set background of Concept Dataset to a colour, for example white "
-                "or #808080."
+                f"background is {self.background!r:.80}; set background of Concept Dataset to a colour, for example "
+                "white or #808080."
             ) from error
 
 

@@ -46,7 +46,7 @@ class OptimizerConfig(Config):
     def __post_init__(self) -> None:
         check_choices(self)
         if self.name not in OPTIMIZERS:
-            raise ValueError(f"name of Optimizer is {self.name!r}; choose one of {list(OPTIMIZERS)}.")
+            raise ValueError(f"name of Optimizer is {self.name!r:.80}; choose one of {list(OPTIMIZERS)}.")
         object.__setattr__(self, "options", read_options(self.name, self.options))
         for name in RATES:
             check_range(self, name, 0, 100)

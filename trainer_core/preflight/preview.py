@@ -109,11 +109,12 @@ def _overview(whole: Image.Image, crop: Crop) -> Image.Image:
 
 def _shorten(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
     """Cut a text to a width in pixels, ending in three dots."""
-    if font.getlength(text) <= width:
+    start = text[:width]  # so that it takes no longer for a longer text: few characters are narrower than a pixel
+    if start == text and font.getlength(text) <= width:
         return text
-    while text and font.getlength(text + "...") > width:
-        text = text[:-1]
-    return text.rstrip() + "..."
+    while start and font.getlength(start + "...") > width:
+        start = start[:-1]
+    return start.rstrip() + "..."
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int, most: int) -> list[str]:

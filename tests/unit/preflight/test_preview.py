@@ -1,6 +1,7 @@
 """The preview shows what is trained."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, Datas
 from lora_atelier.trainer_core.data.images import cut, load_picture
 from lora_atelier.trainer_core.data.plan import Plan, build_plan
 from lora_atelier.trainer_core.data.scan import scan
-from lora_atelier.trainer_core.preflight.preview import render_preview
+from lora_atelier.trainer_core.preflight.preview import _shorten, render_preview
 
 
 def prepare(folder: Path, sizes: list[tuple[int, int]], masked: bool = False, **options) -> tuple[Plan, DatasetConfig]:
@@ -68,3 +69,17 @@ def test_odd_pictures_and_captions_are_shown(tmp_path: Path) -> None:
     assert render_preview(plan, tile=10).size[0] > 0
     plan, _ = prepare(tmp_path / "more", [(40, 40)], captions=CaptionConfig(dropout=1.0))
     assert render_preview(plan, columns=1).size[1] > 0
+
+
+def test_a_long_word_is_cut_without_measuring_it_again_and_again() -> None:
+    class Font:
+        measured = 0
+
+        def getlength(self, text: str) -> float:
+            self.measured += len(text)
+            return 7.0 * len(text)
+
+    font: Any = Font()
+    assert _shorten("x" * 100_000, font, 70) == "x" * 7 + "..."
+    assert _shorten("x" * 10, font, 70) == "x" * 10
+    assert font.measured < 10_000

@@ -1,0 +1,70 @@
+"""Where the nodes touch the disk: paths that a workflow names go through nodes/comfyui/folders.py alone."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GUARDS = ("comfyui/folders.py", "comfyui/allowed.py", "comfyui/kept.py")  # they decide what may be read and written
+SAFE = {  # modules of nodes/ and functions in them that touch the disk -> why no workflow decides where
+    ("comfyui/models.py", "load_models"): "the checkpoint and files that folders.py found in ComfyUI's lists",
+    ("comfyui/models.py", "_load_clip"): "the same files",
+    ("comfyui/models.py", "_check_folder"): "the same folder, and fixed names in it",
+    ("comfyui/models.py", "_weights"): "the same folder, and fixed names in it",
+    ("comfyui/models.py", "check_lora"): "the LoRA that the run has just written",
+    ("comfyui/progress.py", "read_picture"): "a sample that the run has just drawn",
+    ("existing.py", "keep"): "the pack's own folder, and a name made of the content's digest",
+    ("images.py", "save_pictures"): "the pack's own folder, and names made of numbers and the content's digest",
+    ("masks.py", "execute"): "the ending of a text; nothing is opened",
+    ("train.py", "output_models"): "the checkpoint that folders.py found in ComfyUI's list",
+}
+MODULES = ("os", "shutil", "tempfile", "glob", "fileinput", "subprocess", "zipfile", "tarfile", "sqlite3")
+PLAIN = ("os.name", "os.sep")  # no calls
+TOUCHING = re.compile(
+    "absolute|chmod|exists|expanduser|glob|hardlink_to|is_dir|is_file|is_mount|is_symlink|iterdir|lstat|mkdir|open|"
+    "read_bytes|read_text|readlink|rename|resolve|rglob|rmdir|samefile|stat|symlink_to|touch|unlink|walk|write_bytes|"
+    "write_text|fromfile|load_checkpoint_guess_config|load_diffusers|load_file|load_torch_file|safe_open"
+)
+
+
+def touched(tree: ast.Module) -> set[tuple[str, str]]:
+    """Find (function, name) of every use of a name that touches the disk; function: "" at a module's top."""
+    found = set()
+
+    def visit(node: ast.AST, function: str) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = node.name
+        if isinstance(node, ast.Attribute):
+            whole = ast.unparse(node)
+            if TOUCHING.fullmatch(node.attr) or (whole.split(".")[0] in MODULES and whole not in PLAIN):
+                found.add((function, whole))
+        elif isinstance(node, ast.Name) and TOUCHING.fullmatch(node.id):
+            found.add((function, node.id))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in MODULES:
+            found.update((function, each.name) for each in node.names if each.name not in ("BytesIO", "StringIO"))
+        for child in ast.iter_child_nodes(node):
+            visit(child, function)
+
+    visit(tree, "")
+    return found
+
+
+def test_only_the_guards_touch_paths_of_workflows() -> None:
+    used: dict[tuple[str, str], set[str]] = {}
+    for path in sorted((ROOT / "nodes").rglob("*.py")):
+        module = path.relative_to(ROOT / "nodes").as_posix()
+        if module not in GUARDS:
+            for function, name in touched(ast.parse(path.read_text(encoding="utf-8"))):
+                used.setdefault((module, function), set()).add(name)
+    unsafe = {place: names for place, names in used.items() if place not in SAFE}
+    assert not unsafe, f"these touch the disk outside {', '.join(GUARDS)}: {unsafe}"
+    assert not SAFE.keys() - used.keys(), f"these no longer touch the disk: {SAFE.keys() - used.keys()}"
+
+
+def test_every_way_to_touch_a_path_is_found() -> None:
+    source = (
+        "import os\nfrom os import scandir\n"
+        "def f(p): open(p); p.stat(); list(map(Path.exists, [p])); os.path.isdir(p); os.name; p.name; Image.open(p)"
+    )
+    found = {name for _, name in touched(ast.parse(source))}
+    assert found == {"scandir", "open", "p.stat", "Path.exists", "os.path.isdir", "os.path", "Image.open"}
