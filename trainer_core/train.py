@@ -16,7 +16,7 @@ from .common.cancel import cancellable
 from .common.leftovers import sweep
 from .config import MemoryConfig, RunConfig
 from .memory import attention_kernel, choose_dtype, empty_cache, give_back, kept_activations, room_for_programs
-from .memory.messages import out_of_memory_after, out_of_memory_again, out_of_memory_explained
+from .memory.messages import never_fits, out_of_memory_explained, repeated_with_less
 from .models import Source, source_of
 from .optim.schedule import lr_factor
 from .runs import Checkpoint, choose_run, working_run
@@ -245,8 +245,8 @@ def take_step(
             break
         del ladder[0]
         apply_memory(run, ladder[0])
-        run.callbacks.note(out_of_memory_again(run.at + 1, ladder[0]))
-    raise RuntimeError(out_of_memory_after(run.at + 1, run.memory))
+        run.callbacks.note(repeated_with_less(run.at + 1, ladder[0]))
+    raise RuntimeError(never_fits(run.at + 1, run.memory))
 
 
 def gradients(run: Run, read: Read) -> Passes:

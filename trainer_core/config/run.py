@@ -68,7 +68,10 @@ class TrainConfig(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleConfig(Config):
-    """Prompts and settings of the sample pictures that are drawn with the trained model."""
+    """Prompts and settings of the sample pictures that are drawn with the trained model.
+
+    Train LoRA sets their size to its resolution.
+    """
 
     prompts: tuple[str, ...] = ()
     negative: str = ""

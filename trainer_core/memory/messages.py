@@ -15,12 +15,12 @@ TO_LOWER = (
 )
 
 
-def out_of_memory_again(step: int, memory: MemoryConfig) -> str:
+def repeated_with_less(step: int, memory: MemoryConfig) -> str:
     """Say that a step is repeated with settings that need less memory."""
     return f"Out of memory at step {step}; the step is repeated with {describe(memory)}."
 
 
-def out_of_memory_after(step: int, memory: MemoryConfig) -> str:
+def never_fits(step: int, memory: MemoryConfig) -> str:
     """Say that a step does not fit, even with the smallest settings."""
     return f"Out of memory at step {step} with {describe(memory)}. {TO_LOWER}"
 
