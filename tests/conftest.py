@@ -23,7 +23,7 @@ settings.load_profile("any machine")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add our options."""
-    parser.addoption("--mutations", type=int, default=24, help="how many odd prompts are tried")
+    parser.addoption("--thorough", action="store_true", help="try 500 odd prompts, and each fault in every way")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

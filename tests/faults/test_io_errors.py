@@ -104,14 +104,15 @@ def left(result: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "for good"])
-def test_any_operation_on_the_disk_may_fail(small, tmp_path, lasting):
+def test_any_operation_on_the_disk_may_fail(small, tmp_path, lasting, pytestconfig):
     counting = Faulty(tmp_path / "whole")
     with counting.mounted():
         whole = left(sessions.session(small, tmp_path / "whole"))
     places = {place: number for number, place in enumerate(counting.seen)}  # the last of each kind and place
     assert len(places) > 40 and {operation for operation, _ in places} >= {"read", "write", "save_file", "fsync"}
     wrong = []
-    for place, number in list(places.items())[lasting::2]:  # each once, in one of the two ways
+    first, step = (0, 1) if pytestconfig.getoption("thorough") else (lasting, 2)  # else each in one of the two ways
+    for place, number in list(places.items())[first::step]:
         folder, notes = tmp_path / f"run-{number}", []
         with Faulty(folder, number, lasting=lasting).mounted():
             try:
