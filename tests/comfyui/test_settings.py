@@ -75,6 +75,7 @@ def test_a_limit_that_is_no_number_of_gigabytes_is_refused(
 
 def test_all_that_is_kept_shares_one_limit(comfy: ComfyClient, server: ComfyServer, settings: Path) -> None:
     """Pictures and LoRAs of the graph count like the cache; what was used today stays, whatever the limit."""
+    comfy.request("/atelier/kept/clear", {})  # of what other tests left
     kept = server.base / "user" / "__atelier"
     old, today = kept / "pictures" / "old", kept / "pictures" / "today"
     lora, forgotten = kept / "loras" / "old.safetensors", kept / "pictures" / "forgotten"
