@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from bounded import bounded
 from clip_tokenizer import TOKENIZER
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,11 +45,13 @@ def read_or_refuse(path: Path, content: bytes) -> None:
 
 
 @given(content=st.binary(max_size=200) | st.binary(max_size=60).map(lambda text: struct.pack("<Q", len(text)) + text))
+@bounded(20)
 def test_any_bytes_are_refused(content, place):
     read_or_refuse(place, content)
 
 
 @given(at=st.integers(0, 7 + len(VALID)), new=st.binary(max_size=4), gone=st.integers(0, 4), more=st.binary(max_size=3))
+@bounded(20)
 def test_a_header_with_any_change_is_read_or_refused(at, new, gone, more, place):
     whole = struct.pack("<Q", len(VALID)) + VALID + DATA
     changed = whole[:at] + new + whole[at + gone :]
@@ -73,6 +76,7 @@ METADATA = st.dictionaries(st.text(max_size=3), st.text(max_size=3) | NUMBER | s
     metadata=st.none() | METADATA | NUMBER,
     size=st.integers(0, 30),
 )
+@bounded(20)
 def test_a_header_of_odd_types_is_read_or_refused(header, metadata, size, place):
     text = json.dumps({"__metadata__": metadata} | header).encode()
     read_or_refuse(place, struct.pack("<Q", len(text)) + text + bytes(size))
@@ -106,6 +110,7 @@ SIDE = st.integers(0, 9) | st.sampled_from([33, 768, 10**6])
     number=st.sampled_from(["", "7", "99", "1" * 12, "1" * 200]),
     place_in_list=st.integers(0, 99),
 )
+@bounded(20)
 def test_a_checkpoint_with_any_other_tensor_is_outlined_or_refused(
     family, part, shape, number, place_in_list, families, place
 ):

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 import transformers
+from bounded import bounded
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -318,6 +319,7 @@ PIECES += [
 
 
 @given(text=st.lists(st.sampled_from(PIECES), max_size=40).map("".join) | st.text(max_size=20))
+@bounded(20)
 def test_any_expression_has_a_finite_value_or_is_refused(text):
     try:
         value = read_expression(text, NAMES)({"t": 0.5, "step": 5.0, "total": 10.0})
@@ -328,6 +330,7 @@ def test_any_expression_has_a_finite_value_or_is_refused(text):
 
 
 @given(text=st.lists(st.sampled_from([*"0123456789:,;.-e \n", "nan", "inf", "1e999"]), max_size=30).map("".join))
+@bounded(20)
 def test_any_points_make_a_curve_or_are_refused(text):
     config = SchedulerConfig(name="points", points=text)
     try:

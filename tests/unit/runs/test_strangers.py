@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bounded import bounded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_folders import make_run
@@ -92,6 +93,7 @@ def test_a_value_of_any_kind_at_any_place_is_described_and_stops_no_other_run(ru
     name=st.sampled_from(["run.json", "result.json", "log.jsonl", JSONS[-1]]),
     changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 8), st.binary(max_size=8)), min_size=1, max_size=4),
 )
+@bounded(20)
 def test_changed_bytes_are_described_and_stop_no_other_run(tmp_path_factory, name, changes):
     runs = tmp_path_factory.mktemp("fuzz") / "runs"
     make_run(runs, "good", "a", saves=(2,), finished=2, steps=2)
