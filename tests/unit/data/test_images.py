@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bounded import bounded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError, features
@@ -696,3 +697,23 @@ def test_extensions_of_pictures_and_of_nothing_else() -> None:
     extensions = picture_extensions()
     assert {".png", ".jpg", ".mpo", ".webp", ".tif", ".psd"} <= extensions
     assert not extensions & {".eps", ".pdf", ".mpg", ".txt", ".json", ".svg"}
+
+
+@given(
+    kind=st.sampled_from(["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"]),
+    changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 8), st.binary(max_size=8)), max_size=4),
+)
+@bounded(20)
+def test_any_bytes_of_a_picture_are_decoded_or_refused(kind, changes):
+    whole = io.BytesIO()
+    Image.radial_gradient("L").resize((24, 16)).convert("RGB").save(whole, kind)
+    content = bytearray(whole.getvalue())
+    for share, length, new in changes:
+        start = int(share * len(content))
+        content[start : start + length] = new
+    try:
+        found = images.examine(bytes(content))
+    except images.DECODER_ERRORS as error:
+        assert images.decoder_error(error)
+    else:
+        assert found.width > 0 and found.height > 0
