@@ -99,7 +99,7 @@ def train_lora(
 
 
 def train_job(job: Job) -> Result:
-    """Plan and prepare a run, or find its result; train it, and return what came of it."""
+    """Plan, prepare and train a run, or find its finished result."""
     config, note = job.config, job.callbacks.note
     check_settings(job)
     sweep(job.places())

@@ -25,7 +25,7 @@ RAW = re.compile(
 LONGEST = 1000  # characters of a message
 CHAIN = r"\n\n(?:The above exception was the direct cause|During handling of the above exception).*\n\n"
 BROKEN_LINK = "Bad linked input"
-FOUND = [  # what a prompt by chance has revealed: a node of the prompt `others`, its inputs, and what is said
+FOUND = [  # faults that odd prompts have revealed: a node of the prompt `others`, its inputs, the sentence
     ("folder", {"folder": [1]}, BROKEN_LINK),
     ("masks", {"folder": [1]}, BROKEN_LINK),
     ("train", {"name": [1]}, BROKEN_LINK),
@@ -103,7 +103,7 @@ def wait(server: ComfyServer, comfy: ComfyClient) -> dict[str, Any]:
 
 
 def wrong_end(entry: dict[str, Any]) -> str:
-    """Return what is wrong with the message that a prompt ended with: it must be a sentence of ours.
+    """Name the fault of the message that ended a prompt, which must be a sentence of ours.
 
     What another node raises is accepted, and what ComfyUI raises before it calls ours.
     """

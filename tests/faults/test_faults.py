@@ -63,7 +63,7 @@ def uninterrupted(tmp_path_factory) -> Callable[[RunConfig], dict]:
 
 
 def essence(result) -> dict:
-    """Return what a run gives but for its files' bytes, which tell the time."""
+    """List the results of a run without its files' bytes, which hold dates."""
     assert result.finished
     return {name: value for name, value in sessions.left_behind(result).items() if name != "files"}
 

@@ -98,7 +98,7 @@ def small(tmp_path_factory, comfyui) -> Iterator[RunConfig]:
 
 
 def left(result: Any) -> dict[str, Any]:
-    """Return what a run leaves but for its files' bytes, which tell the time."""
+    """List the results of a run without its files' bytes, which hold dates."""
     assert result.finished
     return {name: value for name, value in sessions.left_behind(result).items() if name != "files"}
 

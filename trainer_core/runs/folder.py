@@ -358,7 +358,7 @@ def find_runs(runs: Path, note: Callable[[str], None] | None = None) -> list[Run
                 run = open_run(path)
                 run.saves()  # raises OSError where they cannot be listed
                 found.append(run)
-        except (ValueError, OSError):  # the reason is told where this run itself is opened
+        except (ValueError, OSError):  # whoever opens this run itself reports the reason
             skipped.append(path.name)
     if skipped and note is not None:
         note(

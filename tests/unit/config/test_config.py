@@ -171,7 +171,7 @@ def test_what_cannot_work_is_refused_by_name(kind: type[c.Config], values: dict[
 
 
 LONG = "a" * 10_001
-ENDLESS: list[tuple[Callable[[], object], str]] = [  # what a stranger's workflow may hold, and what is said
+ENDLESS: list[tuple[Callable[[], object], str]] = [  # a setting that a stranger's workflow may hold, and its sentence
     (lambda: c.SchedulerConfig(points="0:1," * 10_000), "points has a text of more than 10000 characters"),
     (lambda: c.SampleConfig(prompts=("a", LONG)), "prompts has a text of more than 10000 characters"),
     (lambda: c.EmbeddingConfig(token=LONG), "token has a text of more than 10000 characters"),

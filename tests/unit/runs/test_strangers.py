@@ -1,4 +1,4 @@
-"""Run folders that hold what no run of ours writes: one run's damage is that run's, and is told in a sentence."""
+"""Run folders with damaged or foreign files: the list of runs names each in a sentence, and no other run suffers."""
 
 import copy
 import json
