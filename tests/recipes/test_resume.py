@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import math
+import re
 import shutil
 
 import pytest
@@ -13,7 +15,8 @@ from clip_tokenizer import TOKENIZER
 from durable import Cut, change, curves, cut_at, cut_inside, equal, run, same, state_files
 from prepared import without_estimates
 
-from lora_atelier.trainer_core.common.files import remove_folder
+from lora_atelier.trainer_core.common.files import file_digest, remove_folder
+from lora_atelier.trainer_core.common.tensor_tree import load_state, save_state
 from lora_atelier.trainer_core.config import (
     OPTIMIZERS,
     AugmentConfig,
@@ -264,6 +267,31 @@ def test_a_run_resumes_to_the_last_bit(name, config, tmp_path, cache):
     assert not equal(whole.tensors, {k: torch.zeros_like(t) for k, t in whole.tensors.items()})
     if config.train.early_stop_patience:
         assert len(whole.losses) < config.train.steps
+
+
+def test_a_save_whose_files_are_whole_but_hold_no_state_of_a_run_is_named(config, tmp_path, cache):
+    """Somebody's run folder may hold anything, with the right sums beside it."""
+    config = change(config, optimizer={"ema_decay": 0.5}, train={"log": "none"})
+    with pytest.raises(Cut):
+        run(config, tmp_path, cache, step=cut_at(2))
+    (found,) = find_runs(tmp_path / "runs")
+    save = found.checkpoints()[0]
+    whole, file = load_state(save.path / "weights.safetensors"), save.path / "weights.safetensors"
+    for odd in (
+        {"network": whole["network"]},
+        whole | {"at": 10**12},
+        whole | {"network": 7},
+        whole | {"network": dict.fromkeys(whole["network"], "text")},
+        whole | {"ema": {name: torch.zeros(3, 3, 3) for name in whole["ema"]}},
+    ):
+        save_state(file, odd)
+        about = json.loads((save.path / "checkpoint.json").read_text(encoding="utf-8"))
+        about["files"]["weights.safetensors"] = {"size": file.stat().st_size, "sha256": file_digest(file)}
+        (save.path / "checkpoint.json").write_text(json.dumps(about), encoding="utf-8")
+        with pytest.raises(ValueError, match=f"The save {re.escape(str(save.path))} does not hold the state of a run"):
+            run(config, tmp_path, cache)
+    remove_folder(save.path)
+    assert run(config, tmp_path, cache)[0].finished
 
 
 def test_a_log_for_tensorboard_and_the_gradient_noise_go_on_as_well(config, tmp_path, cache, monkeypatch):

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..common.cancel import look
 from ..common.rng import generator
 from ..common.tensor_tree import pack, unpack
 from ..config import OptimizerConfig
@@ -21,6 +23,7 @@ from .restore import load_exactly
 OURS = ("self", "params", "lr", "kwargs")  # parameters of the class that users do not set
 SHAPES = ((4, 8), (8, 4, 1, 1), (4, 8, 3, 3), (1, 8))  # typical shapes of network weights
 TRIED = 8  # steps of a trial: some optimizers start with a few that change nothing
+MOST_OPERATIONS = 100_000  # of torch in a trial; those of the known libraries take a tenth at most
 LONGEST = 1000  # characters of a name or of arguments
 WRONG = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # errors of failed trials
 
@@ -88,6 +91,29 @@ def read_arguments(kind: Any, text: str) -> dict[str, Any]:
     return given
 
 
+class TooMuchWork(ValueError):
+    """A trial took too many operations."""
+
+
+class Counted(TorchDispatchMode):
+    """Count the operations of a trial, so that no argument makes it endless; a Cancel ends it, too."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.count = name, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation; raises TooMuchWork above MOST_OPERATIONS."""
+        look()
+        self.count += 1
+        if self.count > MOST_OPERATIONS:
+            raise TooMuchWork(
+                f"{self.name} takes more than {MOST_OPERATIONS} operations in {TRIED} trial steps; lower the numbers "
+                "in arguments of Optimizer."
+            )
+        return func(*args, **(kwargs or {}))
+
+
 def try_out(config: OptimizerConfig, kind: Any, options: dict[str, Any]) -> None:
     """Try a few steps on a few numbers; raise ValueError if the optimizer cannot train, repeat or resume."""
     name, signature = kind.__name__, inspect.signature(kind.__init__).parameters
@@ -104,9 +130,12 @@ def try_out(config: OptimizerConfig, kind: Any, options: dict[str, Any]) -> None
     gradients = [[torch.randn(shape, generator=draws) for shape in SHAPES] for _ in range(TRIED + 1)]
     before = [torch.randn(shape, generator=draws) for shape in SHAPES]
     try:
-        optimizer, weights = _tried(config, kind, options, before)
-        for step in gradients[:TRIED]:
-            _step(optimizer, weights, step)
+        with Counted(name):
+            optimizer, weights = _tried(config, kind, options, before)
+            for step in gradients[:TRIED]:
+                _step(optimizer, weights, step)
+    except TooMuchWork:
+        raise
     except WRONG as error:
         raise ValueError(f"{name} does not work with these settings: {error}") from error
     if not torch.equal(state, torch.random.get_rng_state()):

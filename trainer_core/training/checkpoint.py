@@ -77,7 +77,10 @@ def restore(
 
 
 def resume(run: Run, checkpoint: Checkpoint) -> None:
-    """Restore a run from a checkpoint; a damaged optimizer state or loss history is reset and reported."""
+    """Restore a run from a checkpoint; a damaged optimizer state or loss history is reset and reported.
+
+    Raises ValueError for a save whose files are whole, but hold what no run of ours writes.
+    """
 
     def load_part(name: str, consequence: str) -> Any:
         problem = checkpoint.problem(name)
@@ -87,7 +90,17 @@ def resume(run: Run, checkpoint: Checkpoint) -> None:
 
     optimizer = load_part(OPTIMIZER, "The optimizer state is reset")
     history = load_part(HISTORY, "Losses and measurements so far are lost")
-    restore(run, load_state(checkpoint.path / WEIGHTS), optimizer, history)
+    weights = load_state(checkpoint.path / WEIGHTS)
+    try:
+        if weights["at"] != checkpoint.step:
+            raise LookupError(f"the weights are of step {weights['at']!r:.20}")
+        restore(run, weights, optimizer, history)
+    except torch.OutOfMemoryError:
+        raise
+    except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f"The save {checkpoint.path} does not hold the state of a run; delete that folder, then press Run again."
+        ) from error
 
 
 def _restore_optimizer(run: Run, state: dict[str, Any]) -> None:

@@ -429,8 +429,10 @@ def test_a_model_with_options_compiles_and_computes_the_same():
     found = []
     torch._dynamo.reset()
     for compiled in (False, True):
-        toy, x = Toy(), pictures()
-        network = network_on(toy, config_of(**OPTIONS["dora dropouts"], tucker=True))
+        torch.manual_seed(0)
+        toy, x = nn.Sequential(nn.Conv2d(4, 5, 3, 2, 1), nn.Flatten(2), nn.Linear(16, 3)), pictures()
+        toy.config = Toy().config
+        network = network_on(toy.requires_grad_(False), config_of(**OPTIONS["dora dropouts"], tucker=True))
         move(network)
         with network.attached():
             run = torch.compile(toy, backend="eager") if compiled else toy

@@ -438,7 +438,22 @@ class Turned(Momentum):
         return mean if turned.stride() == mean.stride() else mean.sign()
 
 
-OURS = (Momentum, Scheduled, Unrated, Around, Searching, Drawing, Resting, Growing, Projecting, Forgetful, Turned)
+class Iterating(Momentum):
+    """Repeats its step as often as it is told, as one that iterates to a square root does."""
+
+    def __init__(self, params, lr=1e-2, iterations=1):
+        super().__init__(params, lr)
+        self.iterations = iterations
+
+    def step(self, closure=None):
+        for _ in range(self.iterations):
+            super().step()
+
+
+OURS = (
+    *(Momentum, Scheduled, Unrated, Around, Searching, Drawing, Resting, Growing, Projecting, Forgetful, Turned),
+    Iterating,
+)
 
 
 @pytest.fixture
@@ -480,6 +495,7 @@ WRONG = [  # name or class, arguments, what the sentence says
     ("Resting", "", "does not change the weights in 8 trial steps"),
     ("Growing", "", "makes weights that are not finite"),
     ("Projecting", "", r"state of Projecting cannot be saved \(.state.0.projector is a object; .*choose another"),
+    ("Iterating", f"iterations={10**15}", "takes more than 100000 operations in 8 trial steps; lower the numbers in arg"),
     ("Forgetful", "", "Forgetful takes other steps after its state is saved and loaded, so a stopped run"),
 ]
 
@@ -512,6 +528,7 @@ def test_custom_optimizers_that_can_run(library):
         ("torch.optim.NAdam", "momentum_decay=0.005"),
         ("pytorch_optimizer.RAdam", ""),
         ("Scheduled", "length=100"),
+        ("Iterating", "iterations=20"),
         ("ScheduleFreeRAdam", ""),
     ):
         config = OptimizerConfig(name="custom", options={"optimizer": kind, "arguments": arguments})
