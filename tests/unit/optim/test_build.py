@@ -495,7 +495,11 @@ WRONG = [  # name or class, arguments, what the sentence says
     ("Resting", "", "does not change the weights in 8 trial steps"),
     ("Growing", "", "makes weights that are not finite"),
     ("Projecting", "", r"state of Projecting cannot be saved \(.state.0.projector is a object; .*choose another"),
-    ("Iterating", f"iterations={10**15}", "takes more than 100000 operations in 8 trial steps; lower the numbers in arg"),
+    (
+        "Iterating",
+        f"iterations={10**15}",
+        "takes more than 100000 operations in 8 trial steps; lower the",
+    ),
     ("Forgetful", "", "Forgetful takes other steps after its state is saved and loaded, so a stopped run"),
 ]
 
