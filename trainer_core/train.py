@@ -153,6 +153,7 @@ def carry_out(
     try:  # steps look for a Cancel by themselves, and a save is never broken off
         with (
             cancellable(None),
+            run.base.session(device),
             run.network.attached(),
             attention_kernel(memory.attention, device),
             room_for_programs(memory.compile),
@@ -272,13 +273,14 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
         run.network.set_micro_batch(micro_batch.index)
         batch = read_batch(run.encoded, micro_batch, run.plan, run.config)  # latents, masks, weights
         draws = objective.draw(batch, device)  # levels, noise, noised, target
-        with kept_activations(run.memory, models, device):
-            conditions = run.conditions(micro_batch.samples, read)
-            prediction = base.predict(draws.noised, draws.levels, conditions)
-        frozen = predict_frozen(run, micro_batch, draws, conditions) if draws.needs_frozen else None
-        losses = objective.loss(prediction, draws, frozen)
-        loss = losses.sum() / count
-        run.scaler.scale(loss).backward()
+        with base.passes():
+            with kept_activations(run.memory, models, device):
+                conditions = run.conditions(micro_batch.samples, read)
+                prediction = base.predict(draws.noised, draws.levels, conditions)
+            frozen = predict_frozen(run, micro_batch, draws, conditions) if draws.needs_frozen else None
+            losses = objective.loss(prediction, draws, frozen)
+            loss = losses.sum() / count
+            run.scaler.scale(loss).backward()
         passes.add(micro_batch, draws, losses, loss, run)
         if number == len(micro_batches) // 2:
             run.noise_scale.halfway(len(passes.concepts), run.scaler.get_scale)

@@ -12,7 +12,7 @@ from .dataset import (
     MaskConfig,
 )
 from .embedding import EmbeddingConfig
-from .model import MODEL_FILES, BaseModelConfig, MemoryConfig, Precision, Prediction, Weights
+from .model import MODEL_FILES, BaseModelConfig, ConnectedConfig, MemoryConfig, Precision, Prediction, Weights
 from .network import DENOISER_ONLY, SPATIAL, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
 from .objective import MIN_SNR, ObjectiveConfig
 from .optimizer import OptimizerConfig
@@ -38,6 +38,7 @@ __all__ = [
     "CaptionSource",
     "ConceptConfig",
     "Config",
+    "ConnectedConfig",
     "DatasetConfig",
     "EmbeddingConfig",
     "ExistingConfig",

@@ -14,10 +14,24 @@ MODEL_FILES = ("path", "vae", "text_encoder", "text_encoder_2")  # fields that n
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BaseModelConfig(Config):
-    """The base model's files, and the precision of its frozen weights."""
+class ConnectedConfig(Config):
+    """Settings of a base model that is linked as MODEL, CLIP and VAE, and has no files of its own."""
 
-    path: str  # a .safetensors file in the original layout, or a diffusers folder
+    key: str  # finds the linked models in memory; no part of a run's identity, which is that of their weights
+    guidance: float = -1.0  # distilled guidance that the denoiser is told in training; -1 = the family's
+    prompt_weights: bool = False  # (word:1.2) in captions is a weight, as in ComfyUI's prompts; otherwise plain text
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_range(self, "guidance", -1, 100)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaseModelConfig(Config):
+    """The base model's files or its connected models, and the precision of its frozen weights."""
+
+    path: str  # a .safetensors file in the original layout, or a diffusers folder; a connected model's name
+    connected: ConnectedConfig | None = None
     vae: str = ""  # a .safetensors file of an autoencoder to use instead of the model's own
     text_encoder: str = ""  # a .safetensors file of a text encoder to use instead of the model's (first) one
     text_encoder_2: str = ""  # the same for the second one, in models that have two

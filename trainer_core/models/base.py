@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from ..config import SampleConfig
 
 Size = tuple[int, int]  # width and height
 Conditioning = dict[str, Tensor]  # an encoded caption; training only caches and moves it
@@ -73,6 +76,17 @@ class NoiseModel:
     ratio: Tensor  # (N,) float32, sigma / alpha: the sigma of samplers
     p: Tensor | None = None  # (N,) float32
     q: Tensor | None = None  # (N,) float32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LevelDefaults:
+    """What a family's trainers draw levels from, where Noise & Loss is left at auto."""
+
+    distribution: str = "uniform"  # a timestep_distribution of ObjectiveConfig
+    shift: float = 1.0  # of times towards noise: t -> shift t / (1 + (shift - 1) t)
+    by_tokens: tuple[float, float, int, int] | None = None  # instead: mu at so few and so many tokens; shift = exp(mu)
+    token: int = 1  # sides of a picture's token in latent pixels, for by_tokens
+    source: str = ""  # whose values these are, for people
 
 
 class TextEncoder(Protocol):
@@ -177,6 +191,29 @@ class BaseModel(Protocol):
         """Whether the denoiser also reads a mask and the picture with the masked region blanked."""
         ...
 
+    @property
+    def levels(self) -> LevelDefaults:
+        """The distribution of levels that this family is trained with."""
+        ...
+
+    @property
+    def managed(self) -> bool:
+        """Whether the denoiser belongs to ComfyUI, which alone moves and stores its weights."""
+        ...
+
+    @property
+    def writes_inputs(self) -> bool:
+        """Whether blocks may write into their inputs; recomputing them then takes copies."""
+        ...
+
+    def session(self, device: torch.device) -> AbstractContextManager[None]:
+        """Make the denoiser trainable on a device inside a `with` block, and leave it as it was."""
+        ...
+
+    def passes(self) -> AbstractContextManager[None]:
+        """Wrap a forward pass and its backward pass, so that gradients are right."""
+        ...
+
     def layers(self) -> list[Layer]:
         """List the layers of all networks in memory, in each network's order."""
         ...
@@ -266,8 +303,8 @@ class BaseModel(Protocol):
         """A key of the autoencoder's weights; another key means other weights."""
         ...
 
-    def encode_pixels(self, autoencoder: Any, pixels: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Encode (B, 3, H, W) pixels in -1..1 with the autoencoder or a copy: mean and standard deviation."""
+    def encode_pixels(self, autoencoder: Any, pixels: Tensor, /) -> tuple[Tensor, Tensor | None]:
+        """Encode (B, 3, H, W) pixels in -1..1 with the autoencoder or a copy: mean and standard deviation, if any."""
         ...
 
     def encode_painted(self, autoencoder: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor, /) -> Tensor:
@@ -280,6 +317,12 @@ class BaseModel(Protocol):
 
     def decode(self, autoencoder: Any, latents: Tensor, /) -> Tensor:
         """Decode (B, C, H, W) latents to (B, height, width, 3) pictures in 0..1."""
+        ...
+
+    def draw(
+        self, prompt: Conditioning, negative: Conditioning, config: SampleConfig, number: int, check: Callable[[], None]
+    ) -> Tensor | None:
+        """Draw sample `number` with the model's own sampler, (1, H, W, 3) in 0..1; None: with the core's."""
         ...
 
     def free(self, *parts: str) -> None:
@@ -322,4 +365,8 @@ class Source(Protocol):
 
     def files(self) -> dict[str, Path]:
         """Map roles to the files and folders that determine the model's results."""
+        ...
+
+    def identities(self) -> dict[str, str]:
+        """Map roles to the sha256 of weights in memory that determine the model's results, where no file does."""
         ...

@@ -50,6 +50,9 @@ def build_keys(config: RunConfig, models: Mapping[str, str], pictures: str) -> K
     ):
         for name in names:  # the content counts instead, by its digest
             place.pop(name, None)
+    connected = values["base_model"].pop("connected")
+    if connected:
+        values["connected"] = {name: value for name, value in connected.items() if name != "key"}
     if config.existing.on_existing == "fork":
         values["fork"] = [config.existing.fork_run, config.existing.fork_step]
     values |= {"format": FORMAT, "models": dict(models), "pictures": pictures}
@@ -80,7 +83,7 @@ def model_digests(config: RunConfig, source: Source, index: Index) -> dict[str, 
     for role, path in roles:
         if not found[role]:
             raise ValueError(f"{path} cannot be read completely; check the disk, or download the file again.")
-    return found
+    return found | source.identities()
 
 
 def _model_files(config: RunConfig, model: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:

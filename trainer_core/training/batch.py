@@ -24,8 +24,9 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
     means, stds = zip(*(encoded.latents(sample) for sample in samples), strict=True)
     latents = torch.stack(means)
     if config.train.latent_sampling == "sample":
-        draws = [torch.randn(std.shape, generator=generator(seed, "latent", index, i)) for i, std in enumerate(stds)]
-        latents = latents + torch.stack(stds) * torch.stack(draws)
+        for i, std in enumerate(stds):
+            if std is not None:
+                latents[i] += std * torch.randn(std.shape, generator=generator(seed, "latent", index, i))
     held = torch.tensor([plan.concepts[sample.picture].role == "prior_prediction" for sample in samples])
     mask, normalize, prior_weight = _masks(encoded, micro_batch, plan, config)
     return Batch(

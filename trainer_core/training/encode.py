@@ -43,10 +43,10 @@ class Encoded:
     text_keys: dict[str, str]
     painted_keys: dict[Item | Size, str] = field(default_factory=dict)  # of inpainting models; by size without a mask
 
-    def latents(self, sample: Sample) -> tuple[Tensor, Tensor]:
-        """Read mean and standard deviation of a sample's latents in model scale, (C, H, W) each."""
+    def latents(self, sample: Sample) -> tuple[Tensor, Tensor | None]:
+        """Read mean and standard deviation, if any, of a sample's latents in model scale, (C, H, W) each."""
         entry = self._read(self.latent_keys[sample.picture, sample.crop])
-        return entry["mean"], entry["std"]
+        return entry["mean"], entry.get("std")
 
     def mask(self, sample: Sample) -> Tensor | None:
         """Read a sample's mask at latent size, (1, H, W) in 0..1; None when its picture has no mask."""
@@ -155,7 +155,8 @@ def _encode_pictures(
             if not _finite(mean, std):
                 raise _not_finite(base, plan, item)
             on_cpu += no_room
-            cache.put(keys[item], {"mean": mean[0].cpu(), "std": std[0].cpu()})
+            entry = {"mean": mean} | ({} if std is None else {"std": std})
+            cache.put(keys[item], {name: tensor[0].cpu() for name, tensor in entry.items()})
             callbacks.phase("encoding pictures", done + 1, len(missing))
     if on_cpu:
         callbacks.note(
@@ -272,8 +273,8 @@ def pixels(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).float() / 127.5 - 1
 
 
-def _finite(*tensors: Tensor) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+def _finite(*tensors: Tensor | None) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors if tensor is not None)
 
 
 def _check_space(base: BaseModel, cache: Cache, missing: list[Item]) -> None:

@@ -224,7 +224,10 @@ def apply_memory(run: Run, memory: MemoryConfig) -> None:
     """Apply memory settings to the models, on the device; later calls may only save more memory."""
     base, weights, run.memory = run.base, run.config.base_model.weights, memory
     with run.network.detached():
-        prepare(base, memory, weights, run.device, run.stream)
+        if base.managed:
+            recompute(base.units(base.denoiser), memory.checkpointing)
+        else:
+            prepare(base, memory, weights, run.device, run.stream)
     for text in base.text_encoders:
         recompute(base.units(text.model), memory.checkpointing)
 

@@ -30,7 +30,8 @@ def sample_images(
     noise of seed + i. Moves the denoiser to the device.
     """
     device, callbacks = torch.device(device), callbacks or Callbacks()
-    base.denoiser.to(device)
+    if not base.managed:
+        base.denoiser.to(device)
     encode = encode or _encoder(base, device)
     pictures, painted = [], None
     if base.inpainting and config.prompts:
@@ -38,11 +39,13 @@ def sample_images(
             painted = base.encode_blank(vae, (config.width, config.height)).expand(2, -1, -1, -1)
     with torch.no_grad():
         for i, prompt in enumerate(config.prompts):
-            each, sizes = [encode(prompt), encode(config.negative)], whole_pictures(config, 2)
-            both = base.batch(each, sizes, device, painted)
-            latents = sample_latents(base, both, config, device, seed=config.seed + i, check=callbacks.check)
-            with placed(base.autoencoder, device) as vae:
-                picture, _ = with_room(base.decode, vae, device, latents)
+            each = (encode(prompt), encode(config.negative))
+            picture = base.draw(each[0], each[1], config, i, callbacks.check)
+            if picture is None:
+                both = base.batch(each, whole_pictures(config, 2), device, painted)
+                latents = sample_latents(base, both, config, device, seed=config.seed + i, check=callbacks.check)
+                with placed(base.autoencoder, device) as vae:
+                    picture, _ = with_room(base.decode, vae, device, latents)
             pictures.append(picture.cpu())
             callbacks.phase("sampling", i + 1, len(config.prompts))
     return torch.cat(pictures) if pictures else torch.empty(0, config.height, config.width, 3)

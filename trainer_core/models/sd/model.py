@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..base import Conditioning, LatentFormat, Layer, NoiseModel, Part, Prediction, Unit
+from ...config import SampleConfig
+from ..base import Conditioning, LatentFormat, Layer, LevelDefaults, NoiseModel, Part, Prediction, Unit
 from ..words import Words
 from . import autoencoder
 from .family import LATENT_CHANNELS, SIZE_CHANNELS, Family
@@ -70,6 +72,9 @@ class StableDiffusion:
     inpainting: bool = False  # the UNet also reads a mask and the picture with the masked region blanked
     window: int = CHUNK  # tokens in a chunk
     max_tokens: int = CHUNK * MAX_CHUNKS  # of a caption; the rest is cut
+    levels: LevelDefaults = field(default_factory=LevelDefaults)
+    managed: bool = False
+    writes_inputs: bool = False
 
     @property
     def kind(self) -> str:
@@ -196,6 +201,15 @@ class StableDiffusion:
             painted = torch.empty(count, config.in_channels - config.out_channels, *latents, device="meta")
         return Conditions(context=context, pooled=pooled, sizes=sizes, painted=painted)
 
+    def session(self, device: torch.device) -> AbstractContextManager[None]:
+        """Change nothing: the UNet is this run's own."""
+        del device
+        return nullcontext()
+
+    def passes(self) -> AbstractContextManager[None]:
+        """Change nothing: no block of the UNet writes into its inputs."""
+        return nullcontext()
+
     # --- text ---
 
     @property
@@ -263,6 +277,13 @@ class StableDiffusion:
     def decode(self, vae: Any, latents: Tensor) -> Tensor:
         """Decode latents in model scale to (N, H, W, 3) pictures in 0..1."""
         return autoencoder.decode(vae, latents, self.family.latent_scale)
+
+    def draw(
+        self, prompt: Conditioning, negative: Conditioning, config: SampleConfig, number: int, check: Callable[[], None]
+    ) -> Tensor | None:
+        """Leave samples to the core's sampler."""
+        del prompt, negative, config, number, check
+        return None
 
     def free(self, *parts: str) -> None:
         """Drop "text", "autoencoder" or "denoiser", or all of them."""
