@@ -6,7 +6,6 @@ caption, b to each pixel. Three small passes give the three numbers.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -96,7 +95,8 @@ def fit_measured(
     size, samples = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
     longest = max(plan.captions(), key=lambda caption: base.count_tokens(caption, word_ids(())))
     caption = base.encode_text(longest, device)
-    ladder = list(itertools.takewhile(lambda memory: memory.offload_weights != "half", rungs(config.memory, device)))
+    every = (memory.replace(offload_weights="none") for memory in rungs(config.memory, device))
+    ladder = list(dict.fromkeys(every))  # where weights lie is ComfyUI's business
     with base.session(device):
         network = build_network(base, config, learning_rates(config.optimizer, base)).to(device, dtype)
         kept = _network_bytes(network, config)
