@@ -131,6 +131,17 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def checkpoint_xl(tmp_path_factory) -> Path:
+    """Give the path of a whole random checkpoint in the shape of Stable Diffusion XL."""
+    from safetensors.torch import save_file
+    from tiny_models import family_tensors
+
+    path = tmp_path_factory.mktemp("models") / "toy.safetensors"
+    save_file(family_tensors("sdxl"), path)
+    return path
+
+
+@pytest.fixture(scope="session")
 def pictures(tmp_path_factory) -> Path:
     """Give a folder of six captioned pictures in two shapes, three of them with masks."""
     import torch
