@@ -36,6 +36,12 @@ def sd15():
 
 
 @pytest.fixture(scope="module")
+def plain(checkpoint):
+    """Give the toy of Stable Diffusion 1 in memory; it stays as it is."""
+    return load_base_model(model_at(checkpoint))
+
+
+@pytest.fixture(scope="module")
 def sdxl(checkpoint_xl):
     """Give the toy of Stable Diffusion XL."""
     return model_at(checkpoint_xl)
@@ -167,7 +173,7 @@ def test_kinds_of_layers_and_what_is_missing():
 # --- files that are refused --------------------------------------------------------------------------------
 
 
-def test_a_lora_for_another_model_is_named_before_anything_is_loaded(checkpoint, sdxl, tmp_path):
+def test_a_lora_for_another_model_is_named_before_anything_is_loaded(checkpoint, plain, tmp_path):
     width = {"lora_down": 2048, "lora_up": 8}
     foreign = {
         f"lora_unet_input_blocks_7_1_transformer_blocks_{i}_attn2_to_k.{end}.weight": torch.zeros(4, width[end])
@@ -183,7 +189,7 @@ def test_a_lora_for_another_model_is_named_before_anything_is_loaded(checkpoint,
         beneath = (BeneathConfig(path=str(tmp_path / "xl.safetensors")),)
         check(run_of(model_at(checkpoint), beneath=beneath))
 
-    own = trained(load_base_model(model_at(checkpoint)), rank=2).tensors()
+    own = trained(plain, rank=2).tensors()
     name = next(key for key in own if key.endswith("attn2_to_k.lora_down.weight"))
     save_file({**own, name: torch.zeros(2, 768)}, tmp_path / "wide.safetensors")
     with pytest.raises(ValueError, match=r"^1 of \d+ layers of wide.* another shape .*to_k\): choose one for Stable D"):
@@ -232,13 +238,13 @@ def test_the_family_that_a_file_is_for_is_named(case):
     assert made_for(flux, {}) == "FLUX or a model like it" and made_for({"x": next(iter(widths.values()))}, {}) == ""
 
 
-def test_a_lora_of_another_family_is_called_so(checkpoint, sdxl, tmp_path):
+def test_a_lora_of_another_family_is_called_so(checkpoint, plain, sdxl, tmp_path):
     one = model_at(checkpoint)
     for name, own, other, families in (
-        ("one", one, sdxl, ("Stable Diffusion 1 or 2", "Stable Diffusion XL")),
-        ("xl", sdxl, one, ("Stable Diffusion XL", "Stable Diffusion 1")),
+        ("one", plain, sdxl, ("Stable Diffusion 1 or 2", "Stable Diffusion XL")),
+        ("xl", load_base_model(sdxl), one, ("Stable Diffusion XL", "Stable Diffusion 1")),
     ):
-        save_file(trained(load_base_model(own), rank=2).tensors(), tmp_path / f"{name}.safetensors")
+        save_file(trained(own, rank=2).tensors(), tmp_path / f"{name}.safetensors")
         said = "it is a LoRA for {}, the base model is {}; choose one for {}.".format(*families, families[1])
         with pytest.raises(ValueError, match=rf"{name}.safetensors have no place in .*: {said}"):
             check(run_of(other, start=str(tmp_path / f"{name}.safetensors")))
@@ -381,9 +387,9 @@ def test_a_magnitude_is_taken_in_the_shape_of_a_matrix_and_refused_without_an_ax
     assert torch.allclose(again[f"{SMALL}.dora_scale"], random(out, 1)[:, :, None, None], atol=1e-6)
 
 
-def test_embeddings_in_files_of_onetrainer_are_left_out_and_reported(checkpoint, tmp_path):
+def test_embeddings_in_files_of_onetrainer_are_left_out_and_reported(checkpoint, plain, tmp_path):
     config = model_at(checkpoint)
-    own = trained(load_base_model(config), rank=2).tensors()
+    own = trained(plain, rank=2).tensors()
     words = {f"bundle_emb.{word}.clip_l": random(2, 64) for word in ("moss", "<fern>")}
     save_file({**own, **words}, tmp_path / "bundle.safetensors")
     lora = load_lora(tmp_path / "bundle.safetensors")
@@ -405,9 +411,8 @@ def test_embeddings_in_files_of_onetrainer_are_left_out_and_reported(checkpoint,
 # --- merging ----------------------------------------------------------------------------------------------
 
 
-def test_several_loras_are_added_in_their_order_and_rounded_once(checkpoint, tmp_path):
+def test_several_loras_are_added_in_their_order_and_rounded_once(checkpoint, plain, tmp_path):
     config = model_at(checkpoint)
-    plain = load_base_model(config)
     paths = []
     for seed in (1, 2):
         paths.append(tmp_path / f"{seed}.safetensors")
