@@ -139,7 +139,7 @@ def plan_run(job: Job) -> Planned:
     check_stops(config.optimizer, plan, config.lora.embeddings)
     check_validation(config.train, plan)
     check_embeddings(config.lora.embeddings, plan, outline)
-    keys = build_keys(config, models, manifest_digest(manifest))
+    keys = build_keys(config, models, manifest_digest(manifest), outline.levels)
     return Planned(plan=plan, keys=keys, models=models, outline=outline)
 
 
@@ -183,7 +183,7 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
     else:
         ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes)
     settings = (
-        *objective_remarks(config, outline.base.noise),
+        *objective_remarks(config, outline.base.noise, outline.base.levels),
         *remarks_on_algorithm(config.lora),
         *optimizer_remarks(config.optimizer),
     )
@@ -234,7 +234,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         base=base,
         encoded=encoded,
         network=network,
-        objective=Objective(config.objective, base.noise, config.train.seed),
+        objective=Objective(config.objective, base.noise, config.train.seed, base.levels),
         optimizer=build_optimizer(settings, groups, config.train.seed),
         scaler=torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16),
         noise_scale=NoiseScale(parameters),

@@ -79,6 +79,8 @@ def sample_latents(
     level sigma = sigma_t / alpha_t (Karras et al. 2022, algorithm 1 without churn, on the model's own levels).
     """
     path, form = Path(base.noise), base.latents
+    if path.kind not in ("epsilon", "v_prediction"):
+        raise ValueError(f"No samples are drawn of a model that predicts {path.kind} without ComfyUI's own sampler.")
     levels, sigmas = noise_levels(path, config.steps or STEPS)
     shape = (1, form.channels, config.height // form.pixels, config.width // form.pixels)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
