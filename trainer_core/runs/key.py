@@ -50,6 +50,8 @@ def build_keys(config: RunConfig, models: Mapping[str, str], pictures: str) -> K
     ):
         for name in names:  # the content counts instead, by its digest
             place.pop(name, None)
+    if lora["names"] == "comfy":  # as ever; another form is another file of the same weights
+        del lora["names"]
     connected = values["base_model"].pop("connected")
     if connected:
         values["connected"] = {name: value for name, value in connected.items() if name != "key"}
@@ -57,6 +59,7 @@ def build_keys(config: RunConfig, models: Mapping[str, str], pictures: str) -> K
         values["fork"] = [config.existing.fork_run, config.existing.fork_step]
     values |= {"format": FORMAT, "models": dict(models), "pictures": pictures}
     whole = _digest(values)
+    lora.pop("names", None)
     del train["steps"], train["epochs"], train["save_dtype"], lora["bake"]
     return Keys(run=whole, course=_digest(values))
 

@@ -201,6 +201,10 @@ class StableDiffusion:
             painted = torch.empty(count, config.in_channels - config.out_channels, *latents, device="meta")
         return Conditions(context=context, pooled=pooled, sizes=sizes, painted=painted)
 
+    def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
+        """Not for this run's own weights, which LoRAs are merged into."""
+        raise NotImplementedError
+
     def session(self, device: torch.device) -> AbstractContextManager[None]:
         """Change nothing: the UNet is this run's own."""
         del device
