@@ -2,6 +2,7 @@
 
 import copy
 
+import comfy.lora
 import pytest
 import torch
 from durable import Cut, cut_at, equal
@@ -9,7 +10,6 @@ from train_graph import draw_pictures
 from zoo.linked import linked
 from zoo.zoo import build
 
-import comfy.lora
 from lora_atelier.nodes.comfyui.connected import register_connected_models
 from lora_atelier.nodes.comfyui.connected.live import live_of
 from lora_atelier.trainer_core.common.callbacks import Callbacks

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from ...common.rng import generator
 from .dora import frozen_weight
 from .layer import NetworkLayer
+from .shape import weight_shape
 from .svd import largest_singular
 
 Init = Literal["default", "orthogonal", "pissa"]
 
 
+<<<<<<< HEAD
 def weight_shape(layer: Any) -> tuple[int, ...]:
     """The shape of the weight of a linear layer of any class or of a convolution, also of a quantized one."""
     if hasattr(layer, "out_features"):
@@ -25,6 +27,8 @@ def weight_shape(layer: Any) -> tuple[int, ...]:
     return layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size
 
 
+=======
+>>>>>>> c_layers
 class LoraLayer(NetworkLayer):
     """delta(x) = scale * up(down(x)) beside one frozen layer; `up` starts at zero, so delta starts at zero.
 
