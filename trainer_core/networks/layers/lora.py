@@ -19,16 +19,6 @@ from .svd import largest_singular
 Init = Literal["default", "orthogonal", "pissa"]
 
 
-<<<<<<< HEAD
-def weight_shape(layer: Any) -> tuple[int, ...]:
-    """The shape of the weight of a linear layer of any class or of a convolution, also of a quantized one."""
-    if hasattr(layer, "out_features"):
-        return layer.out_features, layer.in_features
-    return layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size
-
-
-=======
->>>>>>> c_layers
 class LoraLayer(NetworkLayer):
     """delta(x) = scale * up(down(x)) beside one frozen layer; `up` starts at zero, so delta starts at zero.
 
