@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from zoo.zoo import ZOO, build, conditioning, patcher_of
 
+from lora_atelier.nodes.comfyui.connected.live import Live, key_of
+from lora_atelier.trainer_core.config import BaseModelConfig, ConnectedConfig
+
 
 class DrawnClip:
     """Encodes a caption of n words to tensors of n + 2 tokens, drawn by its text."""
@@ -61,3 +64,9 @@ class PooledVae:
 def rows() -> list[str]:
     """List the architectures."""
     return list(ZOO)
+
+
+def linked(row: str, model: Any = None, **settings: Any) -> BaseModelConfig:
+    """Link a tiny model, its CLIP and its VAE, as Use Connected Model does; model: a patcher to use instead."""
+    live = Live(model or build(row)[1], DrawnClip(row), PooledVae(row))
+    return BaseModelConfig(path=row, connected=ConnectedConfig(key=key_of(live), **settings))

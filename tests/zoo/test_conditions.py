@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 from zoo.linked import DrawnClip
-from zoo.zoo import ZOO, build, latents
+from zoo.zoo import build, latents
 
 from lora_atelier.nodes.comfyui.connected import text
 from lora_atelier.nodes.comfyui.connected.denoiser import Denoiser

@@ -6,13 +6,13 @@ caption, b to each pixel. Three small passes give the three numbers.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..common.wording import count, names
 from ..config import MemoryConfig, RunConfig
 from ..data.plan import Plan
 from ..memory import describe, free_bytes, recompute, rungs
@@ -47,6 +47,7 @@ def measure_peak(base: BaseModel, network: Network, caption: Conditioning, devic
         _pass_bytes(base, network, [caption] * count, size, device)
         for count, size in ((1, small), (1, larger), (2, small))
     )
+    network.zero_grad(set_to_none=True)
     pixel = (wide - one) / (math.prod(larger) - math.prod(small))
     sample = (two - one) - pixel * math.prod(small)
     return Peak(once=2 * one - two, sample=sample, pixel=pixel)
@@ -68,9 +69,20 @@ def _pass_bytes(
         network.set_micro_batch(0)
         base.predict(noised, levels, conditions).square().mean().backward()
     network.set_micro_batch(None)
-    for parameter in network.parameters():
-        parameter.grad = None
     return live.peak
+
+
+def idle_layers(base: BaseModel, network: Network, caption: Conditioning, device: torch.device) -> list[str]:
+    """List the layers of the attached network that a picture and its caption give no gradient."""
+    side = SMALL * base.latents.step
+    _pass_bytes(base, network, [caption], (side, side), device)
+
+    def idle(layer: torch.nn.Module) -> bool:
+        return not any(p.grad is not None and bool(p.grad.any()) for p in layer.parameters())
+
+    found = [name for name, layer in network.layers.items() if idle(layer)]
+    network.zero_grad(set_to_none=True)
+    return found
 
 
 def fit_measured(
@@ -80,22 +92,31 @@ def fit_measured(
 
     Raises ValueError when none fits. dtype: of the network's weights.
     """
-    size, count = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
+    size, samples = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
     longest = max(plan.captions(), key=lambda caption: base.count_tokens(caption, word_ids(())))
     caption = base.encode_text(longest, device)
-    ladder = list(itertools.takewhile(lambda memory: memory.offload_weights != "half", rungs(config.memory, device)))
+    every = (memory.replace(offload_weights="none") for memory in rungs(config.memory, device))
+    ladder = list(dict.fromkeys(every))  # where weights lie is ComfyUI's business
     with base.session(device):
         network = build_network(base, config, learning_rates(config.optimizer, base)).to(device, dtype)
         kept = _network_bytes(network, config)
         free = free_bytes(device)
         with network.attached():
+            idle = idle_layers(base, network, caption, device)
+            base.leave_out(idle)
             for number, memory in enumerate(ladder):
                 recompute(base.units(base.denoiser), memory.checkpointing, copies=base.writes_inputs)
-                needed = kept + measure_peak(base, network, caption, device).at(count, size)
+                needed = kept + measure_peak(base, network, caption, device).at(samples, size)
                 last = number + 1 == len(ladder)
                 if needed <= free or (last and device.type == "cuda"):  # ComfyUI then loads a part of the weights
                     room = f"{needed / 1e9:.1f} GB beside the model's weights, {free / 1e9:.1f} GB are free"
-                    return ladder[number:], f"Memory: about {room}, with {describe(memory)}."
+                    sentences = [f"Memory: about {room}, with {describe(memory)}."]
+                    if idle:
+                        layers = count(idle, "layer gets", "layers get")
+                        sentences.append(
+                            f"{layers} no gradient from pictures with captions and left out: {names(idle)}."
+                        )
+                    return ladder[number:], " ".join(sentences)
     raise ValueError(
         f"This run needs about {needed / 1e9:.1f} GB beside the model's weights with {describe(ladder[-1])}, and "
         f"{free / 1e9:.1f} GB are free; lower batch_size or resolution of Train LoRA."

@@ -99,13 +99,19 @@ def check_settings(job: Job) -> None:
 
 
 def check_parts(config: RunConfig, base: BaseModel) -> None:
-    """Raise ValueError for a learning rate, or for words, of a text encoder that this base model does not train."""
+    """Raise ValueError for settings that a connected model cannot have: it stays ComfyUI's, with its text encoders."""
     if not base.managed:
         return
     if rate := next((name for name in RATES[1:3] if getattr(config.optimizer, name)), ""):
         raise ValueError(f"The text encoders of a connected model are not trained; set {rate} of Optimizer to 0.")
     if config.lora.embeddings:
         raise ValueError("Words are not trained with a connected model; remove the node Embedding.")
+    if config.memory.offload_weights in ("half", "all"):
+        raise ValueError(
+            "ComfyUI itself decides where the weights of a connected model lie; set offload_weights of Memory to auto."
+        )
+    if config.memory.compile:
+        raise ValueError("A connected model is not compiled; set compile of Memory to off.")
 
 
 def check_sizes(plan: Plan, base: BaseModel) -> None:

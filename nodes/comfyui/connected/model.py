@@ -12,6 +12,7 @@ import comfy.model_management
 import torch
 from torch import Tensor, nn
 
+from ....trainer_core.common.disk_errors import reason
 from ....trainer_core.config import BaseModelConfig, SampleConfig
 from ....trainer_core.models import (
     Conditioning,
@@ -32,6 +33,8 @@ from .noise import noise_model, sigmas
 from .sampling import draw
 
 PREFIX = "lora_unet"  # of the denoiser's layers in our LoRA files, as sd-scripts names it for every architecture
+SMALL = 4  # sides of the smallest pass, in the model's size steps
+WRONG = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 WINDOW = 2**31  # tokens; ComfyUI cuts captions into chunks of its own, without an upper limit
 
 
@@ -54,6 +57,7 @@ class ConnectedModel:
         guidance = self.settings.guidance
         guidance = self.family.guidance if guidance < 0 else guidance
         self._denoiser: Denoiser | None = Denoiser(self.model, sigmas(self.model), guidance)
+        self._idle: frozenset[str] = frozenset()  # names of layers that get no gradient
 
     # --- what it is ---
 
@@ -125,8 +129,13 @@ class ConnectedModel:
         return tuple(layers.blocks(self.denoiser))
 
     def layers(self) -> list[Layer]:
-        """List the denoiser's layers."""
-        return layers.list_layers(self.model.model)
+        """List the denoiser's layers; those left out cannot be trained."""
+        found = layers.list_layers(self.model.model)
+        return [layer._replace(trainable=False) if layer.name in self._idle else layer for layer in found]
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Train no layer of these names."""
+        self._idle = frozenset(names)
 
     def block_layouts(self, setting: str) -> list[list[str]]:
         """List the possible block orders of a list setting of LoRA Config."""
@@ -139,6 +148,25 @@ class ConnectedModel:
     def load(self) -> None:
         """Let ComfyUI load the MODEL with its patches, wholly if it fits."""
         comfy.model_management.load_models_gpu([self.model], force_full_load=False)
+
+    def prove(self) -> None:
+        """Run a pass of the smallest size; raises ValueError when MODEL and CLIP do not go together."""
+        side = SMALL * self.latents.step
+        device = self.model.load_device
+        try:
+            caption = self.encode_text("", device)
+            conditions = self.batch([caption], torch.tensor([[side, side, 0, 0, side, side]]), device)
+            noised = torch.zeros(1, self.latents.channels, *(side // self.latents.pixels,) * 2, device=device)
+            level = torch.full((1,), len(self.noise.alpha) // 2, device=device)
+            with torch.no_grad():
+                finite = bool(self.predict(noised, level, conditions).isfinite().all())
+        except WRONG as error:
+            raise ValueError(
+                f"{self.name} does not run with the linked CLIP ({reason(error)}); link the CLIP that belongs to the "
+                "MODEL to Use Connected Model."
+            ) from error
+        if not finite:
+            raise ValueError(f"{self.name} predicts numbers that are not finite; load another file of this model.")
 
     @contextmanager
     def session(self, device: torch.device) -> Iterator[None]:
@@ -287,6 +315,7 @@ class ConnectedSource:
         if amend:
             amend(self._model)
         self._model.load()
+        self._model.prove()
         return self._model
 
     def remarks(self) -> list[str]:

@@ -18,9 +18,9 @@ from .svd import largest_singular
 Init = Literal["default", "orthogonal", "pissa"]
 
 
-def weight_shape(layer: nn.Linear | nn.Conv2d) -> tuple[int, ...]:
-    """The shape of a frozen layer's weight, also of a quantized one."""
-    if isinstance(layer, nn.Linear):
+def weight_shape(layer: Any) -> tuple[int, ...]:
+    """The shape of the weight of a linear layer of any class or of a convolution, also of a quantized one."""
+    if hasattr(layer, "out_features"):
         return layer.out_features, layer.in_features
     return layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size
 
