@@ -3,6 +3,7 @@
 import copy
 
 import comfy.lora
+import comfy.model_management
 import pytest
 import torch
 from durable import Cut, cut_at, equal
@@ -68,6 +69,7 @@ def unchanged(one, other):
 def test_a_run_ends_in_a_file_that_comfyui_loads_and_leaves_the_model_alone(row, pictures, tmp_path):
     base = linked(row)
     model = live_of(base).model
+    comfy.model_management.load_models_gpu([model])  # which ComfyUI marks on every module
     before = state_of(model)
     result, _ = run(configure(base, pictures), tmp_path)
     assert (

@@ -130,8 +130,8 @@ class ConnectedModel:
 
     def layers(self) -> list[Layer]:
         """List the denoiser's layers; those left out cannot be trained."""
-        found = layers.list_layers(self.model.model)
-        return [layer._replace(trainable=False) if layer.name in self._idle else layer for layer in found]
+        idle = self._idle
+        return [layer._replace(trainable=False) if layer.name in idle else layer for layer in self._layers]
 
     def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning) -> list[str]:
         """Try passes of the smallest size with gradients; leave out, and list, attached layers that get none."""
@@ -283,6 +283,10 @@ class ConnectedModel:
         """Let go of the denoiser; the models stay ComfyUI's."""
         if not parts or "denoiser" in parts:
             self._denoiser = None
+
+    @functools.cached_property
+    def _layers(self) -> list[Layer]:
+        return layers.list_layers(self.model.model)
 
     @functools.cached_property
     def _digests(self) -> dict[str, str]:
