@@ -229,6 +229,10 @@ class BaseModel(Protocol):
         """List the layers of all networks in memory, in each network's order."""
         ...
 
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Train no layer of these names: they get no gradient."""
+        ...
+
     def block_layouts(self, setting: str) -> list[list[str]]:
         """List the possible block orders of a list setting of LoRA Config."""
         ...

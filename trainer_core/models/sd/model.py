@@ -148,6 +148,10 @@ class StableDiffusion:
         """List the layers of the UNet and of the text encoders in memory."""
         return list_layers(self.unet, self.texts, self.family)
 
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Every layer of Stable Diffusion gets a gradient."""
+        del names
+
     def block_layouts(self, setting: str) -> list[list[str]]:
         """List the possible block orders of a list setting of LoRA Config."""
         return block_layouts(self.unet, setting)
