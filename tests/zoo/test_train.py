@@ -85,6 +85,11 @@ def test_a_run_ends_in_a_file_that_comfyui_loads_and_leaves_the_model_alone(row,
     assert any(t.any() for name, t in result.tensors.items() if "lora_up" in name)
 
 
+def test_a_size_that_comfyuis_code_does_not_take_is_named(pictures, tmp_path):
+    with pytest.raises(ValueError, match=r"pixart_sigma, pictures of 64 x 64 pixels: .*division by zero"):
+        run(configure(linked("pixart_sigma"), pictures), tmp_path)
+
+
 @pytest.mark.parametrize("row", ["flux_dev", "qwen_image"])
 def test_a_run_resumes_to_the_last_bit_and_is_reused_on_other_patchers_of_the_same_weights(row, pictures, tmp_path):
     whole, _ = run(configure(linked(row), pictures), tmp_path / "whole")

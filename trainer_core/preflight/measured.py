@@ -22,7 +22,7 @@ from ..networks.of_model import build_network, learning_rates
 from ..optim.noise_scale import looked_at
 from .estimate import CUDA_BLOCK, LiveBytes, optimizer_state
 
-SMALL, LARGER = 4, 6  # sides of the two sizes, in the model's size steps
+SMALL, LARGER = 16, 24  # sides of the two sizes, in the model's size steps
 Pixels = tuple[int, int]  # width and height
 
 
@@ -89,7 +89,7 @@ def fit_measured(
         kept = _network_bytes(network, config)
         free = free_bytes(device)
         with network.attached():
-            idle = base.try_out(dict(network.layers.items()), caption)
+            idle = base.try_out(dict(network.layers.items()), caption, min(plan.fullest_batches(), key=math.prod))
             for number, memory in enumerate(ladder):
                 recompute(base.units(base.denoiser), memory.checkpointing, copies=base.writes_inputs)
                 needed = kept + measure_peak(base, network, caption, device).at(samples, size)

@@ -23,7 +23,7 @@ from ....trainer_core.models import (
     Part,
     Words,
 )
-from ....trainer_core.models.base import Unit
+from ....trainer_core.models.base import Size, Unit
 from . import gradients, identity, layers, text, vae
 from .check import check_connected
 from .denoiser import Conditions, Denoiser
@@ -33,7 +33,7 @@ from .noise import noise_model, sigmas
 from .sampling import draw
 
 PREFIX = "lora_unet"  # of the denoiser's layers in our LoRA files, as sd-scripts names it for every architecture
-SMALL = 4  # sides of the smallest pass, in the model's size steps
+SMALL = 16  # sides of the smallest pass, in the model's size steps
 WRONG = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 WINDOW = 2**31  # tokens; ComfyUI cuts captions into chunks of its own, without an upper limit
 
@@ -133,20 +133,25 @@ class ConnectedModel:
         idle = self._idle
         return [layer._replace(trainable=False) if layer.name in idle else layer for layer in self._layers]
 
-    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning) -> list[str]:
-        """Try passes of the smallest size with gradients; leave out, and list, attached layers that get none."""
+    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size) -> list[str]:
+        """Try passes with gradients on a picture of (width, height); leave out, and list, layers that get none."""
         with torch.no_grad():
-            inputs = self._smallest(caption)
-        idle = gradients.prove(lambda: self.predict(*inputs), layers)
+            inputs = self._inputs(caption, size)
+        try:
+            idle = gradients.prove(lambda: self.predict(*inputs), layers)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.name}, pictures of {size[0]} x {size[1]} pixels: {error}. Try another resolution of Train LoRA."
+            ) from error
         self._idle = frozenset(idle)
         return idle
 
-    def _smallest(self, caption: Conditioning) -> tuple[Tensor, Tensor, Conditions]:
-        """Build the inputs of a pass of the smallest size."""
-        side, device = SMALL * self.latents.step, self.model.load_device
-        conditions = self.batch([caption], torch.tensor([[side, side, 0, 0, side, side]]), device)
-        draws = torch.Generator().manual_seed(0)
-        noised = torch.randn(1, self.latents.channels, *(side // self.latents.pixels,) * 2, generator=draws).to(device)
+    def _inputs(self, caption: Conditioning, size: Size) -> tuple[Tensor, Tensor, Conditions]:
+        """Build the inputs of a pass on one picture of (width, height) in pixels."""
+        (width, height), device, pixels = size, self.model.load_device, self.latents.pixels
+        conditions = self.batch([caption], torch.tensor([[height, width, 0, 0, height, width]]), device)
+        shape = (1, self.latents.channels, height // pixels, width // pixels)
+        noised = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
         return noised, torch.full((1,), len(self.noise.alpha) // 2, device=device), conditions
 
     def block_layouts(self, setting: str) -> list[list[str]]:
@@ -165,7 +170,7 @@ class ConnectedModel:
         """Run a pass of the smallest size; raises ValueError when MODEL and CLIP do not go together."""
         try:
             with torch.no_grad():
-                inputs = self._smallest(self.encode_text("", self.model.load_device))
+                inputs = self._inputs(self.encode_text("", self.model.load_device), (SMALL * self.latents.step,) * 2)
                 finite = bool(self.predict(*inputs).isfinite().all())
         except WRONG as error:
             raise ValueError(
