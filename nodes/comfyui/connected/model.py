@@ -33,8 +33,6 @@ from .noise import noise_model, sigmas
 from .sampling import draw
 
 PREFIX = "lora_unet"  # of the denoiser's layers in our LoRA files, as sd-scripts names it for every architecture
-SMALL = 16  # sides of the smallest pass, in the model's size steps
-WRONG = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 WINDOW = 2**31  # tokens; ComfyUI cuts captions into chunks of its own, without an upper limit
 
 
@@ -135,14 +133,22 @@ class ConnectedModel:
 
     def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size) -> list[str]:
         """Try passes with gradients on a picture of (width, height); leave out, and list, layers that get none."""
-        with torch.no_grad():
-            inputs = self._inputs(caption, size)
+        what = f"{self.name} with the linked CLIP, on pictures of {size[0]} x {size[1]} pixels"
+        try:
+            with torch.no_grad():
+                inputs = self._inputs(caption, size)
+                self.predict(*inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except gradients.WRONG as error:
+            raise ValueError(
+                f"ComfyUI cannot run {what} ({reason(error)}). Link the CLIP that belongs to the MODEL to Use "
+                "Connected Model, or set another resolution of Train LoRA."
+            ) from error
         try:
             idle = gradients.prove(lambda: self.predict(*inputs), layers)
         except ValueError as error:
-            raise ValueError(
-                f"{self.name}, pictures of {size[0]} x {size[1]} pixels: {error}. Try another resolution of Train LoRA."
-            ) from error
+            raise ValueError(f"{what}: {error}.") from error
         self._idle = frozenset(idle)
         return idle
 
@@ -165,20 +171,6 @@ class ConnectedModel:
     def load(self) -> None:
         """Let ComfyUI load the MODEL with its patches, wholly if it fits."""
         comfy.model_management.load_models_gpu([self.model], force_full_load=False)
-
-    def prove(self) -> None:
-        """Run a pass of the smallest size; raises ValueError when MODEL and CLIP do not go together."""
-        try:
-            with torch.no_grad():
-                inputs = self._inputs(self.encode_text("", self.model.load_device), (SMALL * self.latents.step,) * 2)
-                finite = bool(self.predict(*inputs).isfinite().all())
-        except WRONG as error:
-            raise ValueError(
-                f"{self.name} does not run with the linked CLIP ({reason(error)}); link the CLIP that belongs to the "
-                "MODEL to Use Connected Model."
-            ) from error
-        if not finite:
-            raise ValueError(f"{self.name} predicts numbers that are not finite; load another file of this model.")
 
     @contextmanager
     def session(self, device: torch.device) -> Iterator[None]:
@@ -331,7 +323,6 @@ class ConnectedSource:
         if amend:
             amend(self._model)
         self._model.load()
-        self._model.prove()
         return self._model
 
     def remarks(self) -> list[str]:
