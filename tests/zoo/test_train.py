@@ -37,7 +37,7 @@ ROWS = (
     "sd3",
     "sd15",
     "cosmos_t2v",
-)  # 4-D and 5-D, all kinds
+)  # latents of 4 and 5 axes
 
 
 def configure(base, pictures, **train):
