@@ -4,12 +4,12 @@ import dataclasses
 import typing
 from types import SimpleNamespace
 
+import comfy.samplers
+import comfy.supported_models
 import pytest
 import torch
 from zoo.zoo import ROWS, ZOO, build
 
-import comfy.samplers
-import comfy.supported_models
 from lora_atelier.nodes.comfyui.connected.families import FAMILIES, OTHER_KINDS
 from lora_atelier.nodes.comfyui.connected.family import describe, family_of, name_of, remarks
 from lora_atelier.trainer_core.config.objective import Distribution
@@ -49,8 +49,8 @@ KINDS = {  # of the zoo's rows, and the step of pictures' sides in pixels
     "krea2": ("krea2", 16),
 }
 GENERIC = {  # classes of ComfyUI that the generic row is for, as it knows nothing better
-    *("SDXLRefiner MiniMaxH3 PixelDiTT2I HiDreamO1 MageFlow JoyImage Ideogram4 Lens".split()),
-    *("CogVideoX_T2V CogVideoX_I2V CogVideoX_Inpaint".split()),  # refused for their sampling
+    *(["SDXLRefiner", "MiniMaxH3", "PixelDiTT2I", "HiDreamO1", "MageFlow", "JoyImage", "Ideogram4", "Lens"]),
+    *(["CogVideoX_T2V", "CogVideoX_I2V", "CogVideoX_Inpaint"]),  # refused for their sampling
 }
 
 
