@@ -416,31 +416,37 @@ def check(options: argparse.Namespace) -> int:
 
 ALONE = ("unit", "recipes", "tools", "faults")  # parts of the tests that share nothing
 SERVED = ("browser", "comfyui")  # those whose tests share servers and a browser
+ZOO = "zoo"  # the part that runs once on each ComfyUI, whose classes it imports
+PARTS = (*ALONE, ZOO, *SERVED)
 NOTHING_COLLECTED = 5  # pytest's exit status, for example of one half of the suite under -k
 
 
 def test(options: argparse.Namespace) -> int:
-    """Run the checks, then all tests; or only the parts named: unit, recipes, tools, faults, browser, comfyui.
+    """Run the checks, then all tests; or only the parts named: unit, recipes, tools, faults, zoo, browser, comfyui.
 
     All other arguments, and paths, go to pytest.
     """
     env = set_up(dev=True)
     checked = 0 if options.rest else check(options)
-    given = [f"tests/{part}" if part in (*ALONE, *SERVED) else part for part in options.rest]
+    given = [f"tests/{part}" if part in PARTS else part for part in options.rest]
     paths = [part for part in given if (ROOT / part.split("::")[0]).exists()]
     others = [part for part in given if part not in paths]
     if not paths or any("browser" in path for path in paths):
         install_chromium()
         newest_frontend(ask=True)
-    paths = paths or [f"tests/{part}" for part in (*ALONE, *SERVED)]
+    paths = paths or [f"tests/{part}" for part in PARTS]
     served = [path for path in paths if path.startswith(tuple(f"tests/{part}" for part in SERVED))]
-    alone = [path for path in paths if path not in served]
+    zoo = [path for path in paths if path.startswith(f"tests/{ZOO}")]
+    alone = [path for path in paths if path not in (*served, *zoo)]
     pytest = [venv_python(), "-m", "pytest", "-c", "tests/pytest.ini"]
     parallel = ["-n", "logical", "--maxprocesses", "8", "--dist", "worksteal"]
     # Each of two has servers and a browser of its own; tests/conftest.py says which tests share them.
     in_two = ["-n", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
     env["OMP_NUM_THREADS"] = "1"  # the processes share the cores
     tested = [run([*pytest, *parallel, *alone, *others], env)] if alone else []
+    for version in (NEWEST, OLDEST) if zoo else ():
+        print(f"-- the zoo on ComfyUI {version}", flush=True)
+        tested.append(run([*pytest, *parallel, *zoo, *others], env | {"COMFYUI_PATH": str(comfyui_folder(version))}))
     tested += [run([*pytest, *in_two, *served, *others], env)] if served else []
     return max(checked, *([code for code in tested if code != NOTHING_COLLECTED] or tested))
 

@@ -1,8 +1,10 @@
 """The nodes: each is a schema, an unpacking, one core call and a return."""
 
 from .base_model import AtelierLoadBaseModel
+from .comfyui.connected import register_connected_models
 from .comfyui.folders import register_assets
 from .comfyui.tiny import register_tiny_model
+from .connect_model import AtelierConnectModel
 from .dataset import AtelierConceptDataset
 from .embedding import AtelierEmbedding
 from .existing import AtelierExistingLora
@@ -24,6 +26,7 @@ from .variation import AtelierAugment, AtelierBuckets
 
 NODES: list[type[io.ComfyNode]] = [
     AtelierLoadBaseModel,
+    AtelierConnectModel,
     AtelierConceptDataset,
     AtelierMaskLoader,
     AtelierOptimizer,
@@ -50,6 +53,7 @@ class AtelierExtension(ComfyExtension):
     async def on_load(self) -> None:
         """Register the tiny base model and our routes with ComfyUI."""
         register_tiny_model()
+        register_connected_models()
         register_assets()
         register_routes()
 

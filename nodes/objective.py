@@ -20,7 +20,7 @@ class AtelierObjective(Node):
             display_name="Noise & Loss",
             category=CATEGORY,
             description="Optional: noise, timesteps, the loss and its weighting. Without this node every timestep "
-            "weighs the same and the noise is plain.",
+            "weighs the same, is drawn as the base model's family is trained, and the noise is plain.",
             search_aliases=["min snr", "noise offset", "timestep", "loss", "train lora", "atelier"],
             inputs=[
                 io.Float.Input(
@@ -117,6 +117,7 @@ class AtelierObjective(Node):
                 io.DynamicCombo.Input(
                     "timestep_distribution",
                     options=[
+                        io.DynamicCombo.Option("auto", []),
                         io.DynamicCombo.Option("uniform", []),
                         io.DynamicCombo.Option(
                             "logit_normal",
@@ -156,8 +157,9 @@ class AtelierObjective(Node):
                         io.DynamicCombo.Option("snr_uniform", []),
                     ],
                     optional=True,
-                    tooltip="How often each timestep between min_timestep and max_timestep is trained. uniform "
-                    "(default): equally often. logit_normal: mostly the middle (what others call sigmoid). sigmoid: "
+                    tooltip="How often each timestep between min_timestep and max_timestep is trained. auto "
+                    "(default): as the base model's family is trained; equally often for Stable Diffusion. "
+                    "uniform: equally often. logit_normal: mostly the middle (what others call sigmoid). sigmoid: "
                     "a soft step, mostly one end. beta: any hump. snr_uniform: evenly in the logarithm of "
                     "signal-to-noise, so mostly little noise.",
                     extra_dict={"advanced": True},
@@ -246,6 +248,16 @@ class AtelierObjective(Node):
                     "loss of the clean picture that the prediction implies, a diagnostic to compare models of both "
                     "kinds; needs min_snr_gamma 0 and weighting min_snr.",
                     advanced=True,
+                ),
+                _number(
+                    "timestep_shift",
+                    0.0,
+                    0.0,
+                    100.0,
+                    0.1,
+                    "Trains noisier timesteps more often, as flow models are sampled. 0 (default) = as the base "
+                    "model's family is trained, 1 = no shift, above 1 = more noise, below 1 = less.",
+                    optional=True,
                 ),
             ],
             outputs=[ObjectiveSocket.Output(display_name="OBJECTIVE", tooltip="For Train LoRA's input objective.")],

@@ -28,9 +28,10 @@ from ..trainer_core.config import (
 from ..trainer_core.lora_files.continued import check_lora_files
 from ..trainer_core.lora_files.merge import comfy_tensors
 from ..trainer_core.models import source_of
-from ..trainer_core.models.sd import check_base_model, detect_noise
+from ..trainer_core.models.sd import detect_noise
 from ..trainer_core.preflight.outline import outline_run
 from .comfyui import folders, kept, models, session
+from .comfyui.connected.live import live_of
 from .comfyui.progress import NodeProgress, announce_lora, clock
 from .node import Node
 from .plot import draw_losses
@@ -218,11 +219,15 @@ def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks
 
     Raises ValueError if they do not fit.
     """
-    path = Path(config.base_model.path)
-    check_base_model(config.base_model)
-    base = source_of(config.base_model).outline()
+    path, source = Path(config.base_model.path), source_of(config.base_model)
+    source.check()
+    base = source.outline()
     check_lora_files(config, base)
     outline_run(config, base)  # refuses impossible layers before anything is loaded
+    if config.base_model.connected is not None:
+        folders.check_pictures(config.dataset, callbacks)
+        live = live_of(config.base_model)
+        return model or live.model, clip or live.clip
     if model is None or clip is None:
         folders.check_pictures(config.dataset, callbacks)  # names what is wrong before anything is loaded
         own_model, own_clip, _ = models.load_models(config.base_model, *detect_noise(config.base_model))

@@ -55,6 +55,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByServer(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Import what is tested without looking for garbage: imports take a tenth less time, and leave hardly any."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 _frozen = False
 
 
@@ -127,6 +137,17 @@ def checkpoint(tmp_path_factory) -> Path:
 
     path = tmp_path_factory.mktemp("models") / "random-tiny.safetensors"
     save_file(checkpoint_tensors(), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def checkpoint_xl(tmp_path_factory) -> Path:
+    """Give the path of a whole random checkpoint in the shape of Stable Diffusion XL."""
+    from safetensors.torch import save_file
+    from tiny_models import family_tensors
+
+    path = tmp_path_factory.mktemp("models") / "toy.safetensors"
+    save_file(family_tensors("sdxl"), path)
     return path
 
 

@@ -3,11 +3,26 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 from train_graph import draw_pictures
 
 from comfy_client import ComfyServer
+
+
+@pytest.fixture(scope="session")
+def comfy_modules(comfyui: Path) -> Iterator[ModuleType]:
+    """Make ComfyUI's modules importable in this process, on the CPU where there is no CUDA device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(comfyui)
+        import comfy.cli_args
+
+        comfy.cli_args.args.cpu = not torch.cuda.is_available()
+        import comfy.sd
+
+        yield comfy
 
 
 @pytest.fixture

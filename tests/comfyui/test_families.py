@@ -1,7 +1,6 @@
 """Stable Diffusion 2 and XL: conditioning, prediction and LoRA against ComfyUI's own classes, at toy size."""
 
 import logging
-import sys
 
 import pytest
 import torch
@@ -21,22 +20,6 @@ from lora_atelier.trainer_core.networks import Embeddings
 
 UNET = "model.diffusion_model."
 PROMPTS = ["a red circle on a blue background", "", "mossling " + "many words " * 60]
-
-
-@pytest.fixture(scope="module")
-def comfy_modules(comfyui):
-    """Make ComfyUI's modules importable in this process, on the CPU."""
-    sys.path.insert(0, str(comfyui))
-    import comfy.cli_args
-
-    comfy.cli_args.args.cpu = not torch.cuda.is_available()
-    import comfy.sd
-    import comfy.sdxl_clip
-    import comfy.supported_models
-    import comfy.text_encoders.sd2_clip
-
-    yield comfy
-    sys.path.remove(str(comfyui))
 
 
 @pytest.fixture(scope="module", params=["sd2", "sdxl"])

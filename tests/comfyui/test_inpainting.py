@@ -1,7 +1,6 @@
 """Inpainting models: what they are told, and what they make of it, against ComfyUI's own classes at toy size."""
 
 import importlib.util
-import sys
 
 import numpy as np
 import pytest
@@ -22,21 +21,12 @@ SIZE = (64, 96, 4, 8, 64, 64)
 
 
 @pytest.fixture(scope="module")
-def comfy_modules(comfyui):
-    """Make ComfyUI's modules importable in this process, on the CPU."""
-    sys.path.insert(0, str(comfyui))
-    import comfy.cli_args
-
-    comfy.cli_args.args.cpu = not torch.cuda.is_available()
-    import comfy.sd
-    import comfy.supported_models
-
-    # by path: in pytest the name `nodes` is this folder's
+def comfy_nodes(comfyui, comfy_modules):
+    """Give ComfyUI's nodes, by path: in pytest the name `nodes` is the pack's folder."""
     spec = importlib.util.spec_from_file_location("comfyui_nodes", comfyui / "nodes.py")
     nodes = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(nodes)
-    yield comfy, nodes
-    sys.path.remove(str(comfyui))
+    return nodes
 
 
 @pytest.fixture(scope="module", params=["sd1", "sd2", "sdxl"])
@@ -67,7 +57,7 @@ def base(tensors, family, comfyui, tmp_path_factory):
 @pytest.fixture(scope="module")
 def theirs(tensors, family, comfy_modules):
     """Give ComfyUI's model and VAE of the same tensors."""
-    comfy, _ = comfy_modules
+    comfy = comfy_modules
     kinds = {
         "sd1": comfy.supported_models.SD15,
         "sd2": comfy.supported_models.SD20,
@@ -95,39 +85,38 @@ def close(mine, other, tolerance=1e-4):
     return (mine - other).norm() <= tolerance * other.norm()
 
 
-def told_by_comfyui(comfy_modules, theirs, whole):
+def told_by_comfyui(comfy_nodes, theirs, whole):
     """Return c_concat as ComfyUI's conditioning node and model make it; whole: all of the picture is painted."""
-    _, nodes = comfy_modules
     model, vae = theirs
     picture, mask = picture_and_mask()
     image = torch.from_numpy(np.array(picture)).float()[None] / 255
     painted = torch.from_numpy(np.array(mask)).float()[None] / 255
     painted = torch.ones_like(painted) if whole else painted
-    positive, _, _ = nodes.InpaintModelConditioning().encode([[None, {}]], [[None, {}]], image, vae, painted)
+    positive, _, _ = comfy_nodes.InpaintModelConditioning().encode([[None, {}]], [[None, {}]], image, vae, painted)
     values = positive[0][1]
     return model.concat_cond(noise=torch.zeros(1, 4, 12, 8), device="cpu", **values)
 
 
-def test_the_conditions_of_the_model_are_comfyuis(base, theirs, comfy_modules):
+def test_the_conditions_of_the_model_are_comfyuis(base, theirs, comfy_nodes):
     assert base.inpainting
     picture, mask = picture_and_mask()
     pixel_mask, small = (m[None] for m in painting_masks(mask, 8))
     assert 0 < small.mean() < 1 and set(small.unique().tolist()) == {0.0, 1.0}
     scale = base.family.latent_scale
     mine = encode_painted(base.vae, pixels(picture)[None], pixel_mask, small, scale)
-    other = told_by_comfyui(comfy_modules, theirs, whole=False)
+    other = told_by_comfyui(comfy_nodes, theirs, whole=False)
     assert mine.shape == other.shape == (1, 5, 12, 8)
     assert torch.equal(mine[:, :1], other[:, :1]) and close(mine, other)
-    assert close(encode_blank(base.vae, (64, 96), scale), told_by_comfyui(comfy_modules, theirs, whole=True))
+    assert close(encode_blank(base.vae, (64, 96), scale), told_by_comfyui(comfy_nodes, theirs, whole=True))
 
 
 @pytest.mark.parametrize("timestep", [100, 999])
-def test_prediction_is_comfyuis(base, theirs, family, comfy_modules, timestep):
+def test_prediction_is_comfyuis(base, theirs, family, comfy_nodes, timestep):
     model, _ = theirs
     draw = torch.Generator().manual_seed(timestep)
     x = torch.randn(1, 4, 12, 8, generator=draw)
     context = torch.randn(1, 77, base.unet.config.cross_attention_dim, generator=draw)
-    told = told_by_comfyui(comfy_modules, theirs, whole=False)
+    told = told_by_comfyui(comfy_nodes, theirs, whole=False)
     more, pooled = {}, None
     if family == "sdxl":
         pooled = torch.randn(1, 128, generator=draw)

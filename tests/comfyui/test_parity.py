@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,24 +26,11 @@ PROMPTS = ["a red circle on a blue background", "", "mossling " + "many words " 
 
 
 @pytest.fixture(scope="module")
-def comfy_modules(comfyui):
-    """Make ComfyUI's modules importable in this process, on the CPU, with the tiny model class registered."""
-    sys.path.insert(0, str(comfyui))
-    import comfy.cli_args
-
-    comfy.cli_args.args.cpu = not torch.cuda.is_available()
-    import comfy.sd
-
+def loaded(comfy_modules):
+    """Give the tiny base loaded by ComfyUI: (model, clip, vae), float32."""
     from lora_atelier.nodes.comfyui.tiny import register_tiny_model
 
     register_tiny_model()
-    yield comfy
-    sys.path.remove(str(comfyui))
-
-
-@pytest.fixture(scope="module")
-def loaded(comfy_modules):
-    """Give the tiny base loaded by ComfyUI: (model, clip, vae), float32."""
     options = {"dtype": torch.float32}
     return comfy_modules.sd.load_checkpoint_guess_config(str(TINY), model_options=options, te_model_options=options)[:3]
 

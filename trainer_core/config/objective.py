@@ -9,7 +9,7 @@ from .base import Config, check_choices, check_range
 
 Loss = Literal["mse", "l1", "huber", "smooth_l1", "huber_true", "log_cosh"]
 Weighting = Literal["min_snr", "soft_min_snr", "debiased", "p2", "v_scaled", "v_like"]
-Distribution = Literal["uniform", "logit_normal", "sigmoid", "beta", "snr_uniform"]
+Distribution = Literal["auto", "uniform", "logit_normal", "sigmoid", "beta", "snr_uniform"]
 
 HUBER = ("huber", "smooth_l1", "huber_true")
 MIN_SNR = ("min_snr", "soft_min_snr")
@@ -51,7 +51,8 @@ class ObjectiveConfig(Config):
     p2_gamma: float = 1.0  # of weighting p2, > 0
     v_like_weight: float = 0.1  # of weighting v_like: share of the v loss that is added, > 0
     snr_weight_floor: float = 0.0  # lower limit of the weights, 0..1; 0 = the published weights
-    timestep_distribution: Distribution = "uniform"  # over min_timestep..max_timestep
+    timestep_distribution: Distribution = "auto"  # over min_timestep..max_timestep; auto = the base model's family's
+    timestep_shift: float = 0.0  # of times towards noise; 0 = the base model's family's, 1 = none
     logit_mean: float = 0.0  # of logit_normal; below 0 = less noise
     logit_scale: float = 1.0  # of logit_normal, > 0; small = narrow
     sigmoid_center: float = 0.5  # of sigmoid: position of its step in the range, 0..1
@@ -81,6 +82,7 @@ class ObjectiveConfig(Config):
         check_range(self, "p2_gamma", 1e-6, 100)
         check_range(self, "v_like_weight", 1e-6, 1e6)
         check_range(self, "snr_weight_floor", 0, 1)
+        check_range(self, "timestep_shift", 0, 100)
         check_range(self, "logit_mean", -10, 10)
         check_range(self, "logit_scale", 0.01, 10)
         check_range(self, "sigmoid_center", 0, 1)

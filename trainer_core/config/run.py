@@ -75,15 +75,15 @@ class SampleConfig(Config):
 
     prompts: tuple[str, ...] = ()
     negative: str = ""
-    steps: int = 20
-    cfg: float = 7.0
+    steps: int = 0  # 0 = as many as suit the model
+    cfg: float = 0.0  # 0 = as suits the model
     seed: int = 0
     width: int = 512  # pixels, multiples of 8
     height: int = 512
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_range(self, "steps", 1, 1000)
+        check_range(self, "steps", 0, 1000)
         check_range(self, "cfg", 0, 100)
         for side in ("width", "height"):
             check_range(self, side, 16, 8192)

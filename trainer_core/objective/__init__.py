@@ -2,6 +2,6 @@
 
 from .objective import Batch, Draws, Objective, Place
 from .path import Path
-from .settings import check_objective, objective_remarks
+from .settings import check_objective, describe_levels, objective_remarks
 
-__all__ = ["Batch", "Draws", "Objective", "Path", "Place", "check_objective", "objective_remarks"]
+__all__ = ["Batch", "Draws", "Objective", "Path", "Place", "check_objective", "describe_levels", "objective_remarks"]

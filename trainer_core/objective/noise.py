@@ -9,15 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..common.rng import generator
+from .path import path_length
 
 
 def offset_growth(alpha: Tensor, sigma: Tensor) -> Tensor:
     """Compute the noise offset of each level as a share of the last level's, (N,) float32.
 
     An equal offset in each diffusion step adds up to sigma_t / alpha_t^2, in units of the noise (the closed form of
-    OneTrainer's "generalised offset noise"). Undefined where the last alpha is 0.
+    OneTrainer's "generalised offset noise"), where alpha_t^2 + sigma_t^2 is brought to 1. Undefined where the last
+    alpha is 0.
     """
-    growth = sigma.double() / alpha.double().square()
+    alpha, sigma = alpha.double(), sigma.double()
+    growth = path_length(alpha, sigma) * sigma / alpha.square()
     return (growth / growth[-1]).float()
 
 

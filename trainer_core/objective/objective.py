@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,12 +10,14 @@ from torch import Tensor
 
 from ..common.rng import sample_uniform
 from ..config import ObjectiveConfig
-from ..models.base import NoiseModel
+from ..models.base import LevelDefaults, NoiseModel
 from .loss import huber_thresholds, sample_losses
 from .noise import offset_growth, perturb, sample_noise
 from .path import Mix, Path
-from .timesteps import level_probabilities, sample_strata, sample_timesteps
+from .timesteps import chosen_levels, level_probabilities, sample_strata, sample_timesteps, shift_of
 from .weighting import snr_weight
+
+PLAIN = LevelDefaults()  # every level equally often
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +66,15 @@ class Draws:
 
 
 class Objective:
-    """The loss that a run minimises, on the path of its base model."""
+    """The loss that a run minimises, on the path of its base model.
 
-    def __init__(self, config: ObjectiveConfig, noise: NoiseModel, seed: int) -> None:
+    levels: what the base model's family is trained with, where the settings say "auto".
+    """
+
+    def __init__(self, config: ObjectiveConfig, noise: NoiseModel, seed: int, levels: LevelDefaults = PLAIN) -> None:
         self.config, self.seed, self.path = config, seed, Path(noise)
-        self._probabilities = level_probabilities(config, self.path)
+        self.levels = chosen_levels(config, levels)
+        self._probabilities: dict[float, Tensor] = {}  # of levels, by their shift
 
     def draw(self, batch: Batch, device: torch.device) -> Draws:
         """Draw levels and noise, mix them with the clean latents, and compute target and weights."""
@@ -125,6 +132,17 @@ class Objective:
         """Compute the weight of the loss at every level, (N,)."""
         return level_weights(self.config, self.path)
 
+    def probabilities(self, size: Sequence[int]) -> Tensor:
+        """Compute the cumulative probabilities of the levels min_timestep..max_timestep for latents of (height, width).
+
+        float64; a table for each shift, computed once.
+        """
+        shift = shift_of(self.levels, (size[0], size[1]))
+        if shift not in self._probabilities:
+            table = level_probabilities(self.config, self.path, self.levels.distribution, shift)
+            self._probabilities[shift] = table
+        return self._probabilities[shift]
+
     def _levels(self, batch: Batch) -> Tensor:
         """Draw the levels of a micro-batch, (B,) int64."""
         place, count, strata = batch.place, len(batch.latents), None
@@ -134,7 +152,7 @@ class Objective:
             self.seed,
             place.micro_batch,
             count,
-            self._probabilities,
+            self.probabilities(batch.latents.shape[2:]),
             self.config.min_timestep,
             strata,
             place.step_samples,
@@ -181,6 +199,7 @@ def level_weights(config: ObjectiveConfig, path: Path) -> Tensor:
     return snr_weight(
         path.snr,
         path.kind,
+        path.clean_factor,
         config.weighting,
         min_snr_gamma=config.min_snr_gamma,
         p2_gamma=config.p2_gamma,

@@ -1,8 +1,8 @@
 """The path from clean latents to noise, and the model's prediction on it: one affine form for every kind.
 
 At level t the noised latents are alpha_t x0 + sigma_t noise, and the target is p_t x0 + q_t noise:
-epsilon (0, 1) · v_prediction (-sigma_t, alpha_t), where alpha_t^2 + sigma_t^2 = 1 · flow (-1, 1) · x0 (1, 0) · affine,
-as EDM's preconditioned networks: p_t and q_t of the model (Karras et al. 2022, table 1).
+epsilon (0, 1) · v_prediction (-sigma_t, alpha_t) / sqrt(alpha_t^2 + sigma_t^2) · flow (-1, 1) · x0 (1, 0) · affine, as
+EDM's preconditioned networks: p_t and q_t of the model (Karras et al. 2022, table 1).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from ..models.base import NoiseModel
 
 LEAST_ALPHA = 4.8973451890853435e-08  # alpha_t^2 used for pure noise where its ratio must not be 0, as in ComfyUI
+PURE_NOISE = 1e-6  # signal-to-noise ratio below which nothing of the picture is left; ComfyUI's pure noise has 5e-8
 
 
 class Mix(NamedTuple):
@@ -26,6 +27,11 @@ class Mix(NamedTuple):
     sigma: Tensor
     p: Tensor | None
     q: Tensor | None
+
+    @property
+    def length(self) -> Tensor:
+        """Compute sqrt(alpha_t^2 + sigma_t^2); exactly 1 where that is meant."""
+        return path_length(self.alpha, self.sigma)
 
     def noised(self, latents: Tensor, noise: Tensor) -> Tensor:
         """Mix clean latents and noise: alpha_t x0 + sigma_t noise."""
@@ -38,7 +44,7 @@ class Mix(NamedTuple):
         if self.kind == "x0":
             return latents
         if self.kind == "v_prediction":
-            return self.alpha * noise - self.sigma * latents
+            return self.alpha / self.length * noise - self.sigma / self.length * latents
         if self.kind == "flow":
             return noise - latents
         return self.p * latents + self.q * noise  # type: ignore[operator]
@@ -51,11 +57,17 @@ class Mix(NamedTuple):
         if self.kind == "x0":
             return predicted
         if self.kind == "v_prediction":
-            return self.alpha * noised - self.sigma * predicted
+            return self.alpha / self.length.square() * noised - self.sigma / self.length * predicted
         if self.kind == "flow":
             return (noised - self.sigma * predicted) / (self.alpha + self.sigma)
         p, q = self.p, self.q
         return (q * noised - self.sigma * predicted) / (self.alpha * q - self.sigma * p)  # type: ignore[operator]
+
+
+def path_length(alpha: Tensor, sigma: Tensor) -> Tensor:
+    """Compute sqrt(alpha^2 + sigma^2); exactly 1 for a path that keeps the variance, whatever its rounding."""
+    length = (alpha.square() + sigma.square()).sqrt()
+    return length.where((length - 1).abs() > 1e-6, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,22 @@ class Path:
         """Signal-to-noise ratio of every level; pure noise gets the smallest ratio above 0."""
         least = torch.tensor(LEAST_ALPHA)
         return self.snr.clamp(min=float(least / (1 - least)))
+
+    @property
+    def ends_in_noise(self) -> bool:
+        """Tell whether the last level is pure noise, up to rounding."""
+        return float(self.snr[-1]) < PURE_NOISE
+
+    @property
+    def clean_factor(self) -> Tensor:
+        """Squared error of a prediction per squared error of the clean latents that it implies, (N,)."""
+        noise, snr = self.noise, self.snr
+        if noise.kind == "affine":
+            assert noise.p is not None and noise.q is not None
+            return (noise.q * snr.sqrt() - noise.p).square()
+        if noise.kind == "flow":
+            return (1 + snr.sqrt()).square()
+        return {"epsilon": snr, "x0": torch.ones_like(snr)}.get(noise.kind, snr + 1)
 
     def __len__(self) -> int:
         return len(self.noise.alpha)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ..config import RunConfig
-from ..models.base import NoiseModel
-from .objective import level_weights
+from ..models.base import LevelDefaults, NoiseModel
+from .objective import PLAIN, level_weights
 from .path import Path
+from .timesteps import chosen_levels
 
 KIND_OF_WEIGHTING = {"v_scaled": "v_prediction", "v_like": "epsilon"}  # weightings for one kind of prediction
 DIFFUSION_WEIGHTINGS = ("debiased", "p2", *KIND_OF_WEIGHTING)  # weightings for diffusion only
@@ -22,32 +23,44 @@ def check_objective(config: RunConfig, noise: NoiseModel) -> None:
             f"weighting {objective.weighting} is not for models that predict {noise.kind}, as this one does; set "
             "weighting of Noise & Loss to min_snr."
         )
-    if objective.noise_offset_strength == "by_timestep" and ends_in_noise(noise):
+    if objective.noise_offset_strength == "by_timestep" and Path(noise).ends_in_noise:
         raise ValueError(
             "noise_offset_strength by_timestep is undefined where the last timestep is pure noise, as in this model; "
             "set noise_offset_strength of Noise & Loss to fixed and noise_offset to 0."
         )
 
 
-def ends_in_noise(noise: NoiseModel) -> bool:
-    """Tell whether the last level is pure noise."""
-    return float(noise.alpha[-1]) == 0
+def describe_levels(levels: LevelDefaults) -> str:
+    """Describe a distribution of levels and its shift, such as "logit_normal, shift 2.2"."""
+    if levels.by_tokens is None:
+        return levels.distribution + (f", shift {levels.shift:g}" if levels.shift != 1 else "")
+    low, high, few, many = levels.by_tokens
+    return f"{levels.distribution}, shift exp({low:g}) at {few} tokens to exp({high:g}) at {many}"
 
 
-def objective_remarks(config: RunConfig, noise: NoiseModel) -> list[str]:
+def objective_remarks(config: RunConfig, noise: NoiseModel, family: LevelDefaults = PLAIN) -> list[str]:
     """List sentences on settings that can be trained but may surprise."""
     objective, train = config.objective, config.train
     changes = ["a noise offset"] if objective.noise_offset or objective.noise_offset_strength == "adaptive" else []
     changes += ["pyramid noise"] if objective.pyramid_iterations else []
     sentences = []
-    pure, diffusion = ends_in_noise(noise), noise.kind in ("epsilon", "v_prediction")
-    if pure and diffusion and changes:
+    path, diffusion = Path(noise), noise.kind in ("epsilon", "v_prediction")
+    pure, levels = path.ends_in_noise, chosen_levels(objective, family)
+    if family != PLAIN and (objective.timestep_distribution == "auto" or not objective.timestep_shift):
+        source = f" ({family.source})" if levels == family and family.source else ""
+        sentences.append(f"Timesteps are drawn as this model's family is trained: {describe_levels(levels)}{source}.")
+    if noise.kind == "flow" and objective.weighted:
+        sentences.append(
+            f"weighting {objective.weighting} with min_snr_gamma {objective.min_snr_gamma:g} hardly trains the noisy "
+            "timesteps of a flow model, which decide the composition. Set min_snr_gamma of Noise & Loss to 0."
+        )
+    if pure and changes:
         sentences.append(
             "This model's last timestep is pure noise (zero terminal SNR), from which samplers start. With "
             f"{' and '.join(changes)} the LoRA is trained to start from other noise. Very dark and very bright "
             "pictures do not need it here: turn it off."
         )
-    if pure and diffusion and level_weights(objective, Path(noise))[objective.max_timestep] == 0:
+    if pure and diffusion and level_weights(objective, path)[objective.max_timestep] == 0:
         sentences.append(
             f"With weighting {objective.weighting} the last timestep, pure noise, has the weight 0 and is not trained. "
             "Set snr_weight_floor of Noise & Loss, for example to 0.1."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -10,24 +12,50 @@ from torch import Tensor
 
 from ..common.rng import generator, sample_uniform
 from ..config import ObjectiveConfig
+from ..models.base import LevelDefaults
 from .path import Path
 
 FRACTION_TERMS = 300  # of the continued fraction below; converged to 1e-12 for parameters of at most 100
 
 
-def level_probabilities(config: ObjectiveConfig, path: Path) -> Tensor:
-    """Compute the cumulative probabilities of the levels min_timestep..max_timestep, float64."""
+def chosen_levels(config: ObjectiveConfig, family: LevelDefaults) -> LevelDefaults:
+    """Fill in what the settings leave to the base model's family."""
+    levels = family
+    if config.timestep_distribution != "auto":
+        levels = replace(levels, distribution=config.timestep_distribution)
+    if config.timestep_shift:
+        levels = replace(levels, shift=config.timestep_shift, by_tokens=None)
+    return levels
+
+
+def shift_of(levels: LevelDefaults, size: tuple[int, int]) -> float:
+    """Compute the shift of times for latents of (height, width): exp(mu), where mu is a line over their tokens."""
+    if levels.by_tokens is None:
+        return levels.shift
+    low, high, few, many = levels.by_tokens
+    tokens = math.prod(-(-side // levels.token) for side in size)
+    return math.exp(low + (high - low) * (tokens - few) / (many - few))
+
+
+def level_probabilities(config: ObjectiveConfig, path: Path, distribution: str = "", shift: float = 1.0) -> Tensor:
+    """Compute the cumulative probabilities of the levels min_timestep..max_timestep, float64.
+
+    distribution: by default the configured one. shift s moves times towards noise, t -> s t / (1 + (s - 1) t), as
+    samplers do (Esser et al. 2024, section 5.3.2): no level changes, only its probability.
+    """
     low, high = config.min_timestep, config.max_timestep
-    count = high - low + 1
-    if config.timestep_distribution == "logit_normal":
-        return logit_normal(count, config.logit_mean, config.logit_scale)
-    if config.timestep_distribution == "sigmoid":
-        return sigmoid_density(count, config.sigmoid_center, config.sigmoid_slope)
-    if config.timestep_distribution == "beta":
-        return beta(count, config.beta_a, config.beta_b)
-    if config.timestep_distribution == "snr_uniform":
-        return snr_uniform(path.positive_snr[low : high + 1])
-    return uniform(count)
+    distribution = distribution or config.timestep_distribution
+    t = unshifted(uniform(high - low + 1), shift)
+    if distribution == "logit_normal":
+        return logit_normal(t, config.logit_mean, config.logit_scale)
+    if distribution == "sigmoid":
+        return sigmoid_density(t, config.sigmoid_center, config.sigmoid_slope)
+    if distribution == "beta":
+        return beta(t, config.beta_a, config.beta_b)
+    if distribution == "snr_uniform":
+        table = snr_uniform(path.positive_snr[low : high + 1])
+        return table if shift == 1 else between(table, t)
+    return t
 
 
 def uniform(count: int) -> Tensor:
@@ -39,24 +67,39 @@ def uniform(count: int) -> Tensor:
     return torch.arange(1, count + 1, dtype=torch.float64) / count
 
 
-def logit_normal(count: int, mean: float, scale: float) -> Tensor:
-    """Compute the cumulative probabilities of sigmoid(mean + scale z) for Gaussian z (Esser et al. 2024)."""
-    return torch.special.ndtr((torch.logit(uniform(count)) - mean) / scale)
+def unshifted(t: Tensor, shift: float) -> Tensor:
+    """Compute the times that a shift moves to t; a distribution at these is the shifted one at t."""
+    return t if shift == 1 else t / (t + shift * (1 - t))
 
 
-def sigmoid_density(count: int, center: float, slope: float) -> Tensor:
-    """Compute the cumulative probabilities of the density sigmoid(slope (t - center)): a soft step (OneTrainer's)."""
-    values = F.softplus(slope * (torch.cat([torch.zeros(1, dtype=torch.float64), uniform(count)]) - center))
+def between(cumulative: Tensor, t: Tensor) -> Tensor:
+    """Read a table of cumulative probabilities at times between its own, along straight lines."""
+    table = torch.cat([torch.zeros(1, dtype=torch.float64), cumulative])
+    places = t * len(cumulative)
+    below = places.floor().long().clamp(max=len(cumulative) - 1)
+    return table[below].lerp(table[below + 1], places - below)
+
+
+def logit_normal(t: Tensor, mean: float, scale: float) -> Tensor:
+    """Compute the cumulative probabilities of sigmoid(mean + scale z) for Gaussian z (Esser et al. 2024) at times t."""
+    return torch.special.ndtr((torch.logit(t) - mean) / scale)
+
+
+def sigmoid_density(t: Tensor, center: float, slope: float) -> Tensor:
+    """Compute the cumulative probabilities of the density sigmoid(slope (t - center)) at times t that end at 1.
+
+    A soft step (OneTrainer's).
+    """
+    values = F.softplus(slope * (torch.cat([torch.zeros(1, dtype=torch.float64), t]) - center))
     return (values[1:] - values[0]) / (values[-1] - values[0])
 
 
-def beta(count: int, a: float, b: float) -> Tensor:
-    """Compute the cumulative probabilities of the beta distribution: I_t(a, b), regularised incomplete beta.
+def beta(t: Tensor, a: float, b: float) -> Tensor:
+    """Compute the cumulative probabilities of the beta distribution at times t: I_t(a, b), regularised incomplete beta.
 
     Its continued fraction (DLMF 8.17.22, evaluated from its end) converges fast below the mean; above it
     I_t(a, b) = 1 - I_{1-t}(b, a).
     """
-    t = uniform(count)
     below = t < (a + 1) / (a + b + 2)
     return torch.where(below, _incomplete_beta(t, a, b), 1 - _incomplete_beta(1 - t, b, a))
 

@@ -10,6 +10,7 @@ SNR_LIMIT = 1000.0  # of debiased, v_scaled and v_like: cleaner timesteps get th
 def snr_weight(
     snr: Tensor,
     prediction: str,
+    clean_factor: Tensor,
     weighting: str = "min_snr",
     *,
     min_snr_gamma: float = 0.0,
@@ -19,15 +20,14 @@ def snr_weight(
 ) -> Tensor:
     """Compute the weight of the loss on a prediction at each ratio, shape as snr, at least `floor`.
 
+    clean_factor: squared error of the prediction per squared error of the clean latents that it implies, as snr.
     min_snr, soft_min_snr: the loss on clean latents times min(snr, gamma) (Hang et al. 2023), or times its smooth
-    form snr gamma / (snr + gamma) (Crowson et al. 2024), converted for epsilon (/ snr), v (/ (snr + 1)), flow
-    (/ (1 + sqrt(snr))^2) or x0; gamma 0 is no weight. debiased: Yu et al. 2024, for v as in sd-scripts. p2: Choi et
-    al. 2022, for v with 2 instead of 1 as in OneTrainer. v_scaled: weighs the v loss like the noise loss. v_like: the
-    noise loss plus a share of the v loss. Weights for v are finite where snr is 0.
+    form snr gamma / (snr + gamma) (Crowson et al. 2024), over clean_factor; gamma 0 is no weight. debiased: Yu et al.
+    2024, for v as in sd-scripts. p2: Choi et al. 2022, for v with 2 instead of 1 as in OneTrainer. v_scaled: weighs the
+    v loss like the noise loss. v_like: the noise loss plus a share of the v loss. Weights for v are finite where snr is
+    0.
     """
     noise = prediction == "epsilon"
-    # squared error of the prediction / squared error of the clean latents that it implies
-    clean_factor = {"epsilon": snr, "flow": (1 + snr.sqrt()).square(), "x0": snr.new_ones(())}.get(prediction, snr + 1)
     limited = snr.clamp(max=SNR_LIMIT)
     if weighting == "min_snr" and min_snr_gamma == 0:
         weights = snr.new_ones(snr.shape)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from ..config import RunConfig
+    from ..config import ObjectiveConfig, RunConfig
     from ..data.scan import Index
     from ..models import Source
+    from ..models.base import LevelDefaults
 
 FORMAT = 1  # of run folders and of their keys; raise it whenever the same key would give other weights
 SHOWN = 12  # characters of a key in folder names
@@ -25,8 +26,13 @@ class Keys(NamedTuple):
     course: str  # runs with the same course take the same steps; their length or file format may differ
 
 
-def build_keys(config: RunConfig, models: Mapping[str, str], pictures: str) -> Keys:
-    """Compute a run's keys. models: digest of each model file by its role. pictures: digest of the manifest.
+def build_keys(
+    config: RunConfig, models: Mapping[str, str], pictures: str, levels: LevelDefaults | None = None
+) -> Keys:
+    """Compute a run's keys.
+
+    models: digest of each model file by its role. pictures: digest of the manifest. levels: those of the base model's
+    family, by default equally likely ones.
 
     Only settings that decide the weights count: no names and paths, no intervals of saves, samples and logs, no memory
     settings (which change rounding at most).
@@ -50,6 +56,10 @@ def build_keys(config: RunConfig, models: Mapping[str, str], pictures: str) -> K
     ):
         for name in names:  # the content counts instead, by its digest
             place.pop(name, None)
+    del values["objective"]["timestep_shift"]
+    values["objective"] |= _levels(config.objective, levels)
+    if lora["names"] == "comfy":  # as ever; another form is another file of the same weights
+        del lora["names"]
     connected = values["base_model"].pop("connected")
     if connected:
         values["connected"] = {name: value for name, value in connected.items() if name != "key"}
@@ -57,8 +67,20 @@ def build_keys(config: RunConfig, models: Mapping[str, str], pictures: str) -> K
         values["fork"] = [config.existing.fork_run, config.existing.fork_step]
     values |= {"format": FORMAT, "models": dict(models), "pictures": pictures}
     whole = _digest(values)
+    lora.pop("names", None)
     del train["steps"], train["epochs"], train["save_dtype"], lora["bake"]
     return Keys(run=whole, course=_digest(values))
+
+
+def _levels(config: ObjectiveConfig, family: LevelDefaults | None) -> dict[str, Any]:
+    """Describe the distribution that levels are drawn from, whoever chose it; without a shift it has no entry."""
+    from ..models.base import LevelDefaults  # imported here, so that lists of runs need no image library
+    from ..objective.timesteps import chosen_levels
+
+    chosen = chosen_levels(config, family or LevelDefaults())
+    shift = chosen.shift if chosen.by_tokens is None else [*chosen.by_tokens, chosen.token]
+    found = {"timestep_distribution": chosen.distribution}
+    return found if shift == 1 else found | {"timestep_shift": shift}
 
 
 def _digest(values: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from ..common.access import ANYWHERE, Access
 from ..common.callbacks import Callbacks
 from ..common.files import check_writable
 from ..config import MemoryConfig, RunConfig
+from ..config.optimizer import RATES
 from ..data.cache import Cache
 from ..data.plan import Plan, build_plan
 from ..data.scan import PLACE, Index, manifest_digest, scan
@@ -27,6 +28,7 @@ from ..optim import remarks as optimizer_remarks
 from ..optim.noise_scale import NoiseScale
 from ..optim.schedule import check_schedule, lr_factor
 from ..preflight.disk import check_disk
+from ..preflight.measured import fit_measured
 from ..preflight.memory import fit_memory
 from ..preflight.network import describe_network, measure_run
 from ..preflight.outline import outline_run, trains_text
@@ -96,20 +98,48 @@ def check_settings(job: Job) -> None:
         check_weights(getattr(config.base_model, setting), setting)
 
 
+def check_parts(config: RunConfig, base: BaseModel) -> None:
+    """Raise ValueError for settings that a connected model cannot have: it stays ComfyUI's, with its text encoders."""
+    if not base.managed:
+        return
+    if rate := next((name for name in RATES[1:3] if getattr(config.optimizer, name)), ""):
+        raise ValueError(f"The text encoders of a connected model are not trained; set {rate} of Optimizer to 0.")
+    if config.lora.embeddings:
+        raise ValueError("Words are not trained with a connected model; remove the node Embedding.")
+    if config.memory.offload_weights in ("half", "all"):
+        raise ValueError(
+            "ComfyUI itself decides where the weights of a connected model lie; set offload_weights of Memory to auto."
+        )
+    if config.memory.compile:
+        raise ValueError("A connected model is not compiled; set compile of Memory to off.")
+
+
+def check_sizes(plan: Plan, base: BaseModel) -> None:
+    """Raise ValueError for a bucket whose sides are no multiples of the model's size step."""
+    step = base.latents.step
+    if wrong := next((size for size in plan.fullest_batches() if size[0] % step or size[1] % step), None):
+        raise ValueError(
+            f"{base.title} takes pictures whose sides are multiples of {step} pixels, and a bucket has "
+            f"{wrong[0]} x {wrong[1]}; set bucket_step of Train LoRA, or the sizes of Buckets, to multiples of {step}."
+        )
+
+
 def plan_run(job: Job) -> Planned:
     """Scan the pictures and plan every step; ValueError for settings that do not suit the pictures or the model."""
     config, outline = job.config, job.source.outline(job.dtype)
+    check_parts(config, outline)
     check_objective(config, outline.noise)
     check_lora_files(config, outline)
     with Index(job.cache / PLACE) as index:
         manifest = scan(config.dataset, index, job.callbacks, job.access)
         models = model_digests(config, job.source, index)
     plan = build_plan(manifest, config.dataset, config.train)
+    check_sizes(plan, outline)
     check_schedule(plan.steps, config.scheduler)
     check_stops(config.optimizer, plan, config.lora.embeddings)
     check_validation(config.train, plan)
     check_embeddings(config.lora.embeddings, plan, outline)
-    keys = build_keys(config, models, manifest_digest(manifest))
+    keys = build_keys(config, models, manifest_digest(manifest), outline.levels)
     return Planned(plan=plan, keys=keys, models=models, outline=outline)
 
 
@@ -148,9 +178,12 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
     long = long_captions(plan, outline.base, word_ids(config.lora.embeddings))
     note("\n".join([report(plan), *(f"- {sentence}" for sentence in long)]))
     note(describe_network(measure_run(config, outline)))
-    ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes)
+    if outline.base.managed:
+        ladder, needed = fit_measured(config, plan, outline.base, job.device, DTYPES[config.lora.dtype])
+    else:
+        ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes)
     settings = (
-        *objective_remarks(config, outline.base.noise),
+        *objective_remarks(config, outline.base.noise, outline.base.levels),
         *remarks_on_algorithm(config.lora),
         *optimizer_remarks(config.optimizer),
     )
@@ -201,7 +234,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         base=base,
         encoded=encoded,
         network=network,
-        objective=Objective(config.objective, base.noise, config.train.seed),
+        objective=Objective(config.objective, base.noise, config.train.seed, base.levels),
         optimizer=build_optimizer(settings, groups, config.train.seed),
         scaler=torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16),
         noise_scale=NoiseScale(parameters),
@@ -225,7 +258,7 @@ def apply_memory(run: Run, memory: MemoryConfig) -> None:
     base, weights, run.memory = run.base, run.config.base_model.weights, memory
     with run.network.detached():
         if base.managed:
-            recompute(base.units(base.denoiser), memory.checkpointing)
+            recompute(base.units(base.denoiser), memory.checkpointing, copies=base.writes_inputs)
         else:
             prepare(base, memory, weights, run.device, run.stream)
     for text in base.text_encoders:

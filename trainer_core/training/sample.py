@@ -15,6 +15,8 @@ from ..objective import Path
 from ..objective.path import LEAST_ALPHA
 from .batch import Read
 
+STEPS, CFG = 20, 7.0  # of samples whose settings leave them open
+
 
 def sample_images(
     base: BaseModel,
@@ -77,7 +79,9 @@ def sample_latents(
     level sigma = sigma_t / alpha_t (Karras et al. 2022, algorithm 1 without churn, on the model's own levels).
     """
     path, form = Path(base.noise), base.latents
-    levels, sigmas = noise_levels(path, config.steps)
+    if path.kind not in ("epsilon", "v_prediction"):
+        raise ValueError(f"No samples are drawn of a model that predicts {path.kind} without ComfyUI's own sampler.")
+    levels, sigmas = noise_levels(path, config.steps or STEPS)
     shape = (1, form.channels, config.height // form.pixels, config.width // form.pixels)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     x = noise.to(device) * float((1 + sigmas[0] ** 2) ** 0.5)
@@ -92,7 +96,7 @@ def sample_latents(
 
         output = in_parts(guess, 2, x.device)
         wanted, unwanted = output.chunk(2)
-        guided = unwanted + config.cfg * (wanted - unwanted)
+        guided = unwanted + (config.cfg or CFG) * (wanted - unwanted)
         if path.kind == "epsilon":
             direction = guided
         else:  # v: denoised = x / (1 + sigma^2) - v sigma / sqrt(1 + sigma^2)

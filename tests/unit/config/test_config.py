@@ -144,7 +144,7 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
     (
         c.ObjectiveConfig,
         {"beta_a": 3},
-        "beta_a works with timestep_distribution beta only, and timestep_distribution is uniform",
+        "beta_a works with timestep_distribution beta only, and timestep_distribution is auto",
     ),
     (c.ObjectiveConfig, {"timestep_distribution": "beta", "beta_b": 0}, "beta_b"),
     (c.ObjectiveConfig, {"timestep_distribution": "sigmoid", "sigmoid_slope": 0}, "to uniform instead"),

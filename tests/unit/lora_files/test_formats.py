@@ -1,41 +1,30 @@
-"""LoRA files of other trainers: their names, what continuing begins with, and merging as ComfyUI does it."""
+"""LoRA files of other trainers: their names, what continuing begins with, and merging several."""
 
 import json
-import logging
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from clip_tokenizer import TOKENIZER
 from diffusers import UNet2DConditionModel
+from lora_runs import LINEAR, SMALL, check, load_with, model_at, random, run_of
 from safetensors.torch import load_file, save_file
-from tiny_models import checkpoint_tensors, family_tensors, model_of, network_in
+from tiny_models import checkpoint_tensors, model_of, network_in
 
-from lora_atelier.trainer_core.config import BaseModelConfig, BeneathConfig, LoraConfig, OptimizerConfig, RunConfig
-from lora_atelier.trainer_core.lora_files.continued import check_lora_files, file_remarks, layer_weights, load_continued
+from lora_atelier.trainer_core.config import BaseModelConfig, BeneathConfig, LoraConfig
+from lora_atelier.trainer_core.lora_files.continued import file_remarks, layer_weights, load_continued
 from lora_atelier.trainer_core.lora_files.formats import FileLayer, group_tensors, layer_kind
 from lora_atelier.trainer_core.lora_files.match import layers_by_name, match_layers
-from lora_atelier.trainer_core.lora_files.merge import comfy_tensors, merge_beneath
+from lora_atelier.trainer_core.lora_files.merge import comfy_tensors
 from lora_atelier.trainer_core.lora_files.read import load_lora, outline_lora
 from lora_atelier.trainer_core.lora_files.write import delta_norms
 from lora_atelier.trainer_core.models.sd import Conditions, load_base_model, outline_base_model
 from lora_atelier.trainer_core.models.sd.identify import made_for
-from lora_atelier.trainer_core.models.sd.names import unet_ldm_names
-from lora_atelier.trainer_core.networks.layers import dora, ia3
-from lora_atelier.trainer_core.networks.layers import layer as layer_module
 from lora_atelier.trainer_core.networks.of_model import build_network
 from lora_atelier.trainer_core.preflight.network import describe_network, measure_run
 from lora_atelier.trainer_core.preflight.outline import outline_run
 
 SHAPES = json.loads((Path(__file__).parents[2] / "data" / "lora_shapes.json").read_text())
-TEXT_RATE = OptimizerConfig(learning_rate=1e-3, text_encoder_learning_rate=1e-3)
-
-
-def model_at(path):
-    """Configure a base model with the tests' tokenizer."""
-    return BaseModelConfig(tokenizer=TOKENIZER, path=str(path))
 
 
 @pytest.fixture(scope="module")
@@ -47,27 +36,22 @@ def sd15():
 
 
 @pytest.fixture(scope="module")
+def plain(checkpoint):
+    """Give the toy of Stable Diffusion 1 in memory; it stays as it is."""
+    return load_base_model(model_at(checkpoint))
+
+
+@pytest.fixture(scope="module")
+def sdxl(checkpoint_xl):
+    """Give the toy of Stable Diffusion XL."""
+    return model_at(checkpoint_xl)
+
+
+@pytest.fixture(scope="module")
 def outline(sdxl):
     """Give the outline of the toy of Stable Diffusion XL, and its layers."""
     base = outline_base_model(sdxl)
     return base, layers_by_name(base)
-
-
-@pytest.fixture(scope="module")
-def sdxl(tmp_path_factory):
-    """Give a toy checkpoint of Stable Diffusion XL."""
-    path = tmp_path_factory.mktemp("sdxl") / "toy.safetensors"
-    save_file(family_tensors("sdxl"), path)
-    return BaseModelConfig(tokenizer=TOKENIZER, path=str(path))
-
-
-def run_of(base, **lora):
-    return RunConfig(base_model=base, dataset={"concepts": ()}, lora=LoraConfig(**lora), optimizer=TEXT_RATE)
-
-
-def check(run):
-    """Check the files of a run as it does itself, before anything is loaded."""
-    check_lora_files(run, outline_base_model(run.base_model))
 
 
 def trained(base, seed=0, **lora):
@@ -76,15 +60,6 @@ def trained(base, seed=0, **lora):
     for i, layer in enumerate(network.layers.values()):
         torch.nn.init.normal_(layer.up, std=0.1, generator=torch.Generator().manual_seed(i))
     return network
-
-
-def load_with(config, *beneath, dtype=torch.float32):
-    """Load a base model with LoRAs beneath."""
-    return load_base_model(config, dtype, amend=lambda base: merge_beneath(base, beneath))
-
-
-def random(*shape, seed=0, scale=0.3):
-    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 # --- names -------------------------------------------------------------------------------------------------
@@ -198,7 +173,7 @@ def test_kinds_of_layers_and_what_is_missing():
 # --- files that are refused --------------------------------------------------------------------------------
 
 
-def test_a_lora_for_another_model_is_named_before_anything_is_loaded(checkpoint, sdxl, tmp_path, comfyui):
+def test_a_lora_for_another_model_is_named_before_anything_is_loaded(checkpoint, plain, tmp_path):
     width = {"lora_down": 2048, "lora_up": 8}
     foreign = {
         f"lora_unet_input_blocks_7_1_transformer_blocks_{i}_attn2_to_k.{end}.weight": torch.zeros(4, width[end])
@@ -214,7 +189,7 @@ def test_a_lora_for_another_model_is_named_before_anything_is_loaded(checkpoint,
         beneath = (BeneathConfig(path=str(tmp_path / "xl.safetensors")),)
         check(run_of(model_at(checkpoint), beneath=beneath))
 
-    own = trained(load_base_model(model_at(checkpoint)), rank=2).tensors()
+    own = trained(plain, rank=2).tensors()
     name = next(key for key in own if key.endswith("attn2_to_k.lora_down.weight"))
     save_file({**own, name: torch.zeros(2, 768)}, tmp_path / "wide.safetensors")
     with pytest.raises(ValueError, match=r"^1 of \d+ layers of wide.* another shape .*to_k\): choose one for Stable D"):
@@ -263,13 +238,13 @@ def test_the_family_that_a_file_is_for_is_named(case):
     assert made_for(flux, {}) == "FLUX or a model like it" and made_for({"x": next(iter(widths.values()))}, {}) == ""
 
 
-def test_a_lora_of_another_family_is_called_so(checkpoint, sdxl, comfyui, tmp_path):
+def test_a_lora_of_another_family_is_called_so(checkpoint, plain, sdxl, tmp_path):
     one = model_at(checkpoint)
     for name, own, other, families in (
-        ("one", one, sdxl, ("Stable Diffusion 1 or 2", "Stable Diffusion XL")),
-        ("xl", sdxl, one, ("Stable Diffusion XL", "Stable Diffusion 1")),
+        ("one", plain, sdxl, ("Stable Diffusion 1 or 2", "Stable Diffusion XL")),
+        ("xl", load_base_model(sdxl), one, ("Stable Diffusion XL", "Stable Diffusion 1")),
     ):
-        save_file(trained(load_base_model(own), rank=2).tensors(), tmp_path / f"{name}.safetensors")
+        save_file(trained(own, rank=2).tensors(), tmp_path / f"{name}.safetensors")
         said = "it is a LoRA for {}, the base model is {}; choose one for {}.".format(*families, families[1])
         with pytest.raises(ValueError, match=rf"{name}.safetensors have no place in .*: {said}"):
             check(run_of(other, start=str(tmp_path / f"{name}.safetensors")))
@@ -300,7 +275,7 @@ def test_files_that_are_no_whole_lora_are_refused(checkpoint, tmp_path):
         outline_lora(tmp_path / "a.pt")
 
 
-def test_only_what_a_layer_can_begin_with_is_continued_and_only_where_there_is_a_rate(checkpoint, comfyui, tmp_path):
+def test_only_what_a_layer_can_begin_with_is_continued_and_only_where_there_is_a_rate(checkpoint, tmp_path):
     base = model_at(checkpoint)
     own = layers_by_name(outline_base_model(base))
     unet, text = (next(n for n in own if n.startswith(p) and n.endswith("to_q" if "unet" in p else "fc1"))
@@ -341,7 +316,7 @@ def test_only_what_a_layer_can_begin_with_is_continued_and_only_where_there_is_a
 
 
 @pytest.mark.parametrize("family", ["sd1", "sdxl"])
-def test_a_continued_network_is_the_file_and_changes_nothing_at_first(checkpoint, sdxl, comfyui, tmp_path, family):
+def test_a_continued_network_is_the_file_and_changes_nothing_at_first(checkpoint, sdxl, tmp_path, family):
     config = model_at(checkpoint) if family == "sd1" else sdxl
     base = load_base_model(config)
     stored = trained(base, rank=3, alpha=2, preset="full", conv_rank=2, conv_alpha=5).tensors()
@@ -392,96 +367,29 @@ def test_a_continued_network_is_the_file_and_changes_nothing_at_first(checkpoint
             assert not torch.allclose(attached, other.model(ids).last_hidden_state, atol=1e-3)
 
 
-@pytest.fixture
-def fine_eps(monkeypatch):
-    """Let DoRA add the epsilon of float32 to norms, as ComfyUI does where it merges in float32."""
-    for module in (dora, ia3, layer_module):
-        monkeypatch.setattr(module, "EPS", torch.finfo(torch.float32).eps)
-
-
-def dora_files(base, weights, keys):
-    """Return files of DoRAs and of our (IA)^3, for all of the toy of Stable Diffusion XL or a few of its layers."""
-    shapes = {name: weights[keys[name]].shape for name in WHERE}
-    files = {}
-    for kind in ("dora input", "dora output", "loha dora output", "lokr dora output"):
-        files[kind] = {
-            f"{name}.{end}": tensor
-            for name, (out, width, *kernel) in shapes.items()
-            for end, tensor in parts(kind, out, width, tuple(kernel)).items()
-        } | {f"{name}.alpha": torch.tensor(1.5) for name in WHERE}
-    network = network_in(base, LoraConfig(algorithm="ia3"))
-    for i, each in enumerate(network.layers.values()):
-        torch.nn.init.normal_(each.ia3, std=0.3, generator=torch.Generator().manual_seed(i))
-    with network.attached():
-        files["ia3"] = network.tensors()
-    return files
-
-
-def test_a_dora_is_continued_along_its_own_axis_as_comfyui_merges_it(sdxl, theirs, comfy, fine_eps, tmp_path):
-    weights, keys = theirs
-    base = load_base_model(sdxl)
-    for kind, stored in dora_files(base, weights, keys).items():
-        path = tmp_path / f"{kind}.safetensors"
-        save_file(stored, path)
-        run = run_of(sdxl, start=str(path))
-        check(run)
-        start = load_continued(run, base).layers
-        network = build_network(base, run, {"lora_unet": 1e-3, "lora_te1": 1e-3, "lora_te2": 1e-3}, start)
-        again = network.tensors()
-        assert {name: t.shape for name, t in again.items()} == {name: t.shape for name, t in stored.items()}
-        assert all(torch.allclose(again[name], t, rtol=1e-6, atol=1e-6) for name, t in stored.items()), kind
-
-        patches = comfy.lora.load_lora(dict(stored), keys)
-        count = 0
-        for name, change, _ in network.changes():
-            before = weights[keys[name]]
-            wanted = comfy.lora.calculate_weight([(1.0, patches[keys[name]], 1.0, None, None)], before.clone(), name)
-            made = before.reshape(change.shape) + change
-            assert (made - wanted.reshape(change.shape)).abs().max() <= 1e-5 * max(1.0, wanted.abs().max()), name
-            count += 1
-        assert count == len(start) >= len(WHERE)
-
-        # What runs beside the frozen layers is what is merged, and the magnitudes learn.
-        merged = load_with(sdxl, BeneathConfig(path=str(path)))
-        noise = random(1, 4, 8, 8, scale=1)
-        pooled = {"pooled": random(1, 128), "sizes": torch.tensor([[64, 64, 0, 0, 64, 64]])}
-        conditions = Conditions(context=random(1, 7, base.unet.config.cross_attention_dim, seed=1, scale=1), **pooled)
-        with torch.no_grad():
-            plain = base.predict(noise, torch.tensor([500]), conditions)
-            other = merged.predict(noise, torch.tensor([500]), conditions)
-        with network.attached():
-            mine = base.predict(noise, torch.tensor([500]), conditions)
-            mine.square().sum().backward()
-        scale = float(other.abs().max())
-        assert (mine - other).abs().max() < 2e-5 * scale and (mine - plain).abs().max() > 1e-3 * scale, kind
-        learning = network.layers[LINEAR]
-        assert learning.by_output == ("output" in kind) and learning.magnitude.grad.any()
-        if kind == "ia3":  # the LoRA of zeros in the file of (IA)^3 stays so
-            assert not learning.up.any() and not learning.up.grad.any() and not learning.down.grad.any()
-
-
-def test_a_magnitude_is_taken_in_the_shape_of_a_matrix_and_refused_without_an_axis(sdxl, theirs, tmp_path):
-    weights, keys = theirs
+def test_a_magnitude_is_taken_in_the_shape_of_a_matrix_and_refused_without_an_axis(sdxl, outline, tmp_path):
+    shapes = {name: outline[1][name].module.weight.shape for name in (LINEAR, SMALL)}
 
     def start(name, magnitude):
-        out, width, *kernel = weights[keys[name]].shape
-        tensors = {f"{name}.{end}": tensor for end, tensor in parts("lora", out, width, tuple(kernel)).items()}
+        out, width, *kernel = shapes[name]
+        pair = {"lora_up.weight": random(out, 3, *kernel), "lora_down.weight": random(3, width, *kernel, seed=1)}
+        tensors = {f"{name}.{end}": tensor for end, tensor in pair.items()}
         save_file({**tensors, f"{name}.dora_scale": magnitude}, tmp_path / "a.safetensors")
         return run_of(sdxl, start=str(tmp_path / "a.safetensors"))
 
-    out, width = weights[keys[LINEAR]].shape
+    width = shapes[LINEAR][1]
     with pytest.raises(ValueError, match=rf"{LINEAR}: a DoRA magnitude of shape \({width},\) is neither along the inp"):
         outline_run(start(LINEAR, torch.ones(width)))
-    out = weights[keys[SMALL]].shape[0]
+    out = shapes[SMALL][0]
     run, base = start(SMALL, random(out, 1)), load_base_model(sdxl)
     rates = {"lora_unet": 1e-3, "lora_te1": 0, "lora_te2": 0}
     again = build_network(base, run, rates, load_continued(run, base).layers).tensors()
     assert torch.allclose(again[f"{SMALL}.dora_scale"], random(out, 1)[:, :, None, None], atol=1e-6)
 
 
-def test_embeddings_in_files_of_onetrainer_are_left_out_and_reported(checkpoint, comfyui, tmp_path):
+def test_embeddings_in_files_of_onetrainer_are_left_out_and_reported(checkpoint, plain, tmp_path):
     config = model_at(checkpoint)
-    own = trained(load_base_model(config), rank=2).tensors()
+    own = trained(plain, rank=2).tensors()
     words = {f"bundle_emb.{word}.clip_l": random(2, 64) for word in ("moss", "<fern>")}
     save_file({**own, **words}, tmp_path / "bundle.safetensors")
     lora = load_lora(tmp_path / "bundle.safetensors")
@@ -500,149 +408,11 @@ def test_embeddings_in_files_of_onetrainer_are_left_out_and_reported(checkpoint,
         load_lora(tmp_path / "words.safetensors")
 
 
-# --- merging, against ComfyUI ------------------------------------------------------------------------------
+# --- merging ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def comfy(comfyui):
-    """Make ComfyUI's modules importable in this process, on the CPU."""
-    sys.path.insert(0, str(comfyui))
-    import comfy.cli_args
-
-    comfy.cli_args.args.cpu = not torch.cuda.is_available()
-    import comfy.clip_model
-    import comfy.lora
-    import comfy.ops
-    import comfy.sd
-    import comfy.supported_models
-
-    yield comfy
-    sys.path.remove(str(comfyui))
-
-
-@pytest.fixture(scope="module")
-def theirs(sdxl, comfy):
-    """Give ComfyUI's UNet and text encoders of the toy: {weight's name: weight}, {name in files: weight's name}."""
-    tensors = load_file(sdxl.path)
-    unet = "model.diffusion_model."
-    config = comfy.supported_models.SDXL(comfy.model_detection.detect_unet_config(tensors, unet))
-    config.set_inference_dtype(torch.float32, None)
-    model = config.get_model(tensors, unet, device="cpu").float()
-    model.load_model_weights(dict(tensors), unet)
-    stored = config.process_clip_state_dict({k: v for k, v in tensors.items() if k.startswith("conditioner.")})
-
-    def text(width, act):
-        shape = {"num_hidden_layers": 3, "intermediate_size": 2 * width, "num_attention_heads": width // 64}
-        shape |= {"hidden_size": width, "hidden_act": act, "max_position_embeddings": 77, "projection_dim": width}
-        shape |= {"eos_token_id": 49407}
-        built = comfy.clip_model.CLIPTextModel(shape, torch.float32, "cpu", comfy.ops.disable_weight_init)
-        return torch.nn.ModuleDict({"transformer": built})
-
-    texts = torch.nn.ModuleDict({"clip_l": text(64, "quick_gelu"), "clip_g": text(128, "gelu")})
-    missing, _ = texts.load_state_dict(stored, strict=False)
-    assert missing in ([], ["clip_l.transformer.text_projection.weight"])
-    keys = comfy.lora.model_lora_keys_clip(texts, comfy.lora.model_lora_keys_unet(model, {}))
-    return {**model.state_dict(), **texts.state_dict()}, keys
-
-
-LINEAR, CONV, SMALL = (
-    "lora_unet_middle_block_1_transformer_blocks_1_ff_net_2",
-    "lora_unet_input_blocks_1_0_in_layers_2",
-    "lora_unet_input_blocks_3_0_skip_connection",
-)
-TEXT, TEXT_2 = "lora_te1_text_model_encoder_layers_0_mlp_fc1", "lora_te2_text_model_encoder_layers_1_self_attn_q_proj"
-WHERE = (LINEAR, CONV, SMALL, TEXT, TEXT_2)
-
-
-def parts(kind, out, width, kernel):
-    """Return the tensors of a layer of each kind for a weight (out, width, *kernel), and its DoRA magnitudes."""
-    flat, ones = width * kernel[0] * kernel[1] if kernel else width, (1,) * len(kernel)
-    low, high = {"lokr_w1_a": random(4, 2), "lokr_w1_b": random(2, 8, seed=2)}, {"lokr_w1": random(4, 8, seed=1)}
-    right = out // 4, width // 8
-    low_right = {"lokr_w2_a": random(right[0], 3, seed=5), "lokr_w2_b": random(3, flat // 8, seed=6)}
-    lora = {"lora_up.weight": random(out, 3, *ones), "lora_down.weight": random(3, width, *kernel, seed=1)}
-    loha = {"hada_w1_a": random(out, 3), "hada_w1_b": random(3, flat, seed=1)}
-    loha |= {"hada_w2_a": random(out, 3, seed=2), "hada_w2_b": random(3, flat, seed=3)}
-    found = {
-        "lora": lora,
-        "lora without alpha": lora,
-        "dora input": {**lora, "dora_scale": random(1, width, *ones, seed=4).abs() + 0.1},
-        "dora output": {**lora, "dora_scale": random(out, 1, *ones, seed=4).abs() + 0.1},
-        "loha": loha,
-        "loha dora": {**loha, "dora_scale": random(1, width, *ones, seed=4).abs() + 0.1},
-        "loha dora output": {**loha, "dora_scale": random(out, 1, *ones, seed=4).abs() + 0.1},
-        "lokr": {**high, "lokr_w2": random(*right, *kernel, seed=2)},
-        "lokr low left": {**low, "lokr_w2": random(*right, *kernel, seed=3)},
-        "lokr low right": {**high, **low_right},
-        "lokr low both": {**low, **low_right},
-        "diff": {"diff": random(out, width, *kernel), "diff_b": random(out, seed=1)},
-    }
-    found["lokr dora output"] = {**found["lokr"], "dora_scale": random(out, 1, *ones, seed=4).abs() + 0.1}
-    if kernel:
-        small = {"lora_up.weight": random(out, 3, 1, 1), "lora_down.weight": random(3, width, 1, 1, seed=1)}
-        core = random(3, 3, *kernel, seed=7)
-        sides = {"hada_w1_a": random(3, out), "hada_w2_a": random(3, out, seed=2)}
-        sides |= {"hada_w1_b": random(3, width, seed=1), "hada_w2_b": random(3, width, seed=3)}
-        found["lora tucker"] = {**small, "lora_mid.weight": core}
-        found["loha tucker"] = {**sides, "hada_t1": core, "hada_t2": random(3, 3, *kernel, seed=8)}
-        found["lokr tucker"] = {**high, "lokr_t2": core, "lokr_w2_a": random(3, right[0])}
-        found["lokr tucker"]["lokr_w2_b"] = random(3, right[1], seed=9)
-    return found.get(kind)
-
-
-KINDS = (
-    *("lora", "lora without alpha", "lora tucker", "dora input", "dora output", "loha", "loha tucker", "loha dora"),
-    *("lokr", "lokr low left", "lokr low right", "lokr low both", "lokr tucker", "diff"),
-)
-
-
-@pytest.mark.parametrize(
-    ("kind", "strength"), [*((kind, -0.7) for kind in KINDS), ("lora", 1.0), ("dora input", 1.0), ("dora output", 1.0)]
-)
-def test_merged_weights_are_comfyuis(sdxl, theirs, comfy, comfyui, tmp_path, caplog, kind, strength):
-    weights, keys = theirs
-    tensors = {}
-    for name in WHERE:
-        shape = weights[keys[name]].shape
-        found = parts(kind, shape[0], shape[1], tuple(shape[2:]))
-        tensors |= {f"{name}.{end}": tensor for end, tensor in (found or {}).items()}
-        if found and kind not in ("lora without alpha", "diff"):
-            tensors[f"{name}.alpha"] = torch.tensor(1.5)
-    if kind == "diff":  # norms, and text encoders' under the names that ComfyUI knows
-        tensors["lora_unet_out_0.w_norm"] = random(64)
-        tensors["lora_unet_out_0.b_norm"] = random(64, seed=1)
-        tensors["text_encoders.clip_g.transformer.text_model.final_layer_norm.diff"] = random(128)
-    path = tmp_path / "lora.safetensors"
-    save_file(tensors, path)
-
-    base = load_with(sdxl, BeneathConfig(path=str(path), strength=strength))
-    names = unet_ldm_names(base.unet.state_dict(), 1)
-    mine = {f"diffusion_model.{names[k]}": v for k, v in base.unet.state_dict().items()}
-    for comfy_name, text in zip(("clip_l", "clip_g"), base.texts, strict=True):
-        state = {k.removeprefix("text_model."): v for k, v in text.model.state_dict().items()}
-        mine |= {
-            f"{comfy_name}.transformer.{'' if k.startswith('text_projection') else 'text_model.'}{k}": v
-            for k, v in state.items()
-        }
-
-    # ComfyUI fails on the core of a LoKr and leaves such layers as they are; what we hand it has none.
-    for source in (comfy_tensors(path, outline_base_model(sdxl)), *([] if kind == "lokr tucker" else [tensors])):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            patches = comfy.lora.load_lora(source, keys)
-        assert not caplog.records, "ComfyUI did not understand the file"
-        for key, patch in patches.items():
-            wanted = comfy.lora.calculate_weight([(strength, patch, 1.0, None, None)], weights[key].clone(), key)
-            assert not torch.allclose(wanted, weights[key], atol=1e-2), key
-            assert (mine[key] - wanted).abs().max() <= 1e-5 * max(1.0, wanted.abs().max()), key
-    untouched = set(mine) & set(weights) - set(patches)
-    assert len(patches) >= (3 if "tucker" not in kind else 2) and len(untouched) > 200
-    assert all(torch.equal(mine[key], weights[key].reshape(mine[key].shape)) for key in untouched)
-
-
-def test_several_loras_are_added_in_their_order_and_rounded_once(checkpoint, comfyui, tmp_path):
+def test_several_loras_are_added_in_their_order_and_rounded_once(checkpoint, plain, tmp_path):
     config = model_at(checkpoint)
-    plain = load_base_model(config)
     paths = []
     for seed in (1, 2):
         paths.append(tmp_path / f"{seed}.safetensors")
@@ -675,7 +445,7 @@ def test_several_loras_are_added_in_their_order_and_rounded_once(checkpoint, com
         load_with(config, BeneathConfig(path=str(tmp_path / "loud.safetensors"), strength=10), dtype=torch.float16)
 
 
-def test_the_outline_is_the_model_without_its_weights(checkpoint, sdxl, comfyui, tmp_path):
+def test_the_outline_is_the_model_without_its_weights(checkpoint, sdxl, tmp_path):
     assert checkpoint_tensors().keys() == load_file(checkpoint).keys()
     for config in (model_at(checkpoint), sdxl):
         outline, base = outline_base_model(config), load_base_model(config)

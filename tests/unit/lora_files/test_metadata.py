@@ -41,12 +41,11 @@ MINIMUM = {"ss_epoch", "ss_datasets", "ss_bucket_info", "ss_sd_model_hash", "ss_
 
 
 @pytest.fixture(scope="module")
-def bases(checkpoint, tmp_path_factory, comfyui):
+def bases(checkpoint, checkpoint_xl, tmp_path_factory):
     """Give the loaded toys by family."""
-    folder = tmp_path_factory.mktemp("families")
-    for family in ("sd2", "sdxl"):
-        save_file(family_tensors(family), folder / f"{family}.safetensors")
-    paths = {"sd1": checkpoint, "sd2": folder / "sd2.safetensors", "sdxl": folder / "sdxl.safetensors"}
+    sd2 = tmp_path_factory.mktemp("families") / "sd2.safetensors"
+    save_file(family_tensors("sd2"), sd2)
+    paths = {"sd1": checkpoint, "sd2": sd2, "sdxl": checkpoint_xl}
     configs = {family: BaseModelConfig(tokenizer=TOKENIZER, path=str(path)) for family, path in paths.items()}
     return {family: (config, load_base_model(config)) for family, config in configs.items()}
 

@@ -29,11 +29,11 @@ from lora_atelier.trainer_core.models.sd.unet import unet_shape
 
 
 @pytest.fixture(scope="module")
-def tokenizer(comfyui):
-    return load_tokenizer(comfyui / "comfy" / "sd1_tokenizer")
+def tokenizer():
+    return load_tokenizer(Path(TOKENIZER))
 
 
-def test_a_single_file_gives_the_model_it_was_made_from(checkpoint, comfyui):
+def test_a_single_file_gives_the_model_it_was_made_from(checkpoint):
     base = load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)))
     assert base.prediction == "epsilon" and base.family.name == "sd1"
     for part, reference in ((base.unet, tiny_unet()), (base.texts[0].model, tiny_text_encoder())):
@@ -45,7 +45,7 @@ def test_a_single_file_gives_the_model_it_was_made_from(checkpoint, comfyui):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
-def test_files_may_be_stored_in_any_precision_and_with_averages_beside(dtype, comfyui, tmp_path):
+def test_files_may_be_stored_in_any_precision_and_with_averages_beside(dtype, tmp_path):
     stored = {k: v.to(dtype) for k, v in checkpoint_tensors().items()}
     averages = {f"model_ema.{k.replace('.', '')}": v.clone() for k, v in list(stored.items())[:5]}
     save_file(stored | averages, tmp_path / "stored.safetensors")
@@ -57,7 +57,7 @@ def test_files_may_be_stored_in_any_precision_and_with_averages_beside(dtype, co
     }
 
 
-def test_weights_that_are_not_finite_are_named(comfyui, tmp_path):
+def test_weights_that_are_not_finite_are_named(tmp_path):
     tensors = checkpoint_tensors()
     tensors["model.diffusion_model.out.2.bias"][1] = float("nan")
     save_file(tensors, tmp_path / "broken.safetensors")
@@ -65,14 +65,14 @@ def test_weights_that_are_not_finite_are_named(comfyui, tmp_path):
         load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(tmp_path / "broken.safetensors")))
 
 
-def test_a_diffusers_folder_gives_the_same_model(checkpoint, comfyui, tmp_path):
+def test_a_diffusers_folder_gives_the_same_model(checkpoint, tmp_path):
     base = load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)))
     tiny_unet().save_pretrained(tmp_path / "unet")
     tiny_text_encoder().save_pretrained(tmp_path / "text_encoder")
     base.vae.save_pretrained(tmp_path / "vae")
     (tmp_path / "scheduler").mkdir()
     (tmp_path / "scheduler" / "scheduler_config.json").write_text('{"prediction_type": "v_prediction"}')
-    shutil.copytree(comfyui / "comfy" / "sd1_tokenizer", tmp_path / "tokenizer")
+    shutil.copytree(TOKENIZER, tmp_path / "tokenizer")
     check_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(tmp_path)))
     other = load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(tmp_path)))
     assert other.prediction == "v_prediction"
@@ -120,7 +120,7 @@ def kl_autoencoder():
 
 
 @pytest.mark.parametrize("layout", ["ldm", "checkpoint", "diffusers"])
-def test_another_autoencoder_takes_the_place_of_the_models_own(layout, comfyui, tmp_path):
+def test_another_autoencoder_takes_the_place_of_the_models_own(layout, tmp_path):
     vae = kl_autoencoder()
     state = vae.state_dict()
     names = {k: k for k in state} if layout == "diffusers" else vae_ldm_names(state, 2)
@@ -146,7 +146,7 @@ def test_another_autoencoder_takes_the_place_of_the_models_own(layout, comfyui, 
 
 
 @pytest.mark.parametrize("declared", ["marker", "metadata"])
-def test_v_prediction_is_read_from_the_file(declared, comfyui, tmp_path):
+def test_v_prediction_is_read_from_the_file(declared, tmp_path):
     tensors, metadata = checkpoint_tensors(), {}
     if declared == "marker":
         tensors["v_pred"] = torch.zeros(0)
@@ -238,7 +238,7 @@ def test_a_truncated_checkpoint_is_named(checkpoint, tmp_path):
         check_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(tmp_path / "half.safetensors")))
 
 
-def test_a_missing_tensor_is_named(comfyui, tmp_path):
+def test_a_missing_tensor_is_named(tmp_path):
     tensors = checkpoint_tensors()
     del tensors["model.diffusion_model.middle_block.0.in_layers.2.weight"]
     save_file(tensors, tmp_path / "gap.safetensors")
@@ -304,12 +304,12 @@ def test_open_clip_rows_end_in_zeros_and_two_encoders_lie_side_by_side(tokenizer
     assert torch.equal(both.context[:, 64:], alone.context)
 
 
-def test_clip_skip_beyond_the_encoder_is_refused(checkpoint, comfyui):
+def test_clip_skip_beyond_the_encoder_is_refused(checkpoint):
     with pytest.raises(ValueError, match=r"clip_skip is 3, but a text encoder of random-tiny.safetensors has 2"):
         load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint), clip_skip=3))
 
 
-def test_captions_have_another_identity_wherever_they_become_something_else(checkpoint, comfyui):
+def test_captions_have_another_identity_wherever_they_become_something_else(checkpoint):
     base, skipping = (
         load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint), clip_skip=skip)) for skip in (1, 2)
     )

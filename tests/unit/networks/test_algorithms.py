@@ -1,16 +1,15 @@
-"""Every algorithm but LoRA, on every kind of layer: identity, LyCORIS' results, gradients, and ComfyUI's weights."""
-
-import sys
+"""Every algorithm but LoRA, on every kind of layer: identity, LyCORIS' results, gradients, files."""
 
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from toy_layers import BASES, CASES, NAME, TABLE, attached, beside, file_parts
 
 from lora_atelier.trainer_core.config import LoraConfig
-from lora_atelier.trainer_core.lora_files.formats import FileLayer, fits, group_tensors, layer_kind, merged_weight
+from lora_atelier.trainer_core.lora_files.formats import layer_kind
 from lora_atelier.trainer_core.networks import remarks_on_algorithm
-from lora_atelier.trainer_core.networks.build import algorithm_of, build_layer
+from lora_atelier.trainer_core.networks.build import build_layer
 from lora_atelier.trainer_core.networks.choose import Target
 from lora_atelier.trainer_core.networks.layers.dropout import Dropouts
 from lora_atelier.trainer_core.networks.layers.loha import LohaLayer
@@ -18,82 +17,15 @@ from lora_atelier.trainer_core.networks.layers.lokr import LokrLayer, factorise
 from lora_atelier.trainer_core.networks.layers.oft import butterfly_size, turn
 from lora_atelier.trainer_core.networks.network import LayerWeights, Network
 
-NAME = "lora_unet_to_k"
-BASES = {  # 24 outputs, 16 inputs
-    "linear": (lambda: nn.Linear(16, 24), (2, 3, 16)),
-    "1x1": (lambda: nn.Conv2d(16, 24, 1), (2, 16, 4, 3)),
-    "3x3": (lambda: nn.Conv2d(16, 24, 3, stride=2, padding=1), (2, 16, 5, 4)),
-    "norm": (lambda: nn.GroupNorm(4, 16), (2, 16, 4, 3)),
-}
-CASES = {
-    "loha thin": {"algorithm": "loha", "rank": 2},
-    "loha": {"algorithm": "loha", "rank": 5},
-    "loha tucker": {"algorithm": "loha", "rank": 5, "tucker": True},
-    "loha scalar": {"algorithm": "loha", "rank": 2, "use_scalar": True},
-    "lokr": {"algorithm": "lokr", "rank": 2},
-    "lokr factor": {"algorithm": "lokr", "rank": 2, "factor": 2},
-    "lokr both": {"algorithm": "lokr", "rank": 1, "decompose_both": True},
-    "lokr full": {"algorithm": "lokr", "rank": 2, "full_matrix": True},
-    "lokr left": {"algorithm": "lokr", "rank": 3, "decompose_both": True, "factor": 2},
-    "lokr tucker": {"algorithm": "lokr", "rank": 1, "tucker": True},
-    "lokr scalar": {"algorithm": "lokr", "rank": 2, "use_scalar": True},
-    "glora": {"algorithm": "glora", "rank": 3},
-    "glora scalar": {"algorithm": "glora", "rank": 3, "use_scalar": True},
-    "oft": {"algorithm": "oft", "rank": 4},
-    "oft held": {"algorithm": "oft", "rank": 4, "constraint": 0.01},
-    "boft": {"algorithm": "boft", "rank": 6},
-    "boft held": {"algorithm": "boft", "rank": 6, "constraint": 0.01},
-    "ia3": {"algorithm": "ia3"},
-    "ia3 input": {"algorithm": "ia3"},
-    "full": {"algorithm": "full"},
-    "loha dora": {"algorithm": "loha", "rank": 2, "dora": True},
-    "lokr dora": {"algorithm": "lokr", "rank": 2, "dora": True},
-    "loha dora output": {"algorithm": "loha", "rank": 2, "dora": True},
-    "lokr dora output": {"algorithm": "lokr", "rank": 2, "dora": True},
-}
-TABLE = [(case, base) for case in CASES for base in BASES if base != "norm"] + [("full", "norm")]
 # DoRA's norm gets no gradient, as in its paper; so differences and LyCORIS, which lets it, say otherwise.
 EXACT = [(case, base) for case, base in TABLE if not CASES[case].get("dora")]
 # Along the outputs ComfyUI divides by the norm of the frozen weight, which gets none anyway.
 DIFFERENTIABLE = EXACT + [(case, base) for case, base in TABLE if case.endswith("dora output")]
-EPS = torch.finfo(torch.float32).eps
-
-
-def attached(case, base, dtype=torch.float32, filled=True):
-    """Return a frozen layer with a network layer beside it, filled with something, and an input."""
-    build, shape = BASES[base]
-    torch.manual_seed(0)
-    module = build().to(dtype).requires_grad_(False)
-    for parameter in module.parameters():
-        nn.init.normal_(parameter)
-    name = "lora_unet_ff_net_2" if case == "ia3 input" else NAME
-    config = LoraConfig(**{"rank": 4, "alpha": 6.0, **CASES[case]})
-    by_output = case.endswith("dora output")
-    target = Target(name, module, config.rank, config.alpha)
-    network = Network([target], config, seed=0)
-    layer = build_layer(target, config, seed=0, by_output=by_output)
-    if filled:
-        for parameter in layer.parameters():
-            nn.init.normal_(parameter, std=0.4) if parameter.ndim else nn.init.constant_(parameter, 0.7)
-    layer = layer.double() if dtype == torch.float64 else layer
-    network.attach()
-    beside(module, layer)
-    return module, layer, torch.randn(shape, dtype=dtype)
 
 
 def apply(module, x):
     """Return what the frozen layer's class computes of x with its own, or given, weights."""
     return type(module).__mro__[2].forward(module, x)
-
-
-def file_parts(layer):
-    """Return a layer's tensors as reading the file gives them: the parts and alpha."""
-    tensors = {f"{NAME}.{k}": t for k, t in (layer.tensors() | layer.magnitude_tensors()).items()}
-    grouped, unknown = group_tensors(tensors)
-    assert not unknown and list(grouped) == [NAME]
-    parts = {part: tensors[name] for part, name in grouped[NAME].items()}
-    assert layer_kind(parts)
-    return parts, float(parts.pop("alpha", 0))
 
 
 @pytest.mark.parametrize(("case", "base"), TABLE)
@@ -199,68 +131,6 @@ def test_outputs_and_gradients_are_lycoris(case, base):
         assert torch.allclose(
             mine.grad, their, rtol=10 * tolerance, atol=10 * tolerance * float(their.detach().abs().max())
         ), name
-
-
-@pytest.fixture(scope="module")
-def comfy(comfyui):
-    """Make ComfyUI's modules importable in this process, on the CPU."""
-    sys.path.insert(0, str(comfyui))
-    import comfy.cli_args
-
-    comfy.cli_args.args.cpu = not torch.cuda.is_available()
-    import comfy.lora
-
-    yield comfy
-    sys.path.remove(str(comfyui))
-
-
-@pytest.mark.parametrize(("case", "base"), TABLE)
-def test_comfyui_makes_the_same_weights_of_the_file(comfy, caplog, case, base):
-    module, layer, _ = attached(case, base)
-    weight, bias = module.weight.clone(), module.bias.clone()
-    tensors = {f"{NAME}.{k}": t.clone().contiguous() for k, t in (layer.tensors() | layer.magnitude_tensors()).items()}
-    wanted = layer.changed_weight(weight)
-    if "ia3" in case or "dora" in case:  # ComfyUI adds the epsilon of the dtype it patches in, which is float32 here
-        kept = 0 if layer.by_output else getattr(layer, "axis", 1)
-        axes = [axis for axis in range(weight.ndim) if axis != kept]
-        changed = weight if "ia3" in case or layer.by_output else weight + layer.delta_weight()
-        norm = torch.linalg.vector_norm(changed, dim=axes, keepdim=True)
-        wanted = wanted * (norm + 2**-10) / (norm + EPS)
-
-    def calculate(strength):
-        patches = comfy.lora.load_lora(dict(tensors), {NAME: "w.weight"})
-        found = {"w.weight": weight, "w.bias": bias}
-        return {
-            key: comfy.lora.calculate_weight([(strength, patch, 1.0, None, None)], found[key].clone(), key)
-            for key, patch in patches.items()
-        }
-
-    made = calculate(1.0)
-    assert not caplog.records, "ComfyUI did not understand the file"
-    delta = wanted - weight
-    assert (made["w.weight"] - wanted).norm() <= 1e-5 * delta.norm() and delta.norm() > 0.05 * weight.norm()
-    if hasattr(layer, "diff_b"):
-        assert torch.equal(made["w.bias"], bias + layer.diff_b)
-
-    parts, alpha = file_parts(layer)
-    kind = layer_kind(parts)
-    read = FileLayer(source=NAME, kind=kind, tensors=parts, alpha=alpha)
-    assert fits(read, weight.shape, bias.shape) and not fits(read, torch.Size((7, *weight.shape[1:])), bias.shape)
-    for strength in (1.0, 0.6, -0.7):
-        merged, theirs = merged_weight(weight, read, strength), calculate(strength)["w.weight"]
-        assert (merged - theirs).norm() <= 1e-5 * (theirs - weight).norm(), strength
-
-    # What is continued has the file's form, whatever the settings say.
-    _, other, _ = attached(case, base, filled=False)
-    assert base == "norm" or "ia3" in case or algorithm_of(parts) == CASES[case]["algorithm"]
-    if "dora" in case:
-        with pytest.raises(ValueError, match="a layer of dora_scale cannot be continued"):
-            other.load(parts, alpha)
-        return
-    other.load(parts, alpha)
-    assert torch.allclose(other.changed_weight(weight), layer.changed_weight(weight), rtol=1e-5, atol=1e-5)
-    if hasattr(layer, "rank") and not isinstance(layer, LokrLayer):
-        assert (other.rank, other.alpha) == (layer.rank, layer.alpha)
 
 
 def test_what_is_continued_has_the_rank_and_form_of_the_file():
@@ -371,13 +241,6 @@ def test_remarks_on_what_may_surprise():
     said = {algorithm: remarks_on_algorithm(LoraConfig(algorithm=algorithm)) for algorithm in ("loha", "oft", "lora")}
     assert [len(sentences) for sentences in said.values()] == [0, 1, 0]
     assert "64" in remarks_on_algorithm(LoraConfig(algorithm="loha", rank=64))[0]
-
-
-def beside(module, layer):
-    """Put a network layer beside a frozen layer in the place of the one that is there."""
-    module.__dict__["delta"] = layer
-    layer.__dict__["frozen"] = module
-    return module
 
 
 @pytest.mark.parametrize(("case", "base"), TABLE)

@@ -1,9 +1,11 @@
 """Learned words: rows of ids below 0, gradients as of a whole table, chunks, and what the vectors begin with."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
+from clip_tokenizer import TOKENIZER
 from tiny_models import tiny_clip
 
 from lora_atelier.trainer_core.config import EmbeddingConfig, LoraConfig
@@ -24,8 +26,8 @@ WORDS = word_ids((MOSS, PEBBLE))
 
 
 @pytest.fixture(scope="module")
-def tokenizer(comfyui):
-    return load_tokenizer(comfyui / "comfy" / "sd1_tokenizer")
+def tokenizer():
+    return load_tokenizer(Path(TOKENIZER))
 
 
 @pytest.fixture(scope="module")

@@ -1,24 +1,18 @@
 """What a LoRA can be besides plain: Tucker, DoRA, other beginnings, a scalar, dropouts, bounded norms, baked."""
 
 import copy
-import sys
-from collections.abc import Iterator
 from itertools import product
-from types import SimpleNamespace
 
 import peft
 import pytest
 import torch
 from lycoris.modules.locon import LoConModule
-from safetensors.torch import load_file
 from tiny_models import network_on, tiny_unet
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
+from toy_layers import ALL_DROPOUTS, LAYERS, OPTIONS, Toy, config_of, move, one_layer
 
 from lora_atelier.trainer_core.config import LoraConfig
-from lora_atelier.trainer_core.lora_files.bake import bake_network
-from lora_atelier.trainer_core.lora_files.formats import FileLayer, group_tensors, layer_kind, merged_weight
-from lora_atelier.trainer_core.lora_files.write import delta_norms, save_lora
 from lora_atelier.trainer_core.memory import Stream, keep_weights
 from lora_atelier.trainer_core.memory import recompute as recompute_blocks
 from lora_atelier.trainer_core.models.sd.units import units
@@ -28,43 +22,6 @@ from lora_atelier.trainer_core.networks.layers import dora, layer
 from lora_atelier.trainer_core.networks.layers.svd import largest_singular
 
 CPU = torch.device("cpu")
-ALL_DROPOUTS = {"dropout": 0.2, "rank_dropout": 0.3, "module_dropout": 0.4}
-OPTIONS = {
-    "plain": {},
-    "tucker": {"tucker": True},
-    "dora": {"dora": True},
-    "dora tucker": {"dora": True, "tucker": True},
-    "scalar": {"use_scalar": True, "tucker": True},
-    "rs": {"rs_lora": True},
-    "pissa": {"init": "pissa"},
-    "orthogonal": {"init": "orthogonal"},
-    "dora pissa": {"init": "pissa", "dora": True},
-    "dropouts": ALL_DROPOUTS,
-    "dora dropouts": {**ALL_DROPOUTS, "dora": True},
-}
-LAYERS = {
-    "linear": (lambda: nn.Linear(6, 5), (3, 4, 6)),
-    "1x1": (lambda: nn.Conv2d(6, 5, 1), (3, 6, 4, 4)),
-    "3x3 stride 2": (lambda: nn.Conv2d(6, 5, 3, stride=2, padding=1), (3, 6, 5, 5)),
-}
-
-
-class Toy(nn.Module):
-    """Every kind of layer in a row, (B, 4, 8, 8) to (B, 5)."""
-
-    def __init__(self):
-        super().__init__()
-        self.config = SimpleNamespace(down_block_types=("a",), layers_per_block=1, addition_embed_type=None)
-        torch.manual_seed(0)
-        self.conv_in = nn.Conv2d(4, 12, 3, padding=1)
-        self.down = nn.Conv2d(12, 12, 3, stride=2, padding=1)
-        self.small = nn.Conv2d(12, 8, 1)
-        self.wide, self.out = nn.Linear(8, 20), nn.Linear(20, 5, bias=False)
-        self.requires_grad_(False)
-
-    def forward(self, x):
-        x = self.small(self.down(self.conv_in(x)).sin()).flatten(2).transpose(1, 2)
-        return self.out(self.wide(x).sin().mean(1))
 
 
 def pictures(dtype=torch.float32):
@@ -75,26 +32,6 @@ def unet_loss(unet):
     g = torch.Generator().manual_seed(5)
     latents, words = torch.randn(2, 4, 8, 8, generator=g), torch.randn(2, 7, 64, generator=g)
     return unet(latents, torch.tensor([10, 700]), encoder_hidden_states=words).sample.square().mean()
-
-
-def config_of(**options):
-    return LoraConfig(**{"rank": 4, "alpha": 2.0, "preset": "full", **options})
-
-
-def move(module, std=0.1):
-    """Let a network or layer be as if it had learned something."""
-    for i, parameter in enumerate(module.parameters()):
-        parameter.data += std * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
-
-
-def one_layer(kind, dtype=torch.float64, by_output=False, **options):
-    """Return (frozen layer, layer beside it, x), the layer as if it were attached."""
-    torch.manual_seed(0)
-    build, shape = LAYERS[kind]
-    base = build().to(dtype).requires_grad_(False)
-    made = build_layer(Target("x", base, 4, 2.0), config_of(**options), 1, by_output=by_output).to(dtype)
-    made.__dict__["frozen"] = base
-    return base, made, torch.randn(shape, dtype=dtype)
 
 
 def through(base, made, x):
@@ -343,74 +280,6 @@ def test_layers_that_do_not_learn_are_not_shrunk():
 
 
 # --- files -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def comfy(comfyui) -> Iterator:
-    """Make ComfyUI's loader importable in this process, on the CPU."""
-    sys.path.insert(0, str(comfyui))
-    import comfy.cli_args
-
-    comfy.cli_args.args.cpu = not torch.cuda.is_available()
-    import comfy.lora
-
-    yield comfy
-    sys.path.remove(str(comfyui))
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_file_gives_comfyui_the_same_weights(comfy, tmp_path, options):
-    network = network_on(Toy(), config_of(**options))
-    move(network)
-    path = tmp_path / "a.safetensors"
-    save_lora(path, network.tensors(), {}, "float32")
-    stored = load_file(path)
-    names = {name: f"{name}.weight" for name in network._targets}
-    patches = comfy.lora.load_lora(stored, names)
-    assert len(patches) == len(names)
-    grouped, unknown = group_tensors(stored)
-    assert not unknown
-    for name, module in network._targets.items():
-        weight = module.weight.detach().clone()
-        mine = network.layers[name].changed_weight(weight).detach()
-        theirs = comfy.lora.calculate_weight([(1.0, patches[names[name]], 1.0, None, None)], weight.clone(), name)
-        tensors = {part: stored[key] for part, key in grouped[name].items()}
-        alpha = float(tensors.pop("alpha"))
-        kind = layer_kind(grouped[name])
-        merged = merged_weight(weight, FileLayer(source=name, kind=kind, tensors=tensors, alpha=alpha), 1.0)
-        if options.get("dora"):  # it adds the epsilon of its own dtype, in float16 ours
-            norm = dora.column_norms(weight + network.layers[name].delta_weight())
-            factor = (norm + dora.EPS) / (norm + torch.finfo(torch.float32).eps)
-            mine = mine * factor.view(-1, *(1,) * (weight.ndim - 2))
-        for other in (theirs, merged):
-            assert (other - mine).abs().max() <= 1e-5 * max(1.0, float(mine.abs().max())), name
-        delta = network.layers[name].delta_weight()
-        assert delta_norms(stored)[name] == pytest.approx(float(delta.norm()), rel=1e-4)
-
-
-def test_in_float16_comfyui_computes_the_trained_dora(comfy):
-    base, made, _ = one_layer("3x3 stride 2", torch.float32, dora=True)
-    move(made, 0.3)
-    stored = {f"x.{k}": t for k, t in (made.tensors() | made.magnitude_tensors()).items()}
-    patch = comfy.lora.load_lora(stored, {"x": "x.weight"})["x.weight"]
-    weight = comfy.lora.calculate_weight([(1.0, patch, 1.0, None, None)], base.weight.half(), "x")
-    assert (weight.float() - made.changed_weight(base.weight)).abs().max() < 2e-3
-
-
-def test_what_is_baked_is_the_nearest_plain_lora(comfy):
-    network = network_on(Toy(), config_of(dora=True, tucker=True))
-    move(network, 0.02)
-    tensors, sentence = bake_network(network, 0)
-    assert {k.partition(".")[2] for k in tensors} == {"lora_down.weight", "lora_up.weight", "alpha"}
-    missing = whole = 0.0
-    patches = comfy.lora.load_lora(tensors, {name: name for name in network._targets})
-    for name, change, rank in network.changes():
-        theirs = comfy.lora.calculate_weight([(1.0, patches[name], 1.0, None, None)], torch.zeros_like(change), name)
-        sigma = torch.linalg.svdvals(change.flatten(1))
-        assert torch.allclose((change - theirs).norm(), sigma[rank:].norm(), rtol=1e-3, atol=1e-6)
-        missing, whole = missing + float(sigma[rank:].square().sum()), whole + float(sigma.square().sum())
-    assert f"lacks {(missing / whole) ** 0.5:.1%} of the trained change" in sentence
-    assert "0.0%" not in sentence
 
 
 def test_the_resume_state_keeps_the_scalar_apart_and_a_network_comes_back_from_it():

@@ -135,15 +135,19 @@ def test_distributions_are_what_their_closed_forms_say():
     assert quantiles(uniform(1000), 0, 0.0999, 0.1001, 0.5001, 0.99999) == [0, 99, 100, 500, 999]
     shares = (0.05, 0.25, 0.5, 0.75, 0.95)
     for mean, expected in ((0, (161, 337, 500, 662, 838)), (-0.5, (104, 236, 377, 543, 758))):
-        assert quantiles(logit_normal(1000, mean, 1), *(share + 1e-9 for share in shares)) == list(expected)
-    assert torch.allclose(beta(1000, 1, 1), t)
-    assert torch.allclose(beta(1000, 2, 2), 3 * t**2 - 2 * t**3)
-    assert torch.allclose(beta(1000, 0.5, 0.5), 2 / math.pi * t.sqrt().asin())
-    assert torch.allclose(beta(1000, 3, 1), t**3) and torch.allclose(beta(1000, 1, 7), 1 - (1 - t) ** 7)
-    assert torch.allclose(beta(1000, 80, 30).flip(0)[1:], 1 - beta(1000, 30, 80)[:-1])  # mirrored
+        assert quantiles(logit_normal(uniform(1000), mean, 1), *(share + 1e-9 for share in shares)) == list(expected)
+    assert torch.allclose(beta(uniform(1000), 1, 1), t)
+    assert torch.allclose(beta(uniform(1000), 2, 2), 3 * t**2 - 2 * t**3)
+    assert torch.allclose(beta(uniform(1000), 0.5, 0.5), 2 / math.pi * t.sqrt().asin())
+    assert torch.allclose(beta(uniform(1000), 3, 1), t**3) and torch.allclose(
+        beta(uniform(1000), 1, 7), 1 - (1 - t) ** 7
+    )
+    assert torch.allclose(beta(uniform(1000), 80, 30).flip(0)[1:], 1 - beta(uniform(1000), 30, 80)[:-1])  # mirrored
     density = torch.cat([t[:1], t.diff()]) * torch.sigmoid(8 * (t - 0.0005 - 0.3))
-    assert torch.allclose(sigmoid_density(1000, 0.3, 8), density.cumsum(0) / density.sum(), atol=1e-6)
-    assert torch.allclose(sigmoid_density(1000, 0.3, -8).flip(0)[1:], 1 - sigmoid_density(1000, 0.7, 8)[:-1])
+    assert torch.allclose(sigmoid_density(uniform(1000), 0.3, 8), density.cumsum(0) / density.sum(), atol=1e-6)
+    assert torch.allclose(
+        sigmoid_density(uniform(1000), 0.3, -8).flip(0)[1:], 1 - sigmoid_density(uniform(1000), 0.7, 8)[:-1]
+    )
     ratios = path_of().snr.double()
     logs, found = ratios.log(), snr_uniform(ratios)
     assert torch.allclose(found.diff() / found.diff().sum(), -logs.diff() / (logs[0] - logs[-1]))

@@ -16,12 +16,16 @@ from lora_atelier.trainer_core.data.masks import loss_mask
 from lora_atelier.trainer_core.models.base import NoiseModel
 from lora_atelier.trainer_core.models.sd.noise import alphas_cumprod, noise_model
 from lora_atelier.trainer_core.objective import Draws, Objective, Path
+from lora_atelier.trainer_core.objective import weighting as weightings
 from lora_atelier.trainer_core.objective.loss import element_errors, huber_thresholds, sample_losses
 from lora_atelier.trainer_core.objective.path import flow_noise
-from lora_atelier.trainer_core.objective.weighting import snr_weight
 
 KINDS = ("epsilon", "v_prediction")
 REFERENCE = {kind: DDPMScheduler(1000, 0.00085, 0.012, "scaled_linear", prediction_type=kind) for kind in KINDS}
+
+
+def snr_weight(ratios, kind, *weighting, **settings):
+    return weightings.snr_weight(ratios, kind, ratios + (kind == "v_prediction"), *weighting, **settings)
 
 
 def path_of(kind="epsilon", zero_terminal_snr=False):
@@ -299,8 +303,8 @@ def test_every_combination_of_loss_weighting_prediction_and_mask(loss, kind):
             own_mask, c = None if mask is None else mask[i], float(thresholds[i])
             expected = hand_computed(said[i], wanted[i], own_mask, other[i], weight, loss, c)
             assert each[i].item() == pytest.approx(expected, rel=2e-4)
-        weightings = typing.get_args(Weighting) if loss_on == "prediction" else ["min_snr"]
-        for weighting in weightings:
+        names = typing.get_args(Weighting) if loss_on == "prediction" else ["min_snr"]
+        for weighting in names:
             gamma = 5.0 if weighting in MIN_SNR and loss_on == "prediction" else 0.0
             weighted = Objective(settings.replace(weighting=weighting, min_snr_gamma=gamma), noise_levels, 0)
             weights = weighted.level_weights()[[20, 700]]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from clip_tokenizer import TOKENIZER
 from tiny_models import model_of
 
 from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, TrainConfig
@@ -13,10 +14,10 @@ from lora_atelier.trainer_core.preflight.report import long_captions, report
 
 
 @pytest.fixture(scope="module")
-def base(comfyui):
+def base():
     """Return a base model that can only count tokens."""
     base = model_of()
-    base.tokenizer = load_tokenizer(comfyui / "comfy" / "sd1_tokenizer")
+    base.tokenizer = load_tokenizer(Path(TOKENIZER))
     return base
 
 

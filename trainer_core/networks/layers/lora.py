@@ -13,16 +13,10 @@ from torch import Tensor, nn
 from ...common.rng import generator
 from .dora import frozen_weight
 from .layer import NetworkLayer
+from .shape import weight_shape
 from .svd import largest_singular
 
 Init = Literal["default", "orthogonal", "pissa"]
-
-
-def weight_shape(layer: nn.Linear | nn.Conv2d) -> tuple[int, ...]:
-    """The shape of a frozen layer's weight, also of a quantized one."""
-    if isinstance(layer, nn.Linear):
-        return layer.out_features, layer.in_features
-    return layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size
 
 
 class LoraLayer(NetworkLayer):

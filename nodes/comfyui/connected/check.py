@@ -1,0 +1,57 @@
+"""Refuse models that cannot be trained here, in a sentence each, before anything heavy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.model_base
+import comfy.model_patcher
+import torch
+
+from .family import family_of
+from .noise import noise_model
+
+NODE = "Use Connected Model"
+
+
+def check_connected(model: Any, clip: Any, vae: Any) -> None:
+    """Raise ValueError for a MODEL, CLIP or VAE that training cannot use."""
+    denoiser = getattr(getattr(model, "model", None), "diffusion_model", None)
+    if not isinstance(denoiser, torch.nn.Module) or not isinstance(model.model, comfy.model_base.BaseModel):
+        raise ValueError(f"The MODEL linked to {NODE} is no diffusion model; link one that KSampler could use.")
+    _check_options(model)
+    noise_model(model)
+    form = model.model.latent_format
+    if form.latent_dimensions not in (2, 3):
+        raise ValueError(f"The MODEL linked to {NODE} makes no pictures; link a model of pictures.")
+    if getattr(vae, "first_stage_model", None) is None:
+        raise ValueError(f"The VAE linked to {NODE} is none; link the one that belongs to the MODEL.")
+    if vae.latent_channels != form.latent_channels:
+        raise ValueError(
+            f"The VAE linked to {NODE} has {vae.latent_channels} channels and the MODEL {form.latent_channels}; link "
+            "the VAE that belongs to the MODEL."
+        )
+    if getattr(clip, "cond_stage_model", None) is None:
+        raise ValueError(f"The CLIP linked to {NODE} is none; link the one that belongs to the MODEL.")
+
+
+def _check_options(model: Any) -> None:
+    """Raise ValueError for a MODEL whose passes other nodes change."""
+    options = model.model_options
+    transformer = options.get("transformer_options", {})
+    found = [name for name in ("patches", "patches_replace", "wrappers", "callbacks") if transformer.get(name)]
+    found += [name for name in ("model_function_wrapper", "sampler_calc_cond_batch_function") if options.get(name)]
+    found += ["hooks"] if getattr(model, "hook_patches", None) or getattr(model, "forced_hooks", None) else []
+    found += ["wrappers"] if any(getattr(model, "wrappers", {}).values()) else []
+    if found:
+        raise ValueError(
+            f"The MODEL linked to {NODE} is changed while it runs ({', '.join(found)}), by a node that wraps it; link "
+            "the MODEL without that node."
+        )
+
+
+def check_distilled(model: Any, *, confirmed: bool) -> None:
+    """Raise ValueError for a model distilled to few steps, unless the person wants it."""
+    sentence = family_of(model).distilled
+    if sentence and not confirmed:
+        raise ValueError(f"{sentence} To train on it all the same, set train_distilled of {NODE} to true.")

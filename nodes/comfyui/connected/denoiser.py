@@ -1,0 +1,166 @@
+"""The raw predictions of a connected MODEL, for batches of captions of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.samplers
+import torch
+from torch import Tensor, nn
+
+from ....trainer_core.models import Conditioning
+from .text import conditioning
+from .vae import with_time, without_time
+
+Sample = Mapping[str, Any]  # a sample's conditions by name, as ComfyUI's COND objects
+TOLERANCE = 0.02  # of the largest value: a batch may differ from its samples by rounding in half precision
+
+
+class Raw(nn.Module):
+    """A MODEL's own sampling, which hands through what the network says instead of making clean latents of it."""
+
+    def __init__(self, sampling: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["own"] = sampling
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the own sampling's."""
+        return getattr(self.__dict__["own"], name)
+
+    def calculate_denoised(self, sigma: Tensor, model_output: Tensor, model_input: Tensor) -> Tensor:
+        """Return the network's output."""
+        del sigma, model_input
+        return model_output
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The conditions of a batch, sample by sample."""
+
+    samples: tuple[Sample, ...]
+
+    def part(self, samples: slice) -> Conditions:
+        """Select the conditions of some samples."""
+        return Conditions(self.samples[samples])
+
+    def groups(self, *, joined: bool) -> Iterator[tuple[list[int], dict[str, Any]]]:
+        """Yield the numbers of samples that can be one batch, and their joint conditions.
+
+        Captions of unequal lengths cannot: padding would change what most models compute.
+        """
+        groups: list[list[int]] = []
+        for number, sample in enumerate(self.samples):
+            group = next((g for g in groups if joined and _join(self.samples[g[0]], sample)), None)
+            if group is None:
+                groups.append([number])
+            else:
+                group.append(number)
+        for group in groups:
+            yield group, comfy.samplers.cond_cat([self.samples[number] for number in group])
+
+
+def _join(one: Sample, other: Sample) -> bool:
+    """Tell whether two samples can be one batch without changing either: same names, shapes and constants."""
+    if one.keys() != other.keys():
+        return False
+    return all(one[name].can_concat(other[name]) and _shape(one[name]) == _shape(other[name]) for name in one)
+
+
+def _shape(cond: Any) -> Any:
+    """The shape of a condition; ComfyUI would repeat shorter ones of cross-attention."""
+    return tuple(cond.cond.shape) if isinstance(cond.cond, Tensor) else None
+
+
+class Denoiser:
+    """A MODEL that is trained on: how noised latents, levels and captions become a prediction."""
+
+    def __init__(self, patcher: Any, sigmas: Tensor, guidance: float | None) -> None:
+        self.patcher, self.model, self.sigmas, self.guidance = patcher, patcher.model, sigmas, guidance
+        self.sampling = Raw(patcher.get_model_object("model_sampling"))
+        self._joins: bool | None = None  # whether batches act like single samples; tried once
+
+    def conditions(
+        self, captions: Sequence[Conditioning], sizes: Tensor, shape: Sequence[int], device: Any
+    ) -> Conditions:
+        """Build the conditions of a batch on a device.
+
+        sizes: (B, 6) original height and width, top and left of the crop, trained height and width, in pixels. shape:
+        of one sample's latents, (C, h, w).
+        """
+        with torch.no_grad():
+            return Conditions(
+                tuple(self._sample(c, n.tolist(), shape, device) for c, n in zip(captions, sizes, strict=True))
+            )
+
+    def _sample(self, caption: Conditioning, size: Sequence[int], shape: Sequence[int], device: Any) -> Sample:
+        """Ask the MODEL for the conditions of one sample; sizes and guidance enter here."""
+        cross, given = conditioning({name: tensor.to(device) for name, tensor in caption.items()})
+        height, width, top, left, trained_height, trained_width = size
+        latents = with_time(self.model, torch.zeros(1, *shape, device=device))
+        given |= {"width": trained_width, "height": trained_height, "crop_h": top, "crop_w": left}
+        given |= {"target_width": trained_width, "target_height": trained_height}
+        if self.model.adm_channels:  # models of the kind of Stable Diffusion XL: the size before scaling and cutting
+            given |= {"width": width, "height": height}
+        given |= {
+            "noise": latents,
+            "latent_image": torch.zeros_like(latents),
+            "device": device,
+            "prompt_type": "positive",
+        }
+        if self.guidance is not None:
+            given["guidance"] = self.guidance
+        if cross is not None:
+            given["cross_attn"] = cross
+        found = self.model.extra_conds(**given)
+        return {name: cond.process_cond(batch_size=1, area=None) for name, cond in found.items()}
+
+    def predict(self, noised: Tensor, levels: Tensor, conditions: Conditions, options: Mapping[str, Any]) -> Tensor:
+        """Compute the raw output for (B, C, h, w) noised latents at (B,) levels, float32, same shape.
+
+        options: ComfyUI's transformer_options.
+        """
+        sigmas = self.sigmas.to(noised.device)[levels].to(noised.dtype)
+        if self._joins is None and len(noised) > 1:
+            self._joins = self._acts_alike(noised, sigmas, conditions, options)
+        parts: list[Tensor] = [noised] * len(noised)
+        for numbers, joint in conditions.groups(joined=bool(self._joins)):
+            output = self._run(noised[numbers], sigmas[numbers], joint, options)
+            for number, part in zip(numbers, output, strict=True):
+                parts[number] = part
+        return torch.stack(parts)
+
+    def _run(self, noised: Tensor, sigmas: Tensor, joint: dict[str, Any], options: Mapping[str, Any]) -> Tensor:
+        count = len(noised)
+        options = {**options, "cond_or_uncond": [0] * count, "uuids": [0] * count, "sigmas": sigmas}
+        with self.raw():
+            output = self.model.apply_model(with_time(self.model, noised), sigmas, **joint, transformer_options=options)
+        return without_time(output).float()
+
+    @contextmanager
+    def raw(self) -> Iterator[None]:
+        """Lend the MODEL its own sampling as `Raw`."""
+        own, self.model.model_sampling = self.model.model_sampling, self.sampling
+        try:
+            yield
+        finally:
+            self.model.model_sampling = own
+
+    @torch.no_grad()
+    def _acts_alike(
+        self, noised: Tensor, sigmas: Tensor, conditions: Conditions, options: Mapping[str, Any]
+    ) -> bool | None:
+        """Tell whether a batch gives what its samples give one by one; None if these cannot be one batch."""
+        groups = [group for group in conditions.groups(joined=True) if len(group[0]) > 1]
+        if not groups:
+            return None
+        numbers, joint = groups[0]
+        both = self._run(noised[numbers], sigmas[numbers], joint, options)
+        for number, part in zip(numbers, both, strict=True):
+            alone = comfy.samplers.cond_cat([conditions.samples[number]])
+            single = self._run(noised[number : number + 1], sigmas[number : number + 1], alone, options)[0]
+            if (part - single).abs().max() > TOLERANCE * single.abs().max():
+                return False
+        return True

@@ -1,0 +1,406 @@
+"""What is known of each architecture: how it is trained by others, how it is sampled, what its LoRA files are called.
+
+Told by ComfyUI's own classes, never by names of files. Names in LoRA files are those of sd-scripts and musubi-tuner,
+where they train the architecture; steps and cfg are those of ComfyUI's own templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ....trainer_core.models import LevelDefaults
+
+OWN = 0.0  # for the shift of levels: the one that the MODEL is sampled with
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How pictures of a family are drawn."""
+
+    steps: int = 20
+    cfg: float = 4.0
+    sampler: str = "euler"
+    scheduler: str = "simple"
+    guidance: float | None = None  # distilled guidance; None where the model takes none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """An architecture, and the settings that a run takes for it where the person sets none."""
+
+    kind: str
+    title: str
+    classes: tuple[str, ...]  # of comfy.supported_models or comfy.model_base; of subclasses it is a guess
+    where: Mapping[str, Any] = field(default_factory=dict)  # entries of unet_config that tell members of a class apart
+    architecture: str = ""  # in modelspec's metadata
+    base_version: str = ""  # in kohya's metadata
+    levels: LevelDefaults
+    guidance: float | None = None  # distilled guidance in training; None where the model takes none
+    sampling: Sampling = field(default_factory=Sampling)
+    step: int = 0  # sides of pictures are multiples of it, in pixels; 0 in the table: latent pixels times patches
+    rank: int = 16
+    learning_rate: float = 1e-4
+    resolution: int = 1024
+    caption_dropout: float = 0.05
+    distilled: str = ""  # why it should not be trained, and what to do instead
+    untried: bool = False  # no trainer's values were found
+
+
+def uniform(source: str, shift: float = 1.0) -> LevelDefaults:
+    """Draw every time equally often, then shifted."""
+    return LevelDefaults(distribution="uniform", shift=shift, source=source)
+
+
+def middle(source: str, shift: float = 1.0) -> LevelDefaults:
+    """Draw times from sigmoid(z) of Gaussian z, mostly the middle, then shifted."""
+    return LevelDefaults(distribution="logit_normal", shift=shift, source=source)
+
+
+def by_tokens(source: str, token: int) -> LevelDefaults:
+    """Draw times as `middle`, shifted by the size of the picture as Flux is sampled."""
+    return LevelDefaults(distribution="logit_normal", by_tokens=(0.5, 1.15, 256, 4096), token=token, source=source)
+
+
+NONE_FOUND = "no trainer's values were found"
+OWN_SHIFT = "the shift is the one that the MODEL is sampled with, since no trainer's values were found"
+FLUX = by_tokens("sd-scripts' flux_shift, as OneTrainer's dynamic shift", 2)
+FLUX2 = by_tokens("musubi-tuner's flux2_shift, as OneTrainer's dynamic shift", 1)
+WAN = middle("musubi-tuner, docs/wan.md", 3.0)
+KLEIN = Sampling(steps=20, cfg=5.0)
+
+FAMILIES = (
+    Family(
+        kind="sd1",
+        title="Stable Diffusion 1",
+        classes=("SD15",),
+        architecture="stable-diffusion-v1",
+        base_version="sd_v1",
+        levels=uniform("sd-scripts"),
+        sampling=Sampling(cfg=7.0, scheduler="normal"),
+        resolution=512,
+    ),
+    Family(
+        kind="sd2",
+        title="Stable Diffusion 2",
+        classes=("SD20",),
+        architecture="stable-diffusion-v2-512",
+        base_version="sd_v2",
+        levels=uniform("sd-scripts"),
+        sampling=Sampling(cfg=7.0, scheduler="normal"),
+        resolution=768,
+    ),
+    Family(
+        kind="sdxl",
+        title="Stable Diffusion XL",
+        classes=("SDXL",),
+        architecture="stable-diffusion-xl-v1-base",
+        base_version="sdxl_base_v1-0",
+        levels=uniform("sd-scripts"),
+        sampling=Sampling(cfg=7.0, scheduler="normal"),
+    ),
+    Family(
+        kind="sd3",
+        title="Stable Diffusion 3",
+        classes=("SD3",),
+        architecture="stable-diffusion-3",
+        base_version="sd3",
+        levels=middle("sd-scripts' training_shift, as OneTrainer"),
+        sampling=Sampling(scheduler="sgm_uniform"),
+    ),
+    Family(
+        kind="flux",
+        title="FLUX.1 dev",
+        classes=("Flux",),
+        architecture="flux-1-dev",
+        base_version="flux1",
+        levels=FLUX,
+        guidance=1.0,
+        sampling=Sampling(cfg=1.0, guidance=3.5),
+    ),
+    Family(
+        kind="flux_schnell",
+        title="FLUX.1 schnell",
+        classes=("FluxSchnell",),
+        architecture="flux-1-schnell",
+        base_version="flux1",
+        levels=FLUX,
+        sampling=Sampling(steps=4, cfg=1.0),
+        distilled="This MODEL is FLUX.1 schnell, or another FLUX.1 without guidance. Schnell is distilled to a few "
+        "steps, which training undoes; train on FLUX.1 dev, and use the LoRA on schnell.",
+    ),
+    Family(
+        kind="flux2",
+        title="FLUX.2 dev",
+        classes=("Flux2",),
+        architecture="Flux.2-dev",
+        base_version="flux_2_dev",
+        levels=FLUX2,
+        guidance=1.0,
+        sampling=Sampling(cfg=1.0, guidance=4.0),
+    ),
+    Family(
+        kind="flux2_klein",
+        title="FLUX.2 Klein 9B",
+        classes=("Flux2",),
+        where={"guidance_embed": False, "hidden_size": 4096},
+        architecture="Flux.2-klein-9b",
+        base_version="flux_2_klein_9b",
+        levels=FLUX2,
+        sampling=KLEIN,
+    ),
+    Family(
+        kind="flux2_klein",
+        title="FLUX.2 Klein",
+        classes=("Flux2",),
+        where={"guidance_embed": False},
+        architecture="Flux.2-klein-4b",
+        base_version="flux_2_klein_4b",
+        levels=FLUX2,
+        sampling=KLEIN,
+    ),
+    Family(
+        kind="chroma",
+        title="Chroma",
+        classes=("Chroma",),
+        architecture="chroma",
+        base_version="chroma",
+        levels=middle("sd-scripts, docs/flux_train_network.md"),
+        guidance=0.0,
+        sampling=Sampling(steps=26, guidance=0.0, scheduler="beta"),
+    ),
+    Family(
+        kind="longcat_image",
+        title="LongCat-Image",
+        classes=("LongCatImage",),
+        levels=middle(OWN_SHIFT, OWN),
+        sampling=Sampling(steps=50, cfg=4.5),
+        untried=True,
+    ),
+    Family(
+        kind="qwen_image",
+        title="Qwen-Image",
+        classes=("QwenImage",),
+        architecture="Qwen-Image",
+        base_version="qwen_image",
+        levels=middle("musubi-tuner, docs/qwen_image.md", 2.2),
+        learning_rate=5e-5,
+    ),
+    Family(
+        kind="z_image",
+        title="Z-Image",
+        classes=("ZImage",),
+        architecture="Z-Image",
+        base_version="z_image",
+        levels=middle("musubi-tuner, docs/zimage.md", 2.0),
+        sampling=Sampling(steps=25, sampler="res_multistep"),
+    ),
+    Family(
+        kind="lumina2",
+        title="Lumina 2",
+        classes=("Lumina2",),
+        architecture="lumina-2",
+        base_version="lumina2",
+        levels=middle("sd-scripts, docs/lumina_train_network.md", 6.0),
+        sampling=Sampling(steps=30, sampler="res_multistep"),
+    ),
+    Family(
+        kind="hunyuan_video",
+        title="HunyuanVideo",
+        classes=("HunyuanVideo",),
+        architecture="hunyuan-video",
+        base_version="hunyuan_video",
+        levels=middle("musubi-tuner, docs/hunyuan_video.md", 7.0),
+        guidance=1.0,
+        sampling=Sampling(cfg=1.0, guidance=6.0),
+        rank=32,
+        learning_rate=2e-4,
+        resolution=768,
+    ),
+    Family(
+        kind="hunyuan_video_15",
+        title="HunyuanVideo 1.5",
+        classes=("HunyuanVideo15",),
+        architecture="hunyuan-video-1.5",
+        base_version="hunyuan_video_1_5",
+        levels=middle("musubi-tuner, docs/hunyuan_video_1_5.md", 2.0),
+        sampling=Sampling(cfg=6.0),
+        rank=32,
+        resolution=768,
+    ),
+    Family(
+        kind="hunyuan_image",
+        title="HunyuanImage 2.1",
+        classes=("HunyuanImage21",),
+        architecture="hunyuan-image-2.1",
+        base_version="hunyuan-image-2.1",
+        levels=uniform("sd-scripts, docs/hunyuan_image_train_network.md", 5.0),
+        sampling=Sampling(cfg=3.5),
+        resolution=2048,
+    ),
+    Family(
+        kind="wan",
+        title="Wan",
+        classes=("WAN21_T2V", "WAN21_I2V", "WAN21"),
+        architecture="wan2.1",
+        base_version="wan",
+        levels=WAN,
+        sampling=Sampling(cfg=5.0),
+        rank=32,
+        learning_rate=2e-4,
+        resolution=768,
+    ),
+    Family(
+        kind="wan22_5b",
+        title="Wan 2.2 5B",
+        classes=("WAN22_T2V", "WAN22"),
+        architecture="wan2.2",
+        base_version="wan",
+        levels=WAN,
+        sampling=Sampling(cfg=5.0),
+        rank=32,
+        learning_rate=2e-4,
+        resolution=704,
+    ),
+    Family(
+        kind="kandinsky5",
+        title="Kandinsky 5",
+        classes=("Kandinsky5", "Kandinsky5Image"),
+        architecture="Kandinsky-5",
+        base_version="kandinsky5",
+        levels=middle("musubi-tuner, docs/kandinsky5.md", 5.0),
+        sampling=Sampling(steps=50, cfg=3.5),
+        rank=32,
+    ),
+    Family(
+        kind="krea2",
+        title="Krea 2",
+        classes=("Krea2",),
+        architecture="Krea-2",
+        base_version="krea2",
+        levels=middle("musubi-tuner, docs/krea2.md", 2.5),
+        sampling=Sampling(steps=30),
+        rank=32,
+    ),
+    Family(
+        kind="anima",
+        title="Anima",
+        classes=("Anima",),
+        architecture="anima-preview",
+        base_version="anima",
+        levels=middle("sd-scripts, docs/anima_train_network.md"),
+        sampling=Sampling(steps=30, sampler="er_sde"),
+        rank=8,
+    ),
+    Family(
+        kind="hidream",
+        title="HiDream I1",
+        classes=("HiDream",),
+        levels=middle("OneTrainer's preset"),
+        sampling=Sampling(steps=50, cfg=5.0, sampler="uni_pc"),
+    ),
+    Family(
+        kind="auraflow",
+        title="AuraFlow",
+        classes=("AuraFlow",),
+        levels=middle(OWN_SHIFT, OWN),
+        sampling=Sampling(cfg=3.5),
+        untried=True,
+    ),
+    Family(
+        kind="pixart",
+        title="PixArt",
+        classes=("PixArtAlpha", "PixArtSigma", "PixArt"),
+        levels=uniform("OneTrainer's preset"),
+        sampling=Sampling(cfg=4.5, scheduler="normal"),
+    ),
+    Family(
+        kind="hunyuan_dit",
+        title="HunyuanDiT",
+        classes=("HunyuanDiT", "HunyuanDiT1"),
+        levels=uniform("sd-scripts"),
+        sampling=Sampling(steps=30, cfg=6.0, scheduler="normal"),
+    ),
+    Family(
+        kind="cascade_c",
+        title="Stable Cascade, stage C",
+        classes=("Stable_Cascade_C", "StableCascade_C"),
+        levels=uniform("OneTrainer's preset"),
+        sampling=Sampling(sampler="euler_ancestral"),
+        step=128,  # three latent pixels
+        untried=True,
+    ),
+    Family(
+        kind="cascade_b",
+        title="Stable Cascade, stage B",
+        classes=("Stable_Cascade_B", "StableCascade_B"),
+        levels=uniform(NONE_FOUND),
+        sampling=Sampling(steps=10, cfg=1.1),
+        step=128,
+        untried=True,
+    ),
+    Family(
+        kind="ltxv",
+        title="LTX-Video",
+        classes=("LTXV",),
+        levels=middle(OWN_SHIFT, OWN),
+        sampling=Sampling(steps=30, cfg=3.0),
+        resolution=768,
+        untried=True,
+    ),
+    Family(
+        kind="mochi",
+        title="Mochi",
+        classes=("GenmoMochi",),
+        levels=middle(OWN_SHIFT, OWN),
+        sampling=Sampling(steps=30, cfg=4.5),
+        resolution=512,
+        untried=True,
+    ),
+    Family(
+        kind="cosmos",
+        title="Cosmos 1",
+        classes=("CosmosT2V", "CosmosI2V", "CosmosVideo"),
+        levels=middle(NONE_FOUND),
+        sampling=Sampling(cfg=6.5, scheduler="karras", sampler="res_multistep"),
+        resolution=704,
+        untried=True,
+    ),
+    Family(
+        kind="cosmos_predict2",
+        title="Cosmos-Predict2",
+        classes=("CosmosT2IPredict2", "CosmosI2VPredict2", "CosmosPredict2"),
+        levels=middle(NONE_FOUND),
+        sampling=Sampling(steps=35),
+        untried=True,
+    ),
+    Family(
+        kind="omnigen2",
+        title="OmniGen2",
+        classes=("Omnigen2",),
+        levels=middle(OWN_SHIFT, OWN),
+        sampling=Sampling(cfg=5.0),
+        untried=True,
+    ),
+    Family(
+        kind="ernie_image",
+        title="Ernie-Image",
+        classes=("ErnieImage",),
+        levels=middle(OWN_SHIFT, OWN),
+        untried=True,
+    ),
+)
+
+# Classes of models that no LoRA of pictures and captions can be trained for, and what they are.
+OTHER_KINDS = {
+    **dict.fromkeys(("LotusD", "Lotus", "DepthAnything3"), "a model that measures depth"),
+    **dict.fromkeys(("RT_DETR_v4", "SAM3", "SAM31"), "a model that finds things in pictures"),
+    **dict.fromkeys(("SD_X4Upscaler", "SeedVR2", "PiD", "HunyuanVideo15_SR_Distilled"), "an upscaler"),
+    "HunyuanImage21Refiner": "a refiner of finished pictures",
+    **dict.fromkeys(("SD21UnclipL", "SD21UnclipH", "SD21UNCLIP"), "a model that takes pictures as prompts"),
+    **dict.fromkeys(("SVD_img2vid", "Stable_Zero123"), "a model that takes a picture and no caption"),
+    "WAN21_FlowRVS": "a model that turns videos into masks",
+    **dict.fromkeys(("StableAudio", "StableAudio1", "ACEStep", "ACEStep15"), "a model of sounds"),
+    **dict.fromkeys(("Hunyuan3Dv2", "Hunyuan3Dv2_1", "TripoSplat"), "a model of three-dimensional shapes"),
+}

@@ -1,0 +1,179 @@
+"""The family of a connected MODEL: what is known of its architecture, and what to tell the person."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ....trainer_core.models import LevelDefaults
+from ....trainer_core.objective import describe_levels
+from .families import FAMILIES, NONE_FOUND, OTHER_KINDS, OWN, OWN_SHIFT, Family, Sampling, middle, uniform
+from .noise import NODE, noise_model, own_shift
+
+__all__ = ["Family", "Sampling", "describe", "family_of", "name_of", "remarks"]
+
+PREDICTS = {
+    "epsilon": "noise",
+    "v_prediction": "v",
+    "flow": "the flow from picture to noise",
+    "x0": "the clean picture",
+    "affine": "a mixture of picture and noise (EDM)",
+}
+NO_ROW = Family(kind="", title="", classes=(), levels=LevelDefaults(), untried=True)  # of architectures not listed
+
+
+def family_of(patcher: Any) -> Family:
+    """Find the family of a MODEL by ComfyUI's classes, with everything filled in that the MODEL itself tells.
+
+    Raises ValueError for models of other things than pictures with captions.
+    """
+    model = patcher.model
+    _check_kind(model)
+    found = _row(model)
+    row = _generic(patcher) if found is None else found
+    name = row.kind.replace("_", "-")
+    levels = row.levels
+    if levels.shift == OWN:
+        levels = replace(levels, shift=round(own_shift(patcher), 6))
+    if not _takes_guidance(model):
+        row = replace(row, guidance=None, sampling=replace(row.sampling, guidance=None))
+    return replace(
+        row,
+        levels=levels,
+        architecture=row.architecture or name,
+        base_version=row.base_version or row.kind,
+        step=row.step or model.latent_format.spacial_downscale_ratio * _patch(model),
+    )
+
+
+def describe(patcher: Any) -> list[str]:
+    """List sentences on what a MODEL is and on the defaults it takes, for the person."""
+    family, latents = family_of(patcher), patcher.model.latent_format
+    kind = PREDICTS[noise_model(patcher).kind]
+    cfg = family.sampling
+    sentences = [
+        f"{family.title}, weights in {_precision(patcher.model)}. It predicts {kind}.",
+        f"Latents have {latents.latent_channels} channels. Sides of pictures are multiples of {family.step} pixels.",
+        f"Timesteps are drawn from {describe_levels(family.levels)} ({family.levels.source}).",
+        f"A usual start: rank {family.rank}, learning rate {family.learning_rate:g}, resolution {family.resolution}, "
+        f"caption dropout {family.caption_dropout:g}.",
+        f"Samples: {cfg.steps} steps, cfg {cfg.cfg:g}, sampler {cfg.sampler}, scheduler {cfg.scheduler}.",
+    ]
+    if family.guidance is not None and cfg.guidance is not None:
+        sentences.append(f"Distilled guidance is {family.guidance:g} in training and {cfg.guidance:g} in samples.")
+    return sentences + remarks(patcher)
+
+
+def remarks(patcher: Any) -> list[str]:
+    """List warnings about a MODEL that can be trained but may surprise."""
+    family, name = family_of(patcher), name_of(patcher).lower()
+    sentences = [family.distilled] if family.distilled else _distilled_by_name(family, name)
+    if family.untried:
+        sentences.append(
+            f"No trainer's settings for {family.title} were found, so its defaults are untried. Look at samples early."
+        )
+    if family.kind == "wan" and ("high" in name or "low" in name) and "noise" in name:
+        part, limits = ("high", "min_timestep to 875") if "high" in name else ("low", "max_timestep to 874")
+        sentences.append(
+            f"By its name this is the {part}-noise half of Wan 2.2. Set {limits} of Noise & Loss, so that it is "
+            "trained where it is used (for image to video: 900)."
+        )
+    usual, wired = patcher.model.model_sampling, patcher.get_model_object("model_sampling")
+    if getattr(usual, "noise_scale", 1.0) != getattr(wired, "noise_scale", 1.0):
+        sentences.append(
+            "A node before this one changes how strong the MODEL's noise is. Unless that is meant, link the MODEL "
+            "without it."
+        )
+    return sentences
+
+
+def name_of(patcher: Any) -> str:
+    """Name the file that ComfyUI loaded a MODEL from; the family's title where it does not say."""
+    given = getattr(patcher, "cached_patcher_init", None)
+    first = given[1][0] if given and given[1] else None
+    return Path(first).name if isinstance(first, str) else family_of(patcher).title
+
+
+def _check_kind(model: Any) -> None:
+    """Raise ValueError for a model that is trained by other means than pictures, captions and levels of noise."""
+    listed = {name for family in FAMILIES for name in family.classes}
+    first = next((name for name in _names(model) if name in OTHER_KINDS or name in listed), "")
+    what = OTHER_KINDS.get(first, "")
+    if not what and getattr(model, "noise_augmentor", None) is not None:
+        what = "a model with noise of its own in its prompt"
+    if not what and getattr(model.diffusion_model, "time_r_in", None) is not None:
+        what = "a mean-flow model, distilled to a few steps, which learns from two times at once"
+    if what:
+        raise ValueError(
+            f"The MODEL linked to {NODE} is {what}, and cannot be trained here. Link a model that draws pictures from "
+            "captions."
+        )
+
+
+def _names(model: Any) -> Iterator[str]:
+    """Yield the names of a model's ComfyUI classes: its configuration's before those of its ancestors, its own."""
+    yield from (each.__name__ for each in type(model.model_config).__mro__)
+    yield type(model).__name__
+
+
+def _row(model: Any) -> Family | None:
+    """Find the row of a model; that of an ancestor is a guess."""
+    config, own = model.model_config.unet_config, {type(model.model_config).__name__, type(model).__name__}
+    for name in _names(model):
+        rows = [row for row in FAMILIES if name in row.classes]
+        fitting = [row for row in rows if all(config.get(key) == value for key, value in row.where.items())]
+        if fitting:
+            row = max(fitting, key=lambda row: len(row.where))
+            if name in own:
+                return row
+            title = f"{type(model.model_config).__name__}, a relative of {row.title}"
+            return replace(row, title=title, untried=True)
+    return None
+
+
+def _generic(patcher: Any) -> Family:
+    """Make the row of an architecture that is not listed."""
+    name = type(patcher.model.model_config).__name__
+    flow = noise_model(patcher).kind == "flow"
+    levels = middle(OWN_SHIFT, OWN) if flow else uniform(NONE_FOUND)
+    return replace(NO_ROW, kind=name.lower(), title=name, levels=levels)
+
+
+def _takes_guidance(model: Any) -> bool:
+    """Tell whether a model may take distilled guidance; those that say no in their parameters do not."""
+    return bool(getattr(getattr(model.diffusion_model, "params", None), "guidance_embed", True))
+
+
+def _patch(model: Any) -> int:
+    """Find the sides of a model's patches in latent pixels; 1 without patches."""
+    denoiser = model.diffusion_model
+    found = next(
+        (getattr(denoiser, name) for name in ("patch_size", "patch_spatial", "patch") if hasattr(denoiser, name)), 1
+    )
+    return int(found[-1] if isinstance(found, tuple | list) else found)
+
+
+def _precision(model: Any) -> str:
+    """Name the dtypes of a model's weights, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for weight in model.diffusion_model.parameters():
+        counts[str(getattr(weight, "_qdata", weight).dtype).removeprefix("torch.")] += weight.numel()
+    return " and ".join(name for name, count in counts.most_common() if count * 100 > counts.total())
+
+
+def _distilled_by_name(family: Family, name: str) -> list[str]:
+    """List a warning about a model whose file name says that it is distilled to a few steps."""
+    words = [word for word in ("turbo", "lightning", "hyper", "lcm", "schnell", "distill") if word in name]
+    if family.kind == "flux2_klein" and "base" not in name:
+        words.append("klein without base")
+    if family.kind == "hidream":
+        words += [word for word in ("dev", "fast") if word in name]
+    if not words:
+        return []
+    return [
+        f"By its name ({words[0]}) this MODEL may be distilled to a few steps, which training undoes. Better train on "
+        "its base, and use the LoRA on this one."
+    ]

@@ -1,0 +1,147 @@
+"""Hashes of connected models: of the files they were loaded from, where ComfyUI tells, else of every weight."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....trainer_core.common.cancel import look
+
+LEVELS = 5  # at which a MODEL's own sampling is compared
+KEPT = "_atelier_digest"  # on a ComfyUI model: the digest of its weights, and what they were
+
+
+def files_of(patcher: Any) -> dict[str, Path]:
+    """Map roles to the files that ComfyUI loaded a model from; {} where it does not say."""
+    given = getattr(patcher, "cached_patcher_init", None)
+    found = [] if given is None else [Path(text) for text in _texts(given[1]) if Path(text).is_file()]
+    return {f"file {number}": path for number, path in enumerate(found)}
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+
+
+def digest_of_model(patcher: Any) -> str:
+    """Compute the sha256 of everything but its files that decides what a MODEL or a CLIP computes.
+
+    Without known files all weights count, in their order by name: dtype, shape and bytes. Patches count by strength and
+    content, as their ids differ from session to session; its sampling counts by its numbers.
+    """
+    parts = [type(patcher.model).__name__, _patches(patcher), _sampling(patcher)]
+    given = getattr(patcher, "cached_patcher_init", None)
+    if files_of(patcher):
+        parts.append(_options(given))
+        parts.append(",".join(sorted({str(p.dtype) for p in patcher.model.parameters()})))
+    else:
+        parts.append(_weights(patcher))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def digest_of_vae(vae: Any) -> str:
+    """Compute the sha256 of a VAE's weights, and of how it crops and rounds."""
+    parts = [type(vae.first_stage_model).__name__, str(vae.vae_dtype), str(getattr(vae, "crop_input", True))]
+    return hashlib.sha256("\n".join([*parts, _weights(vae.patcher)]).encode()).hexdigest()
+
+
+def digest_of_scale(model: Any) -> str:
+    """Compute the sha256 of how a MODEL scales the VAE's latents: of what it makes of a 0 and a 1 in each channel."""
+    form = model.latent_format
+    ones = torch.ones(1, form.latent_channels, *(1,) * form.latent_dimensions)
+    scaled = [model.process_latent_in(value * ones).flatten().tolist() for value in (0.0, 1.0)]
+    return hashlib.sha256(repr(scaled).encode()).hexdigest()
+
+
+def _options(given: Any) -> str:
+    """Write the plain options that a loader was called with; other values by their kind."""
+    return json.dumps(
+        given[1:], default=lambda value: str(value) if isinstance(value, torch.dtype) else type(value).__name__
+    )
+
+
+def _weights(patcher: Any) -> str:
+    """Digest all weights of a model as they are without patches; made once for each model."""
+    model = patcher.model
+    known = model.__dict__.get(KEPT)
+    if known is not None:
+        return known
+    backup = getattr(patcher, "backup", {})
+    tensors = {name: backup[name].weight if name in backup else tensor for name, tensor in model.state_dict().items()}
+    with ThreadPoolExecutor() as pool:
+        digests = list(pool.map(_tensor, (tensors[name] for name in sorted(tensors))))
+    whole = hashlib.sha256()
+    for name, digest in zip(sorted(tensors), digests, strict=True):
+        look()
+        whole.update(f"{name} {digest}\n".encode())
+    model.__dict__[KEPT] = whole.hexdigest()
+    return whole.hexdigest()
+
+
+def _tensor(tensor: Any) -> str:
+    """Digest a tensor: dtype, shape and bytes; of quantized ones also their scales."""
+    if not isinstance(tensor, Tensor):
+        return str(type(tensor).__name__)
+    plain = tensor.detach()
+    if type(plain) not in (Tensor, torch.nn.Parameter) and hasattr(plain, "dequantize"):
+        plain = plain.dequantize()
+    data = plain.contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(data).hexdigest()}"
+
+
+def _patches(patcher: Any) -> str:
+    """Digest the patches that a model carries, in their order."""
+    whole = hashlib.sha256()
+    for key in sorted(map(str, getattr(patcher, "patches", {}))):
+        look()
+        whole.update(key.encode())
+        for patch in patcher.patches[key]:
+            _describe(patch, whole)
+    return whole.hexdigest()
+
+
+def _describe(value: Any, whole: Any) -> None:
+    """Add a patch to a digest: its numbers, its tensors, and of adapters what they hold."""
+    if isinstance(value, Tensor):
+        whole.update(_tensor(value).encode())
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _describe(each, whole)
+    elif isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            whole.update(str(name).encode())
+            _describe(value[name], whole)
+    elif value is None or isinstance(value, str | int | float | bool):
+        whole.update(repr(value).encode())
+    else:
+        whole.update(type(value).__name__.encode())
+        _describe(getattr(value, "weights", None), whole)
+
+
+def _sampling(patcher: Any) -> str:
+    """Describe a MODEL's sampling by its numbers: (a, b, skip, out) at a few levels, and its times; "" without one."""
+    try:
+        sampling = patcher.get_model_object("model_sampling")
+    except AttributeError:  # a text encoder
+        return ""
+    sigmas = sampling.sigmas.double().flatten()
+    places = torch.linspace(0, len(sigmas) - 1, LEVELS).long()
+    numbers = []
+    for sigma in sigmas[places].tolist():
+        at = torch.tensor([sigma], dtype=torch.float64)
+        for one, other in ((0.0, 1.0), (1.0, 0.0)):
+            pair = [torch.full((1, 1), value, dtype=torch.float64) for value in (one, other)]
+            numbers += [float(sampling.noise_scaling(at, *(p.clone() for p in pair)))]
+            numbers += [float(sampling.calculate_denoised(at, *(p.clone() for p in pair)))]
+        numbers.append(float(sampling.timestep(at)))
+    return " ".join(f"{number:.6g}" for number in numbers)

@@ -1,0 +1,346 @@
+"""A MODEL, CLIP and VAE that ComfyUI has loaded, behind the core's model protocol."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import torch
+from torch import Tensor, nn
+
+from ....trainer_core.common.disk_errors import reason
+from ....trainer_core.config import BaseModelConfig, SampleConfig
+from ....trainer_core.models import (
+    Conditioning,
+    LatentFormat,
+    Layer,
+    LevelDefaults,
+    NoiseModel,
+    Part,
+    Words,
+)
+from ....trainer_core.models.base import Unit
+from . import gradients, identity, layers, text, vae
+from .check import check_connected
+from .denoiser import Conditions, Denoiser
+from .family import Family, family_of, remarks
+from .live import live_of
+from .noise import noise_model, sigmas
+from .sampling import draw
+
+PREFIX = "lora_unet"  # of the denoiser's layers in our LoRA files, as sd-scripts names it for every architecture
+SMALL = 4  # sides of the smallest pass, in the model's size steps
+WRONG = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+WINDOW = 2**31  # tokens; ComfyUI cuts captions into chunks of its own, without an upper limit
+
+
+class ConnectedModel:
+    """Linked models; implements `BaseModel`. They stay ComfyUI's: it moves, casts and patches their weights."""
+
+    managed = True
+    writes_inputs = True
+    inpainting = False
+    unquantized: tuple[str, ...] = ()
+    text_encoders: tuple[Any, ...] = ()
+    window = max_tokens = WINDOW
+
+    def __init__(self, config: BaseModelConfig) -> None:
+        assert config.connected is not None
+        live = live_of(config)
+        self.name, self.settings = config.path, config.connected
+        self.model, self.clip, self.vae = live.model.clone(), live.clip, live.vae
+        self.family: Family = family_of(self.model)
+        guidance = self.settings.guidance
+        guidance = self.family.guidance if guidance < 0 else guidance
+        self._denoiser: Denoiser | None = Denoiser(self.model, sigmas(self.model), guidance)
+        self._idle: frozenset[str] = frozenset()  # names of layers that get no gradient
+
+    # --- what it is ---
+
+    @property
+    def kind(self) -> str:
+        """The family."""
+        return self.family.kind
+
+    @property
+    def title(self) -> str:
+        """The family's name in messages."""
+        return self.family.title
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The denoiser; text encoders are not trained through CLIP."""
+        return (Part(prefix=PREFIX, title="diffusion model"),)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts about the model for the metadata of LoRA files, in the terms of kohya and modelspec."""
+        return {
+            "v2": False,
+            "base_model_version": self.family.base_version,
+            "zero_terminal_snr": False,
+            "short_hash": "",
+            "architecture": self.family.architecture,
+            "implementation": "ComfyUI",
+            "prediction_type": self.noise.kind,
+            "rate": "unet_lr",
+            "encoder_layer": 1,
+        }
+
+    def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
+        """Guess the family that a LoRA file was made for; "" if nothing tells."""
+        return layers.made_for(widths, metadata)
+
+    # --- the denoiser ---
+
+    @property
+    def denoiser(self) -> Any:
+        """The denoiser; None after `free`."""
+        return None if self._denoiser is None else self.model.model.diffusion_model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of activations."""
+        return self.model.model.get_dtype_inference()
+
+    @functools.cached_property
+    def noise(self) -> NoiseModel:
+        """The levels and the kind of prediction of the MODEL's own sampling."""
+        return noise_model(self.model)
+
+    @property
+    def levels(self) -> LevelDefaults:
+        """The family's distribution of levels."""
+        return self.family.levels
+
+    @property
+    def latents(self) -> LatentFormat:
+        """The format of latents."""
+        form = self.model.model.latent_format
+        return LatentFormat(channels=form.latent_channels, pixels=form.spacial_downscale_ratio, step=self.family.step)
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of the denoiser's blocks, in their order."""
+        return tuple(layers.blocks(self.denoiser))
+
+    def layers(self) -> list[Layer]:
+        """List the denoiser's layers; those left out cannot be trained."""
+        found = layers.list_layers(self.model.model)
+        return [layer._replace(trainable=False) if layer.name in self._idle else layer for layer in found]
+
+    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning) -> list[str]:
+        """Try passes of the smallest size with gradients; leave out, and list, attached layers that get none."""
+        with torch.no_grad():
+            inputs = self._smallest(caption)
+        idle = gradients.prove(lambda: self.predict(*inputs), layers)
+        self._idle = frozenset(idle)
+        return idle
+
+    def _smallest(self, caption: Conditioning) -> tuple[Tensor, Tensor, Conditions]:
+        """Build the inputs of a pass of the smallest size."""
+        side, device = SMALL * self.latents.step, self.model.load_device
+        conditions = self.batch([caption], torch.tensor([[side, side, 0, 0, side, side]]), device)
+        draws = torch.Generator().manual_seed(0)
+        noised = torch.randn(1, self.latents.channels, *(side // self.latents.pixels,) * 2, generator=draws).to(device)
+        return noised, torch.full((1,), len(self.noise.alpha) // 2, device=device), conditions
+
+    def block_layouts(self, setting: str) -> list[list[str]]:
+        """List the possible block orders of a list setting of LoRA Config."""
+        return layers.block_layouts(self.denoiser, setting)
+
+    def units(self, module: nn.Module) -> list[Unit]:
+        """List the denoiser's repeated blocks."""
+        return layers.units(module)
+
+    def load(self) -> None:
+        """Let ComfyUI load the MODEL with its patches, wholly if it fits."""
+        comfy.model_management.load_models_gpu([self.model], force_full_load=False)
+
+    def prove(self) -> None:
+        """Run a pass of the smallest size; raises ValueError when MODEL and CLIP do not go together."""
+        try:
+            with torch.no_grad():
+                inputs = self._smallest(self.encode_text("", self.model.load_device))
+                finite = bool(self.predict(*inputs).isfinite().all())
+        except WRONG as error:
+            raise ValueError(
+                f"{self.name} does not run with the linked CLIP ({reason(error)}); link the CLIP that belongs to the "
+                "MODEL to Use Connected Model."
+            ) from error
+        if not finite:
+            raise ValueError(f"{self.name} predicts numbers that are not finite; load another file of this model.")
+
+    @contextmanager
+    def session(self, device: torch.device) -> Iterator[None]:
+        """Make the denoiser trainable, and leave it as it was."""
+        del device  # ComfyUI's own, where it loads the MODEL
+        self.load()
+        with gradients.session(self.model):
+            yield
+
+    def passes(self) -> AbstractContextManager[None]:
+        """Wrap a forward pass and its backward pass."""
+        return gradients.passes()
+
+    def batch(
+        self, captions: Sequence[Conditioning], sizes: Tensor, device: torch.device, painted: Tensor | None = None
+    ) -> Conditions:
+        """Join the conditions of a batch on a device; captions of unequal lengths run one after another."""
+        del painted
+        assert self._denoiser is not None
+        height, width = sizes[0, 4:].tolist()
+        pixels = self.latents.pixels
+        shape = (self.latents.channels, height // pixels, width // pixels)
+        return self._denoiser.conditions(captions, sizes, shape, device)
+
+    def predict(self, noised: Tensor, levels: Tensor, conditions: Conditions) -> Tensor:
+        """Compute the denoiser's raw output."""
+        assert self._denoiser is not None
+        return self._denoiser.predict(noised, levels, conditions, gradients.options(self.model))
+
+    def empty_conditions(self, count: int, latents: tuple[int, int], tokens: int) -> Any:
+        """Not for connected models: their memory is measured, see `memory.py`."""
+        raise NotImplementedError
+
+    # --- text ---
+
+    @property
+    def text_identity(self) -> str:
+        """A key of the CLIP as it is linked, and of how captions are read."""
+        return f"{self._digests['clip']}/{self.clip.layer_idx}/{self.settings.prompt_weights}"
+
+    def mark_text(self, *changes: str) -> None:
+        """Nothing: text encoders are not changed."""
+
+    def encode_text(self, caption: str, device: torch.device | str) -> Conditioning:
+        """Encode a caption by the linked CLIP, which ComfyUI moves."""
+        del device
+        return text.encode(self.clip, caption, weights=self.settings.prompt_weights)
+
+    def count_tokens(self, caption: str, words: Words) -> int:
+        """Count the tokens of a caption."""
+        del words
+        return text.count_tokens(self.clip, caption, weights=self.settings.prompt_weights)
+
+    def cut_text(self, caption: str, words: Words) -> tuple[str, list[str]]:
+        """Nothing is cut."""
+        del caption, words
+        return "", []
+
+    def longest_batch(self, captions: Iterable[str], count: int, words: Words) -> int:
+        """Count the tokens of the longest caption."""
+        del count
+        return max((self.count_tokens(caption, words) for caption in captions), default=0)
+
+    def token_ids(self, text: str) -> list[int]:
+        """None: words are not trained through CLIP."""
+        del text
+        return []
+
+    # --- the autoencoder ---
+
+    @property
+    def autoencoder(self) -> Any:
+        """The linked VAE, which ComfyUI moves."""
+        return vae.Held(self.vae)
+
+    @property
+    def autoencoder_identity(self) -> str:
+        """A key of the VAE's weights, and of the MODEL's scale of latents."""
+        return f"{self._digests['vae']}/{identity.digest_of_scale(self.model.model)}"
+
+    def encode_pixels(self, held: Any, pixels: Tensor) -> tuple[Tensor, None]:
+        """Encode (B, 3, H, W) pixels in -1..1 to latents in the MODEL's scale; the VAE gives no deviation."""
+        return vae.encode(self.model.model, held.vae, pixels), None
+
+    def encode_painted(self, held: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor) -> Tensor:
+        """Not for connected models: none is an inpainting model here."""
+        raise NotImplementedError
+
+    def encode_blank(self, held: Any, size: tuple[int, int]) -> Tensor:
+        """Not for connected models: none is an inpainting model here."""
+        raise NotImplementedError
+
+    def decode(self, held: Any, latents: Tensor) -> Tensor:
+        """Decode latents in the MODEL's scale to (B, H, W, 3) pictures in 0..1."""
+        model = self.model.model
+        return vae.decode(held.vae, model.process_latent_out(vae.with_time(model, latents.float())))
+
+    def draw(
+        self, prompt: Conditioning, negative: Conditioning, config: SampleConfig, number: int, check: Callable[[], None]
+    ) -> Tensor:
+        """Draw a sample by ComfyUI's own sampler, (1, H, W, 3) in 0..1."""
+        with gradients.paused():
+            latents = draw(self.model, self.family, (prompt, negative), config, number, check)
+            return vae.decode(self.vae, latents)
+
+    def free(self, *parts: str) -> None:
+        """Let go of the denoiser; the models stay ComfyUI's."""
+        if not parts or "denoiser" in parts:
+            self._denoiser = None
+
+    @functools.cached_property
+    def _digests(self) -> dict[str, str]:
+        return {
+            "model": identity.digest_of_model(self.model),
+            "clip": identity.digest_of_model(self.clip.patcher),
+            "vae": identity.digest_of_vae(self.vae),
+        }
+
+
+class ConnectedSource:
+    """Linked models before a run; implements `Source`."""
+
+    cached_bytes = 0
+
+    def __init__(self, config: BaseModelConfig) -> None:
+        self.config = config
+        self.name = config.path
+
+    @functools.cached_property
+    def _model(self) -> ConnectedModel:
+        return ConnectedModel(self.config)
+
+    def check(self) -> None:
+        """Raise ValueError for models that cannot be trained."""
+        live = live_of(self.config)
+        check_connected(live.model, live.clip, live.vae)
+
+    def outline(self, dtype: torch.dtype = torch.float32) -> ConnectedModel:
+        """Return the linked models: their shapes are all that is asked of an outline."""
+        del dtype
+        return self._model
+
+    def load(self, dtype: torch.dtype, amend: Callable[[Any], None] | None = None) -> ConnectedModel:
+        """Let ComfyUI load the MODEL; amend: changes it."""
+        del dtype
+        if amend:
+            amend(self._model)
+        self._model.load()
+        self._model.prove()
+        return self._model
+
+    def remarks(self) -> list[str]:
+        """List warnings about this model."""
+        return remarks(self._model.model)
+
+    def digest(self, path: Path) -> str:
+        """Compute the sha256 of a file that a model was loaded from."""
+        from ....trainer_core.common.files import file_digest
+
+        return file_digest(path)
+
+    def files(self) -> dict[str, Path]:
+        """Map roles to the files that ComfyUI loaded the MODEL and the CLIP from, where it says so."""
+        model = self._model
+        named = {"model": model.model, "clip": model.clip.patcher}
+        return {f"{role} {n}": path for role, p in named.items() for n, path in identity.files_of(p).items()}
+
+    def identities(self) -> dict[str, str]:
+        """Map roles to the sha256 of everything else that decides what the models compute."""
+        return dict(self._model._digests)

@@ -1,0 +1,54 @@
+"""Captions through a connected CLIP: any number of tensors and numbers for each."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....trainer_core.common.tensor_tree import pack, unpack
+from ....trainer_core.models import Conditioning
+
+TREE = "tree"  # of an encoded caption: the JSON text of its tree, as bytes
+
+
+def escape(caption: str) -> str:
+    """Write a caption so that ComfyUI reads its brackets as text, not as weights."""
+    return caption.replace("(", "\\(").replace(")", "\\)")
+
+
+def tokenize(clip: Any, caption: str, *, weights: bool) -> Any:
+    """Cut a caption into the tokens of each encoder. weights: (word:1.2) is a weight."""
+    return clip.tokenize(caption if weights else escape(caption))
+
+
+def count_tokens(clip: Any, caption: str, *, weights: bool) -> int:
+    """Count the tokens that the encoder with the most gets, padding included."""
+    tokens = tokenize(clip, caption, weights=weights)
+    return max((sum(map(len, chunks)) for chunks in tokens.values() if isinstance(chunks, list)), default=0)
+
+
+@torch.no_grad()
+def encode(clip: Any, caption: str, *, weights: bool) -> Conditioning:
+    """Encode a caption as ComfyUI does, as flat tensors; raises ValueError for values that cannot be kept."""
+    found = clip.encode_from_tokens_scheduled(tokenize(clip, caption, weights=weights))
+    if len(found) != 1:
+        raise ValueError(
+            "The linked CLIP changes over a schedule (hooks); link it to Use Connected Model without them."
+        )
+    cross, extra = found[0]
+    try:
+        tensors, tree = pack({"cross": cross, "extra": dict(extra)}, copy=True)
+    except ValueError as error:
+        raise ValueError(f"The linked CLIP gives conditions that cannot be trained on: {error}") from error
+    text = torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)
+    return {name: tensor.contiguous() for name, tensor in tensors.items()} | {TREE: text}
+
+
+def conditioning(stored: Conditioning) -> tuple[Tensor | None, dict[str, Any]]:
+    """Rebuild ComfyUI's conditioning of a caption: what is attended to, and everything else."""
+    tree = json.loads(bytes(stored[TREE].cpu().numpy()).decode())
+    state = unpack({name: tensor for name, tensor in stored.items() if name != TREE}, tree)
+    return state["cross"], state["extra"]

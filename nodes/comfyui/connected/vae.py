@@ -1,0 +1,41 @@
+"""Pictures through a connected VAE, in the scale of the connected MODEL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Held(nn.Module):
+    """A VAE that ComfyUI moves and casts: a module without parameters, for the core to pass on."""
+
+    def __init__(self, vae: Any) -> None:
+        super().__init__()
+        self.__dict__["vae"] = vae
+
+
+@torch.no_grad()
+def encode(model: Any, vae: Any, pixels: Tensor) -> Tensor:
+    """Encode (B, 3, H, W) pixels in -1..1: (B, C, h, w) float32 latents in the MODEL's scale."""
+    latents = vae.encode(((pixels + 1) / 2).movedim(1, -1).cpu())
+    latents = model.process_latent_in(with_time(model, latents.float()))
+    return without_time(latents).float().clone()
+
+
+@torch.no_grad()
+def decode(vae: Any, latents: Tensor) -> Tensor:
+    """Decode latents in the VAE's own scale, with or without a time axis, to (B, H, W, 3) pictures in 0..1."""
+    pictures = vae.decode(latents)
+    return pictures.reshape(-1, *pictures.shape[-3:]).float().clone()
+
+
+def with_time(model: Any, latents: Tensor) -> Tensor:
+    """Give (B, C, h, w) latents the time axis of length 1 that some models have."""
+    return latents[:, :, None] if latents.ndim == 4 and model.latent_format.latent_dimensions == 3 else latents
+
+
+def without_time(latents: Tensor) -> Tensor:
+    """Take the time axis of single pictures away."""
+    return latents[:, :, 0] if latents.ndim == 5 else latents

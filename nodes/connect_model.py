@@ -1,0 +1,84 @@
+"""Use Connected Model: train on the MODEL, CLIP and VAE that are wired in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..trainer_core.config import BaseModelConfig, ConnectedConfig
+from .node import Node
+from .sockets import CATEGORY, BaseModelSocket, io, ui
+
+
+class AtelierConnectModel(Node):
+    """Train on any model of pictures that ComfyUI has loaded."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Define the node's inputs and outputs."""
+        return io.Schema(
+            node_id="AtelierConnectModel",
+            display_name="Use Connected Model",
+            category=CATEGORY,
+            description="The LoRA is trained on the MODEL, CLIP and VAE that are linked here, whatever loaded them and in "
+            "whatever precision: Flux, Z-Image, Qwen-Image, Wan, Chroma, Stable Diffusion 3 and others. A LoRA that "
+            "Load LoRA puts on the MODEL before this node stays beneath the new one.",
+            search_aliases=["flux", "z-image", "qwen", "wan", "chroma", "sd3", "train lora", "base model", "atelier"],
+            inputs=[
+                io.Model.Input("model", tooltip="The diffusion model, as KSampler would use it."),
+                io.Clip.Input("clip", tooltip="Its text encoder, as CLIP Text Encode would use it."),
+                io.Vae.Input("vae", tooltip="Its VAE, as VAE Encode would use it."),
+                io.Float.Input(
+                    "guidance",
+                    default=-1.0,
+                    min=-1.0,
+                    max=100.0,
+                    step=0.1,
+                    optional=True,
+                    tooltip="Distilled guidance that the model is told while it trains, for models that take one (Flux.1 "
+                    "dev: 1). -1: as the model's family is trained.",
+                    advanced=True,
+                ),
+                io.Boolean.Input(
+                    "prompt_weights",
+                    default=False,
+                    optional=True,
+                    tooltip="Off: brackets in captions, such as (cat:1.3), are plain text. On: they are weights, as in "
+                    "ComfyUI's prompts.",
+                    advanced=True,
+                ),
+                io.Boolean.Input(
+                    "train_distilled",
+                    default=False,
+                    optional=True,
+                    tooltip="Train on a model that was distilled to a few steps (schnell, turbo, lightning). It forgets "
+                    "its few steps by that; a LoRA of its undistilled base usually works on it, too.",
+                    advanced=True,
+                ),
+            ],
+            outputs=[
+                BaseModelSocket.Output(display_name="BASE_MODEL", tooltip="The model to train on, for Train LoRA.")
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model: Any,
+        clip: Any,
+        vae: Any,
+        guidance: float = -1.0,
+        prompt_weights: bool = False,
+        train_distilled: bool = False,
+    ) -> io.NodeOutput:
+        """Check the models, and describe what was found."""
+        from .comfyui.connected.check import check_connected, check_distilled
+        from .comfyui.connected.family import describe, name_of
+        from .comfyui.connected.live import Live, key_of
+
+        check_connected(model, clip, vae)
+        check_distilled(model, confirmed=train_distilled)
+        connected = ConnectedConfig(
+            key=key_of(Live(model, clip, vae)), guidance=guidance, prompt_weights=prompt_weights
+        )
+        config = BaseModelConfig(path=name_of(model), connected=connected)
+        return io.NodeOutput(config, ui=ui.PreviewText("\n".join(describe(model))))

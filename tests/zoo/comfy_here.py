@@ -1,0 +1,15 @@
+"""Import ComfyUI into this process, on the CPU: the folder that COMFYUI_PATH names, else the newest downloaded one."""
+
+import logging
+import sys
+
+from lora_atelier.dev import comfyui_folder
+
+FOLDER = comfyui_folder()
+if str(FOLDER) not in sys.path:
+    sys.path.insert(0, str(FOLDER))
+
+import comfy.cli_args  # noqa: E402
+
+comfy.cli_args.args.cpu = True  # read when model_management is imported
+logging.getLogger().setLevel(logging.WARNING)  # ComfyUI tells every model that it builds

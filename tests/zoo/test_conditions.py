@@ -1,0 +1,86 @@
+"""Captions of any kind and length: stored, read back, joined where that changes nothing, and run one by one elsewhere."""
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from zoo.linked import DrawnClip
+from zoo.zoo import build, latents
+
+from lora_atelier.nodes.comfyui.connected import text
+from lora_atelier.nodes.comfyui.connected.denoiser import Denoiser
+from lora_atelier.nodes.comfyui.connected.vae import without_time
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return one == other
+
+
+def sigmas_of(patcher):
+    own = patcher.get_model_object("model_sampling").sigmas.double()
+    return own[torch.linspace(0, len(own) - 1, 1000).long()]
+
+
+def batch(denoiser, name, captions):
+    clean = latents(name, len(captions))
+    clean = without_time(clean[:, :, :1] if clean.ndim == 5 else clean)
+    ratio = denoiser.model.latent_format.spacial_downscale_ratio
+    sizes = torch.tensor(
+        [[*(s * ratio for s in clean.shape[2:]), 0, 0, *(s * ratio for s in clean.shape[2:])]] * len(captions)
+    )
+    clip = DrawnClip(name)
+    stored = [text.encode(clip, caption, weights=False) for caption in captions]
+    return clean, denoiser.conditions(stored, sizes, clean.shape[1:], torch.device("cpu"))
+
+
+def test_a_caption_is_stored_and_read_back_as_clip_gave_it(name):
+    clip = DrawnClip(name)
+    ((cross, extra),) = clip.encode_from_tokens_scheduled(clip.tokenize("a mossling"))
+    stored = load(save(text.encode(clip, "a mossling", weights=False)))
+    again, rest = text.conditioning(stored)
+    assert same(again, cross) and same(rest, dict(extra))
+
+
+def test_a_batch_gives_what_its_samples_give(name):
+    """Captions of two lengths, two of them equal: whatever is joined."""
+    _, patcher = build(name)
+    denoiser = Denoiser(patcher, sigmas_of(patcher), None)
+    captions = ["a moss", "a sky", "a stone in a wood"]
+    noised, conditions = batch(denoiser, name, captions)
+    levels = torch.tensor([300, 600, 600])
+    with torch.no_grad():
+        together = denoiser.predict(noised, levels, conditions, {})
+        singles = [
+            denoiser.predict(noised[i : i + 1], levels[i : i + 1], conditions.part(slice(i, i + 1)), {})
+            for i in range(len(captions))
+        ]
+    assert together.shape == noised.shape and together.dtype == torch.float32 and together.isfinite().all()
+    alone = torch.cat(singles)
+    assert (together - alone).abs().max() <= 1e-4 * alone.abs().max()
+    assert (alone[0] - alone[1]).abs().max() > 1e-3 * alone.abs().max()
+
+
+def test_the_prediction_is_what_the_network_says():
+    """For flow: x0 = x - sigma v, which is what ComfyUI's own apply_model gives."""
+    _, patcher = build("flux_dev")
+    denoiser = Denoiser(patcher, sigmas_of(patcher), None)
+    noised, conditions = batch(denoiser, "flux_dev", ["a moss"])
+    sigma = denoiser.sigmas[[500]].float()
+    ((_, joint),) = conditions.groups(joined=False)
+    with torch.no_grad():
+        clean = patcher.model.apply_model(noised, sigma, **joint, transformer_options={})
+        raw = denoiser.predict(noised, torch.tensor([500]), conditions, {})
+    assert torch.allclose(noised - sigma.view(-1, 1, 1, 1) * raw, clean, atol=1e-5)
+    assert patcher.model.model_sampling is patcher.get_model_object("model_sampling")
+
+
+@pytest.mark.parametrize("caption", ["a (cat:1.3)", r"a \(cat\)", "((a)) (b", ":1.2)"])
+def test_brackets_are_escaped_for_comfyuis_tokenizer(caption):
+    from comfy.sd1_clip import escape_important, token_weights, unescape_important
+
+    parts = token_weights(escape_important(text.escape(caption)), 1.0)
+    assert "".join(unescape_important(part) for part, _ in parts) == caption
+    assert all(weight == 1.0 for _, weight in parts)

@@ -1,0 +1,136 @@
+"""Whole runs on linked models: trained, saved, resumed to the last bit, reused, and nothing left on the MODEL."""
+
+import copy
+
+import comfy.lora
+import pytest
+import torch
+from durable import Cut, cut_at, equal
+from train_graph import draw_pictures
+from zoo.linked import linked
+from zoo.zoo import build
+
+from lora_atelier.nodes.comfyui.connected import register_connected_models
+from lora_atelier.nodes.comfyui.connected.live import live_of
+from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.config import (
+    ConceptConfig,
+    DatasetConfig,
+    LoraConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    SavesConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.train import train_lora
+
+register_connected_models()
+ROWS = ("flux_dev", "chroma", "z_image", "qwen_image", "wan21_t2v", "sd3", "pixart_sigma")  # 4-D and 5-D, all kinds
+
+
+def configure(base, pictures, **train):
+    return RunConfig(
+        base_model=base,
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
+        lora=LoraConfig(rank=2, alpha=2),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        scheduler=SchedulerConfig(name="constant"),
+        train=TrainConfig(**{"steps": 3, "batch_size": 2, "resolution": 64, "seed": 5} | train),
+        saves=SavesConfig(save_every=1, save_unit="steps"),
+    )
+
+
+def run(config, folder, **callbacks):
+    notes = []
+    told = Callbacks(note=notes.append, **callbacks)
+    return train_lora(config, folder / "lora.safetensors", folder / "cache", callbacks=told), notes
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return draw_pictures(tmp_path_factory.mktemp("concept") / "pictures")
+
+
+def state_of(patcher):
+    model = patcher.model
+    modules = [(type(m), m.training, sorted(m.__dict__)) for m in model.modules()]
+    return copy.deepcopy(model.state_dict()), modules, [p.requires_grad for p in model.parameters()]
+
+
+def unchanged(one, other):
+    assert equal(one[0], other[0])
+    assert one[1:] == other[1:]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_run_ends_in_a_file_that_comfyui_loads_and_leaves_the_model_alone(row, pictures, tmp_path):
+    base = linked(row)
+    model = live_of(base).model
+    before = state_of(model)
+    result, _ = run(configure(base, pictures), tmp_path)
+    assert (
+        result.finished
+        and len(result.losses) == 3
+        and all(map(torch.tensor(result.losses).isfinite().tolist().__getitem__, range(3)))
+    )
+    unchanged(before, state_of(model))
+    keys = comfy.lora.model_lora_keys_unet(model.model, {})
+    taken = comfy.lora.load_lora(dict(result.tensors), keys, log_missing=False)
+    layers = {name.partition(".")[0] for name in result.tensors}
+    assert layers and {keys[name] for name in layers} == set(taken)
+    assert any(t.any() for name, t in result.tensors.items() if "lora_up" in name)
+
+
+@pytest.mark.parametrize("row", ["flux_dev", "qwen_image"])
+def test_a_run_resumes_to_the_last_bit_and_is_reused_on_other_patchers_of_the_same_weights(row, pictures, tmp_path):
+    whole, _ = run(configure(linked(row), pictures), tmp_path / "whole")
+    with pytest.raises(Cut):
+        run(configure(linked(row), pictures), tmp_path / "cut", step=cut_at(2))
+    result, notes = run(configure(linked(row), pictures), tmp_path / "cut")
+    assert "Resumed after step 2" in result.origin
+    assert equal(whole.tensors, result.tensors) and whole.losses == result.losses
+    again, _ = run(configure(linked(row), pictures), tmp_path / "cut")
+    assert "used as it is" in again.origin or again.losses == result.losses
+    assert again.run == result.run
+
+
+def test_other_weights_a_patch_or_another_sampling_are_another_run(pictures, tmp_path):
+    def ran(model):
+        return run(configure(linked("flux_dev", model), pictures, steps=1), tmp_path)[0].run
+
+    plain = ran(build("flux_dev")[1])
+    assert ran(build("flux_dev")[1]) == plain
+    patched = build("flux_dev")[1]
+    weight = patched.model.state_dict()["diffusion_model.double_blocks.0.img_mlp.0.weight"]
+    patched.add_patches(
+        {"diffusion_model.double_blocks.0.img_mlp.0.weight": ("diff", (torch.ones_like(weight) * 0.1,))}
+    )
+    shifted = build("flux_dev")[1].clone()
+    sampling = copy.deepcopy(shifted.get_model_object("model_sampling"))
+    sampling.set_parameters(shift=2.0)
+    shifted.add_object_patch("model_sampling", sampling)
+    others = {ran(model) for model in (build("flux_dev", seed=1)[1], patched, shifted)}
+    assert len(others) == 3 and plain not in others
+
+
+def test_samples_are_what_the_saved_file_draws(pictures, tmp_path):
+    import comfy.sample
+    import comfy.sd
+
+    base = linked("flux_dev")
+    config = configure(base, pictures).replace(
+        sample=SampleConfig(prompts=("a mossling",), width=64, height=64, steps=2, cfg=1.0, seed=3),
+        train=TrainConfig(steps=2, resolution=64, seed=5, save_dtype="float32"),
+    )
+    result, notes = run(config, tmp_path)
+    live = live_of(base)
+    model, _ = comfy.sd.load_lora_for_models(live.model, None, dict(result.tensors), 1.0, 0.0)
+    ((cross, extra),) = live.clip.encode_from_tokens_scheduled(live.clip.tokenize("a mossling"))
+    wanted = [[cross, {**extra, "guidance": 3.5}]]
+    latents = torch.zeros(1, 16, 8, 8)
+    noise = comfy.sample.prepare_noise(latents, 3)
+    drawn = comfy.sample.sample(model, noise, 2, 1.0, "euler", "simple", wanted, wanted, latents, disable_pbar=True)
+    assert not notes or not any("could not be drawn" in note for note in notes), notes
+    assert (result.samples - live.vae.decode(drawn)).abs().max() <= 1.5 / 255

@@ -1,0 +1,583 @@
+"""Tiny random models in ComfyUI's own classes: one row per architecture, with a conditioning as its text encoder's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Generator, Tensor
+
+import zoo.comfy_here  # noqa: F401  # isort: skip
+import comfy.model_patcher
+import comfy.supported_models
+from comfy.model_base import BaseModel
+from comfy.model_patcher import ModelPatcher
+
+Extra = Callable[[Generator, int], Any]  # generator and tokens of the caption -> a value of the conditioning
+
+
+def random(*shape: int) -> Extra:
+    """Draw one sample's tensor."""
+    return lambda draws, _: torch.randn(1, *shape, generator=draws)
+
+
+def ones(*shape: int) -> Extra:
+    """Build a mask of float ones."""
+    return lambda _, __: torch.ones(1, *shape)
+
+
+def mask(_: Generator, tokens: int) -> Tensor:
+    """Build an attention mask of whole numbers that hides no token."""
+    return torch.ones(1, tokens, dtype=torch.long)
+
+
+def always(value: Any) -> Extra:
+    """Give the same value to every caption."""
+    return lambda _, __: value
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tiny model of one architecture."""
+
+    cls: str  # in comfy.supported_models
+    latents: tuple[int, ...]  # channels[, frames], height, width
+    text: tuple[int, int]  # tokens and width of a caption
+    config: Mapping[str, Any]  # ComfyUI's unet_config
+    pooled: int = 0  # width of the pooled encoding, 0 for none
+    extra: Mapping[str, Extra] = field(default_factory=dict)  # further values of the conditioning
+    building: Callable[[], AbstractContextManager[Any]] = nullcontext  # while the model is built
+
+
+IMAGE = (16, 8, 12)  # latents of most image models
+VIDEO = (16, 2, 8, 12)
+STILL = (16, 1, 8, 12)
+
+UNET = {
+    "image_size": 32,
+    "in_channels": 4,
+    "out_channels": 4,
+    "model_channels": 32,
+    "num_res_blocks": [1, 1, 1, 1],
+    "transformer_depth": [1, 1, 1, 1],
+    "channel_mult": [1, 2, 2, 2],
+    "transformer_depth_output": [1, 1, 1, 1, 1, 1, 0, 0],
+    "transformer_depth_middle": 1,
+    "num_heads": 4,
+    "context_dim": 32,
+    "use_linear_in_transformer": False,
+    "use_spatial_transformer": True,
+    "legacy": False,
+    "adm_in_channels": None,
+    "use_temporal_attention": False,
+    "num_head_channels": -1,
+}
+FLUX = {
+    "image_model": "flux",
+    "in_channels": 16,
+    "out_channels": 16,
+    "vec_in_dim": 32,
+    "context_in_dim": 48,
+    "hidden_size": 64,
+    "mlp_ratio": 4.0,
+    "num_heads": 2,
+    "depth": 2,
+    "depth_single_blocks": 2,
+    "axes_dim": [8, 12, 12],
+    "theta": 10000,
+    "patch_size": 2,
+    "qkv_bias": True,
+    "guidance_embed": True,
+    "txt_ids_dims": [],
+}
+FLUX2 = FLUX | {
+    "image_model": "flux2",
+    "in_channels": 128,
+    "out_channels": 128,
+    "vec_in_dim": None,
+    "mlp_ratio": 3.0,
+    "axes_dim": [8, 8, 8, 8],
+    "theta": 2000,
+    "patch_size": 1,
+    "qkv_bias": False,
+    "txt_ids_dims": [3],
+    "global_modulation": True,
+    "mlp_silu_act": True,
+    "ops_bias": False,
+    "default_ref_method": "index",
+    "ref_index_scale": 10.0,
+}
+CHROMA = {name: value for name, value in FLUX.items() if name != "guidance_embed"} | {
+    "image_model": "chroma",
+    "in_channels": 64,
+    "out_channels": 64,
+    "in_dim": 64,
+    "out_dim": 64,
+    "hidden_dim": 48,
+    "n_layers": 2,
+    "vec_in_dim": None,
+}
+SD3 = {
+    "in_channels": 16,
+    "patch_size": 2,
+    "out_channels": 16,
+    "depth": 2,
+    "input_size": None,
+    "adm_in_channels": 32,
+    "context_embedder_config": {
+        "target": "torch.nn.Linear",
+        "params": {"in_features": 48, "out_features": 128},
+    },
+    "num_patches": 256,
+    "pos_embed_max_size": 16,
+    "qk_norm": "rms",
+    "pos_embed_scaling_factor": None,
+    "x_block_self_attn_layers": [0],
+}
+AURAFLOW = {
+    "max_seq": 64,
+    "cond_seq_dim": 2048,
+    "n_double_layers": 1,
+    "n_layers": 2,
+    "n_heads": 2,
+    "dim": 32,
+    "patch_size": 2,
+    "in_channels": 4,
+}
+PIXART = {
+    "image_model": "pixart_sigma",
+    "num_heads": 2,
+    "patch_size": 2,
+    "hidden_size": 32,
+    "in_channels": 4,
+    "depth": 2,
+    "model_max_length": 16,
+    "caption_channels": 48,
+    "micro_condition": False,
+    "input_size": 128,
+    "pe_interpolation": 2,
+}
+CASCADE_C = {
+    "stable_cascade_stage": "c",
+    "c_cond": 32,
+    "c_hidden": [32, 32],
+    "nhead": [2, 2],
+    "blocks": [[1, 2], [2, 1]],
+    "c_clip_text": 48,
+    "c_clip_text_pooled": 32,
+    "c_clip_img": 768,
+    "c_clip_seq": 2,
+}
+CASCADE_B = {
+    "stable_cascade_stage": "b",
+    "c_cond": 32,
+    "c_hidden": [16, 32, 32, 32],
+    "nhead": [-1, -1, 2, 2],
+    "blocks": [[1, 1, 1, 1], [1, 1, 1, 1]],
+    "block_repeat": [[1, 1, 1, 1], [2, 2, 2, 2]],
+    "c_clip": 32,
+    "c_clip_seq": 2,
+}
+HUNYUAN_DIT = {
+    "image_model": "hydit",
+    "depth": 2,
+    "hidden_size": 64,
+    "num_heads": 2,
+    "text_states_dim": 48,
+    "text_states_dim_t5": 40,
+    "text_len": 8,
+    "text_len_t5": 10,
+    "mlp_ratio": 2.0,
+}
+LUMINA2 = {
+    "image_model": "lumina2",
+    "patch_size": 2,
+    "in_channels": 16,
+    "dim": 48,
+    "cap_feat_dim": 40,
+    "n_layers": 2,
+    "qk_norm": True,
+    "n_heads": 2,
+    "n_kv_heads": 1,
+    "axes_dims": [8, 8, 8],
+    "axes_lens": [300, 512, 512],
+    "rope_theta": 10000.0,
+    "ffn_dim_multiplier": 4.0,
+}
+Z_IMAGE = LUMINA2 | {
+    "dim": 256,
+    "n_kv_heads": 2,
+    "axes_dims": [32, 48, 48],
+    "axes_lens": [1536, 512, 512],
+    "rope_theta": 256.0,
+    "ffn_dim_multiplier": 8 / 3,
+    "z_image_modulation": True,
+    "time_scale": 1000.0,
+    "pad_tokens_multiple": 32,
+}
+QWEN_IMAGE = {
+    "image_model": "qwen_image",
+    "in_channels": 64,
+    "num_layers": 2,
+    "attention_head_dim": 32,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 48,
+    "axes_dims_rope": (8, 12, 12),
+}
+HIDREAM = {
+    "image_model": "hidream",
+    "patch_size": 2,
+    "in_channels": 16,
+    "out_channels": 16,
+    "num_layers": 1,
+    "num_single_layers": 1,
+    "attention_head_dim": 32,
+    "num_attention_heads": 2,
+    "caption_channels": [48, 40],
+    "text_emb_dim": 32,
+    "num_routed_experts": 4,
+    "num_activated_experts": 2,
+    "axes_dims_rope": [8, 12, 12],
+    "max_resolution": [128, 128],
+    "llama_layers": [0, 1],
+}
+HUNYUAN_VIDEO = {
+    "image_model": "hunyuan_video",
+    "in_channels": 16,
+    "patch_size": [1, 2, 2],
+    "out_channels": 16,
+    "vec_in_dim": 32,
+    "axes_dim": [8, 12, 12],
+    "meanflow": False,
+    "context_in_dim": 48,
+    "hidden_size": 64,
+    "mlp_ratio": 4.0,
+    "num_heads": 2,
+    "depth": 1,
+    "depth_single_blocks": 1,
+    "theta": 256,
+    "qkv_bias": True,
+    "byt5": False,
+    "guidance_embed": True,
+    "use_cond_type_embedding": False,
+    "vision_in_dim": None,
+    "meanflow_sum": False,
+}
+WAN = {
+    "image_model": "wan2.1",
+    "model_type": "t2v",
+    "dim": 64,
+    "ffn_dim": 128,
+    "num_heads": 2,
+    "num_layers": 2,
+    "text_dim": 48,
+    "in_dim": 16,
+    "out_dim": 16,
+    "freq_dim": 32,
+}
+LTXV = {
+    "image_model": "ltxv",
+    "num_layers": 2,
+    "attention_head_dim": 8,
+    "num_attention_heads": 4,
+    "cross_attention_dim": 32,
+    "caption_channels": 48,
+    "in_channels": 128,
+}
+COSMOS = {
+    "image_model": "cosmos",
+    "max_img_h": 240,
+    "max_img_w": 240,
+    "max_frames": 128,
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_spatial": 2,
+    "patch_temporal": 1,
+    "model_channels": 64,
+    "block_config": "FA-CA-MLP",
+    "concat_padding_mask": True,
+    "pos_emb_cls": "rope3d",
+    "pos_emb_learnable": False,
+    "pos_emb_interpolation": "crop",
+    "block_x_format": "THWBD",
+    "affline_emb_norm": True,
+    "use_adaln_lora": True,
+    "adaln_lora_dim": 16,
+    "num_blocks": 2,
+    "num_heads": 2,
+    "crossattn_emb_channels": 48,
+    "extra_per_block_abs_pos_emb": True,
+    "rope_h_extrapolation_ratio": 1.0,
+    "rope_w_extrapolation_ratio": 1.0,
+    "rope_t_extrapolation_ratio": 2.0,
+    "extra_per_block_abs_pos_emb_type": "learnable",
+}
+COSMOS_PREDICT2 = {
+    name: value
+    for name, value in COSMOS.items()
+    if name not in ("block_config", "block_x_format", "affline_emb_norm", "extra_per_block_abs_pos_emb_type")
+} | {
+    "image_model": "cosmos_predict2",
+    "pos_emb_learnable": True,
+    "min_fps": 1,
+    "max_fps": 30,
+    "extra_per_block_abs_pos_emb": False,
+    "rope_h_extrapolation_ratio": 4.0,
+    "rope_w_extrapolation_ratio": 4.0,
+    "rope_t_extrapolation_ratio": 1.0,
+    "rope_enable_fps_modulation": False,
+}
+MOCHI = {
+    "image_model": "mochi_preview",
+    "depth": 2,
+    "patch_size": 2,
+    "num_heads": 2,
+    "hidden_size_x": 64,
+    "hidden_size_y": 32,
+    "mlp_ratio_x": 192.0,
+    "mlp_ratio_y": 192.0,
+    "learn_sigma": False,
+    "in_channels": 12,
+    "qk_norm": True,
+    "qkv_bias": False,
+    "out_bias": True,
+    "attn_drop": 0.0,
+    "patch_embed_bias": True,
+    "posenc_preserve_area": True,
+    "timestep_mlp_bias": True,
+    "attend_to_padding": False,
+    "timestep_scale": 1000.0,
+    "use_t5": True,
+    "t5_feat_dim": 48,
+    "t5_token_length": 8,
+    "rope_theta": 10000.0,
+}
+OMNIGEN2 = {
+    "image_model": "omnigen2",
+    "axes_dim_rope": [8, 12, 12],
+    "axes_lens": [1024, 1664, 1664],
+    "ffn_dim_multiplier": None,
+    "hidden_size": 64,
+    "in_channels": 16,
+    "multiple_of": 32,
+    "norm_eps": 1e-5,
+    "num_attention_heads": 2,
+    "num_kv_heads": 1,
+    "num_layers": 2,
+    "num_refiner_layers": 1,
+    "out_channels": None,
+    "patch_size": 2,
+    "text_feat_dim": 48,
+    "timestep_scale": 1000.0,
+}
+KANDINSKY5 = {
+    "image_model": "kandinsky5",
+    "in_visual_dim": 16,
+    "out_visual_dim": 16,
+    "in_text_dim": 48,
+    "in_text_dim2": 32,
+    "time_dim": 32,
+    "model_dim": 64,
+    "ff_dim": 128,
+    "visual_embed_dim": 64,
+    "patch_size": (1, 2, 2),
+    "num_text_blocks": 1,
+    "num_visual_blocks": 2,
+    "axes_dims": (8, 12, 12),
+}
+ERNIE = {
+    "image_model": "ernie",
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "num_layers": 2,
+    "ffn_hidden_size": 128,
+    "in_channels": 128,
+    "out_channels": 128,
+    "text_in_dim": 48,
+    "rope_axes_dim": (8, 12, 12),
+}
+KREA2 = {
+    "image_model": "krea2",
+    "features": 64,
+    "tdim": 32,
+    "txtdim": 48,
+    "heads": 2,
+    "kvheads": 1,
+    "multiplier": 2,
+    "layers": 2,
+    "patch": 2,
+    "channels": 16,
+    "txtlayers": 2,
+    "txtheads": 2,
+    "txtkvheads": 2,
+}
+COGVIDEOX = {
+    "image_model": "cogvideox",
+    "num_attention_heads": 2,
+    "attention_head_dim": 32,
+    "time_embed_dim": 32,
+    "num_layers": 2,
+    "in_channels": 16,
+    "out_channels": 16,
+    "text_embed_dim": 48,
+    "patch_size": 2,
+    "sample_width": 12,
+    "sample_height": 8,
+    "sample_frames": 5,
+    "max_text_seq_length": 8,
+    "use_rotary_positional_embeddings": True,
+}
+
+
+def small_adapter() -> AbstractContextManager[Any]:
+    """Build Anima's text adapter small; its configuration does not name its sizes."""
+    import comfy.ldm.anima.model as anima
+
+    sizes = {"source_dim": 48, "target_dim": 48, "model_dim": 32, "num_layers": 1, "num_heads": 2}
+    return patch.object(anima, "LLMAdapter", partial(anima.LLMAdapter, **sizes))
+
+
+MASKED = {"attention_mask": mask}
+ROWS = {
+    "sd15": Row("SD15", (4, 16, 16), (8, 32), UNET),
+    "flux_dev": Row("Flux", IMAGE, (8, 48), FLUX, 32),
+    "flux_schnell": Row("FluxSchnell", IMAGE, (8, 48), FLUX | {"guidance_embed": False}, 32),
+    "flux2": Row("Flux2", (128, 4, 6), (8, 48), FLUX2),
+    "flux2_klein": Row("Flux2", (128, 4, 6), (8, 48), FLUX2 | {"guidance_embed": False}),
+    "longcat": Row(
+        "LongCatImage", IMAGE, (8, 48), FLUX | {"guidance_embed": False, "vec_in_dim": None, "txt_ids_dims": [1, 2]}
+    ),
+    "chroma": Row("Chroma", IMAGE, (8, 48), CHROMA),
+    "sd3": Row("SD3", IMAGE, (8, 48), SD3, 32),
+    "auraflow": Row("AuraFlow", (4, 8, 12), (8, 2048), AURAFLOW),
+    "pixart_sigma": Row("PixArtSigma", (4, 40, 48), (8, 48), PIXART),
+    "pixart_alpha": Row(
+        "PixArtAlpha",
+        (4, 40, 48),
+        (8, 48),
+        PIXART | {"image_model": "pixart_alpha", "hidden_size": 36, "micro_condition": True},
+        extra={"width": always(384), "height": always(320)},
+    ),
+    "cascade_c": Row("Stable_Cascade_C", (16, 6, 8), (8, 48), CASCADE_C, 32),
+    "cascade_b": Row("Stable_Cascade_B", (4, 16, 16), (8, 48), CASCADE_B, 32),
+    "hunyuan_dit": Row(
+        "HunyuanDiT",
+        (4, 8, 12),
+        (8, 48),
+        HUNYUAN_DIT,
+        extra={
+            "conditioning_mt5xl": random(10, 40),
+            "attention_mask_mt5xl": ones(10),
+            "attention_mask": lambda _, tokens: torch.ones(1, tokens),
+        },
+    ),
+    "lumina2": Row("Lumina2", IMAGE, (8, 40), LUMINA2),
+    "z_image": Row("ZImage", IMAGE, (8, 40), Z_IMAGE),
+    "qwen_image": Row("QwenImage", STILL, (8, 48), QWEN_IMAGE),
+    "hidream": Row("HiDream", IMAGE, (8, 48), HIDREAM, 32, {"conditioning_llama3": random(2, 8, 40)}),
+    "hunyuan_video": Row("HunyuanVideo", VIDEO, (8, 48), HUNYUAN_VIDEO, 32),
+    "hunyuan_image21": Row(
+        "HunyuanImage21",
+        (64, 6, 8),
+        (8, 48),
+        HUNYUAN_VIDEO
+        | {
+            "in_channels": 64,
+            "out_channels": 64,
+            "patch_size": [1, 1],
+            "axes_dim": [16, 16],
+            "vec_in_dim": None,
+            "guidance_embed": False,
+        },
+    ),
+    "wan21_t2v": Row("WAN21_T2V", VIDEO, (8, 48), WAN),
+    "wan21_i2v": Row("WAN21_I2V", VIDEO, (8, 48), WAN | {"model_type": "i2v", "in_dim": 36}),
+    "wan22_5b": Row("WAN22_T2V", (48, 2, 8, 12), (8, 48), WAN | {"in_dim": 48, "out_dim": 48}),
+    "ltxv": Row("LTXV", (128, 2, 4, 6), (8, 48), LTXV, extra=MASKED),
+    "cosmos_t2v": Row("CosmosT2V", VIDEO, (8, 48), COSMOS),
+    "cosmos_predict2": Row("CosmosT2IPredict2", STILL, (8, 48), COSMOS_PREDICT2),
+    "anima": Row(
+        "Anima",
+        STILL,
+        (8, 48),
+        COSMOS_PREDICT2 | {"image_model": "anima"},
+        building=small_adapter,
+        extra={
+            "t5xxl_ids": lambda draws, _: torch.randint(0, 100, (6,), generator=draws),
+            "t5xxl_weights": always(torch.ones(6)),
+        },
+    ),
+    "mochi": Row("GenmoMochi", (12, 2, 8, 12), (8, 48), MOCHI, extra=MASKED),
+    "omnigen2": Row("Omnigen2", IMAGE, (8, 48), OMNIGEN2, extra=MASKED),
+    "kandinsky5_image": Row("Kandinsky5Image", STILL, (8, 48), KANDINSKY5, 32),
+    "ernie_image": Row("ErnieImage", (128, 4, 6), (8, 48), ERNIE),
+    "krea2": Row("Krea2", IMAGE, (8, 96), KREA2),
+    "cogvideox": Row("CogVideoX_T2V", VIDEO, (8, 48), COGVIDEOX),
+}
+ZOO = {name: row for name, row in ROWS.items() if hasattr(comfy.supported_models, row.cls)}  # of this ComfyUI
+
+
+def build(
+    name: str, seed: int = 0, dtype: torch.dtype = torch.float32, compute: torch.dtype | None = None
+) -> tuple[BaseModel, ModelPatcher]:
+    """Build a model with random weights on the CPU; compute: dtype of activations, where weights are cast at use."""
+    with ZOO[name].building():
+        model = settings(name, dtype, compute).get_model({}, "", device="cpu")
+    fill(model, seed)
+    return model, patcher_of(model)
+
+
+def settings(name: str, dtype: torch.dtype = torch.float32, compute: torch.dtype | None = None) -> Any:
+    """Build ComfyUI's configuration of a model."""
+    row = ZOO[name]
+    config = getattr(comfy.supported_models, row.cls)(dict(row.config))
+    config.set_inference_dtype(dtype, compute)
+    return config
+
+
+def patcher_of(model: BaseModel) -> ModelPatcher:
+    """Give a model to a new patcher, as ComfyUI's loaders do."""
+    cpu = torch.device("cpu")
+    return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
+
+
+@torch.no_grad()
+def fill(model: BaseModel, seed: int) -> None:
+    """Draw all weights so that activations stay near 1; the same numbers in every dtype, rounded."""
+    draws = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        drawn = torch.randn(parameter.shape, generator=draws)
+        if parameter.ndim > 1:
+            drawn = drawn / parameter[0].numel() ** 0.5
+        elif name.endswith(("weight", "scale", "gamma")):
+            drawn = 1 + 0.1 * drawn
+        else:
+            drawn = 0.05 * drawn
+        parameter.copy_(drawn)
+    for name, buffer in model.named_buffers():
+        if not buffer.is_floating_point() or "model_sampling" in name:
+            continue
+        if name.endswith(("pos_embed", "y_embedding", "positional_encoding", "register_tokens")):
+            buffer.copy_(0.1 * torch.randn(buffer.shape, generator=draws))
+        elif not buffer.isfinite().all() or buffer.abs().max() > 1e4:  # of torch.empty
+            buffer.copy_(0.02 * torch.randn(buffer.shape, generator=draws))
+
+
+def conditioning(name: str, seed: int = 1, tokens: int = 0) -> list[list[Any]]:
+    """Draw a CONDITIONING of one caption, [[encoding (1, tokens, width), values]]; tokens: 0 for the row's own."""
+    row = ZOO[name]
+    draws = torch.Generator().manual_seed(seed)
+    count, width = tokens or row.text[0], row.text[1]
+    values: dict[str, Any] = {"pooled_output": torch.randn(1, row.pooled, generator=draws) if row.pooled else None}
+    values |= {key: make(draws, count) for key, make in row.extra.items()}
+    return [[torch.randn(1, count, width, generator=draws), values]]
+
+
+def latents(name: str, count: int = 1, seed: int = 5) -> Tensor:
+    """Draw clean latents of a model, (count, *row.latents)."""
+    return torch.randn(count, *ZOO[name].latents, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,117 @@
+"""Estimate the memory of a step on a model that cannot run without data: from passes of the smallest sizes.
+
+What a pass allocates at its peak is c + n (a + b p) for n samples of p pixels: c is there once, a belongs to a sample's
+caption, b to each pixel. Three small passes give the three numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..common.wording import count, names
+from ..config import MemoryConfig, RunConfig
+from ..data.plan import Plan
+from ..memory import describe, free_bytes, recompute, rungs
+from ..models import BaseModel, Conditioning, word_ids
+from ..networks import Network
+from ..networks.of_model import build_network, learning_rates
+from ..optim.noise_scale import looked_at
+from .estimate import CUDA_BLOCK, LiveBytes, optimizer_state
+
+SMALL, LARGER = 4, 6  # sides of the two sizes, in the model's size steps
+Pixels = tuple[int, int]  # width and height
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The bytes of a pass at its peak: once, for each sample, and for each of its pixels."""
+
+    once: float
+    sample: float
+    pixel: float
+
+    def at(self, samples: int, size: Pixels) -> int:
+        """Compute the bytes for a number of samples of a size in pixels."""
+        return round(self.once + samples * (self.sample + self.pixel * math.prod(size)))
+
+
+def measure_peak(base: BaseModel, network: Network, caption: Conditioning, device: torch.device) -> Peak:
+    """Measure small passes with gradients, on a model in its session, with the attached network."""
+    step = base.latents.step
+    small, larger = (SMALL * step, SMALL * step), (LARGER * step, LARGER * step)
+    one, wide, two = (
+        _pass_bytes(base, network, [caption] * count, size, device)
+        for count, size in ((1, small), (1, larger), (2, small))
+    )
+    network.zero_grad(set_to_none=True)
+    pixel = (wide - one) / (math.prod(larger) - math.prod(small))
+    sample = (two - one) - pixel * math.prod(small)
+    return Peak(once=2 * one - two, sample=sample, pixel=pixel)
+
+
+def _pass_bytes(
+    base: BaseModel, network: Network, captions: list[Conditioning], size: Pixels, device: torch.device
+) -> int:
+    """Count the bytes that a forward and a backward pass allocate at their peak."""
+    width, height = size
+    form, count = base.latents, len(captions)
+    live = LiveBytes(CUDA_BLOCK if device.type == "cuda" else 1)
+    sizes = torch.tensor([[height, width, 0, 0, height, width]] * count)
+    shape = (count, form.channels, height // form.pixels, width // form.pixels)
+    levels = torch.full((count,), len(base.noise.alpha) // 2, device=device)
+    with live, base.passes():
+        conditions = base.batch(captions, sizes, device)
+        noised: Tensor = torch.zeros(shape, device=device)
+        network.set_micro_batch(0)
+        base.predict(noised, levels, conditions).square().mean().backward()
+    network.set_micro_batch(None)
+    return live.peak
+
+
+def fit_measured(
+    config: RunConfig, plan: Plan, base: BaseModel, device: torch.device, dtype: torch.dtype
+) -> tuple[list[MemoryConfig], str]:
+    """Choose the fastest memory settings that fit, by measured passes; return them, the fallbacks, and a sentence.
+
+    Raises ValueError when none fits. dtype: of the network's weights.
+    """
+    size, samples = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
+    longest = max(plan.captions(), key=lambda caption: base.count_tokens(caption, word_ids(())))
+    caption = base.encode_text(longest, device)
+    every = (memory.replace(offload_weights="none") for memory in rungs(config.memory, device))
+    ladder = list(dict.fromkeys(every))  # where weights lie is ComfyUI's business
+    with base.session(device):
+        network = build_network(base, config, learning_rates(config.optimizer, base)).to(device, dtype)
+        kept = _network_bytes(network, config)
+        free = free_bytes(device)
+        with network.attached():
+            idle = base.try_out(dict(network.layers.items()), caption)
+            for number, memory in enumerate(ladder):
+                recompute(base.units(base.denoiser), memory.checkpointing, copies=base.writes_inputs)
+                needed = kept + measure_peak(base, network, caption, device).at(samples, size)
+                last = number + 1 == len(ladder)
+                if needed <= free or (last and device.type == "cuda"):  # ComfyUI then loads a part of the weights
+                    room = f"{needed / 1e9:.1f} GB beside the model's weights, {free / 1e9:.1f} GB are free"
+                    sentences = [f"Memory: about {room}, with {describe(memory)}."]
+                    if idle:
+                        layers = count(idle, "layer gets", "layers get")
+                        sentences.append(
+                            f"{layers} no gradient from pictures with captions and left out: {names(idle)}."
+                        )
+                    return ladder[number:], " ".join(sentences)
+    raise ValueError(
+        f"This run needs about {needed / 1e9:.1f} GB beside the model's weights with {describe(ladder[-1])}, and "
+        f"{free / 1e9:.1f} GB are free; lower batch_size or resolution of Train LoRA."
+    )
+
+
+def _network_bytes(network: Network, config: RunConfig) -> int:
+    """Count the bytes of the network, its gradients, the optimizer's state and the gradient noise scale's."""
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    state = optimizer_state(parameters, config.optimizer)
+    state.append((sum(looked_at(parameters)), torch.float32))
+    return 2 * sum(p.nbytes for p in parameters) + sum(number * dtype.itemsize for number, dtype in state)
