@@ -255,8 +255,8 @@ class AtelierObjective(Node):
                     0.0,
                     100.0,
                     0.1,
-                    "Trains noisier timesteps more often, as flow models are sampled. 0 (default) = as the base model's "
-                    "family is trained, 1 = no shift, above 1 = more noise, below 1 = less.",
+                    "Trains noisier timesteps more often, as flow models are sampled. 0 (default) = as the base "
+                    "model's family is trained, 1 = no shift, above 1 = more noise, below 1 = less.",
                     optional=True,
                 ),
             ],

@@ -2,6 +2,8 @@
 
 import copy
 
+import comfy.lora
+import comfy.model_management
 import pytest
 import torch
 from durable import Cut, cut_at, equal
@@ -9,7 +11,6 @@ from train_graph import draw_pictures
 from zoo.linked import linked
 from zoo.zoo import build
 
-import comfy.lora
 from lora_atelier.nodes.comfyui.connected import register_connected_models
 from lora_atelier.nodes.comfyui.connected.live import live_of
 from lora_atelier.trainer_core.common.callbacks import Callbacks
@@ -68,6 +69,7 @@ def unchanged(one, other):
 def test_a_run_ends_in_a_file_that_comfyui_loads_and_leaves_the_model_alone(row, pictures, tmp_path):
     base = linked(row)
     model = live_of(base).model
+    comfy.model_management.load_models_gpu([model])  # which ComfyUI marks on every module
     before = state_of(model)
     result, _ = run(configure(base, pictures), tmp_path)
     assert (

@@ -1,11 +1,12 @@
 """Ways to save GPU memory: precision, quantized weights, offloading to RAM, gradient checkpointing."""
 
 from .compiled import Programs, compile_blocks, room_for_programs
-from .gradient_checkpointing import LEVELS, recompute
+from .gradient_checkpointing import LEVELS, keep_activations, recompute
 from .place import DTYPES, choose_dtype, empty_cache, free_bytes, give_back, in_parts, out_of_memory, placed, with_room
 from .setup import attention_kernel, describe, kept_activations, prepare, rungs
 from .stream import Stream, activations_in_ram
 from .weights import SHARES, Kept, check_weights, keep_weights, weight_bytes
+from .written import copied_before_written
 
 __all__ = [
     "DTYPES",
@@ -19,11 +20,13 @@ __all__ = [
     "check_weights",
     "choose_dtype",
     "compile_blocks",
+    "copied_before_written",
     "describe",
     "empty_cache",
     "free_bytes",
     "give_back",
     "in_parts",
+    "keep_activations",
     "keep_weights",
     "kept_activations",
     "out_of_memory",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 Unit = tuple[nn.Module, int]  # a repeated block, and the lowest level that recomputes it
@@ -26,12 +28,166 @@ class Recomputed:
         return checkpoint(self.forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def recompute(units: Iterable[Unit], level: str) -> None:
+class RecomputedOnCopies(Recomputed):
+    """The same for a module that may write into its inputs: it runs on copies of them, both times.
+
+    torch's own checkpointing runs it again on what the first run left of its inputs: no error, and wrong gradients.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward; a block inside a block is recomputed with it, not once more."""
+        if not torch.is_grad_enabled() or getattr(_running, "again", False):
+            return self.forward(*args, **kwargs)
+        call = _Call(self.forward, args, kwargs)
+        # Without an input that needs a gradient there would be no backward pass for what is trained inside.
+        anchor = torch.zeros((), requires_grad=True)
+        return call.result(_Block.apply(anchor, call, *call.tensors))
+
+
+def recompute(units: Iterable[Unit], level: str, *, copies: bool = False) -> None:
     """Switch gradient checkpointing on for the blocks of a level; may be called again with a higher level.
 
-    units: the blocks, each with the lowest level that recomputes it.
+    units: the blocks, each with the lowest level that recomputes it. copies: the blocks may write into their inputs.
     """
     wanted = LEVELS.index(level) if level in LEVELS else 0  # auto, where no estimate has chosen one
+    kind = RecomputedOnCopies if copies else Recomputed
     for unit, least in units:
         if wanted >= least and not isinstance(unit.forward, Recomputed):
-            unit.forward = Recomputed(unit.forward)
+            unit.forward = kind(unit.forward)
+
+
+def keep_activations(modules: Iterable[nn.Module]) -> None:
+    """Switch gradient checkpointing off again."""
+    for module in modules:
+        if isinstance(wrapped := module.__dict__.get("forward"), Recomputed):
+            del module.__dict__["forward"]
+            if module.forward != wrapped.forward:  # the module had a forward of its own instead of its class's
+                module.forward = wrapped.forward
+
+
+# --- blocks that may write into their inputs -----------------------------------------------------------------
+
+_running = threading.local()  # again: whether a block runs for the second time
+
+
+class _Place(NamedTuple):
+    """The place of a tensor in a list, where a structure held the tensor."""
+
+    index: int
+
+
+class _Call:
+    """A call of a block: its tensors in a list, and how to run it with others."""
+
+    def __init__(self, forward: Callable[..., Any], args: tuple, kwargs: dict) -> None:
+        self.forward = forward
+        self.tensors: list[Tensor] = []
+        self.now = _map_arguments((args, kwargs), Tensor, self._take)
+        self.later = _map_arguments(
+            self.now, _Place, lambda place, _: place, fresh=True
+        )  # models count in dictionaries
+        self.results: Any = None
+
+    def _take(self, tensor: Tensor, named: bool) -> _Place | Tensor:
+        """Note a tensor that has a gradient, or that the block may write into."""
+        if not tensor.requires_grad and (named or not tensor.is_floating_point()):
+            return tensor
+        self.tensors.append(tensor)
+        return _Place(len(self.tensors) - 1)
+
+    def run(self, places: Any, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Run the block with these tensors in their places, and list the tensors of its result."""
+        tensors, found = list(tensors), []
+        known: dict[int, _Place] = {}
+
+        def put(tensor: Tensor, _: bool) -> _Place:
+            if id(tensor) not in known:
+                known[id(tensor)] = _Place(len(found))
+                found.append(tensor)
+            return known[id(tensor)]
+
+        args, kwargs = _map_arguments(places, _Place, lambda place, _: tensors[place.index])
+        self.results = _map(self.forward(*args, **kwargs), Tensor, put)
+        return found
+
+    def result(self, tensors: tuple[Tensor, ...]) -> Any:
+        """Build the block's result from its tensors."""
+        return _map(self.results, _Place, lambda place, _: tensors[place.index])
+
+
+class _Block(torch.autograd.Function):
+    """A block without gradients inside; the backward pass runs it again, with them."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run the block on copies."""
+        del anchor
+        ctx.call = call
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        found = call.run(call.now, (tensor.clone() for tensor in tensors))
+        del call.now
+        # A model may write into a result, which autograd refuses for views that a function gives.
+        found = [tensor.clone() if tensor._is_view() else tensor for tensor in found]
+        ctx.mark_non_differentiable(*(tensor for tensor in found if not tensor.is_floating_point()))
+        return tuple(found)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        """Run the block again on copies, then its backward pass; what is trained inside collects its gradients."""
+        needed = ctx.needs_input_grad[2:]
+        leaves = [
+            tensor.detach().requires_grad_(wanted) for tensor, wanted in zip(ctx.saved_tensors, needed, strict=True)
+        ]
+        _running.again = True
+        try:
+            with torch.enable_grad():
+                found = ctx.call.run(ctx.call.later, (leaf.clone() for leaf in leaves))
+        finally:
+            _running.again = False
+        pairs = [(f, g) for f, g in zip(found, gradients, strict=True) if g is not None and f.requires_grad]
+        if pairs:
+            torch.autograd.backward([f for f, _ in pairs], [g for _, g in pairs])
+        return None, None, *(leaf.grad for leaf in leaves)
+
+
+def _map_arguments(
+    arguments: tuple[tuple, dict], kind: type, change: Callable[[Any, bool], Any], *, fresh: bool = False
+) -> tuple[tuple, dict]:
+    """Map the arguments of a call like `_map`; its keywords are no dictionary of the model's."""
+    args, kwargs = arguments
+    mapped = {name: _map(value, kind, change, fresh=fresh) for name, value in kwargs.items()}
+    return tuple(_map(value, kind, change, fresh=fresh) for value in args), mapped
+
+
+def _map(
+    value: Any, kind: type, change: Callable[[Any, bool], Any], *, named: bool = False, fresh: bool = False
+) -> Any:
+    """Replace everything of a kind in nested tuples, lists, dictionaries and objects with attributes.
+
+    change: gets the thing, and whether it lies in a dictionary. What holds nothing of the kind stays the same object,
+    but for dictionaries if `fresh`. Objects in dictionaries and in objects are not opened: they may hold whole models.
+    """
+    if isinstance(value, kind):
+        return change(value, named)
+    if isinstance(value, (tuple, list)):
+        parts = [_map(part, kind, change, named=named, fresh=fresh) for part in value]
+        if all(new is old for new, old in zip(parts, value, strict=True)):
+            return value
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return _with(value, value, {k: _map(v, kind, change, named=True, fresh=fresh) for k, v in value.items()}, fresh)
+    if named or not hasattr(value, "__dict__") or callable(value):
+        return value
+    inside = {k: v for k, v in vars(value).items() if isinstance(v, (kind, tuple, list))}
+    return _with(value, vars(value), {k: _map(v, kind, change) for k, v in inside.items()}, fresh=False)
+
+
+def _with(value: Any, held: dict, parts: dict, fresh: bool) -> Any:
+    """Copy a dictionary or an object with other parts; the same one if they are the same."""
+    if not fresh and all(held[key] is part for key, part in parts.items()):
+        return value
+    value = copy.copy(value)
+    (value if isinstance(value, dict) else vars(value)).update(parts)
+    return value

@@ -229,8 +229,11 @@ class BaseModel(Protocol):
         """List the layers of all networks in memory, in each network's order."""
         ...
 
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Train no layer of these names: they get no gradient."""
+    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning) -> list[str]:
+        """Try passes of the smallest size with gradients; leave out, and list, attached layers that get none.
+
+        Raises ValueError for a model that cannot be trained.
+        """
         ...
 
     def block_layouts(self, setting: str) -> list[list[str]]:

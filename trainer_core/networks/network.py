@@ -196,9 +196,10 @@ class Network(nn.Module):
     def changes(self) -> Iterator[tuple[str, Tensor, int]]:
         """Yield name, W' - W (float32, in W's shape) and rank of every layer with a matrix; needs the frozen layers."""
         for name, rank in ((target.name, target.rank) for target in self.chosen if target.name in self._targets):
-            weight = frozen_weight(self._targets[name], torch.float32)
+            layer = self._layers[name]
+            weight = frozen_weight(self._targets[name], torch.float32, next(layer.parameters()).device)
             if weight.ndim > 1:
-                yield name, self._layers[name].changed_weight(weight).detach() - weight, rank
+                yield name, layer.changed_weight(weight).detach() - weight, rank
 
 
 def _continued(target: Target, config: LoraConfig, seed: int, weights: LayerWeights) -> NetworkLayer:

@@ -65,8 +65,9 @@ class Mix(NamedTuple):
 
 
 def path_length(alpha: Tensor, sigma: Tensor) -> Tensor:
-    """Compute sqrt(alpha^2 + sigma^2), rounded so that a path that keeps the variance has exactly 1."""
-    return (alpha.square() + sigma.square()).sqrt().round(decimals=5)
+    """Compute sqrt(alpha^2 + sigma^2); exactly 1 for a path that keeps the variance, whatever its rounding."""
+    length = (alpha.square() + sigma.square()).sqrt()
+    return length.where((length - 1).abs() > 1e-6, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,19 +72,6 @@ def _pass_bytes(
     return live.peak
 
 
-def idle_layers(base: BaseModel, network: Network, caption: Conditioning, device: torch.device) -> list[str]:
-    """List the layers of the attached network that a picture and its caption give no gradient."""
-    side = SMALL * base.latents.step
-    _pass_bytes(base, network, [caption], (side, side), device)
-
-    def idle(layer: torch.nn.Module) -> bool:
-        return not any(p.grad is not None and bool(p.grad.any()) for p in layer.parameters())
-
-    found = [name for name, layer in network.layers.items() if idle(layer)]
-    network.zero_grad(set_to_none=True)
-    return found
-
-
 def fit_measured(
     config: RunConfig, plan: Plan, base: BaseModel, device: torch.device, dtype: torch.dtype
 ) -> tuple[list[MemoryConfig], str]:
@@ -102,8 +89,7 @@ def fit_measured(
         kept = _network_bytes(network, config)
         free = free_bytes(device)
         with network.attached():
-            idle = idle_layers(base, network, caption, device)
-            base.leave_out(idle)
+            idle = base.try_out(dict(network.layers.items()), caption)
             for number, memory in enumerate(ladder):
                 recompute(base.units(base.denoiser), memory.checkpointing, copies=base.writes_inputs)
                 needed = kept + measure_peak(base, network, caption, device).at(samples, size)

@@ -56,10 +56,10 @@ def build_keys(
     ):
         for name in names:  # the content counts instead, by its digest
             place.pop(name, None)
-    if lora["names"] == "comfy":  # as ever; another form is another file of the same weights
-        del lora["names"]
     del values["objective"]["timestep_shift"]
     values["objective"] |= _levels(config.objective, levels)
+    if lora["names"] == "comfy":  # as ever; another form is another file of the same weights
+        del lora["names"]
     connected = values["base_model"].pop("connected")
     if connected:
         values["connected"] = {name: value for name, value in connected.items() if name != "key"}

@@ -78,8 +78,8 @@ def remarks(patcher: Any) -> list[str]:
     if family.kind == "wan" and ("high" in name or "low" in name) and "noise" in name:
         part, limits = ("high", "min_timestep to 875") if "high" in name else ("low", "max_timestep to 874")
         sentences.append(
-            f"By its name this is the {part}-noise half of Wan 2.2. Set {limits} of Noise & Loss, so that it is trained "
-            "where it is used (for image to video: 900)."
+            f"By its name this is the {part}-noise half of Wan 2.2. Set {limits} of Noise & Loss, so that it is "
+            "trained where it is used (for image to video: 900)."
         )
     usual, wired = patcher.model.model_sampling, patcher.get_model_object("model_sampling")
     if getattr(usual, "noise_scale", 1.0) != getattr(wired, "noise_scale", 1.0):
@@ -114,7 +114,7 @@ def _check_kind(model: Any) -> None:
 
 
 def _names(model: Any) -> Iterator[str]:
-    """Yield the names of a model's ComfyUI classes: its configuration's, before those of its ancestors, then its own."""
+    """Yield the names of a model's ComfyUI classes: its configuration's before those of its ancestors, its own."""
     yield from (each.__name__ for each in type(model.model_config).__mro__)
     yield type(model).__name__
 

@@ -130,12 +130,24 @@ class ConnectedModel:
 
     def layers(self) -> list[Layer]:
         """List the denoiser's layers; those left out cannot be trained."""
-        found = layers.list_layers(self.model.model)
-        return [layer._replace(trainable=False) if layer.name in self._idle else layer for layer in found]
+        idle = self._idle
+        return [layer._replace(trainable=False) if layer.name in idle else layer for layer in self._layers]
 
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Train no layer of these names."""
-        self._idle = frozenset(names)
+    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning) -> list[str]:
+        """Try passes of the smallest size with gradients; leave out, and list, attached layers that get none."""
+        with torch.no_grad():
+            inputs = self._smallest(caption)
+        idle = gradients.prove(lambda: self.predict(*inputs), layers)
+        self._idle = frozenset(idle)
+        return idle
+
+    def _smallest(self, caption: Conditioning) -> tuple[Tensor, Tensor, Conditions]:
+        """Build the inputs of a pass of the smallest size."""
+        side, device = SMALL * self.latents.step, self.model.load_device
+        conditions = self.batch([caption], torch.tensor([[side, side, 0, 0, side, side]]), device)
+        draws = torch.Generator().manual_seed(0)
+        noised = torch.randn(1, self.latents.channels, *(side // self.latents.pixels,) * 2, generator=draws).to(device)
+        return noised, torch.full((1,), len(self.noise.alpha) // 2, device=device), conditions
 
     def block_layouts(self, setting: str) -> list[list[str]]:
         """List the possible block orders of a list setting of LoRA Config."""
@@ -151,15 +163,10 @@ class ConnectedModel:
 
     def prove(self) -> None:
         """Run a pass of the smallest size; raises ValueError when MODEL and CLIP do not go together."""
-        side = SMALL * self.latents.step
-        device = self.model.load_device
         try:
-            caption = self.encode_text("", device)
-            conditions = self.batch([caption], torch.tensor([[side, side, 0, 0, side, side]]), device)
-            noised = torch.zeros(1, self.latents.channels, *(side // self.latents.pixels,) * 2, device=device)
-            level = torch.full((1,), len(self.noise.alpha) // 2, device=device)
             with torch.no_grad():
-                finite = bool(self.predict(noised, level, conditions).isfinite().all())
+                inputs = self._smallest(self.encode_text("", self.model.load_device))
+                finite = bool(self.predict(*inputs).isfinite().all())
         except WRONG as error:
             raise ValueError(
                 f"{self.name} does not run with the linked CLIP ({reason(error)}); link the CLIP that belongs to the "
@@ -276,6 +283,10 @@ class ConnectedModel:
         """Let go of the denoiser; the models stay ComfyUI's."""
         if not parts or "denoiser" in parts:
             self._denoiser = None
+
+    @functools.cached_property
+    def _layers(self) -> list[Layer]:
+        return layers.list_layers(self.model.model)
 
     @functools.cached_property
     def _digests(self) -> dict[str, str]:

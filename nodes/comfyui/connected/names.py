@@ -88,7 +88,7 @@ def _place(model: Any, key: str, target: Any, known: set[str]) -> tuple[str, Sli
     function = part[1] if len(part) > 1 else None
     rows = weight_shape(model.get_submodule(DENOISER + path))[0]
     axis, start, length = part[0] or (0, 0, rows)
-    if axis != 0 or (function is not None and function(torch.arange(4)).tolist() != [2, 3, 0, 1]):
+    if axis != 0 or (function is not None and function(torch.arange(4, device="cpu")).tolist() != [2, 3, 0, 1]):
         return None
     return path, Slice(comfy=key, start=start, length=length, swapped=function is not None)
 

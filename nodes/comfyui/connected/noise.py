@@ -89,9 +89,9 @@ def _numbers(sampling: Any, sigma: Tensor) -> Numbers:
     """Ask a sampling for its coefficients at (N,) sigmas; ValueError where no training can follow from them."""
     zero, one = (torch.full((len(sigma), 1, 1, 1), value, dtype=torch.float64) for value in (0.0, 1.0))
 
-    def ask(function: Any, first: Tensor, second: Tensor) -> Tensor:
-        # Copies, as some samplings add to what they are given; a table, as some return one of their own.
-        return function(sigma, first.clone(), second.clone()).double().expand_as(zero).flatten()
+    def ask(function: Any, *given: Tensor) -> Tensor:
+        # Copies, as some samplings add to what they are given.
+        return function(sigma, *(each.clone() for each in given)).double().flatten()
 
     noised, clean = sampling.noise_scaling, sampling.calculate_denoised
     a, b = ask(noised, zero, one), ask(noised, one, zero)
@@ -104,7 +104,7 @@ def _numbers(sampling: Any, sigma: Tensor) -> Numbers:
         raise _refused("adds no noise to its picture, as models that turn one picture into another do")
     if (a < 0).any() or (a / b).diff().gt(EXACT).any():
         raise _refused("goes from noise to picture where others go from picture to noise")
-    scale = ask(sampling.calculate_input, one, one)
+    scale = ask(sampling.calculate_input, one)
     if (scale * (a.square() + b.square()).sqrt()).max() > LOUDEST:
         raise _refused("gives its network noise at full loudness, which no model is known to be trained with")
     return Numbers(a, b, (1 - skip * a) / out, -skip * b / out)

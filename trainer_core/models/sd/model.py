@@ -148,9 +148,10 @@ class StableDiffusion:
         """List the layers of the UNet and of the text encoders in memory."""
         return list_layers(self.unet, self.texts, self.family)
 
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Every layer of Stable Diffusion gets a gradient."""
-        del names
+    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning) -> list[str]:
+        """Leave nothing out: every layer of Stable Diffusion gets a gradient."""
+        del layers, caption
+        return []
 
     def block_layouts(self, setting: str) -> list[list[str]]:
         """List the possible block orders of a list setting of LoRA Config."""

@@ -8,6 +8,7 @@ g = m / (||W|| + EPS) per output and W' x = g (V x).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -16,10 +17,16 @@ from torch import Tensor, nn
 EPS = 2.0**-10  # added to norms: the epsilon of float16, in which GPUs merge DoRA at inference
 
 
-def frozen_weight(layer: nn.Module, dtype: torch.dtype) -> Tensor:
-    """Read a frozen layer's weight, dequantized if it is stored in 8 or 4 bits."""
+@functools.singledispatch
+def frozen_weight(layer: nn.Module, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Read a frozen layer's weight as the layer computes with it; device: by default the weight's own.
+
+    Owners of other layers, which quantize, patch or move their weights in their own way, register theirs by class.
+    """
     kept = layer.__dict__.get("kept")
-    return layer.weight.detach().to(dtype) if kept is None else kept.weight(dtype)  # type: ignore[union-attr]
+    if kept is not None:
+        return kept.weight(dtype)
+    return layer.weight.detach().to(device, dtype)  # type: ignore[union-attr]
 
 
 def column_norms(weight: Tensor) -> Tensor:

@@ -53,8 +53,8 @@ class NetworkLayer(nn.Module):
         if self.magnitude is None or self.by_output:
             return x
         assert self.frozen is not None
-        factor = magnitude_factor(self.magnitude, frozen_weight(self.frozen, x.dtype), self.low_rank, self.delta_weight)
-        factor = factor.to(x.dtype)
+        weight = frozen_weight(self.frozen, x.dtype, x.device)
+        factor = magnitude_factor(self.magnitude, weight, self.low_rank, self.delta_weight).to(x.dtype)
         active = self.dropouts.sample_mask(x) if self.dropouts else None
         if active is not None:
             factor = 1 + active[:, None] * (factor - 1)
@@ -66,7 +66,7 @@ class NetworkLayer(nn.Module):
             return output
         assert self.frozen is not None
         with torch.no_grad():
-            norms = row_norms(frozen_weight(self.frozen, output.dtype))
+            norms = row_norms(frozen_weight(self.frozen, output.dtype, output.device))
         moved = (self.magnitude / (norms + EPS)).to(output.dtype)
         active = self.dropouts.sample_mask(output) if self.dropouts else None
         if active is not None:

@@ -1,0 +1,201 @@
+"""Frozen layers of ComfyUI's models: their weights in any precision, of which the backward pass keeps nothing.
+
+A layer casts, dequantizes and patches its weight at each use, and autograd would keep each of these copies. Here the
+backward pass asks the layer for its weight again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import comfy.model_management
+import comfy.ops
+import torch
+import torch.nn.functional as F
+from comfy.quant_ops import QuantizedTensor
+from torch import Tensor, nn
+
+from ....trainer_core.networks.layers.dora import frozen_weight
+from ....trainer_core.networks.network import WithDelta
+
+CONVOLUTIONS = {
+    nn.Conv1d: torch.nn.grad.conv1d_input,
+    nn.Conv2d: torch.nn.grad.conv2d_input,
+    nn.Conv3d: torch.nn.grad.conv3d_input,
+}
+COMFY = "comfy.ops"
+KNOWN = (COMFY, nn.Linear.__module__, nn.Conv2d.__module__)  # where methods come from whose mathematics are known
+METHODS = ("forward", "forward_comfy_cast_weights", "_forward", "_conv_forward")
+
+
+@contextmanager
+def frozen_layers(model: nn.Module) -> Iterator[None]:
+    """Keep nothing of a model's linear layers and convolutions for the backward pass, inside a `with` block."""
+    own = {module: type(module) for module in model.modules() if is_linear(module)}
+    for module, kind in own.items():
+        module.__class__ = _frozen(kind)
+    try:
+        yield
+    finally:
+        for module, kind in own.items():
+            module.__class__ = kind
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Tell whether a module is a linear layer of any class, or a convolution."""
+    if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
+        return True
+    named = hasattr(module, "in_features") and hasattr(module, "out_features")
+    return named and type(module).forward is not nn.Module.forward and not list(module.children())
+
+
+class FrozenLayer(nn.Module):
+    """Base class added to a frozen layer while gradients pass through it."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute the layer's output; in training from the exact weight, where the layer would round its input."""
+        x = args[0] if args else None
+        if comfy.model_management.in_training and isinstance(x, Tensor) and _rounds(self):
+            forward = functools.partial(_exact, self)
+        else:
+            forward = super().forward
+        if isinstance(x, Tensor) and torch.is_grad_enabled() and x.requires_grad:
+            return _Frozen.apply(x, self, forward, args[1:], kwargs)
+        return forward(*args, **kwargs)
+
+
+@functools.cache
+def _frozen(kind: type) -> type:
+    return type(f"{kind.__name__}Frozen", (FrozenLayer, kind), {})
+
+
+class _Frozen(torch.autograd.Function):
+    """A frozen layer's output, whose backward pass reads the weight again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Any, forward: Any, args: tuple, kwargs: dict) -> Tensor:
+        """Run the layer's own forward."""
+        ctx.layer, ctx.shape, ctx.dtype = layer, x.shape, x.dtype
+        ctx.again = None if _known(layer) and not args and not kwargs else (forward, args, kwargs)
+        if ctx.again:
+            ctx.save_for_backward(x)
+        output = forward(x, *args, **kwargs)
+        # nn.Linear gives a view, and autograd refuses to write into a view that a function gives.
+        return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        """Compute the input's gradient."""
+        if ctx.again is None:
+            found = _input_gradient(ctx.layer, gradient, ctx.shape)
+        else:
+            found = _by_repeating(ctx.layer, gradient, ctx.saved_tensors[0], *ctx.again)
+        return found.to(ctx.dtype), None, None, None, None
+
+
+def _known(layer: Any) -> bool:
+    """Tell whether a layer is linear in its input by its weight alone, as torch's and ComfyUI's own classes are."""
+    if "forward" in layer.__dict__ or not _computes_as_known(own_class(layer)):
+        return False
+    if isinstance(layer, tuple(CONVOLUTIONS)):
+        return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return hasattr(layer, "weight")
+
+
+@functools.cache
+def _computes_as_known(kind: type) -> bool:
+    methods = [method for name in METHODS if (method := getattr(kind, name, None)) is not None]
+    return all(method.__module__ in KNOWN for method in methods)
+
+
+def own_class(layer: nn.Module) -> type:
+    """Find a layer's class beneath those that training adds."""
+    return next(kind for kind in type(layer).__mro__ if not issubclass(kind, (FrozenLayer, WithDelta)))
+
+
+def _rounds(layer: Any) -> bool:
+    """Tell whether a layer may round its input to the format of its weight."""
+    if not _known(layer) or isinstance(layer, tuple(CONVOLUTIONS)):
+        return False
+    return isinstance(layer.weight, QuantizedTensor) or isinstance(layer, comfy.ops.fp8_ops.Linear)
+
+
+def _exact(layer: Any, x: Tensor) -> Tensor:
+    """Compute a linear layer from its exact weight, and its input as it is."""
+    scale = _input_scale(layer, x)
+    x = x if scale is None else x * scale
+    with _weights(layer, x.dtype, x.device) as (weight, bias):
+        return F.linear(x, weight, bias)
+
+
+def _input_gradient(layer: Any, gradient: Tensor, shape: torch.Size) -> Tensor:
+    """Compute the gradient of the input of a known layer."""
+    with torch.no_grad(), _weights(layer, gradient.dtype, gradient.device) as (weight, _):
+        for kind, input_gradient in CONVOLUTIONS.items():
+            if isinstance(layer, kind):
+                geometry = layer.stride, layer.padding, layer.dilation, layer.groups
+                return input_gradient(shape, weight, gradient, *geometry)
+        found = gradient @ weight
+        scale = _input_scale(layer, found)
+        return found if scale is None else found * scale
+
+
+def _input_scale(layer: Any, x: Tensor) -> Tensor | None:
+    """Read the scale of each input that some quantized layers have."""
+    scale = getattr(layer, "pre_quant_scale", None)
+    return None if scale is None else scale.to(x)
+
+
+def _by_repeating(layer: Any, gradient: Tensor, x: Tensor, forward: Any, args: tuple, kwargs: dict) -> Tensor:
+    """Compute the gradient of the input of a layer of a custom node, whose forward runs once more for it."""
+    x = x.detach().requires_grad_(True)
+    with torch.enable_grad():
+        output = forward(x, *args, **kwargs)
+    if not output.requires_grad:
+        raise ValueError(
+            f"Layers of the class {own_class(layer).__name__} in this MODEL give no gradients. Load the model with Load Diffusion Model, "
+            "from a file in bfloat16 or float8."
+        )
+    return torch.autograd.grad(output, x, gradient)[0]
+
+
+@contextmanager
+def _weights(layer: Any, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Give a known layer's weight and bias as it computes with them: patched, dequantized, cast, on a device."""
+    if not isinstance(layer, comfy.ops.CastWeightBiasOp):
+        bias = None if layer.bias is None else layer.bias.to(device, dtype)
+        yield layer.weight.to(device, dtype), bias
+        return
+    weight, bias, stream = comfy.ops.cast_bias_weight(
+        layer, dtype=dtype, device=device, bias_dtype=dtype, offloadable=True
+    )
+    try:
+        yield weight.dequantize().to(dtype) if isinstance(weight, QuantizedTensor) else weight, bias
+    finally:
+        comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
+
+
+@frozen_weight.register(comfy.ops.CastWeightBiasOp)
+@torch.no_grad()
+def weight_of(layer: Any, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Read the weight of a layer of ComfyUI as the layer computes with it; device: by default the weight's own."""
+    device = device or layer.weight.device
+    if not _known(layer) and hasattr(layer, "in_features"):
+        return _by_identity(layer, dtype, device)
+    with _weights(layer, dtype, device) as (weight, _):
+        scale = _input_scale(layer, weight)
+        if scale is not None:
+            return weight * scale
+        borrowed = hasattr(layer, "_v") or device != layer.weight.device  # in a buffer that the next layer overwrites
+        return weight.clone() if borrowed else weight
+
+
+def _by_identity(layer: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Find the weight of a linear layer of a custom node from what it makes of unit vectors."""
+    forward = own_class(layer).forward
+    units = torch.eye(layer.in_features, dtype=dtype, device=device)
+    return (forward(layer, units) - forward(layer, torch.zeros_like(units[:1]))).t()

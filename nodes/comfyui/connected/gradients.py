@@ -1,0 +1,232 @@
+"""What stands in the way of gradients in ComfyUI's models: changed for the length of a run, then put back."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import comfy.model_management
+import comfy.ops
+import torch
+from comfy.ldm.modules.attention import attention_pytorch
+from torch import Tensor, nn
+
+from ....trainer_core.memory import copied_before_written, keep_activations
+from .frozen import frozen_layers
+
+KITCHEN = "comfy_kitchen"  # ComfyUI's own operators
+FORMULAS = ("rope", "adaln")  # modules of plain functions for operators that have no backward pass
+CACHES = re.compile(r"(clear|reset)_\w*caches?")  # methods that drop what a model keeps between passes
+
+
+@contextmanager
+def session(patcher: Any) -> Iterator[None]:
+    """Make gradients of a loaded MODEL possible and right inside a `with` block; afterwards it is what it was."""
+    model = patcher.model
+    differentiable_operators()
+    with ExitStack() as stack:
+        stack.enter_context(_normal_tensors(model))
+        stack.enter_context(_evaluating(model.diffusion_model))
+        stack.enter_context(frozen_layers(model))
+        stack.enter_context(_caches_cleared(model.diffusion_model))
+        stack.callback(keep_activations, list(model.modules()))
+        stack.enter_context(_in_training(True))
+        yield
+
+
+def passes() -> AbstractContextManager[None]:
+    """Wrap a forward pass and its backward pass: models may write into what the backward pass needs."""
+    return copied_before_written()
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Let the MODEL of a session compute as in ComfyUI's own sampling inside a `with` block."""
+    with _in_training(False):
+        yield
+
+
+def options(patcher: Any) -> dict[str, Any]:
+    """Build ComfyUI's transformer_options for training: torch's own attention, since others have no gradients."""
+    return {**patcher.model_options.get("transformer_options", {}), "optimized_attention_override": _attention}
+
+
+def prove(run: Callable[[], Tensor], layers: Mapping[str, nn.Module]) -> list[str]:
+    """Try two passes forward and backward, and list the layers that get no gradient from them.
+
+    run: predicts from the smallest batch. layers: those that are trained, by name. Raises ValueError for a model that
+    cannot be trained. Gradients are cleared.
+    """
+    for _ in range(2):  # models that keep something between passes fail in the second
+        with passes():
+            try:
+                prediction = run()
+                if prediction.isfinite().all():
+                    prediction.float().square().mean().backward()
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+                raise ValueError(f"This MODEL cannot be trained in ComfyUI: {error}") from error
+        if not prediction.isfinite().all():
+            raise ValueError(
+                "This MODEL predicts numbers that are not finite. Load it in another precision, for instance bfloat16."
+            )
+    idle = [name for name, layer in layers.items() if not any(_moves(p) for p in layer.parameters())]
+    for layer in layers.values():
+        layer.zero_grad(set_to_none=True)
+    return idle
+
+
+def _moves(parameter: Tensor) -> bool:
+    return parameter.grad is not None and bool(parameter.grad.any())
+
+
+# --- what is changed, and put back ---------------------------------------------------------------------------
+
+
+@contextmanager
+def _in_training(value: bool) -> Iterator[None]:
+    """Tell ComfyUI whether gradients are needed; in training a Cancel waits for the run, which looks between passes."""
+    before = comfy.model_management.in_training, comfy.ops.run_every_op
+    comfy.model_management.in_training = value
+    comfy.ops.run_every_op = _nothing if value else _look_for_cancel
+    try:
+        yield
+    finally:
+        comfy.model_management.in_training, comfy.ops.run_every_op = before
+
+
+_look_for_cancel = comfy.ops.run_every_op
+
+
+def _nothing() -> None:
+    """Look for no Cancel."""
+
+
+@contextmanager
+def _normal_tensors(model: nn.Module) -> Iterator[None]:
+    """Replace tensors made in inference mode by normal ones on the same memory, all without gradients."""
+    replaced: list[tuple[dict, str, Tensor, Tensor]] = []
+    for holder, name, tensor in _tensors(model):
+        normal = _normal(tensor)
+        if normal is not tensor:
+            replaced.append((holder, name, tensor, normal))
+            holder[name] = normal
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        for holder, name, tensor, normal in replaced:
+            if holder.get(name) is normal and normal.data_ptr() == tensor.data_ptr():  # else ComfyUI has moved it
+                holder[name] = tensor
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[dict, str, Tensor]]:
+    """Yield every tensor of a model: the dictionary that holds it, its name there, and the tensor."""
+    for module in model.modules():
+        for holder in (module._parameters, module._buffers, module.__dict__):
+            yield from [(holder, name, value) for name, value in holder.items() if isinstance(value, Tensor)]
+
+
+def _normal(tensor: Tensor) -> Tensor:
+    """Give a normal tensor on the memory of one made in inference mode; others, and those of own classes, themselves."""
+    if not tensor.is_inference() or type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
+        return tensor
+    with torch.inference_mode(False):
+        normal = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        normal.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+        return nn.Parameter(normal, requires_grad=False) if isinstance(tensor, nn.Parameter) else normal
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Keep dropouts of the model asleep."""
+    awake = [module for module in model.modules() if module.training]
+    for module in awake:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in awake:
+            module.training = True
+
+
+@contextmanager
+def _caches_cleared(model: nn.Module) -> Iterator[None]:
+    """Drop what modules keep between passes before each pass, and at the end."""
+    clears = [getattr(module, name) for module in model.modules() for name in _clears(type(module))]
+
+    def clear(*_: Any) -> None:
+        for each in clears:
+            each()
+
+    handle = model.register_forward_pre_hook(clear)
+    try:
+        yield
+    finally:
+        handle.remove()
+        clear()
+
+
+@functools.cache
+def _clears(kind: type) -> tuple[str, ...]:
+    """List a class's methods that drop a cache and need no arguments."""
+    found = [name for name in dir(kind) if CACHES.fullmatch(name) and inspect.isfunction(getattr(kind, name))]
+    return tuple(name for name in found if len(inspect.signature(getattr(kind, name)).parameters) == 1)
+
+
+# --- operators and attention ---------------------------------------------------------------------------------
+
+
+def _attention(_: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """Compute attention by torch, whatever ComfyUI was started with."""
+    return attention_pytorch(*args, **kwargs)
+
+
+@functools.cache
+def differentiable_operators() -> None:
+    """Give ComfyUI's fused operators a backward pass, that of their own plain functions; once for the process."""
+    try:
+        known = torch.ops.comfy_kitchen
+        plain = [importlib.import_module(f"{KITCHEN}.backends.eager.{name}") for name in FORMULAS]
+    except ImportError:  # an older ComfyUI, which has no such operators
+        return
+    for module in plain:
+        for name, function in vars(module).items():
+            if not name.startswith("_") and not name.endswith("_") and hasattr(known, name) and callable(function):
+                setup, backward = _formula(function)
+                torch.library.register_autograd(f"{KITCHEN}::{name}", backward, setup_context=setup)
+
+
+def _formula(function: Callable[..., Any]) -> tuple[Callable[..., None], Callable[..., tuple]]:
+    """Build the two parts of an operator's backward pass from a plain function of the same arguments."""
+
+    def setup(ctx: Any, inputs: tuple, output: Any) -> None:
+        del output
+        ctx.places = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+        ctx.rest = [None if isinstance(value, Tensor) else value for value in inputs]
+        ctx.save_for_backward(*(inputs[i] for i in ctx.places))
+
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+        given, wanted = list(ctx.rest), [i for i in ctx.places if ctx.needs_input_grad[i]]
+        for i, value in zip(ctx.places, ctx.saved_tensors, strict=True):
+            given[i] = value.detach().requires_grad_(i in wanted)
+        with torch.enable_grad():
+            output = function(*given)
+        outputs = output if isinstance(output, tuple) else (output,)
+        pairs = [(out, g) for out, g in zip(outputs, gradients, strict=True) if g is not None]
+        leaves = [given[i] for i in wanted]
+        found = torch.autograd.grad([o for o, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
+        by_place = dict(zip(wanted, found, strict=True))
+        return tuple(by_place.get(i) for i in range(len(given)))
+
+    return setup, backward

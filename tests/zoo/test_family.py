@@ -1,0 +1,202 @@
+"""Families: every architecture has its row, every row is whole, and what cannot be trained is told in a sentence."""
+
+import dataclasses
+import typing
+from types import SimpleNamespace
+
+import comfy.samplers
+import comfy.supported_models
+import pytest
+import torch
+from zoo.zoo import ROWS, ZOO, build
+
+from lora_atelier.nodes.comfyui.connected.families import FAMILIES, OTHER_KINDS
+from lora_atelier.nodes.comfyui.connected.family import describe, family_of, name_of, remarks
+from lora_atelier.trainer_core.config.objective import Distribution
+
+KINDS = {  # of the zoo's rows, and the step of pictures' sides in pixels
+    "sd15": ("sd1", 8),
+    "flux_dev": ("flux", 16),
+    "flux_schnell": ("flux_schnell", 16),
+    "flux2": ("flux2", 16),
+    "flux2_klein": ("flux2_klein", 16),
+    "longcat": ("longcat_image", 16),
+    "chroma": ("chroma", 16),
+    "sd3": ("sd3", 16),
+    "auraflow": ("auraflow", 16),
+    "pixart_sigma": ("pixart", 16),
+    "pixart_alpha": ("pixart", 16),
+    "cascade_c": ("cascade_c", 128),
+    "cascade_b": ("cascade_b", 128),
+    "hunyuan_dit": ("hunyuan_dit", 16),
+    "lumina2": ("lumina2", 16),
+    "z_image": ("z_image", 16),
+    "qwen_image": ("qwen_image", 16),
+    "hidream": ("hidream", 16),
+    "hunyuan_video": ("hunyuan_video", 16),
+    "hunyuan_image21": ("hunyuan_image", 32),
+    "wan21_t2v": ("wan", 16),
+    "wan21_i2v": ("wan", 16),
+    "wan22_5b": ("wan22_5b", 32),
+    "ltxv": ("ltxv", 32),
+    "cosmos_t2v": ("cosmos", 16),
+    "cosmos_predict2": ("cosmos_predict2", 16),
+    "anima": ("anima", 16),
+    "mochi": ("mochi", 16),
+    "omnigen2": ("omnigen2", 16),
+    "kandinsky5_image": ("kandinsky5", 16),
+    "ernie_image": ("ernie_image", 16),
+    "krea2": ("krea2", 16),
+}
+# Classes of ComfyUI for which nothing better is known than the generic row; CogVideoX is refused for its sampling.
+GENERIC = ["SDXLRefiner", "MiniMaxH3", "PixelDiTT2I", "HiDreamO1", "MageFlow", "JoyImage", "Ideogram4", "Lens"]
+GENERIC += ["CogVideoX_T2V", "CogVideoX_I2V", "CogVideoX_Inpaint"]
+
+
+def told(patcher, name):
+    """The MODEL as if it were loaded from a file of this name."""
+    patcher.cached_patcher_init = (None, (f"/models/{name}", {}))
+    return patcher
+
+
+def test_every_class_of_comfyui_has_a_row_or_a_reason():
+    listed = {name for family in FAMILIES for name in family.classes} | OTHER_KINDS.keys()
+    for kind in comfy.supported_models.models:
+        ancestors = {each.__name__ for each in kind.__mro__}
+        assert ancestors & listed or kind.__name__ in GENERIC, f"{kind.__name__}: give it a row in families.py"
+        assert not (ancestors & listed and kind.__name__ in GENERIC), kind.__name__
+
+
+def test_every_row_is_whole():
+    assert len({(family.kind, *family.where.values()) for family in FAMILIES}) == len(FAMILIES)
+    assert not {name for family in FAMILIES for name in family.classes} & OTHER_KINDS.keys()
+    for family in FAMILIES:
+        levels, sampling = family.levels, family.sampling
+        assert family.title and family.classes and levels.source, family.kind
+        assert levels.distribution in typing.get_args(Distribution) and levels.shift >= 0
+        assert sampling.sampler in comfy.samplers.KSampler.SAMPLERS, family.kind
+        assert sampling.scheduler in comfy.samplers.KSampler.SCHEDULERS, family.kind
+        assert sampling.steps > 0 and sampling.cfg >= 1 and (family.guidance is None) == (sampling.guidance is None)
+        assert 4 <= family.rank <= 64 and 1e-5 <= family.learning_rate <= 1e-3 and 0 <= family.caption_dropout < 1
+        assert ("trainer's values" in levels.source) <= family.untried, family.kind
+
+
+def test_every_model_of_the_zoo_finds_its_row(name):
+    _, patcher = build(name)
+    if name == "cogvideox":
+        return
+    family = family_of(patcher)
+    assert (family.kind, family.step) == KINDS[name] and family.levels.shift > 0
+    assert family.architecture and family.base_version
+    assert family in [dataclasses.replace(family, **same(row, family)) for row in FAMILIES if row.kind == family.kind]
+    sentences = describe(patcher)
+    assert "float32" in sentences[0] and "_" not in sentences[0].replace("v_prediction", "")
+    assert all(sentence.endswith(".") and "None" not in sentence for sentence in sentences)
+    assert set(remarks(patcher)) <= set(sentences) and any("untried" in each for each in sentences) == family.untried
+
+
+def same(row, family):
+    """What a row says itself, so that all else of the family must be what the MODEL fills in."""
+    filled = ("levels", "step", "architecture", "base_version", "guidance", "sampling")
+    return {field.name: getattr(row, field.name) for field in dataclasses.fields(family) if field.name not in filled}
+
+
+def test_the_zoo_is_known_here():
+    assert ROWS.keys() == KINDS.keys() | {"cogvideox"}
+
+
+def test_an_architecture_without_a_row_gets_the_generic_one():
+    own_shift = {"sd3": ("logit_normal", 3), "flux_dev": ("logit_normal", 3.158193), "sd15": ("uniform", 1)}
+    for name, (distribution, shift) in own_shift.items():
+        model, patcher = build(name)
+        model.model_config = SimpleNamespace(unet_config={})  # as a custom node's own
+        model.__class__ = type("Novel", (type(model),), {})
+        family = family_of(patcher)
+        assert family.untried and family.kind == "simplenamespace" and family.guidance is None
+        assert family.levels.distribution == distribution and family.levels.shift == pytest.approx(shift, rel=1e-5)
+        assert family.step == (8 if name == "sd15" else 16)
+        assert any("untried" in sentence for sentence in describe(patcher))
+
+
+def test_a_relative_is_a_guess_and_says_so():
+    model, patcher = build("z_image")
+    model.model_config.__class__ = type("ZImageNext", (type(model.model_config),), {})
+    family = family_of(patcher)
+    assert family.kind == "z_image" and family.untried and family.title == "ZImageNext, a relative of Z-Image"
+
+
+def test_guidance_is_none_where_the_network_takes_none():
+    assert family_of(build("flux_dev")[1]).guidance == 1 and family_of(build("chroma")[1]).guidance == 0
+    model, patcher = build("hunyuan_video")
+    assert family_of(patcher).guidance == 1 and family_of(patcher).sampling.guidance == 6
+    model.diffusion_model.params.guidance_embed = False
+    assert family_of(patcher).guidance is None and family_of(patcher).sampling.guidance is None
+    assert not any("guidance" in sentence for sentence in describe(patcher))
+
+
+def test_the_kleins_are_told_apart():
+    model, patcher = build("flux2_klein")
+    assert family_of(patcher).base_version == "flux_2_klein_4b"
+    model.model_config.unet_config["hidden_size"] = 4096
+    assert family_of(patcher).base_version == "flux_2_klein_9b"
+    assert family_of(build("flux2")[1]).base_version == "flux_2_dev"
+
+
+def test_distilled_models_are_told_by_class_or_by_name():
+    _, schnell = build("flux_schnell")
+    assert "train on FLUX.1 dev" in family_of(schnell).distilled and family_of(schnell).distilled in remarks(schnell)
+    for name, file, word in (
+        ("z_image", "z_image_turbo_bf16.safetensors", "turbo"),
+        ("z_image", "z_image_bf16.safetensors", ""),
+        ("flux2_klein", "flux-2-klein-4b.safetensors", "klein"),
+        ("flux2_klein", "flux-2-klein-base-4b.safetensors", ""),
+        ("hidream", "hidream_i1_fast.safetensors", "fast"),
+        ("flux_dev", "flux1-dev.safetensors", ""),
+    ):
+        patcher = told(build(name)[1], file)
+        found = [sentence for sentence in remarks(patcher) if "distilled" in sentence]
+        assert name_of(patcher) == file and not family_of(patcher).distilled
+        assert len(found) == bool(word) and all(word in sentence for sentence in found)
+    assert name_of(schnell) == "FLUX.1 schnell"
+
+
+def test_halves_of_wan_are_told_their_timesteps():
+    for file, sentence in (("wan2.2_t2v_high_noise_14B.safetensors", "min_timestep to 875"), ("wan2.1.gguf", "")):
+        found = [each for each in remarks(told(build("wan21_t2v")[1], file)) if "half" in each]
+        assert len(found) == bool(sentence) and all(sentence in each for each in found)
+
+
+def test_a_node_that_drops_the_strength_of_noise_is_told():
+    _, patcher = build("sd3")
+    if not hasattr(patcher.model.model_sampling, "set_noise_scale"):
+        pytest.skip("this ComfyUI has no scale of noise")
+    assert not any("how strong" in sentence for sentence in remarks(patcher))
+    wired = patcher.clone()
+    wired.add_object_patch("model_sampling", build("sd3")[0].model_sampling)
+    patcher.model.model_sampling.set_noise_scale(8.0)
+    assert any("how strong" in sentence for sentence in remarks(wired))
+
+
+def test_what_is_no_model_of_pictures_from_captions_is_refused():
+    model, patcher = build("sd15")
+    for name in (name for name in OTHER_KINDS if hasattr(comfy.supported_models, name)):
+        kind = getattr(comfy.supported_models, name)
+        model.model_config = kind.__new__(kind)
+        with pytest.raises(ValueError, match=OTHER_KINDS[name]):
+            family_of(patcher)
+    model, patcher = build("sd15")
+    model.noise_augmentor = torch.nn.Identity()
+    with pytest.raises(ValueError, match="noise of its own"):
+        family_of(patcher)
+    model, patcher = build("hunyuan_image21")
+    model.diffusion_model.time_r_in = torch.nn.Identity()
+    with pytest.raises(ValueError, match="two times at once"):
+        family_of(patcher)
+
+
+def test_precision_is_of_the_weights():
+    _, patcher = build("flux_dev")
+    patcher.model.diffusion_model.double_blocks.to(torch.bfloat16)
+    first = describe(patcher)[0]
+    assert "bfloat16 and float32" in first or "float32 and bfloat16" in first
+    assert "qwen_image" in ZOO

@@ -1,0 +1,78 @@
+"""Right gradients where a model writes into tensors that the backward pass needs: these are copied first.
+
+torch's own `allow_mutation_on_saved_tensors` compares addresses, so it misses a write into a slice that does not begin
+where the saved tensor does, and the gradient is wrong without an error. Here a write counts for its whole storage.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class _Saved:
+    """A tensor that the backward pass needs, or its copy from before a write."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+@functools.cache
+def _written(operator: Any) -> tuple[tuple[int, str], ...]:
+    """List places and names of the arguments that an operator writes into."""
+    arguments = enumerate(operator._schema.arguments)
+    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
+
+
+class _CopyBeforeWrite(TorchDispatchMode):
+    """Copies saved tensors right before an operator writes into their storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved: dict[int, weakref.WeakSet[_Saved]] = {}  # by address of the storage
+
+    def pack(self, tensor: Tensor) -> _Saved | Tensor:
+        """Note a tensor that autograd saves."""
+        if type(tensor) is not Tensor:  # parameters are not written into; others have no storage of their own
+            return tensor
+        saved = _Saved(tensor)
+        self.saved.setdefault(_storage(tensor), weakref.WeakSet()).add(saved)
+        return saved
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator, after copies of what it would overwrite."""
+        del types
+        kwargs = kwargs or {}
+        for place, name in _written(operator):
+            target = args[place] if place < len(args) else kwargs.get(name)
+            for tensor in target if isinstance(target, (list, tuple)) else (target,):
+                if type(tensor) is Tensor:
+                    for saved in self.saved.pop(_storage(tensor), ()):
+                        saved.tensor = saved.tensor.clone()
+        return operator(*args, **kwargs)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _unpack(saved: _Saved | Tensor) -> Tensor:
+    return saved.tensor if isinstance(saved, _Saved) else saved
+
+
+@contextmanager
+def copied_before_written() -> Iterator[None]:
+    """Let a model write into any tensor, without harm to gradients; around a forward and its backward pass."""
+    mode = _CopyBeforeWrite()
+    pack: Callable[[Tensor], Any] = mode.pack
+    with saved_tensors_hooks(pack, _unpack), mode:
+        yield
