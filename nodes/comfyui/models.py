@@ -29,6 +29,7 @@ from ...trainer_core.models.files.safetensors_file import read_header
 from ...trainer_core.models.sd.encoder import embedding_shape, read_text
 from ...trainer_core.models.sd.family import TEXT_FILES, UNET, VAE_FILE, detect_family, unet_prefix
 from ...trainer_core.models.sd.load import given_files
+from ...trainer_core.networks.layers.shape import weight_shape
 
 NOTHING = ExecutionBlocker(None)  # nodes linked to an output of this value are skipped without a message
 
@@ -151,10 +152,14 @@ def check_models(config: BaseModelConfig, model: Any, clip: Any, *, trains_text:
 
 
 def check_lora(path: Path, model: Any, clip: Any) -> None:
-    """Raise ValueError unless ComfyUI's own loader takes every layer of a LoRA file, on a weight that it fits."""
+    """Raise ValueError unless ComfyUI's own loader takes every layer of a LoRA file, on a weight that it fits.
+
+    clip: None where no text encoder is trained. Weights need not be in memory.
+    """
     tensors, layers = load_file(path), load_lora(path).layers
     keys = comfy.lora.model_lora_keys_unet(model.model, {})
-    keys = comfy.lora.model_lora_keys_clip(clip.cond_stage_model, keys)
+    if clip is not None:
+        keys = comfy.lora.model_lora_keys_clip(clip.cond_stage_model, keys)
     taken = comfy.lora.load_lora(tensors, keys, log_missing=False)
     unmatched = sorted(name for name in layers if name not in keys or not _taken(keys[name], taken))
     if unmatched:
@@ -162,22 +167,20 @@ def check_lora(path: Path, model: Any, clip: Any) -> None:
             f"ComfyUI finds no weight for {len(unmatched)} of {len(layers)} layers of {path.name}, the first: "
             f"{', '.join(unmatched[:3])}; nothing was saved."
         )
-    weights = {**model.model.state_dict(), **clip.cond_stage_model.state_dict()}
     for name, layer in layers.items():
-        weight, bias = weights[keys[name]], weights.get(_bias_of(keys[name]))
-        if not fits(layer, weight.shape, None if bias is None else bias.shape):
-            raise ValueError(
-                f"{name} of {path.name} does not fit ComfyUI's weight {tuple(weight.shape)}; nothing was saved."
-            )
+        weight, *part = (keys[name],) if isinstance(keys[name], str) else keys[name]
+        owner = model.model if weight.startswith("diffusion_model.") else clip.cond_stage_model
+        module = owner.get_submodule(weight.removesuffix(".weight"))
+        shape, bias = list(weight_shape(module)), getattr(module, "bias", None)
+        if part and part[0]:  # a slice: axis, start, length
+            shape[part[0][0]], bias = part[0][2], None
+        if not fits(layer, torch.Size(shape), None if bias is None else bias.shape):
+            raise ValueError(f"{name} of {path.name} does not fit ComfyUI's weight {tuple(shape)}; nothing was saved.")
 
 
-def _bias_of(key: str) -> str:
-    return f"{key.removesuffix('weight')}bias"
-
-
-def _taken(key: str, taken: Collection[str]) -> bool:
+def _taken(key: Any, taken: Collection[Any]) -> bool:
     """Tell whether ComfyUI changes a weight, or at least its bias."""
-    return key in taken or _bias_of(key) in taken
+    return key in taken or (isinstance(key, str) and f"{key.removesuffix('weight')}bias" in taken)
 
 
 def apply_lora(model: Any, clip: Any, tensors: dict[str, Tensor], strength: float) -> tuple[Any, Any]:

@@ -68,6 +68,7 @@ class LoraConfig(Config):
     start: str = ""  # a LoRA file to continue: layers, ranks and alphas are the file's
     beneath: tuple[BeneathConfig, ...] = ()
     embeddings: tuple[EmbeddingConfig, ...] = ()  # words whose embeddings are trained with the network
+    names: Literal["comfy", "peft"] = "comfy"  # of layers in the file: lora_unet_…, or diffusion_model.….lora_A
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -118,6 +119,11 @@ def _check_options(config: LoraConfig) -> None:
         raise ValueError(
             f"bake is for dora, oft, boft and ia3, and the algorithm is {config.algorithm}; set bake of LoRA Config to "
             "off."
+        )
+    if config.names == "peft" and (config.algorithm != "lora" or config.dora or config.tucker or config.train_norm):
+        raise ValueError(
+            "peft's names are for plain LoRA: algorithm lora without dora, tucker and train_norm. Set names of LoRA "
+            "Config to comfy, or these back."
         )
     if config.start and (others := sorted(chosen & set(STARTS_AS))):
         raise ValueError(f"{', '.join(others)} works for a new LoRA only; set it back to continue an existing LoRA.")

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from ..config import RunConfig
 from ..config.optimizer import RATES
 from ..models import BaseModel, Layer
 from ..networks import LayerWeights
-from .match import layers_by_name, match_layers
+from ..networks.layers.shape import is_matrix, is_norm, weight_shape
+from .match import layers_by_name, match_layers, whole_layer
 from .read import LoraFile, list_some, load_lora, outline_lora
 
 
@@ -40,10 +39,11 @@ def layer_weights(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) 
     layers: the base model's, by name. Raises ValueError for a layer on a module that cannot be trained.
     """
     found = {}
-    for name, layer in match_layers(lora, base, layers).items():
+    for name, pieces in match_layers(lora, base, layers).items():
         module = layers[name].module
-        norm = isinstance(module, nn.GroupNorm | nn.LayerNorm) and set(layer.tensors) <= {"diff", "diff_b"}
-        if not norm and not isinstance(module, nn.Linear | nn.Conv2d):
+        layer = whole_layer(pieces, weight_shape(module)[0])
+        norm = is_norm(module) and set(layer.tensors) <= {"diff", "diff_b"}
+        if not norm and not is_matrix(module):
             what = type(module).__name__
             raise ValueError(
                 f"{layer.source} in {lora.name} changes a module of the kind {what}, which cannot be trained; "
@@ -75,7 +75,13 @@ def check_lora_files(config: RunConfig, base: BaseModel) -> None:
     if not config.lora.start:
         return
     lora = outline_lora(Path(config.lora.start))
-    parts = {layers[name].part for name in layer_weights(lora, base, layers)}
+    weights = layer_weights(lora, base, layers)
+    if config.lora.names == "peft" and (others := {each.kind for each in weights.values()} - {"LoRA"}):
+        raise ValueError(
+            f"{lora.name} holds layers of the kind {min(others)}, which peft's names cannot say; set names of LoRA "
+            "Config to comfy."
+        )
+    parts = {layers[name].part for name in weights}
     for part, setting, rate in zip(base.parts, RATES, config.optimizer.part_rates, strict=False):
         if rate > 0 and part.prefix not in parts:
             raise ValueError(

@@ -1,6 +1,6 @@
 """LoRA formats: how trainers name the tensors of a layer, and how these change its weight.
 
-Only endings of names are known here. Names of layers are `aliases` in models/sd/layers.py; match.py compares them.
+Only endings of names are known here. Names of layers are `aliases` of the base model's layers; match.py compares them.
 """
 
 from __future__ import annotations

@@ -25,8 +25,13 @@ def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:
     """Merge LoRA files into the weights of a base model in memory, in their order.
 
     Computed in float32, rounded once to the model's dtype. Changed text encoders get another identity in the cache.
+    A model that is ComfyUI's gets them from ComfyUI, and its weights stay as they are.
     Raises ValueError for a file that does not fit, and for a sum that overflows the dtype.
     """
+    if base.managed:
+        for config in beneath:
+            base.put_beneath(comfy_tensors(Path(config.path), base), config.strength)
+        return
     if not beneath:
         return
     layers = layers_by_name(base)
@@ -35,8 +40,8 @@ def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:
     for config in beneath:
         lora = load_lora(Path(config.path))
         found = match_layers(lora, base, layers)
-        for name, layer in found.items():
-            changes.setdefault(name, []).append((layer, config.strength))
+        for name, pieces in found.items():
+            changes.setdefault(name, []).extend((piece.stored, config.strength) for piece in pieces)
         if any(layers[name].part != base.parts[0].prefix for name in found):
             text.append(f"{lora.digest}*{config.strength}")
     for name, summands in changes.items():
@@ -65,10 +70,11 @@ def comfy_tensors(path: Path, base: BaseModel) -> dict[str, Tensor]:
     """
     layers = layers_by_name(base)
     tensors = {}
-    for name, stored in match_layers(load_lora(path), base, layers).items():
-        layer, comfy = without_lokr_core(stored), layers[name].comfy
-        for part, tensor in layer.tensors.items():
-            tensors[f"{comfy}.{ENDINGS.get(part, part)}"] = tensor
-        if layer.alpha or "oft_blocks" in layer.tensors:  # ComfyUI leaves out BOFT layers without alpha
-            tensors[f"{comfy}.alpha"] = torch.tensor(layer.alpha)
+    for name, pieces in match_layers(load_lora(path), base, layers).items():
+        for stored, place in pieces:
+            layer, comfy = without_lokr_core(stored), place.comfy if place else layers[name].comfy
+            for part, tensor in layer.tensors.items():
+                tensors[f"{comfy}.{ENDINGS.get(part, part)}"] = tensor
+            if layer.alpha or "oft_blocks" in layer.tensors:  # ComfyUI leaves out BOFT layers without alpha
+                tensors[f"{comfy}.alpha"] = torch.tensor(layer.alpha)
     return tensors

@@ -140,7 +140,7 @@ def _model_files(config: RunConfig, base: BaseModel, models: Mapping[str, str]) 
 def _text_rates(optimizer: OptimizerConfig, base: BaseModel) -> Any:
     """Learning rate of the text encoders: a number, a list where they differ, None where none is trained."""
     rates = optimizer.part_rates[1 : len(base.parts)]
-    return list(rates) if len(set(rates)) > 1 else rates[0] or None
+    return list(rates) if len(set(rates)) > 1 else next(iter(rates), 0) or None
 
 
 def _dataset_metadata(config: RunConfig, plan: Plan) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Write LoRA and embedding files: under kohya's names, atomically, and verified by reading them back."""
+"""Write LoRA and embedding files: under kohya's or peft's names, atomically, and verified by reading them back."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
+import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,22 @@ def _lora_norm(layer: FileLayer) -> float:
     if "mid" in layer.tensors:
         down = torch.einsum("m n x y, n i -> m i x y", layer.tensors["mid"].double(), down.flatten(1))
     return scale * float(pair_norm(up, down.flatten(1)))
+
+
+def peft_tensors(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Rename a plain LoRA's tensors to `<name>.lora_A.weight` and `lora_B.weight`, as peft and ai-toolkit write them.
+
+    names: for ComfyUI, by those of kohya. These files have no alpha: alpha / rank is multiplied in, half on each side.
+    """
+    renamed = {}
+    for key in (key for key in tensors if key.endswith(".alpha")):
+        name = key.removesuffix(".alpha")
+        down, up = tensors[f"{name}.lora_down.weight"], tensors[f"{name}.lora_up.weight"]
+        scale = float(tensors[key]) / len(down)
+        root = math.sqrt(abs(scale))
+        renamed[f"{names[name]}.lora_A.weight"] = down * root
+        renamed[f"{names[name]}.lora_B.weight"] = up * math.copysign(root, scale)
+    return renamed
 
 
 def save_lora(

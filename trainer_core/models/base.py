@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -38,6 +39,15 @@ class Part:
     embedding: str = ""  # a text encoder's key in files of trained embeddings
 
 
+class Slice(NamedTuple):
+    """Some outputs of a layer, which LoRA files of other programs hold as a layer of its own."""
+
+    comfy: str  # its name for ComfyUI's loader
+    start: int
+    length: int
+    swapped: bool = False  # the file has its second half first, as diffusers has scale and shift of modulations
+
+
 class Layer(NamedTuple):
     """A module of a base model that a LoRA can change."""
 
@@ -50,6 +60,7 @@ class Layer(NamedTuple):
     presets: frozenset[str]  # of LoRA Config that train it, and algorithms with their own choice of layers
     comfy: str  # in ComfyUI's state dict
     aliases: tuple[str, ...]  # in LoRA files of other programs, with underscores for dots
+    slices: Mapping[str, Slice] = MappingProxyType({})  # by such names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,8 +229,11 @@ class BaseModel(Protocol):
         """List the layers of all networks in memory, in each network's order."""
         ...
 
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Train no layer of these names: they get no gradient."""
+    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size) -> list[str]:
+        """Try passes with gradients on a picture of (width, height); leave out, and list, layers that get none.
+
+        Raises ValueError for a model that cannot be trained so.
+        """
         ...
 
     def block_layouts(self, setting: str) -> list[list[str]]:
@@ -228,6 +242,10 @@ class BaseModel(Protocol):
 
     def units(self, module: nn.Module) -> list[Unit]:
         """List the repeated blocks of the denoiser or of a text encoder."""
+        ...
+
+    def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
+        """Put a LoRA, by ComfyUI's names, under the network; only for managed models, others get it merged."""
         ...
 
     def batch(

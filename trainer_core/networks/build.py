@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config import LoraConfig
 from .choose import Target
@@ -18,6 +18,7 @@ from .layers.loha import LohaLayer
 from .layers.lokr import LokrLayer
 from .layers.lora import LoraLayer
 from .layers.oft import BoftLayer, OftLayer
+from .layers.shape import is_norm
 
 # Algorithms with a rank and an alpha, and the further settings of their layers.
 RANKED: dict[str, tuple[Callable[..., NetworkLayer], tuple[str, ...]]] = {
@@ -47,7 +48,7 @@ def build_layer(target: Target, config: LoraConfig, seed: int, *, by_output: boo
 
     by_output: a DoRA has a magnitude per output, as some files of other programs have.
     """
-    if isinstance(target.module, nn.GroupNorm | nn.LayerNorm):
+    if is_norm(target.module):
         layer: NetworkLayer = NormLayer(target.module)
     else:
         if config.rs_lora:

@@ -12,6 +12,7 @@ from torch import nn
 from ..config import DENOISER_ONLY, LoraConfig
 from ..models.base import BASE, BaseModel, Layer
 from .blocks import NUMBERS, numbers_by_block
+from .layers.shape import is_norm
 
 OWN_LAYERS = ("ia3",)  # algorithms with their own choice of layers; norms still follow the preset
 
@@ -26,6 +27,7 @@ class Target(NamedTuple):
     path: str = ""  # in its own network
     part: str = ""  # prefix of its part of the base model
     block: str = ""  # of the denoiser; "" outside of it
+    comfy: str = ""  # its name for ComfyUI, with dots
     lr_factor: float = 1.0
 
 
@@ -41,6 +43,11 @@ def choose_targets(base: BaseModel, config: LoraConfig, parts: Collection[str]) 
             f"The preset {config.preset} trains no text encoder; set their learning rates to 0, or preset of LoRA "
             "Config to another."
         )
+    listed = base.layers()
+    if config.preset in DENOISER_ONLY and not any(config.preset in layer.presets for layer in listed):
+        raise ValueError(
+            f"The preset {config.preset} is for UNets, and {base.title} is none; set preset of LoRA Config to attn-mlp."
+        )
     setting = next((name for name in (*NUMBERS, "train_norm") if getattr(config, name)), "")
     if denoiser.prefix not in parts and setting:
         raise ValueError(
@@ -49,8 +56,8 @@ def choose_targets(base: BaseModel, config: LoraConfig, parts: Collection[str]) 
         )
     trainable = [
         layer
-        for layer in base.layers()
-        if layer.part in parts and layer.trainable and (config.train_norm or not _is_norm(layer.module))
+        for layer in listed
+        if layer.part in parts and layer.trainable and (config.train_norm or not is_norm(layer.module))
     ]
     chosen = _matching(trainable, config)
     numbers = {name: numbers_by_block(base, config, name) if denoiser.prefix in parts else {} for name in NUMBERS}
@@ -74,7 +81,7 @@ def _matching(trainable: list[Layer], config: LoraConfig) -> list[Layer]:
 
 def _in_preset(layer: Layer, config: LoraConfig) -> bool:
     """Tell whether the preset, or the algorithm in its place, trains a layer."""
-    own = config.algorithm in OWN_LAYERS and not _is_norm(layer.module)
+    own = config.algorithm in OWN_LAYERS and not is_norm(layer.module)
     return (config.algorithm if own else config.preset) in layer.presets
 
 
@@ -114,13 +121,9 @@ def _with_numbers(layers: list[Layer], numbers: dict[str, dict[str, float]], con
 
 def target_of(layer: Layer, rank: int, alpha: float) -> Target:
     """Build the target for a layer with this rank and alpha."""
-    return Target(layer.name, layer.module, rank, alpha, layer.path, layer.part, layer.block)
+    return Target(layer.name, layer.module, rank, alpha, layer.path, layer.part, layer.block, layer.comfy)
 
 
 def _is_spatial(module: nn.Module) -> bool:
     """Tell whether a module is a convolution larger than 1x1."""
     return isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1)
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.GroupNorm | nn.LayerNorm)

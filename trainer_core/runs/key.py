@@ -58,6 +58,8 @@ def build_keys(
             place.pop(name, None)
     del values["objective"]["timestep_shift"]
     values["objective"] |= _levels(config.objective, levels)
+    if lora["names"] == "comfy":  # as ever; another form is another file of the same weights
+        del lora["names"]
     connected = values["base_model"].pop("connected")
     if connected:
         values["connected"] = {name: value for name, value in connected.items() if name != "key"}
@@ -65,6 +67,7 @@ def build_keys(
         values["fork"] = [config.existing.fork_run, config.existing.fork_step]
     values |= {"format": FORMAT, "models": dict(models), "pictures": pictures}
     whole = _digest(values)
+    lora.pop("names", None)
     del train["steps"], train["epochs"], train["save_dtype"], lora["bake"]
     return Keys(run=whole, course=_digest(values))
 

@@ -15,7 +15,7 @@ from ..common.files import write_json
 from ..config import RunConfig
 from ..lora_files.bake import bake_network
 from ..lora_files.metadata import build_metadata
-from ..lora_files.write import save_embeddings, save_lora
+from ..lora_files.write import peft_tensors, save_embeddings, save_lora
 from ..networks import Network
 from ..optim import averaged
 from ..runs import FILES, LORA, Checkpoint
@@ -95,6 +95,8 @@ def _write(run: Run, version: Version, folder: Path, *, at_end: bool) -> dict[st
         if at_end and run.config.lora.bake:
             tensors, sentence = bake_network(run.network, run.config.train.seed)
             run.callbacks.note(sentence)
+        if run.config.lora.names == "peft":
+            tensors = peft_tensors(tensors, {target.name: target.comfy for target in run.network.chosen})
         save_lora(path, tensors, metadata, _dtype(run.config, version), run.verify)
         vectors = run.network.embeddings.tensors()
         words = save_embeddings(folder / "words", path.stem, vectors, run.base.parts, metadata)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...config import SampleConfig
-from ..base import Conditioning, LatentFormat, Layer, LevelDefaults, NoiseModel, Part, Prediction, Unit
+from ..base import Conditioning, LatentFormat, Layer, LevelDefaults, NoiseModel, Part, Prediction, Size, Unit
 from ..words import Words
 from . import autoencoder
 from .family import LATENT_CHANNELS, SIZE_CHANNELS, Family
@@ -148,9 +148,10 @@ class StableDiffusion:
         """List the layers of the UNet and of the text encoders in memory."""
         return list_layers(self.unet, self.texts, self.family)
 
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Every layer of Stable Diffusion gets a gradient."""
-        del names
+    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size) -> list[str]:
+        """Leave nothing out: every layer of Stable Diffusion gets a gradient."""
+        del layers, caption, size
+        return []
 
     def block_layouts(self, setting: str) -> list[list[str]]:
         """List the possible block orders of a list setting of LoRA Config."""
@@ -204,6 +205,10 @@ class StableDiffusion:
         if self.inpainting:
             painted = torch.empty(count, config.in_channels - config.out_channels, *latents, device="meta")
         return Conditions(context=context, pooled=pooled, sizes=sizes, painted=painted)
+
+    def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
+        """Not for this run's own weights, which LoRAs are merged into."""
+        raise NotImplementedError
 
     def session(self, device: torch.device) -> AbstractContextManager[None]:
         """Change nothing: the UNet is this run's own."""

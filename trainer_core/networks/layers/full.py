@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .layer import NetworkLayer
-from .lora import weight_shape
 from .product import wide
+from .shape import weight_shape
 
 Norm = nn.GroupNorm | nn.LayerNorm
 
@@ -23,7 +23,7 @@ class FullLayer(NetworkLayer):
 
     def __init__(self, base: nn.Linear | nn.Conv2d | Norm) -> None:
         super().__init__()
-        shape = base.weight.shape if isinstance(base, Norm) else weight_shape(base)
+        shape = weight_shape(base)
         self.diff = nn.Parameter(torch.zeros(shape))
         self.diff_b = nn.Parameter(torch.zeros(shape[0])) if base.bias is not None else None
         self.geometry: dict[str, Any] = {}

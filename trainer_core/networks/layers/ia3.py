@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from .dora import EPS, frozen_weight, per_column, per_output
 from .layer import NetworkLayer
-from .lora import weight_shape
 from .product import wide
+from .shape import weight_shape
 
 INPUT_SIDE = ("ff_net_2", "mlp_fc2")  # layers whose inputs are multiplied: the last of each feed-forward network
 

@@ -13,16 +13,10 @@ from torch import Tensor, nn
 from ...common.rng import generator
 from .dora import frozen_weight
 from .layer import NetworkLayer
+from .shape import weight_shape
 from .svd import largest_singular
 
 Init = Literal["default", "orthogonal", "pissa"]
-
-
-def weight_shape(layer: Any) -> tuple[int, ...]:
-    """The shape of the weight of a linear layer of any class or of a convolution, also of a quantized one."""
-    if hasattr(layer, "out_features"):
-        return layer.out_features, layer.in_features
-    return layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size
 
 
 class LoraLayer(NetworkLayer):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from .layer import NetworkLayer
 from .lokr import factorise
-from .lora import weight_shape
 from .product import wide
+from .shape import weight_shape
 
 
 def butterfly_size(outputs: int, limit: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...common.rng import generator
 from .layer import NetworkLayer
-from .lora import weight_shape
+from .shape import weight_shape
 
 
 class ProductLayer(NetworkLayer):

@@ -1,0 +1,191 @@
+"""The layers of any MODEL: which can be trained, by which presets, and the repeated blocks they lie in.
+
+Nothing is listed by architecture but UNets: blocks are found as modules that repeat, roles are read from paths.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from ....trainer_core.config import Preset
+from ....trainer_core.memory.gradient_checkpointing import LEVELS
+from ....trainer_core.models.base import BASE, Layer, Unit
+from ....trainer_core.models.sd.layers import IA3, PREFIX
+from ....trainer_core.networks.layers.shape import is_linear, is_matrix, is_norm
+from . import names
+
+LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)  # of blocks
+AUXILIARY = re.compile(  # lists of small blocks beside the model's own: of captions, of further inputs
+    r"refiner|adapter|guidance|fusion|connector|caption|te?xt|audio|music|vision|face|inject|embed|encoder|projector"
+)
+# Pieces of paths inside a block.
+MODULATION = re.compile(r"\w*(modulation|ada_?(ln|LN)|norm)\w*|(\w+_)?mod([A-Z_]\w*)?|mapper(_sca|_crp)?")
+EMBEDDER = re.compile(r"(\w+_)?(time|timestep|emb|embed|embedder|embedding|embeddings)(_\w+)?")
+ATTENTION = re.compile(r"\w*(attn|attention)\w*|(to_)?w?[qkvo]\d?|\w*(qkv|kv)\w*|[qkvo]_proj|linear[12]", re.I)
+KEYS = re.compile(r"(to_|add_)?(w\d?)?(k|v|qkv|kv|key|value)(_proj|_linear|_[xytc]|_img)?|Wqkv", re.I)
+MLP_END = re.compile(
+    r"(.*[._])?(mlp\w*|ff\w*|feed_forward|ffn|experts?\w*|channelwise)\.(\S+\.)?"
+    r"(2|4|fc2|c_proj|w2|layer2|linear_2|linear_fc2|down|down_proj|out_layer)|ff_out|(.*\.)?block\.layer2"
+)
+UNET_PARTS = ("input_blocks", "middle_block", "output_blocks")  # of OpenAI's UNet
+UNET_UNITS = ("ResBlock", "BasicTransformerBlock")  # its modules that repeat
+
+
+def list_layers(model: Any) -> list[Layer]:
+    """List all modules with a weight of a MODEL's denoiser; model: ComfyUI's BaseModel."""
+    denoiser = model.diffusion_model
+    aliases, slices = names.aliases(model)
+    find, unet = _Blocks(denoiser), is_unet(denoiser)
+    layers = []
+    for path, module in denoiser.named_modules():
+        if not path or not (isinstance(getattr(module, "weight", None), Tensor) or is_linear(module)):
+            continue
+        matrix = is_matrix(module)
+        trainable = matrix or is_norm(module)
+        presets = (_unet_presets if unet else _presets)(path, module, find) if trainable else frozenset[str]()
+        layers.append(
+            Layer(
+                name=f"{PREFIX}_{path.replace('.', '_')}",
+                path=path,
+                module=module,
+                part=PREFIX,
+                block=find.block(path),
+                trainable=trainable,
+                presets=presets,
+                comfy=f"{names.DENOISER}{path}",
+                aliases=tuple(aliases.get(path, ())),
+                slices=slices.get(path, {}),
+            )
+        )
+    return layers
+
+
+def blocks(denoiser: nn.Module) -> list[str]:
+    """List the names of a denoiser's blocks, which are their paths, in their order."""
+    return list(_Blocks(denoiser).main)
+
+
+def block_layouts(denoiser: nn.Module, setting: str) -> list[list[str]]:
+    """List the possible block orders of a list setting; block_weights may begin with BASE, for all other layers."""
+    found = blocks(denoiser)
+    return [found, [BASE, *found]] if setting == "block_weights" else [found]
+
+
+def units(denoiser: nn.Module) -> list[Unit]:
+    """List the repeated blocks, each with the lowest gradient checkpointing level that recomputes it.
+
+    Each level recomputes a further fifth, evenly over the model; the last one recomputes all.
+    """
+    if is_unet(denoiser):
+        found = [module for module in denoiser.modules() if type(module).__name__ in UNET_UNITS]
+    else:
+        found = [each for module in _Blocks(denoiser).found.values() for each in _called(module)]
+    return [(module, 1 + number % (len(LEVELS) - 1)) for number, module in enumerate(found)]
+
+
+def is_unet(denoiser: nn.Module) -> bool:
+    """Tell whether a denoiser is a UNet of Stable Diffusion's kind, whose layers the UNet presets name."""
+    return all(hasattr(denoiser, part) for part in UNET_PARTS)
+
+
+class _Blocks:
+    """The repeated blocks of a denoiser by their paths."""
+
+    def __init__(self, denoiser: nn.Module) -> None:
+        self.found = dict(_unet_blocks(denoiser) if is_unet(denoiser) else _repeated(denoiser, ""))
+        main = [path for path in self.found if not AUXILIARY.search(path)]
+        self.main = dict.fromkeys(main or self.found)
+
+    def block(self, path: str) -> str:
+        """Find the block that a module lies in; "" for modules outside the model's own blocks."""
+        pieces = path.split(".")
+        starts = (".".join(pieces[:end]) for end in range(1, len(pieces) + 1))
+        return next((start for start in starts if start in self.main), "")
+
+    def inside(self, path: str) -> str:
+        """Cut a path to what is behind its block, "" outside of blocks; without blocks all of a model is inside."""
+        block = self.block(path)
+        return path if not self.main else path[len(block) + 1 :] if block else ""
+
+
+def _repeated(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the children of the outermost lists of blocks, with their paths."""
+    for name, child in module.named_children():
+        if _is_list_of_blocks(child):
+            yield from ((f"{path}{name}.{number}", each) for number, each in child.named_children())
+        else:
+            yield from _repeated(child, f"{path}{name}.")
+
+
+def _is_list_of_blocks(module: nn.Module) -> bool:
+    """Tell whether a module lists blocks: of one class, of several layers, one of them linear."""
+    children = list(module.children()) if isinstance(module, LISTS) else []
+    if len(children) < (1 if isinstance(module, nn.ModuleList) else 2) or len({type(each) for each in children}) > 1:
+        return False
+    return all(list(each.children()) and any(map(is_linear, each.modules())) for each in children)
+
+
+def _unet_blocks(unet: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the blocks of a UNet in its order; the middle counts as one."""
+    for part in UNET_PARTS:
+        module = unet.get_submodule(part)
+        if part == "middle_block":
+            yield part, module
+        else:
+            yield from ((f"{part}.{number}", each) for number, each in module.named_children())
+
+
+def _called(block: nn.Module) -> list[nn.Module]:
+    """List the modules of a block whose forward runs: a list of modules has none."""
+    if not isinstance(block, nn.ModuleList | nn.ModuleDict):
+        return [block]
+    return [each for child in block.children() if list(child.children()) for each in _called(child)]
+
+
+def _presets(path: str, module: nn.Module, find: _Blocks) -> frozenset[str]:
+    """List the presets, and (IA)^3, that train a layer of a transformer; a norm follows the layers of its block."""
+    presets: set[Preset | str] = {"full"}
+    if is_linear(module) or is_norm(module) or getattr(module, "kernel_size", ()) == (1, 1):
+        presets.add("full-lin")
+    inside = find.inside(path)
+    pieces = inside.split(".")
+    if is_norm(module):
+        return frozenset(presets | ({"attn-only", "attn-mlp"} if inside else set()))
+    marked = any(MODULATION.fullmatch(piece) or EMBEDDER.fullmatch(piece) for piece in pieces)
+    if inside and not marked and is_linear(module):
+        presets.add("attn-mlp")
+        attends = any(ATTENTION.fullmatch(piece) for piece in pieces) and not _in_mlp(pieces)
+        presets |= {"attn-only"} if attends else set()
+        presets |= {IA3} if (attends and KEYS.fullmatch(_last(pieces))) or MLP_END.fullmatch(inside) else set()
+    return frozenset(presets)
+
+
+def _in_mlp(pieces: list[str]) -> bool:
+    return any(re.fullmatch(r"\w*(mlp|ff|feed_?forward|ffn|experts?)\w*", piece, re.I) for piece in pieces[:-1])
+
+
+def _last(pieces: list[str]) -> str:
+    """The last piece of a path that is a name."""
+    return next((piece for piece in reversed(pieces) if not piece.isdecimal()), "")
+
+
+def _unet_presets(path: str, module: nn.Module, find: _Blocks) -> frozenset[str]:
+    """List the presets, and (IA)^3, that train a layer of a UNet, as for those that this pack loads itself."""
+    del find
+    if path.startswith("label_emb"):
+        return frozenset()
+    presets = {"full"}
+    if getattr(module, "kernel_size", (1, 1)) == (1, 1):
+        presets.add("full-lin")
+    attention = re.search(r"\.attn[12]\.", path) is not None
+    within = ".transformer_blocks." in path or re.search(r"\.1\.(norm|proj_in|proj_out)$", path) is not None
+    if within:
+        presets |= {"attn-mlp", "unet-transformer-only"} | ({"attn-only"} if attention or is_norm(module) else set())
+        presets |= {IA3} if path.endswith((".to_k", ".to_v", ".ff.net.2")) else set()
+    elif not path.startswith("time_embed"):
+        presets.add("unet-convblock-only")
+    return frozenset(presets)

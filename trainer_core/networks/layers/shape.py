@@ -1,0 +1,38 @@
+"""What kind of layer a module is, and the shape of its weight, also where the weight is quantized or not in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Tell whether a module is a linear layer of one weight; other programs' quantized ones are no nn.Linear."""
+    if isinstance(module, nn.Linear):
+        return True
+    sides = (getattr(module, name, None) for name in ("in_features", "out_features"))
+    weight = getattr(module, "weight", None)
+    one = weight is None or (isinstance(weight, Tensor) and weight.ndim <= 2)
+    return one and all(isinstance(side, int) for side in sides) and not any(True for _ in module.children())
+
+
+def is_matrix(module: nn.Module) -> bool:
+    """Tell whether a module is linear, or a plain two-dimensional convolution: what networks change."""
+    if isinstance(module, nn.Conv2d):
+        return module.groups == 1 and module.padding_mode == "zeros"
+    return is_linear(module)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Tell whether a module is a norm that networks change."""
+    return isinstance(module, nn.GroupNorm | nn.LayerNorm)
+
+
+def weight_shape(module: Any) -> tuple[int, ...]:
+    """The shape of a module's weight, which its stored bytes may not have."""
+    if is_linear(module):
+        return module.out_features, module.in_features
+    if isinstance(module, nn.Conv2d):
+        return module.out_channels, module.in_channels // module.groups, *module.kernel_size
+    return tuple(module.weight.shape)
