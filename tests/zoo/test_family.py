@@ -48,10 +48,9 @@ KINDS = {  # of the zoo's rows, and the step of pictures' sides in pixels
     "ernie_image": ("ernie_image", 16),
     "krea2": ("krea2", 16),
 }
-GENERIC = {  # classes of ComfyUI that the generic row is for, as it knows nothing better
-    *(["SDXLRefiner", "MiniMaxH3", "PixelDiTT2I", "HiDreamO1", "MageFlow", "JoyImage", "Ideogram4", "Lens"]),
-    *(["CogVideoX_T2V", "CogVideoX_I2V", "CogVideoX_Inpaint"]),  # refused for their sampling
-}
+# Classes of ComfyUI for which nothing better is known than the generic row; CogVideoX is refused for its sampling.
+GENERIC = ["SDXLRefiner", "MiniMaxH3", "PixelDiTT2I", "HiDreamO1", "MageFlow", "JoyImage", "Ideogram4", "Lens"]
+GENERIC += ["CogVideoX_T2V", "CogVideoX_I2V", "CogVideoX_Inpaint"]
 
 
 def told(patcher, name):

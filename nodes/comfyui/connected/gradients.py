@@ -16,11 +16,13 @@ import torch
 from comfy.ldm.modules.attention import attention_pytorch
 from torch import Tensor, nn
 
+from ....trainer_core.common.disk_errors import reason
 from ....trainer_core.memory import copied_before_written, keep_activations
 from .frozen import frozen_layers
 
 KITCHEN = "comfy_kitchen"  # ComfyUI's own operators
 FORMULAS = ("rope", "adaln")  # modules of plain functions for operators that have no backward pass
+WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 PARTS = ("_parameters", "_buffers", "_modules")  # attributes of modules that hold no passes
 CACHES = re.compile(r"(clear|reset)_\w*caches?")  # methods that drop what a model keeps between passes
 
@@ -71,12 +73,10 @@ def prove(run: Callable[[], Tensor], layers: Mapping[str, nn.Module]) -> list[st
                     prediction.float().square().mean().backward()
             except torch.OutOfMemoryError:
                 raise
-            except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
-                raise ValueError(f"This MODEL cannot be trained in ComfyUI: {error}") from error
+            except WRONG as error:
+                raise ValueError(f"this MODEL cannot be trained: {reason(error)}") from error
         if not prediction.isfinite().all():
-            raise ValueError(
-                "This MODEL predicts numbers that are not finite. Load it in another precision, for instance bfloat16."
-            )
+            raise ValueError("this MODEL predicts numbers that are not finite; load it in bfloat16 or float32")
     idle = [name for name, layer in layers.items() if not any(_moves(p) for p in layer.parameters())]
     for layer in layers.values():
         layer.zero_grad(set_to_none=True)
