@@ -47,8 +47,8 @@ class AtelierExistingLora(Node):
                     options=[NONE, *folders.file_names("loras")],
                     default=NONE,
                     socketless=True,
-                    tooltip="A .safetensors file of models/loras: of kohya, diffusers, OneTrainer, LyCORIS or this "
-                    "pack. Ignored if lora is linked.",
+                    tooltip="A .safetensors file of models/loras: of kohya, musubi, ai-toolkit, diffusers, OneTrainer, "
+                    "LyCORIS or this pack. Ignored if lora is linked.",
                 ),
                 io.Combo.Input(
                     "use",

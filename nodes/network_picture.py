@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw, ImageFont
 from ..trainer_core.preflight.network import NetworkSize, PartSize, count_numbers
 from .plot import BRIGHT, DIM, GRID, GROUND, HELD_OUT, SMOOTH
 
-WIDTH, ROW, TOP, LEFT, BAR, MARGIN = 960, 24, 52, 160, 440, 24
+WIDTH, ROW, TOP, LEFT, BAR, MARGIN = 960, 24, 52, 200, 420, 24
 
 
 def draw_network(size: NetworkSize, title: str) -> Image.Image:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import family_tensors, network_in
 
 from lora_atelier.trainer_core.config import BaseModelConfig, EmbeddingConfig, LoraConfig
-from lora_atelier.trainer_core.lora_files.write import save_embeddings
+from lora_atelier.trainer_core.lora_files.write import peft_tensors, save_embeddings
 from lora_atelier.trainer_core.models import word_ids
 from lora_atelier.trainer_core.models.sd import Conditions, StableDiffusion, load_base_model
 from lora_atelier.trainer_core.models.sd.family import FAMILIES
@@ -197,13 +197,16 @@ def test_prediction_is_comfyuis(base, theirs, family, timestep):
             assert not close(mine, base.predict(x, torch.tensor([timestep]), other), 1e-4)
 
 
-@pytest.mark.parametrize("preset", ["attn-mlp", "full"])
-def test_a_saved_lora_does_in_comfyui_what_it_did_in_training(base, theirs, family, preset, caplog, tmp_path):
+@pytest.mark.parametrize(("preset", "names"), [("attn-mlp", "comfy"), ("full", "comfy"), ("full", "peft")])
+def test_a_saved_lora_does_in_comfyui_what_it_did_in_training(base, theirs, family, preset, names, caplog, tmp_path):
     model, models, comfy = theirs
     network = network_in(base, LoraConfig(rank=4, alpha=2, preset=preset))
     for i, layer in enumerate(network.layers.values()):
         torch.nn.init.normal_(layer.up, std=0.05, generator=torch.Generator().manual_seed(i))
-    save_file({k: t.contiguous() for k, t in network.tensors().items()}, tmp_path / "a.safetensors")
+    tensors = network.tensors()
+    if names == "peft":
+        tensors = peft_tensors(tensors, {target.name: target.comfy for target in network.chosen})
+    save_file({k: t.contiguous() for k, t in tensors.items()}, tmp_path / "a.safetensors")
     lora = comfy.utils.load_torch_file(str(tmp_path / "a.safetensors"))
     texts = torch.nn.ModuleDict({prefix.rstrip("."): text for prefix, text in models.items()})
     keys = comfy.lora.model_lora_keys_clip(texts, comfy.lora.model_lora_keys_unet(model, {}))

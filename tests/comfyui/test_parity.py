@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tiny_models import network_in, network_on
 
 from lora_atelier.trainer_core.config import BaseModelConfig, EmbeddingConfig, LoraConfig, SampleConfig
-from lora_atelier.trainer_core.lora_files.write import save_embeddings
+from lora_atelier.trainer_core.lora_files.write import peft_tensors, save_embeddings
 from lora_atelier.trainer_core.models import word_ids
 from lora_atelier.trainer_core.models.sd import Conditions, load_base_model
 from lora_atelier.trainer_core.models.sd.names import unet_ldm_names, vae_ldm_names
@@ -139,12 +139,17 @@ def test_sampling_is_comfyuis(base, loaded, comfy_modules):
     assert close(mine, theirs * 0.18215, 2e-3)
 
 
-@pytest.mark.parametrize("preset", ["attn-only", "full"])
-def test_a_saved_lora_does_in_comfyui_what_it_did_in_training(base, loaded, comfy_modules, preset, caplog, tmp_path):
+@pytest.mark.parametrize(("preset", "names"), [("attn-only", "comfy"), ("full", "comfy"), ("full", "peft")])
+def test_a_saved_lora_does_in_comfyui_what_it_did_in_training(
+    base, loaded, comfy_modules, preset, names, caplog, tmp_path
+):
     network = network_in(base, LoraConfig(rank=4, alpha=2, preset=preset))
     for i, layer in enumerate(network.layers.values()):
         torch.nn.init.normal_(layer.up, std=0.05, generator=torch.Generator().manual_seed(i))
-    save_file({k: t.contiguous() for k, t in network.tensors().items()}, tmp_path / "a.safetensors")
+    tensors = network.tensors()
+    if names == "peft":
+        tensors = peft_tensors(tensors, {target.name: target.comfy for target in network.chosen})
+    save_file({k: t.contiguous() for k, t in tensors.items()}, tmp_path / "a.safetensors")
     lora = comfy_modules.utils.load_torch_file(str(tmp_path / "a.safetensors"))
     with caplog.at_level(logging.WARNING):
         model, clip = comfy_modules.sd.load_lora_for_models(loaded[0], loaded[1], lora, 1.0, 1.0)

@@ -125,6 +125,7 @@ def test_an_outline_tells_rank_and_places_too(base, tmp_path):
         (lora("a.wide", 8, 2), "have another shape than in tiny"),  # beyond the last output
         (lora("a.q", 4, 2) | {"a.q.diff_b": torch.zeros(4)}, "have another shape than in tiny"),
         (lora("a.q", 4, 2) | lora("a.turned", 12, 2), "has the layer lora_unet_a_qkv twice, as a.q and as a.turned"),
+        (lora("a.k", 4, 2) | lora("a.turned", 12, 2), "twice, as a.k and as a.turned"),
         (lora("a.q", 4, 2) | lora("lora_unet_a_qkv", 12, 2), "twice, as a.q and as lora_unet_a_qkv"),
         (lora("a.q", 4, 2) | lora("text_encoder.b", 4, 2), "also changes text encoders, which tiny is trained without"),
         (lora("text_encoder.b", 4, 2), "1 of 1 layers of a.safetensors have no place in tiny"),

@@ -76,12 +76,12 @@ def test_names_of_peft_hold_the_same_change_without_an_alpha(network, tmp_path):
     assert all(norms[key] == pytest.approx(norm, rel=1e-5) for key, norm in delta_norms(tensors).items())
 
 
-def test_an_alpha_of_the_rank_changes_no_bit(network):
+def test_an_alpha_of_the_rank_changes_no_bit_and_others_go_half_on_each_side():
     tensors = {"a.lora_down.weight": torch.rand(3, 5), "a.lora_up.weight": torch.rand(4, 3)}
-    for alpha, factor in ((3.0, 1.0), (12.0, 2.0), (0.75, 0.5)):
+    for alpha, factor, sign in ((3.0, 1.0, 1), (12.0, 2.0, 1), (0.75, 0.5, 1), (-12.0, 2.0, -1)):
         renamed = peft_tensors({**tensors, "a.alpha": torch.tensor(alpha)}, {"a": "b.c"})
         assert torch.equal(renamed["b.c.lora_A.weight"], factor * tensors["a.lora_down.weight"])
-        assert torch.equal(renamed["b.c.lora_B.weight"], factor * tensors["a.lora_up.weight"])
+        assert torch.equal(renamed["b.c.lora_B.weight"], sign * factor * tensors["a.lora_up.weight"])
 
 
 def test_a_refused_file_leaves_the_old_one_as_it_was(network, tmp_path):
