@@ -26,6 +26,18 @@ WEIGHTS_TOOLTIPS = {
 }
 
 
+def prompt_weights_input() -> io.Input:
+    """Build the input that decides how captions are read."""
+    return io.Boolean.Input(
+        "prompt_weights",
+        default=False,
+        optional=True,
+        tooltip="Off: brackets in captions, such as (cat:1.3), are plain text. On: they are weights, as in ComfyUI's "
+        "prompts.",
+        advanced=True,
+    )
+
+
 class AtelierLoadBaseModel(Node):
     """Choose the base model once, for training and for ComfyUI's own nodes."""
 
@@ -123,6 +135,7 @@ class AtelierLoadBaseModel(Node):
                     )
                     for name, tooltip in WEIGHTS_TOOLTIPS.items()
                 ),
+                prompt_weights_input(),
             ],
             outputs=[
                 BaseModelSocket.Output(display_name="BASE_MODEL", tooltip="The model to train on, for Train LoRA."),
@@ -159,6 +172,7 @@ class AtelierLoadBaseModel(Node):
         text_encoder_2: str = BAKED,
         weights: str = "auto",
         text_weights: str = "auto",
+        prompt_weights: bool = False,
     ) -> io.NodeOutput:
         """Check the file, then load it through ComfyUI."""
         config = BaseModelConfig(
@@ -166,6 +180,7 @@ class AtelierLoadBaseModel(Node):
             **{name: str(file) for name, file in other_files(vae, text_encoder, text_encoder_2).items()},
             tokenizer=str(folders.tokenizer_path()),
             prediction=prediction,
+            prompt_weights=prompt_weights,
             clip_skip=clip_skip,
             precision=precision,
             weights=weights,

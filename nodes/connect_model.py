@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..trainer_core.config import BaseModelConfig, ConnectedConfig
+from .base_model import prompt_weights_input
 from .node import Node
 from .sockets import CATEGORY, BaseModelSocket, io, ui
 
@@ -38,14 +39,7 @@ class AtelierConnectModel(Node):
                     "(Flux.1 dev: 1). -1: as the model's family is trained.",
                     advanced=True,
                 ),
-                io.Boolean.Input(
-                    "prompt_weights",
-                    default=False,
-                    optional=True,
-                    tooltip="Off: brackets in captions, such as (cat:1.3), are plain text. On: they are weights, as in "
-                    "ComfyUI's prompts.",
-                    advanced=True,
-                ),
+                prompt_weights_input(),
                 io.Boolean.Input(
                     "train_distilled",
                     default=False,
@@ -77,8 +71,6 @@ class AtelierConnectModel(Node):
 
         check_connected(model, clip, vae)
         check_distilled(model, confirmed=train_distilled)
-        connected = ConnectedConfig(
-            key=key_of(Live(model, clip, vae)), guidance=guidance, prompt_weights=prompt_weights
-        )
-        config = BaseModelConfig(path=name_of(model), connected=connected)
+        connected = ConnectedConfig(key=key_of(Live(model, clip, vae)), guidance=guidance)
+        config = BaseModelConfig(path=name_of(model), connected=connected, prompt_weights=prompt_weights)
         return io.NodeOutput(config, ui=ui.PreviewText("\n".join(describe(model))))

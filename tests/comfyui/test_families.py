@@ -107,9 +107,9 @@ def close(mine, other, tolerance=1e-4):
     return (mine - other).norm() <= tolerance * other.norm()
 
 
-def our_conditions(base, prompt, size=None):
+def our_conditions(base, prompt, size=None, *, weights=False):
     with torch.no_grad():
-        context, pooled = encode_caption(base.texts, base.tokenizer, prompt, "cpu")
+        context, pooled = encode_caption(base.texts, base.tokenizer, prompt, "cpu", weights=weights)
     sizes = None if pooled is None else torch.tensor([size or [64, 96, 4, 8, 64, 64]])
     return Conditions(context=context[None], pooled=None if pooled is None else pooled[None], sizes=sizes)
 
@@ -142,6 +142,28 @@ def test_conditioning_is_comfyuis(path, comfyui, theirs, family, clip_skip):
     finally:
         for model in models.values():
             model.reset_clip_options()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "a red circle",
+        "a (red:1.3) circle on ((a) blue:0.5) background",
+        r"((moss)) \(not (a:x) weight\) (away:-1) (half) of (it",
+        "(many words:1.2) " * 30 + "(" + "many words " * 60 + ":0.8) end",
+    ],
+)
+def test_weights_are_comfyuis(base, theirs, family, prompt):
+    _, models, comfy = theirs
+    context, pooled = comfy_text(models, comfy, prompt)
+    mine, plain = our_conditions(base, prompt, weights=True), our_conditions(base, prompt)
+    assert mine.context.shape == context.shape and close(mine.context, context)
+    if family == "sdxl":
+        assert close(mine.pooled, pooled)
+    if "(" in prompt:
+        assert plain.context.shape != context.shape or not close(plain.context, context, 1e-2)
+    else:
+        assert torch.equal(plain.context, mine.context)
 
 
 def test_a_trained_word_is_comfyuis_embedding(base, theirs, family, tmp_path):

@@ -22,6 +22,11 @@ from lora_atelier.trainer_core.training.sample import sample_latents
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "assets" / "atelier-tiny.safetensors"
+WEIGHTED = [
+    "a (red:1.3) circle on ((a) blue:0.5) background",
+    r"((moss)) \(not (a:x) weight\) (away:-1) (half) of (it",
+    "(many words:1.2) " * 30 + "(" + "many words " * 60 + ":0.8) end",
+]
 PROMPTS = ["a red circle on a blue background", "", "mossling " + "many words " * 60]
 
 
@@ -41,14 +46,18 @@ def base(comfyui):
     return load_base_model(BaseModelConfig(path=str(TINY), tokenizer=tokenizer))
 
 
+def escape(prompt):
+    return prompt.replace("(", r"\(").replace(")", r"\)")
+
+
 def comfy_text(clip, prompt):
     return clip.encode_from_tokens(clip.tokenize(prompt))
 
 
-def our_text(base, prompt, clip_skip=1):
+def our_text(base, prompt, clip_skip=1, *, weights=False):
     with torch.no_grad():
         texts = [dataclasses.replace(text, layer=clip_skip) for text in base.texts]
-        return encode_caption(texts, base.tokenizer, prompt, "cpu").context[None]
+        return encode_caption(texts, base.tokenizer, prompt, "cpu", weights=weights).context[None]
 
 
 def close(mine, theirs, tolerance=1e-4):
@@ -60,6 +69,18 @@ def test_conditioning_is_comfyuis(base, loaded, prompt):
     theirs = comfy_text(loaded[1], prompt)
     assert our_text(base, prompt).shape == theirs.shape
     assert close(our_text(base, prompt), theirs)
+
+
+@pytest.mark.parametrize("prompt", [*PROMPTS, *WEIGHTED])
+def test_weights_are_comfyuis(base, loaded, prompt):
+    theirs = comfy_text(loaded[1], prompt)
+    mine = our_text(base, prompt, weights=True)
+    assert mine.shape == theirs.shape and close(mine, theirs)
+    if prompt in WEIGHTED:
+        plain = our_text(base, prompt)
+        escaped = comfy_text(loaded[1], escape(prompt))
+        assert plain.shape == escaped.shape and close(plain, escaped)
+        assert plain.shape != mine.shape or not close(plain, mine, 1e-2)
 
 
 def test_clip_skip_is_comfyuis(base, loaded):
@@ -91,7 +112,7 @@ def test_a_trained_word_is_comfyuis_embedding(base, loaded, caption, monkeypatch
         lambda m: f" {m[0][: -len(m[1])]} embedding:atelier/my_run-{m[1].lower()} ",
         caption,
     )
-    theirs = comfy_text(loaded[1], prompt.replace("(", r"\(").replace(")", r"\)"))
+    theirs = comfy_text(loaded[1], escape(prompt))
     embeddings.attach()
     try:
         mine = our_text(base, caption)
@@ -99,6 +120,24 @@ def test_a_trained_word_is_comfyuis_embedding(base, loaded, caption, monkeypatch
         embeddings.detach()
     assert mine.shape == theirs.shape and close(mine, theirs)
     assert not close(mine, comfy_text(loaded[1], caption), 1e-2)
+
+
+def test_a_trained_word_is_weighted_as_comfyui_weights_an_embedding(base, loaded, monkeypatch, tmp_path):
+    configs = (EmbeddingConfig(token="mossling", vectors=4), EmbeddingConfig(token="pebble", vectors=10))
+    embeddings = Embeddings(base.texts, configs, word_ids(configs), {}, seed=3)
+    metadata = {"modelspec.architecture": "stable-diffusion-v1/lora"}
+    save_embeddings(tmp_path / "atelier", "run", embeddings.tensors(), base.parts, metadata)
+    monkeypatch.setattr(loaded[1].tokenizer.clip_l, "embedding_directory", [str(tmp_path)])
+    caption = f"{LONG} (mossling:1.4) on a ( pebble :0.7) and (moss)"
+    prompt = re.sub("(mossling|pebble)", r"embedding:atelier/run-\1", caption)
+    theirs = comfy_text(loaded[1], prompt)
+    embeddings.attach()
+    try:
+        mine, plain = our_text(base, caption, weights=True), our_text(base, caption)
+    finally:
+        embeddings.detach()
+    assert mine.shape == theirs.shape and close(mine, theirs)
+    assert plain.shape != mine.shape or not close(mine, plain, 1e-2)
 
 
 def comfy_noise(model, x, timestep, context):

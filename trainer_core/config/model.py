@@ -19,7 +19,6 @@ class ConnectedConfig(Config):
 
     key: str  # finds the linked models in memory; no part of a run's identity, which is that of their weights
     guidance: float = -1.0  # distilled guidance that the denoiser is told in training; -1 = the family's
-    prompt_weights: bool = False  # (word:1.2) in captions is a weight, as in ComfyUI's prompts; otherwise plain text
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -37,6 +36,7 @@ class BaseModelConfig(Config):
     text_encoder_2: str = ""  # the same for the second one, in models that have two
     tokenizer: str = ""  # folder with vocab.json and merges.txt; "" = tokenizer/ of a diffusers folder
     prediction: Prediction = "auto"
+    prompt_weights: bool = False  # (word:1.2) in captions is a weight, as in ComfyUI's prompts; otherwise plain text
     clip_skip: int = 1  # 1 = last layer, 2 = the one before (ComfyUI's stop_at_clip_layer -2)
     precision: Precision = "auto"  # of activations, and of frozen weights left at auto; the loss is always float32
     weights: Weights = "auto"  # stored format of frozen weights; auto = `precision`, in which all are computed

@@ -19,6 +19,7 @@ from .base import (
     Source,
     TextEncoder,
 )
+from .weights import check_weighted
 from .words import Words, mentions, word_ids
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Source",
     "TextEncoder",
     "Words",
+    "check_weighted",
     "mentions",
     "source_of",
     "word_ids",

@@ -60,6 +60,8 @@ def build_keys(
     values["objective"] |= _levels(config.objective, levels)
     if lora["names"] == "comfy":  # as ever; another form is another file of the same weights
         del lora["names"]
+    if not config.base_model.prompt_weights:  # as ever
+        del values["base_model"]["prompt_weights"]
     connected = values["base_model"].pop("connected")
     if connected:
         values["connected"] = {name: value for name, value in connected.items() if name != "key"}

@@ -19,7 +19,7 @@ from ..data.scan import PLACE, Index, manifest_digest, scan
 from ..lora_files.continued import check_lora_files, load_continued
 from ..lora_files.merge import merge_beneath
 from ..memory import DTYPES, Programs, Stream, check_weights, compile_blocks, keep_weights, prepare, recompute
-from ..models import BaseModel, Source, word_ids
+from ..models import BaseModel, Source, check_weighted, word_ids
 from ..networks import remarks_on_algorithm
 from ..networks.of_model import build_network, learning_rates
 from ..objective import Objective, check_objective, objective_remarks
@@ -138,6 +138,8 @@ def plan_run(job: Job) -> Planned:
     check_schedule(plan.steps, config.scheduler)
     check_stops(config.optimizer, plan, config.lora.embeddings)
     check_validation(config.train, plan)
+    if config.base_model.prompt_weights:
+        check_weighted((*sorted(plan.captions()), *config.sample.prompts, config.sample.negative))
     check_embeddings(config.lora.embeddings, plan, outline)
     keys = build_keys(config, models, manifest_digest(manifest), outline.levels)
     return Planned(plan=plan, keys=keys, models=models, outline=outline)

@@ -49,10 +49,10 @@ class ConnectedModel:
     def __init__(self, config: BaseModelConfig) -> None:
         assert config.connected is not None
         live = live_of(config)
-        self.name, self.settings = config.path, config.connected
+        self.name, self.prompt_weights = config.path, config.prompt_weights
         self.model, self.clip, self.vae = live.model.clone(), live.clip, live.vae
         self.family: Family = family_of(self.model)
-        guidance = self.settings.guidance
+        guidance = config.connected.guidance
         guidance = self.family.guidance if guidance < 0 else guidance
         self._denoiser: Denoiser | None = Denoiser(self.model, sigmas(self.model), guidance)
         self._idle: frozenset[str] = frozenset()  # names of layers that get no gradient
@@ -215,7 +215,7 @@ class ConnectedModel:
     @property
     def text_identity(self) -> str:
         """A key of the CLIP as it is linked, and of how captions are read."""
-        return f"{self._digests['clip']}/{self.clip.layer_idx}/{self.settings.prompt_weights}"
+        return f"{self._digests['clip']}/{self.clip.layer_idx}/{self.prompt_weights}"
 
     def mark_text(self, *changes: str) -> None:
         """Nothing: text encoders are not changed."""
@@ -223,12 +223,12 @@ class ConnectedModel:
     def encode_text(self, caption: str, device: torch.device | str) -> Conditioning:
         """Encode a caption by the linked CLIP, which ComfyUI moves."""
         del device
-        return text.encode(self.clip, caption, weights=self.settings.prompt_weights)
+        return text.encode(self.clip, caption, weights=self.prompt_weights)
 
     def count_tokens(self, caption: str, words: Words) -> int:
         """Count the tokens of a caption."""
         del words
-        return text.count_tokens(self.clip, caption, weights=self.settings.prompt_weights)
+        return text.count_tokens(self.clip, caption, weights=self.prompt_weights)
 
     def cut_text(self, caption: str, words: Words) -> tuple[str, list[str]]:
         """Nothing is cut."""

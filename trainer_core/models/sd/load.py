@@ -64,7 +64,7 @@ def load_base_model(
         raise ValueError(f"clip_skip is {config.clip_skip}, but a text encoder of {path.name} has {layers} layers.")
     for text in base.texts:
         text.layer = max(text.layer, config.clip_skip)
-    base.clip_skip = config.clip_skip
+    base.clip_skip, base.prompt_weights = config.clip_skip, config.prompt_weights
     base.inpainting = base.unet.config.in_channels == INPAINTING_CHANNELS
     base.prediction, base.zero_terminal_snr = detect_noise(config)
     return base

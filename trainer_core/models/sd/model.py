@@ -69,6 +69,7 @@ class StableDiffusion:
     prediction: Prediction = "epsilon"  # or "v_prediction"
     zero_terminal_snr: bool = False  # the last timestep is pure noise
     clip_skip: int = 1  # as configured
+    prompt_weights: bool = False  # (word:1.2) in captions is a weight
     inpainting: bool = False  # the UNet also reads a mask and the picture with the masked region blanked
     window: int = CHUNK  # tokens in a chunk
     max_tokens: int = CHUNK * MAX_CHUNKS  # of a caption; the rest is cut
@@ -199,7 +200,8 @@ class StableDiffusion:
         if self.texts:
             rows = tokens // (CHUNK + 2)
             caption = _WholeChunks(min(rows, MAX_CHUNKS))
-            each = [encode_caption(self.texts, caption, "", "meta") for _ in range(count)]
+            text, weights = "(any:2)", self.prompt_weights  # a weight takes one more row of the text encoder
+            each = [encode_caption(self.texts, caption, text, "meta", weights=weights) for _ in range(count)]
             context = batch_context([c.context.repeat(tokens // len(c.context), 1) for c in each]).to(self.dtype)
             pooled = None if pooled is None else torch.stack([c.pooled for c in each if c.pooled is not None])
         if self.inpainting:
@@ -228,9 +230,10 @@ class StableDiffusion:
 
     @property
     def text_identity(self) -> str:
-        """A key of the text encoders' state: stored weights, dtype, layer in use, and chunks."""
+        """A key of the text encoders' state: stored weights, dtype, layer in use, chunks, and how captions are read."""
         layer = max(self.clip_skip, *(part.layer for part in self.family.texts))
-        return f"{self.identity['text_encoder']}/{self.dtype}/{layer}/{MAX_CHUNKS}"
+        reading = "/prompt weights" if self.prompt_weights else ""
+        return f"{self.identity['text_encoder']}/{self.dtype}/{layer}/{MAX_CHUNKS}{reading}"
 
     def mark_text(self, *changes: str) -> None:
         """Add changes of the text encoders' weights to `text_identity`."""
@@ -238,20 +241,23 @@ class StableDiffusion:
 
     def encode_text(self, caption: str, device: torch.device | str) -> Conditioning:
         """Encode a caption as ComfyUI does at inference: "context" (L, D), for XL also "pooled" (P,)."""
-        context, pooled = encode_caption(self.texts, self.tokenizer, caption, device)
+        context, pooled = encode_caption(self.texts, self.tokenizer, caption, device, weights=self.prompt_weights)
         return {"context": context} | ({} if pooled is None else {"pooled": pooled})
 
     def count_tokens(self, caption: str, words: Words) -> int:
         """Count the tokens of a caption, including unused places at the ends of chunks."""
-        return count_tokens(self.tokenizer, caption, words)
+        return count_tokens(self.tokenizer, caption, words, weights=self.prompt_weights)
 
     def cut_text(self, caption: str, words: Words) -> tuple[str, list[str]]:
         """Find the part of a caption after the last chunk: its text, and the trained words in it."""
-        return truncated_text(self.tokenizer, caption, words=words), truncated_words(self.tokenizer, caption, words)
+        return (
+            truncated_text(self.tokenizer, caption, words=words, weights=self.prompt_weights),
+            truncated_words(self.tokenizer, caption, words, weights=self.prompt_weights),
+        )
 
     def longest_batch(self, captions: Iterable[str], count: int, words: Words) -> int:
         """Count the tokens, with BOS and EOS of chunks, of the longest possible batch of `count` captions."""
-        lengths = (count_tokens(self.tokenizer, caption, words) for caption in captions)
+        lengths = (self.count_tokens(caption, words) for caption in captions)
         chunks = {min(MAX_CHUNKS, max(1, -(-length // CHUNK))) for length in lengths}
         return (CHUNK + 2) * (math.lcm(*chunks) if count > 1 else max(chunks))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..weights import weighted_parts
 from ..words import Words, find_words
 
 CHUNK = 75  # tokens of a caption between BOS and EOS
@@ -86,15 +87,28 @@ class Conditioning(NamedTuple):
     pooled: Tensor | None  # (P,), of families that use one
 
 
-def encode_caption(encoders: Sequence[TextEncoder], tokenizer: Any, caption: str, device: Any) -> Conditioning:
-    """Encode a caption as ComfyUI does at inference: chunks of 75 tokens, encoders side by side."""
+def encode_caption(
+    encoders: Sequence[TextEncoder], tokenizer: Any, caption: str, device: Any, *, weights: bool = False
+) -> Conditioning:
+    """Encode a caption as ComfyUI does at inference: chunks of 75 tokens, encoders side by side.
+
+    weights: (word:1.2) is a weight. A token's state moves by it away from that of the empty prompt at its place.
+    """
     contexts, pooled = [], None
     for encoder in encoders:
-        tokens = tokenize(tokenizer, caption, pad=0 if encoder.open_clip else None, words=encoder.words).to(device)
-        output = encoder.model(tokens, output_hidden_states=True)
+        pad = 0 if encoder.open_clip else None
+        tokens = tokenize(tokenizer, caption, pad=pad, words=encoder.words, weights=weights)
+        factors = _factors(tokenizer, caption, encoder.words) if weights else torch.ones(())
+        weighted = bool((factors != 1).any())
+        if weighted:
+            tokens = torch.cat([tokens, tokenize(tokenizer, "", pad=pad)[:1]])
+        output = encoder.model(tokens.to(device), output_hidden_states=True)
         hidden = output.hidden_states[encoder.absent - encoder.layer]
         if encoder.final_norm:
             hidden = getattr(encoder.model, "text_model", encoder.model).final_layer_norm(hidden)
+        if weighted:
+            states = hidden.float()
+            hidden = torch.lerp(states[-1], states[:-1], factors.to(device)).to(hidden.dtype)
         contexts.append(hidden.flatten(0, 1))
         if encoder.pooled:
             pooled = output.text_embeds[0]
@@ -102,7 +116,13 @@ def encode_caption(encoders: Sequence[TextEncoder], tokenizer: Any, caption: str
 
 
 def tokenize(
-    tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS, pad: int | None = None, words: Words | None = None
+    tokenizer: Any,
+    caption: str,
+    max_chunks: int = MAX_CHUNKS,
+    pad: int | None = None,
+    words: Words | None = None,
+    *,
+    weights: bool = False,
 ) -> Tensor:
     """Cut a caption into rows of 77 token ids, BOS + up to 75 + EOS + padding (EOS by default); (chunks, 77) int64.
 
@@ -110,20 +130,28 @@ def tokenize(
     """
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     fill = eos if pad is None else pad
-    rows = _rows(tokenizer, caption, words)[:max_chunks]
-    return torch.tensor([[bos, *row, eos, *[fill] * (CHUNK - len(row))] for row in rows])
+    rows = _rows(tokenizer, caption, words, weights=weights)[:max_chunks]
+    return torch.tensor([[bos, *(i for i, _ in row), eos, *[fill] * (CHUNK - len(row))] for row in rows])
 
 
-def count_tokens(tokenizer: Any, caption: str, words: Words | None = None) -> int:
+def _factors(tokenizer: Any, caption: str, words: Words) -> Tensor:
+    """List the weight of every token of `tokenize`, 1 for those that are not the caption's; (chunks, 77, 1)."""
+    rows = _rows(tokenizer, caption, words, weights=True)[:MAX_CHUNKS]
+    return torch.tensor([[[1.0], *([weight] for _, weight in row), *[[1.0]] * (CHUNK + 1 - len(row))] for row in rows])
+
+
+def count_tokens(tokenizer: Any, caption: str, words: Words | None = None, *, weights: bool = False) -> int:
     """Count the tokens of a caption without BOS and EOS, including unused places at the ends of chunks."""
-    *full, last = _rows(tokenizer, caption, words)
+    *full, last = _rows(tokenizer, caption, words, weights=weights)
     return CHUNK * len(full) + len(last)
 
 
-def truncated_text(tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS, words: Words | None = None) -> str:
+def truncated_text(
+    tokenizer: Any, caption: str, max_chunks: int = MAX_CHUNKS, words: Words | None = None, *, weights: bool = False
+) -> str:
     """Decode the part of a caption that `tokenize` cuts; "" for none."""
-    rows = _rows(tokenizer, caption, words)[max_chunks:]
-    return tokenizer.decode([i for row in rows for i in row if i >= 0]).strip()
+    rows = _rows(tokenizer, caption, words, weights=weights)[max_chunks:]
+    return tokenizer.decode([i for row in rows for i, _ in row if i >= 0]).strip()
 
 
 def token_ids(tokenizer: Any, text: str) -> list[int]:
@@ -131,32 +159,43 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
 
 
-def truncated_words(tokenizer: Any, caption: str, words: Words, max_chunks: int = MAX_CHUNKS) -> list[str]:
+def truncated_words(
+    tokenizer: Any, caption: str, words: Words, max_chunks: int = MAX_CHUNKS, *, weights: bool = False
+) -> list[str]:
     """List the trained words of a caption of which `tokenize` cuts vectors."""
     named = sum(len(words[word]) for _, word in find_words(caption, words) if word)
     if len(caption.encode(errors="replace")) + named <= CHUNK * (max_chunks - 1):  # each token takes at least one byte
         return []
-    lost = {i for row in _rows(tokenizer, caption, words)[max_chunks:] for i in row}
+    lost = {i for row in _rows(tokenizer, caption, words, weights=weights)[max_chunks:] for i, _ in row}
     return [word for word, ids in words.items() if not lost.isdisjoint(ids)]
 
 
-def _rows(tokenizer: Any, caption: str, words: Words | None) -> list[list[int]]:
-    """Split a caption's ids into chunks as ComfyUI does: trained words and the text between them are parts.
+def _rows(tokenizer: Any, caption: str, words: Words | None, *, weights: bool) -> list[list[tuple[int, float]]]:
+    """Split a caption's ids, each with its weight, into chunks as ComfyUI does.
 
-    A short part that does not fit moves to the next chunk; a long one is split.
+    Trained words, the text between them and what has a weight of its own are parts. A short part that does not fit
+    moves to the next chunk; a long one is split.
     """
-    rows: list[list[int]] = [[]]
-    for text, word in find_words(caption, words or {}):
-        for part in (token_ids(tokenizer, text), list((words or {}).get(word, ()))):
-            large = len(part) >= LONG_PART
-            while part:
-                room = CHUNK - len(rows[-1])
-                if large or len(part) <= room:
-                    rows[-1] += part[:room]
-                    part = part[room:]
-                if part:
-                    rows.append([])
+    rows: list[list[tuple[int, float]]] = [[]]
+    for ids, weight in _parts(tokenizer, caption, words or {}, weights=weights):
+        part = [(i, weight) for i in ids]
+        large = len(part) >= LONG_PART
+        while part:
+            room = CHUNK - len(rows[-1])
+            if large or len(part) <= room:
+                rows[-1] += part[:room]
+                part = part[room:]
+            if part:
+                rows.append([])
     return rows
+
+
+def _parts(tokenizer: Any, caption: str, words: Words, *, weights: bool) -> Iterator[tuple[Sequence[int], float]]:
+    """Yield the ids of a caption's parts, and their weights."""
+    for text, weight in weighted_parts(caption) if weights else [(caption, 1.0)]:
+        for plain, word in find_words(text, words):
+            yield token_ids(tokenizer, plain), weight
+            yield words.get(word, ()), weight
 
 
 def batch_context(contexts: Sequence[Tensor]) -> Tensor:
