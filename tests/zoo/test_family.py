@@ -157,7 +157,7 @@ def test_distilled_models_are_told_by_class_or_by_name():
         found = [sentence for sentence in remarks(patcher) if "distilled" in sentence]
         assert name_of(patcher) == file and not family_of(patcher).distilled
         assert len(found) == bool(word) and all(word in sentence for sentence in found)
-    assert name_of(schnell) == "FLUX.1 schnell"
+    assert name_of(schnell) == "FLUX.1 schnell" and remarks(build("flux2_klein")[1]) == []  # no file, no guess
 
 
 def test_halves_of_wan_are_told_their_timesteps():

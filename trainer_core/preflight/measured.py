@@ -15,6 +15,7 @@ from torch import Tensor
 from ..common.wording import count, names
 from ..config import MemoryConfig, RunConfig
 from ..data.plan import Plan
+from ..lora_files.continued import load_continued
 from ..memory import describe, free_bytes, out_of_memory, recompute, rungs
 from ..models import BaseModel, Conditioning, word_ids
 from ..networks import Network
@@ -101,7 +102,9 @@ def fit_measured(
     every = (memory.replace(offload_weights="none") for memory in rungs(config.memory, device))
     ladder = list(dict.fromkeys(every))  # where weights lie is ComfyUI's business
     with base.session(device):
-        network = build_network(base, config, learning_rates(config.optimizer, base)).to(device, dtype)
+        start = load_continued(config, base)
+        rates = learning_rates(config.optimizer, base)
+        network = build_network(base, config, rates, start.layers if start else None).to(device, dtype)
         kept = _network_bytes(network, config)
         free = free_bytes(device)
         with network.attached():

@@ -24,7 +24,7 @@ from ....trainer_core.models import (
     Words,
 )
 from ....trainer_core.models.base import Size, Unit
-from . import gradients, identity, layers, text, vae
+from . import gradients, identity, layers, names, text, vae
 from .check import check_connected
 from .denoiser import Conditions, Denoiser
 from .family import Family, family_of, remarks
@@ -91,7 +91,7 @@ class ConnectedModel:
 
     def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
         """Guess the family that a LoRA file was made for; "" if nothing tells."""
-        return layers.made_for(widths, metadata)
+        return names.made_for(widths, metadata)
 
     # --- the denoiser ---
 
@@ -167,6 +167,12 @@ class ConnectedModel:
     def units(self, module: nn.Module) -> list[Unit]:
         """List the denoiser's repeated blocks."""
         return layers.units(module)
+
+    def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
+        """Put a LoRA on the MODEL, as ComfyUI's own loader does; it is there when the MODEL is loaded next."""
+        self.model = names.put_beneath(self.model, tensors, strength)
+        assert self._denoiser is not None
+        self._denoiser.patcher = self.model
 
     def load(self) -> None:
         """Let ComfyUI load the MODEL with its patches, wholly if it fits."""

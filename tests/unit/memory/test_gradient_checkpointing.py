@@ -163,7 +163,7 @@ def test_only_what_is_written_is_copied():
     x = torch.randn(8, requires_grad=True)
     with copied_before_written():
         result = x.exp()
-        assert result.grad_fn._saved_result.data_ptr() == result.data_ptr()
-        changed = result.mul_(2)
-        (saved,) = (node._saved_result for node, _ in changed.grad_fn.next_functions)
-        assert saved.data_ptr() != result.data_ptr()
+        node = result.grad_fn
+        assert node._saved_result.data_ptr() == result.data_ptr()
+        result.mul_(2)
+        assert node._saved_result.data_ptr() != result.data_ptr()

@@ -8,6 +8,7 @@ from lora_atelier.trainer_core.models.sd.noise import noise_model
 from lora_atelier.trainer_core.objective import check_objective, describe_levels, objective_remarks
 from lora_atelier.trainer_core.objective.path import flow_noise
 from lora_atelier.trainer_core.runs import build_keys
+from lora_atelier.trainer_core.runs import key as keys
 
 SOMEONE = LevelDefaults(distribution="logit_normal", shift=2.2, source="someone's trainer")
 BY_TOKENS = LevelDefaults(distribution="logit_normal", by_tokens=(0.5, 1.15, 256, 4096), token=2, source="another's")
@@ -49,6 +50,15 @@ def test_a_flow_model_is_told_of_weights_and_noise_that_do_not_suit_it():
             check_objective(run_of(weighting=name), flow)
     with pytest.raises(ValueError, match="is undefined where"):
         check_objective(run_of(noise_offset=0.1, noise_offset_strength="by_timestep"), flow)
+
+
+def test_no_shift_leaves_the_keys_of_runs_as_they_were_before_there_were_shifts(monkeypatch):
+    seen = []
+    monkeypatch.setattr(keys, "_digest", lambda values: seen.append(dict(values["objective"])) or "")
+    build_keys(run_of(), {}, "", LevelDefaults(source="anyone"))
+    build_keys(run_of(), {}, "", SOMEONE)
+    assert seen[0]["timestep_distribution"] == "uniform" and "timestep_shift" not in seen[0]
+    assert seen[2]["timestep_distribution"] == "logit_normal" and seen[2]["timestep_shift"] == 2.2
 
 
 def test_a_run_is_known_by_what_it_draws_from_whoever_chose_it():
