@@ -159,8 +159,8 @@ def _by_repeating(layer: Any, gradient: Tensor, x: Tensor, forward: Any, args: t
         output = forward(x, *args, **kwargs)
     if not output.requires_grad:
         raise ValueError(
-            f"Layers of the class {own_class(layer).__name__} in this MODEL give no gradients. Load the model from a file "
-            "in bfloat16 or float8, by Load Diffusion Model."
+            f"Layers of the class {own_class(layer).__name__} in this MODEL give no gradients. Load the model from a "
+            "file in bfloat16 or float8, by Load Diffusion Model."
         )
     return torch.autograd.grad(output, x, gradient)[0]
 
