@@ -218,6 +218,9 @@ def test_what_does_not_fit_gets_one_sentence(comfy: ComfyClient, models, picture
     graph = connected(pictures)
     vae = changed(graph, "linked", vae=["base", 3])
     refused(comfy, vae, "error", "has 4 channels and the MODEL 16; link the VAE that belongs to the MODEL")
+    wrapped = graph | {"compiled": node("TorchCompileModel", model=["unet", 0], backend="inductor")}
+    wrapped = changed(wrapped, "linked", model=["compiled", 0])
+    refused(comfy, wrapped, "error", "is changed while it runs", "link the MODEL without that node")
     fast = connected(pictures, model="tiny-fast")
     refused(comfy, fast, "error", "train on FLUX.1 dev", "set train_distilled of Use Connected Model to true")
     clip = connected(pictures, model="tiny-wide")
@@ -235,8 +238,12 @@ def test_what_does_not_fit_gets_one_sentence(comfy: ComfyClient, models, picture
 
 def test_a_distilled_model_is_trained_if_the_person_wants_it(comfy: ComfyClient, models, pictures: Path) -> None:
     fast = changed(connected(pictures, model="tiny-fast", steps=1), "linked", train_distilled=True)
-    (said,) = finished(comfy, fast).outputs["linked"]["text"]
+    fast = changed(fast, "lora", base_model=["linked", 0])
+    result = finished(comfy, fast)
+    (said,) = result.outputs["linked"]["text"]
     assert "Schnell is distilled to a few steps" in said
+    (size,) = result.outputs["lora"]["text"]  # of the network on the linked model
+    assert "layers" in size
 
 
 def memory(**inputs: object) -> dict:
