@@ -294,8 +294,8 @@ class AtelierLoraConfig(Node):
                 BaseModelSocket.Input(
                     "base_model",
                     optional=True,
-                    tooltip="Optional, from Load Base Model: shows layers, parameters, file size and blocks on this "
-                    "node. Training does not depend on it.",
+                    tooltip="Optional, from Load Base Model or Use Connected Model: shows layers, parameters, file "
+                    "size and blocks on this node. Training does not depend on it.",
                 ),
                 io.Combo.Input(
                     "names",

@@ -22,7 +22,9 @@ DEFAULTS = TrainConfig()
 def train_inputs() -> list[io.Input]:
     """List the inputs in their order; new ones come at the end."""
     return [
-        BaseModelSocket.Input("base_model", tooltip="The model to train on, from Load Base Model."),
+        BaseModelSocket.Input(
+            "base_model", tooltip="The model to train on, from Load Base Model or Use Connected Model."
+        ),
         DatasetSocket.Input(
             "dataset", tooltip="The pictures, from Concept Dataset, Concept from Images or Mask Loader."
         ),

@@ -16,6 +16,7 @@ NODES = [
     "AtelierAugment",
     "AtelierBuckets",
     "AtelierConceptDataset",
+    "AtelierConnectModel",
     "AtelierDatasetPreview",
     "AtelierEmbedding",
     "AtelierExistingLora",

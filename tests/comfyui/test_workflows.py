@@ -40,7 +40,7 @@ def allowed(spec: list, value: object) -> bool:
 
 
 def test_there_are_workflows() -> None:
-    assert {path.stem for path in WORKFLOWS} >= {"quickstart", "flow", "sd15_character"}
+    assert {path.stem for path in WORKFLOWS} >= {"quickstart", "flow", "sd15_character", "sdxl_1024"}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
