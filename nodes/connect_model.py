@@ -19,8 +19,8 @@ class AtelierConnectModel(Node):
             node_id="AtelierConnectModel",
             display_name="Use Connected Model",
             category=CATEGORY,
-            description="The LoRA is trained on the MODEL, CLIP and VAE that are linked here, whatever loaded them and in "
-            "whatever precision: Flux, Z-Image, Qwen-Image, Wan, Chroma, Stable Diffusion 3 and others. A LoRA that "
+            description="The LoRA is trained on the MODEL, CLIP and VAE that are linked here, whatever loaded them "
+            "and in whatever precision: Flux, Z-Image, Qwen-Image, Wan, Chroma, Stable Diffusion 3 and others. A LoRA that "
             "Load LoRA puts on the MODEL before this node stays beneath the new one.",
             search_aliases=["flux", "z-image", "qwen", "wan", "chroma", "sd3", "train lora", "base model", "atelier"],
             inputs=[
@@ -34,8 +34,8 @@ class AtelierConnectModel(Node):
                     max=100.0,
                     step=0.1,
                     optional=True,
-                    tooltip="Distilled guidance that the model is told while it trains, for models that take one (Flux.1 "
-                    "dev: 1). -1: as the model's family is trained.",
+                    tooltip="Distilled guidance that the model is told while it trains, for models that take one "
+                    "(Flux.1 dev: 1). -1: as the model's family is trained.",
                     advanced=True,
                 ),
                 io.Boolean.Input(
@@ -50,8 +50,8 @@ class AtelierConnectModel(Node):
                     "train_distilled",
                     default=False,
                     optional=True,
-                    tooltip="Train on a model that was distilled to a few steps (schnell, turbo, lightning). It forgets "
-                    "its few steps by that; a LoRA of its undistilled base usually works on it, too.",
+                    tooltip="Train on a model that was distilled to a few steps (schnell, turbo, lightning). It "
+                    "forgets its few steps by that; a LoRA of its undistilled base usually works on it, too.",
                     advanced=True,
                 ),
             ],

@@ -14,8 +14,8 @@ from .sockets import CATEGORY, BaseModelSocket, LoraConfigSocket, io, ui
 RANKS = ("block_ranks", "conv_block_ranks")  # whole numbers; the others may be fractions
 BLOCKS = {
     "block_ranks": "Rank of each block of the UNet, in the order of kohya's block_dims: 25 numbers for Stable "
-    "Diffusion 1 and 2, 23 for XL, separated by commas; 16*9 means nine times 16. 0 = the block is not trained. "
-    "Empty = rank everywhere.",
+    "Diffusion 1 and 2, 23 for XL, one for each block of other models, separated by commas; 16*9 means nine times "
+    "16. 0 = the block is not trained. Empty = rank everywhere.",
     "block_alphas": "Alpha of each block, as many numbers as block_ranks; 0 = the block's rank. Empty = alpha "
     "everywhere.",
     "conv_block_ranks": "Rank of the 3x3 convolutions of each block, as many numbers as block_ranks; 0 = those of "
@@ -29,7 +29,8 @@ BLOCKS = {
 PATTERNS = {
     "include": "Layers to train besides the preset's: patterns separated by commas or one per line. * stands for any "
     "letters, ? for one. A pattern must match a whole name in diffusers' or LoRA files' form: mid_block.*, "
-    "*attn2.to_k, lora_te1_*_fc1. A pattern that matches no layer is an error. Empty = none.",
+    "*attn2.to_k, lora_te1_*_fc1; linked models have ComfyUI's names. A pattern that matches no layer is an error. "
+    "Empty = none.",
     "exclude": "Layers not to train; patterns as for include. Each must match a layer that would be trained "
     "otherwise. Empty = none.",
 }
@@ -233,7 +234,8 @@ class AtelierLoraConfig(Node):
                     tooltip="Which layers are trained. attn-only: attention. attn-mlp: attention and the layers "
                     "between (what most LoRAs train). full: all of these and the convolutions; best for styles. "
                     "full-lin: full without 3x3 convolutions. unet-transformer-only: attn-mlp, never the text "
-                    "encoders. unet-convblock-only: the layers outside attention, never the text encoders.",
+                    "encoders. unet-convblock-only: the layers outside attention, never the text encoders. The last "
+                    "two are for UNets.",
                 ),
                 io.Int.Input(
                     "conv_rank",
@@ -294,6 +296,15 @@ class AtelierLoraConfig(Node):
                     optional=True,
                     tooltip="Optional, from Load Base Model: shows layers, parameters, file size and blocks on this "
                     "node. Training does not depend on it.",
+                ),
+                io.Combo.Input(
+                    "names",
+                    options=["comfy", "peft"],
+                    default="comfy",
+                    optional=True,
+                    tooltip="Names of the layers in the file. comfy: kohya's, as sd-scripts and musubi write. peft: "
+                    "lora_A and lora_B, as ai-toolkit and diffusers write, for plain LoRA only. ComfyUI reads both.",
+                    advanced=True,
                 ),
             ],
             outputs=[

@@ -224,18 +224,20 @@ def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks
     base = source.outline()
     check_lora_files(config, base)
     outline_run(config, base)  # refuses impossible layers before anything is loaded
-    if config.base_model.connected is not None:
-        folders.check_pictures(config.dataset, callbacks)
-        live = live_of(config.base_model)
-        return model or live.model, clip or live.clip
     if model is None or clip is None:
         folders.check_pictures(config.dataset, callbacks)  # names what is wrong before anything is loaded
-        own_model, own_clip, _ = models.load_models(config.base_model, *detect_noise(config.base_model))
+        if config.base_model.connected is not None:
+            live = live_of(config.base_model)
+            own_model, own_clip = live.model, live.clip
+        else:
+            own_model, own_clip, _ = models.load_models(config.base_model, *detect_noise(config.base_model))
         for beneath in config.lora.beneath:
             tensors = comfy_tensors(Path(beneath.path), base)
             own_model, own_clip = models.apply_lora(own_model, own_clip, tensors, beneath.strength)
         model, clip = model or own_model, clip or own_clip
-    if path.is_file():
+    if config.base_model.connected is not None:
+        models.check_same_kind(live_of(config.base_model).model, model)
+    elif path.is_file():
         rates = (config.optimizer.text_encoder_learning_rate, config.optimizer.text_encoder_2_learning_rate)
         models.check_models(config.base_model, model, clip, trains_text=any(rates) or bool(config.lora.embeddings))
     return model, clip

@@ -151,6 +151,16 @@ def check_models(config: BaseModelConfig, model: Any, clip: Any, *, trains_text:
             )
 
 
+def check_same_kind(trained: Any, model: Any) -> None:
+    """Raise ValueError when a MODEL is not of the architecture and sizes of the one that is trained on."""
+    own, other = ({n: tuple(t.shape) for n, t in m.model.state_dict().items()} for m in (trained, model))
+    if type(trained.model) is not type(model.model) or own != other:
+        raise ValueError(
+            "The MODEL linked to Train LoRA is not of the base model's kind; link another to model of Train LoRA, or "
+            "none."
+        )
+
+
 def check_lora(path: Path, model: Any, clip: Any) -> None:
     """Raise ValueError unless ComfyUI's own loader takes every layer of a LoRA file, on a weight that it fits.
 

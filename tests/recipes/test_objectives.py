@@ -116,6 +116,8 @@ CHANGES = [
     {"timestep_distribution": "beta", "beta_a": 4},
     {"timestep_distribution": "beta", "beta_b": 4},
     {"timestep_distribution": "snr_uniform"},
+    {"timestep_shift": 3},
+    {"timestep_distribution": "logit_normal", "timestep_shift": 0.3},
     {"min_timestep": 500},
     {"max_timestep": 500},
     {"stratified_timesteps": True},

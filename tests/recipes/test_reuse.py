@@ -160,6 +160,7 @@ def test_what_makes_a_run_another_one_and_what_does_not(config, checkpoint, pict
         change(config, train={"steps": 9}),
         change(config, train={"epochs": 2}),
         change(config, train={"save_dtype": "float32"}),
+        change(config, lora={"names": "peft"}),
     ):
         assert key(longer).run != first.run and key(longer).course == first.course
     captions = config.dataset.concepts[0].captions.replace(shuffle=True)
@@ -208,6 +209,9 @@ def test_samples_and_the_form_of_the_file_are_made_anew_without_training(config,
     (picture,) = (with_samples.run / "samples").glob("*.png")
     picture.write_bytes(picture.read_bytes()[:-40])  # a damaged one is drawn again
     assert torch.equal(run(drawn, tmp_path, cache, step=no_steps)[0].samples, with_samples.samples)
+    peft, _ = run(change(config, lora={"names": "peft"}), tmp_path / "peft", cache)
+    assert {name.split(".lora_")[1] for name in peft.tensors} == {"A.weight", "B.weight"}
+    assert len(peft.tensors) == 2 * sum(name.endswith(".alpha") for name in first.tensors)
     other, _ = run(change(config, train={"save_dtype": "float32"}), tmp_path, cache, step=no_steps)
     assert other.path.name == "lora-2.safetensors" and {t.dtype for t in other.tensors.values()} == {torch.float32}
     assert all(torch.equal(other.tensors[k].half(), t) for k, t in first.tensors.items() if t.dtype == torch.float16)

@@ -1,4 +1,4 @@
-"""Captions of any kind and length: stored, read back, joined where that changes nothing, and run one by one elsewhere."""
+"""Captions of any kind and length: stored, read back, joined where that changes nothing, else run singly."""
 
 import pytest
 import torch

@@ -4,12 +4,12 @@ import dataclasses
 import typing
 from types import SimpleNamespace
 
+import comfy.samplers
+import comfy.supported_models
 import pytest
 import torch
 from zoo.zoo import ROWS, ZOO, build
 
-import comfy.samplers
-import comfy.supported_models
 from lora_atelier.nodes.comfyui.connected.families import FAMILIES, OTHER_KINDS
 from lora_atelier.nodes.comfyui.connected.family import describe, family_of, name_of, remarks
 from lora_atelier.trainer_core.config.objective import Distribution
@@ -48,10 +48,9 @@ KINDS = {  # of the zoo's rows, and the step of pictures' sides in pixels
     "ernie_image": ("ernie_image", 16),
     "krea2": ("krea2", 16),
 }
-GENERIC = {  # classes of ComfyUI that the generic row is for, as it knows nothing better
-    *("SDXLRefiner MiniMaxH3 PixelDiTT2I HiDreamO1 MageFlow JoyImage Ideogram4 Lens".split()),
-    *("CogVideoX_T2V CogVideoX_I2V CogVideoX_Inpaint".split()),  # refused for their sampling
-}
+# Classes of ComfyUI for which nothing better is known than the generic row; CogVideoX is refused for its sampling.
+GENERIC = ["SDXLRefiner", "MiniMaxH3", "PixelDiTT2I", "HiDreamO1", "MageFlow", "JoyImage", "Ideogram4", "Lens"]
+GENERIC += ["CogVideoX_T2V", "CogVideoX_I2V", "CogVideoX_Inpaint"]
 
 
 def told(patcher, name):
@@ -158,7 +157,7 @@ def test_distilled_models_are_told_by_class_or_by_name():
         found = [sentence for sentence in remarks(patcher) if "distilled" in sentence]
         assert name_of(patcher) == file and not family_of(patcher).distilled
         assert len(found) == bool(word) and all(word in sentence for sentence in found)
-    assert name_of(schnell) == "FLUX.1 schnell"
+    assert name_of(schnell) == "FLUX.1 schnell" and remarks(build("flux2_klein")[1]) == []  # no file, no guess
 
 
 def test_halves_of_wan_are_told_their_timesteps():

@@ -3,13 +3,13 @@
 import importlib
 from types import SimpleNamespace
 
+import comfy.model_base
+import comfy.model_sampling
+import comfy.samplers
 import pytest
 import torch
 from zoo.zoo import build, latents
 
-import comfy.model_base
-import comfy.model_sampling
-import comfy.samplers
 from lora_atelier.nodes.comfyui.connected.family import family_of
 from lora_atelier.nodes.comfyui.connected.noise import noise_model, own_shift, sigmas
 from lora_atelier.trainer_core.config import ObjectiveConfig

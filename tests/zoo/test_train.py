@@ -3,6 +3,7 @@
 import copy
 
 import comfy.lora
+import comfy.model_management
 import pytest
 import torch
 from durable import Cut, cut_at, equal
@@ -27,7 +28,16 @@ from lora_atelier.trainer_core.config import (
 from lora_atelier.trainer_core.train import train_lora
 
 register_connected_models()
-ROWS = ("flux_dev", "chroma", "z_image", "qwen_image", "wan21_t2v", "sd3", "pixart_sigma")  # 4-D and 5-D, all kinds
+ROWS = (
+    "flux_dev",
+    "chroma",
+    "z_image",
+    "qwen_image",
+    "wan21_t2v",
+    "sd3",
+    "sd15",
+    "cosmos_t2v",
+)  # latents of 4 and 5 axes
 
 
 def configure(base, pictures, **train):
@@ -68,6 +78,7 @@ def unchanged(one, other):
 def test_a_run_ends_in_a_file_that_comfyui_loads_and_leaves_the_model_alone(row, pictures, tmp_path):
     base = linked(row)
     model = live_of(base).model
+    comfy.model_management.load_models_gpu([model])  # which ComfyUI marks on every module
     before = state_of(model)
     result, _ = run(configure(base, pictures), tmp_path)
     assert (
@@ -83,12 +94,19 @@ def test_a_run_ends_in_a_file_that_comfyui_loads_and_leaves_the_model_alone(row,
     assert any(t.any() for name, t in result.tensors.items() if "lora_up" in name)
 
 
+def test_a_size_that_comfyuis_code_does_not_take_is_named(pictures, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"cannot run pixart_sigma with .* on pictures of \d+ x \d+ pixels \(division by zero"
+    ):
+        run(configure(linked("pixart_sigma"), pictures), tmp_path)
+
+
 @pytest.mark.parametrize("row", ["flux_dev", "qwen_image"])
 def test_a_run_resumes_to_the_last_bit_and_is_reused_on_other_patchers_of_the_same_weights(row, pictures, tmp_path):
     whole, _ = run(configure(linked(row), pictures), tmp_path / "whole")
     with pytest.raises(Cut):
         run(configure(linked(row), pictures), tmp_path / "cut", step=cut_at(2))
-    result, notes = run(configure(linked(row), pictures), tmp_path / "cut")
+    result, _ = run(configure(linked(row), pictures), tmp_path / "cut")
     assert "Resumed after step 2" in result.origin
     assert equal(whole.tensors, result.tensors) and whole.losses == result.losses
     again, _ = run(configure(linked(row), pictures), tmp_path / "cut")

@@ -115,9 +115,10 @@ def whole_layer(pieces: Sequence[Piece], outputs: int) -> FileLayer:
 
     outputs: of the whole layer. Raises ValueError for slices of another kind than LoRA.
     """
-    stored = [piece.stored for piece in pieces]
     if pieces[0].slice is None:
-        return stored[0]
+        return pieces[0].stored
+    pieces = sorted(pieces, key=lambda piece: piece.slice.start if piece.slice else 0)
+    stored = [piece.stored for piece in pieces]
     if other := next((layer for layer in stored if layer.kind != "LoRA"), None):
         raise ValueError(
             f"{other.source} is a {other.kind} of a part of a layer, which cannot be continued; set use of Existing "

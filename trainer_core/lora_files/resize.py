@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+PAIRS = ((".lora_up.weight", ".lora_down.weight"), (".lora_B.weight", ".lora_A.weight"))  # up and down in LoRA files
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerRanks:
@@ -26,14 +28,18 @@ def lower_rank(tensors: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tens
     """
     if rank < 1:
         raise ValueError(f"rank is {rank}; it must be at least 1.")
-    names = [key.removesuffix(".lora_up.weight") for key in tensors if key.endswith(".lora_up.weight")]
-    names = [name for name in names if f"{name}.lora_down.weight" in tensors]
-    if not names:
+    pairs = {
+        key.removesuffix(up): (key, key.removesuffix(up) + down)
+        for up, down in PAIRS
+        for key in tensors
+        if key.endswith(up) and key.removesuffix(up) + down in tensors
+    }
+    if not pairs:
         raise ValueError("There is no lora_up/lora_down pair in this LoRA; only plain LoRA files can be resized.")
     result = dict(tensors)
     reports = []
-    for name in names:
-        up, down = tensors[f"{name}.lora_up.weight"], tensors[f"{name}.lora_down.weight"]
+    for name, (above, below) in pairs.items():
+        up, down = tensors[above], tensors[below]
         if f"{name}.lora_mid.weight" in tensors or f"{name}.dora_scale" in tensors:
             raise ValueError(f"{name} is a Tucker or DoRA layer; only plain LoRA layers can be resized.")
         stored = tensors.get(f"{name}.alpha", torch.zeros(()))
@@ -44,7 +50,7 @@ def lower_rank(tensors: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tens
         old_rank = down.shape[0]
         alpha = float(tensors.get(f"{name}.alpha", torch.tensor(float(old_rank))))
         new_up, new_down, kept = truncate_rank(up, down, min(rank, old_rank))
-        result[f"{name}.lora_up.weight"], result[f"{name}.lora_down.weight"] = new_up, new_down
+        result[above], result[below] = new_up, new_down
         new_rank = new_down.shape[0]
         result[f"{name}.alpha"] = torch.tensor(alpha / old_rank * new_rank)
         reports.append(LayerRanks(name=name, old_rank=old_rank, new_rank=new_rank, kept=kept))

@@ -229,10 +229,10 @@ class BaseModel(Protocol):
         """List the layers of all networks in memory, in each network's order."""
         ...
 
-    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning) -> list[str]:
-        """Try passes of the smallest size with gradients; leave out, and list, attached layers that get none.
+    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size) -> list[str]:
+        """Try passes with gradients on a picture of (width, height); leave out, and list, layers that get none.
 
-        Raises ValueError for a model that cannot be trained.
+        Raises ValueError for a model that cannot be trained so.
         """
         ...
 

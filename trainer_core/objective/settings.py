@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config import RunConfig
 from ..models.base import LevelDefaults, NoiseModel
 from .objective import PLAIN, level_weights
-from .path import Path
+from .path import PURE_NOISE, Path
 from .timesteps import chosen_levels
 
 KIND_OF_WEIGHTING = {"v_scaled": "v_prediction", "v_like": "epsilon"}  # weightings for one kind of prediction
@@ -46,9 +46,10 @@ def objective_remarks(config: RunConfig, noise: NoiseModel, family: LevelDefault
     sentences = []
     path, diffusion = Path(noise), noise.kind in ("epsilon", "v_prediction")
     pure, levels = path.ends_in_noise, chosen_levels(objective, family)
-    if family != PLAIN and (objective.timestep_distribution == "auto" or not objective.timestep_shift):
-        source = f" ({family.source})" if levels == family and family.source else ""
-        sentences.append(f"Timesteps are drawn as this model's family is trained: {describe_levels(levels)}{source}.")
+    partly = objective.timestep_distribution == "auto" or not objective.timestep_shift  # the family's
+    if partly and describe_levels(family) != describe_levels(PLAIN):
+        source = f", as this model's family is trained ({levels.source})" if levels == family else ""
+        sentences.append(f"Timesteps are drawn from {describe_levels(levels)}{source}.")
     if noise.kind == "flow" and objective.weighted:
         sentences.append(
             f"weighting {objective.weighting} with min_snr_gamma {objective.min_snr_gamma:g} hardly trains the noisy "
@@ -56,11 +57,11 @@ def objective_remarks(config: RunConfig, noise: NoiseModel, family: LevelDefault
         )
     if pure and changes:
         sentences.append(
-            "This model's last timestep is pure noise (zero terminal SNR), from which samplers start. With "
+            "This model's last timestep is pure noise, from which samplers start. With "
             f"{' and '.join(changes)} the LoRA is trained to start from other noise. Very dark and very bright "
             "pictures do not need it here: turn it off."
         )
-    if pure and diffusion and level_weights(objective, path)[objective.max_timestep] == 0:
+    if pure and diffusion and level_weights(objective, path)[objective.max_timestep] < PURE_NOISE:
         sentences.append(
             f"With weighting {objective.weighting} the last timestep, pure noise, has the weight 0 and is not trained. "
             "Set snr_weight_floor of Noise & Loss, for example to 0.1."

@@ -15,14 +15,15 @@ from torch import Tensor
 from ..common.wording import count, names
 from ..config import MemoryConfig, RunConfig
 from ..data.plan import Plan
-from ..memory import describe, free_bytes, recompute, rungs
+from ..lora_files.continued import load_continued
+from ..memory import describe, free_bytes, out_of_memory, recompute, rungs
 from ..models import BaseModel, Conditioning, word_ids
 from ..networks import Network
 from ..networks.of_model import build_network, learning_rates
 from ..optim.noise_scale import looked_at
 from .estimate import CUDA_BLOCK, LiveBytes, optimizer_state
 
-SMALL, LARGER = 4, 6  # sides of the two sizes, in the model's size steps
+SHARES = ((0.5, 0.75), (0.75, 1.0))  # of the sides of the largest bucket: the two sizes; the second where models refuse
 Pixels = tuple[int, int]  # width and height
 
 
@@ -39,18 +40,34 @@ class Peak:
         return round(self.once + samples * (self.sample + self.pixel * math.prod(size)))
 
 
-def measure_peak(base: BaseModel, network: Network, caption: Conditioning, device: torch.device) -> Peak:
-    """Measure small passes with gradients, on a model in its session, with the attached network."""
-    step = base.latents.step
-    small, larger = (SMALL * step, SMALL * step), (LARGER * step, LARGER * step)
-    one, wide, two = (
-        _pass_bytes(base, network, [caption] * count, size, device)
-        for count, size in ((1, small), (1, larger), (2, small))
-    )
-    network.zero_grad(set_to_none=True)
-    pixel = (wide - one) / (math.prod(larger) - math.prod(small))
-    sample = (two - one) - pixel * math.prod(small)
-    return Peak(once=2 * one - two, sample=sample, pixel=pixel)
+def measure_peak(
+    base: BaseModel, network: Network, caption: Conditioning, largest: Pixels, device: torch.device
+) -> Peak:
+    """Measure passes with gradients on smaller pictures than the largest, on a model in its session."""
+
+    def measured(shares: tuple[float, float]) -> Peak:
+        small, larger = (_share(largest, share, base.latents.step) for share in shares)
+        one, wide, two = (
+            _pass_bytes(base, network, [caption] * samples, size, device)
+            for samples, size in ((1, small), (1, larger), (2, small))
+        )
+        pixels = math.prod(larger) - math.prod(small)
+        pixel = (wide - one) / pixels if pixels else 0.0
+        return Peak(once=2 * one - two, sample=two - one - pixel * math.prod(small), pixel=pixel)
+
+    try:
+        return measured(SHARES[0])
+    except (ArithmeticError, AssertionError, IndexError, RuntimeError, ValueError) as error:
+        if isinstance(error, RuntimeError) and out_of_memory(error):
+            raise
+        return measured(SHARES[1])  # some models take no pictures below a size
+    finally:
+        network.zero_grad(set_to_none=True)
+
+
+def _share(size: Pixels, share: float, step: int) -> Pixels:
+    """Scale a size, in whole size steps."""
+    return max(step, round(size[0] * share / step) * step), max(step, round(size[1] * share / step) * step)
 
 
 def _pass_bytes(
@@ -85,14 +102,16 @@ def fit_measured(
     every = (memory.replace(offload_weights="none") for memory in rungs(config.memory, device))
     ladder = list(dict.fromkeys(every))  # where weights lie is ComfyUI's business
     with base.session(device):
-        network = build_network(base, config, learning_rates(config.optimizer, base)).to(device, dtype)
+        start = load_continued(config, base)
+        rates = learning_rates(config.optimizer, base)
+        network = build_network(base, config, rates, start.layers if start else None).to(device, dtype)
         kept = _network_bytes(network, config)
         free = free_bytes(device)
         with network.attached():
-            idle = base.try_out(dict(network.layers.items()), caption)
+            idle = base.try_out(dict(network.layers.items()), caption, min(plan.fullest_batches(), key=math.prod))
             for number, memory in enumerate(ladder):
                 recompute(base.units(base.denoiser), memory.checkpointing, copies=base.writes_inputs)
-                needed = kept + measure_peak(base, network, caption, device).at(samples, size)
+                needed = kept + measure_peak(base, network, caption, size, device).at(samples, size)
                 last = number + 1 == len(ladder)
                 if needed <= free or (last and device.type == "cuda"):  # ComfyUI then loads a part of the weights
                     room = f"{needed / 1e9:.1f} GB beside the model's weights, {free / 1e9:.1f} GB are free"

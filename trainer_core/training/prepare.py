@@ -219,7 +219,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     with Cache(job.cache, job.cache_limit) as cache, network.attached():  # a continued LoRA changes captions, too
         encoded = encode_plan(base, planned.plan, cache, device, job.callbacks, prompts=prompts, vae_dtype=vae_dtype)
         cache.prune()
-    if not trains_text(config, base):
+    if base.text_encoders and not trains_text(config, base):
         network.release(*(text.prefix for text in base.text_encoders))
         base.free("text")
     for text in base.text_encoders:

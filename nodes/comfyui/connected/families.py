@@ -324,7 +324,7 @@ FAMILIES = (
     ),
     Family(
         kind="cascade_c",
-        title="Stable Cascade, stage C",
+        title="Stable Cascade C",
         classes=("Stable_Cascade_C", "StableCascade_C"),
         levels=uniform("OneTrainer's preset"),
         sampling=Sampling(sampler="euler_ancestral"),
@@ -333,7 +333,7 @@ FAMILIES = (
     ),
     Family(
         kind="cascade_b",
-        title="Stable Cascade, stage B",
+        title="Stable Cascade B",
         classes=("Stable_Cascade_B", "StableCascade_B"),
         levels=uniform(NONE_FOUND),
         sampling=Sampling(steps=10, cfg=1.1),

@@ -69,7 +69,7 @@ def describe(patcher: Any) -> list[str]:
 
 def remarks(patcher: Any) -> list[str]:
     """List warnings about a MODEL that can be trained but may surprise."""
-    family, name = family_of(patcher), name_of(patcher).lower()
+    family, name = family_of(patcher), _file(patcher).lower()
     sentences = [family.distilled] if family.distilled else _distilled_by_name(family, name)
     if family.untried:
         sentences.append(
@@ -92,9 +92,14 @@ def remarks(patcher: Any) -> list[str]:
 
 def name_of(patcher: Any) -> str:
     """Name the file that ComfyUI loaded a MODEL from; the family's title where it does not say."""
+    return _file(patcher) or family_of(patcher).title
+
+
+def _file(patcher: Any) -> str:
+    """Name the file that ComfyUI loaded a MODEL from; "" where it does not say."""
     given = getattr(patcher, "cached_patcher_init", None)
     first = given[1][0] if given and given[1] else None
-    return Path(first).name if isinstance(first, str) else family_of(patcher).title
+    return Path(first).name if isinstance(first, str) else ""
 
 
 def _check_kind(model: Any) -> None:
@@ -167,7 +172,7 @@ def _precision(model: Any) -> str:
 def _distilled_by_name(family: Family, name: str) -> list[str]:
     """List a warning about a model whose file name says that it is distilled to a few steps."""
     words = [word for word in ("turbo", "lightning", "hyper", "lcm", "schnell", "distill") if word in name]
-    if family.kind == "flux2_klein" and "base" not in name:
+    if family.kind == "flux2_klein" and name and "base" not in name:
         words.append("klein without base")
     if family.kind == "hidream":
         words += [word for word in ("dev", "fast") if word in name]

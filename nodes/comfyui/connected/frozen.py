@@ -7,7 +7,7 @@ backward pass asks the layer for its weight again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,22 +19,32 @@ from comfy.quant_ops import QuantizedTensor
 from torch import Tensor, nn
 
 from ....trainer_core.networks.layers.dora import frozen_weight
+from ....trainer_core.networks.layers.shape import is_linear
 from ....trainer_core.networks.network import WithDelta
 
-CONVOLUTIONS = {
+
+def _transposed(convolve: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Give the gradient of a transposed convolution's input, which is a convolution."""
+    return lambda _, weight, gradient, *geometry: convolve(gradient, weight, None, *geometry)
+
+
+CONVOLUTIONS: dict[type, Callable[..., Tensor]] = {  # and the gradient of their inputs
     nn.Conv1d: torch.nn.grad.conv1d_input,
     nn.Conv2d: torch.nn.grad.conv2d_input,
     nn.Conv3d: torch.nn.grad.conv3d_input,
+    nn.ConvTranspose1d: _transposed(F.conv1d),
+    nn.ConvTranspose2d: _transposed(F.conv2d),
+    nn.ConvTranspose3d: _transposed(F.conv3d),
 }
-COMFY = "comfy.ops"
-KNOWN = (COMFY, nn.Linear.__module__, nn.Conv2d.__module__)  # where methods come from whose mathematics are known
+ALL = tuple(CONVOLUTIONS)
+KNOWN = ("comfy.ops", nn.Linear.__module__, nn.Conv2d.__module__)  # where methods come from whose mathematics are known
 METHODS = ("forward", "forward_comfy_cast_weights", "_forward", "_conv_forward")
 
 
 @contextmanager
 def frozen_layers(model: nn.Module) -> Iterator[None]:
     """Keep nothing of a model's linear layers and convolutions for the backward pass, inside a `with` block."""
-    own = {module: type(module) for module in model.modules() if is_linear(module)}
+    own = {module: type(module) for module in model.modules() if is_linear(module) or isinstance(module, ALL)}
     for module, kind in own.items():
         module.__class__ = _frozen(kind)
     try:
@@ -42,14 +52,6 @@ def frozen_layers(model: nn.Module) -> Iterator[None]:
     finally:
         for module, kind in own.items():
             module.__class__ = kind
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Tell whether a module is a linear layer of any class, or a convolution."""
-    if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
-        return True
-    named = hasattr(module, "in_features") and hasattr(module, "out_features")
-    return named and type(module).forward is not nn.Module.forward and not list(module.children())
 
 
 class FrozenLayer(nn.Module):
@@ -101,7 +103,7 @@ def _known(layer: Any) -> bool:
     """Tell whether a layer is linear in its input by its weight alone, as torch's and ComfyUI's own classes are."""
     if "forward" in layer.__dict__ or not _computes_as_known(own_class(layer)):
         return False
-    if isinstance(layer, tuple(CONVOLUTIONS)):
+    if isinstance(layer, ALL):
         return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return hasattr(layer, "weight")
 
@@ -119,7 +121,7 @@ def own_class(layer: nn.Module) -> type:
 
 def _rounds(layer: Any) -> bool:
     """Tell whether a layer may round its input to the format of its weight."""
-    if not _known(layer) or isinstance(layer, tuple(CONVOLUTIONS)):
+    if not _known(layer) or isinstance(layer, ALL):
         return False
     return isinstance(layer.weight, QuantizedTensor) or isinstance(layer, comfy.ops.fp8_ops.Linear)
 
@@ -157,8 +159,8 @@ def _by_repeating(layer: Any, gradient: Tensor, x: Tensor, forward: Any, args: t
         output = forward(x, *args, **kwargs)
     if not output.requires_grad:
         raise ValueError(
-            f"Layers of the class {own_class(layer).__name__} in this MODEL give no gradients. Load the model with Load Diffusion Model, "
-            "from a file in bfloat16 or float8."
+            f"Layers of the class {own_class(layer).__name__} in this MODEL give no gradients. Load the model from a "
+            "file in bfloat16 or float8, by Load Diffusion Model."
         )
     return torch.autograd.grad(output, x, gradient)[0]
 

@@ -16,11 +16,14 @@ import torch
 from comfy.ldm.modules.attention import attention_pytorch
 from torch import Tensor, nn
 
+from ....trainer_core.common.disk_errors import reason
 from ....trainer_core.memory import copied_before_written, keep_activations
 from .frozen import frozen_layers
 
 KITCHEN = "comfy_kitchen"  # ComfyUI's own operators
 FORMULAS = ("rope", "adaln")  # modules of plain functions for operators that have no backward pass
+WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+PARTS = ("_parameters", "_buffers", "_modules")  # attributes of modules that hold no passes
 CACHES = re.compile(r"(clear|reset)_\w*caches?")  # methods that drop what a model keeps between passes
 
 
@@ -33,7 +36,7 @@ def session(patcher: Any) -> Iterator[None]:
         stack.enter_context(_normal_tensors(model))
         stack.enter_context(_evaluating(model.diffusion_model))
         stack.enter_context(frozen_layers(model))
-        stack.enter_context(_caches_cleared(model.diffusion_model))
+        stack.enter_context(_nothing_kept(model.diffusion_model))
         stack.callback(keep_activations, list(model.modules()))
         stack.enter_context(_in_training(True))
         yield
@@ -70,12 +73,10 @@ def prove(run: Callable[[], Tensor], layers: Mapping[str, nn.Module]) -> list[st
                     prediction.float().square().mean().backward()
             except torch.OutOfMemoryError:
                 raise
-            except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
-                raise ValueError(f"This MODEL cannot be trained in ComfyUI: {error}") from error
+            except WRONG as error:
+                raise ValueError(f"this MODEL cannot be trained: {reason(error)}") from error
         if not prediction.isfinite().all():
-            raise ValueError(
-                "This MODEL predicts numbers that are not finite. Load it in another precision, for instance bfloat16."
-            )
+            raise ValueError("this MODEL predicts numbers that are not finite; load it in bfloat16 or float32")
     idle = [name for name, layer in layers.items() if not any(_moves(p) for p in layer.parameters())]
     for layer in layers.values():
         layer.zero_grad(set_to_none=True)
@@ -138,7 +139,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[dict, str, Tensor]]:
 
 
 def _normal(tensor: Tensor) -> Tensor:
-    """Give a normal tensor on the memory of one made in inference mode; others, and those of own classes, themselves."""
+    """Give a normal tensor on the memory of one made in inference mode; others stay, also those of own classes."""
     if not tensor.is_inference() or type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
         return tensor
     with torch.inference_mode(False):
@@ -161,20 +162,34 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _caches_cleared(model: nn.Module) -> Iterator[None]:
-    """Drop what modules keep between passes before each pass, and at the end."""
+def _nothing_kept(model: nn.Module) -> Iterator[None]:
+    """Drop what modules keep of a pass before the next one, and at the end: caches, and tensors with gradients."""
     clears = [getattr(module, name) for module in model.modules() for name in _clears(type(module))]
+    before = [(vars(module), dict(vars(module))) for module in model.modules()]
 
-    def clear(*_: Any) -> None:
-        for each in clears:
-            each()
+    def drop(*_: Any) -> None:
+        for clear in clears:
+            clear()
+        for now, own in before:
+            for name in [name for name, value in now.items() if name not in PARTS and _has_gradients(value)]:
+                if name in own and not _has_gradients(own[name]):
+                    now[name] = own[name]
+                else:
+                    del now[name]
 
-    handle = model.register_forward_pre_hook(clear)
+    handle = model.register_forward_pre_hook(drop)
     try:
         yield
     finally:
         handle.remove()
-        clear()
+        drop()
+
+
+def _has_gradients(value: Any) -> bool:
+    """Tell whether an attribute is a tensor of a pass with gradients, or a collection with one."""
+    if isinstance(value, (list, tuple, dict)):
+        return any(map(_has_gradients, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Tensor) and value.grad_fn is not None
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 from ....trainer_core.common.cancel import look
 
 LEVELS = 5  # at which a MODEL's own sampling is compared
-KEPT = "_atelier_digest"  # on a ComfyUI model: the digest of its weights, and what they were
+_known: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()  # digests of models' weights
 
 
 def files_of(patcher: Any) -> dict[str, Path]:
@@ -73,9 +74,8 @@ def _options(given: Any) -> str:
 def _weights(patcher: Any) -> str:
     """Digest all weights of a model as they are without patches; made once for each model."""
     model = patcher.model
-    known = model.__dict__.get(KEPT)
-    if known is not None:
-        return known
+    if model in _known:
+        return _known[model]
     backup = getattr(patcher, "backup", {})
     tensors = {name: backup[name].weight if name in backup else tensor for name, tensor in model.state_dict().items()}
     with ThreadPoolExecutor() as pool:
@@ -84,8 +84,8 @@ def _weights(patcher: Any) -> str:
     for name, digest in zip(sorted(tensors), digests, strict=True):
         look()
         whole.update(f"{name} {digest}\n".encode())
-    model.__dict__[KEPT] = whole.hexdigest()
-    return whole.hexdigest()
+    _known[model] = whole.hexdigest()
+    return _known[model]
 
 
 def _tensor(tensor: Any) -> str:

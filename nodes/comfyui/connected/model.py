@@ -23,8 +23,8 @@ from ....trainer_core.models import (
     Part,
     Words,
 )
-from ....trainer_core.models.base import Unit
-from . import gradients, identity, layers, text, vae
+from ....trainer_core.models.base import Size, Unit
+from . import gradients, identity, layers, names, text, vae
 from .check import check_connected
 from .denoiser import Conditions, Denoiser
 from .family import Family, family_of, remarks
@@ -33,8 +33,6 @@ from .noise import noise_model, sigmas
 from .sampling import draw
 
 PREFIX = "lora_unet"  # of the denoiser's layers in our LoRA files, as sd-scripts names it for every architecture
-SMALL = 4  # sides of the smallest pass, in the model's size steps
-WRONG = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 WINDOW = 2**31  # tokens; ComfyUI cuts captions into chunks of its own, without an upper limit
 
 
@@ -93,7 +91,7 @@ class ConnectedModel:
 
     def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
         """Guess the family that a LoRA file was made for; "" if nothing tells."""
-        return layers.made_for(widths, metadata)
+        return names.made_for(widths, metadata)
 
     # --- the denoiser ---
 
@@ -130,23 +128,36 @@ class ConnectedModel:
 
     def layers(self) -> list[Layer]:
         """List the denoiser's layers; those left out cannot be trained."""
-        found = layers.list_layers(self.model.model)
-        return [layer._replace(trainable=False) if layer.name in self._idle else layer for layer in found]
+        idle = self._idle
+        return [layer._replace(trainable=False) if layer.name in idle else layer for layer in self._layers]
 
-    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning) -> list[str]:
-        """Try passes of the smallest size with gradients; leave out, and list, attached layers that get none."""
-        with torch.no_grad():
-            inputs = self._smallest(caption)
-        idle = gradients.prove(lambda: self.predict(*inputs), layers)
+    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size) -> list[str]:
+        """Try passes with gradients on a picture of (width, height); leave out, and list, layers that get none."""
+        what = f"{self.name} with the linked CLIP, on pictures of {size[0]} x {size[1]} pixels"
+        try:
+            with torch.no_grad():
+                inputs = self._inputs(caption, size)
+                self.predict(*inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except gradients.WRONG as error:
+            raise ValueError(
+                f"ComfyUI cannot run {what} ({reason(error)}). Link the CLIP that belongs to the MODEL to Use "
+                "Connected Model, or set another resolution of Train LoRA."
+            ) from error
+        try:
+            idle = gradients.prove(lambda: self.predict(*inputs), layers)
+        except ValueError as error:
+            raise ValueError(f"{what}: {error}.") from error
         self._idle = frozenset(idle)
         return idle
 
-    def _smallest(self, caption: Conditioning) -> tuple[Tensor, Tensor, Conditions]:
-        """Build the inputs of a pass of the smallest size."""
-        side, device = SMALL * self.latents.step, self.model.load_device
-        conditions = self.batch([caption], torch.tensor([[side, side, 0, 0, side, side]]), device)
-        draws = torch.Generator().manual_seed(0)
-        noised = torch.randn(1, self.latents.channels, *(side // self.latents.pixels,) * 2, generator=draws).to(device)
+    def _inputs(self, caption: Conditioning, size: Size) -> tuple[Tensor, Tensor, Conditions]:
+        """Build the inputs of a pass on one picture of (width, height) in pixels."""
+        (width, height), device, pixels = size, self.model.load_device, self.latents.pixels
+        conditions = self.batch([caption], torch.tensor([[height, width, 0, 0, height, width]]), device)
+        shape = (1, self.latents.channels, height // pixels, width // pixels)
+        noised = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
         return noised, torch.full((1,), len(self.noise.alpha) // 2, device=device), conditions
 
     def block_layouts(self, setting: str) -> list[list[str]]:
@@ -157,23 +168,15 @@ class ConnectedModel:
         """List the denoiser's repeated blocks."""
         return layers.units(module)
 
+    def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
+        """Put a LoRA on the MODEL, as ComfyUI's own loader does; it is there when the MODEL is loaded next."""
+        self.model = names.put_beneath(self.model, tensors, strength)
+        assert self._denoiser is not None
+        self._denoiser.patcher = self.model
+
     def load(self) -> None:
         """Let ComfyUI load the MODEL with its patches, wholly if it fits."""
         comfy.model_management.load_models_gpu([self.model], force_full_load=False)
-
-    def prove(self) -> None:
-        """Run a pass of the smallest size; raises ValueError when MODEL and CLIP do not go together."""
-        try:
-            with torch.no_grad():
-                inputs = self._smallest(self.encode_text("", self.model.load_device))
-                finite = bool(self.predict(*inputs).isfinite().all())
-        except WRONG as error:
-            raise ValueError(
-                f"{self.name} does not run with the linked CLIP ({reason(error)}); link the CLIP that belongs to the "
-                "MODEL to Use Connected Model."
-            ) from error
-        if not finite:
-            raise ValueError(f"{self.name} predicts numbers that are not finite; load another file of this model.")
 
     @contextmanager
     def session(self, device: torch.device) -> Iterator[None]:
@@ -285,6 +288,10 @@ class ConnectedModel:
             self._denoiser = None
 
     @functools.cached_property
+    def _layers(self) -> list[Layer]:
+        return layers.list_layers(self.model.model)
+
+    @functools.cached_property
     def _digests(self) -> dict[str, str]:
         return {
             "model": identity.digest_of_model(self.model),
@@ -322,7 +329,6 @@ class ConnectedSource:
         if amend:
             amend(self._model)
         self._model.load()
-        self._model.prove()
         return self._model
 
     def remarks(self) -> list[str]:

@@ -25,12 +25,12 @@ PREFIXES = (
 )
 # A mark in the names of a file's layers, with underscores for dots, and the family it is for; the more special first.
 MARKS = (
-    (r"double_stream_modulation|to_qkv_mlp_proj", "Flux.2"),
+    (r"double_stream_modulation|to_qkv_mlp_proj", "FLUX.2"),
     (r"distilled_guidance_layer", "Chroma"),
     (r"individual_token_refiner", "HunyuanVideo or HunyuanImage"),
     (r"double_stream_blocks", "HiDream"),
     (r"visual_transformer_blocks", "Kandinsky 5"),
-    (r"single_transformer_blocks|single_blocks_\d|double_blocks_\d", "Flux"),
+    (r"single_transformer_blocks|single_blocks_\d|double_blocks_\d", "FLUX"),
     (r"joint_transformer_blocks|double_layers", "AuraFlow"),
     (r"joint_blocks", "Stable Diffusion 3"),
     (r"(img|txt)_mlp_net", "Qwen-Image"),
@@ -38,7 +38,7 @@ MARKS = (
     (r"(noise|context)_refiner|layers_\d+_attention_(qkv|out|to_)", "Z-Image or Lumina 2"),
     (r"adaln_modulation_|cross_attn_output_proj", "Cosmos or Anima"),
     (r"blocks_\d+_(self|cross)_attn_[qkvo]$", "Wan"),
-    (r"attn1_Wqkv|default_modulation", "Hunyuan DiT"),
+    (r"attn1_Wqkv|default_modulation", "HunyuanDiT"),
     (r"attn_qkv_[xy]$", "Mochi"),
     (r"(down|up)_blocks_\d_\d+_(channelwise|attention_attn|mapper)", "Stable Cascade"),
     (r"adaln_single|patchify_proj", "PixArt or LTX"),
@@ -88,7 +88,7 @@ def _place(model: Any, key: str, target: Any, known: set[str]) -> tuple[str, Sli
     function = part[1] if len(part) > 1 else None
     rows = weight_shape(model.get_submodule(DENOISER + path))[0]
     axis, start, length = part[0] or (0, 0, rows)
-    if axis != 0 or (function is not None and function(torch.arange(4)).tolist() != [2, 3, 0, 1]):
+    if axis != 0 or (function is not None and function(torch.arange(4, device="cpu")).tolist() != [2, 3, 0, 1]):
         return None
     return path, Slice(comfy=key, start=start, length=length, swapped=function is not None)
 

@@ -17,13 +17,14 @@ from lora_atelier.trainer_core.lora_files.formats import FileLayer, group_tensor
 from lora_atelier.trainer_core.lora_files.match import layers_by_name, match_layers
 from lora_atelier.trainer_core.lora_files.merge import comfy_tensors
 from lora_atelier.trainer_core.lora_files.read import load_lora, outline_lora
-from lora_atelier.trainer_core.lora_files.write import delta_norms
+from lora_atelier.trainer_core.lora_files.write import delta_norms, peft_tensors
 from lora_atelier.trainer_core.models.sd import Conditions, load_base_model, outline_base_model
 from lora_atelier.trainer_core.models.sd.identify import made_for
 from lora_atelier.trainer_core.networks.of_model import build_network
 from lora_atelier.trainer_core.preflight.network import describe_network, measure_run
 from lora_atelier.trainer_core.preflight.outline import outline_run
 
+CLIP = "lora_te1_text_model_encoder_layers_0_mlp_fc1"
 SHAPES = json.loads((Path(__file__).parents[2] / "data" / "lora_shapes.json").read_text())
 
 
@@ -63,6 +64,34 @@ def trained(base, seed=0, **lora):
 
 
 # --- names -------------------------------------------------------------------------------------------------
+
+
+def test_our_files_of_peft_names_are_continued_with_their_text_encoders(sdxl, tmp_path):
+    base = load_base_model(sdxl)
+    network = trained(base, rank=2, alpha=6, preset="full")
+    names = {target.name: target.comfy for target in network.chosen}
+    assert any(name.startswith("text_encoders.clip_g.transformer.text_model.") for name in names.values())
+    save_file(peft_tensors(network.tensors(), names), tmp_path / "a.safetensors")
+    layers = layer_weights(load_lora(tmp_path / "a.safetensors"), base, layers_by_name(base))
+    assert set(layers) == set(network.layers)
+    for name, layer in build_network(base, run_of(sdxl), {}, layers).layers.items():
+        assert torch.allclose(layer.delta_weight(), network.layers[name].delta_weight(), atol=1e-6)
+
+
+@pytest.mark.parametrize("setting", [{"algorithm": "loha"}, {"dora": True}, {"tucker": True}, {"train_norm": True}])
+def test_peft_has_names_for_plain_lora_only(setting):
+    with pytest.raises(
+        ValueError, match="peft's names are for plain LoRA: algorithm lora without dora, tucker and train"
+    ):
+        LoraConfig(names="peft", preset="full", **setting)
+
+
+def test_a_continued_file_that_peft_cannot_name_is_refused(sdxl, tmp_path):
+    tensors = {f"{SMALL}.diff": random(128, 64, 1, 1), f"{CLIP}.lora_down.weight": random(2, 64)}
+    save_file({**tensors, f"{CLIP}.lora_up.weight": random(128, 2)}, tmp_path / "a.safetensors")
+    check(run_of(sdxl, start=str(tmp_path / "a.safetensors")))
+    with pytest.raises(ValueError, match="holds layers of the kind full difference, which peft's names cannot say"):
+        check(run_of(sdxl, start=str(tmp_path / "a.safetensors"), names="peft"))
 
 
 @pytest.mark.parametrize("trainer", SHAPES)

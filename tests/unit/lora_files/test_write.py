@@ -14,7 +14,14 @@ from tiny_models import network_on, tiny_unet
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.lora_files import write
 from lora_atelier.trainer_core.lora_files.resize import lower_rank, truncate_rank
-from lora_atelier.trainer_core.lora_files.write import delta_norms, file_hashes, save_lora, unused_path, verify_lora
+from lora_atelier.trainer_core.lora_files.write import (
+    delta_norms,
+    file_hashes,
+    peft_tensors,
+    save_lora,
+    unused_path,
+    verify_lora,
+)
 from lora_atelier.trainer_core.runs.cli import main
 
 
@@ -50,6 +57,31 @@ def test_the_file_holds_what_was_trained(network, tmp_path, dtype):
     assert metadata["sshs_model_hash"] == hashlib.sha256(body).hexdigest()
     save_file(written, tmp_path / "plain.safetensors", {"ss_seed": "1"})
     assert metadata["sshs_legacy_hash"] == file_hashes(tmp_path / "plain.safetensors")["sshs_legacy_hash"]
+
+
+def test_names_of_peft_hold_the_same_change_without_an_alpha(network, tmp_path):
+    names = {target.name: target.comfy for target in network.chosen}
+    tensors = peft_tensors(network.tensors(), names)
+    assert {key.split(".lora_")[1] for key in tensors} == {"A.weight", "B.weight"}
+    assert all(key.startswith("diffusion_model.") for key in tensors)
+    save_lora(tmp_path / "a.safetensors", tensors, {}, "float32")
+    read = load_file(tmp_path / "a.safetensors")
+    for name, layer in network.layers.items():
+        down, up = (read[f"{names[name]}.lora_{side}.weight"].flatten(1) for side in "AB")
+        assert torch.allclose((up @ down).view(layer.delta_weight().shape), layer.delta_weight(), atol=1e-6)
+    resized, _ = lower_rank(tensors, 2)
+    assert {len(tensor) for key, tensor in resized.items() if key.endswith("lora_A.weight")} == {2}
+    same, _ = lower_rank(tensors, 8)
+    norms = delta_norms(same)
+    assert all(norms[key] == pytest.approx(norm, rel=1e-5) for key, norm in delta_norms(tensors).items())
+
+
+def test_an_alpha_of_the_rank_changes_no_bit(network):
+    tensors = {"a.lora_down.weight": torch.rand(3, 5), "a.lora_up.weight": torch.rand(4, 3)}
+    for alpha, factor in ((3.0, 1.0), (12.0, 2.0), (0.75, 0.5)):
+        renamed = peft_tensors({**tensors, "a.alpha": torch.tensor(alpha)}, {"a": "b.c"})
+        assert torch.equal(renamed["b.c.lora_A.weight"], factor * tensors["a.lora_down.weight"])
+        assert torch.equal(renamed["b.c.lora_B.weight"], factor * tensors["a.lora_up.weight"])
 
 
 def test_a_refused_file_leaves_the_old_one_as_it_was(network, tmp_path):

@@ -7,19 +7,24 @@ import torch
 
 from lora_atelier.trainer_core.common.rng import generator
 from lora_atelier.trainer_core.config import ObjectiveConfig
+from lora_atelier.trainer_core.models.base import LevelDefaults
 from lora_atelier.trainer_core.models.sd.noise import alphas_cumprod, noise_model
 from lora_atelier.trainer_core.objective import Batch, Objective, Path, Place
 from lora_atelier.trainer_core.objective.noise import add_pyramid, offset_growth, perturb, sample_noise
-from lora_atelier.trainer_core.objective.path import LEAST_ALPHA
+from lora_atelier.trainer_core.objective.path import LEAST_ALPHA, flow_noise
 from lora_atelier.trainer_core.objective.timesteps import (
     beta,
+    between,
+    chosen_levels,
     level_probabilities,
     logit_normal,
     sample_strata,
     sample_timesteps,
+    shift_of,
     sigmoid_density,
     snr_uniform,
     uniform,
+    unshifted,
 )
 
 ALL_NOISE = [
@@ -93,6 +98,8 @@ def test_the_generalised_offset_grows_as_published_and_by_its_recursion():
         before, step = float(alphas[k - 1]), float(alphas[k] / alphas[k - 1])
         total += (1 - step) * before**0.5 / (step * (1 - before)) * total / before**0.5
         slow.append(total / math.sqrt(1 - alphas[k]))
+    scaled = offset_growth(torch.ones(1000), ((1 - alphas) / alphas).sqrt()).double()  # the same, as x0 + sigma noise
+    assert torch.allclose(scaled, growth, rtol=1e-4)
     assert torch.allclose(growth, torch.tensor(slow, dtype=torch.float64) / slow[-1], rtol=1e-5)
 
 
@@ -160,6 +167,75 @@ SETTINGS = [
     {"timestep_distribution": "beta", "beta_a": 0.5, "beta_b": 3},
     {"timestep_distribution": "snr_uniform"},
 ]
+
+
+def test_without_a_family_and_a_shift_nothing_is_new():
+    for settings in SETTINGS[1:]:
+        distribution = settings["timestep_distribution"]
+        config = ObjectiveConfig(**settings)
+        plain = level_probabilities(config, path_of())
+        assert torch.equal(level_probabilities(config, path_of(), distribution, 1.0), plain)
+    assert torch.equal(level_probabilities(ObjectiveConfig(), path_of(), "uniform"), uniform(1000))
+    auto = Objective(ObjectiveConfig(), noise_model("epsilon", False), 0)
+    assert torch.equal(auto.probabilities((64, 64)), uniform(1000))
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("shift", [0.3, 3.0, 12.0])
+def test_a_shift_moves_times_and_leaves_the_distribution(settings, shift):
+    """A draw below t is one below the time that the shift moves to t; so quantiles move as samplers' times do."""
+    config = ObjectiveConfig(**settings)
+    plain, moved = (level_probabilities(config, path_of(), shift=each) for each in (1.0, shift))
+    t = uniform(1000)
+    times = shift * t / (1 + (shift - 1) * t)
+    assert torch.allclose(unshifted(times, shift), t)
+    apart = times > 0.02  # below, a table has too few entries where a density is steep
+    assert torch.allclose(between(moved, times)[apart], plain[apart], atol=1e-3)
+    assert (moved.diff() >= 0).all() and moved[-1].item() == pytest.approx(1)
+    assert (moved < plain)[:-1].all() if shift > 1 else (moved > plain)[:-1].all()
+    dealt = [sample_timesteps(1, k, 8, moved, 0, sample_strata(1, k, 8), 8).sort().values for k in range(200)]
+    ranks = torch.searchsorted(moved, torch.arange(1, 8, dtype=torch.float64) / 8)
+    assert all((draws[:-1] <= ranks).all() and (draws[1:] >= ranks - 1).all() for draws in dealt)
+
+
+def test_a_table_is_read_along_straight_lines():
+    table = torch.tensor([0.1, 0.4, 1.0], dtype=torch.float64)
+    t = torch.tensor([0.5 / 3, 1 / 3, 1.5 / 3, 1.0], dtype=torch.float64)
+    assert between(table, t).tolist() == pytest.approx([0.05, 0.1, 0.25, 1.0])
+
+
+FLUX = LevelDefaults(distribution="logit_normal", by_tokens=(0.5, 1.15, 256, 4096), token=2)
+
+
+def test_the_shift_by_tokens_is_a_line_of_mu():
+    assert shift_of(FLUX, (32, 32)) == pytest.approx(math.exp(0.5))
+    assert shift_of(FLUX, (128, 128)) == pytest.approx(math.exp(1.15))
+    assert shift_of(FLUX, (104, 152)) == pytest.approx(math.exp(0.5 + 0.65 * (52 * 76 - 256) / 3840))
+    assert shift_of(FLUX, (31, 32)) == shift_of(FLUX, (32, 32))  # the last row is padded
+    assert shift_of(LevelDefaults(shift=2.5), (1, 1)) == 2.5
+
+
+def test_settings_come_before_the_family():
+    family = LevelDefaults(distribution="logit_normal", shift=3.0, source="someone")
+    assert chosen_levels(ObjectiveConfig(), family) == family
+    assert chosen_levels(ObjectiveConfig(timestep_distribution="uniform"), family).shift == 3
+    found = chosen_levels(ObjectiveConfig(timestep_shift=1.0), FLUX)
+    assert (found.distribution, found.shift, found.by_tokens) == ("logit_normal", 1, None)
+    assert chosen_levels(ObjectiveConfig(), LevelDefaults()) == LevelDefaults()  # every level equally often
+
+
+def test_samples_are_shifted_by_the_size_of_their_latents():
+    objective = Objective(ObjectiveConfig(), Path(flow_noise()).noise, 3, FLUX)
+    drawn = {}
+    for side in (32, 128):
+        latents = torch.zeros(400, 1, side, side)
+        batch = Batch(place=Place(micro_batch=0, step=0), latents=latents, weights=torch.ones(400))
+        drawn[side] = objective.draw(batch, torch.device("cpu")).levels
+        middle = math.exp(0.5 if side == 32 else 1.15)
+        expected = middle / (1 + middle)  # sigmoid(0) = 1/2, shifted
+        assert (drawn[side] < 1000 * expected).double().mean().item() == pytest.approx(0.5, abs=0.08)
+    assert (drawn[128] > drawn[32]).double().mean() > 0.98  # the same draws, moved
+    assert objective.probabilities((32, 32)) is objective.probabilities((32, 32))
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

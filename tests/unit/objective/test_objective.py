@@ -105,6 +105,14 @@ def x0_path():
     return Path(dataclasses.replace(noise_model("epsilon", False), kind="x0"))
 
 
+def karras_path(data=0.5):
+    sigma = torch.linspace(math.log(0.002), math.log(80), 1000, dtype=torch.float64).exp()
+    length = (sigma.square() + data**2).sqrt()
+    p, q = sigma / (data * length), -data / length
+    tables = {"alpha": torch.ones(1000), "sigma": sigma, "snr": sigma**-2, "ratio": sigma, "p": p, "q": q}
+    return Path(NoiseModel(kind="affine", **{name: table.float() for name, table in tables.items()}))
+
+
 def test_preconditioned_networks_of_edm_learn_what_karras_et_al_write():
     """Table 1: noised = c_in (x0 + sigma noise), target = (x0 - c_skip (x0 + sigma noise)) / c_out."""
     data, sigma = 0.5, torch.tensor([0.002, 0.1, 1.0, 80.0], dtype=torch.float64)
@@ -128,6 +136,48 @@ def test_preconditioned_networks_of_edm_learn_what_karras_et_al_write():
     target = mix.target(latents, noise)
     assert torch.allclose(target, (latents - skip * noised) / out, rtol=1e-6, atol=1e-7)
     assert torch.allclose(mix.clean(target, mix.noised(latents, noise)).double(), latents, rtol=1e-3, atol=1e-3)
+
+
+def as_samplers_scale(noise):
+    """The same path as x0 + sigma noise, as samplers hold it."""
+    return dataclasses.replace(noise, alpha=torch.ones(1000), sigma=noise.ratio)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_path_that_does_not_keep_the_variance_is_the_same_in_another_scale(kind):
+    latents, noise, predicted = torch.randn(3, 3, 4, 4, 4, generator=torch.Generator().manual_seed(7))
+    levels, own = torch.tensor([3, 400, 990]), noise_model(kind, False)
+    first, second = Path(own).at(levels), Path(as_samplers_scale(own)).at(levels)
+    assert torch.equal(first.length, torch.ones(3, 1, 1, 1))  # so that its own numbers stay to the bit
+    assert torch.allclose(second.target(latents, noise), first.target(latents, noise), atol=1e-5)
+    noised = first.noised(latents, noise)
+    assert torch.allclose(second.noised(latents, noise), noised / first.alpha, rtol=1e-4, atol=1e-4)
+    implied = second.clean(predicted, noised / first.alpha)
+    assert torch.allclose(implied, first.clean(predicted, noised), rtol=1e-3, atol=1e-3)
+
+
+def test_min_snr_weighs_every_kind_as_it_weighs_the_clean_latents():
+    """The weighted error of any prediction is min(snr, gamma) times the error of the clean latents that it implies."""
+    latents, noise, predicted = torch.randn(3, 4, 1, 2, 2, generator=torch.Generator().manual_seed(8))
+    levels = torch.tensor([60, 300, 600, 900])
+    for path in (path_of(), path_of("v_prediction"), Path(flow_noise(1000)), x0_path(), karras_path()):
+        mix = path.at(levels)
+        noised = mix.noised(latents, noise)
+        errors = (predicted - mix.target(latents, noise)).square().mean(dim=(1, 2, 3))
+        clean = (mix.clean(predicted, noised) - latents).square().mean(dim=(1, 2, 3))
+        objective = Objective(ObjectiveConfig(min_snr_gamma=5), path.noise, 0)
+        weighted = errors * objective.level_weights()[levels]
+        assert torch.allclose(weighted, clean * path.snr[levels].clamp(max=5), rtol=2e-3), path.kind
+
+
+def test_pure_noise_is_told_by_what_is_left_of_the_picture():
+    for path, expected in (
+        (path_of(), False),
+        (path_of("v_prediction", True), True),
+        (Path(as_samplers_scale(noise_model("v_prediction", False))), False),
+        (Path(flow_noise(1000)), True),
+    ):
+        assert path.ends_in_noise == expected
 
 
 # timestep, SNR; weights for epsilon and v: min-SNR-5, debiased, P2 of gamma 1; min-SNR-5 for v with zero terminal SNR

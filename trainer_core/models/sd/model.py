@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...config import SampleConfig
-from ..base import Conditioning, LatentFormat, Layer, LevelDefaults, NoiseModel, Part, Prediction, Unit
+from ..base import Conditioning, LatentFormat, Layer, LevelDefaults, NoiseModel, Part, Prediction, Size, Unit
 from ..words import Words
 from . import autoencoder
 from .family import LATENT_CHANNELS, SIZE_CHANNELS, Family
@@ -148,9 +148,9 @@ class StableDiffusion:
         """List the layers of the UNet and of the text encoders in memory."""
         return list_layers(self.unet, self.texts, self.family)
 
-    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning) -> list[str]:
+    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size) -> list[str]:
         """Leave nothing out: every layer of Stable Diffusion gets a gradient."""
-        del layers, caption
+        del layers, caption, size
         return []
 
     def block_layouts(self, setting: str) -> list[list[str]]:

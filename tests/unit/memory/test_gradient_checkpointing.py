@@ -1,0 +1,169 @@
+"""Blocks that write into their inputs: recomputed on copies, with the gradients of a pass that keeps everything."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from lora_atelier.trainer_core.memory import copied_before_written, keep_activations, recompute
+
+
+@dataclass
+class Modulation:
+    shift: torch.Tensor
+    more: tuple
+
+
+class Block(nn.Module):
+    """Writes into its input, reads tensors in an object, counts in a dictionary, and gives back a structure."""
+
+    def __init__(self, inner=None):
+        super().__init__()
+        self.linear, self.inner = nn.Linear(4, 4), inner
+        self.runs, self.seen = 0, []
+
+    def forward(self, x, modulation, options, scale=None):
+        self.runs += 1
+        self.seen.append(options["number"])
+        options["mark"] = True
+        x += torch.sin(self.linear(x)) * modulation.shift
+        x[:, 2:] *= scale[:, 2:]
+        if self.inner is not None:
+            x = self.inner(x, modulation, options, scale=scale)["x"]
+        return {"x": x, "rest": (x[:, :2], modulation.more[0].exp(), x.argmax())}
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block(Block()), Block()])
+
+    def forward(self, x, shift):
+        x, options = x * 1, {}
+        for number, block in enumerate(self.blocks):
+            options["number"] = number
+            out = block(x, Modulation(shift, (shift * 2, "name")), options, scale=shift + 1)
+            x = out["x"] + out["rest"][1]
+            x[:, 1:] += 1  # also into what a block gives back
+        assert options.pop("mark")
+        return x.square().sum()
+
+
+def gradients(model, inputs):
+    model.zero_grad()
+    inputs = [tensor.clone().requires_grad_(True) for tensor in inputs]
+    with copied_before_written():
+        model(*inputs).backward()
+    return [tensor.grad.clone() for tensor in (*inputs, *model.parameters())]
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Model().double()
+
+
+@pytest.fixture
+def inputs(model):
+    return [torch.randn(3, 4, dtype=torch.float64) for _ in range(2)]
+
+
+def equal(one, other):
+    return all(torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(one, other, strict=True))
+
+
+def test_gradients_are_central_differences(model, inputs):
+    assert torch.autograd.gradcheck(lambda *given: guarded(model, *given), [t.requires_grad_() for t in inputs])
+
+
+def guarded(model, *inputs):
+    """Compute the gradients inside the context, and give gradcheck a function that has them."""
+    with copied_before_written():
+        loss = model(*inputs)
+        found = torch.autograd.grad(loss, inputs, retain_graph=True)
+    fixed = sum(((t - t.detach()) * g).sum() for t, g in zip(inputs, found, strict=True))
+    return loss.detach() + fixed
+
+
+@pytest.mark.parametrize("level", ["1", "2", "full"])
+def test_recomputing_changes_no_gradient(model, inputs, level):
+    expected = gradients(model, inputs)
+    recompute([(block, number + 1) for number, block in enumerate(model.blocks)], level, copies=True)
+    assert equal(gradients(model, inputs), expected)
+
+
+def test_a_block_runs_twice_and_one_inside_it_no_more_often(model, inputs):
+    inside = model.blocks[1].inner
+    expected = gradients(model, inputs)
+    recompute([(model.blocks[1], 1), (inside, 1)], "full", copies=True)
+    for block in model.modules():
+        if isinstance(block, Block):
+            block.runs, block.seen = 0, []
+    assert equal(gradients(model, inputs), expected)
+    assert [block.runs for block in (*model.blocks, inside)] == [1, 2, 1, 2]
+    assert model.blocks[1].seen == [1, 1]  # the second time as well, when the model has counted on
+
+
+def test_nothing_is_recomputed_without_gradients(model, inputs):
+    recompute([(block, 1) for block in model.blocks], "full", copies=True)
+    with torch.no_grad():
+        model(*inputs)
+    assert [block.runs for block in model.blocks] == [1, 1, 1]
+
+
+def test_what_is_trained_in_a_first_block_gets_its_gradient(model, inputs):
+    recompute([(block, 1) for block in model.blocks], "full", copies=True)
+    with copied_before_written():
+        model(*inputs).backward()
+    assert model.blocks[0].linear.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_activations_are_kept_again(model, copies):
+    def own(*args, **kwargs):
+        return Block.forward(model.blocks[1], *args, **kwargs)
+
+    model.blocks[1].forward = own
+    recompute([(block, 1) for block in model.blocks], "full", copies=copies)
+    assert all("forward" in vars(block) for block in model.blocks)
+    keep_activations(model.modules())
+    assert ["forward" in vars(block) for block in model.blocks] == [False, True, False]
+    assert model.blocks[1].forward is own
+
+
+# --- writes into what the backward pass needs ----------------------------------------------------------------
+
+
+WRITES = {
+    "whole": lambda a: a.add_(5),
+    "its beginning": lambda a: a[:2].add_(5),
+    "its end": lambda a: a[2:].add_(5),
+    "a view": lambda a: a.view(2, 2)[1].mul_(3),
+    "by index": lambda a: a.index_put_((torch.tensor([3]),), torch.tensor(7.0, dtype=torch.float64)),
+    "as a result": lambda a: torch.add(a.detach(), 1, out=a.detach()),
+    "a list": lambda a: torch._foreach_add_([a.detach()[1:]], 2.0),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_write_harms_no_gradient(write, start):
+    """d/dx of (2x)^2 is 8x, whatever happens to 2x afterwards; what is saved begins at `start`."""
+    x = torch.arange(1.0, 5.0, dtype=torch.float64, requires_grad=True)
+    with copied_before_written():
+        doubled = x * 2
+        squares = doubled[start:].square()
+        WRITES[write](doubled)
+        squares.sum().backward()
+    assert torch.equal(x.grad[start:], 8 * x.detach()[start:]) and not x.grad[:start].any()
+
+
+def test_only_what_is_written_is_copied():
+    x = torch.randn(8, requires_grad=True)
+    with copied_before_written():
+        result = x.exp()
+        node = result.grad_fn
+        assert node._saved_result.data_ptr() == result.data_ptr()
+        result.mul_(2)
+        assert node._saved_result.data_ptr() != result.data_ptr()

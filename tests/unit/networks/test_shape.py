@@ -1,0 +1,60 @@
+"""A layer is told by what it is, its shape by its sides: quantized ones are of other classes, with other bytes."""
+
+import pytest
+import torch
+from torch import nn
+
+from lora_atelier.trainer_core.networks.layers.shape import is_linear, is_matrix, is_norm, weight_shape
+
+
+class Packed(nn.Module):
+    """A linear layer of another program, whose weight is packed bytes, or not in memory."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.in_features, self.out_features = 6, 4
+        self.weight = None if weight is None else nn.Parameter(weight, requires_grad=False)
+
+
+def wrapped():
+    """Build a module with sides and layers of its own."""
+    module = Packed(None)
+    module.inner = nn.Linear(6, 4)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Linear(6, 4), (4, 6)),
+        (Packed(torch.zeros(12, dtype=torch.uint8)), (4, 6)),
+        (Packed(torch.zeros(4, 3, dtype=torch.uint8)), (4, 6)),
+        (Packed(None), (4, 6)),
+        (nn.Conv2d(3, 8, 3), (8, 3, 3, 3)),
+        (nn.GroupNorm(2, 8), (8,)),
+        (nn.Embedding(7, 2), (7, 2)),
+    ],
+)
+def test_shapes_are_those_of_the_layer(module, shape):
+    assert weight_shape(module) == shape
+    assert is_linear(module) == (shape == (4, 6))
+    assert is_matrix(module) == (len(shape) == 4 or shape == (4, 6))
+    assert is_norm(module) == (len(shape) == 1)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Packed(torch.zeros(3, 4, 6)),  # experts in one weight
+        wrapped(),
+        nn.Conv2d(4, 4, 3, groups=4),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+        nn.Conv1d(4, 4, 1),
+        nn.Conv3d(4, 4, 1),
+        nn.ConvTranspose2d(4, 4, 2),
+        nn.Bilinear(2, 3, 4),
+        nn.Embedding(4, 4),
+    ],
+)
+def test_what_networks_cannot_change_is_no_matrix(module):
+    assert not is_matrix(module)

@@ -1,0 +1,188 @@
+"""Frozen layers in every form of weights: the gradients of the numbers they hold, and nothing of them kept."""
+
+import json
+
+import comfy.ops
+import pytest
+import torch
+from torch import nn
+from zoo.trial import Trial, apart
+from zoo.zoo import ZOO, build, fill, patcher_of, settings
+
+from lora_atelier.nodes.comfyui.connected import gradients
+from lora_atelier.trainer_core.networks.layers.dora import frozen_weight
+
+FLOAT8 = torch.float8_e4m3fn
+CHOSEN = ("flux_dev", "z_image", "wan21_t2v", "cascade_b")
+NO_LAYERS = (".gate",)  # HiDream's routers use a small matrix of their own
+
+
+def with_weights(name, state):
+    """Build a model in float32 that holds these numbers."""
+    model, patcher = build(name)
+    model.load_state_dict({key: value.float() if value.is_floating_point() else value for key, value in state.items()})
+    return model, patcher
+
+
+def float8(name):
+    """Build a model of float8 weights that are cast at use."""
+    model, patcher = build(name, dtype=FLOAT8, compute=torch.float32)
+    return model, patcher, with_weights(name, model.state_dict())
+
+
+def scaled(name, *, exact):
+    """Build a model whose linear layers are scaled float8, as ComfyUI loads such files."""
+    base = build(name)[0]
+    linear = {path for path, module in base.diffusion_model.named_modules() if isinstance(module, nn.Linear)}
+    state, numbers = {}, dict(base.diffusion_model.state_dict())
+    for key, value in base.diffusion_model.state_dict().items():
+        path, _, kind = key.rpartition(".")
+        if kind != "weight" or path not in linear:
+            state[key] = value
+            continue
+        scale = (value.abs().max() / 448).float()
+        state[key] = (value / scale).to(FLOAT8)
+        state[f"{path}.weight_scale"] = scale
+        quant = json.dumps({"format": "float8_e4m3fn", "full_precision_matrix_mult": exact}).encode()
+        state[f"{path}.comfy_quant"] = torch.tensor(list(quant), dtype=torch.uint8)
+        numbers[key] = state[key].float() * scale
+    config = settings(name, torch.float32, torch.float32)
+    config.quant_config = {"mixed_ops": True}
+    config.custom_operations = comfy.ops.mixed_precision_ops({"mixed_ops": True}, torch.float32)
+    with ZOO[name].building():
+        model = config.get_model({}, "", device="cpu")
+    fill(model, 0)  # what is no weight in files
+    model.diffusion_model.load_state_dict(state, strict=False)
+    reference = build(name)
+    reference[0].diffusion_model.load_state_dict(numbers)
+    return model, patcher_of(model), reference
+
+
+class Packed(comfy.ops.manual_cast):
+    """Operations of a custom node: weights in eighths of a byte's range, unpacked at use by their own method."""
+
+    class Linear(comfy.ops.manual_cast.Linear):
+        def forward_comfy_cast_weights(self, input):
+            weight = self.weight.to(input.dtype) * self.step
+            bias = None if self.bias is None else self.bias.to(input)
+            return nn.functional.linear(input, weight, bias)
+
+
+def packed(name):
+    """Build a model whose linear layers are of a custom node's class."""
+    config = settings(name)
+    config.custom_operations = Packed
+    with ZOO[name].building():
+        model = config.get_model({}, "", device="cpu")
+    fill(model, 0)
+    reference = build(name)
+    for path, module in model.named_modules():
+        if isinstance(module, Packed.Linear):
+            module.step = module.weight.detach().abs().max() / 127
+            stored = (module.weight.detach() / module.step).round().to(torch.int8)
+            module.weight = nn.Parameter(stored, requires_grad=False)
+            reference[0].get_submodule(path).weight.data.copy_(stored.float() * module.step)
+    return model, patcher_of(model), reference
+
+
+def patches_of(model):
+    draws = torch.Generator().manual_seed(1)
+    weights = {k: v for k, v in model.state_dict().items() if k.startswith("diffusion_model.") and v.ndim > 1}
+    chosen = [key for key in weights if key.endswith(".weight")][::2]
+    shapes = {key: weights[key].shape for key in chosen}
+    return {k: ("diff", (0.3 * torch.randn(s, generator=draws) / s[1:].numel() ** 0.5,)) for k, s in shapes.items()}
+
+
+def patched(name, *, loaded):
+    """Build a MODEL with a LoRA on it, loaded wholly or with weights that are patched at use."""
+    model, patcher = build(name)
+    reference = build(name)
+    patches = patches_of(model)
+    for key, (_, (change,)) in patches.items():
+        reference[0].get_parameter(key).data.add_(change)
+    patcher = patcher.clone()
+    patcher.add_patches(patches, 1.0)
+    patcher.patch_model(torch.device("cpu"), lowvram_model_memory=0 if loaded == "wholly" else 1)
+    assert any(len(getattr(module, "weight_function", ())) for module in model.modules()) is (loaded != "wholly")
+    return model, patcher, reference
+
+
+def trained(built, name, **config):
+    trial = Trial(name, built=built, **config)
+    with gradients.session(trial.patcher), trial.network.attached():
+        with torch.no_grad():
+            prediction = trial.predict()
+        return prediction, trial.gradients(), trial
+
+
+FORMS = {
+    "float8": float8,
+    "scaled float8, exact": lambda name: scaled(name, exact=True),
+    "scaled float8, fast": lambda name: scaled(name, exact=False),
+    "a custom node's": packed,
+    "patched": lambda name: patched(name, loaded="wholly"),
+    "patched at use": lambda name: patched(name, loaded="partly"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_gradients_are_those_of_the_numbers(name, form):
+    model, patcher, reference = FORMS[form](name)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    prediction, found, _ = trained((model, patcher), name)
+    expected_prediction, expected, _ = trained(reference, name)
+    assert (prediction - expected_prediction).abs().max() < 1e-4 * expected_prediction.abs().max()
+    assert apart(found, expected) < 1e-4
+    assert all(torch.equal(value.float(), model.state_dict()[key].float()) for key, value in state.items())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("config", [{"dora": True}, {"init": "pissa"}], ids=["dora", "pissa"])
+def test_networks_that_read_the_weight_read_the_numbers(form, config):
+    model, patcher, reference = FORMS[form]("wan21_t2v")
+    prediction, found, trial = trained((model, patcher), "wan21_t2v", **config)
+    expected_prediction, expected, other = trained(reference, "wan21_t2v", **config)
+    for target in trial.network.chosen:
+        weights = [
+            frozen_weight(each.model.diffusion_model.get_submodule(target.path), torch.float32)
+            for each in (trial, other)
+        ]
+        assert torch.allclose(*weights, atol=1e-5)
+    assert (prediction - expected_prediction).abs().max() < 1e-3 * expected_prediction.abs().max()
+    assert apart(found, expected) < 1e-3
+
+
+def test_nothing_of_a_weight_is_kept_for_the_backward_pass(name):
+    """Count the tensors that autograd saves, whose values are those of a weight in any precision."""
+    trial = Trial(name, built=build(name, dtype=FLOAT8, compute=torch.float32))
+    sides = {}
+    for path, module in trial.model.diffusion_model.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.ndim > 1 and not isinstance(module, nn.Embedding):
+            sides.setdefault(weight.numel(), []).append((path, weight.float().flatten().sort().values))
+    kept, weights = [], {id(p) for p in trial.model.parameters()}
+
+    def note(tensor):
+        if id(tensor) in weights:
+            return tensor
+        for path, values in sides.get(tensor.numel(), ()):
+            if torch.equal(tensor.float().flatten().sort().values, values):
+                kept.append(path)
+        return tensor
+
+    noted = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with gradients.session(trial.patcher), trial.network.attached(), gradients.passes(), noted:
+        trial.loss()
+    assert [path for path in kept if not path.endswith(NO_LAYERS)] == []
+
+
+def test_a_layer_without_gradients_is_named():
+    class Opaque(comfy.ops.manual_cast.Linear):
+        def forward(self, input):
+            return super().forward(input.detach())
+
+    trial = Trial("flux_dev")
+    trial.model.diffusion_model.double_blocks[0].img_attn.proj.__class__ = Opaque
+    with gradients.session(trial.patcher), trial.network.attached(), pytest.raises(ValueError, match="class Opaque"):
+        trial.gradients()

@@ -1,0 +1,67 @@
+"""Gradients of every architecture: against central differences in float64, and the same with blocks recomputed."""
+
+import contextlib
+
+import pytest
+import torch
+from zoo.trial import Trial, apart
+
+from lora_atelier.nodes.comfyui.connected import gradients
+from lora_atelier.trainer_core.memory import keep_activations, recompute
+
+PADDED = ("auraflow", "anima", "hunyuan_dit")  # their text encoders make every caption equally long
+
+
+@pytest.fixture(autouse=True)
+def in_float64(monkeypatch):
+    """Let ComfyUI's operators compute in float64, which they have no need for."""
+    norm = torch.linalg.vector_norm
+
+    def vector_norm(x, *args, dtype=None, **kwargs):
+        return norm(x, *args, dtype=None if x.dtype == torch.float64 else dtype, **kwargs)
+
+    monkeypatch.setattr(torch.linalg, "vector_norm", vector_norm)
+    with contextlib.suppress(ImportError):
+        import comfy_kitchen.backends.eager.rope as rope
+
+        monkeypatch.setattr(rope.registry, "get_implementation", lambda name, **_: getattr(rope, name))
+
+
+def direction_of(found):
+    """Draw a direction in which the loss changes: each layer's gradient times a number of its own, and noise."""
+    draws = torch.Generator().manual_seed(9)
+    steep = [g * (0.5 + torch.rand((), generator=draws, dtype=g.dtype)) for g in found]
+    noise = [torch.randn(g.shape, generator=draws, dtype=g.dtype) for g in found]
+    return [s / length(steep) + n / length(noise) for s, n in zip(steep, noise, strict=True)]
+
+
+def length(tensors):
+    return torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
+
+
+def check(trial, found):
+    """Assert that gradients are what the loss does along a direction."""
+    direction = direction_of(found)
+    slope = sum((gradient * change).sum() for gradient, change in zip(found, direction, strict=True))
+    assert float(slope) == pytest.approx(trial.slope(direction, 1e-3), rel=1e-4)
+
+
+def test_gradients_are_central_differences(name):
+    trial = Trial(name, dtype=torch.float64)
+    with gradients.session(trial.patcher), trial.network.attached():
+        found = trial.gradients()
+        check(trial, found)
+        for level in ("1", "3", "full"):
+            recompute(trial.units, level, copies=True)
+            assert apart(trial.gradients(), found) < 1e-9
+        keep_activations(block for block, _ in trial.units)
+        assert apart(trial.gradients(), found) < 1e-9
+
+
+def test_gradients_of_unequal_captions_are_central_differences(name):
+    if name in PADDED:
+        pytest.skip("captions of this architecture are equally long")
+    trial = Trial(name, dtype=torch.float64, tokens=(8, 5))
+    with gradients.session(trial.patcher), trial.network.attached():
+        recompute(trial.units, "full", copies=True)
+        check(trial, trial.gradients())

@@ -1,0 +1,275 @@
+"""The layers of connected models: which there are, which presets train them, and the blocks they lie in."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import comfy.ops
+import comfy.supported_models
+import pytest
+import torch
+from torch import nn
+from zoo.passes import run_once
+from zoo.zoo import ROWS, ZOO, build
+
+from lora_atelier.nodes.comfyui.connected import layers, names
+from lora_atelier.trainer_core.config import LoraConfig
+from lora_atelier.trainer_core.memory.gradient_checkpointing import LEVELS
+from lora_atelier.trainer_core.models import Part
+from lora_atelier.trainer_core.networks import choose_targets
+from lora_atelier.trainer_core.networks.layers.shape import is_linear, is_norm, weight_shape
+
+# In a block: what attn-only trains, what attn-mlp adds, what both leave out; paths behind the block's.
+INSIDE = {
+    "flux_dev": {
+        "double_blocks.0": (
+            "img_attn.qkv img_attn.proj txt_attn.qkv txt_attn.proj",
+            "img_mlp.0 img_mlp.2 txt_mlp.0 txt_mlp.2",
+            "img_mod.lin txt_mod.lin",
+        ),
+        "single_blocks.1": ("linear1 linear2", "", "modulation.lin"),
+    },
+    "sd3": {
+        "joint_blocks.1": (
+            "context_block.attn.qkv x_block.attn.qkv x_block.attn.proj",
+            "x_block.mlp.fc1 x_block.mlp.fc2",
+            "context_block.adaLN_modulation.1 x_block.adaLN_modulation.1",
+        )
+    },
+    "auraflow": {
+        "single_layers.0": (
+            "attn.w1q attn.w1k attn.w1v attn.w1o",
+            "mlp.c_fc1 mlp.c_fc2 mlp.c_proj",
+            "modCX.1",
+        )
+    },
+    "z_image": {
+        "layers.0": (
+            "attention.qkv attention.out",
+            "feed_forward.w1 feed_forward.w2 feed_forward.w3",
+            "adaLN_modulation.0",
+        )
+    },
+    "qwen_image": {
+        "transformer_blocks.0": (
+            "attn.to_q attn.to_k attn.to_v attn.to_out.0 attn.add_q_proj attn.add_k_proj attn.add_v_proj "
+            "attn.to_add_out",
+            "img_mlp.net.0.proj img_mlp.net.2 txt_mlp.net.0.proj txt_mlp.net.2",
+            "img_mod.1 txt_mod.1",
+        )
+    },
+    "wan21_t2v": {
+        "blocks.0": (
+            "self_attn.q self_attn.k self_attn.v self_attn.o cross_attn.q cross_attn.k cross_attn.v cross_attn.o",
+            "ffn.0 ffn.2",
+            "",
+        )
+    },
+    "cosmos_predict2": {
+        "blocks.0": (
+            "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.output_proj "
+            "cross_attn.q_proj cross_attn.k_proj cross_attn.v_proj cross_attn.output_proj",
+            "mlp.layer1 mlp.layer2",
+            "adaln_modulation_self_attn.1 adaln_modulation_self_attn.2 adaln_modulation_cross_attn.1 "
+            "adaln_modulation_cross_attn.2 adaln_modulation_mlp.1 adaln_modulation_mlp.2",
+        )
+    },
+    "cogvideox": {"blocks.0": ("q k v attn_out", "ff_proj ff_out", "norm1.linear norm2.linear")},
+}
+BLOCKS = {  # where they are not simply numbered from 0 in one list
+    "flux_dev": "double_blocks.0 double_blocks.1 single_blocks.0 single_blocks.1",
+    "hidream": "double_stream_blocks.0 single_stream_blocks.0",
+    "cascade_c": "down_blocks.0 down_blocks.1 up_blocks.0 up_blocks.1",
+    "cosmos_t2v": "blocks.block0 blocks.block1",
+    "chroma": "double_blocks.0 double_blocks.1 single_blocks.0 single_blocks.1",
+    "kandinsky5_image": "visual_transformer_blocks.0 visual_transformer_blocks.1",
+}
+UNET_COUNTS = {  # of Stable Diffusion 1.5, as for the UNet that this pack loads itself
+    "attn-only": 128,
+    "attn-mlp": 192,
+    "full-lin": 230,
+    "full": 282,
+    "unet-transformer-only": 192,
+    "unet-convblock-only": 88,
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Give each tiny model, built once."""
+    built = {}
+    return lambda row: built.setdefault(row, build(row)[0])
+
+
+def linked(model):
+    """Stand for a connected model."""
+    found = layers.list_layers(model)
+    return SimpleNamespace(
+        parts=(Part(prefix="lora_unet", title="diffusion model"),),
+        layers=lambda: found,
+        blocks=layers.blocks(model.diffusion_model),
+        block_layouts=lambda setting: layers.block_layouts(model.diffusion_model, setting),
+        title="Tiny",
+    )
+
+
+def matrices(found, preset):
+    return {layer.path for layer in found if preset in layer.presets and not is_norm(layer.module)}
+
+
+def test_presets_are_nested_and_stay_inside_blocks(models, name):
+    found = layers.list_layers(models(name))
+    attention, blocks, linear, full = (matrices(found, p) for p in ("attn-only", "attn-mlp", "full-lin", "full"))
+    assert attention
+    assert attention < blocks < linear <= full
+    assert full == {layer.path for layer in found if layer.trainable and not is_norm(layer.module)} or name == "sd15"
+    assert matrices(found, "ia3") and matrices(found, "ia3") <= blocks
+    if name != "sd15":
+        assert all(layer.block for layer in found if layer.path in blocks)
+        assert not [path for path in blocks if any(word in path.lower() for word in ("modul", "_mod", "adaln", "norm"))]
+
+
+@pytest.mark.parametrize("row", [row for row in INSIDE if row in ZOO])
+def test_presets_choose_layers_by_role(models, row):
+    found = layers.list_layers(models(row))
+    for block, wanted in INSIDE[row].items():
+        own = {layer.path: layer for layer in found if layer.block == block and not is_norm(layer.module)}
+        trainable = {path for path, layer in own.items() if layer.trainable}
+        attention, within = (trainable & matrices(found, preset) for preset in ("attn-only", "attn-mlp"))
+        chosen = (attention, within - attention, trainable - within)
+        assert [{path[len(block) + 1 :] for path in each} for each in chosen] == [set(w.split()) for w in wanted]
+
+
+def test_every_block_is_found_and_runs(models, name):
+    model = models(name)
+    found = layers.blocks(model.diffusion_model)
+    assert found and len(set(found)) == len(found)
+    assert name not in BLOCKS or found == BLOCKS[name].split()
+    ran = set()
+    units = layers.units(model.diffusion_model)
+    hooks = [unit.register_forward_pre_hook(lambda module, _: ran.add(module)) for unit, _ in units]
+    run_once(model, name)
+    for hook in hooks:
+        hook.remove()
+    for block in found:  # a level of checkpointing acts on modules whose forward runs
+        inside = {unit for unit, _ in units} & set(model.diffusion_model.get_submodule(block).modules())
+        assert inside <= ran
+        assert inside or name == "sd15"
+    assert len(ran) >= len(units) - 2, "few are beside the picture's way: adapters of text, refiners of references"
+
+
+def test_each_level_recomputes_more_blocks(models, name):
+    units = layers.units(models(name).diffusion_model)
+    counts = [sum(least <= level for _, least in units) for level in range(len(LEVELS))]
+    assert counts[0] == 0 and counts[-1] == len(units)
+    assert all(after - before in (len(units) // 5, len(units) // 5 + 1) for before, after in pairwise(counts))
+
+
+def test_names_are_unique_and_in_comfyuis_map(models, name):
+    model = models(name)
+    found = layers.list_layers(model)
+    keys = comfy.lora.model_lora_keys_unet(model, {})
+    assert len({layer.name for layer in found}) == len(found)
+    aliases = [alias for layer in found for alias in (*layer.aliases, *layer.slices)]
+    assert len(set(aliases)) == len(aliases)
+    for layer in found:
+        if layer.trainable:
+            assert keys[layer.name] == keys[layer.comfy] == f"{layer.comfy}.weight"
+        assert weight_shape(layer.module) == model.state_dict()[f"{layer.comfy}.weight"].shape
+
+
+def test_what_no_network_can_change_is_listed_but_never_chosen(models):
+    left_out = {
+        "cascade_c": ("down_blocks.0.0.depthwise", "Conv2d"),  # grouped
+        "cascade_b": ("up_upscalers.0.1", "ConvTranspose2d"),
+        "wan21_t2v": ("patch_embedding", "Conv3d"),
+        "hidream": ("double_stream_blocks.0.block.ff_i.gate", "MoEGate"),
+        "anima": ("llm_adapter.embed", "Embedding"),
+    }
+    for row, (path, kind) in left_out.items():
+        layer = next(layer for layer in layers.list_layers(models(row)) if layer.path == path)
+        assert type(layer.module).__name__ == kind
+        assert not layer.trainable and not layer.presets
+
+
+def test_experts_in_one_weight_are_no_layer():
+    experts = nn.Module()
+    experts.in_features, experts.out_features = 4, 8
+    experts.weight = nn.Parameter(torch.zeros(3, 8, 4))
+    assert not is_linear(experts)
+
+
+@pytest.mark.parametrize("preset", ["unet-transformer-only", "unet-convblock-only"])
+def test_presets_of_unets_are_refused_for_transformers(models, preset):
+    with pytest.raises(
+        ValueError, match=rf"The preset {preset} is for UNets, and Tiny is none; set preset of LoRA Conf"
+    ):
+        choose_targets(linked(models("z_image")), LoraConfig(preset=preset), ["lora_unet"])
+    assert choose_targets(linked(models("sd15")), LoraConfig(preset=preset), ["lora_unet"])
+
+
+def test_a_unet_has_the_presets_of_our_own():
+    config = ROWS["sd15"].config | {
+        "model_channels": 320,
+        "num_res_blocks": [2, 2, 2, 2],
+        "channel_mult": [1, 2, 4, 4],
+        "transformer_depth": [1, 1, 1, 1, 1, 1, 0, 0],
+        "transformer_depth_output": [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+        "num_heads": 8,
+        "context_dim": 768,
+    }
+    with torch.device("meta"):
+        model = comfy.supported_models.SD15(config).get_model({}, "", device="meta")
+    found = layers.list_layers(model)
+    assert {preset: len(matrices(found, preset)) for preset in UNET_COUNTS} == UNET_COUNTS
+
+
+def test_numbers_for_blocks_follow_the_blocks(models):
+    base = linked(models("flux_dev"))
+    targets = choose_targets(base, LoraConfig(block_ranks=(8, 0, 4, 2), block_weights=(0.5, 1, 1, 1, 2)), ["lora_unet"])
+    ranks = {target.block: (target.rank, target.lr_factor) for target in targets}
+    assert ranks == {"double_blocks.0": (8, 1), "single_blocks.0": (4, 1), "single_blocks.1": (2, 2)}
+    with pytest.raises(ValueError, match=r"takes 4 numbers, in the order double_blocks\.0 double_blocks\.1 single_blo"):
+        choose_targets(base, LoraConfig(block_ranks=(8, 4)), ["lora_unet"])
+
+
+@pytest.mark.parametrize("how", ["mixed", "packed"])
+def test_quantized_linears_are_layers(how):
+    """ComfyUI's mixed precision has linears that are no nn.Linear; others keep bytes of another shape."""
+    model = build("wan21_t2v")[0]
+    path = "blocks.0.ffn.0"
+    plain = model.diffusion_model.get_submodule(path)
+    if how == "mixed":
+        ops = comfy.ops.mixed_precision_ops({"mixed_ops": True}, torch.float32)
+        linear = ops.Linear(plain.in_features, plain.out_features)
+        linear.weight = plain.weight
+        assert not isinstance(linear, nn.Linear)
+    else:
+        linear = PackedLinear(plain)
+    model.diffusion_model.get_submodule("blocks.0.ffn")[0] = linear
+    layer = next(layer for layer in layers.list_layers(model) if layer.path == path)
+    assert layer.module is linear and layer.trainable and "attn-mlp" in layer.presets
+    assert weight_shape(linear) == (plain.out_features, plain.in_features)
+    assert "diffusion_model_blocks_0_ffn_0" in layer.aliases
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weight is stored as bytes, as GGUF's are."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = nn.Parameter(linear.weight.detach().view(torch.uint8).flatten(), requires_grad=False)
+        self.bias = linear.bias
+
+
+def test_a_family_is_told_by_names():
+    told = {
+        "transformer.single_transformer_blocks.0.attn.to_q": "FLUX",
+        "diffusion_model.layers.3.attention.to_q": "Z-Image or Lumina 2",
+        "lora_unet_blocks_2_self_attn_q": "Wan",
+        "diffusion_model.transformer_blocks.0.img_mlp.net.2": "Qwen-Image",
+        "lora_unet_joint_blocks_0_x_block_attn_qkv": "Stable Diffusion 3",
+        "lora_unet_down_blocks_2_attentions_1_transformer_blocks_4_attn1_to_q": "Stable Diffusion XL",
+        "x.y": "",
+    }
+    assert {name: names.made_for({name: 0}, {}) for name in told} == told
