@@ -18,14 +18,15 @@ import numpy as np
 import torch
 
 sys.path.insert(0, os.environ.get("COMFYUI_PATH", "."))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "nodes" / "comfyui"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # lora_atelier, this pack
 import comfy.cli_args
 
 comfy.cli_args.args.cpu = not torch.cuda.is_available()  # what follows reads them when it is imported
 comfy.cli_args.args.use_pytorch_cross_attention = True
 import comfy.sample  # noqa: E402
 import comfy.sd  # noqa: E402
-import tiny  # noqa: E402
+
+from lora_atelier.nodes.comfyui.tiny import register_tiny_model  # noqa: E402
 
 ASSETS = Path(__file__).resolve().parent
 
@@ -41,7 +42,7 @@ class Loaded:
 
 def load(flow: Path = ASSETS / "atelier-tiny-flow.safetensors", dtype: torch.dtype = torch.float32) -> Loaded:
     """Load MODEL and VAE from the flow checkpoint, and CLIP from the tiny base's."""
-    tiny.register_tiny_model()
+    register_tiny_model()
     options = {"dtype": dtype}
     model, _, vae, _ = comfy.sd.load_checkpoint_guess_config(str(flow), output_clip=False, model_options=options)
     _, clip, _, _ = comfy.sd.load_checkpoint_guess_config(
