@@ -19,9 +19,9 @@ class AtelierConnectModel(Node):
             node_id="AtelierConnectModel",
             display_name="Use Connected Model",
             category=CATEGORY,
-            description="The LoRA is trained on the MODEL, CLIP and VAE that are linked here, whatever loaded them and "
-            "in whatever precision: Flux, Z-Image, Qwen-Image, Wan, Chroma, Stable Diffusion 3 and others. A LoRA that "
-            "Load LoRA puts on the MODEL before this node stays beneath the new one.",
+            description="The LoRA is trained on the MODEL, CLIP and VAE that are linked here, whatever loaded them "
+            "and in whatever precision: Flux, Z-Image, Qwen-Image, Wan, Chroma, Stable Diffusion 3 and others. A LoRA "
+            "that Load LoRA puts on the MODEL before this node stays beneath the new one.",
             search_aliases=["flux", "z-image", "qwen", "wan", "chroma", "sd3", "train lora", "base model", "atelier"],
             inputs=[
                 io.Model.Input("model", tooltip="The diffusion model, as KSampler would use it."),

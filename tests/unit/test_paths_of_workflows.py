@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 GUARDS = ("comfyui/folders.py", "comfyui/allowed.py", "comfyui/kept.py")  # they decide what may be read and written
 SAFE = {  # modules of nodes/ and functions in them that touch the disk -> why no workflow decides where
+    ("comfyui/connected/identity.py", "files_of"): "files that ComfyUI's own loaders have read; they are hashed",
     ("comfyui/models.py", "load_models"): "the checkpoint and files that folders.py found in ComfyUI's lists",
     ("comfyui/models.py", "_load_clip"): "the same files",
     ("comfyui/models.py", "_check_folder"): "the same folder, and fixed names in it",

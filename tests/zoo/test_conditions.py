@@ -1,4 +1,4 @@
-"""Captions of any kind and length: stored, read back, joined where it changes nothing, else run one by one."""
+"""Captions of any kind and length: stored, read back, joined where that changes nothing, else run singly."""
 
 import pytest
 import torch

@@ -1,10 +1,10 @@
 """Any MODEL, CLIP and VAE that ComfyUI has loaded, behind the core's model protocol.
 
-live: which models a configuration means · check: refusals · model: the protocol · denoiser: raw predictions · text and
-vae: what is encoded through CLIP and VAE · noise: levels and kind of prediction, read from the MODEL's own sampling ·
-family: a row of data for each architecture · layers: what can be trained · names: in LoRA files · gradients: what
-stands in their way, and is put back · frozen: weights in any precision, of which nothing is kept · identity: hashes of
-models without files · sampling: samples by ComfyUI's own sampler
+live: which models a configuration means · check: refusals · model: the protocol · denoiser: raw predictions · text
+and vae: what is encoded through CLIP and VAE · noise: levels and kind of prediction, read from the MODEL's sampling ·
+family: a row of data for each architecture · layers: what can be trained · names: in LoRA files · gradients: what is
+in their way, and is put back · frozen: weights in any precision, of which nothing is kept · identity: hashes of models
+without files · sampling: samples by ComfyUI's own sampler
 """
 
 from ....trainer_core import models
