@@ -78,7 +78,7 @@ def test_weights_are_comfyuis(base, loaded, prompt):
     assert mine.shape == theirs.shape and close(mine, theirs)
     if prompt in WEIGHTED:
         plain = our_text(base, prompt)
-        escaped = comfy_text(loaded[1], escape(prompt))
+        escaped = comfy_text(loaded[1], escape(prompt))[:, : plain.shape[1]]  # ours are cut after three chunks
         assert plain.shape == escaped.shape and close(plain, escaped)
         assert plain.shape != mine.shape or not close(plain, mine, 1e-2)
 

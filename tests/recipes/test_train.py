@@ -540,3 +540,34 @@ def test_dropouts_bounded_norms_and_baking_act_in_a_run_and_repeat(config, tmp_p
     assert [0 < report.norms.largest <= 0.002001 for report in reports] == [True, True]
     assert any("Baked into plain LoRA: the file lacks" in note for note in notes)
     assert {name.partition(".")[2] for name in first.tensors} == {"lora_down.weight", "lora_up.weight", "alpha"}
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+def test_weights_of_captions_and_prompts_count_where_they_are_asked_for(config, tmp_path, rate):
+    """In losses, from the cache and from text encoders that are trained, and in samples."""
+    (concept,) = config.dataset.concepts
+
+    def trained(text, *, weights):
+        captions = CaptionConfig(prefix=text)
+        changed = config.replace(
+            base_model=config.base_model.replace(prompt_weights=weights),
+            dataset=DatasetConfig(concepts=(concept.replace(captions=captions),)),
+            lora=config.lora.replace(preset="attn-only"),
+            optimizer=config.optimizer.replace(text_encoder_learning_rate=rate),
+            train=config.train.replace(steps=1),
+            sample=SampleConfig(prompts=(text,), width=64, height=64, steps=1),
+        )
+        return run(changed, tmp_path)
+
+    plain, weighted = trained("(sky:9)", weights=False), trained("(sky:9)", weights=True)
+    assert plain.losses != weighted.losses and not torch.equal(plain.samples, weighted.samples)
+    off, on = trained(r"a sky", weights=False), trained(r"a sky", weights=True)
+    assert off.losses == on.losses and torch.equal(off.samples, on.samples)
+    with pytest.raises(ValueError, match=r'The text "\(sky:9e9\)" has a weight of 9e\+09'):
+        run(
+            config.replace(
+                base_model=config.base_model.replace(prompt_weights=True), sample=SampleConfig(prompts=("(sky:9e9)",))
+            ),
+            tmp_path,
+            source=NeverLoaded(config.base_model),
+        )
