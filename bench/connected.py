@@ -1,4 +1,4 @@
-"""Race training on linked models against ComfyUI's own node, and compare gradients; called by `dev.py bench --connected`.
+"""Race linked models against ComfyUI's own node, and compare gradients; called by `dev.py bench --connected`.
 
 Every side works in a process of its own, and they take turns step by step. Sides: see `connected_sides.py`.
 """
