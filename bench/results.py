@@ -21,6 +21,7 @@ from lora_atelier.bench.cases import CACHE, ROOT, Part, company, limit
 WAITS = "its turn has not come; `--resume` measures it"
 POLL = 0.1  # seconds
 WORKERS = Path(__file__).parent
+SCRIPTS = {"stock": "stock.py", "connected": "connected_sides.py"}  # of parts; the others are worker.py's
 
 
 class PartFailed(RuntimeError):
@@ -130,7 +131,7 @@ class Child:
     def __init__(self, part: Part) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="atelier-bench-")
         self._out, self._numbers = Path(self._folder.name), count()
-        script = WORKERS / ("stock.py" if part["what"] == "stock" else "worker.py")
+        script = WORKERS / SCRIPTS.get(part["what"], "worker.py")
         compiled = {"TORCHINDUCTOR_CACHE_DIR": str(CACHE / "compiled"), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
         with (self._out / "log.txt").open("wb") as log:
             self._process = subprocess.Popen(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.bench import cases, full_size, gpu_report, saves, start
+from lora_atelier.bench import cases, connected, full_size, gpu_report, saves, start
 from lora_atelier.bench.cases import CACHE, CPU, CPU_DRY, GPU, GPU_DRY, ROOT, Case
 from lora_atelier.bench.parts import case_parts, case_result, describe, gpu_parts, has_comfyui, suite
 from lora_atelier.bench.report import render, render_data, write_block
@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--estimates", action="store_true", help="count memory by settings in dry runs instead")
     parser.add_argument("--saves", action="store_true", help="time of a save against a step instead")
     parser.add_argument("--start", action="store_true", help="time of a run to its first step instead")
+    parser.add_argument("--connected", action="store_true", help="linked models against ComfyUI's own node instead")
     parser.add_argument("--full-size", action="store_true", help="full-size models from load to ComfyUI instead")
     parser.add_argument("--model", choices=[*cases.BASES, "all"], default="all")
     parser.add_argument("--rounds", type=int, help="rounds of race and stock node (default 3, 1 with --gpu)")
@@ -73,6 +74,8 @@ def main() -> int:
             return run_saves("cuda" if options.gpu else "cpu", command, dry=options.dry)
         if options.start:
             return run_start(options, command)
+        if options.connected:
+            return run_connected(options.rounds or (1 if options.dry else 3), command, dry=options.dry)
         if options.full_size:
             return run_full_size(options, command)
         return run_cpu(options, command)
@@ -208,6 +211,16 @@ def run_start(options: argparse.Namespace, command: str) -> int:
     print(text)
     if not options.dry:
         write_block(PAGE, "start-cpu", text)
+    return 0
+
+
+def run_connected(rounds: int, command: str, *, dry: bool) -> int:
+    """Race on linked models of middle size (in a dry run tiny ones) and compare gradients."""
+    results = {model: connected.race(model, rounds, toy=dry) for model in connected.MODELS}
+    text = connected.render(results, child("gradient_errors.py"), command, stamp())
+    print(text)
+    if not dry:
+        write_block(PAGE, "connected-cpu", text)
     return 0
 
 

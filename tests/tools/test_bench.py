@@ -16,6 +16,7 @@ from tiny_models import family_tensors, tiny_unet
 from lora_atelier.bench import (
     cases,
     checkpoints,
+    connected,
     contenders,
     estimates,
     full_size,
@@ -524,6 +525,24 @@ def test_saves_are_measured_against_steps(monkeypatch, comfyui):
     assert "| 0.66% | 0.33% – 0.83%, n = 3 | ≤ 1% | met |" in quick
     slow = saves.render({**result, "saves": [4.0, 3.1, 5.0]}, "bench --saves", "today")
     assert "| 1.32% | 1.02% – 1.64%, n = 3 | ≤ 1% | **missed** |" in slow
+
+
+def test_linked_models_race_against_the_node_and_only_its_gradients_are_wrong(monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    result = connected.race("flux", 1, toy=True)
+    assert set(result["steps"]) == set(connected.SIDES)
+    for (step,) in result["steps"].values():
+        assert step["seconds"] > 0 and step["peak"] >= step["loaded"] > 0
+    errors = results.child("gradient_errors.py", "--model", "Flux")
+    row = errors["Flux"]
+    assert max(row.pop("slope")) < 1e-3
+    assert all(error > 0.01 if name.startswith("node") else error < 1e-5 for name, error in row.items())
+    for step, seconds in (("ours", 2.0), ("frozen", 1.6), ("stock", 6.0), ("stock, plain", 4.0)):
+        result["steps"][step] = [{"seconds": seconds, "peak": 1e3 * seconds, "loaded": 900.0}]
+    text = connected.render({"flux": result}, {"Flux": {**row, "slope": (1e-5, 1e-5)}}, "bench --connected", "today")
+    assert "| seconds per step, ours / frozen pass | 1.250 | 1.250 – 1.250, n = 1 | ≤ 1.12 | **missed** |" in text
+    assert "| seconds per step, TrainLoraNode / ours | 3.000 | 3.000 – 3.000, n = 1 | ≥ 2.5 | met |" in text
+    assert "| peak memory, ours / TrainLoraNode | 0.333 | 0.333 – 0.333, n = 1 | ≤ 0.5 | met |" in text
 
 
 def test_memory_is_estimated_by_settings_and_falls_with_each(monkeypatch):

@@ -1,0 +1,122 @@
+"""Race linked models against ComfyUI's own node, and compare gradients; called by `dev.py bench --connected`.
+
+Every side works in a process of its own, and they take turns step by step. Sides: see `connected_sides.py`.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any, NamedTuple
+
+from lora_atelier.bench.report import build_ratio, verdict
+from lora_atelier.bench.results import Child
+
+MODELS = ("flux", "wan")
+SIDES = {
+    "frozen": "frozen pass (no network)",
+    "ours": "**LoRA Atelier**",
+    "ours, full": "LoRA Atelier, checkpointing full",
+    "ours, float8": "LoRA Atelier, weights in float8",
+    "stock": "ComfyUI's TrainLoraNode as it ships",
+    "stock, plain": "the same without checkpointing",
+}
+PATIENCE = 600.0  # seconds for a step
+
+
+class Goal(NamedTuple):
+    """A ratio of two sides, and its goal."""
+
+    title: str
+    what: str
+    sides: tuple[str, str]
+    limit: dict[str, float]
+
+
+GOALS = (
+    Goal("seconds per step, ours / frozen pass", "seconds", ("ours", "frozen"), {"most": 1.12}),
+    Goal("seconds per step, TrainLoraNode / ours", "seconds", ("stock", "ours"), {"least": 2.5}),
+    Goal("seconds per step, without checkpointing / ours", "seconds", ("stock, plain", "ours"), {"least": 1.8}),
+    Goal("seconds per step, ours with full checkpointing / ours", "seconds", ("ours, full", "ours"), {}),
+    Goal("peak memory, ours / TrainLoraNode", "peak", ("ours", "stock"), {"most": 0.5}),
+    Goal("peak memory, ours / without checkpointing", "peak", ("ours", "stock, plain"), {"most": 0.5}),
+)
+
+
+def race(model: str, rounds: int, *, toy: bool) -> dict[str, Any]:
+    """Let all sides take turns; return what each side tells of each of its steps, after one that is not counted."""
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    about: dict[str, Any] = {}
+    parts = {side: {"what": "connected", "model": model, "side": side, "toy": toy} for side in SIDES}
+    children = {side: Child(part) for side, part in parts.items()}
+    try:
+        for turn in range(rounds + 1):
+            names = list(SIDES)
+            for side in names[turn % len(names) :] + names[: turn % len(names)]:
+                told = children[side].measure(parts[side], PATIENCE)
+                about = told.pop("about")
+                found[side] += [told] if turn else []
+            print(f"{model}, round {turn}", flush=True)
+    finally:
+        for child in children.values():
+            child.end()
+    return {"steps": found, "about": about}
+
+
+def render(results: dict[str, dict[str, Any]], errors: dict[str, Any], command: str, stamp: str) -> str:
+    """Write the page's block: a table of each race, and one of the errors of gradients."""
+    machine = next(iter(results.values()))["about"]["machine"]
+    lines = [
+        "### Linked models against ComfyUI's own node, CPU",
+        "",
+        f"Random weights, float32, batch 1, rank 8 on every layer. {stamp}, {machine['cpu']}, "
+        f"{machine['cores']} cores, {machine['threads']} threads, torch {machine['torch']}. "
+        f"Load average before the start {machine['load']}. Command: `{command}`.",
+    ]
+    for result in results.values():
+        lines += ["", *_race_lines(result)]
+    return "\n".join([*lines, "", *_error_lines(errors)]) + "\n"
+
+
+def _race_lines(result: dict[str, Any]) -> list[str]:
+    steps, about = result["steps"], result["about"]
+    lines = [
+        f"**{about['title']}**, {about['parameters'] / 1e6:.0f} M parameters, {about['pixels']} px:",
+        "",
+        "| | s / step | lowest – highest | peak memory | over the loaded model |",
+        "|---|---|---|---|---|",
+    ]
+    for side, title in SIDES.items():
+        seconds = [step["seconds"] for step in steps[side]]
+        peak = max(step["peak"] for step in steps[side])
+        over = peak - steps[side][0]["loaded"]
+        spread = f"{min(seconds):.3f} – {max(seconds):.3f}"
+        lines.append(f"| {title} | {median(seconds):.3f} | {spread} | {peak:,.0f} MB | {over:,.0f} MB |")
+    lines += ["", "| ratio | median | spread | target | |", "|---|---|---|---|---|"]
+    for goal in GOALS:
+        pairs = zip(steps[goal.sides[0]], steps[goal.sides[1]], strict=True)
+        ratio = build_ratio(goal.title, [one[goal.what] / other[goal.what] for one, other in pairs], **goal.limit)
+        lines.append(verdict(ratio, targets=True))
+    return lines
+
+
+def _error_lines(errors: dict[str, Any]) -> list[str]:
+    """Write the table of errors of gradients."""
+    ways = [way for way in next(iter(errors.values())) if way != "slope"]
+    lines = [
+        "Relative error of the whole gradient, tiny models in float32, against the same pass with nothing recomputed "
+        "and every tensor copied before it is written into; in brackets that pass against central differences. "
+        "TrainLoraNode recomputes the whole model (depth 1, as it ships) or its parts (depth 2):",
+        "",
+        "| | " + " | ".join(ways) + " |",
+        "|---" * (len(ways) + 1) + "|",
+    ]
+    for name, row in errors.items():
+        lines.append(f"| {name} (node {row['slope'][0]:.1e}, ours {row['slope'][1]:.1e}) | ")
+        lines[-1] += " | ".join(_share(row[way]) for way in ways) + " |"
+    return lines
+
+
+def _share(error: float | str) -> str:
+    if isinstance(error, str):
+        return error
+    return f"{error:.1%}" if error >= 0.0005 else f"{error:.0e}"
