@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,6 @@ from ....trainer_core.memory import copied_before_written, keep_activations
 from .frozen import frozen_layers
 
 KITCHEN = "comfy_kitchen"  # ComfyUI's own operators
-FORMULAS = ("rope", "adaln")  # modules of plain functions for operators that have no backward pass
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 PARTS = ("_parameters", "_buffers", "_modules")  # attributes of modules that hold no passes
 CACHES = re.compile(r"(clear|reset)_\w*caches?")  # methods that drop what a model keeps between passes
@@ -211,11 +209,11 @@ def _attention(_: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
 def differentiable_operators() -> None:
     """Give ComfyUI's fused operators a backward pass, that of their own plain functions; once for the process."""
     try:
-        known = torch.ops.comfy_kitchen
-        plain = [importlib.import_module(f"{KITCHEN}.backends.eager.{name}") for name in FORMULAS]
+        from comfy_kitchen.backends.eager import adaln, rope
     except ImportError:  # an older ComfyUI, which has no such operators
         return
-    for module in plain:
+    known = torch.ops.comfy_kitchen
+    for module in (rope, adaln):
         for name, function in vars(module).items():
             if not name.startswith("_") and not name.endswith("_") and hasattr(known, name) and callable(function):
                 setup, backward = _formula(function)
