@@ -47,6 +47,14 @@ KINDS = {  # of the zoo's rows, and the step of pictures' sides in pixels
     "kandinsky5_image": ("kandinsky5", 16),
     "ernie_image": ("ernie_image", 16),
     "krea2": ("krea2", 16),
+    "chroma_radiance": ("chroma", 8),
+    "hunyuan_video15": ("hunyuan_video_15", 16),
+    "wan21_vace": ("wan", 16),
+    "boogu": ("omnigen2", 16),
+    "ideogram4": ("ideogram4", 32),
+    "joyimage": ("joyimage", 16),
+    "mage_flow": ("mageflow", 16),
+    "lens": ("lens", 32),
 }
 # Classes of ComfyUI for which nothing better is known than the generic row; CogVideoX is refused for its sampling.
 GENERIC = ["SDXLRefiner", "MiniMaxH3", "PixelDiTT2I", "HiDreamO1", "MageFlow", "JoyImage", "Ideogram4", "Lens"]
@@ -88,7 +96,9 @@ def test_every_model_of_the_zoo_finds_its_row(name):
     family = family_of(patcher)
     assert (family.kind, family.step) == KINDS[name] and family.levels.shift > 0
     assert family.architecture and family.base_version
-    assert family in [dataclasses.replace(family, **same(row, family)) for row in FAMILIES if row.kind == family.kind]
+    if family.classes and "a relative of" not in family.title:
+        rows = [row for row in FAMILIES if row.kind == family.kind]
+        assert family in [dataclasses.replace(family, **same(row, family)) for row in rows]
     sentences = describe(patcher)
     assert "float32" in sentences[0] and "_" not in sentences[0].replace("v_prediction", "")
     assert all(sentence.endswith(".") and "None" not in sentence for sentence in sentences)

@@ -7,7 +7,7 @@ import torch
 from zoo.trial import Trial, apart
 
 from lora_atelier.nodes.comfyui.connected import gradients
-from lora_atelier.trainer_core.memory import keep_activations, recompute
+from lora_atelier.trainer_core.memory import recompute
 
 PADDED = ("auraflow", "anima", "hunyuan_dit")  # their text encoders make every caption equally long
 
@@ -51,11 +51,9 @@ def test_gradients_are_central_differences(name):
     with gradients.session(trial.patcher), trial.network.attached():
         found = trial.gradients()
         check(trial, found)
-        for level in ("1", "3", "full"):
+        for level in ("2", "full"):
             recompute(trial.units, level, copies=True)
             assert apart(trial.gradients(), found) < 1e-9
-        keep_activations(block for block, _ in trial.units)
-        assert apart(trial.gradients(), found) < 1e-9
 
 
 def test_gradients_of_unequal_captions_are_central_differences(name):

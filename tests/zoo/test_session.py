@@ -18,6 +18,11 @@ UNUSED = {  # pieces of paths of layers that have no say: last branches of text,
     "qwen_image": ("blocks.1.txt_mlp", "blocks.1.attn.to_add_out", "blocks.1.attn.add_q_proj"),
     "wan21_i2v": ("img_emb",),
     "omnigen2": ("ref_image",),
+    "boogu": ("ref_image",),
+    "hunyuan_video15": ("vision_in",),
+    "joyimage": ("blocks.1.txt_mlp", "blocks.1.attn.txt_attn_proj"),
+    "mage_flow": ("blocks.1.txt_mlp", "blocks.1.attn.to_add_out", "blocks.1.attn.add_q_proj"),
+    "lens": ("blocks.1.txt_mlp", "blocks.1.attn.to_add_out"),
 }
 
 

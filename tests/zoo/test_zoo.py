@@ -9,7 +9,8 @@ VARIANTS = {  # classes that build the network of a row, with other sizes or fur
     "SD15_instructpix2pix SDXL_instructpix2pix",
     "flux_dev": "FluxInpaint",
     "hunyuan_dit": "HunyuanDiT1",
-    "hunyuan_video": "HunyuanVideoI2V HunyuanVideoSkyreelsI2V HunyuanVideo15 HunyuanVideo15_SR_Distilled",
+    "hunyuan_video": "HunyuanVideoI2V HunyuanVideoSkyreelsI2V",
+    "hunyuan_video15": "HunyuanVideo15_SR_Distilled",
     "wan21_t2v": "WAN21_FunControl2V WAN21_Camera WAN22_Camera WAN21_FlowRVS WAN21_CausalAR_T2V",
     "cosmos_t2v": "CosmosI2V",
     "cosmos_predict2": "CosmosI2VPredict2",
@@ -22,9 +23,9 @@ NO_ROW = {
     "it predicts from pictures, not from noise": "LotusD RT_DETR_v4 SAM3 SAM31 DepthAnything3",
     "sound": "StableAudio StableAudio3 ACEStep ACEStep15",
     "video with sound, or driven by it": "LTXAV MiniMaxH3 WAN22_S2V WAN21_HuMo",
-    "video driven by another video": "WAN21_Vace WAN22_Animate WAN21_SCAIL WAN21_SCAIL2 WAN22_WanDancer",
+    "video driven by another video": "WAN22_Animate WAN21_SCAIL WAN21_SCAIL2 WAN22_WanDancer",
     "3-D": "Hunyuan3Dv2 Hunyuan3Dv2_1 Hunyuan3Dv2mini TripoSplat",
-    "not looked at yet": "ChromaRadiance ZImagePixelSpace PixelDiTT2I HiDreamO1 Boogu MageFlow JoyImage Ideogram4 Lens",
+    "pixels instead of latents, not tried yet": "ZImagePixelSpace PixelDiTT2I HiDreamO1",
 }
 
 

@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 import zoo.comfy_here  # noqa: F401  # isort: skip
 import comfy.model_patcher
 import comfy.supported_models
+from comfy.ldm.chroma_radiance.model import ChromaRadianceParams
 from comfy.model_base import BaseModel
 from comfy.model_patcher import ModelPatcher
 
@@ -432,6 +433,87 @@ COGVIDEOX = {
     "max_text_seq_length": 8,
     "use_rotary_positional_embeddings": True,
 }
+CHROMA_RADIANCE = CHROMA | {
+    "image_model": "chroma_radiance",
+    "in_channels": 3,
+    "out_channels": 3,
+    "patch_size": 8,
+    "nerf_hidden_size": 16,
+    "nerf_mlp_ratio": 2,
+    "nerf_depth": 2,
+    "nerf_max_freqs": 4,
+    "nerf_tile_size": 0,
+    "nerf_final_head_type": "conv",
+    "nerf_embedder_dtype": torch.float32,
+    "use_x0": False,
+}
+if "use_sequential_txt_ids" in ChromaRadianceParams.__dataclass_fields__:  # not yet in the oldest ComfyUI
+    CHROMA_RADIANCE["use_sequential_txt_ids"] = False
+HUNYUAN_VIDEO15 = HUNYUAN_VIDEO | {
+    "in_channels": 65,
+    "out_channels": 32,
+    "patch_size": [1, 1, 1],
+    "vec_in_dim": None,
+    "guidance_embed": False,
+    "use_cond_type_embedding": True,
+    "vision_in_dim": 24,
+}
+BOOGU = {
+    "image_model": "boogu",
+    "hidden_size": 64,
+    "num_layers": 2,
+    "num_double_stream_layers": 1,
+    "num_refiner_layers": 1,
+    "num_attention_heads": 2,
+    "num_kv_heads": 1,
+    "multiple_of": 32,
+    "axes_dim_rope": (8, 12, 12),
+    "instruction_feat_dim": 48,
+}
+IDEOGRAM4 = {
+    "image_model": "ideogram4",
+    "in_channels": 128,
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 32,
+    "intermediate_size": 96,
+    "adaln_dim": 32,
+    "llm_features_dim": 48,
+    "mrope_section": (4, 6, 6),
+}
+JOYIMAGE = {
+    "image_model": "joyimage",
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "text_dim": 48,
+    "num_layers": 2,
+    "rope_dim_list": [8, 12, 12],
+    "theta": 10000,
+}
+MAGE_FLOW = {
+    "image_model": "mage_flow",
+    "in_channels": 128,
+    "num_layers": 2,
+    "attention_head_dim": 32,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 48,
+    "axes_dims_rope": (8, 12, 12),
+}
+LENS = {
+    "image_model": "lens",
+    "in_channels": 128,
+    "out_channels": 32,
+    "num_layers": 2,
+    "attention_head_dim": 32,
+    "num_attention_heads": 2,
+    "enc_hidden_dim": 48,
+    "axes_dims_rope": (8, 12, 12),
+}
+
+
+def own_sizes(cls: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Build a class by the sizes of its row, which it would replace by its own."""
+    return lambda: patch.object(getattr(comfy.supported_models, cls), "unet_extra_config", {})
 
 
 def small_adapter() -> AbstractContextManager[Any]:
@@ -517,6 +599,14 @@ ROWS = {
     "kandinsky5_image": Row("Kandinsky5Image", STILL, (8, 48), KANDINSKY5, 32),
     "ernie_image": Row("ErnieImage", (128, 4, 6), (8, 48), ERNIE),
     "krea2": Row("Krea2", IMAGE, (8, 96), KREA2),
+    "chroma_radiance": Row("ChromaRadiance", (3, 32, 48), (8, 48), CHROMA_RADIANCE),
+    "hunyuan_video15": Row("HunyuanVideo15", (32, 2, 4, 6), (8, 48), HUNYUAN_VIDEO15),
+    "wan21_vace": Row("WAN21_Vace", VIDEO, (8, 48), WAN | {"model_type": "vace", "vace_layers": 1, "vace_in_dim": 96}),
+    "boogu": Row("Boogu", IMAGE, (8, 48), BOOGU, extra=MASKED),
+    "ideogram4": Row("Ideogram4", (128, 4, 6), (8, 48), IDEOGRAM4, building=own_sizes("Ideogram4")),
+    "joyimage": Row("JoyImage", STILL, (8, 48), JOYIMAGE, building=own_sizes("JoyImage")),
+    "mage_flow": Row("MageFlow", (128, 4, 6), (8, 48), MAGE_FLOW),
+    "lens": Row("Lens", (128, 4, 6), (8, 192), LENS),
     "cogvideox": Row("CogVideoX_T2V", VIDEO, (8, 48), COGVIDEOX),
 }
 ZOO = {name: row for name, row in ROWS.items() if hasattr(comfy.supported_models, row.cls)}  # of this ComfyUI

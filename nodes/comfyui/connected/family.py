@@ -134,8 +134,8 @@ def _row(model: Any) -> Family | None:
             row = max(fitting, key=lambda row: len(row.where))
             if name in own:
                 return row
-            title = f"{type(model.model_config).__name__}, a relative of {row.title}"
-            return replace(row, title=title, untried=True)
+            name = type(model.model_config).__name__.replace("_", " ")
+            return replace(row, title=f"{name}, a relative of {row.title}", untried=True)
     return None
 
 
