@@ -1,7 +1,4 @@
-"""Run a workflow in a headless server and show its progress on one line (for `dev.py demo`).
-
-python tests/comfy_demo.py WORKFLOW [--cpu]
-"""
+"""Run the quickstart workflow in a headless server and show its progress on one line (for `dev.py demo`)."""
 
 import json
 import shutil
@@ -11,7 +8,7 @@ import time
 from pathlib import Path
 
 from comfy_client import ComfyClient, ComfyServer, Result
-from lora_atelier.dev import BASE, comfyui_folder, to_prompt
+from lora_atelier.dev import BASE, QUICKSTART, comfyui_folder, to_prompt
 
 
 class ProgressLine:
@@ -68,13 +65,13 @@ def results(prompt: dict, result: Result) -> list[str]:
 
 
 def main() -> int:
-    """Serve, queue the workflow, report."""
+    """Serve, queue the quickstart workflow, report."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic()
     print("Starting ComfyUI ...", flush=True)
     with ComfyServer(comfyui_folder(), BASE, cpu="--cpu" in sys.argv) as server:
         client = ComfyClient(server.url)
-        workflow = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+        workflow = json.loads(Path(QUICKSTART).read_text(encoding="utf-8"))
         prompt = to_prompt(workflow, client.object_info())
         line = ProgressLine(prompt)
         result = client.queue(prompt, on_event=line)
