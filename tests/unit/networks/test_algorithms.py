@@ -60,6 +60,20 @@ def test_a_new_layer_changes_nothing_and_every_layer_is_its_changed_weight(case,
         module.bias.copy_(bias)
 
 
+@pytest.mark.parametrize("case", [case for case, base in TABLE if base == "linear"])
+def test_a_linear_layer_has_its_inputs_last_whatever_lies_before(case):
+    """Some models give their linear layers pictures with channels last, or no token at all."""
+    module, _, x = attached(case, "linear")
+    rows = x.reshape(-1, x.shape[-1])[:6]
+    with torch.no_grad():
+        wanted = module(rows)
+        for before in ((1, 6), (3, 1, 2), (1, 2, 1, 3)):
+            got = module(rows.view(*before, -1))
+            assert got.shape == (*before, wanted.shape[-1])
+            assert torch.allclose(got.view(wanted.shape), wanted, rtol=1e-4, atol=1e-4)
+        assert module(rows[:0]).shape == (0, wanted.shape[-1])
+
+
 @pytest.mark.parametrize(("case", "base"), DIFFERENTIABLE)
 def test_gradients_are_those_of_differences(case, base):
     module, layer, x = attached(case, base, torch.float64)

@@ -87,6 +87,18 @@ def test_dora_is_the_known_example(monkeypatch):
     assert torch.allclose(through(base, made, torch.eye(2)).t(), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"dora": True}, {"init": "orthogonal"}])
+def test_a_linear_layer_has_its_inputs_last_whatever_lies_before(options):
+    """Some models give their linear layers pictures with channels last, or, to an expert, no token at all."""
+    base, made, x = one_layer("linear", **options)
+    move(made)
+    rows = x.reshape(12, 6)
+    wanted = through(base, made, rows)
+    for before in ((1, 12), (3, 2, 2), (1, 2, 2, 3)):
+        assert torch.allclose(through(base, made, rows.view(*before, 6)).view(12, 5), wanted)
+    assert through(base, made, rows[:0]).shape == (0, 5)
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(
     "options", [{"dora": True}, {"dora": True, "tucker": True}, {"tucker": True}, {"dora": True, "init": "pissa"}]

@@ -86,7 +86,7 @@ class LoraLayer(NetworkLayer):
         # few rows than on few columns. Not in place: nn.Linear returns a view, and autograd copies the whole gradient
         # for a write into a view.
         hidden = down @ x.reshape(-1, x.shape[-1]).t()  # (rank, tokens)
-        if (mask := self._mask(x, hidden.shape[1] // len(x))) is not None:
+        if (mask := self._mask(x, hidden.shape[1] // max(1, len(x)))) is not None:
             hidden = (hidden.view(len(down), len(x), -1) * mask.transpose(0, 1)).flatten(1)
         flat = base_output.reshape(-1, base_output.shape[-1])
         return torch.addmm(flat, hidden.t(), up.t().contiguous(), alpha=self.scale).view(base_output.shape)

@@ -66,10 +66,11 @@ def turned(rows: Tensor, turns: Tensor) -> Tensor:
     result = rows
     for stage, blocks_of_stage in enumerate(turns):
         reach = 2**stage * size // 2
-        pairs = result.view(len(rows), -1, 2, reach).transpose(2, 3)
+        groups = rows.shape[1] // (2 * reach)  # counted, as there may be no rows
+        pairs = result.view(len(rows), groups, 2, reach).transpose(2, 3)
         blocks = pairs.reshape(len(rows), count, size).transpose(0, 1)
         change = torch.bmm(blocks, blocks_of_stage.transpose(1, 2)).transpose(0, 1)
-        result = result + change.reshape(len(rows), -1, reach, 2).transpose(2, 3).reshape(rows.shape)
+        result = result + change.reshape(len(rows), groups, reach, 2).transpose(2, 3).reshape(rows.shape)
     return result - rows
 
 
@@ -88,7 +89,8 @@ class OftLayer(NetworkLayer):
 
     def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, *, constraint: float = 0.0) -> None:
         super().__init__()
-        self.outputs = weight_shape(base)[0]
+        self.outputs, _, *kernel = weight_shape(base)
+        self.channels = bool(kernel)  # a convolution's outputs are its second axis, those of linear layers the last
         self.constraint = constraint * self.outputs
         self.oft_blocks = nn.Parameter(torch.zeros(self._blocks_shape(rank)))
 
@@ -118,7 +120,7 @@ class OftLayer(NetworkLayer):
         if (bias := self._bias(turns.dtype)) is not None:  # the bias is not rotated: subtract (R^T - I) b
             shift = turned(bias[None], turns).flatten().to(x.dtype)
         turns = turns.to(x.dtype)
-        if base_output.ndim != 4:
+        if not self.channels:
             rows = base_output.reshape(-1, self.outputs)
             change = turned(rows, turns) if shift is None else turned(rows, turns).sub_(shift)
             return (rows + change).view(base_output.shape)
