@@ -16,6 +16,7 @@ import sys
 import time
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
 
 import drawing
@@ -29,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer_core.models.names import tiny_vae_names, unet_ldm_names
+from trainer_core.models.sd.names import tiny_vae_names, unet_ldm_names
 
 NARROW, WIDE = 32, 64  # channels of the autoencoder while training, and as shipped
 TOKENS, BOS, EOS = 77, 49406, 49407
@@ -265,20 +266,25 @@ def encode_latents(args: argparse.Namespace) -> None:
     """Draw the captioned pictures of every stage and store their latents, 1000 per file."""
     model = load_narrow(args)
     with get_context("spawn").Pool(os.cpu_count()) as pool:
-        for size, first, count in ((s.size, s.first, s.pictures) for s in STAGES):
-            for begin in range(first, first + count, 1000):
-                path = args.work / "latents" / f"{size}_{begin}.safetensors"
-                if path.exists():
-                    continue
-                tasks = [(args.seed, index, size) for index in range(begin, begin + 1000)]
-                pixels = torch.from_numpy(np.stack(pool.map(_captioned_pixels, tasks, chunksize=50)))
-                with torch.inference_mode():
-                    latents = torch.cat([
-                        model.encoder((batch.permute(0, 3, 1, 2).to(args.device).float() / 127.5 - 1).contiguous(
-                            memory_format=torch.channels_last)).cpu() for batch in pixels.split(25)
-                    ])  # fmt: skip
-                write_tensors(path, {"latents": latents.half()}, {})
-            log(args.work, phase="latents", size=size, count=count)
+        for stage in STAGES:
+            store_latents(args, model, pool, stage.size, range(stage.first, stage.first + stage.pictures))
+
+
+def store_latents(args: argparse.Namespace, model: AutoencoderTiny, pool: Pool, size: int, indices: range) -> None:
+    """Draw captioned pictures of `size` pixels and store their latents, 1000 per file; files that exist stay."""
+    for begin in indices[::1000]:
+        path = args.work / "latents" / f"{size}_{begin}.safetensors"
+        if path.exists():
+            continue
+        tasks = [(args.seed, index, size) for index in range(begin, begin + 1000)]
+        pixels = torch.from_numpy(np.stack(pool.map(_captioned_pixels, tasks, chunksize=50)))
+        with torch.inference_mode():
+            latents = torch.cat([
+                model.encoder((batch.permute(0, 3, 1, 2).to(args.device).float() / 127.5 - 1).contiguous(
+                    memory_format=torch.channels_last)).cpu() for batch in pixels.split(25)
+            ])  # fmt: skip
+        write_tensors(path, {"latents": latents.half()}, {})
+    log(args.work, phase="latents", size=size, count=len(indices))
 
 
 def build_unet() -> UNet2DConditionModel:
@@ -323,7 +329,7 @@ def train_unet(args: argparse.Namespace) -> None:
     for stage, stage_end in zip(STAGES, np.cumsum([stage.steps for stage in STAGES]).tolist(), strict=True):
         if step >= stage_end:
             continue
-        latents, tokens = _stage_data(args, stage, tokenizer)
+        latents, tokens = stage_data(args, stage, tokenizer)
         while step < stage_end:
             generator = generator_at(args.seed, step)
             rows = torch.randint(len(latents), (stage.batch,), generator=generator)
@@ -358,7 +364,7 @@ def train_unet(args: argparse.Namespace) -> None:
                 saved = time.monotonic()
 
 
-def _stage_data(args: argparse.Namespace, stage: Stage, tokenizer: CLIPTokenizer) -> tuple[torch.Tensor, torch.Tensor]:
+def stage_data(args: argparse.Namespace, stage: Stage, tokenizer: CLIPTokenizer) -> tuple[torch.Tensor, torch.Tensor]:
     """Load a stage's latents (N, 4, h, w) and its captions' token ids (N, 77)."""
     begins = range(stage.first, stage.first + stage.pictures, 1000)
     files = [args.work / "latents" / f"{stage.size}_{begin}.safetensors" for begin in begins]
