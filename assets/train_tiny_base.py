@@ -270,6 +270,17 @@ def encode_latents(args: argparse.Namespace) -> None:
             store_latents(args, model, pool, stage.size, range(stage.first, stage.first + stage.pictures))
 
 
+def update(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, torch.Tensor], average: dict[str, torch.Tensor], step: int
+) -> None:
+    """Clip the gradients, take step number `step`, clear the gradients, and move the average of the weights."""
+    torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    decay = min(0.999, (1 + step) / (10 + step))
+    torch._foreach_lerp_(list(average.values()), [p.detach() for p in parameters.values()], 1 - decay)
+
+
 def store_latents(args: argparse.Namespace, model: AutoencoderTiny, pool: Pool, size: int, indices: range) -> None:
     """Draw captioned pictures of `size` pixels and store their latents, 1000 per file; files that exist stay."""
     for begin in indices[::1000]:
@@ -345,13 +356,9 @@ def train_unet(args: argparse.Namespace) -> None:
             loss = (error * snr.clamp(max=5) / snr).mean()  # min-SNR-5 (Hang et al. 2023)
             for group in optimizer.param_groups:
                 group["lr"] = args.lr * rate(step, total, 300, hold=0.75)
-            optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
-            optimizer.step()
             step += 1
-            decay = min(0.999, (1 + step) / (10 + step))
-            torch._foreach_lerp_(list(average.values()), [p.detach() for p in parameters.values()], 1 - decay)
+            update(optimizer, parameters, average, step)
             losses.append((loss.item(), error.mean().item()))
             if step % 50 == 0:
                 weighted, plain = np.mean(losses, 0)

@@ -24,6 +24,8 @@ from from_comfyui import comfy
 from safetensors.torch import load_file
 from transformers import CLIPTextModel, CLIPTokenizer
 
+from lora_atelier.trainer_core.memory import copied_before_written
+
 Flux = comfy.ldm.flux.model.Flux
 
 CHANNELS = 16  # of Flux's latents: each of the autoencoder's four channels four times
@@ -122,15 +124,11 @@ def train_transformer(args: argparse.Namespace) -> None:
         while step < stage_end:
             for group in optimizer.param_groups:
                 group["lr"] = args.lr * base.rate(step, total, 300, hold=0.6)
-            with torch.autograd.graph.allow_mutation_on_saved_tensors():  # the blocks write into their input
+            with copied_before_written():  # the blocks write into their input
                 loss = loss_of(model, text, latents, tokens, stage, base.generator_at(args.seed, step))
-                optimizer.zero_grad(set_to_none=True)
                 loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
-            optimizer.step()
             step += 1
-            decay = min(0.999, (1 + step) / (10 + step))
-            torch._foreach_lerp_(list(average.values()), [p.detach() for p in parameters.values()], 1 - decay)
+            base.update(optimizer, parameters, average, step)
             losses.append(loss.item())
             if step % 50 == 0:
                 seconds = round(time.monotonic() - began)

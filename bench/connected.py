@@ -43,7 +43,7 @@ GOALS = (
 
 
 def race(model: str, rounds: int, *, toy: bool) -> dict[str, Any]:
-    """Let all sides take turns; return what each side tells of each of its steps, after one that is not counted."""
+    """Let all sides take turns; return the report of each side on each of its steps but the first."""
     found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     about: dict[str, Any] = {}
     parts = {side: {"what": "connected", "model": model, "side": side, "toy": toy} for side in SIDES}

@@ -35,7 +35,7 @@ class AtelierConnectModel(Node):
                     max=100.0,
                     step=0.1,
                     optional=True,
-                    tooltip="Distilled guidance that the model is told while it trains, for models that take one "
+                    tooltip="Distilled guidance that training gives the model, for models that take one "
                     "(Flux.1 dev: 1). -1: as the model's family is trained.",
                     advanced=True,
                 ),

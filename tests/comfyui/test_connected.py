@@ -140,7 +140,7 @@ def drawn(model: list, clip: list) -> dict:
 
 
 def picture(comfy: ComfyClient, *loras: str):
-    """Return what ComfyUI draws with LoRA files on the tiny Flux, through its own loaders alone."""
+    """Draw a picture with LoRA files on the tiny Flux, through ComfyUI's own loaders alone."""
     graph = {"base": train_graph("")["base"], **loaders("tiny-flux", *loras)}
     result = finished(comfy, graph | drawn(last(graph), ["base", 2]))
     return comfy.images(result, "show")[0]

@@ -1,4 +1,4 @@
-"""Families: every architecture has its row, every row is whole, and what cannot be trained is told in a sentence."""
+"""Families: every architecture has its row, every row is whole, and a sentence refuses other models."""
 
 import dataclasses
 import typing

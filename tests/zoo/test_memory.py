@@ -1,5 +1,6 @@
 """The estimate from small passes against counted bytes of a large one, at every way of keeping activations."""
 
+import comfy.model_management
 import pytest
 import torch
 from zoo.linked import linked
@@ -41,3 +42,16 @@ def test_more_recomputed_blocks_take_less():
             recompute(base.units(base.denoiser), level, copies=base.writes_inputs)
             peaks.append(measured.measure_peak(base, network, caption, (512, 512), CPU).at(2, (512, 512)))
     assert peaks[0] > 1.1 * peaks[1] > 1.2 * peaks[2]
+
+
+def test_comfyui_is_asked_to_leave_room_for_a_step(monkeypatch):
+    asked = []
+    load = comfy.model_management.load_models_gpu
+    monkeypatch.setattr(
+        comfy.model_management, "load_models_gpu", lambda models, **given: asked.append(given) or load(models, **given)
+    )
+    base = source_of(linked("flux_dev")).load(torch.float32)
+    base.reserve(123_000_000)
+    with base.session(CPU):
+        pass
+    assert [given["memory_required"] for given in asked] == [0, 123_000_000]

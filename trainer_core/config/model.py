@@ -18,7 +18,7 @@ class ConnectedConfig(Config):
     """Settings of a base model that is linked as MODEL, CLIP and VAE, and has no files of its own."""
 
     key: str  # finds the linked models in memory; no part of a run's identity, which is that of their weights
-    guidance: float = -1.0  # distilled guidance that the denoiser is told in training; -1 = the family's
+    guidance: float = -1.0  # distilled guidance that training gives the denoiser; -1 = the family's
 
     def __post_init__(self) -> None:
         check_choices(self)

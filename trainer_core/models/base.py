@@ -217,6 +217,10 @@ class BaseModel(Protocol):
         """Whether blocks may write into their inputs; recomputing them then takes copies."""
         ...
 
+    def reserve(self, size: int) -> None:
+        """Keep so many bytes of the device free beside the weights, from the next session on."""
+        ...
+
     def session(self, device: torch.device) -> AbstractContextManager[None]:
         """Make the denoiser trainable on a device inside a `with` block, and leave it as it was."""
         ...

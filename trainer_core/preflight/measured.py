@@ -113,6 +113,7 @@ def fit_measured(
                 recompute(base.units(base.denoiser), memory.checkpointing, copies=base.writes_inputs)
                 needed = kept + measure_peak(base, network, caption, size, device).at(samples, size)
                 last = number + 1 == len(ladder)
+                base.reserve(needed)
                 if needed <= free or (last and device.type == "cuda"):  # ComfyUI then loads a part of the weights
                     room = f"{needed / 1e9:.1f} GB beside the model's weights, {free / 1e9:.1f} GB are free"
                     sentences = [f"Memory: about {room}, with {describe(memory)}."]

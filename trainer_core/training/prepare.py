@@ -98,7 +98,7 @@ def check_settings(job: Job) -> None:
         check_weights(getattr(config.base_model, setting), setting)
 
 
-def check_parts(config: RunConfig, base: BaseModel) -> None:
+def check_connected(config: RunConfig, base: BaseModel) -> None:
     """Raise ValueError for settings that a connected model cannot have: it stays ComfyUI's, with its text encoders."""
     if not base.managed:
         return
@@ -127,7 +127,7 @@ def check_sizes(plan: Plan, base: BaseModel) -> None:
 def plan_run(job: Job) -> Planned:
     """Scan the pictures and plan every step; ValueError for settings that do not suit the pictures or the model."""
     config, outline = job.config, job.source.outline(job.dtype)
-    check_parts(config, outline)
+    check_connected(config, outline)
     check_objective(config, outline.noise)
     check_lora_files(config, outline)
     with Index(job.cache / PLACE) as index:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ....trainer_core.common.disk_errors import reason
+from ....trainer_core.common.files import file_digest
 from ....trainer_core.config import BaseModelConfig, SampleConfig
 from ....trainer_core.models import (
     Conditioning,
@@ -55,6 +56,7 @@ class ConnectedModel:
         guidance = config.connected.guidance
         guidance = self.family.guidance if guidance < 0 else guidance
         self._denoiser: Denoiser | None = Denoiser(self.model, sigmas(self.model), guidance)
+        self._reserved = 0  # bytes of the device for a step
         self._idle: frozenset[str] = frozenset()  # names of layers that get no gradient
 
     # --- what it is ---
@@ -174,9 +176,13 @@ class ConnectedModel:
         assert self._denoiser is not None
         self._denoiser.patcher = self.model
 
+    def reserve(self, size: int) -> None:
+        """Let ComfyUI keep so many bytes free when it loads the MODEL, of which it then may load a part."""
+        self._reserved = size
+
     def load(self) -> None:
         """Let ComfyUI load the MODEL with its patches, wholly if it fits."""
-        comfy.model_management.load_models_gpu([self.model], force_full_load=False)
+        comfy.model_management.load_models_gpu([self.model], memory_required=self._reserved)
 
     @contextmanager
     def session(self, device: torch.device) -> Iterator[None]:
@@ -207,7 +213,7 @@ class ConnectedModel:
         return self._denoiser.predict(noised, levels, conditions, gradients.options(self.model))
 
     def empty_conditions(self, count: int, latents: tuple[int, int], tokens: int) -> Any:
-        """Not for connected models: their memory is measured, see `memory.py`."""
+        """Never called: `managed` sends the estimate to `preflight/measured.py`, which runs real conditions."""
         raise NotImplementedError
 
     # --- text ---
@@ -262,11 +268,11 @@ class ConnectedModel:
         return vae.encode(self.model.model, held.vae, pixels), None
 
     def encode_painted(self, held: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor) -> Tensor:
-        """Not for connected models: none is an inpainting model here."""
+        """Never called, as `inpainting` is False."""
         raise NotImplementedError
 
     def encode_blank(self, held: Any, size: tuple[int, int]) -> Tensor:
-        """Not for connected models: none is an inpainting model here."""
+        """Never called, as `inpainting` is False."""
         raise NotImplementedError
 
     def decode(self, held: Any, latents: Tensor) -> Tensor:
@@ -337,8 +343,6 @@ class ConnectedSource:
 
     def digest(self, path: Path) -> str:
         """Compute the sha256 of a file that a model was loaded from."""
-        from ....trainer_core.common.files import file_digest
-
         return file_digest(path)
 
     def files(self) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""A layer is told by what it is, its shape by its sides: quantized ones are of other classes, with other bytes."""
+"""The network finds layers and their shapes by their sides: quantized ones have other classes and other bytes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Settings of the objective against the base model: what is refused, and what is told."""
+"""Settings of the objective against the base model: refusals and remarks."""
 
 import pytest
 

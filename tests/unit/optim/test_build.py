@@ -439,7 +439,7 @@ class Turned(Momentum):
 
 
 class Iterating(Momentum):
-    """Repeats its step as often as it is told, as one that iterates to a square root does."""
+    """Repeats each step a number of times, as an optimizer does that iterates to a square root."""
 
     def __init__(self, params, lr=1e-2, iterations=1):
         super().__init__(params, lr)

@@ -209,8 +209,12 @@ class StableDiffusion:
         return Conditions(context=context, pooled=pooled, sizes=sizes, painted=painted)
 
     def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
-        """Not for this run's own weights, which LoRAs are merged into."""
+        """Never called: `merge_beneath` merges into the weights of a model that is not managed."""
         raise NotImplementedError
+
+    def reserve(self, size: int) -> None:
+        """Reserve nothing: the memory settings place the weights."""
+        del size
 
     def session(self, device: torch.device) -> AbstractContextManager[None]:
         """Change nothing: the UNet is this run's own."""
