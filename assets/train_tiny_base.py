@@ -98,30 +98,34 @@ def _start_as_resampling(model: AutoencoderTiny) -> None:
                     layer.weight[c, c, 1, 1] = 1
 
 
-def save_state(path: Path, modules: dict, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Write modules (or dicts of tensors), optimizer moments and the step atomically to one safetensors file."""
+Optimizers = dict[str, torch.optim.Optimizer]  # by the name of their moments in a state file
+
+
+def save_state(path: Path, modules: dict, optimizers: Optimizers, step: int) -> None:
+    """Write modules (or dicts of tensors), moments of optimizers and the step atomically to one safetensors file."""
     tensors = {}
     for name, module in modules.items():
         values = module if isinstance(module, dict) else module.state_dict()
         tensors |= {f"{name}.{key}": value for key, value in values.items()}
-    for index, moments in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{key}": value for key, value in moments.items()}
+    for name, optimizer in optimizers.items():
+        for index, moments in optimizer.state_dict()["state"].items():
+            tensors |= {f"{name}.{index}.{key}": value for key, value in moments.items()}
     write_tensors(path, tensors, {"step": str(step)})
 
 
-def load_state(path: Path, modules: dict, optimizer: torch.optim.Optimizer) -> int:
-    """Load a file of `save_state` into modules and optimizer and return the step, 0 without a file."""
+def load_state(path: Path, modules: dict, optimizers: Optimizers) -> int:
+    """Load a file of `save_state` into modules and optimizers and return the step, 0 without a file."""
     if not path.exists():
         return 0
-    moments: dict[int, dict[str, torch.Tensor]] = {}
+    moments: dict[str, dict[int, dict[str, torch.Tensor]]] = {name: {} for name in optimizers}
     values: dict[str, dict[str, torch.Tensor]] = {name: {} for name in modules}
     with safe_open(path, "pt") as file:
         step = int(file.metadata()["step"])
         for full in file.keys():  # noqa: SIM118 - safe_open is no mapping
             name, key = full.split(".", 1)
-            if name == "optimizer":
+            if name in moments:
                 index, moment = key.split(".", 1)
-                moments.setdefault(int(index), {})[moment] = file.get_tensor(full)
+                moments[name].setdefault(int(index), {})[moment] = file.get_tensor(full)
             elif name in values:
                 values[name][key] = file.get_tensor(full)
     for name, module in modules.items():
@@ -129,7 +133,8 @@ def load_state(path: Path, modules: dict, optimizer: torch.optim.Optimizer) -> i
             module.update({key: value.to(module[key].device) for key, value in values[name].items()})
         else:
             module.load_state_dict(values[name])
-    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    for name, optimizer in optimizers.items():
+        optimizer.load_state_dict({"state": moments[name], "param_groups": optimizer.state_dict()["param_groups"]})
     return step
 
 
@@ -171,7 +176,7 @@ def train_autoencoder(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     model = build_autoencoder(NARROW).to(args.device, memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.ae_lr, betas=(0.9, 0.99), weight_decay=0.0)
-    start = load_state(path, {"model": model}, optimizer)
+    start = load_state(path, {"model": model}, {"optimizer": optimizer})
     if start >= args.ae_stop:
         return
     with get_context("spawn").Pool(os.cpu_count()) as pool:
@@ -208,7 +213,7 @@ def train_autoencoder(args: argparse.Namespace) -> None:
             )
             losses = []
         if time.monotonic() - saved > 120 or step + 1 == args.ae_stop:
-            save_state(path, {"model": model}, optimizer, step + 1)
+            save_state(path, {"model": model}, {"optimizer": optimizer}, step + 1)
             saved = time.monotonic()
 
 
@@ -271,12 +276,13 @@ def encode_latents(args: argparse.Namespace) -> None:
 
 
 def update(
-    optimizer: torch.optim.Optimizer, parameters: dict[str, torch.Tensor], average: dict[str, torch.Tensor], step: int
+    optimizers: Optimizers, parameters: dict[str, torch.Tensor], average: dict[str, torch.Tensor], step: int
 ) -> None:
     """Clip the gradients, take step number `step`, clear the gradients, and move the average of the weights."""
     torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for optimizer in optimizers.values():
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
     decay = min(0.999, (1 + step) / (10 + step))
     torch._foreach_lerp_(list(average.values()), [p.detach() for p in parameters.values()], 1 - decay)
 
@@ -333,7 +339,7 @@ def train_unet(args: argparse.Namespace) -> None:
     parameters = {f"{n}.{k}": v for n, m in models.items() for k, v in m.named_parameters()}
     average = {key: value.detach().clone() for key, value in parameters.items()}
     optimizer = torch.optim.AdamW(parameters.values(), lr=args.lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
-    step = load_state(path, {**models, "average": average}, optimizer)
+    step = load_state(path, {**models, "average": average}, {"optimizer": optimizer})
     tokenizer = CLIPTokenizer.from_pretrained(args.tokenizer)
     alpha_bar, total = alpha_bars().to(device), sum(stage.steps for stage in STAGES)
     began, saved, losses = time.monotonic(), time.monotonic(), []
@@ -358,7 +364,7 @@ def train_unet(args: argparse.Namespace) -> None:
                 group["lr"] = args.lr * rate(step, total, 300, hold=0.75)
             loss.backward()
             step += 1
-            update(optimizer, parameters, average, step)
+            update({"optimizer": optimizer}, parameters, average, step)
             losses.append((loss.item(), error.mean().item()))
             if step % 50 == 0:
                 weighted, plain = np.mean(losses, 0)
@@ -366,7 +372,7 @@ def train_unet(args: argparse.Namespace) -> None:
                     seconds=round(time.monotonic() - began))  # fmt: skip
                 losses = []
             if time.monotonic() - saved > 240 or step == total:
-                save_state(path, {**models, "average": average}, optimizer, step)
+                save_state(path, {**models, "average": average}, {"optimizer": optimizer}, step)
                 export(args)
                 saved = time.monotonic()
 

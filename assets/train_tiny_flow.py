@@ -2,8 +2,8 @@
 
     COMFYUI_PATH=COMFYUI python assets/train_tiny_flow.py all --work DIR
 
-Each phase (latents, transformer, export) resumes from the state it left in DIR. Every random choice of a step is a
-pure function of (seed, step), so a resumed run continues exactly where it stopped.
+Each phase (latents, transformer, refine, export) resumes from the state it left in DIR. Every random choice of a step
+is a pure function of (seed, step), so a resumed run continues exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import argparse
 import math
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
+import drawing
 import numpy as np
 import torch
 import train_tiny_base as base
@@ -42,11 +44,10 @@ class Stage(base.Stage):
     tokens: int
 
 
-STAGES = (  # small pictures and short captions cost a third and teach words, colours and shapes
-    Stage(size=64, first=1_000_000, pictures=10_000, batch=32, steps=1000, tokens=24),
-    Stage(size=128, first=0, pictures=6_000, batch=16, steps=6800, tokens=24),
-    Stage(size=128, first=0, pictures=6_000, batch=16, steps=700, tokens=base.TOKENS),
-)
+SMALL = Stage(size=64, first=1_000_000, pictures=10_000, batch=32, steps=1000, tokens=24)
+FULL = Stage(size=128, first=0, pictures=6_000, batch=16, steps=6579, tokens=24)
+STAGES = (SMALL, FULL)  # small pictures and short captions cost a third and teach words, colours and shapes
+REFINED = (replace(FULL, steps=7000), replace(FULL, steps=500, tokens=base.TOKENS))  # of single figures, no textures
 
 
 def build_transformer() -> Flux:
@@ -94,7 +95,7 @@ def encode_latents(args: argparse.Namespace) -> None:
     """Draw the captioned pictures of every stage and store their latents, 1000 per file."""
     model = load_autoencoder(args)
     with get_context("spawn").Pool(args.processes) as pool:
-        for size, first, count in dict.fromkeys((s.size, s.first, s.pictures) for s in STAGES):
+        for size, first, count in dict.fromkeys((s.size, s.first, s.pictures) for s in STAGES + REFINED):
             base.store_latents(args, model, pool, size, range(first, first + count))
 
 
@@ -105,40 +106,87 @@ def sigmas(count: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def train_transformer(args: argparse.Namespace) -> None:
-    """Train the transformer on the stored latents: flow matching, small pictures first, then full ones."""
-    path, device = args.work / "transformer.safetensors", torch.device(args.device)
+    """Train the transformer on all pictures with AdamW, small pictures first, then full ones."""
+    model = build_transformer()
+    optimizers = {"optimizer": adamw(model.parameters(), args.lr)}
+    train(args, "transformer", model, optimizers, STAGES, scheduled=8500, hold=0.6)
+
+
+def refine_transformer(args: argparse.Namespace) -> None:
+    """Train it on pictures of one plain figure, with Muon (Jordan et al. 2024) for the matrices of the blocks."""
+    model = build_transformer()
+    load_averaged(model, args.work / "transformer.safetensors")
+    matrices = {n: p for n, p in model.named_parameters() if p.ndim == 2 and "blocks." in n and "mod" not in n}
+    others = [p for n, p in model.named_parameters() if n not in matrices]
+    muon = torch.optim.Muon(matrices.values(), lr=3 * args.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw",
+                            ns_steps=3)  # fmt: skip
+    optimizers = {"optimizer": adamw(others, args.lr), "muon": muon}
+    train(args, "refine", model, optimizers, REFINED, scheduled=sum(stage.steps for stage in REFINED), hold=0.4)
+
+
+def adamw(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.AdamW:
+    """Build AdamW as all phases use it."""
+    return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+
+
+def load_averaged(model: Flux, path: Path) -> None:
+    """Load the averaged weights of a phase's state."""
+    state = load_file(path)
+    model.load_state_dict({k.removeprefix("average."): v for k, v in state.items() if k.startswith("average.")})
+
+
+def train(
+    args: argparse.Namespace,
+    phase: str,
+    model: Flux,
+    optimizers: base.Optimizers,
+    stages: Sequence[Stage],
+    *,
+    scheduled: int,
+    hold: float,
+) -> None:
+    """Train a phase on the stored latents by flow matching; its rate falls as for `scheduled` steps, from `hold` on."""
+    path, device = args.work / f"{phase}.safetensors", torch.device(args.device)
     comfy.model_management.in_training = True  # plain formulas, which have gradients
     torch.manual_seed(args.seed)
-    model, text = build_transformer().to(device), load_text_encoder(args)
+    model, text = model.to(device), load_text_encoder(args)
     parameters = dict(model.named_parameters())
     average = {key: value.detach().clone() for key, value in parameters.items()}
-    optimizer = torch.optim.AdamW(parameters.values(), lr=args.lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
-    step = base.load_state(path, {"model": model, "average": average}, optimizer)
+    peaks = [(group, group["lr"]) for optimizer in optimizers.values() for group in optimizer.param_groups]
+    step = base.load_state(path, {"model": model, "average": average}, optimizers)
     tokenizer = CLIPTokenizer.from_pretrained(args.tokenizer)
-    total = sum(stage.steps for stage in STAGES)
+    total = sum(stage.steps for stage in stages)
     began, saved, losses = time.monotonic(), time.monotonic(), []
-    for stage, stage_end in zip(STAGES, np.cumsum([stage.steps for stage in STAGES]).tolist(), strict=True):
+    for stage, stage_end in zip(stages, np.cumsum([stage.steps for stage in stages]).tolist(), strict=True):
         if step >= stage_end:
             continue
         latents, tokens = base.stage_data(args, stage, tokenizer)
+        if stages is REFINED:
+            kept = [row for row in range(len(latents)) if is_plain(drawing.scene_at(args.seed, stage.first + row))]
+            latents, tokens = latents[kept], tokens[kept]
         while step < stage_end:
-            for group in optimizer.param_groups:
-                group["lr"] = args.lr * base.rate(step, total, 300, hold=0.6)
+            for group, peak in peaks:
+                group["lr"] = peak * base.rate(step, scheduled, 300, hold=hold)
             with copied_before_written():  # the blocks write into their input
                 loss = loss_of(model, text, latents, tokens, stage, base.generator_at(args.seed, step))
                 loss.backward()
             step += 1
-            base.update(optimizer, parameters, average, step)
+            base.update(optimizers, parameters, average, step)
             losses.append(loss.item())
             if step % 50 == 0:
                 seconds = round(time.monotonic() - began)
-                base.log(args.work, phase="transformer", size=stage.size, tokens=stage.tokens, step=step,
+                base.log(args.work, phase=phase, size=stage.size, tokens=stage.tokens, step=step,
                          loss=round(float(np.mean(losses)), 5), seconds=seconds)  # fmt: skip
                 losses = []
             if time.monotonic() - saved > 180 or step == total:
-                base.save_state(path, {"model": model, "average": average}, optimizer, step)
+                base.save_state(path, {"model": model, "average": average}, optimizers, step)
                 export(args)
                 saved = time.monotonic()
+
+
+def is_plain(scene: drawing.Scene) -> bool:
+    """Return whether a picture shows one figure and no texture."""
+    return len(scene.figures) == 1 and not scene.ground_texture and not scene.figures[0].texture
 
 
 def loss_of(
@@ -180,8 +228,8 @@ def widened(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def export(args: argparse.Namespace) -> None:
     """Write the averaged transformer and the autoencoder as one fp16 checkpoint with Flux's names."""
-    state = load_file(args.work / "transformer.safetensors")
-    tensors = {"model.diffusion_model." + key.removeprefix("average."): value for key, value in state.items()
+    last = next(path for name in ("refine", "transformer") if (path := args.work / f"{name}.safetensors").exists())
+    tensors = {"model.diffusion_model." + key.removeprefix("average."): value for key, value in load_file(last).items()
                if key.startswith("average.")}  # fmt: skip
     tensors |= widened(load_file(args.base))
     halves = {key: value.half() if value.ndim else value for key, value in tensors.items()}
@@ -206,7 +254,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-PHASES = {"latents": encode_latents, "transformer": train_transformer, "export": export}
+PHASES = {"latents": encode_latents, "transformer": train_transformer, "refine": refine_transformer, "export": export}
 
 if __name__ == "__main__":
     options = parse()

@@ -39,6 +39,12 @@ class AtelierConnectModel(Node):
                     "(Flux.1 dev: 1). -1: as the model's family is trained.",
                     advanced=True,
                 ),
+                io.Model.Input(
+                    "sample_model",
+                    optional=True,
+                    tooltip="Draws the samples during training, with the LoRA on it: a distilled partner of model, or "
+                    "model with a LoRA of few steps. Set the samples' steps and cfg to suit it. Unlinked: model draws.",
+                ),
                 prompt_weights_input(),
                 io.Boolean.Input(
                     "train_distilled",
@@ -61,16 +67,18 @@ class AtelierConnectModel(Node):
         clip: Any,
         vae: Any,
         guidance: float = -1.0,
+        sample_model: Any = None,
         prompt_weights: bool = False,
         train_distilled: bool = False,
     ) -> io.NodeOutput:
         """Check the models, and describe what was found."""
-        from .comfyui.connected.check import check_connected, check_distilled
+        from .comfyui.connected.check import check_connected, check_distilled, check_partner
         from .comfyui.connected.family import describe, name_of
         from .comfyui.connected.live import Live, key_of
 
         check_connected(model, clip, vae)
+        check_partner(sample_model, model)
         check_distilled(model, confirmed=train_distilled)
-        connected = ConnectedConfig(key=key_of(Live(model, clip, vae)), guidance=guidance)
+        connected = ConnectedConfig(key=key_of(Live(model, clip, vae, sample_model)), guidance=guidance)
         config = BaseModelConfig(path=name_of(model), connected=connected, prompt_weights=prompt_weights)
         return io.NodeOutput(config, ui=ui.PreviewText("\n".join(describe(model))))

@@ -218,6 +218,8 @@ def test_what_does_not_fit_gets_one_sentence(comfy: ComfyClient, models, picture
     graph = connected(pictures)
     vae = changed(graph, "linked", vae=["base", 3])
     refused(comfy, vae, "error", "has 4 channels and the MODEL 16; link the VAE that belongs to the MODEL")
+    partner = changed(graph, "linked", sample_model=["base", 1])
+    refused(comfy, partner, "error", "has other blocks than its model; link one of the same architecture")
     wrapped = graph | {"compiled": node("TorchCompileModel", model=["unet", 0], backend="inductor")}
     wrapped = changed(wrapped, "linked", model=["compiled", 0])
     refused(comfy, wrapped, "error", "is changed while it runs", "link the MODEL without that node")

@@ -66,7 +66,7 @@ def rows() -> list[str]:
     return list(ZOO)
 
 
-def linked(row: str, model: Any = None, **settings: Any) -> BaseModelConfig:
+def linked(row: str, model: Any = None, sampled: Any = None, **settings: Any) -> BaseModelConfig:
     """Link a tiny model, its CLIP and its VAE, as Use Connected Model does; model: a patcher to use instead."""
-    live = Live(model or build(row)[1], DrawnClip(row), PooledVae(row))
+    live = Live(model or build(row)[1], DrawnClip(row), PooledVae(row), sampled)
     return BaseModelConfig(path=row, connected=ConnectedConfig(key=key_of(live), **settings))

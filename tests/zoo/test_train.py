@@ -4,6 +4,8 @@ import copy
 
 import comfy.lora
 import comfy.model_management
+import comfy.sample
+import comfy.sd
 import pytest
 import torch
 from durable import Cut, cut_at, equal
@@ -132,22 +134,51 @@ def test_other_weights_a_patch_or_another_sampling_are_another_run(pictures, tmp
     assert len(others) == 3 and plain not in others
 
 
-def test_samples_are_what_the_saved_file_draws(pictures, tmp_path):
-    import comfy.sample
-    import comfy.sd
-
-    base = linked("flux_dev")
-    config = configure(base, pictures).replace(
-        sample=SampleConfig(prompts=("a mossling",), width=64, height=64, steps=2, cfg=1.0, seed=3),
-        train=TrainConfig(steps=2, resolution=64, seed=5, save_dtype="float32"),
-    )
-    result, notes = run(config, tmp_path)
-    live = live_of(base)
-    model, _ = comfy.sd.load_lora_for_models(live.model, None, dict(result.tensors), 1.0, 0.0)
+def drawn_with(live, tensors):
+    """Draw the sample of `sampled` through ComfyUI's own loader and sampler, with a LoRA on the model that draws."""
+    model, _ = comfy.sd.load_lora_for_models(live.sampled or live.model, None, dict(tensors), 1.0, 0.0)
     ((cross, extra),) = live.clip.encode_from_tokens_scheduled(live.clip.tokenize("a mossling"))
     wanted = [[cross, {**extra, "guidance": 3.5}]]
     latents = torch.zeros(1, 16, 8, 8)
     noise = comfy.sample.prepare_noise(latents, 3)
     drawn = comfy.sample.sample(model, noise, 2, 1.0, "euler", "simple", wanted, wanted, latents, disable_pbar=True)
-    assert not notes or not any("could not be drawn" in note for note in notes), notes
-    assert (result.samples - live.vae.decode(drawn)).abs().max() <= 1.5 / 255
+    return live.vae.decode(drawn)
+
+
+def sampled(base, pictures):
+    return configure(base, pictures).replace(
+        sample=SampleConfig(prompts=("a mossling",), width=64, height=64, steps=2, cfg=1.0, seed=3),
+        saves=SavesConfig(save_every=0, sample_every=1, sample_unit="steps"),
+        train=TrainConfig(steps=2, resolution=64, seed=5, save_dtype="float32"),
+    )
+
+
+def test_samples_are_what_the_saved_file_draws(pictures, tmp_path):
+    base = linked("flux_dev")
+    result, notes = run(sampled(base, pictures), tmp_path)
+    assert not any("could not be drawn" in note for note in notes), notes
+    assert (result.samples - drawn_with(live_of(base), result.tensors)).abs().max() <= 1.5 / 255
+
+
+@pytest.mark.parametrize("partner", ["of its own", "of the same weights"])
+def test_a_partner_draws_the_samples_and_changes_nothing_else(partner, pictures, tmp_path):
+    model = build("flux_dev")[1]
+    other = build("flux_dev", seed=1)[1] if partner == "of its own" else model.clone()
+    key = "diffusion_model.double_blocks.0.img_mlp.0.weight"
+    other.add_patches({key: ("diff", (torch.ones_like(other.model.state_dict()[key]) * 0.1,))})
+    base = linked("flux_dev", model, other)
+    before = state_of(model), state_of(other)
+    result, notes = run(sampled(base, pictures), tmp_path / "partner")
+    assert not any("could not be drawn" in note for note in notes), notes
+    assert (result.samples - drawn_with(live_of(base), result.tensors)).abs().max() <= 1.5 / 255
+    comfy.model_management.unload_all_models()
+    unchanged(before[0][:1], state_of(model)[:1])
+    unchanged(before[1][:1], state_of(other)[:1])
+    alone, _ = run(sampled(linked("flux_dev", model), pictures), tmp_path / "alone")
+    assert equal(alone.tensors, result.tensors) and alone.losses == result.losses
+    assert (alone.samples - result.samples).abs().max() > 1.5 / 255
+
+
+def test_a_partner_with_other_blocks_is_refused(pictures, tmp_path):
+    with pytest.raises(ValueError, match="sample_model linked to Use Connected Model has other blocks"):
+        run(configure(linked("flux_dev", sampled=build("chroma")[1]), pictures), tmp_path)

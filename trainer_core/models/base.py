@@ -345,6 +345,10 @@ class BaseModel(Protocol):
         """Decode (B, C, H, W) latents to (B, height, width, 3) pictures in 0..1."""
         ...
 
+    def drawing(self, network: Any) -> AbstractContextManager[None]:
+        """Wrap calls of `draw` while a network is attached; afterwards training can go on."""
+        ...
+
     def draw(
         self, prompt: Conditioning, negative: Conditioning, config: SampleConfig, number: int, check: Callable[[], None]
     ) -> Tensor | None:

@@ -31,7 +31,7 @@ def draw_samples(run: Run) -> list[Path]:
     try:
         for version in versions(run):
             if version.ending != "-last":
-                with version.weights():
+                with version.weights(), run.base.drawing(run.network):
                     read = run.reader(training=False)
                     images = sample_images(
                         run.base, run.config.sample, run.device, encode=read, callbacks=run.callbacks

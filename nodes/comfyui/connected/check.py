@@ -8,7 +8,9 @@ import comfy.model_base
 import comfy.model_patcher
 import torch
 
+from ....trainer_core.networks.layers.shape import weight_shape
 from .family import family_of
+from .layers import list_layers
 from .noise import noise_model
 
 NODE = "Use Connected Model"
@@ -33,6 +35,23 @@ def check_connected(model: Any, clip: Any, vae: Any) -> None:
         )
     if getattr(clip, "cond_stage_model", None) is None:
         raise ValueError(f"The CLIP linked to {NODE} is none; link the one that belongs to the MODEL.")
+
+
+def check_partner(sampled: Any, model: Any) -> None:
+    """Raise ValueError for a sample_model that cannot take the MODEL's LoRA; None is none."""
+    if sampled is None:
+        return
+    shapes = [
+        {layer.path: weight_shape(layer.module) for layer in list_layers(each.model) if layer.block}
+        if isinstance(getattr(each, "model", None), comfy.model_base.BaseModel)
+        else {}
+        for each in (sampled, model)
+    ]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"The sample_model linked to {NODE} has other blocks than its model; link one of the same architecture, "
+            "or none."
+        )
 
 
 def _check_options(model: Any) -> None:

@@ -17,6 +17,7 @@ class Live:
     model: Any  # ModelPatcher
     clip: Any
     vae: Any
+    sampled: Any = None  # ModelPatcher that draws the samples, with the LoRA on it; None: `model`
 
 
 class Key(str):

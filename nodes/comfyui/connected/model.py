@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ....trainer_core.models import (
 )
 from ....trainer_core.models.base import Size, Unit
 from . import gradients, identity, layers, names, text, vae
-from .check import check_connected
+from .check import check_connected, check_partner
 from .denoiser import Conditions, Denoiser
 from .family import Family, family_of, remarks
 from .live import live_of
@@ -52,6 +52,8 @@ class ConnectedModel:
         live = live_of(config)
         self.name, self.prompt_weights = config.path, config.prompt_weights
         self.model, self.clip, self.vae = live.model.clone(), live.clip, live.vae
+        self._partner = live.sampled  # draws the samples instead of `model`
+        self._drawing: Any = None  # that partner with the network's LoRA on it
         self.family: Family = family_of(self.model)
         guidance = config.connected.guidance
         guidance = self.family.guidance if guidance < 0 else guidance
@@ -280,13 +282,28 @@ class ConnectedModel:
         model = self.model.model
         return vae.decode(held.vae, model.process_latent_out(vae.with_time(model, latents.float())))
 
+    @contextmanager
+    def drawing(self, network: Any) -> Iterator[None]:
+        """Let `draw` see a network that is attached: a partner takes its tensors as ComfyUI's loader takes the file."""
+        with ExitStack() as stack:
+            stack.enter_context(gradients.paused())
+            if self._partner is not None:
+                stack.enter_context(network.detached())  # the partner may be the MODEL with other patches
+                self._drawing = names.put_beneath(self._partner, network.tensors(), 1.0)
+            try:
+                yield
+            finally:
+                self._drawing = None
+                if self._denoiser is not None:
+                    self.load()  # ComfyUI may have moved it, to make room
+
     def draw(
         self, prompt: Conditioning, negative: Conditioning, config: SampleConfig, number: int, check: Callable[[], None]
     ) -> Tensor:
         """Draw a sample by ComfyUI's own sampler, (1, H, W, 3) in 0..1."""
-        with gradients.paused():
-            latents = draw(self.model, self.family, (prompt, negative), config, number, check)
-            return vae.decode(self.vae, latents)
+        model = self._drawing or self.model
+        latents = draw(model, family_of(model), (prompt, negative), config, number, check)
+        return vae.decode(self.vae, latents)
 
     def free(self, *parts: str) -> None:
         """Let go of the denoiser; the models stay ComfyUI's."""
@@ -323,6 +340,7 @@ class ConnectedSource:
         """Raise ValueError for models that cannot be trained."""
         live = live_of(self.config)
         check_connected(live.model, live.clip, live.vae)
+        check_partner(live.sampled, live.model)
 
     def outline(self, dtype: torch.dtype = torch.float32) -> ConnectedModel:
         """Return the linked models: their shapes are all that is asked of an outline."""

@@ -297,6 +297,11 @@ class StableDiffusion:
         """Decode latents in model scale to (N, H, W, 3) pictures in 0..1."""
         return autoencoder.decode(vae, latents, self.family.latent_scale)
 
+    def drawing(self, network: Any) -> AbstractContextManager[None]:
+        """Nothing: the core's sampler draws with the denoiser as it is."""
+        del network
+        return nullcontext()
+
     def draw(
         self, prompt: Conditioning, negative: Conditioning, config: SampleConfig, number: int, check: Callable[[], None]
     ) -> Tensor | None:
