@@ -19,6 +19,7 @@ from .memory import attention_kernel, choose_dtype, empty_cache, give_back, kept
 from .memory.messages import never_fits, out_of_memory_explained, repeated_with_less
 from .models import Source, source_of
 from .optim.schedule import lr_factor
+from .preflight.defaults import with_defaults
 from .runs import Checkpoint, choose_run, working_run
 from .runs.log import logged
 from .runs.publish import Destination
@@ -79,10 +80,15 @@ def train_lora(
     input raises ValueError before a model is loaded. When the run is stopped or fails, its state is saved in its
     folder and its LoRA copied beside `output`, then the exception is raised.
     """
-    device = torch.device(device)
+    device, callbacks = torch.device(device), callbacks or Callbacks()
+    source = source or source_of(config.base_model)
+    source.check()
+    config, said = with_defaults(config, source)
+    for sentence in said:
+        callbacks.note(sentence)
     job = Job(
         config=config,
-        source=source or source_of(config.base_model),
+        source=source,
         device=device,
         dtype=choose_dtype(config.base_model.precision, device),
         cache=cache,
@@ -90,7 +96,7 @@ def train_lora(
         runs=runs or output.parent / "runs",
         logs=logs,
         destination=Destination(output=output, embeddings=embeddings or output.parent, saves=config.saves),
-        callbacks=callbacks or Callbacks(),
+        callbacks=callbacks,
         access=access,
         verify=verify,
     )

@@ -18,6 +18,7 @@ from .base import (
     Part,
     Source,
     TextEncoder,
+    Usual,
 )
 from .weights import check_weighted
 from .words import Words, mentions, word_ids
@@ -33,6 +34,7 @@ __all__ = [
     "Part",
     "Source",
     "TextEncoder",
+    "Usual",
     "Words",
     "check_weighted",
     "mentions",
