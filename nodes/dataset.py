@@ -115,12 +115,12 @@ class AtelierConceptDataset(Node):
                 ),
                 io.Float.Input(
                     "caption_dropout",
-                    default=0.05,
+                    default=0.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
                     round=1e-4,
-                    tooltip="Chance that a visit has no caption at all, 0 to 1. 0.05 is usual; 0.1 helps styles.",
+                    tooltip="Chance that a visit has no caption at all, 0 to 1. 0.05 to 0.1 helps styles.",
                     advanced=True,
                 ),
                 io.String.Input(

@@ -90,7 +90,7 @@ class AtelierImageConcept(Node):
                 ),
                 io.Float.Input(
                     "caption_dropout",
-                    default=0.05,
+                    default=0.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..trainer_core.config import BaseModelConfig, LoraConfig
-from ..trainer_core.models import source_of
 from .comfyui import models
 from .node import Node, described
 from .sockets import CATEGORY, BaseModelSocket, LoraConfigSocket, io, ui
@@ -205,21 +204,21 @@ class AtelierLoraConfig(Node):
             inputs=[
                 io.Int.Input(
                     "rank",
-                    default=0,
-                    min=0,
+                    default=16,
+                    min=1,
                     max=4096,
                     tooltip="Rank of each layer (network dim). 8 to 32 suits a character or a style; the file grows "
-                    "with it. LoHa needs only its square root. 0 = as suits the model, 16 for most. Range 0 to 4096.",
+                    "with it. LoHa needs only its square root. Range 1 to 4096.",
                 ),
                 io.Float.Input(
                     "alpha",
-                    default=0.0,
-                    min=0.0,
+                    default=16.0,
+                    min=0.001,
                     max=65536.0,
                     step=0.5,
                     round=1e-4,
                     tooltip="The LoRA is scaled by alpha / rank. Equal to the rank = full strength; lower acts like "
-                    "a lower learning rate. 0 = the rank.",
+                    "a lower learning rate. Above 0.",
                 ),
                 io.Combo.Input(
                     "preset",
@@ -344,12 +343,11 @@ class AtelierLoraConfig(Node):
         )
         if base_model is None:
             return io.NodeOutput(config, models.NOTHING, models.NOTHING)
-        from ..trainer_core.preflight.defaults import filled_lora
         from ..trainer_core.preflight.network import describe_network, outline_size  # here, so that ComfyUI starts fast
         from .network_picture import draw_network
         from .preview import to_image
 
-        size = outline_size(base_model, filled_lora(config, source_of(base_model).usual()))
+        size = outline_size(base_model, config)
         report = "\n\n".join([describe_network(size), TEXT_NOTE]) if len(size.models) > 1 else describe_network(size)
         picture = to_image(draw_network(size, f"{config.algorithm}, {config.preset}"))
         shown = {**ui.PreviewImage(picture, cls=cls).as_dict(), **ui.PreviewText(report).as_dict()}

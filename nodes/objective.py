@@ -25,7 +25,7 @@ class AtelierObjective(Node):
             inputs=[
                 io.Float.Input(
                     "min_snr_gamma",
-                    default=0.0,
+                    default=5.0,
                     min=0.0,
                     max=1000.0,
                     step=0.5,

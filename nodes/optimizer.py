@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..trainer_core.config import AUTO_RATE, OPTIMIZERS, OptimizerConfig
+from ..trainer_core.config import OPTIMIZERS, OptimizerConfig
 from ..trainer_core.config.optimizers import Setting
 from .node import Node
 from .sockets import CATEGORY, OptimizerSocket, io
@@ -166,8 +166,7 @@ class AtelierOptimizer(Node):
 
 def rate(name: str, default: float, tooltip: str, **options: Any) -> io.Input:
     """Build the input of a learning rate."""
-    common = {"min": 0.0, "max": 100.0, "step": 1e-5, "round": 1e-9, "tooltip": tooltip}
-    return io.Float.Input(name, default=default, **{**common, **options})
+    return io.Float.Input(name, default=default, min=0.0, max=100.0, step=1e-5, round=1e-9, tooltip=tooltip, **options)
 
 
 def own_inputs(name: str) -> list[io.Input]:
@@ -180,12 +179,12 @@ def own_inputs(name: str) -> list[io.Input]:
         f"{kind.learning_rate / 2:g} is usual otherwise. Range 0 to 100."
     )
     unet = (
-        "A factor on the step size that the optimizer finds. -1 = 1; 0 = the UNet is not trained. Up to 100."
+        "A factor on the step size that the optimizer finds: 1. 0 = the UNet is not trained. Range 0 to 100."
         if kind.estimates
-        else f"Learning rate of the UNet. -1 = as suits the model, {kind.learning_rate:g} for most; 0 = the UNet is "
-        "not trained. Up to 100."
+        else f"Learning rate of the UNet. {kind.learning_rate:g} is a good start; 0 = the UNet is not trained. "
+        "Range 0 to 100."
     )
-    rates = [rate("learning_rate", AUTO_RATE, unet, min=AUTO_RATE), rate("text_encoder_learning_rate", 0.0, text)]
+    rates = [rate("learning_rate", kind.learning_rate, unet), rate("text_encoder_learning_rate", 0.0, text)]
     return [*rates, *(own_input(setting) for setting in kind.settings)]
 
 

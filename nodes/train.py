@@ -10,7 +10,6 @@ from typing import Any
 
 from ..trainer_core.common.callbacks import Callbacks
 from ..trainer_core.config import (
-    AUTO_RATE,
     BaseModelConfig,
     BucketConfig,
     DatasetConfig,
@@ -30,7 +29,6 @@ from ..trainer_core.lora_files.continued import check_lora_files
 from ..trainer_core.lora_files.merge import comfy_tensors
 from ..trainer_core.models import source_of
 from ..trainer_core.models.sd import detect_noise
-from ..trainer_core.preflight.defaults import with_defaults
 from ..trainer_core.preflight.outline import outline_run
 from .comfyui import folders, kept, models, session
 from .comfyui.connected.live import live_of
@@ -41,7 +39,6 @@ from .preview import to_image
 from .sockets import CATEGORY, complaint, io, ui
 from .train_inputs import train_inputs
 
-AUTO_LORA, AUTO_OPTIMIZER = LoraConfig(rank=0, alpha=0), OptimizerConfig(learning_rate=AUTO_RATE)  # of nodes not linked
 TRAIN_FIELDS = (
     "steps",
     "epochs",
@@ -112,6 +109,9 @@ class AtelierTrain(Node):
         cls,
         base_model: BaseModelConfig,
         dataset: DatasetConfig,
+        optimizer: OptimizerConfig,
+        scheduler: SchedulerConfig,
+        lora_config: LoraConfig,
         name: str,
         strength: float,
         sample_prompts: str,
@@ -119,9 +119,6 @@ class AtelierTrain(Node):
         sample_steps: int,
         sample_cfg: float,
         sample_seed: int,
-        optimizer: OptimizerConfig | None = None,
-        scheduler: SchedulerConfig | None = None,
-        lora_config: LoraConfig | None = None,
         objective: ObjectiveConfig | None = None,
         model: Any = None,
         clip: Any = None,
@@ -135,12 +132,13 @@ class AtelierTrain(Node):
         fields = {field: values[field] for field in TRAIN_FIELDS}
         fields |= {field: values[field] for field in LATER_FIELDS if field in values}
         train = TrainConfig(buckets=buckets or BucketConfig(), **fields)
+        side = max(64, train.resolution // 64 * 64)
         config = RunConfig(
             base_model=base_model,
             dataset=dataset,
-            lora=lora_config or AUTO_LORA,
-            optimizer=optimizer or AUTO_OPTIMIZER,
-            scheduler=scheduler or SchedulerConfig(),
+            lora=lora_config,
+            optimizer=optimizer,
+            scheduler=scheduler,
             objective=objective or ObjectiveConfig(),
             train=train,
             memory=memory or MemoryConfig(checkpointing="full" if values["gradient_checkpointing"] else "auto"),
@@ -150,18 +148,18 @@ class AtelierTrain(Node):
                 steps=sample_steps,
                 cfg=sample_cfg,
                 seed=sample_seed,
-                width=0,
-                height=0,
+                width=side,
+                height=side,
             ),
             saves=saves or SavesConfig(),
             existing=read_existing(on_existing or {}),
         )
         used = [concept.folder for concept in dataset.concepts]
-        used += [config.lora.start, *(beneath.path for beneath in config.lora.beneath)]
+        used += [lora_config.start, *(beneath.path for beneath in lora_config.beneath)]
         kept.mark_used(map(Path, used))
         kept.make_room()
         output = folders.lora_file(plain_name(name), config.saves.folder)
-        embeddings = folders.embeddings_folder() if config.lora.embeddings else None
+        embeddings = folders.embeddings_folder() if lora_config.embeddings else None
         progress, began = NodeProgress(cls.hidden.unique_id, output.stem), time.monotonic()
         try:
             with session.buttons_enabled(cls.hidden.unique_id, draws=bool(config.sample.prompts)) as asked:
@@ -223,7 +221,6 @@ def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks
     """
     path, source = Path(config.base_model.path), source_of(config.base_model)
     source.check()
-    config, _ = with_defaults(config, source)
     base = source.outline()
     check_lora_files(config, base)
     outline_run(config, base)  # refuses impossible layers before anything is loaded

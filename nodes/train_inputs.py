@@ -28,23 +28,9 @@ def train_inputs() -> list[io.Input]:
         DatasetSocket.Input(
             "dataset", tooltip="The pictures, from Concept Dataset, Concept from Images or Mask Loader."
         ),
-        OptimizerSocket.Input(
-            "optimizer",
-            optional=True,
-            tooltip="Optional, from Optimizer: the optimizer and its learning rates. Not linked = AdamW, at the "
-            "learning rate that suits the model.",
-        ),
-        SchedulerSocket.Input(
-            "scheduler",
-            optional=True,
-            tooltip="Optional, from Scheduler: the learning rate's curve. Not linked = a cosine down to 0.",
-        ),
-        LoraConfigSocket.Input(
-            "lora_config",
-            optional=True,
-            tooltip="Optional, from LoRA Config: algorithm, size and layers. Not linked = a LoRA of the rank that "
-            "suits the model, on attention and the layers between.",
-        ),
+        OptimizerSocket.Input("optimizer", tooltip="The optimizer and its learning rates, from Optimizer."),
+        SchedulerSocket.Input("scheduler", tooltip="The learning rate's curve, from Scheduler."),
+        LoraConfigSocket.Input("lora_config", tooltip="Algorithm, size and layers of the LoRA, from LoRA Config."),
         io.String.Input(
             "name",
             default="my_lora",
@@ -83,12 +69,12 @@ def train_inputs() -> list[io.Input]:
         ),
         io.Int.Input(
             "resolution",
-            default=0,
-            min=0,
+            default=DEFAULTS.resolution,
+            min=64,
             max=8192,
             step=8,
             tooltip="Pixels: each picture is scaled to about resolution x resolution, in the shape nearest to its "
-            "own. 0 = what the model was made for: 512 for Stable Diffusion 1, 1024 for XL and most others.",
+            "own. 512 suits Stable Diffusion 1, 1024 suits XL.",
         ),
         io.Int.Input(
             "bucket_step",

@@ -19,7 +19,6 @@ from .memory import attention_kernel, choose_dtype, empty_cache, give_back, kept
 from .memory.messages import never_fits, out_of_memory_explained, repeated_with_less
 from .models import Source, source_of
 from .optim.schedule import lr_factor
-from .preflight.defaults import with_defaults
 from .runs import Checkpoint, choose_run, working_run
 from .runs.log import logged
 from .runs.publish import Destination
@@ -80,15 +79,10 @@ def train_lora(
     input raises ValueError before a model is loaded. When the run is stopped or fails, its state is saved in its
     folder and its LoRA copied beside `output`, then the exception is raised.
     """
-    device, callbacks = torch.device(device), callbacks or Callbacks()
-    source = source or source_of(config.base_model)
-    source.check()
-    config, said = with_defaults(config, source)
-    for sentence in said:
-        callbacks.note(sentence)
+    device = torch.device(device)
     job = Job(
         config=config,
-        source=source,
+        source=source or source_of(config.base_model),
         device=device,
         dtype=choose_dtype(config.base_model.precision, device),
         cache=cache,
@@ -96,7 +90,7 @@ def train_lora(
         runs=runs or output.parent / "runs",
         logs=logs,
         destination=Destination(output=output, embeddings=embeddings or output.parent, saves=config.saves),
-        callbacks=callbacks,
+        callbacks=callbacks or Callbacks(),
         access=access,
         verify=verify,
     )

@@ -88,9 +88,8 @@ def test_every_node_input_and_output_explains_itself(comfy: ComfyClient) -> None
 
 
 def explained(page: str, schema: dict) -> str:
-    """Return a help page whose tables give each input's default and tooltip, and each output's tooltip."""
+    """Return a help page whose tables give each input's and output's tooltip as its meaning."""
     tips = {key: spec[1]["tooltip"] for key, spec in inputs(schema).items()}
-    numbers = {key: f"{spec[1]['default']:g}" for key, spec in inputs(schema).items() if spec[0] in ("INT", "FLOAT")}
     told = dict(zip(schema["output_name"], schema["output_tooltips"], strict=True))
     lines, columns = page.split("\n"), 0
     for i, line in enumerate(lines):
@@ -100,12 +99,10 @@ def explained(page: str, schema: dict) -> str:
             options, name = row.groups()
             own = [rf".+\.{re.escape(option)}\.{name}" for option in (options or "").split(", ")] if options else [name]
             own = own if options or name in tips or columns == 2 else [rf".+\..+\.{name}"]  # the same for all options
-            keys = [key for key in tips if any(re.fullmatch(one, key) for one in own)]
-            (meaning,) = {tips[key] for key in keys} if columns == 3 else {told[name]}
-            cells = line.split(" | ")[:columns]
-            if columns == 3 and (defaults := {numbers[key] for key in keys if key in numbers}):
-                (cells[2],) = defaults
-            lines[i] = " | ".join([*cells, meaning.replace("|", "\\|").replace("\n", " ")]) + " |"
+            found = {tip for key, tip in tips.items() if any(re.fullmatch(one, key) for one in own)}
+            (meaning,) = found if columns == 3 else {told[name]}
+            meaning = meaning.replace("|", "\\|").replace("\n", " ")
+            lines[i] = " | ".join([*line.split(" | ")[:columns], meaning]) + " |"
     return "\n".join(lines)
 
 

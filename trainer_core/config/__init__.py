@@ -15,14 +15,13 @@ from .embedding import EmbeddingConfig
 from .model import MODEL_FILES, BaseModelConfig, ConnectedConfig, MemoryConfig, Precision, Prediction, Weights
 from .network import DENOISER_ONLY, SPATIAL, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
 from .objective import MIN_SNR, ObjectiveConfig
-from .optimizer import AUTO_RATE, OptimizerConfig
+from .optimizer import OptimizerConfig
 from .optimizers import OPTIMIZERS
 from .run import RunConfig, SampleConfig, TrainConfig
 from .saves import ExistingConfig, SavesConfig, fill_name, plain_name
 from .scheduler import SchedulerConfig
 
 __all__ = [
-    "AUTO_RATE",
     "DENOISER_ONLY",
     "MASK_SUFFIX",
     "MIN_SNR",

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from .base import Config, check_choices, check_range
 from .optimizers import OPTIMIZERS
 
-AUTO_RATE = -1.0  # a learning rate that suits the base model's family and the optimizer
 RATES = ("learning_rate", "text_encoder_learning_rate", "text_encoder_2_learning_rate", "conv_learning_rate")
 
 
@@ -19,7 +18,7 @@ class OptimizerConfig(Config):
 
     name: str = "adamw"  # one of OPTIMIZERS
     options: dict[str, Any] = field(default_factory=dict)  # its own parameters; those left out get its defaults
-    learning_rate: float = 1e-4  # of the UNet's network; -1 = as suits the base model's family and the optimizer
+    learning_rate: float = 1e-4  # of the UNet's network
     text_encoder_learning_rate: float = 0.0  # of the (first) text encoder; 0 = not trained
     text_encoder_2_learning_rate: float = 0.0  # of the second text encoder, if there is one; 0 = not trained
     conv_learning_rate: float = 0.0  # of the UNet's convolutions larger than 1x1; 0 = learning_rate
@@ -49,7 +48,7 @@ class OptimizerConfig(Config):
         if self.name not in OPTIMIZERS:
             raise ValueError(f"name of Optimizer is {self.name!r:.80}; choose one of {list(OPTIMIZERS)}.")
         object.__setattr__(self, "options", read_options(self.name, self.options))
-        for name in RATES[1:] if self.learning_rate == AUTO_RATE else RATES:
+        for name in RATES:
             check_range(self, name, 0, 100)
         check_range(self, "lora_plus_ratio", 1, 1000)
         check_range(self, "max_grad_norm", 0)

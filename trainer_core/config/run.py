@@ -23,7 +23,7 @@ class TrainConfig(Config):
     epochs: int = 0  # visits of the whole dataset; 0 = use steps
     batch_size: int = 1
     accumulate: int = 1  # micro-batches per optimizer step
-    resolution: int = 512  # pixels: buckets hold about resolution x resolution; 0 = as suits the base model
+    resolution: int = 512  # pixels: buckets hold about resolution x resolution
     bucket_step: int = 64  # pixels; bucket sides are multiples of it
     buckets: BucketConfig = field(default_factory=BucketConfig)
     seed: int = 0
@@ -41,14 +41,13 @@ class TrainConfig(Config):
         check_range(self, "epochs", 0)
         check_range(self, "batch_size", 1)
         check_range(self, "accumulate", 1)
-        if self.resolution:
-            check_range(self, "resolution", 64, 8192)
+        check_range(self, "resolution", 64, 8192)
         check_range(self, "bucket_step", 8, 512)
         check_range(self, "seed", 0, 2**64 - 1)
         check_range(self, "validate_every", 0)
         check_range(self, "early_stop_patience", 0)
         check_range(self, "early_stop_min_improvement", 0, 0.9)
-        if self.bucket_step % 8 or 0 < self.resolution < self.bucket_step:
+        if self.bucket_step % 8 or self.resolution < self.bucket_step:
             raise ValueError(
                 f"bucket_step is {self.bucket_step}; set bucket_step of Train LoRA to a multiple of 8, at most the "
                 f"resolution {self.resolution}."
@@ -69,14 +68,17 @@ class TrainConfig(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleConfig(Config):
-    """Prompts and settings of the sample pictures that are drawn with the trained model."""
+    """Prompts and settings of the sample pictures that are drawn with the trained model.
+
+    Train LoRA sets their size to its resolution.
+    """
 
     prompts: tuple[str, ...] = ()
     negative: str = ""
     steps: int = 0  # 0 = as many as suit the model
     cfg: float = 0.0  # 0 = as suits the model
     seed: int = 0
-    width: int = 512  # pixels, multiples of 8; 0 = the run's resolution
+    width: int = 512  # pixels, multiples of 8
     height: int = 512
 
     def __post_init__(self) -> None:
@@ -84,8 +86,7 @@ class SampleConfig(Config):
         check_range(self, "steps", 0, 1000)
         check_range(self, "cfg", 0, 100)
         for side in ("width", "height"):
-            if getattr(self, side):
-                check_range(self, side, 16, 8192)
+            check_range(self, side, 16, 8192)
             if getattr(self, side) % 8:
                 raise ValueError(f"{side} of the samples is {getattr(self, side)}; set it to a multiple of 8.")
 

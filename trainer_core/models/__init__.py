@@ -18,7 +18,6 @@ from .base import (
     Part,
     Source,
     TextEncoder,
-    Usual,
 )
 from .weights import check_weighted
 from .words import Words, mentions, word_ids
@@ -34,7 +33,6 @@ __all__ = [
     "Part",
     "Source",
     "TextEncoder",
-    "Usual",
     "Words",
     "check_weighted",
     "mentions",

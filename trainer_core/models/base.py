@@ -100,17 +100,6 @@ class LevelDefaults:
     source: str = ""  # whose values these are, for people
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Usual:
-    """What a run on a base model takes where the person sets nothing."""
-
-    title: str  # the family's name in messages
-    rank: int = 16
-    learning_rate: float = 1e-4  # of AdamW
-    resolution: int = 1024  # pixels
-    source: str = ""  # whose values these are, for people
-
-
 class TextEncoder(Protocol):
     """A text encoder in memory whose layers or token embeddings can be trained."""
 
@@ -381,10 +370,6 @@ class Source(Protocol):
 
     def check(self) -> None:
         """Raise ValueError for a model that cannot be trained, from headers alone."""
-        ...
-
-    def usual(self) -> Usual:
-        """What suits this model, from headers alone."""
         ...
 
     def outline(self, dtype: torch.dtype = torch.float32) -> BaseModel:

@@ -86,6 +86,7 @@ def check_settings(job: Job) -> None:
     """Raise ValueError for settings that are wrong alone, in combination, or on this machine."""
     config = job.config
     job.destination.check_names([word.token for word in config.lora.embeddings])
+    job.source.check()
     check_optimizer(config.optimizer, config.scheduler, job.device)
     check_log(config.train.log, job.logs)
     # float16 needs scaled gradients, and CUDA scales none in bfloat16.

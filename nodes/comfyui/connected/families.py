@@ -43,6 +43,7 @@ class Family:
     rank: int = 16
     learning_rate: float = 1e-4
     resolution: int = 1024
+    caption_dropout: float = 0.05
     distilled: str = ""  # why it should not be trained, and what to do instead
     untried: bool = False  # no trainer's values were found
 

@@ -22,7 +22,6 @@ from ....trainer_core.models import (
     LevelDefaults,
     NoiseModel,
     Part,
-    Usual,
     Words,
 )
 from ....trainer_core.models.base import Size, Unit
@@ -342,17 +341,6 @@ class ConnectedSource:
         live = live_of(self.config)
         check_connected(live.model, live.clip, live.vae)
         check_partner(live.sampled, live.model)
-
-    def usual(self) -> Usual:
-        """The family's usual settings."""
-        family = self._model.family
-        return Usual(
-            title=family.title,
-            rank=family.rank,
-            learning_rate=family.learning_rate,
-            resolution=family.resolution,
-            source="no trainer's settings were found" if family.untried else "what its trainers start with",
-        )
 
     def outline(self, dtype: torch.dtype = torch.float32) -> ConnectedModel:
         """Return the linked models: their shapes are all that is asked of an outline."""

@@ -38,7 +38,6 @@ class Family:
     latent_scale: float  # of the autoencoder
     heads: int  # of every attention layer; 0: heads of 64 channels
     ldm_names: bool  # LoRA files use the original code's names for UNet layers, not diffusers'
-    resolution: int  # of the pictures that it was trained on, in pixels
     base_version: str  # kohya's ss_base_model_version
     architecture: str  # modelspec's
 
@@ -64,7 +63,6 @@ FAMILIES = {
             latent_scale=0.18215,
             heads=8,
             ldm_names=False,
-            resolution=512,
             base_version="sd_v1",
             architecture="stable-diffusion-v1",
         ),
@@ -86,7 +84,6 @@ FAMILIES = {
             latent_scale=0.18215,
             heads=0,
             ldm_names=False,
-            resolution=512,
             base_version="sd_v2",
             architecture="stable-diffusion-v2-512",
         ),
@@ -118,7 +115,6 @@ FAMILIES = {
             latent_scale=0.13025,
             heads=0,
             ldm_names=True,
-            resolution=1024,
             base_version="sdxl_base_v1-0",
             architecture="stable-diffusion-xl-v1-base",
         ),

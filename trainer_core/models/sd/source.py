@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from ...config import BaseModelConfig
-from ..base import Usual
 from ..files.kept import KeptFiles
-from ..files.safetensors_file import read_header
-from .family import TEXT_FILES, VAE_FILE, detect_family
-from .folder import check_folder
-from .load import check_base_model, detect_noise, given_files, load_base_model
+from .family import TEXT_FILES, VAE_FILE
+from .load import check_base_model, load_base_model
 from .model import StableDiffusion
 from .outline import outline_base_model
 from .remarks import remarks
 from .text import find_tokenizer
-
-SECOND_V_SIDE = 768  # of the pictures of Stable Diffusion 2 where it predicts v
 
 
 class StableDiffusionFiles:
@@ -35,20 +28,6 @@ class StableDiffusionFiles:
     def check(self) -> None:
         """Raise ValueError for files that are not a trainable Stable Diffusion model, from their headers alone."""
         check_base_model(self.config)
-
-    def usual(self) -> Usual:
-        """The family's usual start; the resolution is the file's own if its metadata name one."""
-        path, given = Path(self.config.path), given_files(self.config)
-        header = None if path.is_dir() else read_header(path)
-        family = check_folder(path, given) if header is None else detect_family(header, given)
-        side, source = family.resolution, "what most trainers start with"
-        if family.name == "sd2" and detect_noise(self.config)[0] == "v_prediction":
-            side = SECOND_V_SIDE
-        own = re.fullmatch(r"(\d{2,4})x(\d{2,4})", (header.metadata if header else {}).get("modelspec.resolution", ""))
-        if own and int(own[1]) >= 64 <= int(own[2]):
-            side = round(math.sqrt(int(own[1]) * int(own[2])) / 8) * 8
-            source = "the resolution is the file's own, the rest what most trainers start with"
-        return Usual(title=family.title, resolution=side, source=source)
 
     def outline(self, dtype: torch.dtype = torch.float32) -> StableDiffusion:
         """Build UNet and text encoders without weights."""
