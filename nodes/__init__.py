@@ -22,6 +22,7 @@ from .saves import AtelierSaves
 from .scheduler import AtelierScheduler
 from .sockets import ComfyExtension, io
 from .train import AtelierTrain
+from .validation import AtelierValidation
 from .variation import AtelierAugment, AtelierBuckets
 
 NODES: list[type[io.ComfyNode]] = [
@@ -44,6 +45,7 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierExistingLora,
     AtelierEmbedding,
     AtelierSaves,
+    AtelierValidation,
 ]
 
 

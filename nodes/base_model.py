@@ -9,7 +9,7 @@ from ..trainer_core.config import BaseModelConfig, Weights
 from ..trainer_core.models.sd import check_base_model, detect_noise, remarks
 from .comfyui import folders, models
 from .node import Node
-from .sockets import CATEGORY, BaseModelSocket, io, ui
+from .sockets import CATEGORY, BaseModelSocket, io, titled, ui
 
 BAKED = "baked"
 TEXT_TOOLTIPS = {
@@ -46,7 +46,7 @@ class AtelierLoadBaseModel(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierLoadBaseModel",
-            display_name="Load Base Model",
+            display_name=titled("Load Base Model"),
             category=CATEGORY,
             description="The model that the LoRA is trained on. BASE_MODEL goes to Train LoRA, which loads its own "
             "copy; ComfyUI loads MODEL, CLIP and VAE as usual.",

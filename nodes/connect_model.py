@@ -7,7 +7,7 @@ from typing import Any
 from ..trainer_core.config import BaseModelConfig, ConnectedConfig
 from .base_model import prompt_weights_input
 from .node import Node
-from .sockets import CATEGORY, BaseModelSocket, io, ui
+from .sockets import CATEGORY, BaseModelSocket, io, titled, ui
 
 
 class AtelierConnectModel(Node):
@@ -18,7 +18,7 @@ class AtelierConnectModel(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierConnectModel",
-            display_name="Use Connected Model",
+            display_name=titled("Use Connected Model"),
             category=CATEGORY,
             description="The LoRA is trained on the MODEL, CLIP and VAE that are linked here, whatever loaded them "
             "and in whatever precision: Flux, Z-Image, Qwen-Image, Wan, Chroma, Stable Diffusion 3 and others. A LoRA "

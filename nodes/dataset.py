@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig
+from ..trainer_core.config import OPEN, CaptionConfig, ConceptConfig, DatasetConfig
 from .comfyui import folders
 from .node import Node
-from .sockets import CATEGORY, DatasetSocket, complaint, io
+from .sockets import CATEGORY, DatasetSocket, complaint, io, titled
 
 # Inputs that say which files to watch have no socket: fingerprint_inputs sees no linked values.
 
@@ -44,7 +44,7 @@ class AtelierConceptDataset(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierConceptDataset",
-            display_name=NODE,
+            display_name=titled(NODE),
             category=CATEGORY,
             description="A folder of pictures of one character, style or thing, each with a caption. Link another "
             "Concept Dataset into dataset to train several together.",
@@ -52,7 +52,7 @@ class AtelierConceptDataset(Node):
             inputs=[
                 io.String.Input(
                     "folder",
-                    default=folders.EXAMPLE,
+                    default="",
                     socketless=True,
                     placeholder="my_character",
                     tooltip=f"The folder that holds your pictures. {FOLDER_RULE} {folders.EXAMPLE} is a small example "
@@ -115,12 +115,13 @@ class AtelierConceptDataset(Node):
                 ),
                 io.Float.Input(
                     "caption_dropout",
-                    default=0.0,
-                    min=0.0,
+                    default=OPEN,
+                    min=OPEN,
                     max=1.0,
                     step=0.01,
                     round=1e-4,
-                    tooltip="Chance that a visit has no caption at all, 0 to 1. 0.05 to 0.1 helps styles.",
+                    tooltip="Chance that a visit has no caption at all, 0 to 1. -1: as suits the model, mostly 0.05; "
+                    "0 for validation and prior_prediction.",
                     advanced=True,
                 ),
                 io.String.Input(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..trainer_core.config import EmbeddingConfig, LoraConfig
 from .node import Node
-from .sockets import CATEGORY, LoraConfigSocket, complaint, io
+from .sockets import CATEGORY, OPEN_LORA, LoraConfigSocket, complaint, io, titled, ui
 
 
 class AtelierEmbedding(Node):
@@ -15,19 +15,25 @@ class AtelierEmbedding(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierEmbedding",
-            display_name="Embedding",
+            display_name=titled("Embedding"),
             category=CATEGORY,
             description="Optional, between LoRA Config and Train LoRA: a word of your captions gets new token "
             "embeddings, which are trained together with the LoRA (pivotal tuning) and saved for ComfyUI's "
             "embedding: syntax. Chain several for several words.",
             search_aliases=["textual inversion", "pivotal tuning", "ti", "token", "trigger word", "train", "atelier"],
             inputs=[
-                LoraConfigSocket.Input("lora_config", tooltip="From LoRA Config, Existing LoRA, or another Embedding."),
+                LoraConfigSocket.Input(
+                    "lora_config",
+                    optional=True,
+                    tooltip="From LoRA Config, Existing LoRA, or another Embedding. Not linked = as suits the model.",
+                ),
                 io.String.Input(
                     "token",
-                    default="mossling",
+                    default="",
+                    placeholder="mossling",
                     tooltip="The word as it stands in the captions: one plain word of letters and digits, in upper "
-                    "or lower case. Wherever it stands alone, the trained vectors replace it.",
+                    "or lower case. Wherever it stands alone, the trained vectors replace it. Empty = this node "
+                    "changes nothing.",
                 ),
                 io.Int.Input(
                     "vectors",
@@ -84,12 +90,18 @@ class AtelierEmbedding(Node):
     def validate_inputs(cls, token: str | None = None) -> bool | str:
         """Refuse a token that is no plain word; a linked one is not known yet."""
         # ComfyUI repeats the sentence for every input that is named here, so there is one.
-        return complaint(token, lambda text: EmbeddingConfig(token=text.strip()))
+        return complaint(token, lambda text: text.strip() and EmbeddingConfig(token=text.strip()))
 
     @classmethod
     def execute(
-        cls, lora_config: LoraConfig, token: str, init_text: str, **values: int | float | str | bool
+        cls,
+        token: str,
+        init_text: str,
+        lora_config: LoraConfig = OPEN_LORA,
+        **values: int | float | str | bool,
     ) -> io.NodeOutput:
         """Add the word to the configuration."""
+        if not token.strip():
+            return io.NodeOutput(lora_config, ui=ui.PreviewText("No token is set, so this node changes nothing."))
         embedding = EmbeddingConfig(token=token.strip(), init=init_text.strip(), **values)  # type: ignore[arg-type]
         return io.NodeOutput(lora_config.replace(embeddings=(*lora_config.embeddings, embedding)))

@@ -14,7 +14,7 @@ from ..trainer_core.config import BeneathConfig, LoraConfig
 from ..trainer_core.lora_files.read import outline_lora
 from .comfyui import folders, kept
 from .node import Node
-from .sockets import CATEGORY, LoraConfigSocket, io
+from .sockets import CATEGORY, OPEN_LORA, LoraConfigSocket, io, titled, ui
 
 NONE = "none"
 
@@ -27,7 +27,7 @@ class AtelierExistingLora(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierExistingLora",
-            display_name="Existing LoRA",
+            display_name=titled("Existing LoRA"),
             category=CATEGORY,
             description="Optional, between LoRA Config and Train LoRA: continue training an existing LoRA, or train "
             "a new one on top of it. Chain several to put more than one beneath.",
@@ -41,14 +41,18 @@ class AtelierExistingLora(Node):
                 "atelier",
             ],
             inputs=[
-                LoraConfigSocket.Input("lora_config", tooltip="From LoRA Config, or another Existing LoRA."),
+                LoraConfigSocket.Input(
+                    "lora_config",
+                    optional=True,
+                    tooltip="From LoRA Config, or another Existing LoRA. Not linked = as suits the model.",
+                ),
                 io.Combo.Input(
                     "lora_name",
                     options=[NONE, *folders.file_names("loras")],
                     default=NONE,
                     socketless=True,
                     tooltip="A .safetensors file of models/loras: of kohya, musubi, ai-toolkit, diffusers, OneTrainer, "
-                    "LyCORIS or this pack. Ignored if lora is linked.",
+                    "LyCORIS or this pack. none: this node changes nothing. Ignored if lora is linked.",
                 ),
                 io.Combo.Input(
                     "use",
@@ -88,15 +92,15 @@ class AtelierExistingLora(Node):
     @classmethod
     def execute(
         cls,
-        lora_config: LoraConfig,
         lora_name: str,
         use: str,
         strength: float,
+        lora_config: LoraConfig = OPEN_LORA,
         lora: Mapping[str, torch.Tensor] | None = None,
     ) -> io.NodeOutput:
         """Check that the file is a LoRA, and add it to the configuration."""
         if lora is None and lora_name == NONE:
-            raise ValueError("Existing LoRA has no LoRA; set lora_name to a file, or link a LoRA into lora.")
+            return io.NodeOutput(lora_config, ui=ui.PreviewText("No LoRA is chosen, so this node changes nothing."))
         path = folders.file_path("loras", lora_name, "lora_name of Existing LoRA") if lora is None else keep(lora)
         outline_lora(path)
         if use == "beneath":

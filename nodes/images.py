@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..trainer_core.config import MASK_SUFFIX, CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
+from ..trainer_core.config import MASK_SUFFIX, OPEN, CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
 from .comfyui import folders, kept
 from .node import Node
-from .sockets import CATEGORY, DatasetSocket, io
+from .sockets import CATEGORY, DatasetSocket, io, titled
 
 
 class AtelierImageConcept(Node):
@@ -28,7 +28,7 @@ class AtelierImageConcept(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierImageConcept",
-            display_name="Concept from Images",
+            display_name=titled("Concept from Images"),
             category=CATEGORY,
             description="Trains on pictures that other nodes load, make or edit, with captions from any node that "
             "outputs text. Takes batches and lists; the pictures are kept as PNG in ComfyUI's user "
@@ -90,12 +90,12 @@ class AtelierImageConcept(Node):
                 ),
                 io.Float.Input(
                     "caption_dropout",
-                    default=0.0,
-                    min=0.0,
+                    default=OPEN,
+                    min=OPEN,
                     max=1.0,
                     step=0.01,
                     round=1e-4,
-                    tooltip="Chance that a visit has no caption at all, 0 to 1.",
+                    tooltip="Chance that a visit has no caption at all, 0 to 1. -1: as suits the model, mostly 0.05.",
                     advanced=True,
                 ),
                 io.Float.Input(

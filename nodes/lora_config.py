@@ -9,7 +9,7 @@ from typing import Any
 from ..trainer_core.config import BaseModelConfig, LoraConfig
 from .comfyui import models
 from .node import Node, described
-from .sockets import CATEGORY, BaseModelSocket, LoraConfigSocket, io, ui
+from .sockets import CATEGORY, BaseModelSocket, LoraConfigSocket, io, titled, ui
 
 RANKS = ("block_ranks", "conv_block_ranks")  # whole numbers; the others may be fractions
 BLOCKS = {
@@ -182,7 +182,7 @@ class AtelierLoraConfig(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierLoraConfig",
-            display_name="LoRA Config",
+            display_name=titled("LoRA Config"),
             category=CATEGORY,
             description="Algorithm, size and layers of the LoRA. With a linked base model the node shows layers, "
             "parameters, file size and blocks.",
@@ -204,21 +204,21 @@ class AtelierLoraConfig(Node):
             inputs=[
                 io.Int.Input(
                     "rank",
-                    default=16,
-                    min=1,
+                    default=0,
+                    min=0,
                     max=4096,
                     tooltip="Rank of each layer (network dim). 8 to 32 suits a character or a style; the file grows "
-                    "with it. LoHa needs only its square root. Range 1 to 4096.",
+                    "with it. LoHa needs only its square root. 0: as suits the model, 16 for Stable Diffusion.",
                 ),
                 io.Float.Input(
                     "alpha",
-                    default=16.0,
-                    min=0.001,
+                    default=0.0,
+                    min=0.0,
                     max=65536.0,
                     step=0.5,
                     round=1e-4,
                     tooltip="The LoRA is scaled by alpha / rank. Equal to the rank = full strength; lower acts like "
-                    "a lower learning rate. Above 0.",
+                    "a lower learning rate. 0 = the rank.",
                 ),
                 io.Combo.Input(
                     "preset",

@@ -10,7 +10,7 @@ from ..trainer_core.data.images import picture_extensions
 from .comfyui import folders
 from .dataset import FOLDER_RULE, split_list
 from .node import Node
-from .sockets import CATEGORY, DatasetSocket, complaint, io
+from .sockets import CATEGORY, DatasetSocket, complaint, io, titled
 
 NODE = "Mask Loader"
 
@@ -23,7 +23,7 @@ class AtelierMaskLoader(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierMaskLoader",
-            display_name=NODE,
+            display_name=titled(NODE),
             category=CATEGORY,
             description="Train only a part of each picture: white is trained, black is not. Applies to every concept "
             "linked in that has no masks yet.",

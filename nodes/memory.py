@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..trainer_core.config import MemoryConfig
 from .node import Node
-from .sockets import CATEGORY, MemorySocket, io
+from .sockets import CATEGORY, MemorySocket, io, titled
 
 
 class AtelierMemory(Node):
@@ -15,7 +15,7 @@ class AtelierMemory(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierMemory",
-            display_name="Memory",
+            display_name=titled("Memory"),
             category=CATEGORY,
             description="Optional: trades time for memory. Train LoRA estimates what a run needs and picks the "
             "fastest settings that fit; here you can fix each of them. The trained weights stay the same but for "

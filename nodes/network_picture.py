@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from PIL import Image, ImageDraw, ImageFont
 
+from ..trainer_core.common.wording import count
 from ..trainer_core.preflight.network import NetworkSize, PartSize, count_numbers
 from .plot import BRIGHT, DIM, GRID, GROUND, HELD_OUT, SMOOTH
 
@@ -26,7 +27,7 @@ def draw_network(size: NetworkSize, title: str) -> Image.Image:
     layers = sum(model.layers for model in size.models)
     draw.text(
         (WIDTH - MARGIN, 16),
-        f"{layers} layers, {count_numbers(parameters)} parameters",
+        f"{count(layers, 'layer')}, {count_numbers(parameters)} parameters",
         fill=DIM,
         font=small,
         anchor="rt",

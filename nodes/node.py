@@ -13,16 +13,14 @@ import torch
 
 from ..trainer_core.config import (
     BaseModelConfig,
-    BucketConfig,
     DatasetConfig,
     LoraConfig,
     MemoryConfig,
     ObjectiveConfig,
     OptimizerConfig,
-    SavesConfig,
     SchedulerConfig,
 )
-from .sockets import io
+from .sockets import SUFFIX, Outputs, Sizes, Validation, io
 
 # What our sockets carry, and the node that one links.
 CONTENTS: dict[str, tuple[type, str]] = {
@@ -31,10 +29,11 @@ CONTENTS: dict[str, tuple[type, str]] = {
     "ATELIER_OPTIMIZER": (OptimizerConfig, "Optimizer"),
     "ATELIER_SCHEDULER": (SchedulerConfig, "Scheduler"),
     "ATELIER_LORA_CONFIG": (LoraConfig, "LoRA Config"),
-    "ATELIER_BUCKETS": (BucketConfig, "Buckets"),
+    "ATELIER_BUCKETS": (Sizes, "Buckets"),
     "ATELIER_MEMORY": (MemoryConfig, "Memory"),
     "ATELIER_OBJECTIVE": (ObjectiveConfig, "Noise & Loss"),
-    "ATELIER_SAVES": (SavesConfig, "Saves & Samples"),
+    "ATELIER_SAVES": (Outputs, "Saves & Samples"),
+    "ATELIER_VALIDATION": (Validation, "Validation"),
 }
 KINDS: dict[str, tuple[type, str]] = {  # of values that other nodes may link
     "INT": (numbers.Integral, "a whole number"),
@@ -64,7 +63,7 @@ def _checked(execute: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOutp
     @functools.wraps(execute)
     def checked(cls: type[Node], /, **inputs: Any) -> io.NodeOutput:
         schema = cls.define_schema()
-        check_inputs(schema.inputs, inputs, schema.display_name, several=schema.is_input_list)
+        check_inputs(schema.inputs, inputs, schema.display_name.removesuffix(SUFFIX), several=schema.is_input_list)
         known = {each.id for each in schema.inputs}  # ComfyUI passes a link into any other name, too
         return execute(cls, **{name: value for name, value in inputs.items() if name in known})
 
@@ -79,7 +78,9 @@ def _checked_as_known(fingerprint: Callable[..., str]) -> Callable[..., str]:
     def checked(cls: type[Node], /, **inputs: Any) -> str:
         schema = cls.define_schema()
         known = {name: value for name, value in inputs.items() if name in named and value is not None}
-        check_inputs([each for each in schema.inputs if each.id in known], known, schema.display_name)
+        check_inputs(
+            [each for each in schema.inputs if each.id in known], known, schema.display_name.removesuffix(SUFFIX)
+        )
         return fingerprint(cls, **known)
 
     return checked

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..trainer_core.config import MIN_SNR, ObjectiveConfig
 from .node import Node
-from .sockets import CATEGORY, ObjectiveSocket, io
+from .sockets import CATEGORY, ObjectiveSocket, io, titled
 
 
 class AtelierObjective(Node):
@@ -17,7 +17,7 @@ class AtelierObjective(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierObjective",
-            display_name="Noise & Loss",
+            display_name=titled("Noise & Loss"),
             category=CATEGORY,
             description="Optional: noise, timesteps, the loss and its weighting. Without this node every timestep "
             "weighs the same, is drawn as the base model's family is trained, and the noise is plain.",
@@ -25,14 +25,14 @@ class AtelierObjective(Node):
             inputs=[
                 io.Float.Input(
                     "min_snr_gamma",
-                    default=5.0,
+                    default=0.0,
                     min=0.0,
                     max=1000.0,
                     step=0.5,
                     round=1e-4,
                     tooltip="Min-SNR weighting: lowers the weight of nearly clean pictures, whose loss drowns the "
-                    "rest. 5 is usual, 0 = every timestep weighs the same. Acts with the weightings min_snr and "
-                    "soft_min_snr only.",
+                    "rest. 0 (default) = every timestep weighs the same; 5 is usual for Stable Diffusion. Acts with "
+                    "the weightings min_snr and soft_min_snr only.",
                 ),
                 io.Float.Input(
                     "noise_offset",
@@ -258,6 +258,15 @@ class AtelierObjective(Node):
                     "Trains noisier timesteps more often, as flow models are sampled. 0 (default) = as the base "
                     "model's family is trained, 1 = no shift, above 1 = more noise, below 1 = less.",
                     optional=True,
+                ),
+                io.Combo.Input(
+                    "latent_sampling",
+                    options=["sample", "mean"],
+                    default="sample",
+                    optional=True,
+                    tooltip="How pictures become latents, with Load Base Model. sample (default): drawn from the VAE's "
+                    "distribution, new at each visit. mean: always its middle.",
+                    advanced=True,
                 ),
             ],
             outputs=[ObjectiveSocket.Output(display_name="OBJECTIVE", tooltip="For Train LoRA's input objective.")],

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..trainer_core.config import OPTIMIZERS, OptimizerConfig
+from ..trainer_core.config import OPEN, OPTIMIZERS, OptimizerConfig
 from ..trainer_core.config.optimizers import Setting
 from .node import Node
-from .sockets import CATEGORY, OptimizerSocket, io
+from .sockets import CATEGORY, OptimizerSocket, io, titled
 
 MOST = 1_000_000  # of whole numbers without a limit of their own
 
@@ -21,7 +21,7 @@ class AtelierOptimizer(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierOptimizer",
-            display_name="Optimizer",
+            display_name=titled("Optimizer"),
             category=CATEGORY,
             description="Which optimizer trains the LoRA, and at which learning rates.",
             search_aliases=[*OPTIMIZERS, "learning rate", "ema", "train lora", "kohya", "atelier"],
@@ -164,9 +164,11 @@ class AtelierOptimizer(Node):
         return io.NodeOutput(OptimizerConfig(name=chosen, options=own, **rates, **values))
 
 
-def rate(name: str, default: float, tooltip: str, **options: Any) -> io.Input:
+def rate(name: str, default: float, tooltip: str, least: float = 0.0, **options: Any) -> io.Input:
     """Build the input of a learning rate."""
-    return io.Float.Input(name, default=default, min=0.0, max=100.0, step=1e-5, round=1e-9, tooltip=tooltip, **options)
+    return io.Float.Input(
+        name, default=default, min=least, max=100.0, step=1e-5, round=1e-9, tooltip=tooltip, **options
+    )
 
 
 def own_inputs(name: str) -> list[io.Input]:
@@ -179,12 +181,13 @@ def own_inputs(name: str) -> list[io.Input]:
         f"{kind.learning_rate / 2:g} is usual otherwise. Range 0 to 100."
     )
     unet = (
-        "A factor on the step size that the optimizer finds: 1. 0 = the UNet is not trained. Range 0 to 100."
+        "A factor on the step size that the optimizer finds. -1: 1, which suits every model. 0 = the UNet is not "
+        "trained. Range 0 to 100."
         if kind.estimates
-        else f"Learning rate of the UNet. {kind.learning_rate:g} is a good start; 0 = the UNet is not trained. "
-        "Range 0 to 100."
+        else f"Learning rate of the UNet. -1: as suits the model, {kind.learning_rate:g} for Stable Diffusion. 0 = the "
+        "UNet is not trained. Range 0 to 100."
     )
-    rates = [rate("learning_rate", kind.learning_rate, unet), rate("text_encoder_learning_rate", 0.0, text)]
+    rates = [rate("learning_rate", OPEN, unet, least=OPEN), rate("text_encoder_learning_rate", 0.0, text)]
     return [*rates, *(own_input(setting) for setting in kind.settings)]
 
 

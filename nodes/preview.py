@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import numpy as np
 import torch
 
-from ..trainer_core.config import BucketConfig, DatasetConfig, TrainConfig
+from ..trainer_core.config import BaseModelConfig, DatasetConfig, Defaults, fill_dataset, fill_train
 from .comfyui import folders
 from .comfyui.progress import NodeProgress
 from .node import Node
-from .sockets import CATEGORY, BucketsSocket, DatasetSocket, io, ui
+from .sockets import CATEGORY, BaseModelSocket, DatasetSocket, Sizes, io, titled, ui
+from .train_inputs import accumulate, batch_size, buckets, read_plan, resolution, seed
+
+SHARED = ("batch_size", "resolution", "seed", "buckets", "accumulate")  # inputs of the plan
 
 
 class AtelierDatasetPreview(Node):
@@ -20,106 +26,109 @@ class AtelierDatasetPreview(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierDatasetPreview",
-            display_name="Dataset Preview",
+            display_name=titled("Dataset Preview"),
             category=CATEGORY,
             description="Shows each picture as it will be trained: crop, mask (red is not trained), size and "
-            "caption; and counts an epoch's batches. Use the same resolution, bucket_step and batch_size as in Train "
-            "LoRA.",
+            "caption; and counts an epoch's batches. Link and set what Train LoRA has; the report names what differs.",
             search_aliases=["dataset check", "buckets", "captions", "train lora", "atelier"],
             is_output_node=True,
             inputs=[
                 DatasetSocket.Input("dataset", tooltip="The dataset to show."),
-                io.Int.Input(
-                    "resolution",
-                    default=512,
-                    min=64,
-                    max=8192,
-                    step=8,
-                    tooltip="Pixels, as in Train LoRA: pictures are scaled to about resolution x resolution.",
-                ),
-                io.Int.Input(
-                    "bucket_step",
-                    default=64,
-                    min=8,
-                    max=512,
-                    step=8,
-                    tooltip="Pixels, as in Train LoRA: the sides of all sizes are multiples of it.",
-                ),
-                io.Int.Input(
-                    "batch_size",
-                    default=1,
-                    min=1,
-                    max=4096,
-                    tooltip="Pictures per batch, as in Train LoRA; sets the number of batches in the report.",
-                ),
-                io.Int.Input("columns", default=4, min=1, max=16, tooltip="Pictures side by side on the sheet."),
-                io.Int.Input("limit", default=24, min=1, max=500, tooltip="The most pictures on the sheet."),
+                batch_size(),
+                resolution(),
+                seed(),
                 io.Int.Input(
                     "epoch",
                     default=0,
                     min=0,
                     max=100_000,
-                    optional=True,
                     tooltip="Which epoch to show: its captions, crops and mirroring; 0 = the first.",
                 ),
-                io.Int.Input(
-                    "seed",
-                    default=0,
-                    min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
-                    control_after_generate=io.ControlAfterGenerate.fixed,
+                io.Int.Input("columns", default=4, min=1, max=16, tooltip="Pictures side by side on the sheet."),
+                io.Int.Input("limit", default=24, min=1, max=500, tooltip="The most pictures on the sheet."),
+                BaseModelSocket.Input(
+                    "base_model",
                     optional=True,
-                    tooltip="As in Train LoRA: the seed of crops, captions and order.",
-                    advanced=True,
+                    tooltip="The model of Train LoRA, for its resolution and caption length. Not linked: set "
+                    "resolution.",
                 ),
-                BucketsSocket.Input("buckets", optional=True, tooltip="Optional, from Buckets, as for Train LoRA."),
+                buckets(),
+                accumulate(),
             ],
             outputs=[
                 io.Image.Output(display_name="SHEET", tooltip="The pictures as they will be trained, on one sheet."),
                 io.String.Output(display_name="REPORT", tooltip="Counts, sizes, and remarks on pictures."),
                 io.String.Output(display_name="MANIFEST", tooltip="CSV: every file, and what happened to it."),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
     def execute(
         cls,
         dataset: DatasetConfig,
-        resolution: int,
-        bucket_step: int,
-        batch_size: int,
         columns: int,
         limit: int,
-        epoch: int = 0,
-        seed: int = 0,
-        buckets: BucketConfig | None = None,
+        epoch: int,
+        base_model: BaseModelConfig | None = None,
+        buckets: Sizes | None = None,
+        **values: Any,
     ) -> io.NodeOutput:
         """Plan one epoch, draw its pictures and report on it."""
         from ..trainer_core.data.plan import build_plan
         from ..trainer_core.data.scan import Index, scan
+        from ..trainer_core.models import source_of
         from ..trainer_core.models.sd import ClipLengths, load_tokenizer  # here, so that ComfyUI starts fast
         from ..trainer_core.preflight.preview import render_preview
         from ..trainer_core.preflight.report import long_captions, manifest_table, report
 
-        train = TrainConfig(
-            epochs=epoch + 1,
-            resolution=resolution,
-            bucket_step=bucket_step,
-            batch_size=batch_size,
-            seed=seed,
-            buckets=buckets or BucketConfig(),
-        )
+        train = read_plan(buckets, epochs=epoch + 1, **values)
+        base = source_of(base_model).outline() if base_model else None
+        if base is None and not (train.resolution or train.buckets.resolutions):
+            raise ValueError(
+                "Dataset Preview does not know the model's resolution. Link BASE_MODEL into base_model, or set "
+                "resolution of Dataset Preview, for example to 1024."
+            )
+        defaults = base.defaults if base else Defaults()
+        train, dataset = fill_train(train, defaults), fill_dataset(dataset, defaults)
         progress = NodeProgress(cls.hidden.unique_id)
         with Index(folders.index_file()) as index:
             manifest = scan(dataset, index, progress.callbacks(), folders.access())
         plan = build_plan(manifest, dataset, train)
         sheet = to_image(render_preview(plan, epoch=epoch, columns=columns, limit=limit))
-        long = long_captions(plan, ClipLengths(load_tokenizer(folders.tokenizer_path())), {})
-        text = "\n".join([report(plan), *(f"- {sentence}" for sentence in long)])
+        remarks = long_captions(plan, base or ClipLengths(load_tokenizer(folders.tokenizer_path())), {})
+        remarks += differences(cls.hidden.prompt or {}, cls.hidden.unique_id)
+        text = "\n".join([report(plan), *(f"- {sentence}" for sentence in remarks)])
         progress.text(text)
         shown = {**ui.PreviewImage(sheet, cls=cls).as_dict(), **ui.PreviewText(text).as_dict()}
         return io.NodeOutput(sheet, text, manifest_table(plan), ui=shown)
+
+
+def differences(prompt: Mapping[str, Any], own: str | None) -> list[str]:
+    """List sentences on settings of Train LoRA nodes of the same dataset that the preview has otherwise."""
+    inputs = {key: node.get("inputs", {}) for key, node in prompt.items()}
+    mine = inputs.get(own or "", {})
+    trains = (inputs[key] for key, node in prompt.items() if node.get("class_type") == "AtelierTrain")
+    found = dict.fromkeys(name for one in trains if _same_dataset(one, mine) for name in _differing(one, mine))
+    if not found:
+        return []
+    return [
+        f"Train LoRA has another {' and another '.join(found)}, and may train other batches or crops. Set "
+        f"{' and '.join(found)} of Dataset Preview as there."
+    ]
+
+
+def _same_dataset(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether two nodes are linked to the same dataset."""
+    return one.get("dataset") == other.get("dataset")
+
+
+def _differing(train: Mapping[str, Any], preview: Mapping[str, Any]) -> Iterator[str]:
+    """List the shared inputs whose values or links differ; one that is left out has its default."""
+    usual = {"accumulate": accumulate().default}
+    for name in SHARED:
+        if train.get(name, usual.get(name)) != preview.get(name, usual.get(name)):
+            yield name
 
 
 def to_image(picture: object) -> torch.Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from ..trainer_core.common.wording import count
 from ..trainer_core.lora_files.resize import lower_rank
 from .comfyui import models
 from .comfyui.progress import NodeProgress
 from .node import Node
-from .sockets import CATEGORY, io, ui
+from .sockets import CATEGORY, io, titled, ui
 
 
 class AtelierResizeLora(Node):
@@ -19,7 +20,7 @@ class AtelierResizeLora(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierResizeLora",
-            display_name="Resize LoRA",
+            display_name=titled("Resize LoRA"),
             category=CATEGORY,
             description="Makes a LoRA smaller: the best approximation of every layer at a lower rank. Save the "
             "result with Save LoRA Weights, or use it with Load LoRA Model.",
@@ -51,7 +52,7 @@ class AtelierResizeLora(Node):
         kept = sum(layer.kept for layer in layers) / len(layers)
         before, after = (sum(t.numel() * t.element_size() for t in d.values()) for d in (lora, resized))
         report = (
-            f"{len(layers)} layers from rank {' and '.join(map(str, ranks))} to at most {rank}, "
+            f"{count(layers, 'layer')} from rank {' and '.join(map(str, ranks))} to at most {rank}, "
             f"{before / 1e6:.1f} MB to {after / 1e6:.1f} MB.\n"
             f"Kept {kept:.1%} of the effect on average, least {worst.kept:.1%} ({worst.name})."
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from .comfyui import sampling
 from .node import Node
-from .sockets import CATEGORY, io
+from .sockets import CATEGORY, io, titled
 
 
 class AtelierSample(Node):
@@ -17,7 +17,7 @@ class AtelierSample(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierSample",
-            display_name="Sample",
+            display_name=titled("Sample"),
             category=CATEGORY,
             description="Samples pictures with ComfyUI's own sampler. With hires_scale above 1 it enlarges the "
             "latents and samples a second time for detail (hi-res fix).",

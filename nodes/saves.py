@@ -6,9 +6,11 @@ from typing import Any
 
 from ..trainer_core.config import SavesConfig
 from .node import Node
-from .sockets import CATEGORY, SavesSocket, complaint, io
+from .sockets import CATEGORY, Outputs, SavesSocket, complaint, io, titled
 
 UNITS = ["steps", "epochs", "minutes"]
+DEFAULTS = Outputs()
+SAMPLE_FIELDS = ("negative", "width", "height", "steps", "cfg", "seed")
 
 
 class AtelierSaves(Node):
@@ -19,10 +21,10 @@ class AtelierSaves(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierSaves",
-            display_name="Saves & Samples",
+            display_name=titled("Saves & Samples"),
             category=CATEGORY,
-            description="Optional: how often a run is saved and draws samples, which saves are kept, and where the "
-            "LoRA is saved. Nothing here changes the trained weights.",
+            description="Optional: the sample pictures of a run, how often it draws them and is saved, which saves are "
+            "kept, and the LoRA's file. Nothing here changes the trained weights.",
             search_aliases=["checkpoint", "save every", "preview", "output name", "train lora", "atelier"],
             inputs=[
                 io.Int.Input(
@@ -62,19 +64,67 @@ class AtelierSaves(Node):
                     "loaders list it at once.",
                     advanced=True,
                 ),
+                io.String.Input(
+                    "sample_prompts",
+                    multiline=True,
+                    default="",
+                    tooltip="Prompts of the sample pictures, one per line, for the output SAMPLES of Train LoRA. Empty "
+                    "= none. With an EMA (ema_decay of Optimizer) all are drawn with it as well.",
+                ),
                 io.Int.Input(
                     "sample_every",
                     default=0,
                     min=0,
                     max=1_000_000,
-                    tooltip="Draws samples this often, in sample_unit: a picture for each line of sample_prompts of "
-                    "Train LoRA, shown on that node and kept in the run's folder. 0 = at the end only.",
+                    tooltip="Draws samples this often, in sample_unit: a picture for each line of sample_prompts, "
+                    "shown on Train LoRA and kept in the run's folder. 0 = at the end only.",
                 ),
                 io.Combo.Input(
                     "sample_unit",
                     options=UNITS,
                     default="steps",
                     tooltip="The unit of sample_every: steps, epochs or minutes.",
+                ),
+                io.String.Input(
+                    "sample_negative", default="", tooltip="Negative prompt of the samples.", advanced=True
+                ),
+                *(
+                    io.Int.Input(
+                        f"sample_{side}",
+                        default=0,
+                        min=0,
+                        max=8192,
+                        step=8,
+                        tooltip=f"Pixels: {side} of the samples, 16 or more. 0 = the run's resolution.",
+                        advanced=True,
+                    )
+                    for side in ("width", "height")
+                ),
+                io.Int.Input(
+                    "sample_steps",
+                    default=0,
+                    min=0,
+                    max=1000,
+                    tooltip="Sampling steps of the samples. 0: as many as suit the model (20 for Stable Diffusion).",
+                    advanced=True,
+                ),
+                io.Float.Input(
+                    "sample_cfg",
+                    default=0.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.1,
+                    round=0.01,
+                    tooltip="CFG scale of the samples. 0: as suits the model (7 for Stable Diffusion).",
+                    advanced=True,
+                ),
+                io.Int.Input(
+                    "sample_seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    tooltip="Seed of the first sample; each next one uses the next seed.",
+                    advanced=True,
                 ),
                 # Folder and name in one, so that what cannot be is refused once: ComfyUI repeats the sentence for every
                 # input that validate_inputs names.
@@ -92,6 +142,22 @@ class AtelierSaves(Node):
                     "models. Any other file stays, and the new one gets a number. Off: it always gets a number.",
                     advanced=True,
                 ),
+                io.Combo.Input(
+                    "save_dtype",
+                    options=["float16", "bfloat16", "float32"],
+                    default=DEFAULTS.save_dtype,
+                    tooltip="Precision of the file. float16 is what other programs expect; float32 is twice as large.",
+                    advanced=True,
+                ),
+                io.Combo.Input(
+                    "log",
+                    options=["none", "csv", "tensorboard", "both"],
+                    default=DEFAULTS.log,
+                    tooltip="Logs losses, learning rates, gradient norm, time and memory of every step in "
+                    "output/atelier/logs. csv: a table for any spreadsheet. tensorboard: event files for TensorBoard, "
+                    "whose package must be installed. both, or none.",
+                    advanced=True,
+                ),
             ],
             outputs=[SavesSocket.Output(display_name="SAVES", tooltip="For Train LoRA's input saves.")],
         )
@@ -102,9 +168,12 @@ class AtelierSaves(Node):
         return complaint(file_name, lambda text: SavesConfig(**split_name(text)))
 
     @classmethod
-    def execute(cls, file_name: str, **values: Any) -> io.NodeOutput:
+    def execute(cls, file_name: str, sample_prompts: str, save_dtype: str, log: str, **values: Any) -> io.NodeOutput:
         """Build the configuration."""
-        return io.NodeOutput(SavesConfig(**split_name(file_name), **values))
+        prompts = tuple(line.strip() for line in sample_prompts.splitlines() if line.strip())
+        sample = {field: values.pop(f"sample_{field}") for field in SAMPLE_FIELDS if f"sample_{field}" in values}
+        saves = SavesConfig(**split_name(file_name), **values)
+        return io.NodeOutput(Outputs(saves, DEFAULTS.sample.replace(prompts=prompts, **sample), save_dtype, log))
 
 
 def split_name(file_name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from ..trainer_core.config import SchedulerConfig
 from ..trainer_core.optim.schedule import check_curve
 from .node import Node
-from .sockets import CATEGORY, SchedulerSocket, io
+from .sockets import CATEGORY, SchedulerSocket, io, titled
 
 
 def options() -> list[io.DynamicCombo.Option]:
@@ -148,7 +148,7 @@ class AtelierScheduler(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierScheduler",
-            display_name="Scheduler",
+            display_name=titled("Scheduler"),
             category=CATEGORY,
             description="How the learning rate changes from the first step to the last; drawn on the node.",
             search_aliases=["learning rate schedule", "cosine", "rex", "restarts", "warmup", "train lora", "atelier"],

@@ -1,10 +1,17 @@
 """The node API and our socket types. The one module that imports `comfy_api`."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from comfy_api.latest import ComfyExtension, io, ui
 
+from ..trainer_core.config import OPEN, BucketConfig, LoraConfig, OptimizerConfig, SampleConfig, SavesConfig
+
 CATEGORY = "training/lora"
+SUFFIX = " (Atelier)"  # of names in the editor: ComfyUI has nodes of the same names, such as Train LoRA
+
+OPEN_OPTIMIZER = OptimizerConfig(learning_rate=OPEN)  # where nothing is linked
+OPEN_LORA = LoraConfig(rank=0, alpha=0)
 
 # Our sockets carry frozen configuration objects, never live models.
 BaseModelSocket = io.Custom("ATELIER_BASE_MODEL")  # BaseModelConfig
@@ -12,10 +19,41 @@ DatasetSocket = io.Custom("ATELIER_DATASET")  # DatasetConfig
 OptimizerSocket = io.Custom("ATELIER_OPTIMIZER")  # OptimizerConfig
 SchedulerSocket = io.Custom("ATELIER_SCHEDULER")  # SchedulerConfig
 LoraConfigSocket = io.Custom("ATELIER_LORA_CONFIG")  # LoraConfig
-BucketsSocket = io.Custom("ATELIER_BUCKETS")  # BucketConfig
+BucketsSocket = io.Custom("ATELIER_BUCKETS")  # Sizes
 MemorySocket = io.Custom("ATELIER_MEMORY")  # MemoryConfig
 ObjectiveSocket = io.Custom("ATELIER_OBJECTIVE")  # ObjectiveConfig
-SavesSocket = io.Custom("ATELIER_SAVES")  # SavesConfig
+SavesSocket = io.Custom("ATELIER_SAVES")  # Outputs
+ValidationSocket = io.Custom("ATELIER_VALIDATION")  # Validation
+
+
+class Sizes(NamedTuple):
+    """What Buckets sets."""
+
+    buckets: BucketConfig = BucketConfig()
+    bucket_step: int = 0
+
+
+class Outputs(NamedTuple):
+    """What Saves & Samples sets."""
+
+    saves: SavesConfig = SavesConfig()
+    sample: SampleConfig = SampleConfig(width=0, height=0)
+    save_dtype: str = "float16"
+    log: str = "csv"
+
+
+class Validation(NamedTuple):
+    """What Validation sets, by the names in TrainConfig."""
+
+    validate_every: int = 0
+    early_stop_patience: int = 0
+    early_stop_min_improvement: float = 0.0
+    keep_best: bool = False
+
+
+def titled(name: str) -> str:
+    """Write a node's name as the editor shows it; messages and pages leave the suffix out."""
+    return name + SUFFIX
 
 
 def complaint(text: object, check: Callable[[str], object]) -> bool | str:
@@ -33,6 +71,9 @@ def complaint(text: object, check: Callable[[str], object]) -> bool | str:
 
 __all__ = [
     "CATEGORY",
+    "OPEN_LORA",
+    "OPEN_OPTIMIZER",
+    "SUFFIX",
     "BaseModelSocket",
     "BucketsSocket",
     "ComfyExtension",
@@ -41,9 +82,14 @@ __all__ = [
     "MemorySocket",
     "ObjectiveSocket",
     "OptimizerSocket",
+    "Outputs",
     "SavesSocket",
     "SchedulerSocket",
+    "Sizes",
+    "Validation",
+    "ValidationSocket",
     "complaint",
     "io",
+    "titled",
     "ui",
 ]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..trainer_core.common.callbacks import Callbacks
+from ..trainer_core.common.wording import count
 from ..trainer_core.config import (
     BaseModelConfig,
-    BucketConfig,
     DatasetConfig,
     ExistingConfig,
     LoraConfig,
@@ -19,10 +19,8 @@ from ..trainer_core.config import (
     ObjectiveConfig,
     OptimizerConfig,
     RunConfig,
-    SampleConfig,
-    SavesConfig,
     SchedulerConfig,
-    TrainConfig,
+    fill,
     plain_name,
 )
 from ..trainer_core.lora_files.continued import check_lora_files
@@ -36,27 +34,8 @@ from .comfyui.progress import NodeProgress, announce_lora, clock
 from .node import Node
 from .plot import draw_losses
 from .preview import to_image
-from .sockets import CATEGORY, complaint, io, ui
-from .train_inputs import train_inputs
-
-TRAIN_FIELDS = (
-    "steps",
-    "epochs",
-    "batch_size",
-    "accumulate",
-    "resolution",
-    "bucket_step",
-    "seed",
-    "latent_sampling",
-    "save_dtype",
-)
-LATER_FIELDS = (
-    "validate_every",
-    "early_stop_patience",
-    "early_stop_min_improvement",
-    "keep_best",
-    "log",
-)  # inputs that a workflow from before may lack
+from .sockets import CATEGORY, OPEN_LORA, OPEN_OPTIMIZER, Outputs, Sizes, Validation, complaint, io, titled, ui
+from .train_inputs import read_plan, train_inputs
 
 
 class AtelierTrain(Node):
@@ -67,7 +46,7 @@ class AtelierTrain(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierTrain",
-            display_name="Train LoRA",
+            display_name=titled("Train LoRA"),
             category=CATEGORY,
             description="Trains a LoRA, saves it in models/loras/atelier and applies it to MODEL and CLIP, ready for "
             "a sampler. ComfyUI's queue waits while it trains; Cancel stops within a step and keeps the LoRA so far.",
@@ -83,7 +62,8 @@ class AtelierTrain(Node):
                 io.LossMap.Output(display_name="LOSS_MAP", tooltip="The loss of each step, for Plot Loss Graph."),
                 io.Image.Output(
                     display_name="SAMPLES",
-                    tooltip="One picture per line of sample_prompts. Without prompts, nodes linked here are skipped.",
+                    tooltip="One picture per line of sample_prompts of Saves & Samples. Without prompts, nodes linked "
+                    "here are skipped.",
                 ),
                 io.String.Output(display_name="LORA_PATH", tooltip="Full path of the saved file."),
                 io.Image.Output(display_name="LOSS_PLOT", tooltip="The loss over the run as a picture."),
@@ -109,49 +89,35 @@ class AtelierTrain(Node):
         cls,
         base_model: BaseModelConfig,
         dataset: DatasetConfig,
-        optimizer: OptimizerConfig,
-        scheduler: SchedulerConfig,
-        lora_config: LoraConfig,
         name: str,
-        strength: float,
-        sample_prompts: str,
-        sample_negative: str,
-        sample_steps: int,
-        sample_cfg: float,
-        sample_seed: int,
+        on_existing: dict[str, Any] | None = None,
+        optimizer: OptimizerConfig = OPEN_OPTIMIZER,
+        scheduler: SchedulerConfig | None = None,
+        lora_config: LoraConfig = OPEN_LORA,
         objective: ObjectiveConfig | None = None,
+        buckets: Sizes | None = None,
+        memory: MemoryConfig | None = None,
+        saves: Outputs | None = None,
+        validation: Validation | None = None,
         model: Any = None,
         clip: Any = None,
-        buckets: BucketConfig | None = None,
-        memory: MemoryConfig | None = None,
-        saves: SavesConfig | None = None,
-        on_existing: dict[str, Any] | None = None,
+        strength: float = 1.0,
         **values: Any,
     ) -> io.NodeOutput:
         """Train, verify and save the LoRA, and apply it to MODEL and CLIP."""
-        fields = {field: values[field] for field in TRAIN_FIELDS}
-        fields |= {field: values[field] for field in LATER_FIELDS if field in values}
-        train = TrainConfig(buckets=buckets or BucketConfig(), **fields)
-        side = max(64, train.resolution // 64 * 64)
+        outputs, validation = saves or Outputs(), validation or Validation()
+        train = read_plan(buckets, save_dtype=outputs.save_dtype, log=outputs.log, **validation._asdict(), **values)
         config = RunConfig(
             base_model=base_model,
             dataset=dataset,
             lora=lora_config,
             optimizer=optimizer,
-            scheduler=scheduler,
+            scheduler=scheduler or SchedulerConfig(),
             objective=objective or ObjectiveConfig(),
             train=train,
-            memory=memory or MemoryConfig(checkpointing="full" if values["gradient_checkpointing"] else "auto"),
-            sample=SampleConfig(
-                prompts=tuple(line.strip() for line in sample_prompts.splitlines() if line.strip()),
-                negative=sample_negative,
-                steps=sample_steps,
-                cfg=sample_cfg,
-                seed=sample_seed,
-                width=side,
-                height=side,
-            ),
-            saves=saves or SavesConfig(),
+            memory=memory or MemoryConfig(),
+            sample=outputs.sample,
+            saves=outputs.saves,
             existing=read_existing(on_existing or {}),
         )
         used = [concept.folder for concept in dataset.concepts]
@@ -195,7 +161,7 @@ class AtelierTrain(Node):
             to_image(
                 draw_losses(
                     result.losses,
-                    f"{result.path.stem}: loss over {len(result.losses)} steps",
+                    f"{result.path.stem}: loss over {count(result.losses, 'step')}",
                     result.validation,
                     result.concepts,
                     best=result.best[0] if result.best else None,
@@ -222,6 +188,7 @@ def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks
     path, source = Path(config.base_model.path), source_of(config.base_model)
     source.check()
     base = source.outline()
+    config = fill(config, base.defaults)
     check_lora_files(config, base)
     outline_run(config, base)  # refuses impossible layers before anything is loaded
     if model is None or clip is None:
@@ -261,7 +228,7 @@ def summary(result: Any, seconds: float) -> str:
     lines = [
         result.origin,
         f"Saved as {path}",
-        f"{len(losses)} steps{left_out}, mean loss at the end {end}; {clock(seconds)} this time",
+        f"{count(losses, 'step')}{left_out}, mean loss at the end {end}; {clock(seconds)} this time",
     ]
     if result.others:
         lines.append(f"Also saved, but not in the outputs: {', '.join(other.name for other in result.others)}")

@@ -1,6 +1,8 @@
-"""The inputs of Train LoRA: a public format, whose names and order stay."""
+"""The inputs of Train LoRA and Dataset Preview: a public format, whose names and order stay."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from ..trainer_core.config import TrainConfig
 from .sockets import (
@@ -13,10 +15,76 @@ from .sockets import (
     OptimizerSocket,
     SavesSocket,
     SchedulerSocket,
+    Sizes,
+    ValidationSocket,
     io,
 )
 
-DEFAULTS = TrainConfig()
+DEFAULTS = TrainConfig(resolution=0, bucket_step=0)
+
+
+def batch_size() -> io.Input:
+    """Build the input of the pictures per batch."""
+    return io.Int.Input(
+        "batch_size",
+        default=DEFAULTS.batch_size,
+        min=1,
+        max=4096,
+        tooltip="Pictures per batch. More is smoother and needs more memory.",
+    )
+
+
+def resolution() -> io.Input:
+    """Build the input of the resolution."""
+    return io.Int.Input(
+        "resolution",
+        default=DEFAULTS.resolution,
+        min=0,
+        max=8192,
+        step=8,
+        tooltip="Pixels, 64 or more: each picture is scaled to about resolution x resolution, in the shape nearest to "
+        "its own. 0: as suits the model, 512 for Stable Diffusion 1, 1024 for XL.",
+    )
+
+
+def seed() -> io.Input:
+    """Build the input of the seed."""
+    return io.Int.Input(
+        "seed",
+        default=DEFAULTS.seed,
+        min=0,
+        max=0xFFFFFFFFFFFFFFFF,
+        control_after_generate=io.ControlAfterGenerate.fixed,
+        tooltip="The seed of everything random in the run, 0 to 2^64 - 1. Another seed is another run.",
+    )
+
+
+def buckets() -> io.Input:
+    """Build the input of the buckets."""
+    return BucketsSocket.Input(
+        "buckets",
+        optional=True,
+        tooltip="Optional, from Buckets: more resolutions, fixed sizes, limits.",
+    )
+
+
+def accumulate() -> io.Input:
+    """Build the input of the gradient accumulation."""
+    return io.Int.Input(
+        "accumulate",
+        default=DEFAULTS.accumulate,
+        min=1,
+        max=4096,
+        optional=True,
+        tooltip="Gradient accumulation: batches per optimizer step. Works like a larger batch_size without its memory.",
+        advanced=True,
+    )
+
+
+def read_plan(sizes: Sizes | None, **values: Any) -> TrainConfig:
+    """Build the configuration that the plan of a run follows; a setting of 0 is open."""
+    sizes = sizes or Sizes()
+    return DEFAULTS.replace(buckets=sizes.buckets, bucket_step=sizes.bucket_step, **values)
 
 
 def train_inputs() -> list[io.Input]:
@@ -28,9 +96,6 @@ def train_inputs() -> list[io.Input]:
         DatasetSocket.Input(
             "dataset", tooltip="The pictures, from Concept Dataset, Concept from Images or Mask Loader."
         ),
-        OptimizerSocket.Input("optimizer", tooltip="The optimizer and its learning rates, from Optimizer."),
-        SchedulerSocket.Input("scheduler", tooltip="The learning rate's curve, from Scheduler."),
-        LoraConfigSocket.Input("lora_config", tooltip="Algorithm, size and layers of the LoRA, from LoRA Config."),
         io.String.Input(
             "name",
             default="my_lora",
@@ -51,200 +116,9 @@ def train_inputs() -> list[io.Input]:
             max=100_000,
             tooltip="Length of the run in epochs. 0 = use steps.",
         ),
-        io.Int.Input(
-            "batch_size",
-            default=DEFAULTS.batch_size,
-            min=1,
-            max=4096,
-            tooltip="Pictures per batch. More is smoother and needs more memory.",
-        ),
-        io.Int.Input(
-            "accumulate",
-            default=DEFAULTS.accumulate,
-            min=1,
-            max=4096,
-            tooltip="Gradient accumulation: batches per optimizer step. Works like a larger batch_size without its "
-            "memory.",
-            advanced=True,
-        ),
-        io.Int.Input(
-            "resolution",
-            default=DEFAULTS.resolution,
-            min=64,
-            max=8192,
-            step=8,
-            tooltip="Pixels: each picture is scaled to about resolution x resolution, in the shape nearest to its "
-            "own. 512 suits Stable Diffusion 1, 1024 suits XL.",
-        ),
-        io.Int.Input(
-            "bucket_step",
-            default=DEFAULTS.bucket_step,
-            min=8,
-            max=512,
-            step=8,
-            tooltip="Pixels: the sides of all sizes are multiples of it, itself a multiple of 8. A smaller "
-            "value cuts off less of each picture and makes more sizes.",
-            advanced=True,
-        ),
-        io.Int.Input(
-            "seed",
-            default=DEFAULTS.seed,
-            min=0,
-            max=0xFFFFFFFFFFFFFFFF,
-            control_after_generate=io.ControlAfterGenerate.fixed,
-            tooltip="The seed of everything random in the run, 0 to 2^64 - 1. Another seed is another run.",
-        ),
-        io.Boolean.Input(
-            "gradient_checkpointing",
-            default=False,
-            tooltip="Gradient checkpointing: needs much less memory and takes about a third longer; the result is "
-            "the same. Off: used only as far as the run would not fit otherwise. A linked Memory node decides "
-            "instead.",
-        ),
-        io.Combo.Input(
-            "latent_sampling",
-            options=["sample", "mean"],
-            default=DEFAULTS.latent_sampling,
-            tooltip="How pictures become latents. sample: drawn from the VAE's distribution, new at each visit. "
-            "mean: always its middle.",
-            advanced=True,
-        ),
-        io.Combo.Input(
-            "save_dtype",
-            options=["float16", "bfloat16", "float32"],
-            default=DEFAULTS.save_dtype,
-            tooltip="Precision of the file. float16 is what other programs expect; float32 is twice as large.",
-            advanced=True,
-        ),
-        io.Float.Input(
-            "strength",
-            default=1.0,
-            min=-10.0,
-            max=10.0,
-            step=0.05,
-            round=0.001,
-            tooltip="How strongly the outputs MODEL and CLIP apply the LoRA, -10 to 10; the file is not affected. To "
-            "try several without training again, link LORA to Load LoRA Model.",
-            advanced=True,
-        ),
-        io.String.Input(
-            "sample_prompts",
-            multiline=True,
-            default="",
-            tooltip="Prompts of the pictures drawn at the end, one per line, for the output SAMPLES. Empty = none. "
-            "With an EMA (ema_decay of Optimizer) all are drawn with it as well.",
-        ),
-        io.String.Input("sample_negative", default="", tooltip="Negative prompt of these pictures.", advanced=True),
-        io.Int.Input(
-            "sample_steps",
-            default=0,
-            min=0,
-            max=1000,
-            tooltip="Sampling steps of these pictures. 0: as many as suit the model (20 for Stable Diffusion).",
-            advanced=True,
-        ),
-        io.Float.Input(
-            "sample_cfg",
-            default=0.0,
-            min=0.0,
-            max=100.0,
-            step=0.1,
-            round=0.01,
-            tooltip="CFG scale of these pictures. 0: as suits the model (7 for Stable Diffusion).",
-            advanced=True,
-        ),
-        io.Int.Input(
-            "sample_seed",
-            default=0,
-            min=0,
-            max=0xFFFFFFFFFFFFFFFF,
-            tooltip="Seed of the first picture; each next one uses the next seed.",
-            advanced=True,
-        ),
-        ObjectiveSocket.Input(
-            "objective", optional=True, tooltip="Optional, from Noise & Loss: noise, timesteps, loss and weighting."
-        ),
-        io.Model.Input(
-            "model",
-            optional=True,
-            tooltip="Optional: the model that carries the LoRA in the output MODEL, also a relative of the base "
-            "model or one with other LoRAs. Not linked = the base model, with the LoRAs beneath. It does not affect "
-            "training.",
-        ),
-        io.Clip.Input(
-            "clip",
-            optional=True,
-            tooltip="Optional: the text encoder that carries the LoRA in the output CLIP. Not linked = the base "
-            "model's, with the LoRAs beneath.",
-        ),
-        BucketsSocket.Input(
-            "buckets",
-            optional=True,
-            tooltip="Optional, from Buckets: more resolutions, fixed sizes, limits.",
-        ),
-        io.Int.Input(
-            "validate_every",
-            default=DEFAULTS.validate_every,
-            min=0,
-            max=1_000_000,
-            optional=True,
-            tooltip="Steps between two measurements of the validation loss, with a concept of the role validation. 0 "
-            "= at the start and the end only.",
-            advanced=True,
-        ),
-        MemorySocket.Input(
-            "memory",
-            optional=True,
-            tooltip="Optional, from Memory: fixes how to trade speed for memory. Replaces gradient_checkpointing.",
-        ),
-        io.Int.Input(
-            "early_stop_patience",
-            default=DEFAULTS.early_stop_patience,
-            min=0,
-            max=1000,
-            optional=True,
-            tooltip="Early stopping: ends the run after this many measurements in a row without a lower validation "
-            "loss, and keeps the best LoRA. 3 to 5 suit most. Needs validate_every and a concept of the role "
-            "validation. 0 = off.",
-            advanced=True,
-        ),
-        io.Float.Input(
-            "early_stop_min_improvement",
-            default=DEFAULTS.early_stop_min_improvement,
-            min=0.0,
-            max=0.9,
-            step=0.001,
-            round=0.0001,
-            optional=True,
-            tooltip="For early_stop_patience: the share by which the validation loss must fall, 0 to 0.9: 0.01 = one "
-            "per cent below the lowest so far. 0 = any fall counts.",
-            advanced=True,
-        ),
-        io.Boolean.Input(
-            "keep_best",
-            default=DEFAULTS.keep_best,
-            optional=True,
-            tooltip="On: the LoRA is the one of the lowest validation loss instead of the last; the last one is "
-            "saved beside it as <name>-last. Needs validate_every and a concept of the role validation. "
-            "early_stop_patience turns it on.",
-            advanced=True,
-        ),
-        io.Combo.Input(
-            "log",
-            options=["none", "csv", "tensorboard", "both"],
-            default="csv",
-            optional=True,
-            tooltip="Logs losses, learning rates, gradient norm, time and memory of every step in "
-            "output/atelier/logs. csv: a table for any spreadsheet. tensorboard: event files for TensorBoard, whose "
-            "package must be installed. both, or none.",
-            advanced=True,
-        ),
-        SavesSocket.Input(
-            "saves",
-            optional=True,
-            tooltip="Optional, from Saves & Samples: how often the run is saved and draws samples, and where "
-            "the LoRA goes. Not linked = saved every 5 minutes, as models/loras/atelier/<name>.safetensors.",
-        ),
+        batch_size(),
+        resolution(),
+        seed(),
         io.DynamicCombo.Input(
             "on_existing",
             options=[
@@ -273,5 +147,70 @@ def train_inputs() -> list[io.Input]:
             tooltip="If a run with these settings, pictures and models exists. resume (default): reuse a finished "
             "run's result, resume an unfinished or shorter one. reuse: only reuse a finished one. train again: start "
             "a new run. fork: start a new run from the weights and state of any run's save, with these settings.",
+        ),
+        OptimizerSocket.Input(
+            "optimizer",
+            optional=True,
+            tooltip="Optional, from Optimizer. Not linked = AdamW, at the learning rate that suits the model.",
+        ),
+        SchedulerSocket.Input(
+            "scheduler",
+            optional=True,
+            tooltip="Optional, from Scheduler: the learning rate's curve. Not linked = cosine.",
+        ),
+        LoraConfigSocket.Input(
+            "lora_config",
+            optional=True,
+            tooltip="Optional, from LoRA Config: algorithm, size and layers. Not linked = a LoRA of the rank that "
+            "suits the model, in attention and the layers between.",
+        ),
+        ObjectiveSocket.Input(
+            "objective",
+            optional=True,
+            tooltip="Optional, from Noise & Loss: noise, timesteps, loss and weighting. Not linked = as the model's "
+            "family is trained.",
+        ),
+        buckets(),
+        MemorySocket.Input(
+            "memory",
+            optional=True,
+            tooltip="Optional, from Memory: fixes how to trade speed for memory. Not linked = the fastest that fits.",
+        ),
+        SavesSocket.Input(
+            "saves",
+            optional=True,
+            tooltip="Optional, from Saves & Samples: sample pictures, how often the run is saved, and where the LoRA "
+            "goes. Not linked = saved every 5 minutes, as models/loras/atelier/<name>.safetensors, without samples.",
+        ),
+        ValidationSocket.Input(
+            "validation",
+            optional=True,
+            tooltip="Optional, from Validation: how often the validation loss is measured, and early stopping.",
+        ),
+        io.Model.Input(
+            "model",
+            optional=True,
+            tooltip="Optional: the model that carries the LoRA in the output MODEL, also a relative of the base "
+            "model or one with other LoRAs. Not linked = the base model, with the LoRAs beneath. It does not affect "
+            "training.",
+        ),
+        io.Clip.Input(
+            "clip",
+            optional=True,
+            tooltip="Optional: the text encoder that carries the LoRA in the output CLIP. Not linked = the base "
+            "model's, with the LoRAs beneath.",
+        ),
+        accumulate(),
+        io.Float.Input(
+            "strength",
+            default=1.0,
+            min=-10.0,
+            max=10.0,
+            step=0.05,
+            round=0.001,
+            optional=True,
+            tooltip="How strongly the outputs MODEL and CLIP apply the LoRA, -10 to 10; the file is not affected. To "
+            "try several without training again, link LORA to Load LoRA Model.",
+            advanced=True,
         ),
     ]

@@ -7,7 +7,7 @@ from typing import Any
 from ..trainer_core.config import AugmentConfig, BucketConfig, DatasetConfig
 from .dataset import resolutions as parse_resolutions
 from .node import Node
-from .sockets import CATEGORY, BucketsSocket, DatasetSocket, io
+from .sockets import CATEGORY, BucketsSocket, DatasetSocket, Sizes, io, titled
 
 
 class AtelierBuckets(Node):
@@ -18,7 +18,7 @@ class AtelierBuckets(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierBuckets",
-            display_name="Buckets",
+            display_name=titled("Buckets"),
             category=CATEGORY,
             description="Optional: several resolutions at once, fixed sizes, limits, and how to train shapes that "
             "few pictures have. For Train LoRA and Dataset Preview.",
@@ -75,14 +75,24 @@ class AtelierBuckets(Node):
                     tooltip="On: a batch may hold pictures of several concepts. Off: every batch holds one concept.",
                     advanced=True,
                 ),
+                io.Int.Input(
+                    "bucket_step",
+                    default=0,
+                    min=0,
+                    max=512,
+                    step=8,
+                    tooltip="Pixels: the sides of all sizes are multiples of it, itself a multiple of 8. A smaller "
+                    "value cuts off less of each picture and makes more sizes. 0: as suits the model, mostly 64.",
+                    advanced=True,
+                ),
             ],
             outputs=[BucketsSocket.Output(display_name="BUCKETS", tooltip="For Train LoRA and Dataset Preview.")],
         )
 
     @classmethod
-    def execute(cls, resolutions: str, **values: Any) -> io.NodeOutput:
+    def execute(cls, resolutions: str, bucket_step: int, **values: Any) -> io.NodeOutput:
         """Build the configuration."""
-        return io.NodeOutput(BucketConfig(resolutions=parse_resolutions(resolutions), **values))
+        return io.NodeOutput(Sizes(BucketConfig(resolutions=parse_resolutions(resolutions), **values), bucket_step))
 
 
 def _share(name: str, tooltip: str, most: float = 1.0) -> io.Float.Input:
@@ -97,7 +107,7 @@ class AtelierAugment(Node):
         """Define the node's inputs and outputs."""
         return io.Schema(
             node_id="AtelierAugment",
-            display_name="Augmentation",
+            display_name=titled("Augmentation"),
             category=CATEGORY,
             description="Optional: crops, rotations and colours that vary from visit to visit. Applies to every "
             "linked concept that has none yet. Each picture gets a number of versions, which are "
@@ -137,7 +147,9 @@ class AtelierAugment(Node):
 
     @classmethod
     def execute(cls, dataset: DatasetConfig, **values: Any) -> io.NodeOutput:
-        """Set this augmentation on every concept that has none yet."""
+        """Set this augmentation on every concept that has none yet; without any variation none is set."""
         augment = AugmentConfig(**values)
+        if augment == AugmentConfig(variants=augment.variants):
+            return io.NodeOutput(dataset)
         concepts = (c if c.augment else c.replace(augment=augment) for c in dataset.concepts)
         return io.NodeOutput(DatasetConfig(concepts=tuple(concepts)))

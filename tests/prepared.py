@@ -79,7 +79,7 @@ def prepared(config: RunConfig, folder, device="cpu", **callbacks):
         callbacks=Callbacks(**callbacks),
         verify=None,
     )
-    planned = plan_run(job)
+    planned = plan_run(job, job.source.outline(job.dtype))
     about = {"config": config.to_dict(), "pictures": len(planned.plan.manifest.pictures), "models": planned.models}
     own = new_run(job.runs, planned.keys, "lora", planned.plan.steps, **about)
     return prepare_run(job, planned, config.memory, own)

@@ -15,20 +15,40 @@ TRAIN = {
     "steps": 4,
     "epochs": 0,
     "batch_size": 2,
-    "accumulate": 1,
     "resolution": 64,
-    "bucket_step": 32,
     "seed": 1,
-    "gradient_checkpointing": False,
-    "latent_sampling": "sample",
-    "save_dtype": "float16",
-    "strength": 1.0,
+}
+BUCKETS = {
+    "resolutions": "",
+    "resolution_mode": "draw",
+    "min_side": 0,
+    "max_side": 0,
+    "no_upscale": False,
+    "small_buckets": "keep",
+    "mix_concepts": True,
+    "bucket_step": 32,
+}
+SAVES = {
+    "save_every": 5,
+    "save_unit": "minutes",
+    "keep_last": 2,
+    "keep_every": 0,
+    "publish": False,
     "sample_prompts": "",
+    "sample_every": 0,
+    "sample_unit": "steps",
     "sample_negative": "",
+    "sample_width": 0,
+    "sample_height": 0,
     "sample_steps": 2,
     "sample_cfg": 3.0,
     "sample_seed": 0,
+    "file_name": "atelier/{name}",
+    "overwrite": False,
+    "save_dtype": "float16",
+    "log": "csv",
 }
+VALIDATION = {"validate_every": 0, "early_stop_patience": 0, "early_stop_min_improvement": 0.0, "keep_best": False}
 SAMPLE = {
     "prompt": "a red circle",
     "negative": "",
@@ -66,10 +86,12 @@ def train_graph(
     scheduler: dict | None = None,
     **train: Any,
 ) -> dict:
-    """Return a prompt: nodes base, data, optimizer, scheduler, lora, train, and a text preview of the path.
+    """Return a prompt: nodes base, data, optimizer, scheduler, lora, buckets, saves, validation, train, and a preview.
 
     optimizer, lora, scheduler: inputs of these nodes that are not as below; `chosen` writes those of a dynamic combo.
+    train: inputs of Train LoRA, and of the three nodes before it in that list.
     """
+    own = [{name: train.pop(name, value) for name, value in usual.items()} for usual in (BUCKETS, SAVES, VALIDATION)]
     return {
         "base": node("AtelierLoadBaseModel", checkpoint=CHECKPOINT, prediction="auto", clip_skip=1, precision="auto"),
         "data": concept(folder),
@@ -94,6 +116,9 @@ def train_graph(
             "AtelierLoraConfig",
             **{"rank": 4, "alpha": 4.0, "preset": "full", "conv_rank": 0, "conv_alpha": 0.0, **(lora or {})},
         ),
+        "buckets": node("AtelierBuckets", **own[0]),
+        "saves": node("AtelierSaves", **own[1]),
+        "validation": node("AtelierValidation", **own[2]),
         "train": node(
             "AtelierTrain",
             base_model=["base", 0],
@@ -101,6 +126,9 @@ def train_graph(
             optimizer=["optimizer", 0],
             scheduler=["scheduler", 0],
             lora_config=["lora", 0],
+            buckets=["buckets", 0],
+            saves=["saves", 0],
+            validation=["validation", 0],
             **{**TRAIN, **train},
         ),
         "path": node("PreviewAny", source=["train", 5]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from .training.prepare import (
     Job,
     apply_memory,
     check_settings,
+    fill_settings,
     log_columns,
     other_steps,
     plan_run,
@@ -100,10 +101,11 @@ def train_lora(
 
 def train_job(job: Job) -> Result:
     """Plan, prepare and train a run, or find its finished result."""
+    job, outline = fill_settings(job)
     config, note = job.config, job.callbacks.note
     check_settings(job)
     sweep(job.places())
-    planned = plan_run(job)
+    planned = plan_run(job, outline)
     plan, keys = planned.plan, planned.keys
 
     others = other_steps(config, plan.steps)
@@ -115,6 +117,7 @@ def train_job(job: Job) -> Result:
     ladder = run_preflight(job, planned, choice.run)
 
     about = {"config": config.to_dict(), "pictures": len(plan.manifest.pictures), "models": planned.models}
+    about["levels"] = asdict(outline.levels)  # what a timestep_distribution of auto stands for
     working = working_run(job.runs, choose, keys, job.destination.output.stem, plan.steps, note, **about)
     with working as (choice, folder, checkpoint, origin):
         if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:  # finished meanwhile

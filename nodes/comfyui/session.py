@@ -114,7 +114,7 @@ def ask(what: str, node_id: str | None) -> str:
     if node_id not in (None, current.node_id):
         raise ValueError("This node is not training; another Train LoRA is.")
     if what == "sample" and not current.draws:
-        raise ValueError("There are no prompts to draw; set sample_prompts of Train LoRA before the next run.")
+        raise ValueError("There are no prompts to draw; set sample_prompts of Saves & Samples before the next run.")
     current.press(what)
     return SAID[what]
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from lora_atelier.dev import QUICKSTART
+from lora_atelier.dev import TOUR
 
 pytestmark = pytest.mark.browser
 
@@ -33,7 +33,7 @@ QUEUE = f"async () => await window.app.queuePrompt(0, 1, ['{TRAIN}'])"
 # the buttons must live through a change of the renderer anyway.
 @pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
 def test_a_run_is_asked_by_buttons_that_are_alive_while_it_trains(editor) -> None:
-    workflow = json.loads(QUICKSTART.read_text(encoding="utf-8"))
+    workflow = json.loads(TOUR.read_text(encoding="utf-8"))
     editor.load(workflow)
     values = next(node["widgets_values"] for node in workflow["nodes"] if node["id"] == TRAIN)
     saved = editor.run(SAVED)
@@ -45,7 +45,7 @@ def test_a_run_is_asked_by_buttons_that_are_alive_while_it_trains(editor) -> Non
     editor.page.wait_for_function(ALL, arg=False)
 
     # A run too long to end by itself, of one micro-step that is soon over.
-    editor.run(SET, {"name": "buttons", "steps": 100_000, "batch_size": 1, "resolution": 64, "sample_steps": 2})
+    editor.run(SET, {"name": "buttons", "steps": 100_000, "batch_size": 1, "resolution": 64})
     editor.run(QUEUE)
     editor.page.wait_for_function(ALL, arg=True)
 

@@ -227,7 +227,7 @@ def test_what_does_not_fit_gets_one_sentence(comfy: ComfyClient, models, picture
     refused(comfy, fast, "error", "train on FLUX.1 dev", "set train_distilled of Use Connected Model to true")
     clip = connected(pictures, model="tiny-wide")
     refused(comfy, clip, "error", "Link the CLIP that belongs to the MODEL")
-    step = changed(graph, "train", bucket_step=8)
+    step = changed(graph, "buckets", bucket_step=8)
     refused(comfy, step, "error", "FLUX.1 dev takes pictures whose sides are multiples of 16 pixels", "to multiples of")
     text = changed(graph, "optimizer", **{"name.text_encoder_learning_rate": 0.1})
     refused(comfy, text, "error", "set text_encoder_learning_rate of Optimizer to 0")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny b
 
 def preview(dataset: list, **inputs: object) -> dict:
     """Return a prompt part: a Dataset Preview, and text previews of what it says."""
-    values = {"resolution": 64, "bucket_step": 32, "batch_size": 2, "columns": 3, "limit": 9, **inputs}
+    values = {"resolution": 64, "batch_size": 2, "seed": 1, "epoch": 0, "columns": 3, "limit": 9, **inputs}
     return {
         "sheet": node("AtelierDatasetPreview", dataset=dataset, **values),
         "manifest": node("PreviewAny", source=["sheet", 2]),
@@ -100,8 +100,7 @@ def test_resolutions_augmentation_roles_and_validation_work_together(
     comfy: ComfyClient, server: ComfyServer, pictures: Path
 ) -> None:
     held, rest = (draw_pictures(pictures.parent / f"{pictures.name}-{part}", 2) for part in ("held", "class"))
-    graph = train_graph(pictures.name, name=pictures.name, steps=6, validate_every=4, buckets=["buckets", 0])
-    graph = changed(graph, "train", keep_best=True, log="csv")
+    graph = train_graph(pictures.name, name=pictures.name, steps=6, validate_every=4, keep_best=True)
     graph["augment"] = node(
         "AtelierAugment",
         dataset=["data", 0],
@@ -126,6 +125,7 @@ def test_resolutions_augmentation_roles_and_validation_work_together(
         no_upscale=False,
         small_buckets="merge",
         mix_concepts=True,
+        bucket_step=32,
     )
     graph = changed(graph, "train", dataset=["off", 0])
     graph |= preview(["off", 0], epoch=1, buckets=["buckets", 0])
@@ -201,3 +201,23 @@ def test_masks_with_prior_preservation_and_several_suffixes(comfy: ComfyClient, 
     assert any("3 of 3" in text for _, text in result.texts)
     wrong = comfy.queue(changed(changed(graph, "train", dataset=["masks", 0]), "masks", suffix=".txt"))
     assert wrong.status == "error" and "which is no picture file" in wrong.error
+
+
+def test_the_preview_plans_as_the_run(comfy: ComfyClient, pictures: Path) -> None:
+    """It takes what is left open from the model, and names what Train LoRA of the same dataset has otherwise."""
+    graph = train_graph(pictures.name) | preview(["data", 0], resolution=0)
+    del graph["train"], graph["path"]
+    result = comfy.queue(graph)
+    assert result.status == "error"
+    assert "Link BASE_MODEL into base_model, or set resolution of Dataset Preview" in result.error
+    graph = train_graph(pictures.name, name=pictures.name, steps=1, batch_size=1)
+    graph |= preview(["data", 0], resolution=0, base_model=["base", 0], buckets=["buckets", 0])
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    (text,) = result.outputs["sheet"]["text"]
+    assert "Train LoRA has another batch_size and another resolution" in text and "seed" not in text
+    buckets = {row["bucket"] for row in table(result)} - {""}
+    assert buckets and all(int(side) >= 96 for bucket in buckets for side in bucket.split("x"))  # 128 is the toy's own
+    graph["sheet"]["inputs"] |= {"resolution": 64, "batch_size": 1}
+    result = comfy.queue(graph)
+    assert result.ok and "Train LoRA has" not in result.outputs["sheet"]["text"][0]

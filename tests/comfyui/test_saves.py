@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import websocket
 from safetensors import safe_open
-from train_graph import changed, chosen, draw_pictures, node, train_graph
+from train_graph import changed, chosen, draw_pictures, train_graph
 
 from comfy_client import HANGS, ComfyClient, ComfyServer, Result
 from lora_atelier.dev import ROOT, TINY_BASE
@@ -51,17 +51,6 @@ shown.note("the end")
 print("found", json.dumps([cancelled, progress.notes]))
 """
 LONG = 100_000  # steps of a run that does not end by itself
-SAVES = {
-    "save_every": 5,
-    "save_unit": "minutes",
-    "keep_last": 2,
-    "keep_every": 0,
-    "publish": False,
-    "sample_every": 0,
-    "sample_unit": "steps",
-    "file_name": "faces/{name}-{step}",
-    "overwrite": False,
-}
 
 
 def ask(comfy: ComfyClient, question: object) -> tuple[int, dict]:
@@ -118,7 +107,7 @@ def test_a_run_does_what_it_is_asked_and_resumes_when_queued_again(any_server: C
 
 
 def test_a_bad_file_name_is_refused_before_anything_runs(comfy: ComfyClient, pictures: Path) -> None:
-    graph = changed(train_graph(pictures.name), "train", saves=["saves", 0])
+    graph = train_graph(pictures.name)
     for name, sentence in (
         ("../{name}", "The folder '..' is not inside the LoRA folder"),
         ("/etc/{name}", "The folder '/etc' is not inside the LoRA folder"),
@@ -126,7 +115,7 @@ def test_a_bad_file_name_is_refused_before_anything_runs(comfy: ComfyClient, pic
         ("faces/", "cannot be a file name; use"),
         ("faces/{nam}", "with {name}, {date}, {time}, {step}, {epoch} only"),
     ):
-        result = comfy.queue({**graph, "saves": node("AtelierSaves", **{**SAVES, "file_name": name})})
+        result = comfy.queue(changed(graph, "saves", file_name=name))
         assert result.status == "rejected" and result.error.count(sentence) == 1, result.error
 
 
@@ -134,8 +123,7 @@ def test_the_lora_goes_into_the_chosen_folder_and_not_out_of_it(any_server: Comf
     comfy = ComfyClient(any_server.url)
     name = f"saved-{comfy.id[:6]}"
     draw_pictures(any_server.base / "input" / name)
-    graph = changed(train_graph(name, name=name, steps=2), "train", saves=["saves", 0])
-    graph["saves"] = node("AtelierSaves", **SAVES)
+    graph = train_graph(name, name=name, steps=2, file_name="faces/{name}-{step}")
     result = comfy.queue(graph)
     assert result.ok, result.error
     assert "not show everything" not in "".join([text for _, text in result.texts] + result.outputs["train"]["text"])
@@ -186,8 +174,7 @@ def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
     """ComfyUI is killed, starts again without any cache of its own, two tabs queue the same graph; then Ctrl+C."""
     calm, server = server, start_comfy(base=tmp_path)
     draw_pictures(server.base / "input" / "killed")
-    graph = changed(train_graph("killed", name="killed", steps=12), "train", saves=["saves", 0])
-    graph["saves"] = node("AtelierSaves", **{**SAVES, "save_every": 1, "save_unit": "steps", "file_name": "{name}"})
+    graph = train_graph("killed", name="killed", steps=12, save_every=1, save_unit="steps", file_name="{name}")
 
     runs = server.base / "output" / "atelier" / "runs"
 

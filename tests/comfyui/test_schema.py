@@ -32,6 +32,7 @@ NODES = [
     "AtelierSaves",
     "AtelierScheduler",
     "AtelierTrain",
+    "AtelierValidation",
 ]
 LISTS_OF_COMFYUI = (
     "checkpoint",

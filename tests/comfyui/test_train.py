@@ -57,10 +57,12 @@ def test_a_run_and_all_that_its_outputs_feed(comfy: ComfyClient, server: ComfySe
         "AtelierDatasetPreview",
         dataset=["data", 0],
         resolution=64,
-        bucket_step=32,
         batch_size=2,
+        seed=1,
+        epoch=0,
         columns=3,
         limit=9,
+        buckets=["buckets", 0],
     )
     first = comfy.queue(graph)
     path = lora_path(first)
@@ -217,10 +219,10 @@ def test_a_wrong_constant_is_refused_before_anything_runs(
         ("data", {"caption_source": "table"}, "There is no caption table"),
         ("data", {"enabled": False}, "has no enabled concept"),
         ("data", {"role": "validation"}, "No concept has the role train"),
-        ("train", {"bucket_step": 36}, "to a multiple of 8"),
-        ("train", {"bucket_step": 128}, "at most the resolution"),
-        ("train", {"early_stop_patience": 2}, "early_stop_patience 2 needs validation losses during the run"),
-        ("train", {"keep_best": True, "validate_every": 2}, "keep_best needs pictures that are not trained"),
+        ("buckets", {"bucket_step": 36}, "to a multiple of 8"),
+        ("buckets", {"bucket_step": 128}, "at most the resolution"),
+        ("validation", {"early_stop_patience": 2}, "early_stop_patience 2 needs validation losses during the run"),
+        ("validation", {"keep_best": True, "validate_every": 2}, "keep_best needs pictures that are not trained"),
         ("optimizer", {"name.learning_rate": 0.0}, "nothing is trained"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The workflows that come with the pack: they fit the nodes, and the quickstart leads to pictures."""
+"""The workflows that come with the pack: they fit the nodes, and those of the toy model lead to pictures."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import DYNAMIC_COMBO, NOTES, QUICKSTART, ROOT, TINY_BASE, is_widget, take_widgets, to_prompt
+from lora_atelier.dev import DYNAMIC_COMBO, NOTES, QUICKSTART, ROOT, TINY_BASE, TOUR, is_widget, take_widgets, to_prompt
 
 WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
 OF_THE_MACHINE = ("checkpoint",)  # combos whose options are files
@@ -40,7 +40,7 @@ def allowed(spec: list, value: object) -> bool:
 
 
 def test_there_are_workflows() -> None:
-    assert {path.stem for path in WORKFLOWS} >= {"quickstart", "sd15_character", "sdxl_1024"}
+    assert {path.stem for path in WORKFLOWS} >= {"quickstart", "tour", "sd15_character", "sdxl_1024"}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -79,10 +79,11 @@ def test_the_nodes_of_a_workflow_do_not_overlap(path: Path) -> None:
 
 
 @pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
-def test_the_quickstart_leads_to_pictures(comfy: ComfyClient) -> None:
-    prompt = to_prompt(json.loads(QUICKSTART.read_text(encoding="utf-8")), comfy.object_info())
+@pytest.mark.parametrize(("path", "files"), [(QUICKSTART, ["mossling"]), (TOUR, ["before_after", "loss"])])
+def test_a_workflow_of_the_toy_model_leads_to_pictures(comfy: ComfyClient, path: Path, files: list[str]) -> None:
+    prompt = to_prompt(json.loads(path.read_text(encoding="utf-8")), comfy.object_info())
     train = next(node for node in prompt.values() if node["class_type"] == "AtelierTrain")
-    train["inputs"]["steps"] = 24  # more than the warm-up
+    train["inputs"]["steps"] = 12
     result = comfy.queue(prompt)
     assert result.ok, result.error
     for key, node in prompt.items():
@@ -90,4 +91,9 @@ def test_the_quickstart_leads_to_pictures(comfy: ComfyClient) -> None:
             for picture in comfy.images(result, key):
                 assert len(picture.convert("L").getcolors(256)) > 8, f"{node['_meta']['title']} is blank"
     saved = [image["filename"] for output in result.outputs.values() for image in output.get("images", [])]
-    assert any(name.startswith("before_after") for name in saved) and any(name.startswith("loss") for name in saved)
+    assert all(any(name.startswith(file) for name in saved) for file in files)
+
+
+def test_the_quickstart_is_five_nodes() -> None:
+    nodes = json.loads(QUICKSTART.read_text(encoding="utf-8"))["nodes"]
+    assert len([node for node in nodes if node["type"] not in NOTES]) == 5

@@ -8,11 +8,17 @@ import comfy.samplers
 import comfy.supported_models
 import pytest
 import torch
+from zoo.linked import linked
 from zoo.zoo import ROWS, ZOO, build
 
+from lora_atelier.nodes.comfyui.connected import register_connected_models
 from lora_atelier.nodes.comfyui.connected.families import FAMILIES, OTHER_KINDS
 from lora_atelier.nodes.comfyui.connected.family import describe, family_of, name_of, remarks
+from lora_atelier.trainer_core.config import Defaults
 from lora_atelier.trainer_core.config.objective import Distribution
+from lora_atelier.trainer_core.models import source_of
+
+register_connected_models()
 
 KINDS = {  # of the zoo's rows, and the step of pictures' sides in pixels
     "sd15": ("sd1", 8),
@@ -103,6 +109,19 @@ def test_every_model_of_the_zoo_finds_its_row(name):
     assert "float32" in sentences[0] and "_" not in sentences[0].replace("v_prediction", "")
     assert all(sentence.endswith(".") and "None" not in sentence for sentence in sentences)
     assert set(remarks(patcher)) <= set(sentences) and any("untried" in each for each in sentences) == family.untried
+
+
+@pytest.mark.parametrize(("row", "step", "guidance"), [("flux_dev", 64, 1.0), ("z_image", 64, None)])
+def test_what_a_run_leaves_open_is_the_familys(row, step, guidance):
+    base, family = source_of(linked(row)).outline(), family_of(build(row)[1])
+    assert base.defaults == Defaults(
+        rank=family.rank,
+        learning_rate=family.learning_rate,
+        resolution=family.resolution,
+        step=step,
+        caption_dropout=family.caption_dropout,
+        guidance=guidance,
+    )
 
 
 def same(row, family):

@@ -20,9 +20,11 @@ def names(items: Iterable[str], most: int = 5) -> str:
     return printable(", ".join(n if len(n) <= 80 else f"{n[:50]}...{n[-25:]}" for n in items[:most])) + more
 
 
-def count(items: Sized, one: str, many: str) -> str:
-    """Write a number with its noun: "1 picture has", "2 pictures have"."""
-    return f"{len(items)} {one if len(items) == 1 else many}"
+def count(items: Sized | float, one: str, many: str = "") -> str:
+    """Write a number with its noun: "1 picture has", "2 pictures have"; many: by default `one` with an s."""
+    number = items if isinstance(items, int | float) else len(items)
+    text = str(number) if isinstance(number, int) else f"{number:g}"
+    return f"{text} {one if number == 1 else many or one + 's'}"
 
 
 def bytes_of(size: float) -> str:

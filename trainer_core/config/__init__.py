@@ -11,6 +11,7 @@ from .dataset import (
     DatasetConfig,
     MaskConfig,
 )
+from .defaults import OPEN, Defaults, describe_filled, fill, fill_dataset, fill_lora, fill_train, resolution_remarks
 from .embedding import EmbeddingConfig
 from .model import MODEL_FILES, BaseModelConfig, ConnectedConfig, MemoryConfig, Precision, Prediction, Weights
 from .network import DENOISER_ONLY, SPATIAL, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
@@ -26,6 +27,7 @@ __all__ = [
     "MASK_SUFFIX",
     "MIN_SNR",
     "MODEL_FILES",
+    "OPEN",
     "OPTIMIZERS",
     "SPATIAL",
     "WITHOUT_RANK",
@@ -40,6 +42,7 @@ __all__ = [
     "Config",
     "ConnectedConfig",
     "DatasetConfig",
+    "Defaults",
     "EmbeddingConfig",
     "ExistingConfig",
     "LoraConfig",
@@ -56,6 +59,12 @@ __all__ = [
     "SchedulerConfig",
     "TrainConfig",
     "Weights",
+    "describe_filled",
+    "fill",
+    "fill_dataset",
+    "fill_lora",
     "fill_name",
+    "fill_train",
     "plain_name",
+    "resolution_remarks",
 ]

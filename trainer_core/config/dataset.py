@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .base import Config, check_choices, check_path, check_range
+from .base import Config, check_choices, check_open, check_path, check_range
 
 MASK_SUFFIX = "-masklabel.png"  # of masks beside pictures; files with it are never trained as pictures
 
@@ -58,14 +58,14 @@ class CaptionConfig(Config):
     tag_dropout: float = 0.0  # chance to leave out each other tag, 0..1
     tag_dropout_mode: Literal["uniform", "weighted"] = "uniform"  # weighted: later tags are left out more often
     protected: tuple[str, ...] = ()  # tags that are never left out
-    dropout: float = 0.0  # chance of an empty caption, 0..1
+    dropout: float = 0.0  # chance of an empty caption, 0..1; -1 = as suits the model
     wildcards: bool = False  # {a|b} draws one at each visit; {{ and }} are braces
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_range(self, "keep", 0)
         check_range(self, "tag_dropout", 0, 1)
-        check_range(self, "dropout", 0, 1)
+        check_open(self, "dropout", -1, 0, 1)
         check_path(self, "file")
         for extension in self.extensions or ("",):
             if not re.fullmatch(r"\.[^/\\]+", extension):

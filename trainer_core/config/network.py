@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import LARGEST, Config, check_choices, check_range
+from .base import LARGEST, Config, check_choices, check_open, check_range
 from .embedding import EmbeddingConfig
 
 Algorithm = Literal["lora", "loha", "lokr", "glora", "ia3", "oft", "boft", "full"]
@@ -35,8 +35,8 @@ class BeneathConfig(Config):
 class LoraConfig(Config):
     """The trained network: its algorithm, ranks, layers and options."""
 
-    rank: int = 16
-    alpha: float = 16.0  # scale = alpha / rank; a constant, never trained
+    rank: int = 16  # 0 = as suits the model
+    alpha: float = 16.0  # scale = alpha / rank; a constant, never trained; 0 = the rank
     preset: Preset = "attn-mlp"
     conv_rank: int = 0  # rank of 3x3 convolutions; 0 = as that of the block's other layers
     conv_alpha: float = 0.0  # 0 = as that of the block's other layers
@@ -72,7 +72,7 @@ class LoraConfig(Config):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_range(self, "rank", 1, 4096)
+        check_open(self, "rank", 0, 1, 4096)
         check_range(self, "conv_rank", 0, 4096)
         check_range(self, "conv_alpha", 0)
         check_range(self, "factor", -1)
@@ -80,8 +80,8 @@ class LoraConfig(Config):
             check_range(self, name, 0, 0.99)
         check_range(self, "constraint", 0)
         check_range(self, "scale_weight_norms", 0)
-        if not 0 < self.alpha < float("inf"):
-            raise ValueError(f"alpha of LoRA Config is {self.alpha}; set it above 0.")
+        if not 0 <= self.alpha < float("inf"):
+            raise ValueError(f"alpha of LoRA Config is {self.alpha}; set it above 0, or to 0 for the rank.")
         tokens = [embedding.token.casefold() for embedding in self.embeddings]
         if twice := next((token for token in tokens if tokens.count(token) > 1), ""):
             raise ValueError(f"Two Embedding nodes have the token {twice}; change one token, or remove one node.")

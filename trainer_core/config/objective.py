@@ -65,6 +65,7 @@ class ObjectiveConfig(Config):
     pyramid_iterations: int = 0  # levels of pyramid noise; 0 = none, 6..10 are usual
     pyramid_discount: float = 0.3  # strength of a level relative to the one before, 0..1
     input_perturbation: float = 0.0  # extra input noise that is not part of the target; 0.1 is usual
+    latent_sampling: Literal["sample", "mean"] = "sample"  # clean latents from the autoencoder's distribution
 
     def __post_init__(self) -> None:
         check_choices(self)

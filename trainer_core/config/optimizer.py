@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .base import Config, check_choices, check_range
+from .base import Config, check_choices, check_open, check_range
 from .optimizers import OPTIMIZERS
 
 RATES = ("learning_rate", "text_encoder_learning_rate", "text_encoder_2_learning_rate", "conv_learning_rate")
@@ -18,7 +18,7 @@ class OptimizerConfig(Config):
 
     name: str = "adamw"  # one of OPTIMIZERS
     options: dict[str, Any] = field(default_factory=dict)  # its own parameters; those left out get its defaults
-    learning_rate: float = 1e-4  # of the UNet's network
+    learning_rate: float = 1e-4  # of the UNet's network; 0 = not trained, -1 = as suits the model
     text_encoder_learning_rate: float = 0.0  # of the (first) text encoder; 0 = not trained
     text_encoder_2_learning_rate: float = 0.0  # of the second text encoder, if there is one; 0 = not trained
     conv_learning_rate: float = 0.0  # of the UNet's convolutions larger than 1x1; 0 = learning_rate
@@ -48,7 +48,8 @@ class OptimizerConfig(Config):
         if self.name not in OPTIMIZERS:
             raise ValueError(f"name of Optimizer is {self.name!r:.80}; choose one of {list(OPTIMIZERS)}.")
         object.__setattr__(self, "options", read_options(self.name, self.options))
-        for name in RATES:
+        check_open(self, "learning_rate", -1, 0, 100)
+        for name in RATES[1:]:
             check_range(self, name, 0, 100)
         check_range(self, "lora_plus_ratio", 1, 1000)
         check_range(self, "max_grad_norm", 0)

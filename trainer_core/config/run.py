@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .base import Config, check_choices, check_range
+from .base import Config, check_choices, check_open, check_range
 from .dataset import BucketConfig, DatasetConfig
 from .model import BaseModelConfig, MemoryConfig
 from .network import LoraConfig
@@ -17,17 +17,16 @@ from .scheduler import SchedulerConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig(Config):
-    """Length, size and memory of the run; Train LoRA has the same defaults, but for `log`."""
+    """Length, size and memory of the run."""
 
     steps: int = 1000  # optimizer steps; used when epochs is 0
     epochs: int = 0  # visits of the whole dataset; 0 = use steps
     batch_size: int = 1
     accumulate: int = 1  # micro-batches per optimizer step
-    resolution: int = 512  # pixels: buckets hold about resolution x resolution
-    bucket_step: int = 64  # pixels; bucket sides are multiples of it
+    resolution: int = 512  # pixels: buckets hold about resolution x resolution; 0 = as suits the model
+    bucket_step: int = 64  # pixels; bucket sides are multiples of it; 0 = as suits the model
     buckets: BucketConfig = field(default_factory=BucketConfig)
     seed: int = 0
-    latent_sampling: Literal["sample", "mean"] = "sample"
     validate_every: int = 0  # steps between validation losses; 0 = at the start and the end only
     save_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
     keep_best: bool = False  # use the weights of the lowest validation loss; save the last ones beside them
@@ -41,20 +40,20 @@ class TrainConfig(Config):
         check_range(self, "epochs", 0)
         check_range(self, "batch_size", 1)
         check_range(self, "accumulate", 1)
-        check_range(self, "resolution", 64, 8192)
-        check_range(self, "bucket_step", 8, 512)
+        check_open(self, "resolution", 0, 64, 8192)
+        check_open(self, "bucket_step", 0, 8, 512)
         check_range(self, "seed", 0, 2**64 - 1)
         check_range(self, "validate_every", 0)
         check_range(self, "early_stop_patience", 0)
         check_range(self, "early_stop_min_improvement", 0, 0.9)
-        if self.bucket_step % 8 or self.resolution < self.bucket_step:
+        if self.bucket_step % 8 or 0 < self.resolution < self.bucket_step:
             raise ValueError(
-                f"bucket_step is {self.bucket_step}; set bucket_step of Train LoRA to a multiple of 8, at most the "
+                f"bucket_step is {self.bucket_step}; set bucket_step of Buckets to a multiple of 8, at most the "
                 f"resolution {self.resolution}."
             )
         if (control := self.keeps_by) and not self.validate_every:
             raise ValueError(
-                f"{control} needs validation losses during the run; set validate_every of Train LoRA to a number of "
+                f"{control} needs validation losses during the run; set validate_every of Validation to a number of "
                 "steps, for example 50."
             )
 
@@ -68,17 +67,14 @@ class TrainConfig(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleConfig(Config):
-    """Prompts and settings of the sample pictures that are drawn with the trained model.
-
-    Train LoRA sets their size to its resolution.
-    """
+    """Prompts and settings of the sample pictures that are drawn with the trained model."""
 
     prompts: tuple[str, ...] = ()
     negative: str = ""
     steps: int = 0  # 0 = as many as suit the model
     cfg: float = 0.0  # 0 = as suits the model
     seed: int = 0
-    width: int = 512  # pixels, multiples of 8
+    width: int = 512  # pixels, multiples of 8; 0 = the run's resolution
     height: int = 512
 
     def __post_init__(self) -> None:
@@ -86,7 +82,7 @@ class SampleConfig(Config):
         check_range(self, "steps", 0, 1000)
         check_range(self, "cfg", 0, 100)
         for side in ("width", "height"):
-            check_range(self, side, 16, 8192)
+            check_open(self, side, 0, 16, 8192)
             if getattr(self, side) % 8:
                 raise ValueError(f"{side} of the samples is {getattr(self, side)}; set it to a multiple of 8.")
 

@@ -84,7 +84,7 @@ def save_lora(
     """
     stored = {k: t.detach().cpu().to(DTYPES[dtype]).contiguous() for k, t in tensors.items()}
     if broken := [k for k, t in stored.items() if not t.isfinite().all()]:
-        raise ValueError(f"{broken[0]} overflows {dtype}; set save_dtype of Train LoRA to bfloat16 or float32.")
+        raise ValueError(f"{broken[0]} overflows {dtype}; set save_dtype of Saves & Samples to bfloat16 or float32.")
     with written_whole(path) as temporary:
         _write_lora(temporary, stored, metadata)
         verify_lora(temporary, tensors, dtype)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..config import SampleConfig
+from ..config import Defaults, SampleConfig
 
 Size = tuple[int, int]  # width and height
 Conditioning = dict[str, Tensor]  # an encoded caption; training only caches and moves it
@@ -205,6 +205,11 @@ class BaseModel(Protocol):
     @property
     def levels(self) -> LevelDefaults:
         """The distribution of levels that this family is trained with."""
+        ...
+
+    @property
+    def defaults(self) -> Defaults:
+        """What a run takes for this model where its settings are left open."""
         ...
 
     @property

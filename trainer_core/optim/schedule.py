@@ -9,6 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable
 
+from ..common.wording import count
 from ..config import SchedulerConfig
 from .expression import read_expression
 
@@ -48,14 +49,14 @@ def check_length(steps: int, config: SchedulerConfig) -> None:
     length, warmup = config.planned_steps or steps, warmup_steps(steps, config)
     if warmup >= min(length, steps):
         asked = f"{config.warmup_steps} percent, {warmup} steps" if config.warmup_unit == "percent" else str(warmup)
-        of = f"the run has {steps} steps" if steps <= length else f"planned_steps is {length}"
+        of = f"the run has {count(steps, 'step')}" if steps <= length else f"planned_steps is {length}"
         raise ValueError(f"warmup_steps is {asked}, and {of}; set warmup_steps of Scheduler below that.")
     if config.name == "rex_restarts":
         _cycle_borders(length - warmup, config)
     if steps > length and lr_factor(length, steps, config) == 0:
         raise ValueError(
-            f"planned_steps is {length}, the run has {steps} steps, and the curve ends at a learning rate of 0. Set "
-            "min_lr_ratio of Scheduler above 0, or planned_steps to 0 for a curve over the whole run."
+            f"planned_steps is {length}, the run has {count(steps, 'step')}, and the curve ends at a learning rate of "
+            "0. Set min_lr_ratio of Scheduler above 0, or planned_steps to 0 for a curve over the whole run."
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..config import DENOISER_ONLY, WITHOUT_RANK, BaseModelConfig, LoraConfig, RunConfig
+from ..config import DENOISER_ONLY, WITHOUT_RANK, BaseModelConfig, LoraConfig, RunConfig, fill_lora
 from ..lora_files.continued import file_remarks
 from ..models import BaseModel, source_of
 from ..networks import Network, Target, choose_targets, remarks_on_blocks
@@ -48,6 +48,7 @@ def measure_run(config: RunConfig, outline: Outline) -> NetworkSize:
 def outline_size(base_model: BaseModelConfig, config: LoraConfig) -> NetworkSize:
     """Count layers and parameters of a new network in all parts of a base model, from the file's header alone."""
     base = source_of(base_model).outline()
+    config = fill_lora(config, base.defaults)
     parts = base.parts[:1] if config.preset in DENOISER_ONLY else base.parts
     with torch.device("meta"):
         network = Network(choose_targets(base, config, [part.prefix for part in parts]), config, 0)

@@ -6,6 +6,7 @@ import math
 
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
+from ..common.wording import count
 from ..data.crops import Crop
 from ..data.images import cut, load_picture
 from ..data.masks import cut_mask, load_mask
@@ -32,7 +33,7 @@ def render_preview(plan: Plan, *, epoch: int = 0, columns: int = 4, limit: int =
     rows = math.ceil(shown / columns)
     sheet = Image.new("RGB", (_MARGIN + columns * width, _HEADER + rows * height), _GROUND)
     font = ImageFont.load_default(size=14)
-    title = f"{shown} of {total} pictures, {len(plan.buckets())} bucket sizes, epoch {epoch}"
+    title = f"{shown} of {count(total, 'picture')}, {count(plan.buckets(), 'bucket size')}, epoch {epoch}"
     title = _shorten(title, font, sheet.width - 2 * _MARGIN)
     ImageDraw.Draw(sheet).text((_MARGIN, _MARGIN - 2), title, fill=_BRIGHT, font=font)
     for i, cell in enumerate(cells):

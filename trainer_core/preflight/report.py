@@ -90,11 +90,11 @@ def _describe_length(plan: Plan) -> Iterator[str]:
     held = f" (and {len(plan.validation)} for validation)" if plan.validation else ""
     each = "" if plan.same_every_epoch else " about"
     yield (
-        f"{count(plan.trained, 'picture', 'pictures')}{held},{each} {visits:g} visits and {plan.batches_in(0)} batches "
-        "per epoch."
+        f"{count(plan.trained, 'picture')}{held},{each} {count(visits, 'visit')} and "
+        f"{count(plan.batches_in(0), 'batch', 'batches')} per epoch."
     )
     size = f"batch {train.batch_size}" + (f" x {train.accumulate} accumulated" if train.accumulate > 1 else "")
-    yield f"{plan.steps} steps of {size} = {plan.epochs:.4g} epochs."
+    yield f"{count(plan.steps, 'step')} of {size} = {count(round(plan.epochs, 2), 'epoch')}."
 
 
 def _concept_table(plan: Plan) -> str:
@@ -116,7 +116,7 @@ def _concept_table(plan: Plan) -> str:
                 Path(concept.folder).name,
                 concept.role,
                 len(pictures),
-                f"{concept.samples} visits" if concept.samples else repeats,
+                count(concept.samples, "visit") if concept.samples else repeats,
                 f"{visits:g}",
                 f"{concept.loss_weight:g}",
                 captions,

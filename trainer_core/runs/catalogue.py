@@ -9,6 +9,7 @@ from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
 from ..common.files import folder_size
+from ..common.wording import count
 from .clean import clearable, end_of
 from .folder import (
     CHECKPOINT,
@@ -98,7 +99,7 @@ def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
         sentence = f"Training: step {step} of {run.steps}."
     elif result:
         status, step = "finished", result["step"]
-        sentence = f"Finished after {step} steps."
+        sentence = f"Finished after {count(step, 'step')}."
         if end_of(run) is None:
             sentence = f"Finished, but the save of its last step {step} is missing."
         elif step != run.steps:

@@ -36,7 +36,7 @@ OF_RUN = {"lr": "lr/", "loss": "concept/"}
 def check_log(kind: str, folder: Path | None) -> None:
     """Raise ValueError if a log of this kind cannot be written."""
     if kind != "none" and folder is None:
-        raise ValueError(f"log is {kind}, but there is no folder for logs; set log of Train LoRA to none.")
+        raise ValueError(f"log is {kind}, but there is no folder for logs; set log of Saves & Samples to none.")
     if kind in ("tensorboard", "both"):
         try:
             import tensorboard  # noqa: F401

@@ -23,7 +23,7 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
     samples, seed, index = micro_batch.samples, config.train.seed, micro_batch.index
     means, stds = zip(*(encoded.latents(sample) for sample in samples), strict=True)
     latents = torch.stack(means)
-    if config.train.latent_sampling == "sample":
+    if config.objective.latent_sampling == "sample":
         for i, std in enumerate(stds):
             if std is not None:
                 latents[i] += std * torch.randn(std.shape, generator=generator(seed, "latent", index, i))

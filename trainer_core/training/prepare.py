@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from ..common.access import ANYWHERE, Access
 from ..common.callbacks import Callbacks
 from ..common.files import check_writable
-from ..config import MemoryConfig, RunConfig
+from ..config import MemoryConfig, RunConfig, describe_filled, fill, resolution_remarks
 from ..config.optimizer import RATES
 from ..data.cache import Cache
 from ..data.plan import Plan, build_plan
@@ -82,11 +82,24 @@ class Job:
 # --- before anything is loaded -----------------------------------------------------------------------------
 
 
-def check_settings(job: Job) -> None:
-    """Raise ValueError for settings that are wrong alone, in combination, or on this machine."""
+def fill_settings(job: Job) -> tuple[Job, BaseModel]:
+    """Fill in the settings left open, and report them; also return the base model's outline.
+
+    Raises ValueError for a model that cannot be trained.
+    """
     config = job.config
     job.destination.check_names([word.token for word in config.lora.embeddings])
     job.source.check()
+    outline = job.source.outline(job.dtype)
+    filled = fill(config, outline.defaults)
+    if sentence := describe_filled(config, filled, outline.title):
+        job.callbacks.note(sentence)
+    return replace(job, config=filled), outline
+
+
+def check_settings(job: Job) -> None:
+    """Raise ValueError for settings that are wrong alone, in combination, or on this machine."""
+    config = job.config
     check_optimizer(config.optimizer, config.scheduler, job.device)
     check_log(config.train.log, job.logs)
     # float16 needs scaled gradients, and CUDA scales none in bfloat16.
@@ -120,13 +133,13 @@ def check_sizes(plan: Plan, base: BaseModel) -> None:
     if wrong := next((size for size in plan.fullest_batches() if size[0] % step or size[1] % step), None):
         raise ValueError(
             f"{base.title} takes pictures whose sides are multiples of {step} pixels, and a bucket has "
-            f"{wrong[0]} x {wrong[1]}; set bucket_step of Train LoRA, or the sizes of Buckets, to multiples of {step}."
+            f"{wrong[0]} x {wrong[1]}; set bucket_step of Buckets, or its sizes, to multiples of {step}."
         )
 
 
-def plan_run(job: Job) -> Planned:
+def plan_run(job: Job, outline: BaseModel) -> Planned:
     """Scan the pictures and plan every step; ValueError for settings that do not suit the pictures or the model."""
-    config, outline = job.config, job.source.outline(job.dtype)
+    config = job.config
     check_connected(config, outline)
     check_objective(config, outline.noise)
     check_lora_files(config, outline)
@@ -185,6 +198,7 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
     else:
         ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes)
     settings = (
+        *resolution_remarks(config, outline.base.defaults, outline.base.title),
         *objective_remarks(config, outline.base.noise, outline.base.levels),
         *remarks_on_algorithm(config.lora),
         *optimizer_remarks(config.optimizer),

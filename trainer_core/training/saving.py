@@ -13,6 +13,7 @@ import torch
 
 from ..common.disk_errors import describe_disk_error, reason
 from ..common.tensor_tree import DISK_ERRORS, pack, save_state, unpack
+from ..common.wording import count
 from ..data.plan import Plan
 from ..runs import HISTORY, OPTIMIZER, WEIGHTS, Checkpoint
 from ..runs.publish import Saved
@@ -214,9 +215,9 @@ def summary(run: Run) -> str:
     )
     return "\n".join(
         [
-            f"{run.folder.about['name']}: {run.at} of {plan.steps} steps, mean loss of the last {loss}",
+            f"{run.folder.about['name']}: {run.at} of {count(plan.steps, 'step')}, mean loss of the last {loss}",
             *measured,
-            f"Base model {run.base.name}, {len(plan.manifest.pictures)} pictures",
+            f"Base model {run.base.name}, {count(plan.manifest.pictures, 'picture')}",
             f"{config.lora.algorithm} of rank {config.lora.rank}, {config.optimizer.name} at "
             f"{config.optimizer.learning_rate:g}, {config.scheduler.name}",
             f"Started {time.strftime('%Y-%m-%d %H:%M', time.localtime(run.folder.about['created']))}",

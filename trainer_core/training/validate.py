@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..common.rng import generator
+from ..common.wording import count
 from ..config import TrainConfig
 from ..data.plan import Plan, Sample
 from ..memory import in_parts
@@ -58,7 +59,7 @@ def early_end(train: TrainConfig, measured: Measurements, steps: int) -> str:
     if not patience or not 0 < at < steps or without_improvement(measured, share) < patience:
         return ""
     fallen = f"by more than {share:.1%} " if share else ""
-    since = f"the validation loss has not fallen {fallen}in {patience} measurements"
+    since = f"the validation loss has not fallen {fallen}in {count(patience, 'measurement')}"
     return f"Ended early after step {at} of {steps}: {since}."
 
 

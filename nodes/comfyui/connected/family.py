@@ -58,8 +58,8 @@ def describe(patcher: Any) -> list[str]:
         f"{family.title}, weights in {_precision(patcher.model)}. It predicts {kind}.",
         f"Latents have {latents.latent_channels} channels. Sides of pictures are multiples of {family.step} pixels.",
         f"Timesteps are drawn from {describe_levels(family.levels)} ({family.levels.source}).",
-        f"A usual start: rank {family.rank}, learning rate {family.learning_rate:g}, resolution {family.resolution}, "
-        f"caption dropout {family.caption_dropout:g}.",
+        f"What you leave open becomes rank {family.rank}, learning rate {family.learning_rate:g}, resolution "
+        f"{family.resolution}, caption dropout {family.caption_dropout:g}.",
         f"Samples: {cfg.steps} steps, cfg {cfg.cfg:g}, sampler {cfg.sampler}, scheduler {cfg.scheduler}.",
     ]
     if family.guidance is not None and cfg.guidance is not None:

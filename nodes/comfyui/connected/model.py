@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from ....trainer_core.common.disk_errors import reason
 from ....trainer_core.common.files import file_digest
-from ....trainer_core.config import BaseModelConfig, SampleConfig
+from ....trainer_core.config import BaseModelConfig, Defaults, SampleConfig
 from ....trainer_core.models import (
     Conditioning,
     LatentFormat,
@@ -118,6 +119,19 @@ class ConnectedModel:
     def levels(self) -> LevelDefaults:
         """The family's distribution of levels."""
         return self.family.levels
+
+    @property
+    def defaults(self) -> Defaults:
+        """What a run takes for this model where its settings are left open."""
+        family = self.family
+        return Defaults(
+            rank=family.rank,
+            learning_rate=family.learning_rate,
+            resolution=family.resolution,
+            step=math.lcm(Defaults().step, family.step),
+            caption_dropout=family.caption_dropout,
+            guidance=family.guidance,
+        )
 
     @property
     def latents(self) -> LatentFormat:

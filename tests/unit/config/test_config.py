@@ -53,7 +53,6 @@ def test_every_field_of_a_run_changes_its_digest() -> None:
     for field in dataclasses.fields(c.TrainConfig):
         value = getattr(RUN.train, field.name)
         other: Any = {
-            "latent_sampling": "mean",
             "save_dtype": "float32",
             "keep_best": True,
             "early_stop_min_improvement": 0.1,
@@ -113,8 +112,11 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
     (c.OptimizerConfig, {"learning_rate": 0, "text_encoder_learning_rate": 1, "conv_learning_rate": 1}, "conv_"),
     (c.OptimizerConfig, {"ema_decay": 1}, "ema_decay"),
     (c.SchedulerConfig, {"min_lr_ratio": 2}, "min_lr_ratio"),
-    (c.LoraConfig, {"rank": 0}, "rank"),
-    (c.LoraConfig, {"alpha": 0}, "alpha"),
+    (c.LoraConfig, {"rank": -1}, "rank is -1; it must be between 1 and 4096, or 0 for what suits the model"),
+    (c.LoraConfig, {"alpha": -1}, "alpha"),
+    (c.OptimizerConfig, {"learning_rate": -0.5}, "between 0 and 100, or -1 for what suits the model"),
+    (c.CaptionConfig, {"dropout": -0.5}, "between 0 and 1, or -1 for what suits the model"),
+    (c.TrainConfig, {"resolution": 32}, "between 64 and 8192, or 0 for what suits the model"),
     (c.LoraConfig, {"block_ranks": (4, -1)}, "block_ranks is"),
     (c.LoraConfig, {"block_ranks": (4.5,)}, "whole"),
     (c.LoraConfig, {"block_weights": (1, float("nan"))}, "block_weights is"),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from ...config import Defaults
 from ..base import Prediction
 from ..files.safetensors_file import FileHeader, Shapes, opened, shapes_under
 from .identify import name_unsupported
@@ -40,6 +41,7 @@ class Family:
     ldm_names: bool  # LoRA files use the original code's names for UNet layers, not diffusers'
     base_version: str  # kohya's ss_base_model_version
     architecture: str  # modelspec's
+    defaults: Defaults
 
 
 FAMILIES = {
@@ -65,6 +67,7 @@ FAMILIES = {
             ldm_names=False,
             base_version="sd_v1",
             architecture="stable-diffusion-v1",
+            defaults=Defaults(resolution=512),
         ),
         Family(
             name="sd2",
@@ -86,6 +89,7 @@ FAMILIES = {
             ldm_names=False,
             base_version="sd_v2",
             architecture="stable-diffusion-v2-512",
+            defaults=Defaults(resolution=512),
         ),
         Family(
             name="sdxl",
@@ -117,9 +121,14 @@ FAMILIES = {
             ldm_names=True,
             base_version="sdxl_base_v1-0",
             architecture="stable-diffusion-xl-v1-base",
+            defaults=Defaults(resolution=1024),
         ),
     )
 }
+
+V_RESOLUTION = 768  # of Stable Diffusion 2 models that predict v
+TOY_CHANNELS = 128  # of the UNet's first block; below it a model is a toy
+TOY = Defaults(learning_rate=3e-3, resolution=128, step=32)
 
 LATENT_CHANNELS = 4  # of all families here
 INPAINTING_CHANNELS = 9  # noised latents, mask, latents of the picture with the masked region blanked

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...config import SampleConfig
+from ...config import Defaults, SampleConfig
 from ..base import Conditioning, LatentFormat, Layer, LevelDefaults, NoiseModel, Part, Prediction, Size, Unit
 from ..words import Words
 from . import autoencoder
-from .family import LATENT_CHANNELS, SIZE_CHANNELS, Family
+from .family import LATENT_CHANNELS, SIZE_CHANNELS, TOY, TOY_CHANNELS, V_RESOLUTION, Family
 from .identify import made_for
 from .layers import block_layouts, block_names, list_layers
 from .noise import noise_model
@@ -86,6 +86,14 @@ class StableDiffusion:
     def title(self) -> str:
         """The family's name in messages."""
         return self.family.title
+
+    @property
+    def defaults(self) -> Defaults:
+        """What a run takes for this model where its settings are left open."""
+        if self.unet.config.block_out_channels[0] < TOY_CHANNELS:
+            return TOY
+        large = self.family.name == "sd2" and self.prediction == "v_prediction"
+        return replace(self.family.defaults, resolution=V_RESOLUTION) if large else self.family.defaults
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -1,0 +1,21 @@
+"""Counts in singular and plural."""
+
+import pytest
+
+from lora_atelier.trainer_core.common.wording import count
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (count([0], "picture has", "pictures have"), "1 picture has"),
+        (count([], "picture has", "pictures have"), "0 pictures have"),
+        (count(1, "epoch"), "1 epoch"),
+        (count(1.0, "epoch"), "1 epoch"),
+        (count(0.55, "epoch"), "0.55 epochs"),
+        (count(1_000_000, "step"), "1000000 steps"),
+        (count(2, "batch", "batches"), "2 batches"),
+    ],
+)
+def test_a_count_agrees_with_its_noun(text: str, wanted: str) -> None:
+    assert text == wanted

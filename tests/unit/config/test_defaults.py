@@ -1,0 +1,75 @@
+"""Settings that are left open take the defaults of the model's family; those that are set stay."""
+
+import pytest
+
+from lora_atelier.trainer_core import config as c
+from lora_atelier.trainer_core.config.defaults import resolution_remarks
+
+FAMILY = c.Defaults(rank=32, learning_rate=2e-4, resolution=768, step=128, caption_dropout=0.1, guidance=1.0)
+LINKED = c.BaseModelConfig(path="flux", connected=c.ConnectedConfig(key="1"))
+
+
+def run(**parts: c.Config) -> c.RunConfig:
+    """Return a run of a linked model whose settings are open but for these parts."""
+    roles = ("train", "regularisation", "validation", "prior_prediction")
+    concepts = tuple(
+        c.ConceptConfig(folder=role, role=role, captions=c.CaptionConfig(dropout=c.OPEN)) for role in roles
+    )
+    open_parts = {
+        "base_model": LINKED,
+        "dataset": c.DatasetConfig(concepts=concepts),
+        "lora": c.LoraConfig(rank=0, alpha=0),
+        "optimizer": c.OptimizerConfig(learning_rate=c.OPEN),
+        "train": c.TrainConfig(resolution=0, bucket_step=0),
+        "sample": c.SampleConfig(width=0, height=0),
+    }
+    return c.RunConfig(**{**open_parts, **parts})
+
+
+def test_open_settings_take_the_familys_defaults() -> None:
+    filled = c.fill(run(), FAMILY)
+    assert (filled.lora.rank, filled.lora.alpha) == (32, 32.0)
+    assert filled.optimizer.learning_rate == 2e-4
+    assert (filled.train.resolution, filled.train.bucket_step) == (768, 128)
+    assert (filled.sample.width, filled.sample.height) == (768, 768)
+    assert [concept.captions.dropout for concept in filled.dataset.concepts] == [0.1, 0.1, 0.0, 0.0]
+    assert filled.base_model.connected and filled.base_model.connected.guidance == 1.0
+    assert c.fill(filled, c.Defaults()) == filled
+
+
+def test_settings_that_are_set_stay() -> None:
+    plain = c.RunConfig(base_model=c.BaseModelConfig(path="a"), dataset=c.DatasetConfig())
+    assert c.fill(plain, FAMILY) == plain
+    assert c.describe_filled(plain, c.fill(plain, FAMILY), "Flux") == ""
+    filled = c.fill(run(lora=c.LoraConfig(rank=8, alpha=0)), FAMILY)
+    assert (filled.lora.rank, filled.lora.alpha) == (8, 8.0)
+    untrained = c.OptimizerConfig(learning_rate=0, text_encoder_learning_rate=1e-5)
+    assert c.fill(run(optimizer=untrained), FAMILY).optimizer.learning_rate == 0
+
+
+@pytest.mark.parametrize(("name", "rate"), [("adamw", 2e-4), ("lion", 2.0), ("prodigy", 1.0)])
+def test_another_optimizers_own_rate_is_scaled_as_the_familys(name: str, rate: float) -> None:
+    """An optimizer that estimates its step size keeps its factor."""
+    found = c.fill(run(optimizer=c.OptimizerConfig(name=name, learning_rate=c.OPEN)), FAMILY).optimizer.learning_rate
+    assert found == (rate if name != "lion" else c.OPTIMIZERS["lion"].learning_rate * rate)
+
+
+def test_a_model_without_guidance_keeps_it_open() -> None:
+    filled = c.fill(run(), c.Defaults())
+    assert filled.base_model == LINKED
+
+
+def test_the_defaults_that_were_taken_are_named_in_one_line() -> None:
+    config = run()
+    assert c.describe_filled(config, c.fill(config, FAMILY), "FLUX.1 dev") == (
+        "Left open, so taken from the defaults for FLUX.1 dev: rank 32, alpha 32, learning rate 0.0002 (adamw), "
+        "resolution 768, caption dropout 0.1, guidance 1."
+    )
+
+
+@pytest.mark.parametrize(("resolution", "far"), [(512, True), (640, False), (1024, False), (1280, True)])
+def test_a_resolution_far_from_the_models_own_is_remarked_on(resolution: int, far: bool) -> None:
+    config = run(train=c.TrainConfig(resolution=resolution))
+    assert bool(resolution_remarks(config, FAMILY, "a model")) == far
+    several = config.train.replace(buckets=c.BucketConfig(resolutions=("64",)))
+    assert resolution_remarks(config.replace(train=several), FAMILY, "a model") == []

@@ -1,0 +1,123 @@
+"""Settings that are left open, and the defaults of the base model's family that fill them in.
+
+0 leaves a setting open; OPEN does where 0 has a meaning of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .dataset import ConceptConfig, DatasetConfig
+from .model import BaseModelConfig
+from .network import LoraConfig
+from .optimizer import OptimizerConfig
+from .optimizers import OPTIMIZERS
+from .run import RunConfig, TrainConfig
+
+OPEN = -1
+PLAIN_RATE = OPTIMIZERS["adamw"].learning_rate  # the rates of other optimizers are scaled as this one
+FAR = 0.75  # a resolution is far from the model's own below this share of it, or above its inverse
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Defaults:
+    """What a run takes for a family of base models where its settings are left open."""
+
+    rank: int = 16  # the alpha is the same
+    learning_rate: float = PLAIN_RATE  # of the denoiser, with AdamW
+    resolution: int = 1024  # pixels
+    step: int = 64  # pixels; sides of buckets are multiples of it
+    caption_dropout: float = 0.05  # of pictures that are trained, 0..1
+    guidance: float | None = None  # distilled guidance in training; None where the model takes none
+
+
+def fill(config: RunConfig, defaults: Defaults) -> RunConfig:
+    """Fill in every setting that a run leaves open."""
+    train = fill_train(config.train, defaults)
+    side = max(train.resolution // defaults.step * defaults.step, 64)
+    return config.replace(
+        base_model=_fill_base(config.base_model, defaults),
+        dataset=fill_dataset(config.dataset, defaults),
+        lora=fill_lora(config.lora, defaults),
+        optimizer=_fill_optimizer(config.optimizer, defaults),
+        train=train,
+        sample=config.sample.replace(width=config.sample.width or side, height=config.sample.height or side),
+    )
+
+
+def fill_train(train: TrainConfig, defaults: Defaults) -> TrainConfig:
+    """Fill in the resolution and the step of buckets."""
+    return train.replace(
+        resolution=train.resolution or defaults.resolution, bucket_step=train.bucket_step or defaults.step
+    )
+
+
+def fill_dataset(dataset: DatasetConfig, defaults: Defaults) -> DatasetConfig:
+    """Fill in the caption dropout of every concept; it is 0 for those that are not trained on their pictures."""
+
+    def filled(concept: ConceptConfig) -> ConceptConfig:
+        if concept.captions.dropout != OPEN:
+            return concept
+        trained = concept.role in ("train", "regularisation")
+        dropout = defaults.caption_dropout if trained else 0.0
+        return concept.replace(captions=concept.captions.replace(dropout=dropout))
+
+    return dataset.replace(concepts=tuple(map(filled, dataset.concepts)))
+
+
+def fill_lora(lora: LoraConfig, defaults: Defaults) -> LoraConfig:
+    """Fill in rank and alpha; an open alpha is the rank."""
+    rank = lora.rank or defaults.rank
+    return lora.replace(rank=rank, alpha=lora.alpha or float(rank))
+
+
+def _fill_optimizer(optimizer: OptimizerConfig, defaults: Defaults) -> OptimizerConfig:
+    """Fill in the learning rate: the optimizer's own good start, scaled as the family's is to AdamW's."""
+    if optimizer.learning_rate != OPEN:
+        return optimizer
+    kind = OPTIMIZERS[optimizer.name]
+    scale = 1.0 if kind.estimates else defaults.learning_rate / PLAIN_RATE
+    return optimizer.replace(learning_rate=kind.learning_rate * scale)
+
+
+def _fill_base(base: BaseModelConfig, defaults: Defaults) -> BaseModelConfig:
+    """Fill in the distilled guidance of a connected model that takes one."""
+    if base.connected is None or base.connected.guidance != OPEN or defaults.guidance is None:
+        return base
+    return base.replace(connected=base.connected.replace(guidance=defaults.guidance))
+
+
+def describe_filled(config: RunConfig, filled: RunConfig, title: str) -> str:
+    """Say in a line which settings were left open and what they are now; "" if none was. title: of the model."""
+    found = list(_filled(config, filled))
+    return f"Left open, so taken from the defaults for {title}: {', '.join(found)}." if found else ""
+
+
+def _filled(config: RunConfig, filled: RunConfig) -> Iterator[str]:
+    """List the settings that were open, with their values."""
+    if config.lora.rank != filled.lora.rank:
+        yield f"rank {filled.lora.rank}"
+    if config.lora.alpha != filled.lora.alpha:
+        yield f"alpha {filled.lora.alpha:g}"
+    if config.optimizer.learning_rate != filled.optimizer.learning_rate:
+        yield f"learning rate {filled.optimizer.learning_rate:g} ({filled.optimizer.name})"
+    if config.train.resolution != filled.train.resolution:
+        yield f"resolution {filled.train.resolution}"
+    pairs = zip(config.dataset.concepts, filled.dataset.concepts, strict=True)
+    changed = [after.captions.dropout for before, after in pairs if before != after]
+    if changed:
+        yield f"caption dropout {max(changed):g}"
+    if config.base_model != filled.base_model and filled.base_model.connected:
+        yield f"guidance {filled.base_model.connected.guidance:g}"
+
+
+def resolution_remarks(config: RunConfig, defaults: Defaults, title: str) -> list[str]:
+    """List a remark on a resolution that is far from the one that the model was made for."""
+    resolution, own = config.train.resolution, defaults.resolution
+    if config.train.buckets.resolutions or own * FAR <= resolution <= own / FAR:
+        return []
+    return [
+        f"The resolution is {resolution}, and {title} was made for about {own} pixels. Set resolution of Train LoRA to "
+        "0 for that, unless it is meant."
+    ]
