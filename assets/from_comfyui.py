@@ -20,6 +20,7 @@ import torch
 sys.path.insert(0, os.environ.get("COMFYUI_PATH", "."))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # lora_atelier, this pack
 import comfy.cli_args
+import utils.install_util  # noqa: F401 - before ComfyUI's nodes put a module of the same name in front
 
 comfy.cli_args.args.cpu = not torch.cuda.is_available()  # what follows reads them when it is imported
 comfy.cli_args.args.use_pytorch_cross_attention = True

@@ -1,4 +1,7 @@
-"""Run the tour in a headless server and show its progress on one line (for `dev.py demo`)."""
+"""Run a workflow in a headless server and show its progress on one line (for `dev.py demo`).
+
+python tests/comfy_demo.py WORKFLOW [--cpu]
+"""
 
 import json
 import shutil
@@ -8,7 +11,7 @@ import time
 from pathlib import Path
 
 from comfy_client import ComfyClient, ComfyServer, Result
-from lora_atelier.dev import BASE, TOUR, comfyui_folder, to_prompt
+from lora_atelier.dev import BASE, comfyui_folder, to_prompt
 
 
 class ProgressLine:
@@ -65,13 +68,13 @@ def results(prompt: dict, result: Result) -> list[str]:
 
 
 def main() -> int:
-    """Serve, queue the tour, report."""
+    """Serve, queue the workflow, report."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic()
     print("Starting ComfyUI ...", flush=True)
     with ComfyServer(comfyui_folder(), BASE, cpu="--cpu" in sys.argv) as server:
         client = ComfyClient(server.url)
-        workflow = json.loads(Path(TOUR).read_text(encoding="utf-8"))
+        workflow = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
         prompt = to_prompt(workflow, client.object_info())
         line = ProgressLine(prompt)
         result = client.queue(prompt, on_event=line)

@@ -9,7 +9,7 @@ from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import DYNAMIC_COMBO, NOTES, QUICKSTART, ROOT, TINY_BASE, TOUR, is_widget, take_widgets, to_prompt
 
 WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
-OF_THE_MACHINE = ("checkpoint",)  # combos whose options are files
+OF_THE_MACHINE = ("checkpoint", "ckpt_name")  # combos whose options are files
 
 
 def specs(schema: dict, values: dict, prefix: str = "") -> dict:
@@ -40,7 +40,7 @@ def allowed(spec: list, value: object) -> bool:
 
 
 def test_there_are_workflows() -> None:
-    assert {path.stem for path in WORKFLOWS} >= {"quickstart", "tour", "sd15_character", "sdxl_1024"}
+    assert {path.stem for path in WORKFLOWS} >= {"quickstart", "tour", "flow", "sd15_character", "sdxl_1024"}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
