@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import json
 import os
@@ -11,7 +10,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -22,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import warm
 import websocket
 
 from lora_atelier.dev import prepare_base, server_command
@@ -38,25 +37,25 @@ def free_port() -> int:
 
 
 def as_in_a_terminal() -> None:
-    """Let the calling process answer signals, as one from a background job does not, and end with its parent.
-
-    The latter on Linux alone, however the parent ends.
-    """
+    """Let the calling process answer signals, as one from a background job does not, and end with its parent."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    warm.end_with_parent()
 
 
 class ComfyServer:
-    """A ComfyUI server process with its own base directory; a context manager that starts and ends it."""
+    """A ComfyUI server process with its own base directory; a context manager that starts and ends it.
 
-    def __init__(self, comfyui: Path, base: Path, *extra: str, cpu: bool = True) -> None:
+    warmed: its large libraries are imported already, where the system can (see warm.py).
+    """
+
+    def __init__(self, comfyui: Path, base: Path, *extra: str, cpu: bool = True, warmed: bool = False) -> None:
         prepare_base(base)
         self.comfyui, self.base, self.extra, self.cpu = comfyui, base, extra, cpu
+        self.warmed = warmed and cpu and warm.POSSIBLE
         self.log = base / "server.log"
         self.url = ""
-        self.process: subprocess.Popen | None = None
+        self.process: subprocess.Popen | warm.Process | None = None
 
     def __enter__(self) -> ComfyServer:
         self.start()
@@ -69,14 +68,7 @@ class ComfyServer:
         """Start the process and return once it answers; RuntimeError with the log's end if it does not."""
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = server_command(self.comfyui, self.base, port, *self.extra, cpu=self.cpu)
-        alone: dict[str, Any] = {"start_new_session": True}  # a Ctrl-C is ours to pass on
-        if os.name == "posix":
-            alone["preexec_fn"] = as_in_a_terminal
-        else:
-            alone = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, cwd=self.base, stdout=log, stderr=log, **alone)
+        self.process = self._spawn(server_command(self.comfyui, self.base, port, *self.extra, cpu=self.cpu))
         deadline = time.monotonic() + timeout
         while not self.answers():
             ended = self.process.poll() is not None
@@ -87,6 +79,17 @@ class ComfyServer:
                     f"ComfyUI {'ended' if ended else 'did not answer'} at start-up; its log ends:\n{end}"
                 )
             time.sleep(0.2)
+
+    def _spawn(self, command: list[str]) -> subprocess.Popen | warm.Process:
+        if self.warmed:
+            return warm.start(command, self.base, self.log)
+        alone: dict[str, Any] = {"start_new_session": True}  # a Ctrl-C is ours to pass on
+        if os.name == "posix":
+            alone["preexec_fn"] = as_in_a_terminal
+        else:
+            alone = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+        with self.log.open("ab") as log:
+            return subprocess.Popen(command, cwd=self.base, stdout=log, stderr=log, **alone)
 
     def answers(self) -> bool:
         """Tell whether the server takes requests yet."""

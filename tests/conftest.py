@@ -4,11 +4,13 @@ How tests import the pack: lora_atelier.py beside this file.
 """
 
 import gc
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -77,6 +79,13 @@ def pytest_runtest_setup() -> None:
         _frozen = True
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """Let files reach the disk when the system likes: it keeps them whatever is killed, and no test cuts the power."""
+    with mock.patch.object(os, "fsync", os.fstat):  # which refuses what is no open file as well
+        yield
+
+
 @pytest.fixture(scope="session")
 def comfyui() -> Path:
     """Return ComfyUI's folder, whose tokenizer files and classes some tests read."""
@@ -89,7 +98,8 @@ def start_comfy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
     servers: list[ComfyServer] = []
 
     def start(*extra: str, version: str = NEWEST, base: Path | None = None) -> ComfyServer:
-        server = ComfyServer(comfyui_folder(version), base or tmp_path_factory.mktemp("comfy"), *extra)
+        base = base or tmp_path_factory.mktemp("comfy")
+        server = ComfyServer(comfyui_folder(version), base, *extra, warmed=True)
         servers.append(server)
         server.start()
         return server

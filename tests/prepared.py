@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
+import pickle
 from typing import Any
 from unittest import mock
 
@@ -12,7 +14,7 @@ import torch
 
 from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.common.files import file_digest
-from lora_atelier.trainer_core.config import MemoryConfig, RunConfig
+from lora_atelier.trainer_core.config import BaseModelConfig, MemoryConfig, RunConfig
 from lora_atelier.trainer_core.models.sd import StableDiffusionFiles, load_base_model, outline_base_model
 from lora_atelier.trainer_core.preflight.estimate import Estimate
 from lora_atelier.trainer_core.preflight.memory import Shape, estimate_run
@@ -23,8 +25,50 @@ from lora_atelier.trainer_core.training import prepare
 from lora_atelier.trainer_core.training.prepare import Job, plan_run, prepare_run
 
 CPU = torch.device("cpu")
-_loaded = functools.lru_cache(maxsize=4)(load_base_model)
-_outlined = functools.lru_cache(maxsize=8)(outline_base_model)
+
+
+class Mould:
+    """Makes copies of a base model, in a quarter of the time that copy.deepcopy takes."""
+
+    def __init__(self, base: Any) -> None:
+        self.kept: list[Any] = []  # tensors, which every copy has its own of, and the tokenizer, which all share
+        numbers: dict[int, int] = {}  # id -> place in `kept`
+        file = io.BytesIO()
+
+        def number(value: Any) -> int | None:
+            if value is not base.tokenizer and not isinstance(value, torch.Tensor):
+                return None
+            if id(value) not in numbers:
+                numbers[id(value)] = len(self.kept)
+                self.kept.append(value)
+            return numbers[id(value)]
+
+        pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
+        pickler.persistent_id = number  # pyright: ignore[reportAttributeAccessIssue]
+        pickler.dump(base)
+        self.rest = file.getvalue()
+
+    def cast(self) -> Any:
+        """Build a copy."""
+
+        @functools.cache
+        def part(number: int) -> Any:
+            value = self.kept[number]
+            return copy.deepcopy(value) if isinstance(value, torch.Tensor) else value
+
+        unpickler = pickle.Unpickler(io.BytesIO(self.rest))
+        unpickler.persistent_load = part  # pyright: ignore[reportAttributeAccessIssue]
+        return unpickler.load()
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(config: BaseModelConfig, dtype: torch.dtype) -> Mould:
+    return Mould(load_base_model(config, dtype))
+
+
+@functools.lru_cache(maxsize=8)
+def _outlined(config: BaseModelConfig, dtype: torch.dtype) -> Mould:
+    return Mould(outline_base_model(config, dtype))
 
 
 class Unheld(StableDiffusionFiles):
@@ -48,20 +92,16 @@ class Ready(Unheld):
 
     def outline(self, dtype=torch.float32):
         """Copy the outline."""
-        return _copy(_outlined(self.config, dtype))
+        return _outlined(self.config, dtype).cast()
 
     def load(self, dtype, amend=None):
         """Copy the model; one that is changed before it is cast is loaded."""
         if amend is not None and dtype != torch.float32:
             return super().load(dtype, amend)
-        base = _copy(_loaded(self.config, dtype))
+        base = _loaded(self.config, dtype).cast()
         if amend is not None:
             amend(base)
         return base
-
-
-def _copy(base):
-    return copy.deepcopy(base, {id(base.tokenizer): base.tokenizer})
 
 
 def prepared(config: RunConfig, folder, device="cpu", **callbacks):

@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -273,7 +274,10 @@ def serve() -> None:
     """Run the sessions that the input asks for, one after another."""
     torch.set_num_threads(1)
     config = RunConfig.from_dict(json.loads(sys.stdin.readline()))
-    Ready(config.base_model).load(torch.float32)  # once, and not in each process
+    # What the first session of a process loads and imports is there in each process that is forked afterwards.
+    with tempfile.TemporaryDirectory() as folder, without_estimates():
+        session(config, Path(folder))
+    os.fsync = os.fstat  # as in conftest.py: no test cuts the power
     with prepared_once():
         for line in sys.stdin:
             print("ended", forked(json.loads(line), config), flush=True)

@@ -94,12 +94,13 @@ KOLORS = ("model.diffusion_model.label_emb.0.0.weight", 5632)  # channels of its
 
 def name_unsupported(shapes: Shapes) -> str | None:
     """Name the kind of a file that cannot be a Stable Diffusion checkpoint; None for one that may be."""
+    names = "\n".join(shapes)  # one text is searched in a tenth of the time that thousands take
     for part, kind in ADAPTERS:
-        if any(part in key for key in shapes):
+        if part in names:
             return kind
-    whole = {_without_prefix(key) for key in shapes}
+    starts = "\n".join(["", *map(_without_prefix, shapes)])
     for start, kind in MODELS:
-        if any(key.startswith(start) for key in whole):
+        if f"\n{start}" in starts:
             return kind
     if set(shapes) <= {"clip_l", "clip_g"}:
         return "a textual inversion embedding"
