@@ -28,8 +28,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="try 500 odd prompts, and each fault in every way")
 
 
+# Files that take longest. Processes that share the tests begin with them, so that none works alone at the end.
+LONGEST = (
+    *("test_learning", "test_kills", "test_faults", "test_io_errors", "test_bench", "test_second_device"),
+    *("test_train", "test_saves", "test_mutations", "test_recipes", "test_resume", "test_tiny_base", "test_readme"),
+)
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest then brings together what shares a fixture
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where torch finds no CUDA device."""
+    """Put the files that take longest first; skip tests marked `gpu` where torch finds no CUDA device."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:
         return

@@ -9,13 +9,14 @@ given back. All else gives the numbers that the CPU gives.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import deque
 from typing import ClassVar
 
 import pytest
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from lora_atelier.trainer_core.common import rng
@@ -72,13 +73,13 @@ class There(torch.Tensor):
 def carry_out(func, args, kwargs):
     """Do in RAM what was asked of the device."""
     name = func._schema.name
-    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+    tensors = list(tensors_of((*args, *kwargs.values())))
     there = [x for x in tensors if isinstance(x, There)]
     here = [x for x in tensors if not isinstance(x, There) and x.dim()]
     if there and here and name != "aten::copy_" and not (name in TAKE_FROM_RAM and isinstance(args[0], There)):
         shapes = [(tuple(x.shape), str(x.device)) for x in tensors]
         raise RuntimeError(f"Expected all tensors to be on the same device: {name} of {shapes}")
-    inner_args, inner_kwargs = tree_map_only(There, lambda x: x.inner, (args, kwargs))
+    inner_args, inner_kwargs = in_ram(args), {key: in_ram(value) for key, value in kwargs.items()}
     stays = bool(there)
     if kwargs.get("device") is not None:
         stays = on_card(kwargs["device"])
@@ -97,7 +98,29 @@ def carry_out(func, args, kwargs):
     if not stays:
         return out
     out = tree_map_only(torch.Tensor, lambda x: x if isinstance(x, There) else There(x), out)
-    return return_and_correct_aliasing(func, args, kwargs, out)
+    return return_and_correct_aliasing(func, args, kwargs, out) if aliases(func) else out
+
+
+def tensors_of(values):
+    """Yield the tensors among arguments, also those of lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_of(value)
+
+
+def in_ram(value):
+    """Replace tensors of the device by those in RAM, also in lists."""
+    if isinstance(value, There):
+        return value.inner
+    return [in_ram(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+@functools.cache
+def aliases(func):
+    """Tell whether what an operation returns may share memory with an argument."""
+    return any(each.alias_info for each in (*func._schema.arguments, *func._schema.returns))
 
 
 def copy(target, source, non_blocking, *, to_ram):
