@@ -39,15 +39,21 @@ class DrawnClip:
 class PooledVae:
     """Encodes pictures to their means over squares, spread over as many channels as the model has."""
 
+    EFFNET = 32  # pixels per latent pixel of Stable Cascade C's encoder, for which pictures are made smaller
+
     vae_dtype = torch.float32
     crop_input = True
 
     def __init__(self, row: str) -> None:
         form = build(row)[0].latent_format
-        self.latent_channels, self.pixels = form.latent_channels, form.spacial_downscale_ratio
+        self.latent_channels = form.latent_channels
+        self.pixels = self.EFFNET if row == "cascade_c" else form.spacial_downscale_ratio
         self.latent_dim = form.latent_dimensions
         self.first_stage_model = nn.Identity()
         self.patcher = SimpleNamespace(model=self.first_stage_model)
+
+    def spacial_compression_encode(self) -> int:
+        return self.pixels
 
     def encode(self, pixels: Tensor) -> Tensor:
         means = F.avg_pool2d(pixels.movedim(-1, 1) * 2 - 1, self.pixels)

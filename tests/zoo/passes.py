@@ -12,7 +12,9 @@ def run_once(model, name):
     noised = latents(name)
     sigma = model.model_sampling.sigmas[len(model.model_sampling.sigmas) // 2].float().view(1)
     captions = comfy.sampler_helpers.convert_cond(conditioning(name))
-    (made,) = comfy.samplers.encode_model_conds(model.extra_conds, captions, noised, noised.device, "positive")
+    (made,) = comfy.samplers.encode_model_conds(
+        model.extra_conds, captions, noised, noised.device, "positive", latent_shapes=[noised.shape]
+    )
     conditions = {key: cond.process_cond(batch_size=1, area=None) for key, cond in made["model_conds"].items()}
     joint = comfy.samplers.cond_cat([conditions])
     options = {"cond_or_uncond": [0], "sigmas": sigma, "uuids": [0]}

@@ -4,11 +4,14 @@ import pytest
 import torch
 from safetensors.torch import load, save
 from zoo.linked import DrawnClip
+from zoo.trial import apart, network
 from zoo.zoo import build, latents
 
-from lora_atelier.nodes.comfyui.connected import text
+from lora_atelier.nodes.comfyui.connected import gradients, text
 from lora_atelier.nodes.comfyui.connected.denoiser import Denoiser
+from lora_atelier.nodes.comfyui.connected.layers import units
 from lora_atelier.nodes.comfyui.connected.vae import without_time
+from lora_atelier.trainer_core.memory import recompute
 
 
 def same(one, other):
@@ -61,6 +64,35 @@ def test_a_batch_gives_what_its_samples_give(name):
     alone = torch.cat(singles)
     assert (together - alone).abs().max() <= 1e-4 * alone.abs().max()
     assert (alone[0] - alone[1]).abs().max() > 1e-3 * alone.abs().max()
+
+
+@pytest.mark.parametrize("row", ["flux_dev", "sd15", "qwen_image"])
+def test_samples_have_the_same_dropout_in_a_batch_and_one_by_one(row):
+    """Also where the batch is tried against its samples, and in blocks that are recomputed."""
+    _, patcher = build(row)
+    chances = {"dropout": 0.3, "rank_dropout": 0.4, "module_dropout": 0.4}
+    beside, found = network(patcher.model, **chances), []
+    captions = ["a moss", "a sky", "the wood"]
+    with gradients.session(patcher), beside.attached():
+        for joins, level in ((None, "0"), (False, "0"), (False, "full")):
+            recompute(units(patcher.model.diffusion_model), level, copies=True)
+            denoiser = Denoiser(patcher, sigmas_of(patcher), None)
+            denoiser._joins = joins
+            noised, conditions = batch(denoiser, row, captions)
+            beside.set_micro_batch(3)
+            beside.zero_grad()
+            with gradients.passes():
+                predicted = denoiser.predict(noised, torch.tensor([300, 600, 600]), conditions, {})
+                predicted.square().mean().backward()
+            assert denoiser._joins is (joins is None)
+            found.append((predicted.detach(), [p.grad for p in beside.parameters() if p.grad is not None]))
+        beside.set_micro_batch(4)
+        with torch.no_grad():
+            other = denoiser.predict(noised, torch.tensor([300, 600, 600]), conditions, {})
+    for predicted, slopes in found[1:]:
+        assert (predicted - found[0][0]).abs().max() < 1e-4 * predicted.abs().max()
+        assert apart(slopes, found[0][1]) < 1e-4
+    assert (other - found[0][0]).abs().max() > 1e-2 * other.abs().max()
 
 
 def test_the_prediction_is_what_the_network_says():

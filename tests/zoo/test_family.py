@@ -4,6 +4,7 @@ import dataclasses
 import typing
 from types import SimpleNamespace
 
+import comfy.model_sampling
 import comfy.samplers
 import comfy.supported_models
 import pytest
@@ -57,13 +58,17 @@ KINDS = {  # of the zoo's rows, and the step of pictures' sides in pixels
     "hunyuan_video15": ("hunyuan_video_15", 16),
     "wan21_vace": ("wan", 16),
     "boogu": ("omnigen2", 16),
-    "ideogram4": ("ideogram4", 32),
+    "ideogram4": ("ideogram4", 16),
     "joyimage": ("joyimage", 16),
     "mage_flow": ("mageflow", 16),
-    "lens": ("lens", 32),
+    "lens": ("lens", 16),
+    "zimage_pixel": ("z_image", 8),
+    "pixeldit": ("pixelditt2i", 8),
+    "hidream_o1": ("hidreamo1", 32),
+    "ltxav": ("ltxv", 32),
 }
 # Classes of ComfyUI for which nothing better is known than the generic row; CogVideoX is refused for its sampling.
-GENERIC = ["SDXLRefiner", "MiniMaxH3", "PixelDiTT2I", "HiDreamO1", "MageFlow", "JoyImage", "Ideogram4", "Lens"]
+GENERIC = ["SDXLRefiner", "MiniMaxH3", "PixelDiTT2I", "HiDreamO1", "MageFlow", "JoyImage"]
 GENERIC += ["CogVideoX_T2V", "CogVideoX_I2V", "CogVideoX_Inpaint"]
 
 
@@ -147,6 +152,20 @@ def test_an_architecture_without_a_row_gets_the_generic_one():
         assert any("untried" in sentence for sentence in describe(patcher))
 
 
+class Loud(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):
+    def noise_scaling(self, sigma, noise, latent_image, max_denoise=False):
+        return super().noise_scaling(sigma, noise * 8, latent_image, max_denoise)
+
+
+def test_a_flow_with_louder_noise_is_a_flow():
+    model, patcher = build("sd3")
+    model.model_config = SimpleNamespace(unet_config={})
+    model.__class__ = type("Novel", (type(model),), {})
+    patcher.add_object_patch("model_sampling", Loud(build("sd3")[0].model_config))
+    levels = family_of(patcher).levels
+    assert levels.distribution == "logit_normal" and levels.shift == pytest.approx(3)
+
+
 def test_a_relative_is_a_guess_and_says_so():
     model, patcher = build("z_image")
     model.model_config.__class__ = type("ZImageNext", (type(model.model_config),), {})
@@ -197,12 +216,10 @@ def test_halves_of_wan_are_told_their_timesteps():
 
 def test_a_node_that_drops_the_strength_of_noise_is_told():
     _, patcher = build("sd3")
-    if not hasattr(patcher.model.model_sampling, "set_noise_scale"):
-        pytest.skip("this ComfyUI has no scale of noise")
     assert not any("how strong" in sentence for sentence in remarks(patcher))
     wired = patcher.clone()
     wired.add_object_patch("model_sampling", build("sd3")[0].model_sampling)
-    patcher.model.model_sampling.set_noise_scale(8.0)
+    patcher.model.model_sampling.noise_scale = 8.0
     assert any("how strong" in sentence for sentence in remarks(wired))
 
 

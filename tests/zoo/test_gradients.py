@@ -9,6 +9,7 @@ from zoo.zoo import ZOO
 
 from lora_atelier.nodes.comfyui.connected import gradients
 from lora_atelier.trainer_core.memory import recompute
+from lora_atelier.trainer_core.memory.gradient_checkpointing import LEVELS
 
 PADDED = ("auraflow", "anima", "hunyuan_dit")  # their text encoders make every caption equally long
 
@@ -55,6 +56,18 @@ def test_gradients_are_central_differences(name):
         for level in ("2", "full"):
             recompute(trial.units, level, copies=True)
             assert apart(trial.gradients(), found) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["sd15", "flux_dev", "z_image", "hunyuan_video"])
+def test_every_level_of_checkpointing_gives_the_gradients_of_none(name):
+    trial = Trial(name, dtype=torch.float64)
+    with gradients.session(trial.patcher), trial.network.attached():
+        expected = trial.gradients()
+        for level in LEVELS[1:]:
+            recompute(trial.units, level, copies=True)
+            again = [unit for unit, _ in trial.units if "forward" in vars(unit)]
+            assert len(again) == sum(least <= LEVELS.index(level) for _, least in trial.units) > 0
+            assert apart(trial.gradients(), expected) < 1e-9, level
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in PADDED])

@@ -23,6 +23,9 @@ UNUSED = {  # pieces of paths of layers that have no say: last branches of text,
     "joyimage": ("blocks.1.txt_mlp", "blocks.1.attn.txt_attn_proj"),
     "mage_flow": ("blocks.1.txt_mlp", "blocks.1.attn.to_add_out", "blocks.1.attn.add_q_proj"),
     "lens": ("blocks.1.txt_mlp", "blocks.1.attn.to_add_out"),
+    "pixeldit": ("patch_blocks.1.mlp_y", "patch_blocks.1.attn.proj_y"),
+    "hidream_o1": ("visual",),
+    "ltxav": ("audio", "embeddings_connector", "av_ca_"),
 }
 
 

@@ -56,7 +56,9 @@ class Trial:
         for cond in found:
             cond |= {key: self._cast(value) for key, value in cond.items()}
             cond |= {"latent_image": torch.zeros_like(first)}
-        found = comfy.samplers.encode_model_conds(self.model.extra_conds, found, first, "cpu", "positive")
+        found = comfy.samplers.encode_model_conds(
+            self.model.extra_conds, found, first, "cpu", "positive", latent_shapes=[first.shape]
+        )
         return {key: cond.process_cond(batch_size=1, area=None) for key, cond in found[0]["model_conds"].items()}
 
     def _cast(self, value: Any) -> Any:

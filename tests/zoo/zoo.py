@@ -509,6 +509,60 @@ LENS = {
     "enc_hidden_dim": 48,
     "axes_dims_rope": (8, 12, 12),
 }
+ZIMAGE_PIXEL = Z_IMAGE | {
+    "image_model": "zimage_pixel",
+    "patch_size": 8,
+    "in_channels": 3,
+    "decoder_in_channels": 192,
+    "decoder_hidden_size": 32,
+    "decoder_num_res_blocks": 2,
+    "decoder_max_freqs": 2,
+}
+PIXELDIT = {
+    "image_model": "pixeldit_t2i",
+    "num_groups": 2,
+    "hidden_size": 64,
+    "pixel_hidden_size": 8,
+    "pixel_attn_hidden_size": 32,
+    "pixel_num_groups": 2,
+    "patch_depth": 2,
+    "pixel_depth": 2,
+    "patch_size": 8,
+    "txt_embed_dim": 48,
+    "txt_max_length": 16,
+}
+HIDREAM_O1 = {
+    "image_model": "hidream_o1",
+    "text_config_overrides": {
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "rope_dims": [8, 4, 4],
+    },
+    "vision_config_overrides": {
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 48,
+        "depth": 1,
+        "num_position_embeddings": 16,
+    },
+}
+LTXAV = LTXV | {
+    "image_model": "ltxav",
+    "audio_in_channels": 128,
+    "audio_cross_attention_dim": 16,
+    "audio_attention_head_dim": 8,
+    "audio_num_attention_heads": 2,
+    "connector_attention_head_dim": 24,
+    "connector_num_attention_heads": 2,
+    "audio_connector_attention_head_dim": 24,
+    "audio_connector_num_attention_heads": 2,
+    "connector_num_layers": 1,
+}
 
 
 def own_sizes(cls: str) -> Callable[[], AbstractContextManager[Any]]:
@@ -522,6 +576,23 @@ def small_adapter() -> AbstractContextManager[Any]:
 
     sizes = {"source_dim": 48, "target_dim": 48, "model_dim": 32, "num_layers": 1, "num_heads": 2}
     return patch.object(anima, "LLMAdapter", partial(anima.LLMAdapter, **sizes))
+
+
+END = 99  # in the tiny vocabulary of HiDream-O1, the token that its network takes the time at
+
+
+def small_vocabulary() -> AbstractContextManager[Any]:
+    """Build HiDream-O1 with a small vocabulary; its configuration does not name the token of the time."""
+    import comfy.ldm.hidream_o1.model as hidream
+
+    return patch.object(hidream, "TMS_TOKEN_ID", END)
+
+
+def token_ids(draws: Generator, tokens: int) -> Tensor:
+    """Draw a caption's tokens, of which the last is that of the time."""
+    drawn = torch.randint(0, END, (1, tokens), generator=draws)
+    drawn[:, -1] = END
+    return drawn
 
 
 MASKED = {"attention_mask": mask}
@@ -607,6 +678,17 @@ ROWS = {
     "joyimage": Row("JoyImage", STILL, (8, 48), JOYIMAGE, building=own_sizes("JoyImage")),
     "mage_flow": Row("MageFlow", (128, 4, 6), (8, 48), MAGE_FLOW),
     "lens": Row("Lens", (128, 4, 6), (8, 192), LENS),
+    "zimage_pixel": Row("ZImagePixelSpace", (3, 16, 24), (8, 40), ZIMAGE_PIXEL),
+    "pixeldit": Row("PixelDiTT2I", (3, 16, 24), (8, 48), PIXELDIT, extra=MASKED),
+    "hidream_o1": Row(
+        "HiDreamO1",
+        (3, 64, 96),
+        (8, 1),
+        HIDREAM_O1,
+        building=small_vocabulary,
+        extra={"text_input_ids": token_ids},
+    ),
+    "ltxav": Row("LTXAV", (128, 2, 4, 6), (8, 96), LTXAV, extra=MASKED),
     "cogvideox": Row("CogVideoX_T2V", VIDEO, (8, 48), COGVIDEOX),
 }
 ZOO = {name: row for name, row in ROWS.items() if hasattr(comfy.supported_models, row.cls)}  # of this ComfyUI

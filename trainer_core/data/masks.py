@@ -6,6 +6,7 @@ The default suffix is MASK_SUFFIX in config/dataset.py, as all defaults are in c
 from __future__ import annotations
 
 import os
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -96,21 +97,24 @@ def cut_mask(mask: Image.Image, crop: Crop) -> Image.Image:
     return ImageOps.mirror(result) if crop.flip else result
 
 
-def latent_mask(mask: Image.Image, factor: int) -> Tensor:
+def latent_mask(mask: Image.Image, factor: int | Fraction) -> Tensor:
     """Average a cut mask over blocks of factor x factor pixels: (1, h, w) float32 in 0..1."""
     pixels = torch.from_numpy(np.array(mask, dtype=np.float32)) / 255
+    side, parts = factor.numerator, factor.denominator  # a block of side x side parts of pixels
+    if parts > 1:
+        pixels = pixels.repeat_interleave(parts, 0).repeat_interleave(parts, 1)
     height, width = pixels.shape
-    blocks = pixels.reshape(height // factor, factor, width // factor, factor)
+    blocks = pixels.reshape(height // side, side, width // side, side)
     return blocks.mean(dim=(1, 3)).clamp(0, 1)[None]
 
 
-def painting_masks(mask: Image.Image, factor: int) -> tuple[Tensor, Tensor]:
+def painting_masks(mask: Image.Image, factor: int | Fraction) -> tuple[Tensor, Tensor]:
     """Convert a cut mask as ComfyUI does for inpainting models, 1 = painted: (1, H, W) pixels, (1, h, w) latents.
 
     Both are rounded; the small one is interpolated bilinearly at the middle of each latent pixel.
     """
     pixels = torch.from_numpy(np.array(mask, dtype=np.float32))[None] / 255
-    small = torch.nn.functional.interpolate(pixels[None], scale_factor=1 / factor, mode="bilinear")[0]
+    small = torch.nn.functional.interpolate(pixels[None], scale_factor=float(1 / factor), mode="bilinear")[0]
     return pixels.round(), small.round()
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ..common.places import computing, places
+
 Unit = tuple[nn.Module, int]  # a repeated block, and the lowest level that recomputes it
 LEVELS = ("0", "1", "2", "3", "4", "full")
 
@@ -80,13 +82,14 @@ class _Call:
     """A call of a block: its tensors in a list, and how to run it with others."""
 
     def __init__(self, forward: Callable[..., Any], args: tuple, kwargs: dict) -> None:
-        self.forward = forward
+        self.forward, self.places = forward, places()
         self.tensors: list[Tensor] = []
         self.now = _map_arguments((args, kwargs), Tensor, self._take)
         self.later = _map_arguments(
             self.now, _Place, lambda place, _: place, fresh=True
         )  # models count in dictionaries
         self.results: Any = None
+        self.written: list[int] = []  # inputs that the block writes into and does not give back
 
     def _take(self, tensor: Tensor, named: bool) -> _Place | Tensor:
         """Note a tensor that has a gradient, or that the block may write into."""
@@ -96,8 +99,9 @@ class _Call:
         return _Place(len(self.tensors) - 1)
 
     def run(self, places: Any, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Run the block with these tensors in their places, and list the tensors of its result."""
+        """Run the block with these tensors in their places; list those of its result, then those that it only wrote."""
         tensors, found = list(tensors), []
+        versions = [tensor._version for tensor in tensors]
         known: dict[int, _Place] = {}
 
         def put(tensor: Tensor, _: bool) -> _Place:
@@ -107,11 +111,16 @@ class _Call:
             return known[id(tensor)]
 
         args, kwargs = _map_arguments(places, _Place, lambda place, _: tensors[place.index])
-        self.results = _map(self.forward(*args, **kwargs), Tensor, put)
-        return found
+        with computing(self.places):
+            self.results = _map(self.forward(*args, **kwargs), Tensor, put)
+        changed = (i for i, (t, version) in enumerate(zip(tensors, versions, strict=True)) if t._version != version)
+        self.written = [i for i in changed if id(tensors[i]) not in known]
+        return found + [tensors[i] for i in self.written]
 
     def result(self, tensors: tuple[Tensor, ...]) -> Any:
-        """Build the block's result from its tensors."""
+        """Build the block's result from its tensors, and write what it wrote into its inputs alone."""
+        for number, written in zip(self.written, tensors[len(tensors) - len(self.written) :], strict=True):
+            self.tensors[number].copy_(written)
         return _map(self.results, _Place, lambda place, _: tensors[place.index])
 
 
@@ -178,10 +187,17 @@ def _map(
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return _with(value, value, {k: _map(v, kind, change, named=True, fresh=fresh) for k, v in value.items()}, fresh)
-    if named or not hasattr(value, "__dict__") or callable(value):
+    if named or callable(value):
         return value
-    inside = {k: v for k, v in vars(value).items() if isinstance(v, (kind, tuple, list))}
-    return _with(value, vars(value), {k: _map(v, kind, change) for k, v in inside.items()}, fresh=False)
+    held = _attributes(value)
+    inside = {k: v for k, v in held.items() if isinstance(v, (kind, tuple, list))}
+    return _with(value, held, {k: _map(v, kind, change) for k, v in inside.items()}, fresh=False)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object, also of one that names them in slots."""
+    slots = [name for cls in type(value).__mro__ for name in vars(cls).get("__slots__", ()) if hasattr(value, name)]
+    return {name: getattr(value, name) for name in slots} | getattr(value, "__dict__", {})
 
 
 def _with(value: Any, held: dict, parts: dict, fresh: bool) -> Any:
@@ -189,5 +205,9 @@ def _with(value: Any, held: dict, parts: dict, fresh: bool) -> Any:
     if not fresh and all(held[key] is part for key, part in parts.items()):
         return value
     value = copy.copy(value)
-    (value if isinstance(value, dict) else vars(value)).update(parts)
+    if isinstance(value, dict):
+        value.update(parts)
+    else:
+        for name, part in parts.items():
+            object.__setattr__(value, name, part)
     return value

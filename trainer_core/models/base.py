@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -68,7 +69,7 @@ class LatentFormat:
     """The shape of latents, and the picture sizes that fit it."""
 
     channels: int
-    pixels: int  # of a picture per latent pixel, along each side
+    pixels: int | Fraction  # of a picture per latent pixel, along each side
     step: int  # in pixels; sides of pictures are multiples of it
 
 

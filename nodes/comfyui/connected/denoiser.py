@@ -11,6 +11,7 @@ import comfy.samplers
 import torch
 from torch import Tensor, nn
 
+from ....trainer_core.common.places import Places, computing
 from ....trainer_core.models import Conditioning
 from .text import conditioning
 from .vae import with_time, without_time
@@ -107,6 +108,7 @@ class Denoiser:
         given |= {
             "noise": latents,
             "latent_image": torch.zeros_like(latents),
+            "latent_shapes": [latents.shape],  # some models take further latents beside the picture's
             "device": device,
             "prompt_type": "positive",
         }
@@ -127,16 +129,19 @@ class Denoiser:
             self._joins = self._acts_alike(noised, sigmas, conditions, options)
         parts: list[Tensor] = [noised] * len(noised)
         for numbers, joint in conditions.groups(joined=bool(self._joins)):
-            output = self._run(noised[numbers], sigmas[numbers], joint, options)
+            output = self._run(noised, sigmas, numbers, joint, options)
             for number, part in zip(numbers, output, strict=True):
                 parts[number] = part
         return torch.stack(parts)
 
-    def _run(self, noised: Tensor, sigmas: Tensor, joint: dict[str, Any], options: Mapping[str, Any]) -> Tensor:
-        count = len(noised)
-        options = {**options, "cond_or_uncond": [0] * count, "uuids": [0] * count, "sigmas": sigmas}
-        with self.raw():
-            output = self.model.apply_model(with_time(self.model, noised), sigmas, **joint, transformer_options=options)
+    def _run(
+        self, noised: Tensor, sigmas: Tensor, numbers: list[int], joint: dict[str, Any], options: Mapping[str, Any]
+    ) -> Tensor:
+        """Compute the raw output for some samples of a batch, which have joint conditions."""
+        x, levels, count = with_time(self.model, noised[numbers]), sigmas[numbers], len(numbers)
+        options = {**options, "cond_or_uncond": [0] * count, "uuids": [0] * count, "sigmas": levels}
+        with self.raw(), computing(Places(numbers, len(noised))):
+            output = self.model.apply_model(x, levels, **joint, transformer_options=options)
         return without_time(output).float()
 
     @contextmanager
@@ -157,10 +162,10 @@ class Denoiser:
         if not groups:
             return None
         numbers, joint = groups[0]
-        both = self._run(noised[numbers], sigmas[numbers], joint, options)
+        both = self._run(noised, sigmas, numbers, joint, options)
         for number, part in zip(numbers, both, strict=True):
             alone = comfy.samplers.cond_cat([conditions.samples[number]])
-            single = self._run(noised[number : number + 1], sigmas[number : number + 1], alone, options)[0]
+            single = self._run(noised, sigmas, [number], alone, options)[0]
             if (part - single).abs().max() > TOLERANCE * single.abs().max():
                 return False
         return True

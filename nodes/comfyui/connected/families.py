@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from ....trainer_core.models import LevelDefaults
@@ -40,6 +41,7 @@ class Family:
     guidance: float | None = None  # distilled guidance in training; None where the model takes none
     sampling: Sampling = field(default_factory=Sampling)
     step: int = 0  # sides of pictures are multiples of it, in pixels; 0 in the table: latent pixels times patches
+    pixels: Fraction | None = None  # per latent pixel, where pictures are scaled before the VAE; None: as the VAE does
     rank: int = 16
     learning_rate: float = 1e-4
     resolution: int = 1024
@@ -328,7 +330,8 @@ FAMILIES = (
         classes=("Stable_Cascade_C", "StableCascade_C"),
         levels=uniform("OneTrainer's preset"),
         sampling=Sampling(sampler="euler_ancestral"),
-        step=128,  # three latent pixels
+        step=128,
+        pixels=Fraction(128, 3),  # 24 latent pixels for 1024, as it was trained
         untried=True,
     ),
     Family(
@@ -381,6 +384,22 @@ FAMILIES = (
         classes=("Omnigen2",),
         levels=middle(OWN_SHIFT, OWN),
         sampling=Sampling(cfg=5.0),
+        untried=True,
+    ),
+    Family(
+        kind="ideogram4",
+        title="Ideogram 4",
+        classes=("Ideogram4",),
+        levels=middle(OWN_SHIFT, OWN),
+        step=16,  # its patches lie in the channels of its latents
+        untried=True,
+    ),
+    Family(
+        kind="lens",
+        title="Lens",
+        classes=("Lens",),
+        levels=middle(OWN_SHIFT, OWN),
+        step=16,  # likewise
         untried=True,
     ),
     Family(

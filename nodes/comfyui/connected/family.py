@@ -11,7 +11,7 @@ from typing import Any
 from ....trainer_core.models import LevelDefaults
 from ....trainer_core.objective import describe_levels
 from .families import FAMILIES, NONE_FOUND, OTHER_KINDS, OWN, OWN_SHIFT, Family, Sampling, middle, uniform
-from .noise import NODE, noise_model, own_shift
+from .noise import NODE, is_flow, noise_model, own_shift
 
 __all__ = ["Family", "Sampling", "describe", "family_of", "name_of", "remarks"]
 
@@ -20,7 +20,7 @@ PREDICTS = {
     "v_prediction": "v",
     "flow": "the flow from picture to noise",
     "x0": "the clean picture",
-    "affine": "a mixture of picture and noise (EDM)",
+    "affine": "a mixture of picture and noise",
 }
 NO_ROW = Family(kind="", title="", classes=(), levels=LevelDefaults(), untried=True)  # of architectures not listed
 
@@ -142,8 +142,7 @@ def _row(model: Any) -> Family | None:
 def _generic(patcher: Any) -> Family:
     """Make the row of an architecture that is not listed."""
     name = type(patcher.model.model_config).__name__
-    flow = noise_model(patcher).kind == "flow"
-    levels = middle(OWN_SHIFT, OWN) if flow else uniform(NONE_FOUND)
+    levels = middle(OWN_SHIFT, OWN) if is_flow(patcher) else uniform(NONE_FOUND)
     return replace(NO_ROW, kind=name.lower(), title=name, levels=levels)
 
 

@@ -20,7 +20,7 @@ from . import names
 
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)  # of blocks
 AUXILIARY = re.compile(  # lists of small blocks beside the model's own: of captions, of further inputs
-    r"refiner|adapter|guidance|fusion|connector|caption|te?xt|audio|music|vision|face|inject|embed|encoder|projector"
+    r"refiner|adapter|guidance|fusion|connector|caption|te?xt|audio|music|vision|face|inject|embed|encoder|projector|visual\."
 )
 # Pieces of paths inside a block.
 MODULATION = re.compile(r"\w*(modulation|ada_?(ln|LN)|norm)\w*|(\w+_)?mod([A-Z_]\w*)?|mapper(_sca|_crp)?")

@@ -137,7 +137,8 @@ class ConnectedModel:
     def latents(self) -> LatentFormat:
         """The format of latents."""
         form = self.model.model.latent_format
-        return LatentFormat(channels=form.latent_channels, pixels=form.spacial_downscale_ratio, step=self.family.step)
+        pixels = self.family.pixels or form.spacial_downscale_ratio
+        return LatentFormat(channels=form.latent_channels, pixels=pixels, step=self.family.step)
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -281,7 +282,7 @@ class ConnectedModel:
 
     def encode_pixels(self, held: Any, pixels: Tensor) -> tuple[Tensor, None]:
         """Encode (B, 3, H, W) pixels in -1..1 to latents in the MODEL's scale; the VAE gives no deviation."""
-        return vae.encode(self.model.model, held.vae, pixels), None
+        return vae.encode(self.model.model, held.vae, pixels, self.family.pixels), None
 
     def encode_painted(self, held: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor) -> Tensor:
         """Never called, as `inpainting` is False."""

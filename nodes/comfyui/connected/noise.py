@@ -56,6 +56,14 @@ def own_shift(patcher: Any) -> float:
     return middle / (1 - middle) if _is_time(_numbers(sampling, table), table) else 1.0
 
 
+def is_flow(patcher: Any) -> bool:
+    """Tell whether a MODEL is a flow model, whatever the strength of its noise."""
+    sampling = patcher.get_model_object("model_sampling")
+    table = _table(sampling)
+    numbers = _numbers(sampling, table)
+    return _is_time(numbers, table) or _kind(numbers) == "flow"
+
+
 def _levels(sampling: Any) -> Tensor:
     """Choose the sigmas of 1000 levels: evenly in time for flow models, else evenly from the sampling's own table."""
     table = _table(sampling)

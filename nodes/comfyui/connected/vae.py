@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
+import comfy.utils
 import torch
 from torch import Tensor, nn
 
@@ -17,8 +19,14 @@ class Held(nn.Module):
 
 
 @torch.no_grad()
-def encode(model: Any, vae: Any, pixels: Tensor) -> Tensor:
-    """Encode (B, 3, H, W) pixels in -1..1: (B, C, h, w) float32 latents in the MODEL's scale."""
+def encode(model: Any, vae: Any, pixels: Tensor, each: Fraction | None = None) -> Tensor:
+    """Encode (B, 3, H, W) pixels in -1..1: (B, C, h, w) float32 latents in the MODEL's scale.
+
+    each: pixels per latent pixel, where they are not the VAE's own; pictures are then scaled first, as ComfyUI does.
+    """
+    if each:
+        height, width = (int(side // each) * vae.spacial_compression_encode() for side in pixels.shape[2:])
+        pixels = comfy.utils.common_upscale(pixels, width, height, "bicubic", "disabled")
     latents = vae.encode(((pixels + 1) / 2).movedim(1, -1).cpu())
     latents = model.process_latent_in(with_time(model, latents.float()))
     return without_time(latents).float().clone()

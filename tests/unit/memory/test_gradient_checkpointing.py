@@ -15,6 +15,12 @@ class Modulation:
     more: tuple
 
 
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    shift: torch.Tensor
+    more: tuple
+
+
 class Block(nn.Module):
     """Writes into its input, reads tensors in an object, counts in a dictionary, and gives back a structure."""
 
@@ -35,15 +41,16 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self, kind=Modulation):
         super().__init__()
+        self.kind = kind
         self.blocks = nn.ModuleList([Block(), Block(Block()), Block()])
 
     def forward(self, x, shift):
         x, options = x * 1, {}
         for number, block in enumerate(self.blocks):
             options["number"] = number
-            out = block(x, Modulation(shift, (shift * 2, "name")), options, scale=shift + 1)
+            out = block(x, self.kind(shift, (shift * 2, "name")), options, scale=shift + 1)
             x = out["x"] + out["rest"][1]
             x[:, 1:] += 1  # also into what a block gives back
         assert options.pop("mark")
@@ -58,14 +65,14 @@ def gradients(model, inputs):
     return [tensor.grad.clone() for tensor in (*inputs, *model.parameters())]
 
 
-@pytest.fixture
-def model():
+@pytest.fixture(params=[Modulation, Slotted])
+def model(request):
     torch.manual_seed(0)
-    return Model().double()
+    return Model(request.param).double()
 
 
 @pytest.fixture
-def inputs(model):
+def inputs():
     return [torch.randn(3, 4, dtype=torch.float64) for _ in range(2)]
 
 
@@ -91,6 +98,42 @@ def test_recomputing_changes_no_gradient(model, inputs, level):
     expected = gradients(model, inputs)
     recompute([(block, number + 1) for number, block in enumerate(model.blocks)], level, copies=True)
     assert equal(gradients(model, inputs), expected)
+
+
+class Silent(nn.Module):
+    """Writes into one of its inputs, and gives nothing back."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, count):
+        x[:, 1:] += torch.sin(self.linear(x))[:, 1:]
+        count += 1
+
+
+class SilentModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Silent(), Silent()])
+
+    def forward(self, x, shift):
+        x, count = x * shift, torch.zeros((), dtype=torch.long)
+        for block in self.blocks:
+            block(x, count)
+        assert count == 2
+        return x.square().sum()
+
+
+def test_what_a_block_writes_without_giving_it_back_stays_written(inputs):
+    torch.manual_seed(0)
+    model = SilentModel().double()
+    expected = model(*inputs).detach(), gradients(model, inputs)
+    recompute([(block, 1) for block in model.blocks], "full", copies=True)
+    with copied_before_written():
+        assert torch.equal(model(*inputs).detach(), expected[0])
+    assert equal(gradients(model, inputs), expected[1])
+    assert torch.autograd.gradcheck(lambda *given: guarded(model, *given), [t.requires_grad_() for t in inputs])
 
 
 def test_a_block_runs_twice_and_one_inside_it_no_more_often(model, inputs):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...common.places import places
 from ...common.rng import generator
 
 
@@ -15,7 +16,8 @@ class Dropouts:
     """The dropouts of one layer; nothing is drawn while `micro_batch` is None.
 
     The same micro-batch always gives the same masks, so that gradient checkpointing recomputes the same activations.
-    Captions that a text encoder reads one by one share the masks of their micro-batch.
+    Captions that a text encoder reads one by one share the masks of their micro-batch. Samples that the denoiser
+    computes one by one have those of their places in it.
     """
 
     elements: float  # chance to drop each activation after `down`
@@ -63,4 +65,10 @@ def _draw(dropouts: Dropouts, kind: str, chance: float, shape: tuple[int, ...], 
     if like.is_meta:  # a dry run
         return torch.empty(shape, dtype=like.dtype, device="meta")
     draws = generator(dropouts.seed, f"dropout/{kind}/{dropouts.name}", dropouts.micro_batch, device=like.device)
-    return (torch.rand(shape, generator=draws, device=like.device) >= chance).to(like.dtype)
+    now, (rows, *rest) = places(), shape
+    if now is None or rows % len(now.samples):
+        drawn = torch.rand(shape, generator=draws, device=like.device)
+    else:  # of the whole micro-batch, where each sample may have several rows
+        drawn = torch.rand(now.count, rows // len(now.samples), *rest, generator=draws, device=like.device)
+        drawn = drawn[list(now.samples)].reshape(shape)
+    return (drawn >= chance).to(like.dtype)
