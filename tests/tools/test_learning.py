@@ -1,4 +1,4 @@
-"""A LoRA learns the example concept with the quickstart workflow's settings: the motif is measured."""
+"""A LoRA learns the example concept with the tour's settings: the motif is measured."""
 
 from pathlib import Path
 
