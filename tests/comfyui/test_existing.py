@@ -86,7 +86,6 @@ def test_what_cannot_be_built_on_is_refused(comfy: ComfyClient, server: ComfySer
     graph["existing"] = existing(["lora", 0], use="continue")
     graph["train"]["inputs"]["lora_config"] = ["existing", 0]
     for inputs, sentence in (
-        ({}, "Existing LoRA has no LoRA; set lora_name"),
         ({"lora_name": "no-lora.safetensors"}, "no-lora.safetensors is no LoRA"),
         (
             {"lora_name": "for-xl.safetensors"},
