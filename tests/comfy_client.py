@@ -55,7 +55,7 @@ class ComfyServer:
         self.warmed = warmed and cpu and warm.POSSIBLE
         self.log = base / "server.log"
         self.url = ""
-        self.process: subprocess.Popen | warm.Process | None = None
+        self.process: subprocess.Popen | warm.Popen | None = None
 
     def __enter__(self) -> ComfyServer:
         self.start()
@@ -80,9 +80,10 @@ class ComfyServer:
                 )
             time.sleep(0.2)
 
-    def _spawn(self, command: list[str]) -> subprocess.Popen | warm.Process:
+    def _spawn(self, command: list[str]) -> subprocess.Popen | warm.Popen:
         if self.warmed:
-            return warm.start(command, self.base, self.log)
+            with self.log.open("ab") as log:
+                return warm.Popen(command, cwd=self.base, stdout=log)
         alone: dict[str, Any] = {"start_new_session": True}  # a Ctrl-C is ours to pass on
         if os.name == "posix":
             alone["preexec_fn"] = as_in_a_terminal

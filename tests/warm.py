@@ -1,7 +1,7 @@
 """Python programs that start in a fraction of their time: forked from a process with large libraries imported.
 
-Run as a program this file reads what to start from its input, a line of JSON each. All else of a program is its own:
-arguments, environment, folder, log, signals, how it ends.
+Used as the module subprocess where POSSIBLE. All else of a program is its own: arguments, environment, folder, log,
+signals, how it ends. Run as a program this file reads what to start from its input, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from subprocess import PIPE, STDOUT
+from typing import IO, Any
 
-# What ComfyUI imports when it starts, and our nodes when they first run, where it is installed.
+# What ComfyUI imports when it starts, and our nodes when they first run; each where it is installed.
 LIBRARIES = (
     "torch._dynamo",
     "torchvision",
@@ -46,12 +47,35 @@ LIBRARIES = (
 POSSIBLE = sys.platform == "linux"  # elsewhere large libraries do not survive a fork, or there is none
 
 
-class Process:
-    """A started program, with the part of subprocess.Popen that tests of servers need."""
+class Popen:
+    """A started program, as much like subprocess.Popen as the tests need.
 
-    def __init__(self, ask: Any, pid: int) -> None:
-        self._ask, self.pid = ask, pid
-        self.returncode: int | None = None
+    command: [Python, script, argument …]. stdout: an open file, to whose end goes all that is printed. stdin: PIPE, or
+    nothing to read.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: Path,
+        stdout: IO[Any],
+        stdin: int | None = None,
+        stderr: int = STDOUT,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        assert stderr == STDOUT and stdin in (None, PIPE)
+        self._server, self.stdin, self.returncode = _server(command[0]), None, None
+        job = {"arguments": command[1:], "folder": str(cwd), "log": stdout.name, "given": os.devnull}
+        if stdin == PIPE:
+            self._read, write = os.pipe()
+            self.stdin, job["given"] = os.fdopen(write, "wb"), f"/proc/{os.getpid()}/fd/{self._read}"
+        self.pid: int = self._ask({**job, "environment": dict(env or os.environ)})
+
+    def _ask(self, question: Mapping[str, Any]) -> Any:
+        assert self._server.stdin and self._server.stdout
+        print(json.dumps(question), file=self._server.stdin, flush=True)
+        return json.loads(self._server.stdout.readline())
 
     def poll(self) -> int | None:
         """Return how it has ended, below 0 by which signal; None while it runs."""
@@ -68,6 +92,13 @@ class Process:
             time.sleep(0.02)
         return code
 
+    def communicate(self) -> None:
+        """Give it nothing more to read, and wait for its end."""
+        if self.stdin:
+            self.stdin.close()
+            os.close(self._read)
+        self.wait()
+
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
         if self.poll() is None:
@@ -82,24 +113,17 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
 
+def run(command: Sequence[str], **options: Any) -> Popen:
+    """Start a program and wait for its end."""
+    process = Popen(command, **options)
+    process.wait()
+    return process
+
+
 @functools.cache
-def _parent(python: str) -> subprocess.Popen[str]:
+def _server(python: str) -> subprocess.Popen[str]:
     alone: dict[str, Any] = {"start_new_session": True, "preexec_fn": end_with_parent}
-    command = [python, __file__]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **alone)
-
-
-def start(command: list[str], folder: Path, log: Path) -> Process:
-    """Start a command, [Python, script, argument …], in a folder; what it prints goes to the end of a log."""
-    parent = _parent(command[0])
-    assert parent.stdin and parent.stdout
-
-    def ask(question: Mapping[str, Any]) -> Any:
-        print(json.dumps(question), file=parent.stdin, flush=True)
-        return json.loads(parent.stdout.readline())
-
-    job = {"arguments": command[1:], "folder": str(folder), "log": str(log), "environment": dict(os.environ)}
-    return Process(ask, ask(job))
+    return subprocess.Popen([python, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **alone)
 
 
 def end_with_parent() -> None:
@@ -123,25 +147,26 @@ def serve() -> None:
             continue
         process = os.fork()
         if process == 0:
-            run(**job)
+            become(**job)
             return
         print(process, flush=True)
 
 
-def run(arguments: list[str], folder: str, log: str, environment: dict[str, str]) -> None:
+def become(arguments: list[str], folder: str, log: str, given: str, environment: dict[str, str]) -> None:
     """Run a script in this process as Python runs one that it is started with."""
     os.setsid()
     end_with_parent()
     for number, answer in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         signal.signal(number, answer)  # as in a terminal, whatever the parent ignores
+    opened, read = os.open(log, os.O_WRONLY | os.O_APPEND), os.open(given, os.O_RDONLY)
+    for source, number in ((read, 0), (opened, 1), (opened, 2)):
+        os.dup2(source, number)
+    os.close(opened)
+    os.close(read)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # the parent may have read on in its own
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    for place, flags in ((log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), (os.devnull, os.O_RDONLY)):
-        opened = os.open(place, flags)
-        for number in (1, 2) if place == log else (0,):
-            os.dup2(opened, number)
-        os.close(opened)
     sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
     runpy.run_path(arguments[0], run_name="__main__")
 

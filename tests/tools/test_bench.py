@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+import warm
 from clip_tokenizer import TOKENIZER
 from durable import apart
 from tiny_models import family_tensors, tiny_unet
@@ -45,6 +46,13 @@ LORA = LoraConfig(rank=8, alpha=8, preset="full")
 @pytest.fixture
 def unet():
     return tiny_unet().requires_grad_(False).eval()
+
+
+@pytest.fixture
+def warm_children(monkeypatch):
+    """Start the processes of the benchmark with libraries imported, where the system can."""
+    if warm.POSSIBLE:
+        monkeypatch.setattr(results, "subprocess", warm)
 
 
 def xl_unet():
@@ -500,7 +508,7 @@ def test_the_peak_of_a_card_is_found_by_its_name(device, peak):
     assert gpu_report.listed_peak(device) == peak
 
 
-def test_one_step_goes_all_the_way_into_comfyui(tmp_path, monkeypatch, comfyui):
+def test_one_step_goes_all_the_way_into_comfyui(tmp_path, monkeypatch, comfyui, warm_children):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     lora = tmp_path / "lora.safetensors"
     train = full_size.train_one_step("tiny", lora)
@@ -527,7 +535,7 @@ def test_saves_are_measured_against_steps(monkeypatch, comfyui):
     assert "| 1.32% | 1.02% – 1.64%, n = 3 | ≤ 1% | **missed** |" in slow
 
 
-def test_linked_models_race_against_the_node_and_only_its_gradients_are_wrong(monkeypatch, comfyui):
+def test_linked_models_race_against_the_node_and_only_its_gradients_are_wrong(monkeypatch, comfyui, warm_children):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     result = connected.race("flux", 1, toy=True)
     assert set(result["steps"]) == set(connected.SIDES)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from zoo.zoo import ZOO, build, conditioning, patcher_of
+from zoo.zoo import ZOO, build, conditioning, patcher_of, settings
 
 from lora_atelier.nodes.comfyui.connected.live import Live, key_of
 from lora_atelier.trainer_core.config import BaseModelConfig, ConnectedConfig
@@ -45,7 +45,7 @@ class PooledVae:
     crop_input = True
 
     def __init__(self, row: str) -> None:
-        form = build(row)[0].latent_format
+        form = settings(row).latent_format
         self.latent_channels = form.latent_channels
         self.pixels = self.EFFNET if row == "cascade_c" else form.spacial_downscale_ratio
         self.latent_dim = form.latent_dimensions

@@ -95,11 +95,15 @@ class Trial:
     def slope(self, direction: Sequence[Tensor], step: float) -> float:
         """Measure by central differences how the loss changes along a direction."""
         losses = []
-        for move in (step, -2 * step, step):
-            for parameter, change in zip(self.network.parameters(), direction, strict=True):
-                parameter.add_(change, alpha=move)
+        for move in (step, -2 * step):
+            self._move(direction, move)
             losses.append(self.loss().item())
+        self._move(direction, step)
         return (losses[0] - losses[1]) / (2 * step)
+
+    def _move(self, direction: Sequence[Tensor], step: float) -> None:
+        for parameter, change in zip(self.network.parameters(), direction, strict=True):
+            parameter.add_(change, alpha=step)
 
 
 def network(model: Any, *, used: bool = True, **config: Any) -> Network:

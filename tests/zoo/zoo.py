@@ -18,6 +18,7 @@ import comfy.supported_models
 from comfy.ldm.chroma_radiance.model import ChromaRadianceParams
 from comfy.model_base import BaseModel
 from comfy.model_patcher import ModelPatcher
+from comfy.model_sampling import StableCascadeSampling
 
 Extra = Callable[[Generator, int], Any]  # generator and tokens of the caption -> a value of the conditioning
 
@@ -570,6 +571,22 @@ def own_sizes(cls: str) -> Callable[[], AbstractContextManager[Any]]:
     return lambda: patch.object(getattr(comfy.supported_models, cls), "unet_extra_config", {})
 
 
+def known_noise() -> AbstractContextManager[Any]:
+    """Compute Stable Cascade's table of noise once: ComfyUI fills it number by number, 10,000 for each model."""
+    own = StableCascadeSampling.sigma
+
+    def sigma(sampling: StableCascadeSampling, share: float) -> Tensor:
+        at = (sampling.shift, share)
+        if at not in NOISE:
+            NOISE[at] = own(sampling, share)
+        return NOISE[at]
+
+    return patch.object(StableCascadeSampling, "sigma", sigma)
+
+
+NOISE: dict[tuple[float, float], Tensor] = {}
+
+
 def small_adapter() -> AbstractContextManager[Any]:
     """Build Anima's text adapter small; its configuration does not name its sizes."""
     import comfy.ldm.anima.model as anima
@@ -616,8 +633,8 @@ ROWS = {
         PIXART | {"image_model": "pixart_alpha", "hidden_size": 36, "micro_condition": True},
         extra={"width": always(384), "height": always(320)},
     ),
-    "cascade_c": Row("Stable_Cascade_C", (16, 6, 8), (8, 48), CASCADE_C, 32),
-    "cascade_b": Row("Stable_Cascade_B", (4, 16, 16), (8, 48), CASCADE_B, 32),
+    "cascade_c": Row("Stable_Cascade_C", (16, 6, 8), (8, 48), CASCADE_C, 32, building=known_noise),
+    "cascade_b": Row("Stable_Cascade_B", (4, 16, 16), (8, 48), CASCADE_B, 32, building=known_noise),
     "hunyuan_dit": Row(
         "HunyuanDiT",
         (4, 8, 12),
