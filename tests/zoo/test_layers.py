@@ -81,6 +81,7 @@ BLOCKS = {  # where they are not simply numbered from 0 in one list
     "cascade_c": "down_blocks.0 down_blocks.1 up_blocks.0 up_blocks.1",
     "cosmos_t2v": "blocks.block0 blocks.block1",
     "chroma": "double_blocks.0 double_blocks.1 single_blocks.0 single_blocks.1",
+    "odd_convolutions": "blocks.0 blocks.1 blocks.2",
     "kandinsky5_image": "visual_transformer_blocks.0 visual_transformer_blocks.1",
 }
 UNET_COUNTS = {  # of Stable Diffusion 1.5, as for the UNet that this pack loads itself
@@ -119,6 +120,9 @@ def matrices(found, preset):
 def test_presets_are_nested_and_stay_inside_blocks(models, name):
     found = layers.list_layers(models(name))
     attention, blocks, linear, full = (matrices(found, p) for p in ("attn-only", "attn-mlp", "full-lin", "full"))
+    if name == "odd_convolutions":
+        assert not blocks and linear < full
+        return
     assert attention
     assert attention < blocks < linear <= full
     assert full == {layer.path for layer in found if layer.trainable and not is_norm(layer.module)} or name == "sd15"
@@ -175,7 +179,8 @@ def test_names_are_unique_and_in_comfyuis_map(models, name):
     for layer in found:
         if layer.trainable:
             assert keys[layer.name] == keys[layer.comfy] == f"{layer.comfy}.weight"
-        assert weight_shape(layer.module) == model.state_dict()[f"{layer.comfy}.weight"].shape
+        stored = model.state_dict().get(f"{layer.comfy}.weight")
+        assert not layer.trainable if stored is None else weight_shape(layer.module) == stored.shape
 
 
 def test_what_no_network_can_change_is_listed_but_never_chosen(models):
@@ -190,6 +195,12 @@ def test_what_no_network_can_change_is_listed_but_never_chosen(models):
         layer = next(layer for layer in layers.list_layers(models(row)) if layer.path == path)
         assert type(layer.module).__name__ == kind
         assert not layer.trainable and not layer.presets
+
+
+def test_weights_that_are_computed_are_no_layer(models):
+    found = {layer.path: layer for layer in layers.list_layers(models("odd_weights"))}
+    assert not found["normed"].trainable and not found["normed"].presets
+    assert "blocks.2.attn_q" not in found  # the same module as in the first block
 
 
 def test_experts_in_one_weight_are_no_layer():

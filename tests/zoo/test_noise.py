@@ -215,7 +215,7 @@ def louder():
         yield own
 
 
-@pytest.mark.parametrize("sampling", louder())
+@pytest.mark.parametrize("sampling", list(louder()))
 def test_louder_noise_is_in_the_target(sampling):
     found = noise_model(wired(sampling))
     assert found.kind == "affine" and torch.allclose(found.p, -torch.ones(1000))

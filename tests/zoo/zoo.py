@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Generator, Tensor
+from zoo import odd
 
 import zoo.comfy_here  # noqa: F401  # isort: skip
 import comfy.model_patcher
@@ -708,7 +709,21 @@ ROWS = {
     "ltxav": Row("LTXAV", (128, 2, 4, 6), (8, 96), LTXAV, extra=MASKED),
     "cogvideox": Row("CogVideoX_T2V", VIDEO, (8, 48), COGVIDEOX),
 }
-ZOO = {name: row for name, row in ROWS.items() if hasattr(comfy.supported_models, row.cls)}  # of this ComfyUI
+ODD = {  # of zoo/odd.py
+    "odd_written": Row(
+        "OddWritten",
+        (16, 4, 6),
+        (8, 24),
+        {},
+        extra={
+            "mask": lambda _, tokens: torch.arange(tokens)[None] != 1,
+            "weights": lambda _, tokens: torch.linspace(0.5, 1.5, tokens)[None],
+        },
+    ),
+    "odd_convolutions": Row("OddConvolutions", (16, 4, 6), (8, 24), {}),
+    "odd_weights": Row("OddWeights", (16, 4, 6), (8, 24), {}),
+}
+ZOO = {name: row for name, row in ROWS.items() if hasattr(comfy.supported_models, row.cls)} | ODD  # of this ComfyUI
 
 
 def build(
@@ -724,7 +739,7 @@ def build(
 def settings(name: str, dtype: torch.dtype = torch.float32, compute: torch.dtype | None = None) -> Any:
     """Build ComfyUI's configuration of a model."""
     row = ZOO[name]
-    config = getattr(comfy.supported_models, row.cls)(dict(row.config))
+    config = getattr(odd if name in ODD else comfy.supported_models, row.cls)(dict(row.config))
     config.set_inference_dtype(dtype, compute)
     return config
 

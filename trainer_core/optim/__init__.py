@@ -2,7 +2,7 @@
 
 from .average import Ema, averaged
 from .build import arguments, build_optimizer, check_optimizer, describe, remarks
-from .restore import load_exactly
+from .restore import check_shapes, load_exactly
 from .step import apply_gradients, learning_rate, limit_gradients
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "averaged",
     "build_optimizer",
     "check_optimizer",
+    "check_shapes",
     "describe",
     "learning_rate",
     "limit_gradients",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..common.tensor_tree import load_state
-from ..optim import arguments, describe, load_exactly
+from ..optim import arguments, build_optimizer, check_shapes, describe, load_exactly
 from ..runs import HISTORY, OPTIMIZER, WEIGHTS, Checkpoint
 from .state import Best, Run
 
@@ -110,6 +110,7 @@ def _restore_optimizer(run: Run, state: dict[str, Any]) -> None:
         return
     own = {*GROUP_SETTINGS, *arguments(run.config.optimizer)}
     settings = [{key: group[key] for key in own if key in group} for group in run.optimizer.param_groups]
+    check_shapes(run.optimizer, state["optimizer"], lambda groups: build_optimizer(run.config.optimizer, groups))
     load_exactly(run.optimizer, state["optimizer"])
     for group, own_settings in zip(run.optimizer.param_groups, settings, strict=True):
         group.update(own_settings)

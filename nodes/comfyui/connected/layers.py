@@ -6,7 +6,7 @@ Nothing is listed by architecture but UNets: blocks are found as modules that re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ def list_layers(model: Any) -> list[Layer]:
         if not path or not (isinstance(getattr(module, "weight", None), Tensor) or is_linear(module)):
             continue
         matrix = is_matrix(module)
-        trainable = matrix or is_norm(module)
+        trainable = path in aliases and (matrix or is_norm(module))  # ComfyUI can patch no weight that is computed
         presets = (_unet_presets if unet else _presets)(path, module, find) if trainable else frozenset[str]()
         layers.append(
             Layer(
@@ -96,7 +96,8 @@ class _Blocks:
     """The repeated blocks of a denoiser by their paths."""
 
     def __init__(self, denoiser: nn.Module) -> None:
-        self.found = dict(_unet_blocks(denoiser) if is_unet(denoiser) else _repeated(denoiser, ""))
+        self.found = dict(_unet_blocks(denoiser) if is_unet(denoiser) else _repeated(denoiser, "", is_linear))
+        self.found = self.found or dict(_repeated(denoiser, "", is_matrix))  # a network of convolutions alone
         main = [path for path in self.found if not AUXILIARY.search(path)]
         self.main = dict.fromkeys(main or self.found)
 
@@ -112,21 +113,21 @@ class _Blocks:
         return path if not self.main else path[len(block) + 1 :] if block else ""
 
 
-def _repeated(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the children of the outermost lists of blocks, with their paths."""
+def _repeated(module: nn.Module, path: str, works: Callable[[Any], bool]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the children of the outermost lists of blocks, with their paths. works: tells layers that blocks have."""
     for name, child in module.named_children():
-        if _is_list_of_blocks(child):
+        if _is_list_of_blocks(child, works):
             yield from ((f"{path}{name}.{number}", each) for number, each in child.named_children())
         else:
-            yield from _repeated(child, f"{path}{name}.")
+            yield from _repeated(child, f"{path}{name}.", works)
 
 
-def _is_list_of_blocks(module: nn.Module) -> bool:
-    """Tell whether a module lists blocks: of one class, of several layers, one of them linear."""
+def _is_list_of_blocks(module: nn.Module, works: Callable[[Any], bool]) -> bool:
+    """Tell whether a module lists blocks: of one class, of several layers, one of them of the kind that works."""
     children = list(module.children()) if isinstance(module, LISTS) else []
     if len(children) < (1 if isinstance(module, nn.ModuleList) else 2) or len({type(each) for each in children}) > 1:
         return False
-    return all(list(each.children()) and any(map(is_linear, each.modules())) for each in children)
+    return all(list(each.children()) and any(map(works, each.modules())) for each in children)
 
 
 def _unet_blocks(unet: nn.Module) -> Iterator[tuple[str, nn.Module]]:

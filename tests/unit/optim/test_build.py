@@ -21,6 +21,7 @@ from lora_atelier.trainer_core.optim import (
     build,
     build_optimizer,
     check_optimizer,
+    check_shapes,
     custom,
     describe,
     learning_rate,
@@ -211,13 +212,43 @@ def test_each_resumes_from_its_state_to_the_last_bit(name, dtype):
     descend(optimizer, first, range(7))
     again = [torch.nn.Parameter(p.detach().clone()) for p in first]
     other = built(config, again, **two)
-    other.load_state_dict(round_trip(optimizer.state_dict()))
+    state = round_trip(optimizer.state_dict())
+    check_shapes(other, state, lambda groups: build_optimizer(config, groups))
+    other.load_state_dict(state)
     with averaged(other):
         used = [p.detach().clone() for p in again]
     assert any(map(torch.equal, used, again)) != OPTIMIZERS[name].averages
     descend(other, again, range(7, 15))
     for one, two in zip(whole, again, strict=True):
         assert one.dtype == two.dtype == dtype and torch.equal(one, two)
+
+
+@pytest.mark.parametrize("name", RUN_HERE)
+def test_a_state_of_other_shapes_is_named(name):
+    config, parameters = OptimizerConfig(name=name), weights()
+    optimizer = built(config, parameters)
+    descend(optimizer, parameters, range(2))
+    parts = round_trip(optimizer.state_dict())
+    numbers = [values for part in parts.get("parts", [parts]) for values in part["state"].values()]
+    numbers += [value for values in numbers for value in values.values() if isinstance(value, dict)]
+    held = [(values, key) for values in numbers for key, value in values.items() if tensor_of_many(value)]
+    assert held
+    for values, key in held:
+        whole = values[key]
+        for odd in (whole.flatten()[1:], torch.zeros(7, 7, 7), "text"):
+            values[key] = odd
+            with pytest.raises(LookupError, match="of other shapes"):
+                check_shapes(optimizer, parts, lambda groups: build_optimizer(config, groups))
+        values[key] = whole
+    check_shapes(optimizer, parts, lambda groups: build_optimizer(config, groups))
+    for part in parts.get("parts", [parts]):
+        part["param_groups"][0]["params"].pop()
+    with pytest.raises(LookupError, match=r"is of \d parameters, not of"):
+        check_shapes(optimizer, parts, lambda groups: build_optimizer(config, groups))
+
+
+def tensor_of_many(value):
+    return isinstance(value, torch.Tensor) and value.numel() > 1
 
 
 def move(optimizer, scaler, loss, config):
