@@ -68,14 +68,19 @@ class Popen:
         self._server, self.stdin, self.returncode = _server(command[0]), None, None
         job = {"arguments": command[1:], "folder": str(cwd), "log": stdout.name, "given": os.devnull}
         if stdin == PIPE:
-            self._read, write = os.pipe()
-            self.stdin, job["given"] = os.fdopen(write, "wb"), f"/proc/{os.getpid()}/fd/{self._read}"
+            read, write = os.pipe()
+            self.stdin, job["given"] = os.fdopen(write, "wb"), f"/proc/{os.getpid()}/fd/{read}"
         self.pid: int = self._ask({**job, "environment": dict(env or os.environ)})
+        if self.stdin:
+            os.close(read)  # the server has opened it
 
     def _ask(self, question: Mapping[str, Any]) -> Any:
         assert self._server.stdin and self._server.stdout
-        print(json.dumps(question), file=self._server.stdin, flush=True)
-        return json.loads(self._server.stdout.readline())
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(question), file=self._server.stdin, flush=True)
+        if not (answer := self._server.stdout.readline()):
+            raise RuntimeError(f"The process that starts programs for tests ended with status {self._server.wait()}.")
+        return json.loads(answer)
 
     def poll(self) -> int | None:
         """Return how it has ended, below 0 by which signal; None while it runs."""
@@ -96,7 +101,6 @@ class Popen:
         """Give it nothing more to read, and wait for its end."""
         if self.stdin:
             self.stdin.close()
-            os.close(self._read)
         self.wait()
 
     def send_signal(self, number: int) -> None:
@@ -145,24 +149,26 @@ def serve() -> None:
             found, status = os.waitpid(job["ended"], os.WNOHANG)
             print(json.dumps(os.waitstatus_to_exitcode(status) if found else None), flush=True)
             continue
+        given, log = os.open(job.pop("given"), os.O_RDONLY), os.open(job.pop("log"), os.O_WRONLY | os.O_APPEND)
         process = os.fork()
         if process == 0:
-            become(**job)
+            become((given, log, log), **job)
             return
+        os.close(given)
+        os.close(log)
         print(process, flush=True)
 
 
-def become(arguments: list[str], folder: str, log: str, given: str, environment: dict[str, str]) -> None:
-    """Run a script in this process as Python runs one that it is started with."""
+def become(files: Sequence[int], arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+    """Run a script in this process as Python runs one that it is started with; files: to read, to print, for errors."""
     os.setsid()
     end_with_parent()
     for number, answer in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         signal.signal(number, answer)  # as in a terminal, whatever the parent ignores
-    opened, read = os.open(log, os.O_WRONLY | os.O_APPEND), os.open(given, os.O_RDONLY)
-    for source, number in ((read, 0), (opened, 1), (opened, 2)):
-        os.dup2(source, number)
-    os.close(opened)
-    os.close(read)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    for file in set(files):
+        os.close(file)
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # the parent may have read on in its own
     os.chdir(folder)
     os.environ.clear()
