@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ import pytest
 
 from lora_atelier.trainer_core.config import ExistingConfig
 from lora_atelier.trainer_core.runs import Keys, choose_run, find_runs, working_run
-from lora_atelier.trainer_core.runs.folder import PROBE
+from lora_atelier.trainer_core.runs.folder import PROBE, RunFolder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked: Unix only")
 
@@ -96,6 +97,29 @@ def test_a_run_that_ends_while_its_lock_is_waited_for_is_reused(tmp_path):
 
     ended = both(tmp_path, work)
     assert ended[TRAINED] == 1 and ended[REUSED] + ended[REFUSED] == 1, ended  # refused where the first one is slow
+
+
+@pytest.mark.parametrize("on_existing", ["resume", "reuse"])
+def test_a_run_that_ends_while_it_is_looked_at_is_not_trained_twice(tmp_path, on_existing, monkeypatch):
+    """It has no result when it is looked at, and its process has ended a moment later."""
+    first = ExitStack()
+    choose = partial(choose_run, tmp_path, KEYS, 1, ExistingConfig(on_existing=on_existing), lambda run, step: "")
+    _, run, _, _ = first.enter_context(working_run(tmp_path, choose, KEYS, "name", 1, [].append, config={}))
+    run.save(1, lambda folder: (folder / "weights.safetensors").touch(), stays=True)
+    read = RunFolder.result
+
+    def ends_after(looked_at: RunFolder) -> dict | None:
+        monkeypatch.undo()
+        seen = read(looked_at)
+        run.finish({"step": 1})
+        first.close()
+        return seen
+
+    monkeypatch.setattr(RunFolder, "result", ends_after)
+    with working_run(tmp_path, choose, KEYS, "name", 1, [].append, config={}) as (choice, second, _, _):
+        assert second.path == run.path
+        assert choice.finished
+    assert len(find_runs(tmp_path)) == 1
 
 
 def test_train_again_makes_a_run_for_each(tmp_path):

@@ -48,12 +48,13 @@ def choose_run(
         return Choice()
     found = find_runs(runs, note)
     own = [run for run in found if run.keys.run == keys.run]
+    at_work = next((run for run in own if run.busy()), None)  # asked first: one that ends now is then seen as finished
     for run in own:
         if (checkpoint := finished_checkpoint(run)) is not None:
             day = time.strftime("%Y-%m-%d %H:%M", time.localtime((run.result() or {}).get("finished", 0)))
             message = f"Already trained in {run.path.name}, finished {day}; its result is reused."
             return Choice(run=run, finished=checkpoint, message=message)
-    if at_work := next((run for run in own if run.busy()), None):
+    if at_work is not None:
         return Choice(run=at_work)  # whose lock names the process
     if existing.on_existing != "reuse" and own:
         return Choice(run=max(own, key=lambda run: max((c.step for c in run.checkpoints()), default=0)))
