@@ -1,4 +1,4 @@
-"""Answer the editor: the Scheduler's curve, what people ask of a run, the runs on the disk, allowed folders."""
+"""Answer the editor: the Scheduler's curve, what people ask of a run, allowed folders, kept files."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ USUAL = 1000  # steps drawn where nothing says how many the run has
 
 def register_routes() -> None:
     """Add the routes to the server."""
-    server.add_route("/atelier/runs", answer_runs, "GET")
-    server.add_route("/atelier/runs/{run}", answer_run, "GET")
     server.add_route("/atelier/schedule", answering(answer_schedule))
     server.add_route("/atelier/ask", answering(answer_ask))
     server.add_route("/atelier/kept", answer_kept, "GET")
@@ -104,32 +102,6 @@ def scheduler_of(values: dict[str, Any]) -> SchedulerConfig:
             raise ValueError(f"{field[:80]} of Scheduler cannot be {value!r:.80}.")
         (own if key == "name" or field != key else others)[field] = value
     return read_scheduler(own if "name" in own else None, others)
-
-
-async def answer_runs(request: web.Request) -> web.Response:
-    """Answer with {runs: a description of each, the one that changed last first}."""
-    from ..trainer_core.runs import list_runs  # here, so that ComfyUI starts fast
-
-    return web.json_response({"runs": await asyncio.to_thread(list_runs, folders.runs_folder(), folders.shelves())})
-
-
-async def answer_run(request: web.Request) -> web.Response:
-    """Answer with the description of one run and its curves; the name is only compared, never opened as a path."""
-    name = request.match_info["run"]
-    found = await asyncio.to_thread(find_run, name)
-    if found is None:
-        return web.json_response({"error": "There is no such run; it may have been deleted."}, status=404)
-    return web.json_response(found)
-
-
-def find_run(name: str) -> dict[str, Any] | None:
-    """Describe the run whose folder has a name; None if there is none."""
-    from ..trainer_core.runs import describe_in_detail, run_paths
-
-    for path in run_paths(folders.runs_folder()):
-        if path.name == name:
-            return describe_in_detail(path, folders.shelves())
-    return None
 
 
 async def answer_folders(request: web.Request) -> web.Response:

@@ -30,7 +30,7 @@ from ..trainer_core.lora_files.merge import comfy_tensors
 from ..trainer_core.models import source_of
 from ..trainer_core.models.sd import detect_noise
 from ..trainer_core.preflight.outline import outline_run
-from .comfyui import folders, kept, models, session
+from .comfyui import folders, kept, models, server, session
 from .comfyui.connected.live import live_of
 from .comfyui.progress import NodeProgress, announce_lora, clock
 from .node import Node
@@ -88,7 +88,7 @@ class AtelierTrain(Node):
                 io.String.Output(display_name="LORA_PATH", tooltip="Full path of the saved file."),
                 io.Image.Output(display_name="LOSS_PLOT", tooltip="The loss over the run as a picture."),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.extra_pnginfo],
         )
 
     @classmethod
@@ -179,6 +179,7 @@ class AtelierTrain(Node):
                         embeddings=embeddings,
                         runs=folders.runs_folder(),
                         access=folders.access(),
+                        workflow=server.workflow_of(cls.hidden.extra_pnginfo),
                     )
         finally:
             announce_lora()  # a run that is cancelled leaves a file too

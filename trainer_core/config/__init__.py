@@ -18,7 +18,7 @@ from .objective import MIN_SNR, ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .optimizers import OPTIMIZERS
 from .run import RunConfig, SampleConfig, TrainConfig
-from .saves import ExistingConfig, SavesConfig, fill_name, plain_name
+from .saves import ExistingConfig, SavesConfig, fill_name, plain_folder, plain_name
 from .scheduler import SchedulerConfig
 
 __all__ = [
@@ -57,5 +57,6 @@ __all__ = [
     "TrainConfig",
     "Weights",
     "fill_name",
+    "plain_folder",
     "plain_name",
 ]

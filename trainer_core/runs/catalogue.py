@@ -5,27 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePath, PureWindowsPath
+from pathlib import Path, PurePath
 from typing import Any
 
 from ..common.files import folder_size
+from ..common.wording import printable
 from .clean import clearable, end_of
+from .detail import LONGEST, files_of, last_part, sample_files, settings_of, thumbnail_of
 from .folder import (
     CHECKPOINT,
     CHECKPOINTS,
+    FILES,
     HISTORY,
     LOG,
+    OWNER,
+    PARTS,
     PUBLISHED,
     RESULT,
     RUN,
-    SAMPLES,
+    WORKFLOW,
     Checkpoint,
     RunFolder,
+    is_elsewhere,
     open_run,
 )
-from .values import is_count, is_number, is_text, is_time, read_object
+from .values import is_count, is_number, is_object, is_text, is_time, read_object, unfit
 
 POINTS = 2000  # maximum of a curve
+MOST_SAVES = 1000  # that are described, the newest
+MOST_COPIES = 100  # files of a save, and copies in other folders
 RECENT = 50  # steps whose mean loss is shown
 
 
@@ -50,8 +58,27 @@ def describe(path: Path, roots: Sequence[Path] = (), *, verify: bool = False) ->
 
 
 def describe_in_detail(path: Path, roots: Sequence[Path] = ()) -> dict[str, Any]:
-    """Describe a run as `describe` does, with thinned curves of loss and validation loss: [step, value]."""
+    """Describe a run as `describe` does, with its settings, samples, files, and thinned curves: [step, value]."""
     return _describe(path, roots, verify=False, curves=True)
+
+
+def signature(path: Path) -> tuple[object, ...] | None:
+    """Read what changes with every change of a run that `describe` tells of; None while a process may train it."""
+    if (path / OWNER).exists():
+        return None
+    try:
+        places = [path, *(path / name for name in PARTS), *((path / CHECKPOINTS).glob("*"))]
+        return tuple(_stamp(place) for place in places)
+    except OSError:  # nothing can be said of it: look anew each time
+        return None
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def published_files(run: RunFolder) -> list[str]:
@@ -63,12 +90,16 @@ def published_files(run: RunFolder) -> list[str]:
 
 def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) -> dict[str, Any]:
     unknown = ("name", "key", "created", "base_model", "pictures", "begun_with", "finished", "saved", "loss")
-    described: dict[str, Any] = dict.fromkeys((*unknown, "validation", "step", "steps"))
+    described: dict[str, Any] = dict.fromkeys((*unknown, "validation", "step", "steps", "thumbnail"))
     described |= {"run": path.name, "status": "unreadable", "clearable": 0, "saves": [], "samples": [], "published": []}
-    described |= {"changed": _changed(path), "size": folder_size(path)} | ({"curves": None} if curves else {})
+    described |= {"changed": _changed(path), "size": folder_size(path), "title": "", "workflow": False}
+    described |= dict.fromkeys(("curves", "settings", "files")) if curves else {}
     try:
+        if is_elsewhere(path, path.parent):
+            raise ValueError(f"{path.name} is a link to another folder; move that folder here, or delete the link.")
         run = open_run(path)
         described |= _about(run) | _state(run, curves=curves) | _files(run, roots, verify=verify)
+        described |= {"settings": settings_of(run), "files": files_of(run)} if curves else {}
     except ValueError as error:  # of another format, or damaged
         described["sentence"] = str(error)
     except OSError as error:
@@ -78,14 +109,25 @@ def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) 
 
 def _about(run: RunFolder) -> dict[str, Any]:
     about = run.about
-    base_model, begun_with = about["config"].get("base_model"), about.get("begun_with")
+    base_model = about["config"].get("base_model")
     place = base_model.get("path") if isinstance(base_model, dict) else None
     return {
-        **{name: about[name] for name in ("name", "key", "created", "steps")},
-        "base_model": PureWindowsPath(place).name if isinstance(place, str) else None,  # of either system's paths
+        **{name: about[name] for name in ("created", "steps")},
+        **{name: printable(about[name][:LONGEST]) for name in ("name", "key")},
+        "base_model": last_part(place) if is_text(place) else None,
         "pictures": about["pictures"] if is_count(about.get("pictures")) else None,
-        "begun_with": begun_with if isinstance(begun_with, dict) else None,
+        "begun_with": _origin(about.get("begun_with")),
+        "title": run.title(),
+        "workflow": (run.path / WORKFLOW).is_file(),
+        "thumbnail": (picture := thumbnail_of(run)) and picture.name,
     }
+
+
+def _origin(begun_with: Any) -> dict[str, Any] | None:
+    """Describe the run and the step that a run started from."""
+    if not is_object(begun_with) or unfit(begun_with, {"run": is_text, "step": is_count}):
+        return None
+    return {"run": printable(begun_with["run"][:LONGEST]), "step": begun_with["step"]}
 
 
 def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
@@ -127,26 +169,25 @@ def _files(run: RunFolder, roots: Sequence[Path], *, verify: bool) -> dict[str, 
     described = {checkpoint.path: _save(checkpoint, verify=verify) for checkpoint in checkpoints}
     described |= {path: _broken_save(path) for path in folders if path not in described}
     saves = [save for path, save in described.items() if path.is_dir()]  # check again: a run in progress removes saves
-    samples = run.path / SAMPLES
     return {
-        "saves": sorted(saves, key=lambda save: save["step"]),
+        "saves": sorted(saves, key=lambda save: save["step"])[-MOST_SAVES:],
         "saved": max((save["written"] for save in saves if save["written"] is not None), default=None),
-        "samples": sorted(path.name for path in samples.glob("[!.]*")) if samples.is_dir() else [],
-        "published": [_relative_name(PurePath(file), roots) for file in published_files(run)],
+        "samples": [path.name for path in sample_files(run)],
+        "published": [_relative_name(PurePath(file), roots) for file in published_files(run)[:MOST_COPIES]],
         "clearable": sum(each.size for each in clearable(run, end_of(run))),
     }
 
 
 def _save(checkpoint: Checkpoint, *, verify: bool) -> dict[str, Any]:
     about = {name: getattr(checkpoint, name) for name in ("step", "written", "stays")}
-    files = [{"name": name, "size": known["size"]} for name, known in checkpoint.files.items()]
-    about |= {"size": folder_size(checkpoint.path), "files": files}
+    files = [{"name": name, "size": known["size"]} for name, known in checkpoint.files.items()][:MOST_COPIES]
+    about |= {"size": folder_size(checkpoint.path), "files": files, "lora": FILES in checkpoint.files}
     return about | ({"problem": checkpoint.problem()} if verify else {})
 
 
 def _broken_save(path: Path) -> dict[str, Any]:
     about = {"step": int(path.name.rpartition("-")[2]), "size": folder_size(path), "written": None, "stays": False}
-    return about | {"files": [], "problem": f"{CHECKPOINT} is missing or damaged"}
+    return about | {"files": [], "lora": False, "problem": f"{CHECKPOINT} is missing or damaged"}
 
 
 def _relative_name(path: PurePath, roots: Sequence[Path]) -> str:
@@ -154,7 +195,7 @@ def _relative_name(path: PurePath, roots: Sequence[Path]) -> str:
     for root in roots:
         if path.is_relative_to(root):
             return path.relative_to(root).as_posix()
-    return PureWindowsPath(path).name
+    return last_part(str(path))
 
 
 def _step_now(run: RunFolder, events: Sequence[Mapping[str, Any]], saved: int) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -72,6 +73,7 @@ class Job:
     callbacks: Callbacks
     verify: Callable[[Path], None] | None  # raises to refuse a LoRA file
     access: Access = ANYWHERE  # the places that pictures, captions and masks may be read from
+    workflow: Mapping[str, Any] | None = None  # of ComfyUI, kept in the run's folder
 
     def places(self) -> list[Path]:
         """List the folders that many runs write files into; a run's own folders are cleared when they are locked."""
