@@ -13,7 +13,7 @@ const LOSS = "rgb(255,176,66)", VALIDATION = "rgb(96,180,255)", RATE = "rgb(190,
 const CONCEPTS = ["rgb(126,211,120)", "rgb(240,120,150)", "rgb(90,210,200)", "rgb(220,220,110)", "rgb(235,130,90)"];
 const OUTLIERS = 0.02; // share at each end that the axis leaves out
 const REMEMBERED = "Atelier.Graph"; // in the browser's storage
-const USUAL = { smoothing: 0.4, raw: true, log: false, clip: true, validation: true, rate: true, concepts: true };
+const USUAL = { smoothing: 0.6, raw: true, log: false, clip: true, validation: true, rate: true, concepts: true };
 const SWITCHES = {
   raw: "Show the loss of single steps",
   log: "Logarithmic axis of the loss",
@@ -93,14 +93,17 @@ export class RunGraph {
   #canvas = make("canvas", `width:100%;height:${HEIGHT}px;display:block;border-radius:4px;cursor:crosshair`);
   #words = make("div", "font:11px sans-serif;min-height:28px;overflow-wrap:anywhere;line-height:14px");
   #switches = {};
-  #slider = make("input", "width:70px;min-width:30px;flex:1;accent-color:var(--p-primary-color, #888)");
+  #slider = make("input", "width:70px;min-width:30px;max-width:140px;flex:1;accent-color:var(--p-primary-color, #888)");
   #whole = makeButton("whole run", "Show all steps again (or double-click the graph)", () => this.#look(null));
   #box = make("div", "display:flex;flex-direction:column;gap:4px;width:100%");
   #watch = new ResizeObserver(() => this.#redraw());
 
   constructor(host) {
     this.#box.className = "atelier-graph";
-    this.#box.append(this.#tools(), this.#canvas, this.#words);
+    const picture = make("div", "position:relative");
+    this.#whole.style.cssText += ";position:absolute;right:8px;top:4px;padding:0 6px;font-size:11px;line-height:18px";
+    picture.append(this.#canvas, this.#whole);
+    this.#box.append(this.#tools(), picture, this.#words);
     this.#canvas.addEventListener("pointerdown", (event) => this.#press(event));
     this.#canvas.addEventListener("pointermove", (event) => this.#move(event));
     this.#canvas.addEventListener("pointerup", () => this.#release());
@@ -151,8 +154,6 @@ export class RunGraph {
       this.#switches[name] = button;
       bar.append(button);
     }
-    this.#whole.style.cssText += ";padding:0 6px;font-size:11px;line-height:18px";
-    bar.append(this.#whole);
     return bar;
   }
 
@@ -222,7 +223,7 @@ export class RunGraph {
   #steps() {
     if (this.#view) return this.#view;
     const last = this.#runs.flatMap((run) => [run.loss.at(-1)?.[0] ?? 0, run.validation.at(-1)?.[0] ?? 0]);
-    return [1, Math.max(2, ...last)];
+    return [0, Math.max(2, ...last)];
   }
 
   #redraw() {

@@ -8,6 +8,7 @@ import { SampleStrip } from "./samples.js";
 
 export const titleOf = (run) => run.title || run.name || run.run;
 export const day = (seconds) => new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+export const setting = (name) => name.replaceAll(".", ".\u200b"); // lines may break after a dot
 export const readRun = (run) => ask(addressOf(run));
 
 // A name of broken letters has no address; the server then knows no such run.
@@ -20,6 +21,12 @@ export function bytes(count) {
   let unit = 0;
   for (; count >= 1000 && unit < 3; unit++) count /= 1000;
   return `${unit ? count.toFixed(1) : count} ${units[unit]}`;
+}
+
+// A value of a setting as people read it.
+export function shown(value) {
+  if (value === null || value === undefined) return "–";
+  return typeof value === "number" ? String(Number(value.toPrecision(6))) : String(value);
 }
 
 // A table of rows of texts and elements; the first row is its head.
@@ -174,15 +181,21 @@ export class RunPage {
     this.#rest.replaceChildren();
     if (run.status === "unreadable") return;
     this.#rest.append(make("h3", "", "Saves"), this.#saves(run), make("h3", "", "Trained on"), this.#origin(run),
-      fold("Settings", table([[], ...Object.entries(run.settings).map(([name, value]) => [name, String(value ?? "–")])])),
+      fold("Settings", table([[], ...Object.entries(run.settings).map(([name, value]) => [setting(name), shown(value)])])),
       fold("Files", this.#files(run)));
   }
 
   #saves(run) {
     if (!run.saves.length) return make("div", "", "Nothing is saved yet.");
     const idle = run.status !== "running", box = make("div");
-    const remove = makeButton("Delete chosen", "Delete the chosen saves from the disk", () => this.#delete([...this.#chosen]));
-    remove.disabled = !this.#chosen.size;
+    const remove = makeButton("", "Delete the chosen saves from the disk", () => this.#delete([...this.#chosen]));
+    const count = () => {
+      const chosen = run.saves.filter((save) => this.#chosen.has(save.step));
+      remove.disabled = !chosen.length;
+      const size = bytes(chosen.reduce((sum, save) => sum + save.size, 0));
+      remove.textContent = chosen.length ? `Delete ${chosen.length} of ${run.saves.length} (${size})` : "Delete chosen";
+    };
+    count();
     const rows = [...run.saves].reverse().map((save) => {
       const acts = make("div"), choose = make("input"), notes = [];
       acts.className = "bar";
@@ -191,7 +204,7 @@ export class RunPage {
       choose.setAttribute("aria-label", `Choose the save of step ${save.step}`);
       choose.addEventListener("change", () => {
         this.#chosen[choose.checked ? "add" : "delete"](save.step);
-        remove.disabled = !this.#chosen.size;
+        count();
       });
       const step = make("label", "white-space:nowrap");
       step.append(choose, ` ${save.step}`);
@@ -268,7 +281,9 @@ export class RunPage {
   async #delete(steps) {
     const { question, bytes: agreed } = await this.#act("/atelier/runs/delete", { steps });
     if (!question) return;
-    const yes = await app.extensionManager.dialog.confirm({ title: "Delete?", message: question, type: "delete" });
+    const yes = await app.extensionManager.dialog.confirm({
+      title: steps ? "Delete saves?" : "Delete this run?", message: question, type: "delete",
+    });
     if (!yes) return;
     const answer = await this.#act("/atelier/runs/delete", { steps, agreed });
     if (answer.question) toast({ error: "The run changed meanwhile. Press Delete again." });

@@ -2,7 +2,7 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { RunGraph } from "./graph.js";
 import { ask, make, makeButton } from "./parts.js";
-import { RunPage, addressOf, bytes, day, readRun, table, titleOf } from "./run.js";
+import { RunPage, addressOf, bytes, day, readRun, setting, shown, table, titleOf } from "./run.js";
 
 // The tab "LoRA runs": every run of this ComfyUI, one of them, or several over each other.
 
@@ -21,9 +21,8 @@ const ORDERS = {
   size: ["largest", (one, other) => other.size - one.size],
 };
 
-function described(run) {
+function losses(run) {
   const parts = [];
-  if (run.steps !== null) parts.push(`step ${run.step}/${run.steps}`);
   if (run.loss !== null) parts.push(`loss ${run.loss.toFixed(4)}`);
   if (run.validation) parts.push(`validation ${run.validation.loss?.toFixed(4) ?? "not finite"}`);
   return parts.join(" · ");
@@ -127,18 +126,18 @@ class RunsTab {
     row.className = "run";
     row.setAttribute("role", "listitem");
     Object.assign(choose, { type: "checkbox", checked: this.#chosen.has(run.run), title: "Choose to compare" });
+    choose.disabled = run.status === "unreadable";
     choose.setAttribute("aria-label", `Choose ${titleOf(run)} to compare`);
     choose.addEventListener("change", () => {
       this.#chosen[choose.checked ? "add" : "delete"](run.run);
       this.#draw();
     });
     words.className = "words";
-    const title = make("div"), state = make("span", "", run.status), facts = make("div", "", described(run));
-    state.className = `status ${run.status}`;
-    title.append(make("b", "", titleOf(run)), " ", state);
+    const state = make("div", "", run.steps === null ? run.status : `${run.status} · step ${run.step}/${run.steps}`);
     const rest = make("div", "", `${bytes(run.size)} · ${day(run.changed)}`);
+    state.className = `status ${run.status}`;
     rest.className = "dim";
-    words.append(title, facts, rest);
+    words.append(make("b", "", titleOf(run)), state, make("div", "", losses(run) || run.sentence), rest);
     Object.assign(open, { type: "button", title: `${run.run}\n${run.sentence}` });
     open.append(this.#picture(run), words);
     open.addEventListener("click", () => this.#showRun(run.run));
@@ -207,7 +206,7 @@ class RunsTab {
 // A table of the settings that are not the same in all runs.
 function differences(runs) {
   const facts = runs.map((run) => ({
-    "steps": run.steps, "base model": run.base_model, "pictures": run.pictures, ...run.settings,
+    steps: run.steps, pictures: run.pictures, ...run.settings,
   }));
   const names = [...new Set(facts.flatMap(Object.keys))];
   const differ = names.filter((name) => new Set(facts.map((fact) => JSON.stringify(fact[name] ?? null))).size > 1);
@@ -218,8 +217,7 @@ function differences(runs) {
     head.append(swatch, titleOf(run));
     return head;
   });
-  const cell = (value) => (value === null || value === undefined ? "–" : String(value));
-  return table([["", ...heads], ...differ.map((name) => [name, ...facts.map((fact) => cell(fact[name]))])]);
+  return table([["", ...heads], ...differ.map((name) => [setting(name), ...facts.map((fact) => shown(fact[name]))])]);
 }
 
 app.registerExtension({

@@ -24,7 +24,6 @@ from ..trainer_core.common.wording import bytes_of
 from ..trainer_core.config import plain_folder, plain_name
 from .comfyui import folders, server
 from .comfyui.allowed import same_site
-from .comfyui.progress import announce_lora
 from .saves import split_name
 
 LARGEST = 2**16  # bytes of a question
@@ -243,7 +242,7 @@ def publish(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     run = _open(path)
     copies = export_save(run, save_to_export(run, step), to, folders.embeddings_folder())
     remember_copies(run, copies)
-    announce_lora()
+    server.announce_lora()
     return {"said": f"Saved in models/loras: {', '.join(copy.name for copy in copies)}."}
 
 
@@ -265,14 +264,23 @@ def delete(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     run = None if steps is None else _open(path)
     doomed = [] if run is None else saves_of(run, [_step(step) for step in steps or ()])
     size = size_of(path) if run is None else sum(each.size for each in doomed)
-    what = "the whole run" if run is None else "1 save" if len(doomed) == 1 else f"{len(doomed)} saves"
+    what = path.name if run is None else f"{'1 save' if len(doomed) == 1 else f'{len(doomed)} saves'} of {path.name}"
     if question.get("agreed") != size:
-        return {"question": f"Delete {what} of {path.name}? {bytes_of(size)} come back.", "bytes": size}
+        after = "" if run is None else _after(run, {each.path for each in doomed})
+        return {"question": f"Delete {what}? That frees {bytes_of(size)}.{after}", "bytes": size}
     if run is None:
         delete_run(path)
     else:
         delete_saves(run, [_step(step) for step in steps or ()])
-    return {"said": f"Deleted {what} of {path.name}; {bytes_of(size)} are free again."}
+    return {"said": f"Deleted {what}; {bytes_of(size)} are free again."}
+
+
+def _after(run: Any, doomed: set[Path]) -> str:
+    """Say what a run loses with its newest save; "" if that stays."""
+    left = [checkpoint.step for checkpoint in run.checkpoints() if checkpoint.path not in doomed]
+    if run.saves()[0] not in doomed:
+        return ""
+    return f" The run then resumes after step {left[0]}." if left else " The run can then no longer be resumed."
 
 
 def _open(path: Path) -> Any:

@@ -113,6 +113,7 @@ def train_job(job: Job) -> Result:
     choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, others)
     choice = choose(note)
     if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:
+        job.callbacks.run(result.run, False)
         note(choice.message)
         return result
     ladder = run_preflight(job, planned, choice.run)
@@ -121,8 +122,10 @@ def train_job(job: Job) -> Result:
     working = working_run(job.runs, choose, keys, job.destination.output.stem, plan.steps, note, **about)
     with working as (choice, folder, checkpoint, origin):
         if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:  # finished meanwhile
+            job.callbacks.run(result.run, False)
             note(choice.message)
             return result
+        job.callbacks.run(folder.path, True)
         if checkpoint is not None:
             note(origin)
         if job.workflow is not None:

@@ -15,6 +15,11 @@ def add_route(path: str, answer: Callable[[web.Request], Awaitable[web.Response]
     PromptServer.instance.routes.route(method, path)(answer)
 
 
+def announce_lora() -> None:
+    """Tell every open page of a new LoRA, so that it reads its lists again."""
+    PromptServer.instance.send_sync("atelier.lora_saved", {})
+
+
 def workflow_of(extra: Any) -> dict[str, Any] | None:
     """Find the workflow of a prompt; None from a script, and where ComfyUI keeps none in files (--disable-metadata)."""
     workflow = extra.get("workflow") if isinstance(extra, dict) and not args.disable_metadata else None

@@ -29,9 +29,13 @@ from .folder import (
     is_elsewhere,
     open_run,
 )
-from .values import is_count, is_number, is_object, is_text, is_time, read_object, unfit
+from .values import is_count, is_number, is_object, is_text, is_texts, is_time, read_object, unfit
 
-POINTS = 2000  # maximum of a curve
+POINTS = 2000  # maximum of the loss's curve
+FEWER = 500  # maximum of each other curve
+MOST_CURVES = 32  # concepts, and learning rates, that have one
+MOST_NOTES, LONGEST_NOTE = 100, 10_000  # notes, characters of one
+MOST_PROMPTS, LONGEST_PROMPT = 64, 500  # prompts of the samples, characters of one
 MOST_SAVES = 1000  # that are described, the newest
 MOST_COPIES = 100  # files of a save, and copies in other folders
 RECENT = 50  # steps whose mean loss is shown
@@ -58,7 +62,11 @@ def describe(path: Path, roots: Sequence[Path] = (), *, verify: bool = False) ->
 
 
 def describe_in_detail(path: Path, roots: Sequence[Path] = ()) -> dict[str, Any]:
-    """Describe a run as `describe` does, with its settings, samples, files, and thinned curves: [step, value]."""
+    """Describe a run as `describe` does, with best step, notes, prompts, settings, files, and thinned curves.
+
+    curves: loss, validation, rate by group and concepts by name, each a list of [step, value]; a part of the loss that
+    stands for several steps is [last step, mean, lowest, highest]. The notes may name full paths.
+    """
     return _describe(path, roots, verify=False, curves=True)
 
 
@@ -93,13 +101,15 @@ def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) 
     described: dict[str, Any] = dict.fromkeys((*unknown, "validation", "step", "steps", "thumbnail"))
     described |= {"run": path.name, "status": "unreadable", "clearable": 0, "saves": [], "samples": [], "published": []}
     described |= {"changed": _changed(path), "size": folder_size(path), "title": "", "workflow": False}
-    described |= dict.fromkeys(("curves", "settings", "files")) if curves else {}
+    described |= (
+        {"curves": None, "best": None, "notes": [], "prompts": [], "settings": {}, "files": []} if curves else {}
+    )
     try:
         if is_elsewhere(path, path.parent):
             raise ValueError(f"{path.name} is a link to another folder; move that folder here, or delete the link.")
         run = open_run(path)
         described |= _about(run) | _state(run, curves=curves) | _files(run, roots, verify=verify)
-        described |= {"settings": settings_of(run), "files": files_of(run)} if curves else {}
+        described |= {"prompts": _prompts(run), "settings": settings_of(run), "files": files_of(run)} if curves else {}
     except ValueError as error:  # of another format, or damaged
         described["sentence"] = str(error)
     except OSError as error:
@@ -156,7 +166,15 @@ def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
         for checkpoint in checkpoints[:1]:  # steps before the log begins, of the run it started from
             before, measured = _read_history(checkpoint)
             losses, validation = before | losses, measured | validation
-        state["curves"] = {"loss": thin(losses), "validation": thin(validation)}
+        rate, concepts = (_read_groups(events, step, field) for field in ("lr", "concepts"))
+        state["curves"] = {
+            "loss": thin(losses, spread=True),
+            "validation": thin(validation, FEWER),
+            "rate": {name: thin(curve, FEWER) for name, curve in rate.items()},
+            "concepts": {name: thin(curve, FEWER) for name, curve in concepts.items()},
+        }
+        finite = [step for step, loss in validation.items() if math.isfinite(loss)]
+        state |= {"best": min(finite, key=lambda step: validation[step], default=None), "notes": _read_notes(events)}
     last = max(validation, default=None)
     return state | {
         "loss": _mean([losses[step] for step in sorted(losses)[-RECENT:]]),
@@ -216,6 +234,36 @@ def _read_curves(events: Iterable[Mapping[str, Any]], end: int) -> tuple[dict[in
     return losses, validation
 
 
+def _read_groups(events: Iterable[Mapping[str, Any]], end: int, field: str) -> dict[str, dict[int, float]]:
+    """Read the numbers by step, up to step `end`, that each step's line holds by name in a field."""
+    curves: dict[str, dict[int, float]] = {}
+    for event in events:
+        named = event.get(field)
+        if _is_step(event) and event["step"] <= end and isinstance(named, dict):
+            for name, value in named.items():
+                if is_number(value) and (name in curves or len(curves) < MOST_CURVES):
+                    curves.setdefault(name, {})[event["step"]] = float(value)
+    return curves
+
+
+def _read_notes(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Read the notes since a process last took the run up."""
+    notes: list[str] = []
+    for event in events:
+        if event.get("event") == "begun":
+            notes.clear()
+        elif event.get("event") == "note" and is_text(event.get("text")):
+            notes.append(event["text"][:LONGEST_NOTE])
+    return notes[-MOST_NOTES:]
+
+
+def _prompts(run: RunFolder) -> list[str]:
+    sample = run.about["config"].get("sample")
+    prompts = sample.get("prompts") if isinstance(sample, dict) else None
+    listed = prompts if isinstance(prompts, list) and is_texts(prompts) else []
+    return [text[:LONGEST_PROMPT] for text in listed[:MOST_PROMPTS]]
+
+
 def _read_history(checkpoint: Checkpoint) -> tuple[dict[int, float], dict[int, float]]:
     """Read losses and validation losses by step from a save; empty if its files are damaged or just removed."""
     from ..common.tensor_tree import DISK_ERRORS, load_state  # imported here, so that lists of runs need no torch
@@ -230,12 +278,20 @@ def _read_history(checkpoint: Checkpoint) -> tuple[dict[int, float], dict[int, f
         return {}, {}
 
 
-def thin(curve: Mapping[int, float], most: int = POINTS) -> list[list[float | None]]:
-    """List a curve as [step, value] in order; above `most` steps average equal parts, each at its last step."""
+def thin(curve: Mapping[int, float], most: int = POINTS, *, spread: bool = False) -> list[list[float | None]]:
+    """List a curve as [step, value] in order; above `most` steps average equal parts, each at its last step.
+
+    spread: append the lowest and the highest finite value of each part.
+    """
     steps = sorted(curve)
     size = max(1, math.ceil(len(steps) / most))
-    parts = [steps[start : start + size] for start in range(0, len(steps), size)]
-    return [[part[-1], _mean([curve[step] for step in part])] for part in parts]
+    points: list[list[float | None]] = []
+    for start in range(0, len(steps), size):
+        part = steps[start : start + size]
+        finite = [curve[step] for step in part if math.isfinite(curve[step])]
+        ends = [min(finite), max(finite)] if spread and size > 1 and finite else []
+        points.append([part[-1], _mean(finite), *ends])
+    return points
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -101,6 +101,31 @@ def test_long_curves_are_thinned_to_means():
     points = thin({step: float(step) for step in range(1, 10_001)}, 100)
     assert len(points) == 100 and points[0] == [100, 50.5] and points[-1] == [10_000, 9950.5]
     assert thin({3: 1.0, 1: float("inf")}) == [[1, None], [3, 1.0]]
+    values = {1: 4.0, 2: 2.0, 3: float("nan"), 4: float("nan"), 5: 1.0}
+    assert thin(values, 3, spread=True) == [[2, 3.0, 2.0, 4.0], [4, None], [5, 1.0, 1.0, 1.0]]
+
+
+def test_the_detail_of_a_run_has_what_a_graph_draws_and_the_notes_since_it_was_last_begun(tmp_path):
+    run = make_run(tmp_path, "told", saves=(4,))
+    run.log("begun")
+    run.log("note", text="old")
+    for step in range(1, 5):
+        concepts = {"cat": 1.0 * step} | ({"dog": 2.0} if step > 2 else {})
+        run.log("step", step=step, loss=0.5, lr={"unet": 0.1, "odd": "x"}, concepts=concepts)
+    run.log("validation", step=0, loss=3.0)
+    run.log("validation", step=2, loss=float("nan"))
+    run.log("validation", step=4, loss=2.5)
+    run.log("begun")
+    run.log("note", text="new")
+    run.log("note", text=5)
+    detail = describe_in_detail(run.path)
+    assert detail["notes"] == ["new"] and detail["best"] == 4 and detail["prompts"] == []
+    assert detail["curves"] == {
+        "loss": [[step, 0.5] for step in range(1, 5)],
+        "validation": [[0, 3.0], [2, None], [4, 2.5]],
+        "rate": {"unet": [[step, 0.1] for step in range(1, 5)]},
+        "concepts": {"cat": [[step, 1.0 * step] for step in range(1, 5)], "dog": [[3, 2.0], [4, 2.0]]},
+    }
 
 
 def shell(runs: Path, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
