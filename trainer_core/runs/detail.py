@@ -48,17 +48,17 @@ def last_part(path: str) -> str:
 
 
 def sample_files(run: RunFolder) -> list[Path]:
-    """List the pictures drawn for a run, by step and prompt, the newest MOST_SAMPLES; links are left out."""
+    """List the pictures drawn for a run, by step, prompt and weights, the newest MOST_SAMPLES; no links."""
     folder = run.path / SAMPLES
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
         found = [
-            (int(match[1]), int(match[2]), entry.name)
+            (int(match[1]), int(match[2]), match[3] or "", entry.name)
             for entry in entries
             if (match := _SAMPLE.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False)
         ]
-    return [folder / name for _, _, name in sorted(found)[-MOST_SAMPLES:]]
+    return [folder / name for *_, name in sorted(found)[-MOST_SAMPLES:]]
 
 
 def thumbnail_of(run: RunFolder) -> Path | None:
