@@ -7,7 +7,8 @@ import { SampleStrip } from "./samples.js";
 // One run in the tab "LoRA runs": its graph, samples, saves, settings and files, and what can be done with it.
 
 export const titleOf = (run) => run.title || run.name || run.run;
-export const day = (seconds) => new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+export const day = (seconds, time = { timeStyle: "short" }) =>
+  new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "medium", ...time });
 export const setting = (name) => name.replaceAll(".", ".\u200b"); // lines may break after a dot
 export const readRun = (run) => ask(addressOf(run));
 
@@ -82,7 +83,8 @@ function set(node, name, value) {
 }
 
 async function resume(run) {
-  if (!run.workflow) return toast({ error: "This run keeps no workflow. Open the one that trained it, then press Run." });
+  if (!run.workflow)
+    return toast({ error: "This run keeps no workflow. Open the one that trained it, then press Run." });
   if (!(await loadWorkflow(run))) return;
   const node = findTrain(run.name), how = node?.widgets.find((widget) => widget.name === "on_existing")?.value;
   if (how === "train again" || how === "reuse") set(node, "on_existing", "resume");
@@ -94,7 +96,8 @@ async function resume(run) {
 async function fork(run, step) {
   if (run.workflow && !(await loadWorkflow(run))) return;
   const node = findTrain(run.name);
-  if (!node) return toast({ error: "The open workflow has no Train LoRA, or several. Open another one, then fork again." });
+  if (!node)
+    return toast({ error: "The open workflow has no Train LoRA, or several. Open another one, then fork again." });
   set(node, "on_existing", "fork");
   set(node, "on_existing.run", run.run);
   set(node, "on_existing.step", step);
@@ -165,7 +168,8 @@ export class RunPage {
     const sound = run.status !== "unreadable", idle = run.status !== "running";
     const can = (button, may) => Object.assign(button, { disabled: !may });
     bar.append(
-      can(makeButton("Continue", "Load the workflow of this run, and say what to press", () => resume(run)), sound && idle),
+      can(makeButton("Continue", "Load the workflow of this run, and say what to press", () => resume(run)),
+        sound && idle),
       can(makeButton("Workflow", "Load the workflow of this run", () => loadWorkflow(run)), run.workflow),
       can(makeButton("Export", "Download LoRA, settings and samples as a zip", () => this.#export(run)),
         run.saves.some((save) => save.lora)),
@@ -180,8 +184,9 @@ export class RunPage {
   #drawRest(run) {
     this.#rest.replaceChildren();
     if (run.status === "unreadable") return;
+    const settings = Object.entries(run.settings).map(([name, value]) => [setting(name), shown(value)]);
     this.#rest.append(make("h3", "", "Saves"), this.#saves(run), make("h3", "", "Trained on"), this.#origin(run),
-      fold("Settings", table([[], ...Object.entries(run.settings).map(([name, value]) => [setting(name), shown(value)])])),
+      fold("Settings", table([[], ...settings])),
       fold("Files", this.#files(run)));
   }
 
@@ -216,9 +221,8 @@ export class RunPage {
         makeButton("Zip", "Download this save's LoRA with settings and samples", () => this.#export(run, save.step)));
       acts.children[0].disabled = Boolean(save.problem);
       acts.children[1].disabled = acts.children[2].disabled = !save.lora;
-      const about = make("div", "", [bytes(save.size), save.written ? day(save.written) : "", ...notes].filter(Boolean).join(" · "));
-      const cell = make("div");
-      cell.append(about, acts);
+      const facts = [bytes(save.size), ...(save.written ? [day(save.written)] : []), ...notes], cell = make("div");
+      cell.append(make("div", "", facts.join(" · ")), acts);
       return [step, cell];
     });
     box.append(table([[], ...rows]), remove);

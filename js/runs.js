@@ -23,8 +23,8 @@ const ORDERS = {
 
 function losses(run) {
   const parts = [];
-  if (run.loss !== null) parts.push(`loss ${run.loss.toFixed(4)}`);
-  if (run.validation) parts.push(`validation ${run.validation.loss?.toFixed(4) ?? "not finite"}`);
+  if (run.loss !== null) parts.push(`loss ${run.loss.toPrecision(3)}`);
+  if (run.validation) parts.push(`validation ${run.validation.loss?.toPrecision(3) ?? "not finite"}`);
   return parts.join(" · ");
 }
 
@@ -37,6 +37,7 @@ class RunsTab {
   #compare = makeButton("Compare", "Show the chosen runs over each other, and what differs in their settings",
     () => this.#showCompared());
   #runs = [];
+  #more = 0; // runs that the server leaves out
   #drawn = new Map(); // by run: [what its row shows, the row]
   #chosen = new Set();
   #page = null; // what covers the list: a run, or several
@@ -92,8 +93,6 @@ class RunsTab {
     }
   }
 
-  #more = 0;
-
   #draw() {
     const words = this.#search.value.toLowerCase().split(/\s+/);
     const text = (run) => [run.run, run.title, run.name, run.status, run.base_model].join(" ").toLowerCase();
@@ -134,7 +133,7 @@ class RunsTab {
     });
     words.className = "words";
     const state = make("div", "", run.steps === null ? run.status : `${run.status} · step ${run.step}/${run.steps}`);
-    const rest = make("div", "", `${bytes(run.size)} · ${day(run.changed)}`);
+    const rest = make("div", "", `${bytes(run.size)} · ${day(run.changed, {})}`);
     state.className = `status ${run.status}`;
     rest.className = "dim";
     words.append(make("b", "", titleOf(run)), state, make("div", "", losses(run) || run.sentence), rest);
