@@ -31,6 +31,7 @@ class View {
   #asking = false;
   #later = 0; // the timer of the next question
   #height = 0;
+  #notes = ""; // as they are shown
   #parts = {
     status: make("div", "font:600 13px sans-serif;overflow-wrap:anywhere"),
     details: make("div", "font:11px/14px sans-serif;opacity:0.75;overflow-wrap:anywhere"),
@@ -40,8 +41,8 @@ class View {
     graph: make("div", "display:none"),
     samples: make("div"),
     notes: make("details", "font:11px sans-serif;display:none"),
-    text: make("div", "white-space:pre-wrap;overflow:auto;max-height:140px;user-select:text;cursor:text;" +
-      "overflow-wrap:anywhere;padding:4px;border-radius:4px;background:var(--comfy-input-bg)"),
+    text: make("div", "overflow:auto;max-height:150px;user-select:text;cursor:text;padding:4px;border-radius:4px;" +
+      "background:var(--comfy-input-bg);overflow-wrap:anywhere"),
   };
   #buttons = [];
   #go = makeButton("Continue", "Queue this workflow again; the run goes on from its last save.", () =>
@@ -136,15 +137,23 @@ class View {
   #fillNotes() {
     const { notes, text } = this.#parts, copy = makeButton("Copy", "Copy the notes", (event) => {
       event.preventDefault(); // the summary stays as it is
-      navigator.clipboard.writeText(text.textContent);
+      navigator.clipboard.writeText(this.#notes);
     });
-    copy.style.cssText += ";float:right;padding:0 8px;font-size:11px";
-    const summary = make("summary", "cursor:pointer", "Notes of the run");
+    copy.style.cssText += ";position:absolute;right:0;top:0;padding:0 8px;font-size:11px";
+    const summary = make("summary", "cursor:pointer;position:relative;line-height:20px", "Notes of the run");
     summary.append(copy);
     notes.append(summary, text);
     notes.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
     text.addEventListener("keydown", (event) => event.stopPropagation());
     text.tabIndex = 0;
+  }
+
+  #write(words) {
+    if (words === this.#notes) return; // what somebody marked stays marked
+    this.#notes = words;
+    const { notes, text } = this.#parts, table = "font:10px monospace;white-space:pre", plain = "min-height:6px";
+    text.replaceChildren(...words.split("\n").map((line) => make("div", line.startsWith("|") ? table : plain, line)));
+    notes.style.display = words ? "" : "none";
   }
 
   async #ask(what) {
@@ -187,7 +196,7 @@ class View {
   }
 
   #draw() {
-    const { status, details, done, bar, text, notes, graph } = this.#parts;
+    const { status, details, done, bar, graph } = this.#parts;
     const { alive = false, step, steps, run } = this.#state, detail = this.#detail;
     status.textContent = this.words || "No run yet. Press Run to train.";
     const told = alive ? this.#state.details : detail?.published?.length ? [`File: ${detail.published.at(-1)}`] : [];
@@ -204,9 +213,7 @@ class View {
     }
     this.#go.style.display = stopped ? "" : "none";
     const said = this.#state.notes?.length ? this.#state.notes : detail?.notes ?? [];
-    const words = said.join("\n\n");
-    if (text.textContent !== words) text.textContent = words; // else what is marked would be lost
-    notes.style.display = words ? "" : "none";
+    this.#write(said.join("\n\n"));
     graph.style.display = this.#curves ? "" : "none";
     if (this.#curves) {
       this.#graph ??= new RunGraph(graph);
@@ -253,8 +260,28 @@ async function refresh() {
     for (const { id: own, node } of trains()) if (own === id) views.get(node).update(state);
 }
 
+// The nodes that stand for a Train LoRA's subgraphs show its status as a badge.
+const badges = new WeakMap();
+
 function showOutside(node) {
-  void node;
+  if (!views.has(node)) return; // it is being made
+  for (const { node: own, around } of node.graph === root() ? [] : trains()) {
+    if (own !== node) continue;
+    for (const outer of around) label(outer, views.get(node).words);
+  }
+}
+
+function label(outer, text) {
+  const old = badges.get(outer);
+  if (!window.LGraphBadge || (old?.text ?? "") === text) return;
+  const badge = new window.LGraphBadge({ text, fgColor: "#fff", bgColor: "#355d85" });
+  const others = (outer.badges ?? []).filter((each) => each !== old?.show);
+  badges.set(outer, { text, show: () => badge });
+  const oldValue = outer.badges;
+  outer.badges = text ? [...others, badges.get(outer).show] : others;
+  const change = { type: "node:property:changed", nodeId: outer.id, property: "badges" };
+  outer.graph?.trigger?.(change.type, { ...change, oldValue, newValue: outer.badges }); // Nodes 2.0 draws it anew
+  outer.graph?.setDirtyCanvas(true, true);
 }
 
 app.registerExtension({

@@ -78,9 +78,9 @@ class Buttons:
             self._pressed.add(what)
 
     def take(self) -> Collection[str]:
-        """Take all pressed buttons."""
+        """Take all pressed buttons but "pause", which `check` answers."""
         with self._lock:
-            pressed, self._pressed = self._pressed, set()
+            pressed, self._pressed = self._pressed - {"pause"}, self._pressed & {"pause"}
         return pressed
 
     def check(self) -> None:

@@ -35,7 +35,8 @@ spec.loader.exec_module(sys.modules["pack"])
 from pack.nodes.comfyui.progress import NodeProgress, Place
 from pack.nodes.comfyui.session import Buttons
 progress = NodeProgress(Place("", "", "1"))
-shown = progress.callbacks(Buttons("1", False))
+buttons = Buttons("1", False)
+shown = progress.callbacks(buttons)
 prompt_server.loop.close()
 shown.samples(3, [])
 shown.samples(4, [])
@@ -49,7 +50,17 @@ try:
 except comfy.model_management.InterruptProcessingException:
     cancelled = True
 shown.note("the end")
-print("found", json.dumps([cancelled, progress.notes]))
+comfy.model_management.interrupt_current_processing(False)
+shown.check()
+buttons.press("pause")  # in the middle of a step: it outlives the look at its end
+buttons.press("save")
+taken = list(shown.asked())
+try:
+    shown.check()
+    paused = False
+except comfy.model_management.InterruptProcessingException:
+    paused = True
+print("found", json.dumps([cancelled, progress.notes, taken, paused]))
 """
 LONG = 100_000  # steps of a run that does not end by itself
 SAVES = {
@@ -154,7 +165,8 @@ def test_what_cannot_be_shown_is_noted_once_and_only_a_check_cancels(comfyui: Pa
     command = [sys.executable, "-c", SHOWING, str(comfyui), str(ROOT)]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=comfyui)
     assert ended.returncode == 0, ended.stderr
-    cancelled, notes = json.loads(ended.stdout.partition("found ")[2])
+    cancelled, notes, taken, paused = json.loads(ended.stdout.partition("found ")[2])
+    assert taken == ["save"] and paused
     assert cancelled and len(notes) == 2 and notes[1] == "the end"
     assert notes[0].startswith("The node could not show everything while it trained; ") and "closed" in notes[0]
 
