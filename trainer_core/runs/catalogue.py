@@ -108,7 +108,9 @@ def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) 
         if is_elsewhere(path, path.parent):
             raise ValueError(f"{path.name} is a link to another folder; move that folder here, or delete the link.")
         run = open_run(path)
-        described |= _about(run) | _state(run, curves=curves) | _files(run, roots, verify=verify)
+        checkpoints = run.checkpoints()
+        described |= _about(run) | _state(run, checkpoints, curves=curves)
+        described |= _files(run, checkpoints, roots, verify=verify)
         described |= {"prompts": _prompts(run), "settings": settings_of(run), "files": files_of(run)} if curves else {}
     except ValueError as error:  # of another format, or damaged
         described["sentence"] = str(error)
@@ -140,9 +142,9 @@ def _origin(begun_with: Any) -> dict[str, Any] | None:
     return {"run": printable(begun_with["run"][:LONGEST]), "step": begun_with["step"]}
 
 
-def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
+def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -> dict[str, Any]:
     """Describe the status and progress of a run, and its losses up to there."""
-    checkpoints, result = run.checkpoints(), run.result() or {}
+    result = run.result() or {}
     saved = checkpoints[0].step if checkpoints else 0
     events = list(run.events(None if curves else RECENT))
     if run.busy():
@@ -151,7 +153,7 @@ def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
     elif result:
         status, step = "finished", result["step"]
         sentence = f"Finished after {step} steps."
-        if end_of(run) is None:
+        if end_of(run, checkpoints) is None:
             sentence = f"Finished, but the save of its last step {step} is missing."
         elif step != run.steps:
             sentence = f"Finished early, after step {step} of {run.steps}."
@@ -182,17 +184,16 @@ def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
     }
 
 
-def _files(run: RunFolder, roots: Sequence[Path], *, verify: bool) -> dict[str, Any]:
-    checkpoints, folders = run.checkpoints(), run.saves()
+def _files(run: RunFolder, checkpoints: Sequence[Checkpoint], roots: Sequence[Path], *, verify: bool) -> dict[str, Any]:
     described = {checkpoint.path: _save(checkpoint, verify=verify) for checkpoint in checkpoints}
-    described |= {path: _broken_save(path) for path in folders if path not in described}
+    described |= {path: _broken_save(path) for path in run.saves() if path not in described}
     saves = [save for path, save in described.items() if path.is_dir()]  # check again: a run in progress removes saves
     return {
         "saves": sorted(saves, key=lambda save: save["step"])[-MOST_SAVES:],
         "saved": max((save["written"] for save in saves if save["written"] is not None), default=None),
         "samples": [path.name for path in sample_files(run)],
         "published": [_relative_name(PurePath(file), roots) for file in published_files(run)[:MOST_COPIES]],
-        "clearable": sum(each.size for each in clearable(run, end_of(run))),
+        "clearable": sum(each.size for each in clearable(run, end_of(run, checkpoints), checkpoints)),
     }
 
 

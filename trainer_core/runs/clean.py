@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -26,21 +26,23 @@ class Clearable(NamedTuple):
     what: str  # description for users
 
 
-def end_of(run: RunFolder) -> Checkpoint | None:
-    """Find the last save of a finished run, None without one; its files are not read."""
+def end_of(run: RunFolder, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Find the last save of a finished run among its saves, None without one; its files are not read."""
     step = (run.result() or {}).get("step")
-    return next((checkpoint for checkpoint in run.checkpoints() if checkpoint.step == step), None)
+    return next((checkpoint for checkpoint in checkpoints if checkpoint.step == step), None)
 
 
-def clearable(run: RunFolder, end: Checkpoint | None, *, states: bool = False) -> list[Clearable]:
+def clearable(
+    run: RunFolder, end: Checkpoint | None, checkpoints: Sequence[Checkpoint], *, states: bool = False
+) -> list[Clearable]:
     """List what is not needed of a run: leftovers of killed processes, and of a finished run its earlier saves.
 
     Saves that were marked to stay are needed. end: the last save; None for a run that is not finished, which needs all
-    its saves. states: include the optimizer state of `end`.
+    its saves. checkpoints: all readable saves. states: include the optimizer state of `end`.
     """
     found = [(path, "left by a process that was killed") for folder in run.folders() for path in leftovers(folder)]
     if end is not None:
-        needed = {end.path, *(checkpoint.path for checkpoint in run.checkpoints() if checkpoint.stays)}
+        needed = {end.path, *(checkpoint.path for checkpoint in checkpoints if checkpoint.stays)}
         saves = [path for kind in KINDS for path in (run.path / CHECKPOINTS).glob(kind) if path.is_dir()]
         found += [(path, f"save {path.name}") for path in sorted(saves) if path not in needed]
         if states and (end.path / OPTIMIZER).exists():
@@ -51,7 +53,7 @@ def clearable(run: RunFolder, end: Checkpoint | None, *, states: bool = False) -
 def clear(run: RunFolder, *, states: bool = False) -> None:
     """Delete what `clearable` lists; raises RuntimeError if a process trains the run, ValueError for a link."""
     with _for_deleting(run.path):
-        for each in clearable(run, finished_checkpoint(run), states=states):
+        for each in clearable(run, finished_checkpoint(run), run.checkpoints(), states=states):
             if (
                 each.path.name == OPTIMIZER
             ):  # first remove it from the save's list of files, so that the save is never damaged

@@ -231,7 +231,7 @@ def _planned(path: Path, options: argparse.Namespace) -> list[Clearable]:
     end = finished_checkpoint(run)
     if end is None and run.result() is not None:
         raise ValueError(f"The last save of {path.name} is damaged or missing, so its other saves may be needed.")
-    return clearable(run, end, states=options.states)
+    return clearable(run, end, run.checkpoints(), states=options.states)
 
 
 def say(line: str) -> None:
