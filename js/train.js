@@ -1,105 +1,297 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { RunGraph } from "./graph.js";
+import { ask, make, makeButton, toast } from "./parts.js";
+import { SampleStrip } from "./samples.js";
 
-// Three buttons on Train LoRA, for use while it trains.
+// The run on Train LoRA: status, buttons, loss graph, samples, notes. What is shown comes from the run's folder, so
+// that it outlives the page and the server; events tell what is new, and name the workflow and the node they are for.
 
-const HEIGHT = 26, MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
-const ASKS = [
+const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
+const FRESH = 2000; // steps that events may add before the server is asked for a thinned curve again
+const OFTEN = 1000, SELDOM = 60_000; // milliseconds between two looks into a run's folder: at most, and while it trains
+const DEEPEST = 16; // subgraphs within each other
+const BUTTONS = [
   ["stop", "Stop and keep", "End after this step; the next nodes get the LoRA so far. Press Run again to resume."],
   ["save", "Save now", "Save the run after this step."],
   ["sample", "Sample now", "Draw sample_prompts after this step."],
+  ["pause", "Pause", "Save the run, end it and free the memory. Continue goes on from the same step."],
 ];
 
-const buttons = new WeakMap(); // node -> its three
-let current = null; // what the server works at, by its id there
-let running = null; // that node of the open workflow, if it is a Train LoRA
+const views = new WeakMap(); // Train LoRA -> its view
+const root = () => app.rootGraph ?? app.graph;
 
-function toast(severity, detail) {
-  app.extensionManager.toast.add({ severity, summary: "Train LoRA", detail, life: 6000 });
-}
+class View {
+  #node;
+  #state = {}; // of the run at work, as its events tell
+  #detail = null; // of the run's folder, as the server describes it
+  #curves = null; // of the folder, and what events added
+  #fresh = []; // the steps that events added since the server was last asked
+  #asked = -Infinity; // when
+  #asking = false;
+  #later = 0; // the timer of the next question
+  #height = 0;
+  #notes = ""; // as they are shown
+  #parts = {
+    status: make("div", "font:600 13px sans-serif;overflow-wrap:anywhere"),
+    details: make("div", "font:11px/14px sans-serif;opacity:0.75;overflow-wrap:anywhere"),
+    done: make("div", "height:100%;width:0;border-radius:2px;background:var(--p-primary-color, #5b9bd5)"),
+    bar: make("div", "height:4px;border-radius:2px;background:var(--border-color);display:none"),
+    buttons: make("div", "display:flex;gap:4px;width:100%"),
+    graph: make("div", "display:none"),
+    samples: make("div"),
+    notes: make("details", "font:11px sans-serif;display:none"),
+    text: make("div", "overflow:auto;max-height:150px;user-select:text;cursor:text;padding:4px;border-radius:4px;" +
+      "background:var(--comfy-input-bg);overflow-wrap:anywhere"),
+  };
+  #buttons = [];
+  #go = makeButton("Continue", "Queue this workflow again; the run goes on from its last save.", () =>
+    app.queuePrompt(0, 1));
+  #graph = null;
+  #samples = new SampleStrip(this.#parts.samples);
 
-async function ask(node, what) {
-  if (running !== node) return;
-  let answer;
-  try {
-    const response = await api.fetchApi("/atelier/ask", {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ what, node: current }),
+  constructor(node) {
+    this.#node = node;
+    const outer = make("div", "width:100%;overflow:hidden"), inner = make("div", "display:flex;flex-direction:column;" +
+      "gap:6px;width:100%;box-sizing:border-box;color:var(--input-text)");
+    const { status, details, done, bar, buttons, graph, samples, notes } = this.#parts;
+    outer.className = "atelier-train";
+    status.className = "atelier-status";
+    status.setAttribute("role", "status");
+    notes.className = "atelier-notes";
+    bar.append(done);
+    for (const [what, name, help] of BUTTONS) {
+      const button = makeButton(name, help, () => this.#ask(what));
+      button.dataset.ask = what;
+      this.#buttons.push(button);
+    }
+    for (const button of [...this.#buttons, this.#go])
+      button.style.cssText += ";flex:1 1 auto;min-width:0;padding:3px 2px;overflow:hidden;text-overflow:ellipsis";
+    buttons.append(...this.#buttons, this.#go);
+    this.#fillNotes();
+    inner.append(status, details, bar, buttons, graph, samples, notes);
+    outer.append(inner);
+    this.#addWidget(outer, inner);
+    this.#draw();
+  }
+
+  // The node's state from an event or the server; without one the node shows no run.
+  update(state = {}) {
+    const { points = [], note, changed, ...rest } = state, other = rest.run !== this.#state.run;
+    const notes = rest.notes ?? [...((!other && this.#state.notes) || []), ...(note === undefined ? [] : [note])];
+    this.#state = { ...rest, notes };
+    if (other) [this.#detail, this.#curves, this.#fresh] = [null, null, []];
+    for (const point of points) this.#add(point);
+    if (rest.run && (changed || other || !this.#detail)) this.#look(OFTEN);
+    else if (rest.run && (this.#fresh.length > FRESH || performance.now() - this.#asked > SELDOM)) this.#look(OFTEN);
+    this.#draw();
+  }
+
+  remove() {
+    clearTimeout(this.#later);
+    this.#samples.close();
+    this.#graph?.dispose();
+  }
+
+  get words() {
+    const { text, alive } = this.#state;
+    return alive ? text : this.#detail?.sentence ?? text ?? "";
+  }
+
+  get state() {
+    return this.#state;
+  }
+
+  #addWidget(outer, inner) {
+    const options = { serialize: false, hideOnZoom: false, margin: MARGIN };
+    const widget = this.#node.addDOMWidget("run", "atelier_train", outer, options);
+    widget.serialize = false; // neither the workflow's file nor the prompt knows of it
+    widget.computeLayoutSize = undefined; // it takes what it needs, and no share of the room that is left
+    widget.computeSize = (width) => [width ?? 0, this.#height + 2 * MARGIN];
+    const { widgets } = this.#node;
+    widgets.splice(0, 0, widgets.pop());
+    // The editor of ComfyUI 0.30 writes values by the place of their widget, with a hole for the first, and reads them
+    // without holes. Filtering leaves holes out.
+    const onSerialize = this.#node.onSerialize;
+    this.#node.onSerialize = function (data) {
+      data.widgets_values = data.widgets_values?.filter(() => true);
+      return onSerialize?.call(this, data);
+    };
+    const onRemoved = this.#node.onRemoved;
+    this.#node.onRemoved = (...rest) => {
+      this.remove();
+      return onRemoved?.apply(this.#node, rest);
+    };
+    new ResizeObserver(() => this.#fit(inner)).observe(inner);
+  }
+
+  // Give the widget the height of what it holds.
+  #fit(inner) {
+    if (!inner.offsetHeight || inner.offsetHeight === this.#height) return;
+    this.#height = inner.offsetHeight;
+    const [width, height] = this.#node.size, needed = this.#node.computeSize()[1];
+    if (height < needed) this.#node.setSize([width, needed]);
+    this.#node.graph?.setDirtyCanvas(true, true);
+  }
+
+  #fillNotes() {
+    const { notes, text } = this.#parts, copy = makeButton("Copy", "Copy the notes", (event) => {
+      event.preventDefault(); // the summary stays as it is
+      navigator.clipboard.writeText(this.#notes);
     });
-    answer = await response.json();
-  } catch (problem) {
-    answer = { error: `The server did not answer: ${problem.message}.` };
+    copy.style.cssText += ";position:absolute;right:0;top:0;padding:0 8px;font-size:11px";
+    const summary = make("summary", "cursor:pointer;position:relative;line-height:20px", "Notes of the run");
+    summary.append(copy);
+    notes.append(summary, text);
+    notes.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
+    text.addEventListener("keydown", (event) => event.stopPropagation());
+    text.tabIndex = 0;
   }
-  toast(answer.error ? "warn" : "success", answer.error ?? answer.said);
-}
 
-function addButtons(node) {
-  const box = document.createElement("div");
-  box.className = "atelier-train";
-  box.style.cssText = `display:flex;gap:4px;align-items:start;width:100%;min-height:${HEIGHT}px`;
-  const made = ASKS.map(([what, name, help]) => {
-    const button = document.createElement("button");
-    button.textContent = name;
-    button.title = help;
-    button.dataset.ask = what;
-    button.style.cssText = `flex:1;min-width:0;height:${HEIGHT}px;padding:0 4px;border-radius:4px;` +
-      "border:1px solid var(--border-color);background:var(--comfy-input-bg);color:var(--input-text);" +
-      "font:12px sans-serif;white-space:nowrap;overflow:hidden;text-overflow:ellipsis";
-    button.addEventListener("pointerdown", (event) => event.stopPropagation()); // else it drags the node
-    button.addEventListener("click", () => ask(node, what));
-    box.append(button);
-    return button;
-  });
-  buttons.set(node, made);
-  enable(node, false);
+  #write(words) {
+    if (words === this.#notes) return; // what somebody marked stays marked
+    this.#notes = words;
+    const { notes, text } = this.#parts, table = "font:10px monospace;white-space:pre", plain = "min-height:6px";
+    text.replaceChildren(...words.split("\n").map((line) => make("div", line.startsWith("|") ? table : plain, line)));
+    notes.style.display = words ? "" : "none";
+  }
 
-  // Neither the workflow's file nor the prompt knows of the buttons.
-  const widget = node.addDOMWidget("wishes", "atelier_train", box, {
-    serialize: false,
-    hideOnZoom: false,
-    margin: MARGIN,
-    getMinHeight: () => HEIGHT + 2 * MARGIN,
-    getMaxHeight: () => HEIGHT + 2 * MARGIN,
-  });
-  widget.serialize = false;
-}
+  async #ask(what) {
+    toast(await ask("/atelier/ask", { what, node: this.#state.node }), "Train LoRA");
+  }
 
-function enable(node, alive) {
-  for (const button of buttons.get(node) ?? []) {
-    button.disabled = !alive;
-    button.style.opacity = alive ? 1 : 0.4;
-    button.style.cursor = alive ? "pointer" : "default";
+  #add({ step, loss, rate, concepts }) {
+    this.#fresh.push({ step, loss, rate, concepts });
+    if (this.#curves) this.#append({ step, loss, rate, concepts });
+  }
+
+  #append({ step, loss, rate, concepts }) {
+    const put = (curve, value) => {
+      while (curve.at(-1)?.[0] >= step) curve.pop(); // the run went back to a save
+      curve.push([step, value]);
+    };
+    put(this.#curves.loss, loss);
+    for (const [name, value] of Object.entries(rate)) put((this.#curves.rate[name] ??= []), value);
+    for (const [name, value] of Object.entries(concepts)) put((this.#curves.concepts[name] ??= []), value);
+  }
+
+  // Read the run's folder, at most once in a while.
+  #look(pause) {
+    clearTimeout(this.#later);
+    const wait = this.#asking ? pause : Math.max(0, this.#asked + pause - performance.now());
+    this.#later = setTimeout(() => (this.#asking ? this.#look(pause) : this.#read()), wait);
+  }
+
+  async #read() {
+    const { run } = this.#state;
+    [this.#asking, this.#asked, this.#fresh] = [true, performance.now(), []];
+    const detail = await ask(`/atelier/runs/${encodeURIComponent(run)}`);
+    this.#asking = false;
+    if (run !== this.#state.run) return;
+    this.#detail = detail.error ? { sentence: detail.error } : detail;
+    this.#curves = detail.curves ?? null;
+    const last = this.#curves?.loss.at(-1)?.[0] ?? 0;
+    if (this.#curves) for (const point of this.#fresh) if (point.step > last) this.#append(point);
+    this.#draw();
+  }
+
+  #draw() {
+    const { status, details, done, bar, graph } = this.#parts;
+    const { alive = false, step, steps, run } = this.#state, detail = this.#detail;
+    status.textContent = this.words || "No run yet. Press Run to train.";
+    const told = alive ? this.#state.details : detail?.published?.length ? [`File: ${detail.published.at(-1)}`] : [];
+    details.textContent = told.join(" · ");
+    details.style.minHeight = alive ? "28px" : ""; // two lines, so that what is beneath stays where it is
+    bar.style.display = alive && steps ? "" : "none";
+    done.style.width = `${(100 * step) / Math.max(1, steps)}%`;
+    const stopped = !alive && detail?.status === "stopped";
+    for (const button of this.#buttons) {
+      button.style.display = stopped ? "none" : "";
+      button.disabled = !alive;
+      button.style.opacity = alive ? 1 : 0.4;
+      button.style.cursor = alive ? "pointer" : "default";
+    }
+    this.#go.style.display = stopped ? "" : "none";
+    const said = this.#state.notes?.length ? this.#state.notes : detail?.notes ?? [];
+    this.#write(said.join("\n\n"));
+    graph.style.display = this.#curves ? "" : "none";
+    if (this.#curves) {
+      this.#graph ??= new RunGraph(graph);
+      this.#graph.setRuns([graphOf(detail, this.#curves)]);
+    }
+    this.#samples.set(run ?? "", detail?.samples ?? [], detail?.prompts ?? []);
+    showOutside(this.#node);
   }
 }
 
-// The node that the server calls "12:3": number 3 in the subgraph that node 12 stands for.
-function findNode(id) {
-  const path = String(id).split(":");
-  let graph = app.rootGraph ?? app.graph;
-  for (const step of path.slice(0, -1)) graph = graph?.getNodeById(Number(step))?.subgraph;
-  return graph?.getNodeById(Number(path.at(-1)));
+// A run as RunGraph draws it.
+function graphOf(detail, { loss, validation, rate, concepts }) {
+  const saves = (detail?.saves ?? []).map(({ step }) => ({ step, best: false }));
+  if (detail?.best != null) saves.push({ step: detail.best, best: true });
+  return { name: detail?.name, points: { loss, rate, validation }, saves, concepts };
 }
 
-function follow(id) {
-  if (running) enable(running, false);
-  current = id == null ? null : String(id);
-  const node = current === null ? null : findNode(current);
-  running = buttons.has(node) ? node : null;
-  if (running) enable(running, true);
+// --- which node shows what -----------------------------------------------------------------------------------
+
+// Every Train LoRA of the open workflow: its id in the prompt ("12:3" is number 3 in the subgraph that node 12 stands
+// for), the node, and the nodes that stand for its subgraphs.
+function* trains(graph = root(), before = "", around = []) {
+  for (const node of graph?.nodes ?? []) {
+    const id = `${before}${node.id}`;
+    if (views.has(node)) yield { id, node, around };
+    else if (node.subgraph && around.length < DEEPEST) yield* trains(node.subgraph, `${id}:`, [...around, node]);
+  }
+}
+
+// A run of another workflow, also of one with the same numbers, is not shown.
+function follow(state) {
+  if (!state.workflow || state.workflow !== root()?.id) return;
+  for (const { id, node } of trains()) if (id === state.node) views.get(node).update(state);
+}
+
+// Ask what the open workflow's nodes show: after a reload, for a workflow that was opened, after the server came back.
+async function refresh() {
+  const found = [...trains()], workflow = root()?.id;
+  if (!found.length || !workflow) return;
+  const answer = await ask("/atelier/shown", { workflow, nodes: found.map(({ id }) => id).slice(0, 100) });
+  if (workflow !== root()?.id) return;
+  const known = Object.entries(answer.shown ?? {}).sort(([, one], [, other]) => (one.alive ?? 0) - (other.alive ?? 0));
+  for (const [id, state] of known)
+    for (const { id: own, node } of trains()) if (own === id) views.get(node).update(state);
+}
+
+// The nodes that stand for a Train LoRA's subgraphs show its status as a badge.
+const badges = new WeakMap();
+
+function showOutside(node) {
+  if (!views.has(node)) return; // it is being made
+  for (const { node: own, around } of node.graph === root() ? [] : trains()) {
+    if (own !== node) continue;
+    for (const outer of around) label(outer, views.get(node).words);
+  }
+}
+
+function label(outer, text) {
+  const old = badges.get(outer);
+  if (!window.LGraphBadge || (old?.text ?? "") === text) return;
+  const badge = new window.LGraphBadge({ text, fgColor: "#fff", bgColor: "#355d85" });
+  const others = (outer.badges ?? []).filter((each) => each !== old?.show);
+  badges.set(outer, { text, show: () => badge });
+  const oldValue = outer.badges;
+  outer.badges = text ? [...others, badges.get(outer).show] : others;
+  const change = { type: "node:property:changed", nodeId: outer.id, property: "badges" };
+  outer.graph?.trigger?.(change.type, { ...change, oldValue, newValue: outer.badges }); // Nodes 2.0 draws it anew
+  outer.graph?.setDirtyCanvas(true, true);
 }
 
 app.registerExtension({
   name: "atelier.train",
   nodeCreated(node) {
-    if (node.comfyClass === "AtelierTrain") addButtons(node);
+    if (node.comfyClass === "AtelierTrain") views.set(node, new View(node));
   },
-  afterConfigureGraph() {
-    follow(current); // a workflow that was opened again has new nodes
-  },
+  afterConfigureGraph: refresh,
   setup() {
-    api.addEventListener("executing", ({ detail }) => follow(detail));
-    for (const end of ["execution_success", "execution_error", "execution_interrupted"])
-      api.addEventListener(end, () => follow(null));
+    api.addEventListener("atelier.run", ({ detail }) => follow(detail));
+    api.addEventListener("reconnected", refresh);
   },
 });

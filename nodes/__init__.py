@@ -17,6 +17,7 @@ from .optimizer import AtelierOptimizer
 from .preview import AtelierDatasetPreview
 from .resize import AtelierResizeLora
 from .routes import register_routes
+from .run_routes import register_run_routes
 from .sample import AtelierSample
 from .saves import AtelierSaves
 from .scheduler import AtelierScheduler
@@ -58,6 +59,7 @@ class AtelierExtension(ComfyExtension):
         register_connected_models()
         register_assets()
         register_routes()
+        register_run_routes()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """List the node classes."""

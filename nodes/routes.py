@@ -1,4 +1,4 @@
-"""Answer the editor: the Scheduler's curve, what people ask of a run, the runs on the disk, allowed folders."""
+"""Answer the editor: the Scheduler's curve, what people ask of a run, allowed folders, kept files."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from aiohttp import web
 from ..trainer_core.common.disk_errors import reason
 from ..trainer_core.config import SchedulerConfig
 from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
-from .comfyui import allowed, folders, kept, server, session
+from .comfyui import allowed, folders, kept, server, session, shown
+from .comfyui.progress import LONGEST_ID, live_state
 from .scheduler import read_scheduler
 
 LARGEST = 8192  # bytes of a question
 MOST_FOLDERS = 20  # of one workflow that a person is asked for
 LONGEST = 10_000_000  # steps of a run
+MOST_NODES = 100  # that a page asks for at once
 POINTS = 241  # of a curve
 USUAL = 1000  # steps drawn where nothing says how many the run has
 
 
 def register_routes() -> None:
     """Add the routes to the server."""
-    server.add_route("/atelier/runs", answer_runs, "GET")
-    server.add_route("/atelier/runs/{run}", answer_run, "GET")
+    server.add_route("/atelier/shown", answering(answer_shown))
     server.add_route("/atelier/schedule", answering(answer_schedule))
     server.add_route("/atelier/ask", answering(answer_ask))
     server.add_route("/atelier/kept", answer_kept, "GET")
@@ -63,6 +64,21 @@ def answer_ask(question: Any) -> web.Response:
         return web.json_response({"said": session.ask(what, node)})
     except ValueError as problem:
         return web.json_response({"error": str(problem)}, status=409)
+
+
+def answer_shown(question: Any) -> web.Response:
+    """Answer {workflow: id, nodes: ids} with {shown: by node, the state of its run at work, or {run: its last one}}.
+
+    A node without any run is left out.
+    """
+    workflow, nodes = (question.get("workflow"), question.get("nodes")) if isinstance(question, dict) else (None, None)
+    named = [workflow, *nodes] if isinstance(nodes, list) and len(nodes) <= MOST_NODES else [None]
+    if not all(isinstance(each, str) and 0 < len(each) <= LONGEST_ID for each in named):
+        return web.json_response({"error": "workflow must be an id, and nodes a list of ids."}, status=400)
+    runs = shown.runs()
+    last = {node: {"run": runs[key]} for node in nodes if (key := shown.key(workflow, node)) in runs}
+    live = {node: state for node in nodes if (state := live_state(workflow, node)) is not None}
+    return web.json_response({"shown": last | live})
 
 
 def answer_schedule(question: Any) -> web.Response:
@@ -104,32 +120,6 @@ def scheduler_of(values: dict[str, Any]) -> SchedulerConfig:
             raise ValueError(f"{field[:80]} of Scheduler cannot be {value!r:.80}.")
         (own if key == "name" or field != key else others)[field] = value
     return read_scheduler(own if "name" in own else None, others)
-
-
-async def answer_runs(request: web.Request) -> web.Response:
-    """Answer with {runs: a description of each, the one that changed last first}."""
-    from ..trainer_core.runs import list_runs  # here, so that ComfyUI starts fast
-
-    return web.json_response({"runs": await asyncio.to_thread(list_runs, folders.runs_folder(), folders.shelves())})
-
-
-async def answer_run(request: web.Request) -> web.Response:
-    """Answer with the description of one run and its curves; the name is only compared, never opened as a path."""
-    name = request.match_info["run"]
-    found = await asyncio.to_thread(find_run, name)
-    if found is None:
-        return web.json_response({"error": "There is no such run; it may have been deleted."}, status=404)
-    return web.json_response(found)
-
-
-def find_run(name: str) -> dict[str, Any] | None:
-    """Describe the run whose folder has a name; None if there is none."""
-    from ..trainer_core.runs import describe_in_detail, run_paths
-
-    for path in run_paths(folders.runs_folder()):
-        if path.name == name:
-            return describe_in_detail(path, folders.shelves())
-    return None
 
 
 async def answer_folders(request: web.Request) -> web.Response:

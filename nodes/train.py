@@ -28,9 +28,9 @@ from ..trainer_core.lora_files.merge import comfy_tensors
 from ..trainer_core.models import source_of
 from ..trainer_core.models.sd import detect_noise
 from ..trainer_core.preflight.outline import outline_run
-from .comfyui import folders, kept, models, session
+from .comfyui import folders, kept, models, server, session
 from .comfyui.connected.live import live_of
-from .comfyui.progress import NodeProgress, announce_lora, clock
+from .comfyui.progress import NodeProgress, clock, place_of
 from .node import Node
 from .plot import draw_losses
 from .preview import to_image
@@ -126,32 +126,32 @@ class AtelierTrain(Node):
         kept.make_room()
         output = folders.lora_file(plain_name(name), config.saves.folder)
         embeddings = folders.embeddings_folder() if lora_config.embeddings else None
-        progress, began = NodeProgress(cls.hidden.unique_id, output.stem), time.monotonic()
-        try:
-            with session.buttons_enabled(cls.hidden.unique_id, draws=bool(config.sample.prompts)) as asked:
+        began, draws = time.monotonic(), bool(config.sample.prompts)
+        with NodeProgress(place_of(cls.hidden), output.stem) as progress:
+            with session.buttons_enabled(cls.hidden.unique_id, draws=draws) as buttons:
                 from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
 
-                model, clip = output_models(config, model, clip, progress.callbacks())
+                callbacks = progress.callbacks(buttons)
+                model, clip = output_models(config, model, clip, callbacks)
                 with session.training_session() as device, session.saved_when_comfyui_ends():
                     result = train_lora(
                         config,
                         output,
                         folders.cache_folder(),
                         device,
-                        progress.callbacks(asked),
+                        callbacks,
                         lambda path: models.check_lora(path, model, clip),
                         cache_limit=kept.room_for_cache(),
                         logs=folders.logs_folder(),
                         embeddings=embeddings,
                         runs=folders.runs_folder(),
                         access=folders.access(),
+                        workflow=server.workflow_of(cls.hidden.extra_pnginfo),
                     )
-        finally:
-            announce_lora()  # a run that is cancelled leaves a file too
-        if not result.finished:
-            session.count_kept(name)
-        report = summary(result, time.monotonic() - began)
-        progress.text(report)
+            if not result.finished:
+                session.count_kept(name)
+            report = summary(result, time.monotonic() - began)
+            progress.report(report)
         return io.NodeOutput(
             *models.apply_lora(model, clip, result.tensors, strength),
             result.tensors,
@@ -192,6 +192,7 @@ def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks
     check_lora_files(config, base)
     outline_run(config, base)  # refuses impossible layers before anything is loaded
     if model is None or clip is None:
+        callbacks.phase("loading the model", 0, 1)
         folders.check_pictures(config.dataset, callbacks)  # names what is wrong before anything is loaded
         if config.base_model.connected is not None:
             live = live_of(config.base_model)

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import struct
 import subprocess
 import time
 import urllib.error
@@ -25,7 +24,7 @@ import websocket
 
 from lora_atelier.dev import prepare_base, server_command
 
-TEXT_EVENT = 3  # binary websocket message: a line of progress text for one node
+RUN_EVENT = "atelier.run"  # tells of a run at work
 HANGS = 3600.0  # seconds after which whoever waits gives up: what works is quicker on the busiest machine
 
 
@@ -132,7 +131,7 @@ class Result:
     ran: list[str] = field(default_factory=list)  # node ids in order
     cached: set[str] = field(default_factory=set)
     events: list[tuple[str, dict]] = field(default_factory=list)  # every text event, in order
-    texts: list[tuple[str, str]] = field(default_factory=list)  # (node id, progress text)
+    texts: list[tuple[str, str]] = field(default_factory=list)  # (node id, status or note of a run)
     outputs: dict[str, dict] = field(default_factory=dict)  # node id -> its `ui` output
 
     @property
@@ -210,7 +209,7 @@ class ComfyClient:
     ) -> Result:
         """Queue a prompt, follow it to its end and return what it did.
 
-        `on_event(kind, data, result)` is called on every event as it arrives ("text" for progress text), so that
+        `on_event(kind, data, result)` is called on every event as it arrives ("text": status or note of a run), so that
         a test can interrupt, or press a button, at a known moment. TimeoutError when no event comes for `timeout`
         seconds.
         """
@@ -238,19 +237,17 @@ class ComfyClient:
             message = connection.recv()
         except websocket.WebSocketTimeoutException:
             raise TimeoutError(f"No event from the server for {timeout} s; the last: {result.events[-1:]}") from None
-        if isinstance(message, bytes):
-            if struct.unpack(">I", message[:4])[0] != TEXT_EVENT:
-                return False
-            length = struct.unpack(">I", message[4:8])[0]
-            node, text = message[8 : 8 + length].decode(), message[8 + length :].decode()
-            result.texts.append((node, text))
-            kind, data = "text", {"node": node, "text": text}
-        else:
-            parsed = json.loads(message)
-            kind, data = parsed["type"], parsed.get("data") or {}
-            if data.get("prompt_id", result.prompt_id) != result.prompt_id:
-                return False
-            result.events.append((kind, data))
+        if isinstance(message, bytes):  # a preview
+            return False
+        parsed = json.loads(message)
+        kind, data = parsed["type"], parsed.get("data") or {}
+        if data.get("prompt_id", result.prompt_id) != result.prompt_id:
+            return False
+        result.events.append((kind, data))
+        if kind == RUN_EVENT and data["alive"]:
+            text = data.get("note") or " · ".join([data["text"], *data["details"]])
+            result.texts.append((data["node"], text))
+            kind, data = "text", {"node": data["node"], "text": text}
         if kind == "executing" and data["node"] is not None:
             result.ran.append(data["node"])
         elif kind == "execution_cached":

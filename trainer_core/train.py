@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -69,6 +70,7 @@ def train_lora(
     runs: Path | None = None,
     source: Source | None = None,
     access: Access = ANYWHERE,
+    workflow: Mapping[str, Any] | None = None,
 ) -> Result:
     """Train a LoRA, or resume or reuse an earlier run of it, and copy its file to `output`.
 
@@ -76,9 +78,9 @@ def train_lora(
     pictures and captions, kept below cache_limit bytes (0 = any size). verify: called with each LoRA file, raises
     to refuse it. logs: folder for the run's log, in a subfolder. embeddings: folder for trained embeddings, by
     default output's. runs: folder of run folders, by default beside output. source: of the base model, by default
-    the files of config.base_model. access: the places that pictures, captions and masks may be read from. Wrong
-    input raises ValueError before a model is loaded. When the run is stopped or fails, its state is saved in its
-    folder and its LoRA copied beside `output`, then the exception is raised.
+    the files of config.base_model. access: the places that pictures, captions and masks may be read from. workflow:
+    kept in the run's folder. Wrong input raises ValueError before a model is loaded. When the run is stopped or fails,
+    its state is saved in its folder and its LoRA copied beside `output`, then the exception is raised.
     """
     device = torch.device(device)
     job = Job(
@@ -94,6 +96,7 @@ def train_lora(
         callbacks=callbacks or Callbacks(),
         access=access,
         verify=verify,
+        workflow=workflow,
     )
     with cancellable(job.callbacks.check):
         return train_job(job)
@@ -112,6 +115,7 @@ def train_job(job: Job) -> Result:
     choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, others)
     choice = choose(note)
     if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:
+        job.callbacks.run(result.run, False)
         note(choice.message)
         return result
     ladder = run_preflight(job, planned, choice.run)
@@ -121,10 +125,14 @@ def train_job(job: Job) -> Result:
     working = working_run(job.runs, choose, keys, job.destination.output.stem, plan.steps, note, **about)
     with working as (choice, folder, checkpoint, origin):
         if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:  # finished meanwhile
+            job.callbacks.run(result.run, False)
             note(choice.message)
             return result
+        job.callbacks.run(folder.path, True)
         if checkpoint is not None:
             note(origin)
+        if job.workflow is not None:
+            folder.keep_workflow(job.workflow)
         log = log_folder(config, job.logs, folder)
         columns = log_columns(config, planned.outline, plan)
         with logged(job.callbacks, config.train.log, log, columns) as callbacks:

@@ -69,6 +69,14 @@ def at_the_machine(request: web.Request) -> bool:
     return same and not forwarded and _is_local(request.remote) and _is_local(here.host)
 
 
+def same_site(request: web.Request) -> bool:
+    """Tell whether a request comes from a page of this server, or from no page; browsers name other sites' pages."""
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    if site is not None:  # behind a proxy the server does not know its own name
+        return site in ("same-origin", "none")
+    return origin is None or origin.partition("://")[2] == request.host
+
+
 def only_at_the_machine(
     route: Callable[[web.Request], Awaitable[web.Response]],
 ) -> Callable[[web.Request], Awaitable[web.Response]]:

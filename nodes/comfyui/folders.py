@@ -279,6 +279,13 @@ def runs_folder() -> Path:
     return Path(folder_paths.get_output_directory()) / "atelier" / "runs"
 
 
+def temp_folder() -> Path:
+    """Make ComfyUI's folder of temporary files."""
+    folder = Path(folder_paths.get_temp_directory())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def shelves() -> list[Path]:
     """List the folders of LoRAs and of embeddings, below which their files have their names."""
     return [Path(folder) for kind in ("loras", "embeddings") for folder in folder_paths.get_folder_paths(kind)]

@@ -1,61 +1,130 @@
-"""Show a run on its node: progress bar, live text, pictures, notes."""
+"""Tell every open page of a run as it goes: status, steps, notes; the page draws them on the node of that run."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import comfy.model_management
 import comfy.utils
-from PIL import Image
+from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ...trainer_core.common.callbacks import Callbacks, StepReport
-from ..plot import draw_grid, draw_losses
+from . import shown
+from .server import announce_lora
+from .session import Buttons
 
-SAVED_EVENT = "atelier.lora_saved"
-TEXT_INTERVAL = 0.2  # seconds between two lines of live text
-PLOT_INTERVAL = 5.0  # seconds between two live pictures of the losses
-PLOT_SHARE = 0.005  # of the time that drawing them may take
-SAMPLES_SHOWN = 15.0  # seconds before the losses take the place of samples again
-MOST_CONCEPTS = 4  # whose losses are in the line of live text
-# What drawing, reading and sending pictures and text may raise: a run does not end because nobody can watch it.
+if TYPE_CHECKING:
+    from ...trainer_core.runs import RunFolder
+
+RUN_EVENT = "atelier.run"
+INTERVAL = 0.25  # seconds between two events
+MEMORY_INTERVAL = 1.0  # seconds between two looks at the memory
+MOST_POINTS = 200  # steps in one event, the newest
+LONGEST_ID = 100  # characters of a workflow's id
+# What measuring, sending and writing may raise: a run does not end because nobody can watch it.
 UNSEEN = (OSError, ValueError, RuntimeError, MemoryError)
 
 
-class NodeProgress:
-    """Show a run on its node: progress bar, one line of live text, losses so far; and let Cancel stop it."""
+class Place(NamedTuple):
+    """The node that shows a run."""
 
-    def __init__(self, node_id: str, name: str = "") -> None:
-        self.node_id = node_id
+    prompt_id: str
+    workflow: str  # its id, "" where nobody knows it
+    node: str  # its id in the prompt
+
+
+def place_of(hidden: Any) -> Place:
+    """Find the place of the node at work; hidden: its hidden inputs, in which a stranger wrote the workflow."""
+    context = get_executing_context()
+    workflow = (hidden.extra_pnginfo or {}).get("workflow") if isinstance(hidden.extra_pnginfo, dict | None) else None
+    name = workflow.get("id") if isinstance(workflow, dict) else None
+    known = isinstance(name, str) and len(name) <= LONGEST_ID
+    return Place(context.prompt_id if context else "", name if known else "", str(hidden.unique_id))
+
+
+_live: NodeProgress | None = None  # of the run at work; ComfyUI's worker runs one node at a time
+
+
+def live_state(workflow: str, node: str) -> dict[str, Any] | None:
+    """Return the state of the run that works for a node, as its events tell it; None if none does."""
+    live = _live
+    return live.state() if live and (live.place.workflow, live.place.node) == (workflow, node) else None
+
+
+class NodeProgress:
+    """Tell of one run while a `with` block lasts: progress bar, status, steps, notes."""
+
+    def __init__(self, place: Place, name: str = "") -> None:
+        self.place = place
         self.notes: list[str] = []
         self._name = name
-        self._bar = comfy.utils.ProgressBar(1, node_id=node_id)
-        self._losses: list[float] = []
-        self._concepts: dict[str, list[float]] = {}
-        self._measured: list[tuple[int, float]] = []
+        self._bar = comfy.utils.ProgressBar(1, node_id=place.node)
+        self._run: Path | None = None
+        self._log: RunFolder | None = None  # of a run that is trained, not reused
+        self._report: list[str] = []  # texts after the training
+        self._status: dict[str, Any] = {"text": "preparing the run", "step": 0, "steps": 0, "details": []}
+        self._points: list[dict[str, Any]] = []  # of steps that no event has told of
+        self._losses: deque[float] = deque(maxlen=200)
+        self._validation: float | None = None
         self._before = 0  # steps of the run that this one resumes
-        self._began = self._shown = self._next_plot = 0.0
+        self._began = self._told = self._measured = 0.0
+        self._memory = ""
+        self._alive = True
         self._unseen = False
 
-    def callbacks(self, asked: Callable[[], Collection[str]] = tuple) -> Callbacks:
-        """Build the core's callbacks; asked: returns what people have requested since its last call."""
+    def __enter__(self) -> NodeProgress:
+        global _live
+        _live = self
+        self._tell()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        global _live
+        _live = None
+        self._alive = False
+        if self._run is None:
+            self._status |= {"text": "Ended before the first step.", "details": []}
+        self._tell(changed=True, notes=[*self.notes, *self._report])
+        self._show(announce_lora)  # one that is cancelled leaves a LoRA, too
+
+    def callbacks(self, buttons: Buttons) -> Callbacks:
+        """Build the core's callbacks."""
         return Callbacks(
             phase=self._phase,
+            run=self._begin,
             step=self._step,
-            validation=self._validation,
+            validation=self._validated,
             note=self._note,
-            check=comfy.model_management.throw_exception_if_processing_interrupted,
+            check=buttons.check,
             resumed=self._resumed,
-            samples=self._samples,
-            asked=asked,
+            samples=lambda *_: self._tell(changed=True),
+            asked=buttons.take,
         )
 
-    def text(self, text: str) -> None:
-        """Show a text on the node."""
-        self._show(lambda: PromptServer.instance.send_progress_text(text, self.node_id))
+    def report(self, text: str) -> None:
+        """Show a text after the training, beside the notes."""
+        self._report.append(text)
+        self._write("note", text=text)
+
+    def state(self) -> dict[str, Any]:
+        """Describe the run now: its place, its folder's name, its status and its notes."""
+        return {**self._event(), "notes": [*self.notes, *self._report]}
+
+    def _event(self) -> dict[str, Any]:
+        run = self._run.name if self._run else None
+        return {**self.place._asdict(), "run": run, "name": self._name, "alive": self._alive, **self._status}
+
+    def _tell(self, *, changed: bool = False, **more: Any) -> None:
+        """Send an event; changed: the run's folder holds something new beside the steps that events tell of."""
+        points, self._points, self._told = self._points[-MOST_POINTS:], [], time.perf_counter()
+        event = {**self._event(), "points": points, "changed": changed, **more}
+        self._show(lambda: PromptServer.instance.send_sync(RUN_EVENT, event))
 
     def _show(self, show: Callable[[], object]) -> None:
         """Show something; note a failure once and carry on."""
@@ -70,84 +139,92 @@ class NodeProgress:
                     f"The node could not show everything while it trained; the training is not affected: {problem}"
                 )
 
+    def _begin(self, path: Path, trained: bool) -> None:
+        self._run = path
+        if trained:
+            from ...trainer_core.runs import open_run  # here, so that ComfyUI starts fast
+
+            self._log = open_run(path)
+            self._write("begun")
+            for note in self.notes:
+                self._write("note", text=note)
+        self._show(lambda: shown.remember(self.place.workflow, self.place.node, path.name))
+        self._tell(changed=True)
+
+    def _write(self, event: str, **values: Any) -> None:
+        """Write a line into the run's log."""
+        if (log := self._log) is not None:
+            self._show(lambda: log.log(event, **values))
+
     def _phase(self, phase: str, done: int, total: int) -> None:
-        self._live(f"{phase} {done}/{total}", at_once=done == total)
+        self._status |= {"text": f"{phase} {done} of {total}" if total > 1 else phase, "details": [self._room()]}
+        if done in (0, total) or time.perf_counter() - self._told >= INTERVAL:
+            self._tell()
         self._show(lambda: self._bar.update_absolute(done, total))
 
     def _resumed(
-        self, losses: Sequence[float], concepts: Mapping[str, Sequence[float]], measured: Sequence[tuple[int, float]]
+        self, losses: Sequence[float], _: Mapping[str, Sequence[float]], measured: Sequence[tuple[int, float]]
     ) -> None:
-        self._before, self._losses, self._measured = len(losses), list(losses), list(measured)
-        self._concepts = {name: list(curve) for name, curve in concepts.items()}
+        self._before = len(losses)
+        self._losses.extend(losses[-200:])
+        self._validation = measured[-1][1] if measured else None
 
     def _step(self, report: StepReport) -> None:
         now, first = time.perf_counter(), not self._began
         if first:
             self._began = now - report.seconds
-            self._next_plot = max(self._next_plot, now + PLOT_INTERVAL)
         self._losses.append(report.loss)
-        for name in {*self._concepts, *report.concepts}:
-            curve = self._concepts.setdefault(name, [math.nan] * (report.step - 1))
-            curve.append(report.concepts.get(name, math.nan))
+        numbers = {"loss": report.loss, "rate": report.learning_rates, "concepts": report.concepts}
+        self._points.append({"step": report.step, **_finite(numbers)})
         each = (now - self._began) / (report.step - self._before)
-        parts = [f"step {report.step}/{report.steps}", f"loss {recent(self._losses):.4f}"]
-        if 1 < len(self._concepts) <= MOST_CONCEPTS:
-            parts += [f"{name} {recent(curve):.4f}" for name, curve in sorted(self._concepts.items())]
-        if self._measured:
-            parts.append(f"validation {self._measured[-1][1]:.4f}")
+        details = [f"{clock(each * (report.steps - report.step))} left", speed(each)]
+        details.append(f"loss {recent(self._losses):.4f}")
+        if self._validation is not None:
+            details.append(f"validation {self._validation:.4f}")
         if report.masked_area is not None:
-            parts.append(f"mask {report.masked_area:.0%}")
-        parts.append(f"lr {next(iter(report.learning_rates.values())):.2g}")
-        parts += [speed(each), f"{clock(each * (report.steps - report.step))} left"]
-        self._live(" · ".join(parts), at_once=first or report.step == report.steps)
+            details.append(f"mask {report.masked_area:.0%}")
+        text = f"step {report.step} of {report.steps}"
+        self._status = {"text": text, "step": report.step, "steps": report.steps, "details": [*details, self._room()]}
+        if first or report.step == report.steps or now - self._told >= INTERVAL:
+            self._tell()
         self._show(lambda: self._bar.update_absolute(report.step, report.steps))
-        if now >= self._next_plot:
-            self._show(lambda: self._plot(report.step))
-            done = time.perf_counter()
-            self._next_plot = done + max(PLOT_INTERVAL, (done - now) / PLOT_SHARE)
 
-    def _plot(self, steps: int) -> None:
-        title = f"{self._name}: loss over {steps} steps"
-        self._preview(draw_losses(self._losses, title, self._measured, self._concepts))
-
-    def _samples(self, _: int, paths: Sequence[Path]) -> None:
-        self._show(lambda: self._preview(draw_grid([read_picture(path) for path in paths])))
-        self._next_plot = time.perf_counter() + SAMPLES_SHOWN
-
-    def _preview(self, picture: Image.Image) -> None:
-        """Show a picture on the node."""
-        self._bar.update_absolute(self._bar.current, preview=("JPEG", picture, max(picture.size)))
-
-    def _validation(self, steps: int, loss: float) -> None:
-        self._measured.append((steps, loss))
+    def _validated(self, steps: int, loss: float) -> None:
+        self._validation = loss
         self._note(f"Validation loss after {steps} steps: {loss:.4f}")
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
-        self.text(text)
+        self._write("note", text=text)
+        self._tell(changed=True, note=text)
 
-    def _live(self, text: str, at_once: bool) -> None:
+    def _room(self) -> str:
+        """Describe the memory in use and what is free; looked at once in MEMORY_INTERVAL."""
         now = time.perf_counter()
-        if at_once or now - self._shown >= TEXT_INTERVAL:
-            self._shown = now
-            self.text(text)
+        if now - self._measured >= MEMORY_INTERVAL or not self._memory:
+            self._measured = now
+            self._show(self._measure)
+        return self._memory
+
+    def _measure(self) -> None:
+        device = comfy.model_management.get_torch_device()
+        free = comfy.model_management.get_free_memory(device)
+        used = comfy.model_management.get_total_memory(device) - free
+        kind = "RAM" if device.type in ("cpu", "mps") else "GPU memory"
+        self._memory = f"{kind} {used / 1e9:.1f} GB used, {free / 1e9:.1f} GB free"
 
 
-def read_picture(path: Path) -> Image.Image:
-    """Read the picture in a file; raises OSError or ValueError."""
-    with Image.open(path) as picture:
-        return picture.convert("RGB")
+def _finite(value: Any) -> Any:
+    """Replace numbers that are not finite by None, which every JSON reader accepts."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return value if math.isfinite(value) else None
 
 
-def recent(losses: list[float]) -> float:
+def recent(losses: Sequence[float]) -> float:
     """Average the last finite losses, at most twenty."""
-    finite = [loss for loss in losses[-200:] if math.isfinite(loss)][-20:]
+    finite = [loss for loss in losses if math.isfinite(loss)][-20:]
     return sum(finite) / len(finite) if finite else math.nan
-
-
-def announce_lora() -> None:
-    """Tell every open browser of a new LoRA, so that it reads its lists again."""
-    PromptServer.instance.send_sync(SAVED_EVENT, {})
 
 
 def speed(seconds: float) -> str:

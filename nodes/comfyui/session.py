@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import comfy.model_management
@@ -17,6 +17,7 @@ import torch
 from server import PromptServer
 
 SAID = {  # what can be asked of a run, and what is answered
+    "pause": "The run pauses and frees the memory. Press Continue, or Run, to go on from the same step.",
     "stop": "The run stops after this step; the next nodes get the LoRA so far.",
     "save": "The run will be saved after this step.",
     "sample": "Samples will be drawn after this step.",
@@ -77,10 +78,16 @@ class Buttons:
             self._pressed.add(what)
 
     def take(self) -> Collection[str]:
-        """Take all pressed buttons."""
+        """Take all pressed buttons but "pause", which `check` answers."""
         with self._lock:
-            pressed, self._pressed = self._pressed, set()
+            pressed, self._pressed = self._pressed - {"pause"}, self._pressed & {"pause"}
         return pressed
+
+    def check(self) -> None:
+        """Raise ComfyUI's exception of a Cancel if the person cancelled the prompt, or pressed "pause"."""
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        if "pause" in self._pressed:
+            raise comfy.model_management.InterruptProcessingException
 
 
 _current: Buttons | None = None  # of the run at work; ComfyUI's worker runs one node at a time
@@ -88,12 +95,12 @@ _kept: Counter[str] = Counter()  # by a run's name: how often it was stopped and
 
 
 @contextmanager
-def buttons_enabled(node_id: str, *, draws: bool) -> Iterator[Callable[[], Collection[str]]]:
-    """Enable the buttons of a node while it trains; yield the function that takes the pressed ones."""
+def buttons_enabled(node_id: str, *, draws: bool) -> Iterator[Buttons]:
+    """Enable the buttons of a node while it trains; yield them."""
     global _current
     _current = buttons = Buttons(node_id, draws)
     try:
-        yield buttons.take
+        yield buttons
     finally:
         _current = None
 

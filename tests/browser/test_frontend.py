@@ -76,7 +76,7 @@ def test_the_shipped_workflows_open_complete_with_room_for_every_node(editor, co
         editor.screenshot(f"{path.stem}-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
         boxes = editor.run(NODES)
         assert [f"{one[0]} lies on {two[0]}" for one, two in combinations(boxes, 2) if overlap(one, two)] == []
-        for kind, words in (("AtelierTrain", ".atelier-train button"), ("AtelierScheduler", ".atelier-schedule")):
+        for kind, words in (("AtelierTrain", ".atelier-status"), ("AtelierScheduler", ".atelier-schedule")):
             nodes = [box for box in boxes if f"({kind})" in box[0]]
             parts = editor.run(PARTS, words)
             assert bool(parts) == bool(nodes)

@@ -1,5 +1,6 @@
-"""Train LoRA's buttons in the real editor: alive while it trains, in no file and no prompt."""
+"""The run on Train LoRA in the real editor: while it trains, after a reload, in a second tab, on no other node."""
 
+import copy
 import json
 import re
 
@@ -12,8 +13,22 @@ pytestmark = pytest.mark.browser
 TRAIN = 12  # the node's id in the workflow
 SAVED = f"() => window.app.graph.getNodeById({TRAIN}).serialize().widgets_values"
 PROMPT = f"async () => Object.keys((await window.app.graphToPrompt()).output[{TRAIN}].inputs)"
-ALL = "alive => { const b = [...document.querySelectorAll('.atelier-train button')]; return b.length === 3 && "
+ALL = "alive => { const b = [...document.querySelectorAll('.atelier-train [data-ask]')]; return b.length === 4 && "
 ALL += "b.every(button => button.disabled !== alive); }"
+STATUS = "words => new RegExp(words).test(document.querySelector('.atelier-status')?.textContent)"
+# The number of colours in the graph's picture: one where nothing is drawn.
+COLOURS = """() => {
+    const canvas = document.querySelector(".atelier-graph canvas");
+    if (!canvas?.width) return 0;
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    return new Set(new Uint32Array(data.buffer)).size;
+}"""
+ANY = "words => [...document.querySelectorAll('.atelier-status')].some(s => new RegExp(words).test(s.textContent))"
+COUNT = """() => {
+    let count = 0;
+    window.app.api.addEventListener("atelier.run", () => count++);
+    return () => count;
+}"""
 SET = f"""values => {{
     const node = window.app.graph.getNodeById({TRAIN});
     for (const [name, value] of Object.entries(values))
@@ -22,47 +37,122 @@ SET = f"""values => {{
 ALONE = f"""() => {{  // away from the other nodes, all of it in view
     const node = window.app.graph.getNodeById({TRAIN}), canvas = window.app.canvas;
     node.pos = [0, 3000];
-    canvas.ds.scale = 0.75;
-    canvas.ds.offset = [200, 100 - 3000];
+    canvas.ds.scale = 0.6;
+    canvas.ds.offset = [300, 120 - 3000];
     canvas.setDirty(true, true);
 }}"""
 QUEUE = f"async () => await window.app.queuePrompt(0, 1, ['{TRAIN}'])"
+LONG = {"steps": 100_000, "batch_size": 1, "resolution": 64, "sample_steps": 2}  # ends by itself too late for a test
+READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
+
+
+def tour(identity: str = "") -> dict:
+    """Return the tour; identity: the workflow's id, by default its own."""
+    workflow = json.loads(TOUR.read_text(encoding="utf-8"))
+    return {**workflow, "id": identity or workflow["id"]}
+
+
+def wait(page, words: str) -> None:
+    """Wait until the node's status says `words`, a regular expression."""
+    page.wait_for_function(STATUS, arg=words)
+
+
+def ask(page, name: str, answer: str) -> None:
+    """Press a button and wait for the server's answer."""
+    page.get_by_role("button", name=name).click()
+    page.get_by_text(answer).first.wait_for()  # it may be repeated for screen readers
 
 
 # Each frontend shows one run in both renderers, one after the other: how long a run takes is no matter of the page, and
-# the buttons must live through a change of the renderer anyway.
+# the widget must live through a change of the renderer anyway.
 @pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
-def test_a_run_is_asked_by_buttons_that_are_alive_while_it_trains(editor) -> None:
-    workflow = json.loads(TOUR.read_text(encoding="utf-8"))
+def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(editor, visitor, server) -> None:
+    page, workflow = editor.page, tour()
     editor.load(workflow)
     values = next(node["widgets_values"] for node in workflow["nodes"] if node["id"] == TRAIN)
     saved = editor.run(SAVED)
     assert saved[: len(values)] == values and set(saved[len(values) :]) <= {"resume"}
-    assert "requests" not in editor.run(PROMPT)
-    assert "wishes" not in editor.run(PROMPT)
+    assert "run" not in editor.run(PROMPT)
+    wait(page, "^No run yet")
+    page.wait_for_function(ALL, arg=False)
+
+    # During the run: status, graph, buttons, samples, notes; in both renderers.
     editor.run(ALONE)
-    editor.settle()
-    editor.page.wait_for_function(ALL, arg=False)
-
-    # A run too long to end by itself, of one micro-step that is soon over.
-    editor.run(SET, {"name": "buttons", "steps": 100_000, "batch_size": 1, "resolution": 64})
+    editor.run(SET, LONG | {"name": "live"})
     editor.run(QUEUE)
-    editor.page.wait_for_function(ALL, arg=True)
-
-    def ask(name: str, answer: str) -> None:
-        editor.page.get_by_role("button", name=name).click()
-        editor.page.get_by_text(answer).first.wait_for()  # it may be repeated for screen readers
-
+    page.wait_for_function(ALL, arg=True)
     for renderer in ("litegraph", "vue"):
         editor.render(vue=renderer == "vue")
         editor.run(ALONE)
-        editor.settle()
-        editor.page.get_by_text(re.compile(r"^step \d+/")).first.wait_for()
+        wait(page, r"^step \d+ of 100000$")
+        page.get_by_text(re.compile("left · .* · loss .*used, .*free")).wait_for()
+        page.wait_for_function(f"() => ({COLOURS})() > 3")
         if renderer == "litegraph":
-            ask("Save now", "The run will be saved after this step.")
+            ask(page, "Save now", "The run will be saved after this step.")
         else:
-            ask("Sample now", "Samples will be drawn after this step.")
+            ask(page, "Sample now", "Samples will be drawn after this step.")
+            page.locator(".atelier-samples button").nth(1).wait_for()
+        editor.settle()
         editor.screenshot(f"train-{renderer}-{editor.version}")
-    ask("Stop and keep", "The run stops after this step; the next nodes get the LoRA so far.")
-    editor.page.wait_for_function(ALL, arg=False)
+    assert "mossling" in page.locator(".atelier-notes").text_content()
+
+    # The large view: arrow keys go from prompt to prompt.
+    page.locator(".atelier-samples button").first.click()
+    large = page.locator(".atelier-large")
+    large.get_by_text("red background").wait_for()
+    page.keyboard.press("ArrowDown")
+    large.get_by_text("green background").wait_for()
+    page.keyboard.press("Escape")
+    assert large.count() == 0
+
+    # A second tab with the same workflow, and one with another whose nodes have the same numbers.
+    other = visitor.new_page()
+    other.goto(server.url, wait_until="domcontentloaded")
+    other.wait_for_function(READY)
+    other.evaluate("workflow => window.app.loadGraphData(workflow)", workflow)
+    wait(other, r"^step \d+ of 100000$")
+    other.evaluate("workflow => window.app.loadGraphData(workflow)", tour("00000000-1111-4222-8333-444444444444"))
+    wait(other, "^No run yet")
+    seen = other.evaluate_handle(COUNT)
+    other.wait_for_function("count => count() > 2", arg=seen)
+    wait(other, "^No run yet")
+    other.close()
+
+    # After a reload everything is there again, and the buttons work.
+    page.reload(wait_until="domcontentloaded")
+    page.wait_for_function(READY)
+    editor.settle()
+    editor.load(workflow)
+    editor.run(ALONE)
+    editor.settle()
+    page.wait_for_function(ALL, arg=True)
+    wait(page, r"^step \d+ of 100000$")
+    page.wait_for_function(f"() => ({COLOURS})() > 3")
+    page.locator(".atelier-samples button").nth(1).wait_for()
+    ask(page, "Pause", "The run pauses and frees the memory.")
+    wait(page, r"^Stopped after step \d+ of 100000")
+    assert page.locator(".atelier-train [data-ask]").first.is_hidden()
+    page.get_by_role("button", name="Continue").click()
+    page.wait_for_function(ALL, arg=True)
+
+    ask(page, "Stop and keep", "The run stops after this step; the next nodes get the LoRA so far.")
+    wait(page, r"^Stopped after step \d+ of 100000")
+    editor.run("async () => { await window.app.api.clearItems('queue'); await window.app.api.interrupt(); }")
     editor.render(vue=False)
+
+
+@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
+def test_two_train_nodes_show_their_own_runs(editor) -> None:
+    workflow = tour("00000000-1111-4222-8333-555555555555")
+    twin = copy.deepcopy(next(node for node in workflow["nodes"] if node["id"] == TRAIN))
+    twin |= {"id": 90, "pos": [0, 3000], "outputs": [{**each, "links": []} for each in twin["outputs"]]}
+    twin["inputs"] = [{**each, "link": None} for each in twin["inputs"]]
+    workflow["nodes"].append(twin)
+    editor.load(workflow)
+    editor.run(SET, LONG | {"name": "first"})
+    editor.run(QUEUE)
+    editor.page.wait_for_function(ANY, arg="^step")
+    statuses = editor.page.locator(".atelier-status").all_text_contents()
+    assert sorted(text.split()[0] for text in statuses) == ["No", "step"]
+    ask(editor.page, "Pause", "The run pauses and frees the memory.")
+    editor.page.get_by_role("button", name="Continue").wait_for()

@@ -19,9 +19,9 @@ from lora_atelier.dev import ROOT, TINY_BASE
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 
-# In a process with ComfyUI's modules that serves nothing: pictures that are not there, a Cancel, a server that is gone.
+# In a process with ComfyUI's modules that serves nothing: a server that is gone, a Cancel.
 SHOWING = """
-import asyncio, importlib.util, json, pathlib, sys
+import asyncio, importlib.util, json, sys
 comfyui, root = sys.argv[1:]
 sys.argv = ["main.py", "--cpu"]
 sys.path.insert(0, comfyui)
@@ -32,11 +32,14 @@ prompt_server = server.PromptServer(asyncio.new_event_loop())
 spec = importlib.util.spec_from_file_location("pack", root + "/__init__.py", submodule_search_locations=[root])
 sys.modules["pack"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["pack"])
-from pack.nodes.comfyui.progress import NodeProgress
-progress = NodeProgress("1")
-shown = progress.callbacks()
-shown.samples(3, [pathlib.Path("no.png")])
-shown.samples(3, [pathlib.Path(root, "README.md")])
+from pack.nodes.comfyui.progress import NodeProgress, Place
+from pack.nodes.comfyui.session import Buttons
+progress = NodeProgress(Place("", "", "1"))
+buttons = Buttons("1", False)
+shown = progress.callbacks(buttons)
+prompt_server.loop.close()
+shown.samples(3, [])
+shown.samples(4, [])
 raise_if_cancelled = comfy.model_management.throw_exception_if_processing_interrupted
 comfy.utils.set_progress_bar_global_hook(lambda *a, **k: raise_if_cancelled())
 comfy.model_management.interrupt_current_processing()
@@ -46,9 +49,18 @@ try:
     cancelled = False
 except comfy.model_management.InterruptProcessingException:
     cancelled = True
-prompt_server.loop.close()
 shown.note("the end")
-print("found", json.dumps([cancelled, progress.notes]))
+comfy.model_management.interrupt_current_processing(False)
+shown.check()
+buttons.press("pause")  # in the middle of a step: it outlives the look at its end
+buttons.press("save")
+taken = list(shown.asked())
+try:
+    shown.check()
+    paused = False
+except comfy.model_management.InterruptProcessingException:
+    paused = True
+print("found", json.dumps([cancelled, progress.notes, taken, paused]))
 """
 LONG = 100_000  # steps of a run that does not end by itself
 
@@ -66,10 +78,10 @@ def ask(comfy: ComfyClient, question: object) -> tuple[int, dict]:
     [
         ({"what": "stop"}, 409, "No LoRA is being trained now."),
         ({"what": "stop", "node": "train"}, 409, "No LoRA is being trained now."),
-        ({"what": "dance"}, 400, "what must be one of stop, save, sample"),
-        ({"what": ["stop"]}, 400, "what must be one of stop, save, sample"),
+        ({"what": "dance"}, 400, "what must be one of pause, stop, save, sample"),
+        ({"what": ["stop"]}, 400, "what must be one of pause, stop, save, sample"),
         ({"what": "stop", "node": 5}, 400, "node a node's id or null"),
-        ("stop", 400, "what must be one of stop, save, sample"),
+        ("stop", 400, "what must be one of pause, stop, save, sample"),
         (b"[" * 8000, 400, "The question is not JSON."),
         (b" " * 9000, 413, "at most 8192 bytes"),
     ],
@@ -141,9 +153,10 @@ def test_what_cannot_be_shown_is_noted_once_and_only_a_check_cancels(comfyui: Pa
     command = [sys.executable, "-c", SHOWING, str(comfyui), str(ROOT)]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=comfyui)
     assert ended.returncode == 0, ended.stderr
-    cancelled, notes = json.loads(ended.stdout.partition("found ")[2])
+    cancelled, notes, taken, paused = json.loads(ended.stdout.partition("found ")[2])
+    assert taken == ["save"] and paused
     assert cancelled and len(notes) == 2 and notes[1] == "the end"
-    assert notes[0].startswith("The node could not show everything while it trained; ") and "no.png" in notes[0]
+    assert notes[0].startswith("The node could not show everything while it trained; ") and "closed" in notes[0]
 
 
 def close_while_training(server: ComfyServer, number: signal.Signals) -> None:
@@ -152,7 +165,7 @@ def close_while_training(server: ComfyServer, number: signal.Signals) -> None:
     draw_pictures(server.base / "input" / "closed")
 
     def close(kind: str, data: dict, result: Result) -> None:
-        if kind == "text" and data["text"].startswith("step 1/"):
+        if kind == "text" and data["text"].startswith("step 1 of "):
             server.process.send_signal(number)
 
     with pytest.raises((websocket.WebSocketException, OSError)):
@@ -179,7 +192,7 @@ def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
     runs = server.base / "output" / "atelier" / "runs"
 
     def kill(kind: str, data: dict, result: Result) -> None:
-        if kind == "text" and data["text"].startswith("step 1/"):
+        if kind == "text" and data["text"].startswith("step 1 of "):
             while not list(runs.glob("killed-*/checkpoints/step-*")):
                 assert server.process.poll() is None
             server.kill()
@@ -197,7 +210,7 @@ def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
     reports = "".join(result.outputs["train"]["text"][0] for result in results)
     assert "Already trained in" in reports and f"Resumed after step {saved} " in reports
     steps = [text for result in results for _, text in result.texts if text.startswith("step ")]
-    assert steps[0].startswith(f"step {saved + 1}/12")
+    assert steps[0].startswith(f"step {saved + 1} of 12")
     (file,) = (server.base / "models" / "loras").rglob("killed*.safetensors")
     assert {result.outputs["path"]["text"][0] for result in results} == {str(file)}
     with safe_open(file, "pt") as lora:
@@ -212,7 +225,7 @@ def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
     born.mkdir(parents=True)
     shutil.copy(run / "run.json", born)
     result = ComfyClient(calm.url).queue(graph)
-    assert result.ok and any(text.startswith("step 1/12") for _, text in result.texts), result.error
+    assert result.ok and any(text.startswith("step 1 of 12") for _, text in result.texts), result.error
     (undisturbed,) = (calm.base / "models" / "loras").rglob("killed*.safetensors")
     assert undisturbed.read_bytes() == file.read_bytes()
     if sys.platform != "win32":

@@ -49,7 +49,8 @@ def _nothing() -> Collection[str]:
 class Callbacks:
     """Progress out, interruption in. Every field may be left at its default."""
 
-    phase: Callable[[str, int, int], None] = _ignore  # (phase, done, total) while scanning, encoding, sampling
+    phase: Callable[[str, int, int], None] = _ignore  # (phase, done, total) while loading, scanning, encoding, sampling
+    run: Callable[[Path, bool], None] = _ignore  # called once: the run's folder; False: its result is reused
     step: Callable[[StepReport], None] = _ignore
     validation: Callable[[int, float], None] = _ignore  # (steps finished, mean loss of the validation pictures)
     note: Callable[[str], None] = _ignore  # one sentence for the user

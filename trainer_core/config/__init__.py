@@ -19,7 +19,7 @@ from .objective import MIN_SNR, ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .optimizers import OPTIMIZERS
 from .run import RunConfig, SampleConfig, TrainConfig
-from .saves import ExistingConfig, SavesConfig, fill_name, plain_name
+from .saves import ExistingConfig, SavesConfig, fill_name, plain_folder, plain_name
 from .scheduler import SchedulerConfig
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "fill_lora",
     "fill_name",
     "fill_train",
+    "plain_folder",
     "plain_name",
     "resolution_remarks",
 ]

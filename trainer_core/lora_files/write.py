@@ -121,7 +121,7 @@ def copy_lora(source: Path, path: Path) -> None:
     A file of that name is replaced once the copy is on the disk and verified. Raises OSError or SafetensorError.
     """
     with safe_open(source, framework="pt") as file:
-        metadata = file.metadata()
+        metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     metadata["modelspec.title"] = path.stem
     with written_whole(path) as temporary:

@@ -1,7 +1,8 @@
 """Run folders on the disk: find, resume, save, list, publish and delete runs."""
 
-from .catalogue import describe, describe_in_detail, list_runs, run_paths
+from .catalogue import describe, describe_in_detail, list_runs, run_paths, signature
 from .choose import Choice, choose_run, finished_checkpoint, working_run
+from .detail import thumbnail_of
 from .folder import (
     FILES,
     HISTORY,
@@ -40,5 +41,7 @@ __all__ = [
     "model_digests",
     "open_run",
     "run_paths",
+    "signature",
+    "thumbnail_of",
     "working_run",
 ]

@@ -5,28 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePath, PureWindowsPath
+from pathlib import Path, PurePath
 from typing import Any
 
 from ..common.files import folder_size
-from ..common.wording import count
+from ..common.wording import count, printable
 from .clean import clearable, end_of
+from .detail import LONGEST, files_of, last_part, sample_files, settings_of, thumbnail_of
 from .folder import (
     CHECKPOINT,
     CHECKPOINTS,
+    FILES,
     HISTORY,
     LOG,
+    OWNER,
+    PARTS,
     PUBLISHED,
     RESULT,
     RUN,
-    SAMPLES,
+    WORKFLOW,
     Checkpoint,
     RunFolder,
+    is_elsewhere,
     open_run,
 )
-from .values import is_count, is_number, is_text, is_time, read_object
+from .values import is_count, is_number, is_object, is_text, is_texts, is_time, read_object, unfit
 
-POINTS = 2000  # maximum of a curve
+POINTS = 2000  # maximum of the loss's curve
+FEWER = 500  # maximum of each other curve
+MOST_CURVES = 32  # concepts, and learning rates, that have one
+MOST_NOTES, LONGEST_NOTE = 100, 10_000  # notes, characters of one
+MOST_PROMPTS, LONGEST_PROMPT = 64, 500  # prompts of the samples, characters of one
+MOST_SAVES = 1000  # that are described, the newest
+MOST_COPIES = 100  # files of a save, and copies in other folders
 RECENT = 50  # steps whose mean loss is shown
 
 
@@ -51,8 +62,31 @@ def describe(path: Path, roots: Sequence[Path] = (), *, verify: bool = False) ->
 
 
 def describe_in_detail(path: Path, roots: Sequence[Path] = ()) -> dict[str, Any]:
-    """Describe a run as `describe` does, with thinned curves of loss and validation loss: [step, value]."""
+    """Describe a run as `describe` does, with best step, notes, prompts, settings, files, and thinned curves.
+
+    curves: loss, validation, rate by group and concepts by name, each a list of [step, value]; a part of the loss that
+    stands for several steps is [last step, mean, lowest, highest]. The notes may name full paths.
+    """
     return _describe(path, roots, verify=False, curves=True)
+
+
+def signature(path: Path) -> tuple[object, ...] | None:
+    """Read what changes with every change of a run that `describe` tells of; None while a process may train it."""
+    if (path / OWNER).exists():
+        return None
+    try:
+        places = [path, *(path / name for name in PARTS), *((path / CHECKPOINTS).glob("*"))]
+        return tuple(_stamp(place) for place in places)
+    except OSError:  # nothing can be said of it: look anew each time
+        return None
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def published_files(run: RunFolder) -> list[str]:
@@ -64,12 +98,20 @@ def published_files(run: RunFolder) -> list[str]:
 
 def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) -> dict[str, Any]:
     unknown = ("name", "key", "created", "base_model", "pictures", "begun_with", "finished", "saved", "loss")
-    described: dict[str, Any] = dict.fromkeys((*unknown, "validation", "step", "steps"))
+    described: dict[str, Any] = dict.fromkeys((*unknown, "validation", "step", "steps", "thumbnail"))
     described |= {"run": path.name, "status": "unreadable", "clearable": 0, "saves": [], "samples": [], "published": []}
-    described |= {"changed": _changed(path), "size": folder_size(path)} | ({"curves": None} if curves else {})
+    described |= {"changed": _changed(path), "size": folder_size(path), "title": "", "workflow": False}
+    described |= (
+        {"curves": None, "best": None, "notes": [], "prompts": [], "settings": {}, "files": []} if curves else {}
+    )
     try:
+        if is_elsewhere(path, path.parent):
+            raise ValueError(f"{path.name} is a link to another folder; move that folder here, or delete the link.")
         run = open_run(path)
-        described |= _about(run) | _state(run, curves=curves) | _files(run, roots, verify=verify)
+        checkpoints = run.checkpoints()
+        described |= _about(run) | _state(run, checkpoints, curves=curves)
+        described |= _files(run, checkpoints, roots, verify=verify)
+        described |= {"prompts": _prompts(run), "settings": settings_of(run), "files": files_of(run)} if curves else {}
     except ValueError as error:  # of another format, or damaged
         described["sentence"] = str(error)
     except OSError as error:
@@ -79,19 +121,30 @@ def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) 
 
 def _about(run: RunFolder) -> dict[str, Any]:
     about = run.about
-    base_model, begun_with = about["config"].get("base_model"), about.get("begun_with")
+    base_model = about["config"].get("base_model")
     place = base_model.get("path") if isinstance(base_model, dict) else None
     return {
-        **{name: about[name] for name in ("name", "key", "created", "steps")},
-        "base_model": PureWindowsPath(place).name if isinstance(place, str) else None,  # of either system's paths
+        **{name: about[name] for name in ("created", "steps")},
+        **{name: printable(about[name][:LONGEST]) for name in ("name", "key")},
+        "base_model": last_part(place) if is_text(place) else None,
         "pictures": about["pictures"] if is_count(about.get("pictures")) else None,
-        "begun_with": begun_with if isinstance(begun_with, dict) else None,
+        "begun_with": _origin(about.get("begun_with")),
+        "title": run.title(),
+        "workflow": (run.path / WORKFLOW).is_file(),
+        "thumbnail": (picture := thumbnail_of(run)) and picture.name,
     }
 
 
-def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
+def _origin(begun_with: Any) -> dict[str, Any] | None:
+    """Describe the run and the step that a run started from."""
+    if not is_object(begun_with) or unfit(begun_with, {"run": is_text, "step": is_count}):
+        return None
+    return {"run": printable(begun_with["run"][:LONGEST]), "step": begun_with["step"]}
+
+
+def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -> dict[str, Any]:
     """Describe the status and progress of a run, and its losses up to there."""
-    checkpoints, result = run.checkpoints(), run.result() or {}
+    result = run.result() or {}
     saved = checkpoints[0].step if checkpoints else 0
     events = list(run.events(None if curves else RECENT))
     if run.busy():
@@ -100,7 +153,7 @@ def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
     elif result:
         status, step = "finished", result["step"]
         sentence = f"Finished after {count(step, 'step')}."
-        if end_of(run) is None:
+        if end_of(run, checkpoints) is None:
             sentence = f"Finished, but the save of its last step {step} is missing."
         elif step != run.steps:
             sentence = f"Finished early, after step {step} of {run.steps}."
@@ -115,7 +168,15 @@ def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
         for checkpoint in checkpoints[:1]:  # steps before the log begins, of the run it started from
             before, measured = _read_history(checkpoint)
             losses, validation = before | losses, measured | validation
-        state["curves"] = {"loss": thin(losses), "validation": thin(validation)}
+        rate, concepts = (_read_groups(events, step, field) for field in ("lr", "concepts"))
+        state["curves"] = {
+            "loss": thin(losses, spread=True),
+            "validation": thin(validation, FEWER),
+            "rate": {name: thin(curve, FEWER) for name, curve in rate.items()},
+            "concepts": {name: thin(curve, FEWER) for name, curve in concepts.items()},
+        }
+        finite = [step for step, loss in validation.items() if math.isfinite(loss)]
+        state |= {"best": min(finite, key=lambda step: validation[step], default=None), "notes": _read_notes(events)}
     last = max(validation, default=None)
     return state | {
         "loss": _mean([losses[step] for step in sorted(losses)[-RECENT:]]),
@@ -123,31 +184,29 @@ def _state(run: RunFolder, *, curves: bool) -> dict[str, Any]:
     }
 
 
-def _files(run: RunFolder, roots: Sequence[Path], *, verify: bool) -> dict[str, Any]:
-    checkpoints, folders = run.checkpoints(), run.saves()
+def _files(run: RunFolder, checkpoints: Sequence[Checkpoint], roots: Sequence[Path], *, verify: bool) -> dict[str, Any]:
     described = {checkpoint.path: _save(checkpoint, verify=verify) for checkpoint in checkpoints}
-    described |= {path: _broken_save(path) for path in folders if path not in described}
+    described |= {path: _broken_save(path) for path in run.saves() if path not in described}
     saves = [save for path, save in described.items() if path.is_dir()]  # check again: a run in progress removes saves
-    samples = run.path / SAMPLES
     return {
-        "saves": sorted(saves, key=lambda save: save["step"]),
+        "saves": sorted(saves, key=lambda save: save["step"])[-MOST_SAVES:],
         "saved": max((save["written"] for save in saves if save["written"] is not None), default=None),
-        "samples": sorted(path.name for path in samples.glob("[!.]*")) if samples.is_dir() else [],
-        "published": [_relative_name(PurePath(file), roots) for file in published_files(run)],
-        "clearable": sum(each.size for each in clearable(run, end_of(run))),
+        "samples": [path.name for path in sample_files(run)],
+        "published": [_relative_name(PurePath(file), roots) for file in published_files(run)[:MOST_COPIES]],
+        "clearable": sum(each.size for each in clearable(run, end_of(run, checkpoints), checkpoints)),
     }
 
 
 def _save(checkpoint: Checkpoint, *, verify: bool) -> dict[str, Any]:
     about = {name: getattr(checkpoint, name) for name in ("step", "written", "stays")}
-    files = [{"name": name, "size": known["size"]} for name, known in checkpoint.files.items()]
-    about |= {"size": folder_size(checkpoint.path), "files": files}
+    files = [{"name": name, "size": known["size"]} for name, known in checkpoint.files.items()][:MOST_COPIES]
+    about |= {"size": folder_size(checkpoint.path), "files": files, "lora": FILES in checkpoint.files}
     return about | ({"problem": checkpoint.problem()} if verify else {})
 
 
 def _broken_save(path: Path) -> dict[str, Any]:
     about = {"step": int(path.name.rpartition("-")[2]), "size": folder_size(path), "written": None, "stays": False}
-    return about | {"files": [], "problem": f"{CHECKPOINT} is missing or damaged"}
+    return about | {"files": [], "lora": False, "problem": f"{CHECKPOINT} is missing or damaged"}
 
 
 def _relative_name(path: PurePath, roots: Sequence[Path]) -> str:
@@ -155,7 +214,7 @@ def _relative_name(path: PurePath, roots: Sequence[Path]) -> str:
     for root in roots:
         if path.is_relative_to(root):
             return path.relative_to(root).as_posix()
-    return PureWindowsPath(path).name
+    return last_part(str(path))
 
 
 def _step_now(run: RunFolder, events: Sequence[Mapping[str, Any]], saved: int) -> int:
@@ -176,6 +235,36 @@ def _read_curves(events: Iterable[Mapping[str, Any]], end: int) -> tuple[dict[in
     return losses, validation
 
 
+def _read_groups(events: Iterable[Mapping[str, Any]], end: int, field: str) -> dict[str, dict[int, float]]:
+    """Read the numbers by step, up to step `end`, that each step's line holds by name in a field."""
+    curves: dict[str, dict[int, float]] = {}
+    for event in events:
+        named = event.get(field)
+        if _is_step(event) and event["step"] <= end and isinstance(named, dict):
+            for name, value in named.items():
+                if is_number(value) and (name in curves or len(curves) < MOST_CURVES):
+                    curves.setdefault(name, {})[event["step"]] = float(value)
+    return curves
+
+
+def _read_notes(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Read the notes since a process last took the run up."""
+    notes: list[str] = []
+    for event in events:
+        if event.get("event") == "begun":
+            notes.clear()
+        elif event.get("event") == "note" and is_text(event.get("text")):
+            notes.append(event["text"][:LONGEST_NOTE])
+    return notes[-MOST_NOTES:]
+
+
+def _prompts(run: RunFolder) -> list[str]:
+    sample = run.about["config"].get("sample")
+    prompts = sample.get("prompts") if isinstance(sample, dict) else None
+    listed = prompts if isinstance(prompts, list) and is_texts(prompts) else []
+    return [text[:LONGEST_PROMPT] for text in listed[:MOST_PROMPTS]]
+
+
 def _read_history(checkpoint: Checkpoint) -> tuple[dict[int, float], dict[int, float]]:
     """Read losses and validation losses by step from a save; empty if its files are damaged or just removed."""
     from ..common.tensor_tree import DISK_ERRORS, load_state  # imported here, so that lists of runs need no torch
@@ -190,12 +279,20 @@ def _read_history(checkpoint: Checkpoint) -> tuple[dict[int, float], dict[int, f
         return {}, {}
 
 
-def thin(curve: Mapping[int, float], most: int = POINTS) -> list[list[float | None]]:
-    """List a curve as [step, value] in order; above `most` steps average equal parts, each at its last step."""
+def thin(curve: Mapping[int, float], most: int = POINTS, *, spread: bool = False) -> list[list[float | None]]:
+    """List a curve as [step, value] in order; above `most` steps average equal parts, each at its last step.
+
+    spread: append the lowest and the highest finite value of each part.
+    """
     steps = sorted(curve)
     size = max(1, math.ceil(len(steps) / most))
-    parts = [steps[start : start + size] for start in range(0, len(steps), size)]
-    return [[part[-1], _mean([curve[step] for step in part])] for part in parts]
+    points: list[list[float | None]] = []
+    for start in range(0, len(steps), size):
+        part = steps[start : start + size]
+        finite = [curve[step] for step in part if math.isfinite(curve[step])]
+        ends = [min(finite), max(finite)] if spread and size > 1 and finite else []
+        points.append([part[-1], _mean(finite), *ends])
+    return points
 
 
 def _mean(values: Sequence[float]) -> float | None:

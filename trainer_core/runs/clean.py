@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from ..common.files import folder_size, remove_folder, write_json
 from ..common.leftovers import leftovers
 from .choose import finished_checkpoint
-from .folder import CHECKPOINT, CHECKPOINTS, OPTIMIZER, RUN, SAMPLES, Checkpoint, RunFolder
+from .folder import CHECKPOINT, CHECKPOINTS, OPTIMIZER, RUN, Checkpoint, RunFolder, is_elsewhere
 from .values import read_object
 
 KINDS = ("step-*", "damaged-step-*")  # of folders of saves: sound ones, and damaged ones that were renamed
@@ -27,26 +26,25 @@ class Clearable(NamedTuple):
     what: str  # description for users
 
 
-def end_of(run: RunFolder) -> Checkpoint | None:
-    """Find the last save of a finished run, None without one; its files are not read."""
+def end_of(run: RunFolder, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Find the last save of a finished run among its saves, None without one; its files are not read."""
     step = (run.result() or {}).get("step")
-    return next((checkpoint for checkpoint in run.checkpoints() if checkpoint.step == step), None)
+    return next((checkpoint for checkpoint in checkpoints if checkpoint.step == step), None)
 
 
-def clearable(run: RunFolder, end: Checkpoint | None, *, states: bool = False) -> list[Clearable]:
-    """List what can be deleted of a run: leftovers of killed processes, and of a finished run all saves but the last.
+def clearable(
+    run: RunFolder, end: Checkpoint | None, checkpoints: Sequence[Checkpoint], *, states: bool = False
+) -> list[Clearable]:
+    """List what is not needed of a run: leftovers of killed processes, and of a finished run its earlier saves.
 
-    end: the last save; None for a run that is not finished, which needs all its saves. states: include the optimizer
-    state of `end`.
+    Saves that were marked to stay are needed. end: the last save; None for a run that is not finished, which needs all
+    its saves. checkpoints: all readable saves. states: include the optimizer state of `end`.
     """
-    found = [
-        (path, "left by a process that was killed")
-        for folder in (run.path, run.path / CHECKPOINTS, run.path / SAMPLES)
-        for path in leftovers(folder)
-    ]
+    found = [(path, "left by a process that was killed") for folder in run.folders() for path in leftovers(folder)]
     if end is not None:
+        needed = {end.path, *(checkpoint.path for checkpoint in checkpoints if checkpoint.stays)}
         saves = [path for kind in KINDS for path in (run.path / CHECKPOINTS).glob(kind) if path.is_dir()]
-        found += [(path, f"save {path.name}") for path in sorted(saves) if path != end.path]
+        found += [(path, f"save {path.name}") for path in sorted(saves) if path not in needed]
         if states and (end.path / OPTIMIZER).exists():
             found.append((end.path / OPTIMIZER, f"optimizer state of step {end.step}"))
     return [Clearable(path, size_of(path), what) for path, what in found if not is_elsewhere(path, run.path.parent)]
@@ -55,7 +53,7 @@ def clearable(run: RunFolder, end: Checkpoint | None, *, states: bool = False) -
 def clear(run: RunFolder, *, states: bool = False) -> None:
     """Delete what `clearable` lists; raises RuntimeError if a process trains the run, ValueError for a link."""
     with _for_deleting(run.path):
-        for each in clearable(run, finished_checkpoint(run), states=states):
+        for each in clearable(run, finished_checkpoint(run), run.checkpoints(), states=states):
             if (
                 each.path.name == OPTIMIZER
             ):  # first remove it from the save's list of files, so that the save is never damaged
@@ -66,6 +64,21 @@ def clear(run: RunFolder, *, states: bool = False) -> None:
                 remove_folder(each.path)
             else:
                 each.path.unlink(missing_ok=True)
+
+
+def saves_of(run: RunFolder, steps: Collection[int]) -> list[Clearable]:
+    """List the saves of some steps, also unreadable ones; raises ValueError for a step without a save."""
+    found = {int(path.name.rpartition("-")[2]): path for path in run.saves()}
+    if missing := sorted(set(steps) - found.keys()):
+        raise ValueError(f"{run.path.name} has no save of step {missing[0]}; it may have been deleted.")
+    return [Clearable(found[step], size_of(found[step]), f"the save of step {step}") for step in sorted(set(steps))]
+
+
+def delete_saves(run: RunFolder, steps: Collection[int]) -> None:
+    """Delete the saves of some steps; raises as `clear` and `saves_of` do."""
+    with _for_deleting(run.path):
+        for each in saves_of(run, steps):
+            remove_folder(each.path)
 
 
 def delete_run(path: Path) -> None:
@@ -85,11 +98,6 @@ def old_leftovers(runs: Path) -> list[Clearable]:
 def size_of(path: Path) -> int:
     """Count the bytes of a file, or of a folder's files."""
     return folder_size(path) if path.is_dir() else path.lstat().st_size
-
-
-def is_elsewhere(path: Path, runs: Path) -> bool:
-    """Tell whether a path in the folder of runs is a link that leads out of it."""
-    return Path(os.path.realpath(path)) != Path(os.path.realpath(runs)) / path.relative_to(runs)
 
 
 @contextmanager

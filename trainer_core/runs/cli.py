@@ -12,8 +12,9 @@ from typing import Any
 from ..common.wording import bytes_of
 from .catalogue import describe, list_runs, published_files, run_paths
 from .choose import finished_checkpoint
-from .clean import Clearable, clear, clearable, delete_run, is_elsewhere, old_leftovers
-from .folder import FILES, LORA, SAMPLES, Checkpoint, RunFolder, open_run
+from .clean import Clearable, clear, clearable, delete_run, old_leftovers
+from .export import export_save, save_to_export
+from .folder import SAMPLES, RunFolder, is_elsewhere, open_run
 
 USUAL = "output/atelier/runs"  # in ComfyUI's folder
 
@@ -177,47 +178,9 @@ def export(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.to} is no LoRA file; end its name in .safetensors.")
     run = open_run(find_run(options.folder, options.run))
     checkpoint = save_to_export(run, options.step)
-    if problem := checkpoint.problem(FILES):
-        raise ValueError(f"The save of step {checkpoint.step} of {run.path.name} is not exported: {problem}.")
-    from safetensors import SafetensorError  # imported here, so that the other commands need not wait for torch
-
-    from ..lora_files.write import copy_lora, embedding_path, run_of
-
-    copies: dict[Path, Path] = {}
-    for each in checkpoint.lora_files():
-        ending = Path(each.path).stem.removeprefix(LORA)
-        to = options.to.with_name(f"{options.to.stem}{ending}.safetensors")
-        copies[to] = checkpoint.path / each.path
-        for token, word in each.words.items():
-            copies[embedding_path(to.parent, to.stem, token)] = checkpoint.path / word
-    names = [source.relative_to(checkpoint.path).as_posix() for source in copies.values()]
-    if problem := checkpoint.problem(*names):
-        raise ValueError(f"The save of step {checkpoint.step} of {run.path.name} is not exported: {problem}.")
-    taken = [to for to in copies if to.exists()]
-    if taken and not options.overwrite:
-        raise ValueError(f"{taken[0]} exists already; choose another name, or add --overwrite.")
-    if others := [to for to in taken if run_of(to) != run.keys.run]:
-        raise ValueError(f"{others[0]} is not of the run {run.path.name}, so it is not replaced; choose another name.")
-    for to, source in copies.items():
-        try:
-            copy_lora(source, to)
-        except SafetensorError as error:  # raised for a full disk
-            raise ValueError(f"{to} could not be written: {error}") from error
-        say(f"{to}  {bytes_of(to.stat().st_size)}, step {checkpoint.step} of {run.path.name}")
+    for path in export_save(run, checkpoint, options.to, options.to.parent, overwrite=options.overwrite):
+        say(f"{path}  {bytes_of(path.stat().st_size)}, step {checkpoint.step} of {run.path.name}")
     return 0
-
-
-def save_to_export(run: RunFolder, step: int | None) -> Checkpoint:
-    """Find the save of a step, by default the last one with a LoRA; raises ValueError without one."""
-    found = [checkpoint for checkpoint in run.checkpoints() if FILES in checkpoint.files]
-    wanted = (run.result() or {}).get("step") if step is None else step
-    for checkpoint in found:
-        if checkpoint.step == wanted or wanted is None:
-            return checkpoint
-    if not found:
-        raise ValueError(f"The run {run.path.name} has no LoRA to export.")
-    steps = ", ".join(str(checkpoint.step) for checkpoint in reversed(found))
-    raise ValueError(f"The run {run.path.name} has no LoRA of step {wanted}; it has LoRAs of the steps {steps}.")
 
 
 def clean(options: argparse.Namespace) -> int:
@@ -268,7 +231,7 @@ def _planned(path: Path, options: argparse.Namespace) -> list[Clearable]:
     end = finished_checkpoint(run)
     if end is None and run.result() is not None:
         raise ValueError(f"The last save of {path.name} is damaged or missing, so its other saves may be needed.")
-    return clearable(run, end, states=options.states)
+    return clearable(run, end, run.checkpoints(), states=options.states)
 
 
 def say(line: str) -> None:

@@ -5,6 +5,8 @@ log.jsonl                one line for each step, validation and event
 summary.txt              a short summary for people
 checkpoints/step-…/      each save: weights, optimizer, the LoRA in its final form, checkpoint.json with all digests
 samples/                 pictures drawn during and after training
+workflow.json            the workflow that trained it, where ComfyUI keeps workflows in its files
+title.json               the title that a person gave it
 result.json              the step of the last save and the samples, once the run is finished
 lock, owner.json         the process that trains the run
 """
@@ -35,7 +37,7 @@ from ..common.files import (
     written_folder,
     written_whole,
 )
-from ..common.json_files import parse_json, read_json
+from ..common.json_files import LARGEST, parse_json, read_json
 from ..common.leftovers import leftovers, remove_leftovers
 from ..common.wording import names, printable
 from .key import FORMAT, SHOWN, Keys
@@ -48,11 +50,15 @@ WEIGHTS, OPTIMIZER, LORA = "weights.safetensors", "optimizer.safetensors", "lora
 HISTORY = "history.safetensors"  # in a save: losses and validation losses
 FILES = "files.json"  # in a save: the list of its LoRA files
 PUBLISHED = "published.json"  # in a run's folder: copies of its files in other folders
+WORKFLOW, TITLE = "workflow.json", "title.json"
+PARTS = (RUN, RESULT, LOG, SUMMARY, CHECKPOINTS, SAMPLES, PUBLISHED, WORKFLOW, TITLE, LOCK, OWNER)  # of a run's folder
 CLAIMS = ".lock"  # in the folder of runs
 CLAIM = 60.0  # seconds to wait for a process that chooses a run: it reads that run's last save
 PROBE = 0.5  # seconds to wait for the lock, which `busy` may hold for a moment
 LOG_TAIL = 2**24  # bytes of the log that are read, its end
+NEWEST_TAIL = 2**18  # the same where only its newest steps are
 LONGEST_LINE = 2**16  # bytes of a line of the log
+LONGEST_TITLE = 100  # characters
 _STEP = re.compile(r"step-([0-9]{8,})")
 _STEP_LINE = b'{"event": "step"'  # start of a step's line in the log
 
@@ -84,6 +90,8 @@ class Checkpoint:
         """Check its files, or those named; return the first problem, "" if all are sound."""
         for name in names or self.files:
             path, known = self.path / name, self.files.get(name)
+            if is_elsewhere(path, self.path):
+                return f"{name} is a link to another place"
             if known is None or not path.is_file():
                 return f"{name} is missing"
             try:
@@ -146,7 +154,7 @@ class RunFolder:
         The operating system releases the lock when the process ends, however that happens.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / LOCK, timeout=PROBE)
+        lock = FileLock(self._lock_file(), timeout=PROBE)
         try:
             lock.acquire()
         except Timeout as error:
@@ -156,7 +164,7 @@ class RunFolder:
             ) from error
         try:
             self._restore_names()
-            for folder in (self.path, self.path / CHECKPOINTS, self.path / SAMPLES):
+            for folder in self.folders():
                 remove_leftovers(folder)
             write_json(self.path / OWNER, {"pid": os.getpid(), "host": platform.node(), "since": time.time()})
             yield
@@ -167,7 +175,7 @@ class RunFolder:
 
     def _restore_names(self) -> None:
         """Rename complete saves that have a temporary name because a process was killed between two renames."""
-        for entry in leftovers(self.path / CHECKPOINTS):
+        for entry in leftovers(self.path / CHECKPOINTS) if self.path / CHECKPOINTS in self.folders() else ():
             checkpoint = _read_checkpoint(entry)
             if checkpoint is not None and not checkpoint.problem():
                 path = self.path / CHECKPOINTS / f"step-{checkpoint.step:08}"
@@ -178,12 +186,24 @@ class RunFolder:
         """Tell whether a process trains the run now."""
         if not (self.path / OWNER).exists():  # no process trains it, and none was killed
             return False
-        lock = FileLock(self.path / LOCK, timeout=0)
+        lock = FileLock(self._lock_file(), timeout=0)
         try:
             with lock:
                 return False
         except Timeout:
             return True
+
+    def _lock_file(self) -> Path:
+        """Give the path of the lock; a link in its place is deleted, since to open it would empty another file."""
+        path = self.path / LOCK
+        if path.is_symlink():
+            path.unlink(missing_ok=True)
+        return path
+
+    def folders(self) -> list[Path]:
+        """List its own folder and those in it that a process writes to; links to other places are left out."""
+        inner = (self.path / CHECKPOINTS, self.path / SAMPLES)
+        return [self.path, *(folder for folder in inner if not is_elsewhere(folder, self.path))]
 
     def owner(self) -> str:
         """Name the process that trains the run, or that was killed while it did; "" without one."""
@@ -213,10 +233,10 @@ class RunFolder:
     def events(self, newest: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the complete lines at the end of the log; newest: limit the lines of steps to this many of the newest.
 
-        Earlier lines than the last LOG_TAIL bytes are left out: the saves hold their losses.
+        Earlier lines than the last LOG_TAIL bytes, or NEWEST_TAIL, are left out: the saves hold their losses.
         """
         path = self.path / LOG
-        lines = _tail(path, LOG_TAIL) if path.is_file() else b""
+        lines = _tail(path, NEWEST_TAIL if newest else LOG_TAIL) if path.is_file() else b""
         older = sum(line.startswith(_STEP_LINE) for line in io.BytesIO(lines)) - newest if newest else 0
         for line in io.BytesIO(lines):
             if line.startswith(_STEP_LINE) and older > 0:
@@ -252,6 +272,7 @@ class RunFolder:
         """List the folders of all saves, also of unreadable ones, the newest first."""
         folder = self.path / CHECKPOINTS
         paths = [path for path in folder.iterdir() if _STEP.fullmatch(path.name)] if folder.is_dir() else []
+        paths = [path for path in paths if not is_elsewhere(path, folder)]
         return sorted(paths, key=lambda path: -int(path.name.removeprefix("step-")))
 
     def set_aside(self, path: Path) -> Path:
@@ -284,6 +305,33 @@ class RunFolder:
         """Write the summary for people."""
         with written_whole(self.path / SUMMARY) as temporary:
             temporary.write_text(text, encoding="utf-8")
+
+    def keep_workflow(self, workflow: Mapping[str, Any]) -> None:
+        """Write the workflow that trains the run, unless it is too large to be read again."""
+        text = json.dumps(workflow)
+        if len(text) <= LARGEST:
+            with written_whole(self.path / WORKFLOW) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+
+    def workflow(self) -> dict[str, Any] | None:
+        """Read the workflow that trained the run; None if it is missing, damaged or no workflow."""
+        workflow = read_object(self.path / WORKFLOW) or {}
+        return workflow if isinstance(workflow.get("nodes"), list) else None
+
+    def title(self) -> str:
+        """Read the title that a person gave the run; "" without one."""
+        title = (read_object(self.path / TITLE) or {}).get("title")
+        return printable(title[:LONGEST_TITLE]) if is_text(title) else ""
+
+    def rename(self, title: str) -> None:
+        """Give the run a title, "" for none; its folder keeps its name. ValueError unless it is one line."""
+        title = title.strip()
+        if len(title) > LONGEST_TITLE or title != printable(title):
+            raise ValueError(f"The title cannot be used; type one line of at most {LONGEST_TITLE} characters.")
+        if title:
+            write_json(self.path / TITLE, {"title": title})
+        else:
+            (self.path / TITLE).unlink(missing_ok=True)
 
     def size(self) -> int:
         """Count the bytes of the run's folder."""
@@ -325,6 +373,8 @@ def new_run(runs: Path, keys: Keys, name: str, steps: int, **about: Any) -> RunF
 def open_run(path: Path) -> RunFolder:
     """Open the run in a folder; raises ValueError if its run.json is missing, damaged or of another format."""
     remedy = "restore the file, or delete the folder"
+    if linked := next((name for name in PARTS if is_elsewhere(path / name, path)), None):
+        raise ValueError(f"{linked} of {path.name} is a link to another place; replace it, or delete the folder.")
     try:
         about = read_json(path / RUN)
     except FileNotFoundError:
@@ -366,6 +416,11 @@ def find_runs(runs: Path, note: Callable[[str], None] | None = None) -> list[Run
             f"in {runs}, or delete these folders."
         )
     return sorted(found, key=lambda run: (-run.about["created"], run.path.name))
+
+
+def is_elsewhere(path: Path, folder: Path) -> bool:
+    """Tell whether a path in a folder is a link, or leads through one, to another place."""
+    return Path(os.path.realpath(path)) != Path(os.path.realpath(folder)) / path.relative_to(folder)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

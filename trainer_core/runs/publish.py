@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from ..common.files import check_writable, file_digest, write_json
 from ..config import SavesConfig, fill_name, plain_name
 from ..lora_files.write import copy_lora, embedding_path, is_copy, run_of
 from . import LORA, PUBLISHED, RunFolder
-from .values import is_text, read_object
+from .values import is_texts, read_object
 
+_STOPPED = re.compile(r"(?P<stop>.*\|(?P<step>[0-9]+))-stopped-at-(?P=step)(-.*)?", re.DOTALL)  # keys of stops
 MOST_BYTES_OF_FILES = 250  # of a name in UTF-8; most file systems take 255
 
 
@@ -44,8 +46,16 @@ class Destination:
         """Copy the LoRA files of a step's save to the destination; unchanged earlier copies are kept.
 
         kind: added to the names while the run is not finished. A taken name gets a number; `overwrite` replaces a file
-        of the same run.
+        of the same run. A later stop, or the end of the run, deletes the copies of earlier stops.
         """
+        made = self._published_or_copied(run, saved, step, epoch, kind)
+        if not kind or kind == f"-stopped-at-{step}":
+            self._remove_stopped(run, step if kind else None)
+        return made
+
+    def _published_or_copied(
+        self, run: RunFolder, saved: Sequence[Saved], step: int, epoch: float, kind: str
+    ) -> list[Saved]:
         known = read_object(run.path / PUBLISHED) or {}
         endings = [self._ending(each, step, kind) for each in saved]
         keys = [f"{self.output}|{self.saves.file_name}|{step}{ending}" for ending in endings]
@@ -60,6 +70,26 @@ class Destination:
             known[key] = [[str(file), file_digest(file)] for file in made[-1].files]
             write_json(run.path / PUBLISHED, known)
         return made
+
+    def _remove_stopped(self, run: RunFolder, now: int | None) -> None:
+        """Delete the copies of the stops of a run before the one after step `now`; changed and moved files stay."""
+        known = read_object(run.path / PUBLISHED) or {}
+        matches = filter(None, map(_STOPPED.fullmatch, known))
+        stops = {match["stop"] for match in matches if match["step"] != str(now)}
+        starts = tuple(f"{stop}{kind}" for stop in stops for kind in ("-stopped-at-", "-best-at-"))
+        old = [key for key in known if key.startswith(starts)]
+        for key in old:
+            for path, digest in _pairs(known.pop(key)):
+                if path.parent in (self.output.parent, self.embeddings) and self._is_stop(run, path, digest):
+                    path.unlink(missing_ok=True)
+        if old:
+            write_json(run.path / PUBLISHED, known)
+
+    @staticmethod
+    def _is_stop(run: RunFolder, path: Path, digest: str) -> bool:
+        """Tell whether a file is the unchanged copy of a stop of the run; its list may be a stranger's."""
+        named = "-stopped-at-" in path.name or "-best-at-" in path.name
+        return named and path.is_file() and run_of(path) == run.keys.run and file_digest(path) == digest
 
     def _ending(self, saved: Saved, step: int, kind: str) -> str:
         ending = saved.path.stem.removeprefix(LORA)
@@ -125,15 +155,26 @@ class Destination:
         return not path.exists() or is_copy(source, path) or (self.saves.overwrite and run_of(path) == run.keys.run)
 
 
+def remember_copies(run: RunFolder, copies: Sequence[Path]) -> None:
+    """Note the copies that a person made of a run's files; nothing while a process trains it, which notes its own."""
+    if not run.busy():
+        known = read_object(run.path / PUBLISHED) or {}
+        known |= {f"by hand|{copy}": [[str(copy), file_digest(copy)]] for copy in copies}
+        write_json(run.path / PUBLISHED, known)
+
+
 def _published(files: Any, saved: Saved) -> Saved | None:
     """Find the earlier copies of a save's files; None if one is missing or changed."""
-    pairs = files if isinstance(files, list) else []
-    if len(pairs) != len(saved.files) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+    pairs = _pairs(files)
+    if len(pairs) != len(saved.files) or any(not path.is_file() or file_digest(path) != sha for path, sha in pairs):
         return None
-    for path, digest in pairs:
-        if not is_text(path):
-            return None
-        if not Path(path).is_file() or file_digest(Path(path)) != digest:
-            return None
-    path, *embeddings = (Path(path) for path, _ in pairs)
+    path, *embeddings = (path for path, _ in pairs)
     return Saved(path=path, embeddings=dict(zip(saved.embeddings, embeddings, strict=True)), steps=saved.steps)
+
+
+def _pairs(files: Any) -> list[tuple[Path, str]]:
+    """Read an entry of PUBLISHED: the paths of copies and their sha256; none if it is damaged."""
+    pairs = files if isinstance(files, list) else []
+    if not all(is_texts(pair) and len(pair) == 2 for pair in pairs):
+        return []
+    return [(Path(path), digest) for path, digest in pairs]

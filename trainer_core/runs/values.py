@@ -7,6 +7,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, TypeGuard
 
 from ..common.json_files import read_json
+from ..common.wording import printable
 
 MOST_COUNT = 10**12  # steps of a run, bytes of a file
 LATEST = 32_503_680_000  # seconds since 1970: the year 3000, the last one that Windows can write as a date
@@ -46,7 +47,7 @@ def is_text(value: object) -> TypeGuard[str]:
     return isinstance(value, str)
 
 
-def is_object(value: object) -> bool:
+def is_object(value: object) -> TypeGuard[dict[str, Any]]:
     """Tell whether a value is an object."""
     return isinstance(value, dict)
 
@@ -69,4 +70,4 @@ def is_inside(path: object) -> bool:
 
 def is_plain(token: str) -> bool:
     """Tell whether a token can be part of a file's name."""
-    return not any(character in "/\\:" or ord(character) < ord(" ") for character in token)
+    return not any(character in "/\\:" for character in token) and token == printable(token)

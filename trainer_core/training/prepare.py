@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -72,6 +73,7 @@ class Job:
     callbacks: Callbacks
     verify: Callable[[Path], None] | None  # raises to refuse a LoRA file
     access: Access = ANYWHERE  # the places that pictures, captions and masks may be read from
+    workflow: Mapping[str, Any] | None = None  # of ComfyUI, kept in the run's folder
 
     def places(self) -> list[Path]:
         """List the folders that many runs write files into; a run's own folders are cleared when they are locked."""
@@ -217,6 +219,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     memory: the settings to start with.
     """
     config, device, note = job.config, job.device, job.callbacks.note
+    job.callbacks.phase("loading the model", 0, 1)
     base = job.source.load(job.dtype, lambda base: merge_beneath(base, config.lora.beneath))
     start = load_continued(config, base)
     if start and start.changes_text:

@@ -138,7 +138,9 @@ def report_step(run: Run, numbers: Numbers, norms: Norms | None, stopped: dict[s
         noise_scale=run.noise_scale.record(*numbers.noise),
         peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
     )
-    run.record("step", step=report.step, loss=report.loss, grad_norm=report.grad_norm, lr=rates, s=report.seconds)
+    several = {"concepts": numbers.concepts} if len(run.concepts) > 1 else {}
+    numbers_of_log = {"loss": report.loss, "grad_norm": report.grad_norm, "lr": rates, "s": report.seconds}
+    run.record("step", step=report.step, **numbers_of_log, **several)
     run.callbacks.step(report)
 
 

@@ -60,7 +60,7 @@ def test_every_run_is_listed_and_no_path_of_the_machine(runs):
     assert done["published"] == ["own/done.safetensors"] and done["base_model"] == "base.safetensors"
     assert [(save["step"], save["stays"]) for save in done["saves"]] == [(2, True), (4, False), (8, False)]
     assert done["size"] == sum(file.stat().st_size for file in named(runs, "done").rglob("*") if file.is_file())
-    assert 0 < done["clearable"] == done["saves"][0]["size"] + done["saves"][1]["size"] < done["size"]
+    assert 0 < done["clearable"] == done["saves"][1]["size"] < done["size"]  # the first one was marked to stay
     assert done["loss"] == pytest.approx(sum(1 / step for step in range(1, 9)) / 8)
     text = json.dumps(list(found.values()), allow_nan=False)
     assert PLACE not in text and str(runs) not in text
@@ -101,6 +101,31 @@ def test_long_curves_are_thinned_to_means():
     points = thin({step: float(step) for step in range(1, 10_001)}, 100)
     assert len(points) == 100 and points[0] == [100, 50.5] and points[-1] == [10_000, 9950.5]
     assert thin({3: 1.0, 1: float("inf")}) == [[1, None], [3, 1.0]]
+    values = {1: 4.0, 2: 2.0, 3: float("nan"), 4: float("nan"), 5: 1.0}
+    assert thin(values, 3, spread=True) == [[2, 3.0, 2.0, 4.0], [4, None], [5, 1.0, 1.0, 1.0]]
+
+
+def test_the_detail_of_a_run_has_what_a_graph_draws_and_the_notes_since_it_was_last_begun(tmp_path):
+    run = make_run(tmp_path, "told", saves=(4,))
+    run.log("begun")
+    run.log("note", text="old")
+    for step in range(1, 5):
+        concepts = {"cat": 1.0 * step} | ({"dog": 2.0} if step > 2 else {})
+        run.log("step", step=step, loss=0.5, lr={"unet": 0.1, "odd": "x"}, concepts=concepts)
+    run.log("validation", step=0, loss=3.0)
+    run.log("validation", step=2, loss=float("nan"))
+    run.log("validation", step=4, loss=2.5)
+    run.log("begun")
+    run.log("note", text="new")
+    run.log("note", text=5)
+    detail = describe_in_detail(run.path)
+    assert detail["notes"] == ["new"] and detail["best"] == 4 and detail["prompts"] == []
+    assert detail["curves"] == {
+        "loss": [[step, 0.5] for step in range(1, 5)],
+        "validation": [[0, 3.0], [2, None], [4, 2.5]],
+        "rate": {"unet": [[step, 0.1] for step in range(1, 5)]},
+        "concepts": {"cat": [[step, 1.0 * step] for step in range(1, 5)], "dog": [[3, 2.0], [4, 2.0]]},
+    }
 
 
 def shell(runs: Path, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
@@ -196,12 +221,12 @@ def test_clean_deletes_what_results_do_not_need_and_only_with_yes(runs, capsys, 
     freed = describe(done.path)["clearable"]
     assert main(["clean", "--folder", str(runs)]) == 0
     out = capsys.readouterr().out
-    assert "save step-00000002" in out and "save step-00000004" in out and "Nothing is deleted yet" in out
+    assert "save step-00000004" in out and "save step-00000002" not in out and "Nothing is deleted yet" in out
     assert files(runs) == before
     assert main(["clean", "--yes", "--folder", str(runs)]) == 0
     gone = {name for name in before if name not in files(runs)}
     assert gone and all(
-        name.startswith(f"{done.path.name}/checkpoints/step-0000000") or TEMPORARY in name for name in gone
+        name.startswith(f"{done.path.name}/checkpoints/step-00000004") or TEMPORARY in name for name in gone
     )
     assert not any("step-00000008" in name or name.startswith(f"{cut.name}/checkpoints/step") for name in gone)
     assert not list(cut.rglob(f".*{TEMPORARY}")) and doomed.is_dir()
@@ -252,6 +277,7 @@ def test_clean_leaves_what_is_at_work_what_may_be_needed_and_what_lies_elsewhere
     outside.rename(done.path)
     (done.path / "checkpoints").rename(outside)
     (done.path / "checkpoints").symlink_to(outside)
+    (outside / f".1{TEMPORARY}").write_bytes(b"of another program")
     before = files(outside)
-    assert main([*command, "done"]) == 0 and files(outside) == before
+    assert main([*command, "done"]) == 2 and "checkpoints of done" in capsys.readouterr().err
     assert main([*command, "done", "--whole"]) == 0 and not done.path.exists() and files(outside) == before

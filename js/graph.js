@@ -1,0 +1,426 @@
+import { make, makeButton } from "./parts.js";
+
+// A graph of one run, or of several over each other: loss, validation, learning rates, concepts and saves.
+//
+// A run is {name, colour, points: {loss: [[step, value]…], rate: {group: [[step, value]…]}, validation: …},
+// saves: [{step, best}], concepts: {name: [[step, value]…]}}. A point of the loss may be [step, mean, lowest,
+// highest] of the steps since the point before. Values that are no numbers are left out.
+
+const HEIGHT = 190, LEFT = 46, RIGHT = 10, TOP = 10, BOTTOM = 20, AXIS = 46; // pixels; AXIS: width of one at the right
+const SHARP = 2; // device pixels for each pixel: the editor enlarges its nodes
+const GROUND = "rgb(24,25,28)", GRID = "rgb(52,55,60)", DIM = "rgb(152,156,164)", BRIGHT = "rgb(232,233,236)";
+const LOSS = "rgb(255,176,66)", VALIDATION = "rgb(96,180,255)", RATE = "rgb(190,150,255)";
+const CONCEPTS = ["rgb(126,211,120)", "rgb(240,120,150)", "rgb(90,210,200)", "rgb(220,220,110)", "rgb(235,130,90)"];
+const OUTLIERS = 0.02; // share at each end that the axis leaves out
+const REMEMBERED = "Atelier.Graph"; // in the browser's storage
+const USUAL = { smoothing: 0.6, raw: true, log: false, clip: true, validation: true, rate: true, concepts: true };
+const SWITCHES = {
+  raw: "Show the loss of single steps",
+  log: "Logarithmic axis of the loss",
+  clip: "Leave outliers out of the axis",
+  validation: "Show the validation loss, on an axis of its own",
+  rate: "Show the learning rates, on an axis of their own",
+  concepts: "Show each concept's loss",
+};
+
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+const sound = (points) => (points ?? []).filter((point) => isNumber(point[0]) && isNumber(point[1]));
+const short = (value) => (value === 0 ? "0" : Math.abs(value) < 0.001 ? value.toExponential(1) : value.toPrecision(3));
+
+function remembered() {
+  try {
+    const stored = Object.entries(JSON.parse(localStorage.getItem(REMEMBERED)) ?? {});
+    return { ...USUAL, ...Object.fromEntries(stored.filter(([name, value]) => typeof value === typeof USUAL[name])) };
+  } catch {
+    return { ...USUAL }; // somebody wrote something else there
+  }
+}
+
+// The running mean over a share of the run; a point counts for the steps since the point before.
+export function smoothed(points, amount) {
+  if (!points.length) return [];
+  const reach = (amount ** 2 / 4) * Math.max(1, points.at(-1)[0] - points[0][0]); // steps
+  let mean = 0, weight = 0, before = points[0][0] - 1;
+  return points.map(([step, value]) => {
+    const steps = Math.max(step - before, 1), kept = reach > 0 ? weight * Math.exp(-steps / reach) : 0;
+    weight = kept + steps;
+    mean += ((value - mean) * steps) / weight;
+    before = step;
+    return [step, mean];
+  });
+}
+
+// The ends of an axis that shows the values, all or without the outliers at both ends.
+function limits(values, clip, log) {
+  const sorted = values.filter((value) => !log || value > 0).sort((one, other) => one - other);
+  if (!sorted.length) return log ? [0.1, 1] : [0, 1];
+  const cut = clip ? Math.floor(sorted.length * OUTLIERS) : 0;
+  const low = sorted[cut], high = sorted[sorted.length - 1 - cut];
+  if (log) return [low / 1.1, high * 1.1];
+  const edge = 0.06 * (high - low) || 0.1 * Math.abs(high) || 0.5;
+  return [low - edge, high + edge];
+}
+
+// Round values between two, about as many as asked for.
+function ticks(low, high, count, log) {
+  if (log) return Array.from({ length: count }, (_, i) => low * (high / low) ** (i / (count - 1)));
+  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * ([1, 2, 5, 10].find((factor) => power * factor >= rough) ?? 10);
+  const found = [];
+  for (let i = Math.ceil(low / step); i * step <= high && found.length <= 2 * count; i++) found.push(i * step);
+  return found;
+}
+
+// The point whose step is nearest.
+function nearest(points, step) {
+  let low = 0, high = points.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (points[middle][0] < step) low = middle + 1;
+    else high = middle;
+  }
+  const [one, other] = [points[low - 1], points[low]];
+  return one && Math.abs(one[0] - step) <= Math.abs(other[0] - step) ? one : other;
+}
+
+export class RunGraph {
+  #runs = []; // with the curves to draw
+  #settings = remembered();
+  #view = null; // [first step, last step] that is shown; null = all
+  #hover = null; // the step under the pointer
+  #drag = null; // [step where it began, step now]
+  #frame = 0;
+  #canvas = make("canvas", `width:100%;height:${HEIGHT}px;display:block;border-radius:4px;cursor:crosshair`);
+  #words = make("div", "font:11px sans-serif;min-height:28px;overflow-wrap:anywhere;line-height:14px");
+  #switches = {};
+  #slider = make("input", "width:70px;min-width:30px;max-width:140px;flex:1;accent-color:var(--p-primary-color, #888)");
+  #whole = makeButton("whole run", "Show all steps again (or double-click the graph)", () => this.#look(null));
+  #box = make("div", "display:flex;flex-direction:column;gap:4px;width:100%");
+  #watch = new ResizeObserver(() => this.#redraw());
+
+  constructor(host) {
+    this.#box.className = "atelier-graph";
+    const picture = make("div", "position:relative");
+    this.#whole.style.cssText += ";position:absolute;right:8px;top:4px;padding:0 6px;font-size:11px;line-height:18px";
+    picture.append(this.#canvas, this.#whole);
+    this.#box.append(this.#tools(), picture, this.#words);
+    this.#canvas.addEventListener("pointerdown", (event) => this.#press(event));
+    this.#canvas.addEventListener("pointermove", (event) => this.#move(event));
+    this.#canvas.addEventListener("pointerup", () => this.#release());
+    this.#canvas.addEventListener("pointercancel", () => this.#release());
+    this.#canvas.addEventListener("pointerleave", () => this.#point(null));
+    this.#canvas.addEventListener("dblclick", (event) => {
+      event.stopPropagation();
+      this.#look(null);
+    });
+    host.append(this.#box);
+    this.#watch.observe(this.#canvas);
+  }
+
+  setRuns(runs) {
+    this.#runs = runs.map((run) => ({
+      name: run.name,
+      colour: run.colour,
+      loss: sound(run.points?.loss),
+      validation: sound(run.points?.validation),
+      rate: Object.entries(run.points?.rate ?? {}).map(([name, points]) => [name, sound(points)]),
+      concepts: Object.entries(run.concepts ?? {}).map(([name, points]) => [name, sound(points)]),
+      saves: run.saves ?? [],
+    }));
+    this.#redraw();
+  }
+
+  dispose() {
+    cancelAnimationFrame(this.#frame);
+    this.#watch.disconnect();
+    this.#box.remove();
+    this.#runs = [];
+  }
+
+  // --- what a person does --------------------------------------------------------------------------------
+
+  #tools() {
+    const bar = make("div", "display:flex;flex-wrap:wrap;gap:3px;align-items:center;color:var(--input-text)");
+    Object.assign(this.#slider, { type: "range", min: 0, max: 1, step: 0.02, value: this.#settings.smoothing });
+    this.#slider.title = "Smoothing";
+    this.#slider.setAttribute("aria-label", "Smoothing");
+    this.#slider.addEventListener("pointerdown", (event) => event.stopPropagation());
+    this.#slider.addEventListener("input", () => this.#set("smoothing", Number(this.#slider.value)));
+    const label = make("span", "font:11px sans-serif", "smooth");
+    bar.append(label, this.#slider);
+    for (const [name, help] of Object.entries(SWITCHES)) {
+      const button = makeButton(name, help, () => this.#set(name, !this.#settings[name]));
+      button.style.cssText += ";padding:0 6px;font-size:11px;line-height:18px";
+      this.#switches[name] = button;
+      bar.append(button);
+    }
+    return bar;
+  }
+
+  #set(name, value) {
+    this.#settings[name] = value;
+    localStorage.setItem(REMEMBERED, JSON.stringify(this.#settings));
+    this.#redraw();
+  }
+
+  #look(view) {
+    this.#view = view;
+    this.#redraw();
+  }
+
+  #point(step) {
+    this.#hover = step;
+    this.#redraw();
+  }
+
+  #press(event) {
+    event.stopPropagation(); // else it drags the node
+    if (event.button !== 0) return;
+    this.#canvas.setPointerCapture(event.pointerId);
+    this.#drag = [this.#stepAt(event), this.#stepAt(event)];
+  }
+
+  #move(event) {
+    if (this.#drag) {
+      event.stopPropagation();
+      this.#drag[1] = this.#stepAt(event);
+    }
+    this.#point(this.#stepAt(event));
+  }
+
+  #release() {
+    const [from, to] = (this.#drag ?? [0, 0]).sort((one, other) => one - other);
+    this.#drag = null;
+    const [first, last] = this.#steps();
+    if (to - from >= Math.max(2, (last - first) / 100)) this.#look([Math.floor(from), Math.ceil(to)]);
+    else this.#redraw();
+  }
+
+  #stepAt(event) {
+    const box = this.#canvas.getBoundingClientRect();
+    const x = ((event.clientX - box.left) / box.width) * this.#canvas.clientWidth; // the editor may enlarge it
+    const [first, last] = this.#steps(), width = this.#canvas.clientWidth - LEFT - this.#right();
+    return first + Math.min(1, Math.max(0, (x - LEFT) / width)) * (last - first);
+  }
+
+  // --- the picture ---------------------------------------------------------------------------------------
+
+  #has(name) {
+    if (name === "validation") return this.#runs.some((run) => run.validation.length);
+    if (name === "rate") return this.#runs.some((run) => run.rate.some(([, points]) => points.length));
+    if (name === "concepts") return this.#runs.length === 1 && this.#runs[0].concepts.length > 1;
+    return true;
+  }
+
+  #shows(name) {
+    return this.#settings[name] && this.#has(name);
+  }
+
+  #right() {
+    return RIGHT + AXIS * (this.#shows("validation") + this.#shows("rate"));
+  }
+
+  #steps() {
+    if (this.#view) return this.#view;
+    const last = this.#runs.flatMap((run) => [run.loss.at(-1)?.[0] ?? 0, run.validation.at(-1)?.[0] ?? 0]);
+    return [0, Math.max(2, ...last)];
+  }
+
+  #redraw() {
+    this.#frame ||= requestAnimationFrame(() => {
+      this.#frame = 0;
+      if (this.#canvas.clientWidth) this.#draw();
+    });
+  }
+
+  #draw() {
+    for (const [name, button] of Object.entries(this.#switches)) {
+      button.style.display = this.#has(name) ? "" : "none";
+      button.style.opacity = this.#settings[name] ? 1 : 0.45;
+      button.setAttribute("aria-pressed", this.#settings[name]);
+    }
+    this.#whole.style.display = this.#view ? "" : "none";
+    const frame = this.#frameOf(), curves = this.#curves(frame.steps);
+    this.#grid(frame, curves.axes);
+    frame.pen.save();
+    frame.pen.beginPath();
+    frame.pen.rect(LEFT, TOP, frame.width, frame.height);
+    frame.pen.clip();
+    if (this.#settings.raw) for (const run of this.#runs) this.#raw(frame, curves.axes.loss, run, this.#colour(run));
+    for (const curve of curves.lines) this.#line(frame, curves.axes[curve.axis], curve);
+    this.#marks(frame, curves.axes.validation);
+    frame.pen.restore();
+    this.#pointer(frame);
+    this.#say(curves.lines);
+  }
+
+  #colour(run) {
+    return run.colour ?? LOSS;
+  }
+
+  // The canvas in pixels of the page, and where a step stands on it.
+  #frameOf() {
+    const canvas = this.#canvas, wide = canvas.clientWidth, high = canvas.clientHeight;
+    const ratio = SHARP * Math.min(2, window.devicePixelRatio || 1);
+    if (canvas.width !== Math.round(wide * ratio)) canvas.width = Math.round(wide * ratio);
+    if (canvas.height !== Math.round(high * ratio)) canvas.height = Math.round(high * ratio);
+    const pen = canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.fillStyle = GROUND;
+    pen.fillRect(0, 0, wide, high);
+    const steps = this.#steps(), width = wide - LEFT - this.#right(), height = high - TOP - BOTTOM;
+    const x = (step) => LEFT + ((step - steps[0]) / (steps[1] - steps[0])) * width;
+    return { pen, steps, width, height, x };
+  }
+
+  // The lines to draw, and the axis of each kind.
+  #curves([first, last]) {
+    const { smoothing, clip, log } = this.#settings, one = this.#runs.length === 1, lines = [];
+    const seen = (points) => points.filter(([step]) => step >= first && step <= last);
+    for (const run of this.#runs) {
+      const name = one ? "loss" : run.name, colour = this.#colour(run);
+      lines.push({ axis: "loss", name, colour, points: smoothed(run.loss, smoothing), raw: run.loss, thick: 2 });
+      if (this.#shows("concepts"))
+        run.concepts.forEach(([concept, points], i) => lines.push({ axis: "loss", name: concept,
+          colour: CONCEPTS[i % CONCEPTS.length], points: smoothed(points, smoothing), thick: 1.2 }));
+      if (this.#shows("validation") && run.validation.length)
+        lines.push({ axis: "validation", name: one ? "validation" : `${run.name} validation`,
+          colour: one ? VALIDATION : colour, points: run.validation, thick: 1.5, dash: one ? [] : [6, 3], dots: true });
+      if (this.#shows("rate"))
+        for (const [group, points] of run.rate.filter(([, points]) => points.length))
+          lines.push({ axis: "rate", name: one ? `rate ${group}` : `${run.name} rate ${group}`,
+            colour: one ? RATE : colour, points, thick: 1.2, dash: [2, 3] });
+    }
+    const onAxis = (points) => seen(points).map(([, value]) => value);
+    const values = (axis) => lines.filter((line) => line.axis === axis).flatMap((line) => onAxis(line.points));
+    const raw = this.#settings.raw ? this.#runs.flatMap((run) => onAxis(run.loss)) : [];
+    let loss = limits([...raw, ...values("loss")], clip, log);
+    if (clip) { // the outliers of single steps may go, those of the means may not
+      const mean = limits(values("loss"), false, log);
+      if (values("loss").length) loss = [Math.min(loss[0], mean[0]), Math.max(loss[1], mean[1])];
+    }
+    const rates = values("rate");
+    return { lines, axes: { loss: { range: loss, log }, validation: { range: limits(values("validation")) },
+      rate: { range: [0, 1.06 * Math.max(Number.MIN_VALUE, ...rates)] } } };
+  }
+
+  #y(frame, { range: [low, high], log }, value) {
+    const share = log ? Math.log(Math.max(value, 1e-30) / low) / Math.log(high / low) : (value - low) / (high - low);
+    return TOP + frame.height * (1 - Math.min(1.02, Math.max(-0.02, share)));
+  }
+
+  #grid(frame, axes) {
+    const { pen } = frame, end = LEFT + frame.width;
+    pen.font = "10px sans-serif";
+    pen.textBaseline = "middle";
+    pen.lineWidth = 1;
+    pen.strokeStyle = GRID;
+    const label = (text, x, y, colour, align) => {
+      pen.fillStyle = colour;
+      pen.textAlign = align;
+      pen.fillText(text, x, y);
+    };
+    for (const value of ticks(...axes.loss.range, 5, axes.loss.log)) {
+      const y = this.#y(frame, axes.loss, value);
+      pen.beginPath();
+      pen.moveTo(LEFT, y);
+      pen.lineTo(end, y);
+      pen.stroke();
+      label(short(value), LEFT - 5, y, DIM, "right");
+    }
+    let x = end + 6;
+    for (const [name, colour] of [["validation", VALIDATION], ["rate", RATE]]) {
+      if (!this.#shows(name)) continue;
+      for (const value of ticks(...axes[name].range, 4))
+        label(short(value), x, this.#y(frame, axes[name], value), colour, "left");
+      x += AXIS;
+    }
+    for (const step of ticks(...frame.steps, 5).filter(Number.isInteger))
+      label(String(step), frame.x(step), TOP + frame.height + 11, DIM, "center");
+  }
+
+  #raw(frame, axis, run, colour) {
+    const { pen } = frame;
+    pen.fillStyle = pen.strokeStyle = colour;
+    pen.lineWidth = 1;
+    for (const [step, mean, low, high] of run.loss) {
+      if (step < frame.steps[0] || step > frame.steps[1]) continue;
+      const x = frame.x(step);
+      if (isNumber(low) && isNumber(high) && high > low) {
+        const top = this.#y(frame, axis, high);
+        pen.globalAlpha = 0.14;
+        pen.fillRect(x - 0.75, top, 1.5, this.#y(frame, axis, low) - top);
+      }
+      pen.globalAlpha = 0.35;
+      pen.fillRect(x - 0.75, this.#y(frame, axis, mean) - 0.75, 1.5, 1.5);
+    }
+    pen.globalAlpha = 1;
+  }
+
+  #line(frame, axis, { points, colour, thick, dash = [], dots = false }) {
+    const { pen } = frame;
+    pen.strokeStyle = pen.fillStyle = colour;
+    pen.lineWidth = thick;
+    pen.setLineDash(dash);
+    pen.beginPath();
+    for (const [step, value] of points) pen.lineTo(frame.x(step), this.#y(frame, axis, value));
+    pen.stroke();
+    pen.setLineDash([]);
+    if ((!dots && points.length > 1) || points.length > 100) return;
+    for (const [step, value] of points) {
+      pen.beginPath();
+      pen.arc(frame.x(step), this.#y(frame, axis, value), 2.5, 0, 7);
+      pen.fill();
+    }
+  }
+
+  // Saves as ticks at the lower edge; the best one as a line, with a ring on its validation loss.
+  #marks(frame, axis) {
+    const { pen } = frame, bottom = TOP + frame.height;
+    for (const run of this.#runs) for (const { step, best } of run.saves) {
+      pen.strokeStyle = best ? BRIGHT : this.#colour(run);
+      pen.lineWidth = best ? 1 : 2;
+      pen.setLineDash(best ? [3, 3] : []);
+      pen.beginPath();
+      pen.moveTo(frame.x(step), best ? TOP : bottom - 6);
+      pen.lineTo(frame.x(step), bottom);
+      pen.stroke();
+      pen.setLineDash([]);
+      const measured = best && this.#shows("validation") && run.validation.find((point) => point[0] === step);
+      if (!measured) continue;
+      pen.lineWidth = 2;
+      pen.beginPath();
+      pen.arc(frame.x(step), this.#y(frame, axis, measured[1]), 6, 0, 7);
+      pen.stroke();
+    }
+  }
+
+  #pointer({ pen, x, height }) {
+    if (this.#drag) {
+      const [one, other] = this.#drag.map(x);
+      pen.fillStyle = "rgba(232,233,236,0.15)";
+      pen.fillRect(Math.min(one, other), TOP, Math.abs(other - one), height);
+    }
+    if (this.#hover === null) return;
+    pen.fillStyle = "rgba(232,233,236,0.5)";
+    pen.fillRect(x(this.#hover), TOP, 1, height);
+  }
+
+  // The values under the pointer, else the last ones, each in the colour of its curve.
+  #say(lines) {
+    const [, last] = this.#steps(), step = this.#hover ?? last, words = [make("span", "color:var(--input-text)", "")];
+    let at = Math.round(step);
+    for (const { axis, name, colour, points, raw } of lines) {
+      if (!points.length) continue;
+      const [there, value] = nearest(points, step);
+      if (raw && words.length === 1) at = there;
+      const single = raw && this.#settings.raw ? ` (${short(nearest(raw, step)[1])})` : "";
+      const when = axis === "validation" && there !== at ? ` after ${there}` : "";
+      words.push(make("span", `color:${colour}`, ` · ${name} ${short(value)}${single}${when}`));
+    }
+    const best = this.#runs.length === 1 && this.#runs[0].saves.find((save) => save.best);
+    if (best) words.push(make("span", `color:${BRIGHT}`, ` · best ${best.step}`));
+    words[0].textContent = words.length > 1 ? `step ${at}` : "No step is finished yet.";
+    this.#words.replaceChildren(...words);
+  }
+}

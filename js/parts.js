@@ -1,0 +1,38 @@
+import { app } from "../../scripts/app.js";
+import { api } from "../../scripts/api.js";
+
+// What the pack's modules share: elements in the editor's colours, questions to the server, toasts.
+
+const BUTTON = "padding:2px 10px;border-radius:4px;border:1px solid var(--border-color);" +
+  "background:var(--comfy-input-bg);color:var(--input-text);font:12px sans-serif;cursor:pointer;white-space:nowrap";
+
+export function make(kind, style = "", text = "") {
+  const made = document.createElement(kind);
+  made.style.cssText = style;
+  made.textContent = text;
+  return made;
+}
+
+export function makeButton(name, help, act) {
+  const made = make("button", BUTTON, name);
+  made.type = "button";
+  made.title = help;
+  made.addEventListener("pointerdown", (event) => event.stopPropagation()); // else it drags the node
+  made.addEventListener("click", act);
+  return made;
+}
+
+// The server's answer; {error: a sentence} where there is none.
+export async function ask(address, question) {
+  const post = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question) };
+  try {
+    return await (await api.fetchApi(address, question && post)).json();
+  } catch (problem) {
+    return { error: `The server did not answer: ${problem.message}.` };
+  }
+}
+
+export function toast(answer, summary = "LoRA Atelier") {
+  const [severity, detail] = answer.error ? ["warn", answer.error] : ["success", answer.said];
+  app.extensionManager.toast.add({ severity, summary, detail, life: 8000 });
+}

@@ -1,0 +1,299 @@
+import { app } from "../../scripts/app.js";
+import { api } from "../../scripts/api.js";
+import { RunGraph } from "./graph.js";
+import { ask, make, makeButton, toast } from "./parts.js";
+import { SampleStrip } from "./samples.js";
+
+// One run in the tab "LoRA runs": its graph, samples, saves, settings and files, and what can be done with it.
+
+export const titleOf = (run) => run.title || run.name || run.run;
+export const day = (seconds, time = { timeStyle: "short" }) =>
+  new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "medium", ...time });
+export const setting = (name) => name.replaceAll(".", ".\u200b"); // lines may break after a dot
+export const readRun = (run) => ask(addressOf(run));
+
+// A name of broken letters has no address; the server then knows no such run.
+export function addressOf(run) {
+  return `/atelier/runs/${encodeURIComponent(run.toWellFormed?.() ?? run.replace(/\p{Surrogate}/gu, "?"))}`;
+}
+
+export function bytes(count) {
+  const units = ["B", "kB", "MB", "GB"];
+  let unit = 0;
+  for (; count >= 1000 && unit < 3; unit++) count /= 1000;
+  return `${unit ? count.toFixed(1) : count} ${units[unit]}`;
+}
+
+// A value of a setting as people read it.
+export function shown(value) {
+  if (value === null || value === undefined) return "–";
+  return typeof value === "number" ? String(Number(value.toPrecision(6))) : String(value);
+}
+
+// A table of rows of texts and elements; the first row is its head.
+export function table([head, ...rows]) {
+  const made = make("table"), frame = make("div");
+  const line = (cells, kind) => {
+    const row = make("tr");
+    row.append(...cells.map((cell, i) => {
+      const place = make(i ? kind : "th");
+      place.append(cell);
+      return place;
+    }));
+    return row;
+  };
+  if (head.length) made.append(line(head, "th"));
+  made.append(...rows.map((cells) => line(cells, "td")));
+  frame.className = "scroll";
+  frame.append(made);
+  return frame;
+}
+
+function fold(title, ...content) {
+  const made = make("details");
+  made.append(make("summary", "", title), ...content);
+  return made;
+}
+
+// --- the workflow ----------------------------------------------------------------------------------------
+
+async function loadWorkflow(run) {
+  const { workflow, error } = await ask(`${addressOf(run.run)}/workflow`);
+  if (error) toast({ error });
+  else await app.loadGraphData(workflow, true, true, titleOf(run));
+  return !error;
+}
+
+// The Train LoRA of the open workflow that trains under a name, else its only one.
+function findTrain(name) {
+  const graphs = [app.rootGraph ?? app.graph], found = [];
+  for (const graph of graphs)
+    for (const node of graph?.nodes ?? []) {
+      if (node.subgraph && !graphs.includes(node.subgraph)) graphs.push(node.subgraph);
+      if (node.comfyClass === "AtelierTrain") found.push(node);
+    }
+  const named = found.filter((node) => node.widgets?.find((widget) => widget.name === "name")?.value === name);
+  return named[0] ?? (found.length === 1 ? found[0] : null);
+}
+
+function set(node, name, value) {
+  const widget = node.widgets.find((each) => each.name === name);
+  widget.value = value;
+  widget.callback?.(value);
+}
+
+async function resume(run) {
+  if (!run.workflow)
+    return toast({ error: "This run keeps no workflow. Open the one that trained it, then press Run." });
+  if (!(await loadWorkflow(run))) return;
+  const node = findTrain(run.name), how = node?.widgets.find((widget) => widget.name === "on_existing")?.value;
+  if (how === "train again" || how === "reuse") set(node, "on_existing", "resume");
+  toast({ said: run.status === "finished"
+    ? `${titleOf(run)} is finished. Raise steps of Train LoRA, then press Run to train on.`
+    : `Press Run to resume ${titleOf(run)} after step ${run.step} of ${run.steps}.` });
+}
+
+async function fork(run, step) {
+  if (run.workflow && !(await loadWorkflow(run))) return;
+  const node = findTrain(run.name);
+  if (!node)
+    return toast({ error: "The open workflow has no Train LoRA, or several. Open another one, then fork again." });
+  set(node, "on_existing", "fork");
+  set(node, "on_existing.run", run.run);
+  set(node, "on_existing.step", step);
+  app.canvas.centerOnNode(node);
+  toast({ said: `Train LoRA now forks from step ${step}. Change the settings you like, then press Run.` });
+}
+
+// --- the page --------------------------------------------------------------------------------------------
+
+export class RunPage {
+  #name;
+  #leave; // called once the run is gone
+  #host;
+  #graph;
+  #samples;
+  #run = null;
+  #shown = ""; // what the parts below the graph show
+  #head = make("div");
+  #rest = make("div");
+  #chosen = new Set(); // steps of saves to delete
+
+  constructor(host, name, leave) {
+    [this.#host, this.#name, this.#leave] = [host, name, leave];
+    const place = make("div"), strip = make("div");
+    this.#graph = new RunGraph(place);
+    this.#samples = new SampleStrip(strip);
+    host.append(this.#head, place, strip, this.#rest);
+    this.refresh();
+  }
+
+  dispose() {
+    this.#graph.dispose();
+    this.#samples.close();
+    this.#host.remove();
+  }
+
+  async refresh() {
+    if (this.#run && this.#run.status !== "running") return;
+    await this.#read();
+  }
+
+  async #read() {
+    const run = await readRun(this.#name);
+    if (!this.#host.isConnected) return;
+    if (run.error) return this.#head.replaceChildren(make("div", "", run.error));
+    this.#run = run;
+    const best = run.best ?? null;
+    this.#graph.setRuns([{ name: titleOf(run), points: run.curves ?? {}, concepts: run.curves?.concepts,
+      saves: run.saves.map(({ step }) => ({ step, best: step === best })) }]);
+    this.#samples.set(run.run, run.samples, run.prompts ?? []);
+    const { curves, step, sentence, loss, changed, size, ...slow } = run, shows = JSON.stringify(slow);
+    this.#drawHead(run);
+    if (shows !== this.#shown) this.#drawRest(run);
+    this.#shown = shows;
+  }
+
+  async #act(address, question) {
+    const answer = await ask(address, { run: this.#name, ...question });
+    if (answer.error || answer.said) toast(answer);
+    return answer;
+  }
+
+  #drawHead(run) {
+    const title = make("h2", "", titleOf(run)), state = make("div", "", run.sentence), bar = make("div");
+    state.className = `wrap status ${run.status}`;
+    bar.className = "bar";
+    bar.style.marginTop = "8px";
+    const sound = run.status !== "unreadable", idle = run.status !== "running";
+    const can = (button, may) => Object.assign(button, { disabled: !may });
+    bar.append(
+      can(makeButton("Continue", "Load the workflow of this run, and say what to press", () => resume(run)),
+        sound && idle),
+      can(makeButton("Workflow", "Load the workflow of this run", () => loadWorkflow(run)), run.workflow),
+      can(makeButton("Export", "Download LoRA, settings and samples as a zip", () => this.#export(run)),
+        run.saves.some((save) => save.lora)),
+      can(makeButton("Rename", "Give this run another title", () => this.#rename(run)), sound),
+      can(makeButton("Delete", "Delete this run from the disk", () => this.#delete(null)), idle),
+    );
+    const old = document.activeElement, place = [...this.#head.querySelectorAll("button")].indexOf(old);
+    this.#head.replaceChildren(title, state, bar);
+    if (place >= 0) bar.children[place]?.focus();
+  }
+
+  #drawRest(run) {
+    this.#rest.replaceChildren();
+    if (run.status === "unreadable") return;
+    const settings = Object.entries(run.settings).map(([name, value]) => [setting(name), shown(value)]);
+    this.#rest.append(make("h3", "", "Saves"), this.#saves(run), make("h3", "", "Trained on"), this.#origin(run),
+      fold("Settings", table([[], ...settings])),
+      fold("Files", this.#files(run)));
+  }
+
+  #saves(run) {
+    if (!run.saves.length) return make("div", "", "Nothing is saved yet.");
+    const idle = run.status !== "running", box = make("div");
+    const remove = makeButton("", "Delete the chosen saves from the disk", () => this.#delete([...this.#chosen]));
+    const count = () => {
+      const chosen = run.saves.filter((save) => this.#chosen.has(save.step));
+      remove.disabled = !chosen.length;
+      const size = bytes(chosen.reduce((sum, save) => sum + save.size, 0));
+      remove.textContent = chosen.length ? `Delete ${chosen.length} of ${run.saves.length} (${size})` : "Delete chosen";
+    };
+    count();
+    const rows = [...run.saves].reverse().map((save) => {
+      const acts = make("div"), choose = make("input"), notes = [];
+      acts.className = "bar";
+      acts.style.marginBottom = 0;
+      Object.assign(choose, { type: "checkbox", disabled: !idle, checked: this.#chosen.has(save.step) });
+      choose.setAttribute("aria-label", `Choose the save of step ${save.step}`);
+      choose.addEventListener("change", () => {
+        this.#chosen[choose.checked ? "add" : "delete"](save.step);
+        count();
+      });
+      const step = make("label", "white-space:nowrap");
+      step.append(choose, ` ${save.step}`);
+      if (save.step === run.best) notes.push("best");
+      if (save.stays) notes.push("stays");
+      if (save.problem) notes.push(save.problem);
+      acts.append(makeButton("Fork", "Start a new run from this save", () => fork(run, save.step)),
+        makeButton("To LoRAs", "Copy the LoRA of this save into models/loras", () => this.#publish(run, save.step)),
+        makeButton("Zip", "Download this save's LoRA with settings and samples", () => this.#export(run, save.step)));
+      acts.children[0].disabled = Boolean(save.problem);
+      acts.children[1].disabled = acts.children[2].disabled = !save.lora;
+      const facts = [bytes(save.size), ...(save.written ? [day(save.written)] : []), ...notes], cell = make("div");
+      cell.append(make("div", "", facts.join(" · ")), acts);
+      return [step, cell];
+    });
+    box.append(table([[], ...rows]), remove);
+    remove.style.marginTop = "6px";
+    return box;
+  }
+
+  #origin(run) {
+    const concepts = Object.entries(run.settings).filter(([name]) => /^dataset\.concepts\.\d+\.folder$/.test(name));
+    const rows = [
+      ["base model", run.base_model ?? "–"],
+      ["pictures", String(run.pictures ?? "–")],
+      ...concepts.map(([name, folder]) => {
+        const repeats = run.settings[name.replace("folder", "repeats")];
+        return ["concept", repeats ? `${folder}, ${repeats} repeats` : String(folder)];
+      }),
+      ["begun", day(run.created)],
+      ...(run.begun_with ? [["started from", `step ${run.begun_with.step} of ${run.begun_with.run}`]] : []),
+    ];
+    return table([[], ...rows]);
+  }
+
+  #files(run) {
+    const place = make("div", "", `output/atelier/runs/${run.run}`);
+    place.className = "wrap dim";
+    const box = make("div"), copies = run.published.map((name) => ["copied to", name]);
+    box.append(place, table([[], ...copies, ...run.files.map(({ name, size }) => [name, bytes(size)])]));
+    return box;
+  }
+
+  // --- what people do with it ----------------------------------------------------------------------------
+
+  async #rename(run) {
+    const title = await app.extensionManager.dialog.prompt({
+      title: "Rename this run", message: "Its title here; the folder keeps its name.", defaultValue: titleOf(run),
+    });
+    if (title === null || title === undefined) return;
+    if (!(await this.#act("/atelier/runs/rename", { title })).error) await this.#read();
+  }
+
+  async #publish(run, step) {
+    const name = await app.extensionManager.dialog.prompt({
+      title: "Copy to models/loras",
+      message: "The file's name; a / separates folders.",
+      defaultValue: `atelier/${run.name}-step-${step}`,
+    });
+    if (name && !(await this.#act("/atelier/runs/publish", { step, name })).error) await this.#read();
+  }
+
+  async #export(run, step = "last") {
+    const response = await api.fetchApi(`${addressOf(run.run)}/export/${step}`);
+    if (!response.ok) return toast(await response.json());
+    const link = make("a"), named = /filename="(.+)"/.exec(response.headers.get("Content-Disposition"));
+    link.href = URL.createObjectURL(await response.blob());
+    link.download = named?.[1] ?? "run.zip";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  }
+
+  async #delete(steps) {
+    const { question, bytes: agreed } = await this.#act("/atelier/runs/delete", { steps });
+    if (!question) return;
+    const yes = await app.extensionManager.dialog.confirm({
+      title: steps ? "Delete saves?" : "Delete this run?", message: question, type: "delete",
+    });
+    if (!yes) return;
+    const answer = await this.#act("/atelier/runs/delete", { steps, agreed });
+    if (answer.question) toast({ error: "The run changed meanwhile. Press Delete again." });
+    if (!answer.said) return;
+    this.#chosen.clear();
+    if (steps === null) this.#leave();
+    else await this.#read();
+  }
+}

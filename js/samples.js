@@ -1,0 +1,130 @@
+import { api } from "../../scripts/api.js";
+import { make, makeButton } from "./parts.js";
+
+// The pictures that a run drew, step by prompt: a strip on the node, and a large view; arrow keys lead through both.
+
+const NAME = /^step-(\d+)-(\d+)(-[a-z]+)?\.png$/; // as the run writes them: step, prompt, weights
+const THUMB = 64, MOST_STEPS = 60; // pixels; the newest steps
+const TURNS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+
+// ComfyUI's own route for pictures of its output folder, where runs lie.
+function address(run, filename, preview) {
+  const asked = { filename, subfolder: `atelier/runs/${run}/samples`, type: "output", ...(preview && { preview }) };
+  return api.apiURL(`/view?${new URLSearchParams(asked)}`);
+}
+
+// Rows of prompts and columns of steps; a place without a picture is null.
+function table(files) {
+  const found = files.map((name) => [name, NAME.exec(name)]).filter(([, parts]) => parts);
+  const steps = [...new Set(found.map(([, parts]) => Number(parts[1])))].sort((a, b) => a - b).slice(-MOST_STEPS);
+  const rows = new Map();
+  for (const [name, [, step, prompt, weights = ""]] of found) {
+    const column = steps.indexOf(Number(step)), key = `${weights}\n${prompt.padStart(4, "0")}`;
+    if (column < 0) continue;
+    if (!rows.has(key)) rows.set(key, steps.map(() => null));
+    rows.get(key)[column] = { name, step: Number(step), prompt: Number(prompt) - 1, weights: weights.slice(1) };
+  }
+  return [...rows.keys()].sort().map((key) => rows.get(key));
+}
+
+export class SampleStrip {
+  #host;
+  #run = "";
+  #prompts = [];
+  #rows = [];
+  #shown = ""; // names of the pictures in the strip
+  #view = null; // the large view, while it is open
+
+  constructor(host) {
+    this.#host = host;
+    host.className = "atelier-samples";
+    host.style.cssText = `display:none;overflow:auto;max-height:${2 * THUMB + 12}px;width:100%`;
+    host.addEventListener("pointerdown", (event) => event.stopPropagation());
+    host.addEventListener("keydown", (event) => this.#turn(event, event.target.dataset, (...at) => this.#focus(...at)));
+  }
+
+  set(run, files, prompts) {
+    const shown = JSON.stringify([run, files]);
+    if (shown === this.#shown) return;
+    [this.#shown, this.#run, this.#prompts, this.#rows] = [shown, run, prompts, table(files)];
+    this.#host.style.display = this.#rows.length ? "block" : "none";
+    this.#host.replaceChildren(...this.#rows.map((row, i) => {
+      const line = make("div", "display:flex;gap:2px;margin-bottom:2px");
+      line.append(...row.map((sample, j) => this.#thumb(sample, i, j)));
+      return line;
+    }));
+    this.#host.scrollLeft = this.#host.scrollWidth; // the newest
+  }
+
+  #focus(row, column) {
+    this.#host.querySelector(`[data-row="${row}"][data-column="${column}"]`)?.focus();
+  }
+
+  close() {
+    this.#view?.close();
+  }
+
+  #words({ step, prompt, weights }) {
+    const of = weights ? ` (${weights})` : "";
+    return `step ${step}${of} · ${this.#prompts[prompt] ?? `prompt ${prompt + 1}`}`;
+  }
+
+  #thumb(sample, row, column) {
+    const style = `flex:0 0 ${THUMB}px;height:${THUMB}px;padding:0;border:0;background:none;position:relative`;
+    if (!sample) return make("div", style);
+    const button = makeButton("", this.#words(sample), () => this.#open(row, column));
+    button.style.cssText = `${style};cursor:zoom-in`;
+    Object.assign(button.dataset, { row, column });
+    const image = make("img", "width:100%;height:100%;object-fit:contain;border-radius:3px");
+    const src = address(this.#run, sample.name, "webp;70");
+    Object.assign(image, { src, alt: this.#words(sample), loading: "lazy" });
+    const step = make("span", "position:absolute;left:2px;bottom:1px;font:9px sans-serif;color:#fff;" +
+      "text-shadow:0 0 2px #000,0 0 3px #000", String(sample.step));
+    button.append(image, step);
+    return button;
+  }
+
+  // The next place with a picture in the direction of an arrow key.
+  #turn(event, { row, column }, act) {
+    const turn = TURNS[event.key];
+    if (!turn || row === undefined) return;
+    event.preventDefault();
+    event.stopPropagation(); // else the editor moves nodes
+    let [i, j] = [Number(row) + turn[0], Number(column) + turn[1]];
+    while (this.#rows[i] && j in this.#rows[i] && !this.#rows[i][j]) [i, j] = [i + turn[0], j + turn[1]];
+    if (this.#rows[i]?.[j]) act(i, j);
+  }
+
+  #open(row, column) {
+    const view = make("dialog", "margin:auto;padding:12px;border:1px solid var(--border-color);border-radius:8px;" +
+      "background:var(--comfy-menu-bg);color:var(--input-text);max-width:95vw;max-height:95vh;outline:none");
+    view.className = "atelier-large";
+    const image = make("img", "display:block;max-width:90vw;max-height:80vh;min-width:min(512px,80vw);" +
+      "object-fit:contain");
+    const words = make("div", "font:13px sans-serif;margin-top:8px;overflow-wrap:anywhere;max-width:90vw");
+    let at = { row, column };
+    const show = (i, j) => {
+      at = { row: i, column: j };
+      image.src = address(this.#run, this.#rows[i][j].name);
+      image.alt = words.textContent = this.#words(this.#rows[i][j]);
+    };
+    show(row, column);
+    const close = makeButton("Close", "Close the large view", () => view.close());
+    close.style.marginTop = "8px";
+    view.append(image, words, close);
+    view.addEventListener("keydown", (event) => {
+      event.stopPropagation(); // no shortcuts of the editor
+      this.#turn(event, at, show);
+    });
+    view.addEventListener("click", (event) => event.target === view && view.close());
+    view.addEventListener("close", () => {
+      view.remove();
+      this.#view = null;
+      this.#focus(at.row, at.column);
+    });
+    this.close();
+    document.body.append(view);
+    this.#view = view;
+    view.showModal();
+  }
+}

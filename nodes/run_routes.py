@@ -1,0 +1,304 @@
+"""Answer the page of runs: the list, one run with its pictures and its workflow, and what people do with a run.
+
+A run's folder may be a stranger's. Names in questions are compared with those of folders and saves, and are never part
+of a path; answers are bounded, and hold no path of the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import json
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from PIL import Image
+
+from ..trainer_core.common.disk_errors import reason
+from ..trainer_core.common.wording import bytes_of
+from ..trainer_core.config import plain_folder, plain_name
+from .comfyui import folders, server
+from .comfyui.allowed import same_site
+from .saves import split_name
+
+LARGEST = 2**16  # bytes of a question
+MOST_RUNS = 5000  # in a list
+MOST_STEPS = 10_000  # saves in a question
+SIDE = 128  # pixels: the longest side of a thumbnail
+BLOCK = 2**20  # bytes of a zip that are sent at once
+SHOWN = ("run", "title", "name", "status", "sentence", "step", "steps", "loss", "validation", "size", "changed")
+SHOWN += ("created", "thumbnail", "workflow", "base_model")  # of each run in the list
+LARGEST_SAMPLE, MOST_PIXELS = 2**26, 2**25  # bytes and pixels of a sample
+_changing = threading.Lock()  # one change at a time
+_drawing = threading.BoundedSemaphore(4)  # samples that are in memory at once
+
+
+def register_run_routes() -> None:
+    """Add the routes to the server."""
+    server.add_route("/atelier/runs", answer_runs, "GET")
+    server.add_route("/atelier/runs/{run}", on_a_run(detail), "GET")
+    server.add_route("/atelier/runs/{run}/workflow", on_a_run(workflow), "GET")
+    server.add_route("/atelier/runs/{run}/thumbnail", on_a_run(thumbnail), "GET")
+    server.add_route("/atelier/runs/{run}/export/{step}", answer_export, "GET")
+    server.add_route("/atelier/runs/rename", changing(rename))
+    server.add_route("/atelier/runs/publish", changing(publish))
+    server.add_route("/atelier/runs/delete", changing(delete))
+
+
+class Refused(Exception):
+    """A question that gets a sentence, and the status of the answer."""
+
+    def __init__(self, sentence: str, status: int = 409, **more: Any) -> None:
+        super().__init__(sentence)
+        self.status, self.more = status, more
+
+
+def answered(answer: Callable[[], web.Response]) -> web.Response:
+    """Call a function; what it refuses, and what the disk does, becomes {error: a sentence}."""
+    try:
+        return answer()
+    except Refused as refusal:
+        return web.json_response({"error": str(refusal), **refusal.more}, status=refusal.status)
+    except (ValueError, RuntimeError) as problem:
+        return web.json_response({"error": str(problem)}, status=409)
+    except OSError as problem:
+        return web.json_response({"error": f"The disk refused it: {reason(problem)}."}, status=409)
+
+
+def on_a_run(answer: Callable[[Path, web.Request], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Make a route that answers about the run that the address names, in a thread of its own."""
+
+    async def route(request: web.Request) -> web.Response:
+        return await asyncio.to_thread(answered, lambda: answer(find_run(request.match_info["run"]), request))
+
+    return route
+
+
+def changing(change: Callable[[Path, dict[str, Any]], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Make a route that changes the run that a question in JSON names, one at a time; other sites are refused."""
+
+    async def route(request: web.Request) -> web.Response:
+        if not same_site(request) or request.content_type != "application/json":
+            return web.json_response({"error": "Only a page of this ComfyUI may change runs."}, status=403)
+        if request.content_length is None or request.content_length > LARGEST:
+            return web.json_response({"error": f"The question is too long; send at most {LARGEST} bytes."}, status=413)
+        try:
+            question = json.loads(await request.read())
+        except (ValueError, RecursionError):  # neither text nor JSON
+            question = None
+        if not isinstance(question, dict) or not isinstance(question.get("run"), str):
+            return web.json_response({"error": "The question is no JSON object that names a run."}, status=400)
+
+        def answer() -> web.Response:
+            with _changing:
+                return web.json_response(change(find_run(question["run"]), question))
+
+        return await asyncio.to_thread(answered, answer)
+
+    return route
+
+
+def find_run(name: str) -> Path:
+    """Find the run whose folder has a name."""
+    from ..trainer_core.runs import run_paths  # here, so that ComfyUI starts fast
+
+    for path in run_paths(folders.runs_folder()):
+        if path.name == name:
+            return path
+    raise Refused("There is no such run; it may have been deleted.", 404)
+
+
+# --- what is shown -----------------------------------------------------------------------------------------
+
+
+async def answer_runs(request: web.Request) -> web.Response:
+    """Answer with {runs: SHOWN of each, the one that changed last first, more: how many are left out}."""
+    return await asyncio.to_thread(answered, lambda: web.json_response(listed()))
+
+
+def listed() -> dict[str, Any]:
+    """Describe all runs; a run that did not change is not read again."""
+    from ..trainer_core.runs import run_paths, signature  # here, so that ComfyUI starts fast
+
+    shelves, paths = tuple(folders.shelves()), run_paths(folders.runs_folder())
+    found = []
+    for path in paths[:MOST_RUNS]:
+        known = signature(path)
+        read = _described if known is None else _remembered
+        found.append(read(path, shelves, known))
+    return {"runs": sorted(found, key=lambda run: (-run["changed"], run["run"])), "more": len(paths) - len(found)}
+
+
+def _described(path: Path, shelves: tuple[Path, ...], _: object) -> dict[str, Any]:
+    from ..trainer_core.runs import describe
+
+    run = describe(path, shelves)
+    return {name: run[name] for name in SHOWN} | {"saves": len(run["saves"])}
+
+
+_remembered = functools.lru_cache(maxsize=MOST_RUNS)(_described)
+
+
+def detail(path: Path, request: web.Request) -> web.Response:
+    """Answer with the description of a run, its settings, samples, saves, files and curves."""
+    from ..trainer_core.runs import describe_in_detail
+
+    return web.json_response(describe_in_detail(path, folders.shelves()))
+
+
+def workflow(path: Path, request: web.Request) -> web.Response:
+    """Answer with {workflow: the one that trained the run}."""
+    found = _open(path).workflow()
+    if found is None:
+        raise Refused("This run keeps no workflow.", 404)
+    return web.json_response({"workflow": found})
+
+
+def thumbnail(path: Path, request: web.Request) -> web.Response:
+    """Answer with a small picture of a run's last sample, drawn anew: no byte of its file gets into a page."""
+    from ..trainer_core.data.images import DECODER_ERRORS
+    from ..trainer_core.runs import thumbnail_of
+
+    file = thumbnail_of(_open(path))
+    if file is None:
+        raise Refused("This run has no samples.", 404)
+    changed, known = int(file.stat().st_mtime), request.if_modified_since
+    if known is not None and changed <= known.timestamp():
+        return web.Response(status=304)
+    try:
+        picture = drawn_small(file)
+    except DECODER_ERRORS as problem:
+        raise Refused(f"{file.name} is no picture that can be shown.", 415) from problem
+    answer = web.Response(body=picture, content_type="image/webp", headers={"Cache-Control": "no-cache"})
+    answer.last_modified = changed
+    return answer
+
+
+def drawn_small(file: Path) -> bytes:
+    """Draw a PNG of at most SIDE x SIDE pixels as WebP; raises DECODER_ERRORS."""
+    with _drawing, Image.open(file, formats=["PNG"]) as picture:
+        if file.stat().st_size > LARGEST_SAMPLE or picture.width * picture.height > MOST_PIXELS:
+            raise ValueError("too large")
+        small = picture.convert("RGB")
+    small.thumbnail((SIDE, SIDE))
+    data = io.BytesIO()
+    small.save(data, format="WEBP", quality=85)
+    return data.getvalue()
+
+
+async def answer_export(request: web.Request) -> web.StreamResponse:
+    """Answer with a zip of a run's LoRA, settings and samples; step: of the save, or "last"."""
+    with tempfile.TemporaryFile(dir=folders.temp_folder()) as file:
+        answer = await asyncio.to_thread(answered, lambda: _pack(request, file))
+        if answer.status != 200:
+            return answer
+        response = web.StreamResponse(headers=answer.headers)
+        response.content_length = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        await response.prepare(request)
+        while block := await asyncio.to_thread(file.read, BLOCK):
+            await response.write(block)
+        return response
+
+
+def _pack(request: web.Request, file: Any) -> web.Response:
+    from ..trainer_core.runs.export import save_to_export, write_archive
+
+    run, step = _open(find_run(request.match_info["run"])), request.match_info["step"]
+    if step != "last" and not (step.isdecimal() and len(step) <= 12):
+        raise Refused("step must be a number, or last.", 400)
+    name = write_archive(run, save_to_export(run, None if step == "last" else int(step)), file)
+    headers = {"Content-Disposition": f'attachment; filename="{name}.zip"', "Content-Type": "application/zip"}
+    return web.Response(headers=headers)
+
+
+# --- what people do ----------------------------------------------------------------------------------------
+
+
+def rename(path: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """Give a run the title in {run, title}, "" for none, and say so."""
+    if not isinstance(title := question.get("title"), str):
+        raise Refused("title must be a text.", 400)
+    run = _open(path)
+    run.rename(title)
+    return {"said": f"The run is called {run.title() or path.name} now.", "title": run.title()}
+
+
+def publish(path: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """Copy the LoRA of the save in {run, step, name} into models/loras, and say where; name may hold folders."""
+    from ..trainer_core.runs.export import export_save, save_to_export
+    from ..trainer_core.runs.publish import remember_copies
+
+    step, name = _step(question.get("step")), question.get("name")
+    if not isinstance(name, str):
+        raise Refused("name must be a text.", 400)
+    parts = split_name(name)
+    to = folders.lora_file(plain_name(parts["file_name"]), plain_folder(parts["folder"]))
+    run = _open(path)
+    copies = export_save(run, save_to_export(run, step), to, folders.embeddings_folder())
+    remember_copies(run, copies)
+    server.announce_lora()
+    return {"said": f"Saved in models/loras: {', '.join(copy.name for copy in copies)}."}
+
+
+def delete(path: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """Delete the saves of the steps in {run, steps, agreed}, or the whole run without steps.
+
+    agreed: the bytes that a person has been told; without it, or where they changed, nothing is deleted, and the answer
+    is {question: a sentence, bytes: to agree to}.
+    """
+    from ..trainer_core.runs.clean import delete_run, delete_saves, saves_of, size_of
+    from ..trainer_core.runs.folder import RunFolder
+
+    steps = question.get("steps")
+    if steps is not None and not (isinstance(steps, list) and 0 < len(steps) <= MOST_STEPS):
+        raise Refused("steps must be a list of saves, or null for the whole run.", 400)
+    _refuse_link(path)
+    if RunFolder(path=path, about={}).busy():
+        raise Refused(f"{path.name} is in training; delete after it.")
+    run = None if steps is None else _open(path)
+    doomed = [] if run is None else saves_of(run, [_step(step) for step in steps or ()])
+    size = size_of(path) if run is None else sum(each.size for each in doomed)
+    what = path.name if run is None else f"{'1 save' if len(doomed) == 1 else f'{len(doomed)} saves'} of {path.name}"
+    if question.get("agreed") != size:
+        after = "" if run is None else _after(run, {each.path for each in doomed})
+        return {"question": f"Delete {what}? That frees {bytes_of(size)}.{after}", "bytes": size}
+    if run is None:
+        delete_run(path)
+    else:
+        delete_saves(run, [_step(step) for step in steps or ()])
+    return {"said": f"Deleted {what}; {bytes_of(size)} are free again."}
+
+
+def _after(run: Any, doomed: set[Path]) -> str:
+    """Say what a run loses with its newest save; "" if that stays."""
+    left = [checkpoint.step for checkpoint in run.checkpoints() if checkpoint.path not in doomed]
+    if run.saves()[0] not in doomed:
+        return ""
+    return f" The run then resumes after step {left[0]}." if left else " The run can then no longer be resumed."
+
+
+def _open(path: Path) -> Any:
+    """Open the run in a folder; a link to another folder is refused."""
+    from ..trainer_core.runs import open_run
+
+    _refuse_link(path)
+    return open_run(path)
+
+
+def _refuse_link(path: Path) -> None:
+    from ..trainer_core.runs.folder import is_elsewhere
+
+    if is_elsewhere(path, path.parent):
+        raise Refused(f"{path.name} is a link to another folder; nothing is done there.")
+
+
+def _step(step: Any) -> int:
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= 10**12:
+        raise Refused("step must be the step of a save.", 400)
+    return step

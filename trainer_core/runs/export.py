@@ -1,0 +1,96 @@
+"""Copy the LoRA of a save under another name, or pack a run's LoRA, settings and samples for other people."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+from .detail import sample_files, settings_of
+from .folder import FILES, LORA, Checkpoint, RunFolder
+
+LARGEST = 20 * 10**9  # bytes of the LoRA files of a save
+
+
+def save_to_export(run: RunFolder, step: int | None) -> Checkpoint:
+    """Find the save of a step, by default the last one with a LoRA; raises ValueError without one."""
+    found = [checkpoint for checkpoint in run.checkpoints() if FILES in checkpoint.files]
+    wanted = (run.result() or {}).get("step") if step is None else step
+    for checkpoint in found:
+        if checkpoint.step == wanted or wanted is None:
+            return checkpoint
+    if not found:
+        raise ValueError(f"The run {run.path.name} has no LoRA to export.")
+    steps = ", ".join(str(checkpoint.step) for checkpoint in reversed(found))
+    raise ValueError(f"The run {run.path.name} has no LoRA of step {wanted}; it has LoRAs of the steps {steps}.")
+
+
+def sound_files(run: RunFolder, checkpoint: Checkpoint) -> list[tuple[str, Path, dict[str, Path]]]:
+    """List a save's LoRA files: ending of the name, file, and the embeddings by token; ValueError if one is damaged."""
+    problem = checkpoint.problem(FILES)
+    listed = [] if problem else checkpoint.lora_files()
+    names = [name for each in listed for name in (each.path, *each.words.values())]
+    if sum(checkpoint.files[name]["size"] for name in names) > LARGEST:
+        problem = f"its files are larger than {LARGEST / 1e9:.0f} GB"
+    if problem := problem or (checkpoint.problem(*names) if names else "it holds no LoRA"):
+        raise ValueError(f"The save of step {checkpoint.step} of {run.path.name} is not exported: {problem}.")
+    return [
+        (
+            Path(each.path).stem.removeprefix(LORA),
+            checkpoint.path / each.path,
+            {token: checkpoint.path / word for token, word in each.words.items()},
+        )
+        for each in listed
+    ]
+
+
+def export_save(
+    run: RunFolder, checkpoint: Checkpoint, to: Path, words: Path, *, overwrite: bool = False
+) -> list[Path]:
+    """Copy the LoRA files of a save to `to` and its embeddings into `words`; compare and list the copies.
+
+    overwrite: replace files of these names if they are of the same run. Raises ValueError if nothing can be copied, and
+    OSError of the disk.
+    """
+    from safetensors import SafetensorError  # imported here, so that other commands need not wait for torch
+
+    from ..lora_files.write import copy_lora, embedding_path, run_of
+
+    copies: dict[Path, Path] = {}
+    for ending, lora, embeddings in sound_files(run, checkpoint):
+        path = to.with_name(f"{to.stem}{ending}.safetensors")
+        copies[path] = lora
+        copies |= {embedding_path(words, path.stem, token): word for token, word in embeddings.items()}
+    taken = [path for path in copies if path.exists()]
+    if taken and not overwrite:
+        raise ValueError(f"{taken[0].name} exists already; choose another name.")
+    if others := [path for path in taken if run_of(path) != run.keys.run]:
+        raise ValueError(
+            f"{others[0].name} is not of the run {run.path.name}, so it is not replaced; choose another name."
+        )
+    for path, source in copies.items():
+        try:
+            copy_lora(source, path)
+        except SafetensorError as error:  # raised for a full disk
+            raise ValueError(f"{path.name} could not be written: {error}") from error
+    return list(copies)
+
+
+def write_archive(run: RunFolder, checkpoint: Checkpoint, file: IO[bytes]) -> str:
+    """Write a zip of a save's LoRA files, the run's settings and its samples; return its name without ending.
+
+    Nothing in it names a place of this machine. Raises ValueError for a damaged save, and OSError of the disk.
+    """
+    name = re.sub(r"[^A-Za-z0-9 .()-]+", "_", f"{run.title() or run.path.name}-step-{checkpoint.step}")
+    settings: dict[str, Any] = {"steps": run.steps, "saved after step": checkpoint.step, **settings_of(run)}
+    with zipfile.ZipFile(file, "w") as archive:  # not compressed: neither weights nor pictures get smaller
+        for ending, lora, embeddings in sound_files(run, checkpoint):
+            archive.write(lora, f"{name}/{name}{ending}.safetensors")
+            for token, word in embeddings.items():
+                archive.write(word, f"{name}/embeddings/{name}{ending}-{token}.safetensors")
+        archive.writestr(f"{name}/settings.json", json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+        for sample in sample_files(run):
+            archive.write(sample, f"{name}/samples/{sample.name}")
+    return name
