@@ -2,16 +2,15 @@
 
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import DYNAMIC_COMBO, PACK, ROOT
+from help_pages import explained, inputs
+from lora_atelier.dev import PACK, ROOT
 
 SNAPSHOT = Path(__file__).with_name("object_info.json")
-ROW = re.compile(r"\| (?:([^`|]+): )?`([^`]+)` \| ")  # of a help page's tables: options of a choice, then a name
 NODES = [
     "AtelierAugment",
     "AtelierBuckets",
@@ -43,7 +42,8 @@ LISTS_OF_COMFYUI = (
     "sampler_name",
     "scheduler",
 )  # their options differ between machines and versions
-PUBLIC = ("input", "input_order", "output", "output_name", "output_tooltips", "display_name", "category", "output_node")
+PUBLIC = ("input", "input_order", "output", "output_name", "output_tooltips", "display_name", "description")
+PUBLIC += ("category", "output_node")
 
 
 def public_format(info: dict) -> dict:
@@ -56,16 +56,6 @@ def public_format(info: dict) -> dict:
                 if key in LISTS_OF_COMFYUI and spec[0] == "COMBO":
                     spec[1].pop("options")
     return result
-
-
-def inputs(schema: dict) -> dict:
-    """Return the inputs of a node, required and optional; those of a dynamic combo's options as combo.option.field."""
-    found = {**schema["input"].get("required", {}), **schema["input"].get("optional", {})}
-    for name, (kind, details) in list(found.items()):
-        for option in details["options"] if kind == DYNAMIC_COMBO else []:
-            own = inputs({"input": option["inputs"]})
-            found |= {f"{name}.{option['key']}.{field}": spec for field, spec in own.items()}
-    return found
 
 
 def test_the_schema_is_the_snapshot(any_server: ComfyServer) -> None:
@@ -86,25 +76,6 @@ def test_every_node_input_and_output_explains_itself(comfy: ComfyClient) -> None
         silent = [key for key, spec in inputs(schema).items() if not spec[1].get("tooltip")]
         assert not silent, f"{name} does not explain {silent}"
         assert len(schema["output_tooltips"]) == len(schema["output"]) and all(schema["output_tooltips"])
-
-
-def explained(page: str, schema: dict) -> str:
-    """Return a help page whose tables give each input's and output's tooltip as its meaning."""
-    tips = {key: spec[1]["tooltip"] for key, spec in inputs(schema).items()}
-    told = dict(zip(schema["output_name"], schema["output_tooltips"], strict=True))
-    lines, columns = page.split("\n"), 0
-    for i, line in enumerate(lines):
-        if line.startswith("## "):
-            columns = {"## Inputs": 3, "## Outputs": 2}.get(line, 0)  # before the meaning
-        if columns and (row := ROW.match(line)):
-            options, name = row.groups()
-            own = [rf".+\.{re.escape(option)}\.{name}" for option in (options or "").split(", ")] if options else [name]
-            own = own if options or name in tips or columns == 2 else [rf".+\..+\.{name}"]  # the same for all options
-            found = {tip for key, tip in tips.items() if any(re.fullmatch(one, key) for one in own)}
-            (meaning,) = found if columns == 3 else {told[name]}
-            meaning = meaning.replace("|", "\\|").replace("\n", " ")
-            lines[i] = " | ".join([*line.split(" | ")[:columns], meaning]) + " |"
-    return "\n".join(lines)
 
 
 @pytest.mark.parametrize("name", NODES)
