@@ -1,35 +1,21 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { ask, make, makeButton } from "./parts.js";
+import { t, told } from "./words.js";
 
 // The pack's settings, and what a page has to read again after a run.
 
-const KINDS = { encoded: "encoded pictures and captions", pictures: "pictures of the graph", loras: "LoRAs of the graph" };
+const KINDS = {
+  encoded: t("encoded pictures and captions"),
+  pictures: t("pictures of the graph"),
+  loras: t("LoRAs of the graph"),
+};
 
 const gigabytes = (bytes) => `${(bytes / 1e9).toFixed(bytes < 1e9 ? 2 : 1)} GB`;
 
-async function ask(address, question) {
-  const post = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question) };
-  try {
-    return await (await api.fetchApi(address, question && post)).json();
-  } catch (problem) {
-    return { error: `The server did not answer: ${problem.message}.` };
-  }
-}
-
 function line(text, name, act) {
-  const made = document.createElement("div"), words = document.createElement("span");
-  made.style.cssText = "display:flex;gap:8px;align-items:center;justify-content:space-between;margin:2px 0";
-  words.style.overflowWrap = "anywhere";
-  words.textContent = text;
-  made.append(words);
-  if (name) {
-    const button = document.createElement("button");
-    button.textContent = name;
-    button.style.cssText = "padding:2px 10px;border-radius:4px;border:1px solid var(--border-color);" +
-      "background:var(--comfy-input-bg);color:var(--input-text);cursor:pointer";
-    button.addEventListener("click", act);
-    made.append(button);
-  }
+  const made = make("div", "display:flex;gap:8px;align-items:center;justify-content:space-between;margin:2px 0");
+  made.append(make("span", "overflow-wrap:anywhere", told(text)), ...(name ? [makeButton(name, "", act)] : []));
   return made;
 }
 
@@ -42,7 +28,7 @@ function showKept() {
     const parts = Object.entries(answer.sizes);
     const total = parts.reduce((sum, [, size]) => sum + size, 0);
     const words = parts.map(([kind, size]) => `${KINDS[kind]} ${gigabytes(size)}`).join(", ");
-    box.replaceChildren(line(`${gigabytes(total)}: ${words}`, "Clear", clear));
+    box.replaceChildren(line(`${gigabytes(total)}: ${words}`, t("Clear"), clear));
   };
   const clear = async () => show(await ask("/atelier/kept/clear", {}));
   ask("/atelier/kept").then(show);
@@ -61,8 +47,8 @@ function showFolders() {
       if (error) box.append(line(error));
       else refresh();
     };
-    const rows = answer.folders.map((folder) => line(folder, answer.may_change && "Forget", forget(folder)));
-    box.replaceChildren(...(rows.length ? rows : [line("none")]));
+    const rows = answer.folders.map((folder) => line(folder, answer.may_change && t("Forget"), forget(folder)));
+    box.replaceChildren(...(rows.length ? rows : [line(t("none"))]));
   };
   refresh();
   return box;

@@ -1,4 +1,5 @@
 import { make, makeButton } from "./parts.js";
+import { t } from "./words.js";
 
 // A graph of one run, or of several over each other: loss, validation, learning rates, concepts and saves.
 //
@@ -15,12 +16,12 @@ const OUTLIERS = 0.02; // share at each end that the axis leaves out
 const REMEMBERED = "Atelier.Graph"; // in the browser's storage
 const USUAL = { smoothing: 0.6, raw: true, log: false, clip: true, validation: true, rate: true, concepts: true };
 const SWITCHES = {
-  raw: "Show the loss of single steps",
-  log: "Logarithmic axis of the loss",
-  clip: "Leave outliers out of the axis",
-  validation: "Show the validation loss, on an axis of its own",
-  rate: "Show the learning rates, on an axis of their own",
-  concepts: "Show each concept's loss",
+  raw: t("Show the loss of single steps"),
+  log: t("Logarithmic axis of the loss"),
+  clip: t("Leave outliers out of the axis"),
+  validation: t("Show the validation loss, on an axis of its own"),
+  rate: t("Show the learning rates, on an axis of their own"),
+  concepts: t("Show each concept's loss"),
 };
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -94,7 +95,7 @@ export class RunGraph {
   #words = make("div", "font:11px sans-serif;min-height:28px;overflow-wrap:anywhere;line-height:14px");
   #switches = {};
   #slider = make("input", "width:70px;min-width:30px;max-width:140px;flex:1;accent-color:var(--p-primary-color, #888)");
-  #whole = makeButton("whole run", "Show all steps again (or double-click the graph)", () => this.#look(null));
+  #whole = makeButton(t("whole run"), t("Show all steps again (or double-click the graph)"), () => this.#look(null));
   #box = make("div", "display:flex;flex-direction:column;gap:4px;width:100%");
   #watch = new ResizeObserver(() => this.#redraw());
 
@@ -142,14 +143,14 @@ export class RunGraph {
   #tools() {
     const bar = make("div", "display:flex;flex-wrap:wrap;gap:3px;align-items:center;color:var(--input-text)");
     Object.assign(this.#slider, { type: "range", min: 0, max: 1, step: 0.02, value: this.#settings.smoothing });
-    this.#slider.title = "Smoothing";
-    this.#slider.setAttribute("aria-label", "Smoothing");
+    this.#slider.title = t("Smoothing");
+    this.#slider.setAttribute("aria-label", t("Smoothing"));
     this.#slider.addEventListener("pointerdown", (event) => event.stopPropagation());
     this.#slider.addEventListener("input", () => this.#set("smoothing", Number(this.#slider.value)));
-    const label = make("span", "font:11px sans-serif", "smooth");
+    const label = make("span", "font:11px sans-serif", t("smooth"));
     bar.append(label, this.#slider);
     for (const [name, help] of Object.entries(SWITCHES)) {
-      const button = makeButton(name, help, () => this.#set(name, !this.#settings[name]));
+      const button = makeButton(t(name), help, () => this.#set(name, !this.#settings[name]));
       button.style.cssText += ";padding:0 6px;font-size:11px;line-height:18px";
       this.#switches[name] = button;
       bar.append(button);
@@ -415,12 +416,12 @@ export class RunGraph {
       const [there, value] = nearest(points, step);
       if (raw && words.length === 1) at = there;
       const single = raw && this.#settings.raw ? ` (${short(nearest(raw, step)[1])})` : "";
-      const when = axis === "validation" && there !== at ? ` after ${there}` : "";
+      const when = axis === "validation" && there !== at ? ` ${t("after {0}", there)}` : "";
       words.push(make("span", `color:${colour}`, ` · ${name} ${short(value)}${single}${when}`));
     }
     const best = this.#runs.length === 1 && this.#runs[0].saves.find((save) => save.best);
-    if (best) words.push(make("span", `color:${BRIGHT}`, ` · best ${best.step}`));
-    words[0].textContent = words.length > 1 ? `step ${at}` : "No step is finished yet.";
+    if (best) words.push(make("span", `color:${BRIGHT}`, ` · ${t("best {0}", best.step)}`));
+    words[0].textContent = words.length > 1 ? t("step {0}", at) : t("No step is finished yet.");
     this.#words.replaceChildren(...words);
   }
 }

@@ -1,5 +1,6 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { t, told } from "./words.js";
 
 // What the pack's modules share: elements in the editor's colours, questions to the server, toasts.
 
@@ -28,11 +29,11 @@ export async function ask(address, question) {
   try {
     return await (await api.fetchApi(address, question && post)).json();
   } catch (problem) {
-    return { error: `The server did not answer: ${problem.message}.` };
+    return { error: t("The server did not answer: {0}.", problem.message) };
   }
 }
 
 export function toast(answer, summary = "LoRA Atelier") {
-  const [severity, detail] = answer.error ? ["warn", answer.error] : ["success", answer.said];
+  const [severity, detail] = answer.error ? ["warn", told(answer.error)] : ["success", told(answer.said)];
   app.extensionManager.toast.add({ severity, summary, detail, life: 8000 });
 }

@@ -3,6 +3,7 @@ import { api } from "../../scripts/api.js";
 import { RunGraph } from "./graph.js";
 import { ask, make, makeButton, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
+import { t, told } from "./words.js";
 
 // One run in the tab "LoRA runs": its graph, samples, saves, settings and files, and what can be done with it.
 
@@ -84,25 +85,25 @@ function set(node, name, value) {
 
 async function resume(run) {
   if (!run.workflow)
-    return toast({ error: "This run keeps no workflow. Open the one that trained it, then press Run." });
+    return toast({ error: t("This run keeps no workflow. Open the one that trained it, then press Run.") });
   if (!(await loadWorkflow(run))) return;
   const node = findTrain(run.name), how = node?.widgets.find((widget) => widget.name === "on_existing")?.value;
   if (how === "train again" || how === "reuse") set(node, "on_existing", "resume");
   toast({ said: run.status === "finished"
-    ? `${titleOf(run)} is finished. Raise steps of Train LoRA, then press Run to train on.`
-    : `Press Run to resume ${titleOf(run)} after step ${run.step} of ${run.steps}.` });
+    ? t("{0} is finished. Raise steps of Train LoRA, then press Run to train on.", titleOf(run))
+    : t("Press Run to resume {0} after step {1} of {2}.", titleOf(run), run.step, run.steps) });
 }
 
 async function fork(run, step) {
   if (run.workflow && !(await loadWorkflow(run))) return;
   const node = findTrain(run.name);
   if (!node)
-    return toast({ error: "The open workflow has no Train LoRA, or several. Open another one, then fork again." });
+    return toast({ error: t("The open workflow has no Train LoRA, or several. Open another one, then fork again.") });
   set(node, "on_existing", "fork");
   set(node, "on_existing.run", run.run);
   set(node, "on_existing.step", step);
   app.canvas.centerOnNode(node);
-  toast({ said: `Train LoRA now forks from step ${step}. Change the settings you like, then press Run.` });
+  toast({ said: t("Train LoRA now forks from step {0}. Change the settings you like, then press Run.", step) });
 }
 
 // --- the page --------------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ export class RunPage {
   async #read() {
     const run = await readRun(this.#name);
     if (!this.#host.isConnected) return;
-    if (run.error) return this.#head.replaceChildren(make("div", "", run.error));
+    if (run.error) return this.#head.replaceChildren(make("div", "", told(run.error)));
     this.#run = run;
     const best = run.best ?? null;
     this.#graph.setRuns([{ name: titleOf(run), points: run.curves ?? {}, concepts: run.curves?.concepts,
@@ -161,20 +162,20 @@ export class RunPage {
   }
 
   #drawHead(run) {
-    const title = make("h2", "", titleOf(run)), state = make("div", "", run.sentence), bar = make("div");
+    const title = make("h2", "", titleOf(run)), state = make("div", "", told(run.sentence)), bar = make("div");
     state.className = `wrap status ${run.status}`;
     bar.className = "bar";
     bar.style.marginTop = "8px";
     const sound = run.status !== "unreadable", idle = run.status !== "running";
     const can = (button, may) => Object.assign(button, { disabled: !may });
     bar.append(
-      can(makeButton("Continue", "Load the workflow of this run, and say what to press", () => resume(run)),
+      can(makeButton(t("Continue"), t("Load the workflow of this run, and say what to press"), () => resume(run)),
         sound && idle),
-      can(makeButton("Workflow", "Load the workflow of this run", () => loadWorkflow(run)), run.workflow),
-      can(makeButton("Export", "Download LoRA, settings and samples as a zip", () => this.#export(run)),
+      can(makeButton(t("Workflow"), t("Load the workflow of this run"), () => loadWorkflow(run)), run.workflow),
+      can(makeButton(t("Export"), t("Download LoRA, settings and samples as a zip"), () => this.#export(run)),
         run.saves.some((save) => save.lora)),
-      can(makeButton("Rename", "Give this run another title", () => this.#rename(run)), sound),
-      can(makeButton("Delete", "Delete this run from the disk", () => this.#delete(null)), idle),
+      can(makeButton(t("Rename"), t("Give this run another title"), () => this.#rename(run)), sound),
+      can(makeButton(t("Delete"), t("Delete this run from the disk"), () => this.#delete(null)), idle),
     );
     const old = document.activeElement, place = [...this.#head.querySelectorAll("button")].indexOf(old);
     this.#head.replaceChildren(title, state, bar);
@@ -185,20 +186,21 @@ export class RunPage {
     this.#rest.replaceChildren();
     if (run.status === "unreadable") return;
     const settings = Object.entries(run.settings).map(([name, value]) => [setting(name), shown(value)]);
-    this.#rest.append(make("h3", "", "Saves"), this.#saves(run), make("h3", "", "Trained on"), this.#origin(run),
-      fold("Settings", table([[], ...settings])),
-      fold("Files", this.#files(run)));
+    this.#rest.append(make("h3", "", t("Saves")), this.#saves(run), make("h3", "", t("Trained on")), this.#origin(run),
+      fold(t("Settings"), table([[], ...settings])),
+      fold(t("Files"), this.#files(run)));
   }
 
   #saves(run) {
-    if (!run.saves.length) return make("div", "", "Nothing is saved yet.");
+    if (!run.saves.length) return make("div", "", t("Nothing is saved yet."));
     const idle = run.status !== "running", box = make("div");
-    const remove = makeButton("", "Delete the chosen saves from the disk", () => this.#delete([...this.#chosen]));
+    const remove = makeButton("", t("Delete the chosen saves from the disk"), () => this.#delete([...this.#chosen]));
     const count = () => {
       const chosen = run.saves.filter((save) => this.#chosen.has(save.step));
       remove.disabled = !chosen.length;
       const size = bytes(chosen.reduce((sum, save) => sum + save.size, 0));
-      remove.textContent = chosen.length ? `Delete ${chosen.length} of ${run.saves.length} (${size})` : "Delete chosen";
+      remove.textContent = chosen.length
+        ? t("Delete {0} of {1} ({2})", chosen.length, run.saves.length, size) : t("Delete chosen");
     };
     count();
     const rows = [...run.saves].reverse().map((save) => {
@@ -206,19 +208,21 @@ export class RunPage {
       acts.className = "bar";
       acts.style.marginBottom = 0;
       Object.assign(choose, { type: "checkbox", disabled: !idle, checked: this.#chosen.has(save.step) });
-      choose.setAttribute("aria-label", `Choose the save of step ${save.step}`);
+      choose.setAttribute("aria-label", t("Choose the save of step {0}", save.step));
       choose.addEventListener("change", () => {
         this.#chosen[choose.checked ? "add" : "delete"](save.step);
         count();
       });
       const step = make("label", "white-space:nowrap");
       step.append(choose, ` ${save.step}`);
-      if (save.step === run.best) notes.push("best");
-      if (save.stays) notes.push("stays");
+      if (save.step === run.best) notes.push(t("best"));
+      if (save.stays) notes.push(t("stays"));
       if (save.problem) notes.push(save.problem);
-      acts.append(makeButton("Fork", "Start a new run from this save", () => fork(run, save.step)),
-        makeButton("To LoRAs", "Copy the LoRA of this save into models/loras", () => this.#publish(run, save.step)),
-        makeButton("Zip", "Download this save's LoRA with settings and samples", () => this.#export(run, save.step)));
+      acts.append(makeButton(t("Fork"), t("Start a new run from this save"), () => fork(run, save.step)),
+        makeButton(t("To LoRAs"), t("Copy the LoRA of this save into models/loras"),
+          () => this.#publish(run, save.step)),
+        makeButton(t("Zip"), t("Download this save's LoRA with settings and samples"),
+          () => this.#export(run, save.step)));
       acts.children[0].disabled = Boolean(save.problem);
       acts.children[1].disabled = acts.children[2].disabled = !save.lora;
       const facts = [bytes(save.size), ...(save.written ? [day(save.written)] : []), ...notes], cell = make("div");
@@ -233,14 +237,14 @@ export class RunPage {
   #origin(run) {
     const concepts = Object.entries(run.settings).filter(([name]) => /^dataset\.concepts\.\d+\.folder$/.test(name));
     const rows = [
-      ["base model", run.base_model ?? "–"],
-      ["pictures", String(run.pictures ?? "–")],
+      [t("base model"), run.base_model ?? "–"],
+      [t("pictures"), String(run.pictures ?? "–")],
       ...concepts.map(([name, folder]) => {
         const repeats = run.settings[name.replace("folder", "repeats")];
-        return ["concept", repeats ? `${folder}, ${repeats} repeats` : String(folder)];
+        return [t("concept"), repeats ? t("{0}, {1} repeats", folder, repeats) : String(folder)];
       }),
-      ["begun", day(run.created)],
-      ...(run.begun_with ? [["started from", `step ${run.begun_with.step} of ${run.begun_with.run}`]] : []),
+      [t("begun"), day(run.created)],
+      ...(run.begun_with ? [[t("started from"), t("step {0} of {1}", run.begun_with.step, run.begun_with.run)]] : []),
     ];
     return table([[], ...rows]);
   }
@@ -248,7 +252,7 @@ export class RunPage {
   #files(run) {
     const place = make("div", "", `output/atelier/runs/${run.run}`);
     place.className = "wrap dim";
-    const box = make("div"), copies = run.published.map((name) => ["copied to", name]);
+    const box = make("div"), copies = run.published.map((name) => [t("copied to"), name]);
     box.append(place, table([[], ...copies, ...run.files.map(({ name, size }) => [name, bytes(size)])]));
     return box;
   }
@@ -257,7 +261,7 @@ export class RunPage {
 
   async #rename(run) {
     const title = await app.extensionManager.dialog.prompt({
-      title: "Rename this run", message: "Its title here; the folder keeps its name.", defaultValue: titleOf(run),
+      title: t("Rename this run"), message: t("Its title here; the folder keeps its name."), defaultValue: titleOf(run),
     });
     if (title === null || title === undefined) return;
     if (!(await this.#act("/atelier/runs/rename", { title })).error) await this.#read();
@@ -265,8 +269,8 @@ export class RunPage {
 
   async #publish(run, step) {
     const name = await app.extensionManager.dialog.prompt({
-      title: "Copy to models/loras",
-      message: "The file's name; a / separates folders.",
+      title: t("Copy to models/loras"),
+      message: t("The file's name; a / separates folders."),
       defaultValue: `atelier/${run.name}-step-${step}`,
     });
     if (name && !(await this.#act("/atelier/runs/publish", { step, name })).error) await this.#read();
@@ -286,11 +290,11 @@ export class RunPage {
     const { question, bytes: agreed } = await this.#act("/atelier/runs/delete", { steps });
     if (!question) return;
     const yes = await app.extensionManager.dialog.confirm({
-      title: steps ? "Delete saves?" : "Delete this run?", message: question, type: "delete",
+      title: steps ? t("Delete saves?") : t("Delete this run?"), message: told(question), type: "delete",
     });
     if (!yes) return;
     const answer = await this.#act("/atelier/runs/delete", { steps, agreed });
-    if (answer.question) toast({ error: "The run changed meanwhile. Press Delete again." });
+    if (answer.question) toast({ error: t("The run changed meanwhile. Press Delete again.") });
     if (!answer.said) return;
     this.#chosen.clear();
     if (steps === null) this.#leave();

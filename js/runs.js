@@ -3,6 +3,7 @@ import { api } from "../../scripts/api.js";
 import { RunGraph } from "./graph.js";
 import { ask, make, makeButton } from "./parts.js";
 import { RunPage, addressOf, bytes, day, readRun, setting, shown, table, titleOf } from "./run.js";
+import { t, told } from "./words.js";
 
 // The tab "LoRA runs": every run of this ComfyUI, one of them, or several over each other.
 
@@ -12,19 +13,19 @@ const COLOURS = ["rgb(255,176,66)", "rgb(96,180,255)", "rgb(126,211,120)", "rgb(
   "rgb(190,150,255)", "rgb(90,210,200)", "rgb(220,220,110)", "rgb(235,130,90)"];
 const last = (value) => (value === null || value === undefined ? Infinity : value);
 const ORDERS = {
-  changed: ["newest", (one, other) => other.changed - one.changed],
-  title: ["name", (one, other) => titleOf(one).localeCompare(titleOf(other))],
-  status: ["status", (one, other) => one.status.localeCompare(other.status)],
-  loss: ["lowest loss", (one, other) => last(one.loss) - last(other.loss)],
-  validation: ["lowest validation", (one, other) => last(one.validation?.loss) - last(other.validation?.loss)],
-  steps: ["most steps", (one, other) => (other.step ?? 0) - (one.step ?? 0)],
-  size: ["largest", (one, other) => other.size - one.size],
+  changed: [t("newest"), (one, other) => other.changed - one.changed],
+  title: [t("name"), (one, other) => titleOf(one).localeCompare(titleOf(other))],
+  status: [t("status"), (one, other) => one.status.localeCompare(other.status)],
+  loss: [t("lowest loss"), (one, other) => last(one.loss) - last(other.loss)],
+  validation: [t("lowest validation"), (one, other) => last(one.validation?.loss) - last(other.validation?.loss)],
+  steps: [t("most steps"), (one, other) => (other.step ?? 0) - (one.step ?? 0)],
+  size: [t("largest"), (one, other) => other.size - one.size],
 };
 
 function losses(run) {
   const parts = [];
-  if (run.loss !== null) parts.push(`loss ${run.loss.toPrecision(3)}`);
-  if (run.validation) parts.push(`validation ${run.validation.loss?.toPrecision(3) ?? "not finite"}`);
+  if (run.loss !== null) parts.push(t("loss {0}", run.loss.toPrecision(3)));
+  if (run.validation) parts.push(t("validation {0}", run.validation.loss?.toPrecision(3) ?? t("not finite")));
   return parts.join(" · ");
 }
 
@@ -34,7 +35,7 @@ class RunsTab {
   #total = make("div");
   #search = make("input");
   #order = make("select");
-  #compare = makeButton("Compare", "Show the chosen runs over each other, and what differs in their settings",
+  #compare = makeButton(t("Compare"), t("Show the chosen runs over each other, and what differs in their settings"),
     () => this.#showCompared());
   #runs = [];
   #more = 0; // runs that the server leaves out
@@ -48,9 +49,9 @@ class RunsTab {
     this.#total.className = "dim";
     this.#rows.setAttribute("role", "list");
     this.#rows.addEventListener("keydown", (event) => this.#walk(event));
-    Object.assign(this.#search, { type: "search", placeholder: "Search runs", ariaLabel: "Search runs" });
+    Object.assign(this.#search, { type: "search", placeholder: t("Search runs"), ariaLabel: t("Search runs") });
     this.#search.addEventListener("input", () => this.#draw());
-    this.#order.setAttribute("aria-label", "Order");
+    this.#order.setAttribute("aria-label", t("Order"));
     this.#order.append(...Object.entries(ORDERS).map(([name, [words]]) => new Option(words, name)));
     this.#order.addEventListener("change", () => this.#draw());
     host.append(this.#box);
@@ -76,8 +77,8 @@ class RunsTab {
     this.#page = null;
     const bar = make("div"), head = make("div");
     bar.className = head.className = "bar";
-    const again = makeButton("⟳", "Read the runs again", () => this.#refresh());
-    again.setAttribute("aria-label", "Read the runs again");
+    const again = makeButton("⟳", t("Read the runs again"), () => this.#refresh());
+    again.setAttribute("aria-label", t("Read the runs again"));
     bar.append(this.#search, this.#order, again, this.#compare);
     this.#box.replaceChildren(bar, this.#total, this.#rows);
     this.#refresh().then(() => run && this.#drawn.get(run)?.[1].querySelector("button").focus());
@@ -85,7 +86,7 @@ class RunsTab {
 
   async #refresh() {
     const answer = await ask("/atelier/runs");
-    if (answer.error) this.#total.textContent = answer.error;
+    if (answer.error) this.#total.textContent = told(answer.error);
     else {
       this.#runs = answer.runs;
       this.#more = answer.more;
@@ -108,14 +109,14 @@ class RunsTab {
   }
 
   #count(found) {
-    const size = bytes(found.reduce((sum, run) => sum + run.size, 0));
-    const more = this.#more ? `; ${this.#more} more are not shown` : "";
-    this.#total.textContent = this.#runs.length
-      ? `${found.length} of ${this.#runs.length} ${this.#runs.length === 1 ? "run" : "runs"}, ${size}${more}`
-      : "There is no run yet. Press Run in a workflow with Train LoRA; its run appears here.";
+    const size = bytes(found.reduce((sum, run) => sum + run.size, 0)), all = this.#runs.length;
+    const more = this.#more ? t("; {0} more are not shown", this.#more) : "";
+    this.#total.textContent = all
+      ? t(all === 1 ? "{0} of {1} run, {2}" : "{0} of {1} runs, {2}", found.length, all, size) + more
+      : t("There is no run yet. Press Run in a workflow with Train LoRA; its run appears here.");
     this.#total.style.marginBottom = "6px";
     this.#compare.disabled = this.#chosen.size < 2 || this.#chosen.size > MOST_COMPARED;
-    this.#compare.textContent = this.#chosen.size > 1 ? `Compare ${this.#chosen.size}` : "Compare";
+    this.#compare.textContent = this.#chosen.size > 1 ? t("Compare {0}", this.#chosen.size) : t("Compare");
   }
 
   #row(run) {
@@ -124,20 +125,21 @@ class RunsTab {
     const row = make("div"), choose = make("input"), words = make("div"), open = document.createElement("button");
     row.className = "run";
     row.setAttribute("role", "listitem");
-    Object.assign(choose, { type: "checkbox", checked: this.#chosen.has(run.run), title: "Choose to compare" });
+    Object.assign(choose, { type: "checkbox", checked: this.#chosen.has(run.run), title: t("Choose to compare") });
     choose.disabled = run.status === "unreadable";
-    choose.setAttribute("aria-label", `Choose ${titleOf(run)} to compare`);
+    choose.setAttribute("aria-label", t("Choose {0} to compare", titleOf(run)));
     choose.addEventListener("change", () => {
       this.#chosen[choose.checked ? "add" : "delete"](run.run);
       this.#draw();
     });
     words.className = "words";
-    const state = make("div", "", run.steps === null ? run.status : `${run.status} · step ${run.step}/${run.steps}`);
+    const at = run.steps === null ? [] : [t("step {0} of {1}", run.step, run.steps)];
+    const state = make("div", "", [t(run.status), ...at].join(" · "));
     const rest = make("div", "", `${bytes(run.size)} · ${day(run.changed, {})}`);
     state.className = `status ${run.status}`;
     rest.className = "dim";
-    words.append(make("b", "", titleOf(run)), state, make("div", "", losses(run) || run.sentence), rest);
-    Object.assign(open, { type: "button", title: `${run.run}\n${run.sentence}` });
+    words.append(make("b", "", titleOf(run)), state, make("div", "", losses(run) || told(run.sentence)), rest);
+    Object.assign(open, { type: "button", title: `${run.run}\n${told(run.sentence)}` });
     open.append(this.#picture(run), words);
     open.addEventListener("click", () => this.#showRun(run.run));
     row.append(choose, open);
@@ -168,7 +170,7 @@ class RunsTab {
 
   #cover(page, element, run) {
     this.#page = page;
-    const back = makeButton("‹ All runs", "Show the list again (Escape)", () => this.#showList(run));
+    const back = makeButton(`‹ ${t("All runs")}`, t("Show the list again (Escape)"), () => this.#showList(run));
     const bar = make("div"), whole = make("div");
     bar.className = "bar";
     bar.append(back);
@@ -198,7 +200,7 @@ class RunsTab {
     graph.setRuns(runs.map((run, i) => ({
       name: titleOf(run), colour: COLOURS[i % COLOURS.length], points: run.curves ?? {}, saves: [],
     })));
-    host.append(place, make("h3", "", "What differs"), differences(runs));
+    host.append(place, make("h3", "", t("What differs")), differences(runs));
   }
 }
 
@@ -209,7 +211,7 @@ function differences(runs) {
   }));
   const names = [...new Set(facts.flatMap(Object.keys))];
   const differ = names.filter((name) => new Set(facts.map((fact) => JSON.stringify(fact[name] ?? null))).size > 1);
-  if (!differ.length) return make("div", "", "Nothing: these runs have the same settings.");
+  if (!differ.length) return make("div", "", t("Nothing: these runs have the same settings."));
   const heads = runs.map((run, i) => {
     const head = make("span", "", ""), swatch = make("span", `background:${COLOURS[i % COLOURS.length]}`);
     swatch.className = "swatch";
@@ -229,8 +231,8 @@ app.registerExtension({
     app.extensionManager.registerSidebarTab({
       id: "atelier-runs",
       icon: "pi pi-chart-line",
-      title: "LoRA runs",
-      tooltip: "LoRA runs: what was trained, its graph, samples and saves",
+      title: t("LoRA runs"),
+      tooltip: t("LoRA runs: what was trained, its graph, samples and saves"),
       type: "custom",
       render(host) {
         if (host.querySelector(".atelier-runs")) return; // the editor renders a tab again when it likes

@@ -1,5 +1,6 @@
 import { api } from "../../scripts/api.js";
 import { make, makeButton } from "./parts.js";
+import { t } from "./words.js";
 
 // The pictures that a run drew, step by prompt: a strip on the node, and a large view; arrow keys lead through both.
 
@@ -66,7 +67,7 @@ export class SampleStrip {
 
   #words({ step, prompt, weights }) {
     const of = weights ? ` (${weights})` : "";
-    return `step ${step}${of} · ${this.#prompts[prompt] ?? `prompt ${prompt + 1}`}`;
+    return `${t("step {0}", step)}${of} · ${this.#prompts[prompt] ?? t("prompt {0}", prompt + 1)}`;
   }
 
   #thumb(sample, row, column) {
@@ -109,7 +110,7 @@ export class SampleStrip {
       image.alt = words.textContent = this.#words(this.#rows[i][j]);
     };
     show(row, column);
-    const close = makeButton("Close", "Close the large view", () => view.close());
+    const close = makeButton(t("Close"), t("Close the large view"), () => view.close());
     close.style.marginTop = "8px";
     view.append(image, words, close);
     view.addEventListener("keydown", (event) => {

@@ -1,5 +1,6 @@
 import { app } from "../../scripts/app.js";
-import { api } from "../../scripts/api.js";
+import { ask } from "./parts.js";
+import { t, told } from "./words.js";
 
 // The Scheduler shows the learning rate's curve, in the colours of the loss plot. The server computes it, so that
 // the picture is what a run does.
@@ -33,17 +34,20 @@ function draw(svg, curve, known) {
   if (warmup > 0) {
     const right = x(Math.min(warmup, steps - 1)), bottom = Math.min(y(0), y(floor) + (floor > 0.25 * top ? height : 0));
     parts.push(element("rect", { x: LEFT, y: TOP, width: right - LEFT, height, fill: RAW, opacity: 0.35 }));
-    parts.push(label(right + 4, bottom - 5, "start", `warm-up ${warmup}`));
+    parts.push(label(right + 4, bottom - 5, "start", t("warm-up {0}", warmup)));
   }
   for (const factor of [0, top / 2, top]) {
     parts.push(element("line", { x1: LEFT, x2: LEFT + width, y1: y(factor), y2: y(factor), stroke: GRID }));
     parts.push(label(LEFT - 5, y(factor) + 3.5, "end", short(factor)));
   }
   if (floor > 0) {
-    const line = { x1: LEFT, x2: LEFT + width, y1: y(floor), y2: y(floor), stroke: HELD_OUT, "stroke-dasharray": "4 3" };
-    parts.push(element("line", line), label(LEFT + width / 4, y(floor) - 4, "middle", `floor ${short(floor)}`, HELD_OUT));
+    const dashes = { stroke: HELD_OUT, "stroke-dasharray": "4 3" };
+    const line = { x1: LEFT, x2: LEFT + width, y1: y(floor), y2: y(floor), ...dashes };
+    const words = label(LEFT + width / 4, y(floor) - 4, "middle", t("floor {0}", short(floor)), HELD_OUT);
+    parts.push(element("line", line), words);
   }
-  const ends = known ? ["step 1", String(Math.round(steps / 2)), String(steps)] : ["start", "50 %", "end"];
+  const ends = known ? [t("step {0}", 1), String(Math.round(steps / 2)), String(steps)]
+    : [t("start"), "50 %", t("end")];
   ["start", "middle", "end"].forEach((anchor, i) =>
     parts.push(label(LEFT + (width * i) / 2, HEIGHT - 6, anchor, ends[i])));
   const path = points.map(([step, factor]) => `${x(step).toFixed(2)},${y(factor).toFixed(2)}`).join(" ");
@@ -101,20 +105,10 @@ function addCurve(node) {
     const question = JSON.stringify({ values, steps, linked: linked?.name });
     if (question === shown) return;
     shown = question;
-    if (linked) return say(`${linked.name} is linked, so the curve is unknown before the run.`);
-    let answer;
-    try {
-      const response = await api.fetchApi("/atelier/schedule", {
-        method: "POST",
-        headers: { "Content-Type": "application/json" },
-        body: JSON.stringify({ values, steps }),
-      });
-      answer = await response.json();
-    } catch (problem) {
-      answer = { error: `The server did not draw the curve: ${problem.message}.` };
-    }
+    if (linked) return say(t("{0} is linked, so the curve is unknown before the run.", linked.name));
+    const answer = await ask("/atelier/schedule", { values, steps });
     if (question !== shown) return; // something newer is being asked
-    if (answer.error) return say(answer.error);
+    if (answer.error) return say(told(answer.error));
     draw(svg, answer, steps !== null);
     box.replaceChildren(svg);
   }

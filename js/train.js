@@ -3,6 +3,7 @@ import { api } from "../../scripts/api.js";
 import { RunGraph } from "./graph.js";
 import { ask, make, makeButton, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
+import { t, told } from "./words.js";
 
 // The run on Train LoRA: status, buttons, loss graph, samples, notes. What is shown comes from the run's folder, so
 // that it outlives the page and the server; events tell what is new, and name the workflow and the node they are for.
@@ -12,10 +13,11 @@ const FRESH = 2000; // steps that events may add before the server is asked for 
 const OFTEN = 1000, SELDOM = 60_000; // milliseconds between two looks into a run's folder: at most, and while it trains
 const DEEPEST = 16; // subgraphs within each other
 const BUTTONS = [
-  ["stop", "Stop and keep", "End after this step; the next nodes get the LoRA so far. Press Run again to resume."],
-  ["save", "Save now", "Save the run after this step."],
-  ["sample", "Sample now", "Draw sample_prompts after this step."],
-  ["pause", "Pause", "Save the run, end it and free the memory. Continue goes on from the same step."],
+  ["stop", t("Stop and keep"),
+    t("End after this step; the next nodes get the LoRA so far. Press Run again to resume.")],
+  ["save", t("Save now"), t("Save the run after this step.")],
+  ["sample", t("Sample now"), t("Draw sample_prompts after this step.")],
+  ["pause", t("Pause"), t("Save the run, end it and free the memory. Continue goes on from the same step.")],
 ];
 
 const views = new WeakMap(); // Train LoRA -> its view
@@ -45,7 +47,7 @@ class View {
       "background:var(--comfy-input-bg);overflow-wrap:anywhere"),
   };
   #buttons = [];
-  #go = makeButton("Continue", "Queue this workflow again; the run goes on from its last save.", () =>
+  #go = makeButton(t("Continue"), t("Queue this workflow again; the run goes on from its last save."), () =>
     app.queuePrompt(0, 1));
   #graph = null;
   #samples = new SampleStrip(this.#parts.samples);
@@ -95,7 +97,7 @@ class View {
 
   get words() {
     const { text, alive } = this.#state;
-    return alive ? text : this.#detail?.sentence ?? text ?? "";
+    return told((alive ? text : this.#detail?.sentence ?? text) ?? "");
   }
 
   get state() {
@@ -135,12 +137,12 @@ class View {
   }
 
   #fillNotes() {
-    const { notes, text } = this.#parts, copy = makeButton("Copy", "Copy the notes", (event) => {
+    const { notes, text } = this.#parts, copy = makeButton(t("Copy"), t("Copy the notes"), (event) => {
       event.preventDefault(); // the summary stays as it is
       navigator.clipboard.writeText(this.#notes);
     });
     copy.style.cssText += ";position:absolute;right:0;top:0;padding:0 8px;font-size:11px";
-    const summary = make("summary", "cursor:pointer;position:relative;line-height:20px", "Notes of the run");
+    const summary = make("summary", "cursor:pointer;position:relative;line-height:20px", t("Notes of the run"));
     summary.append(copy);
     notes.append(summary, text);
     notes.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
@@ -157,7 +159,7 @@ class View {
   }
 
   async #ask(what) {
-    toast(await ask("/atelier/ask", { what, node: this.#state.node }), "Train LoRA");
+    toast(await ask("/atelier/ask", { what, node: this.#state.node }), t("Train LoRA"));
   }
 
   #add({ step, loss, rate, concepts }) {
@@ -198,9 +200,10 @@ class View {
   #draw() {
     const { status, details, done, bar, graph } = this.#parts;
     const { alive = false, step, steps, run } = this.#state, detail = this.#detail;
-    status.textContent = this.words || "No run yet. Press Run to train.";
-    const told = alive ? this.#state.details : detail?.published?.length ? [`File: ${detail.published.at(-1)}`] : [];
-    details.textContent = told.join(" · ");
+    status.textContent = this.words || t("No run yet. Press Run to train.");
+    const file = detail?.published?.at(-1);
+    const facts = alive ? this.#state.details : file ? [t("File: {0}", file)] : [];
+    details.textContent = facts.map(told).join(" · ");
     details.style.minHeight = alive ? "28px" : ""; // two lines, so that what is beneath stays where it is
     bar.style.display = alive && steps ? "" : "none";
     done.style.width = `${(100 * step) / Math.max(1, steps)}%`;
