@@ -16,12 +16,12 @@ const OUTLIERS = 0.02; // share at each end that the axis leaves out
 const REMEMBERED = "Atelier.Graph"; // in the browser's storage
 const USUAL = { smoothing: 0.6, raw: true, log: false, clip: true, validation: true, rate: true, concepts: true };
 const SWITCHES = {
-  raw: t("Show the loss of single steps"),
-  log: t("Logarithmic axis of the loss"),
-  clip: t("Leave outliers out of the axis"),
-  validation: t("Show the validation loss, on an axis of its own"),
-  rate: t("Show the learning rates, on an axis of their own"),
-  concepts: t("Show each concept's loss"),
+  raw: [t("raw"), t("Show the loss of single steps")],
+  log: [t("log"), t("Logarithmic axis of the loss")],
+  clip: [t("clip"), t("Leave outliers out of the axis")],
+  validation: [t("validation"), t("Show the validation loss, on an axis of its own")],
+  rate: [t("rate"), t("Show the learning rates, on an axis of their own")],
+  concepts: [t("concepts"), t("Show each concept's loss")],
 };
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -149,8 +149,8 @@ export class RunGraph {
     this.#slider.addEventListener("input", () => this.#set("smoothing", Number(this.#slider.value)));
     const label = make("span", "font:11px sans-serif", t("smooth"));
     bar.append(label, this.#slider);
-    for (const [name, help] of Object.entries(SWITCHES)) {
-      const button = makeButton(t(name), help, () => this.#set(name, !this.#settings[name]));
+    for (const [name, [words, help]] of Object.entries(SWITCHES)) {
+      const button = makeButton(words, help, () => this.#set(name, !this.#settings[name]));
       button.style.cssText += ";padding:0 6px;font-size:11px;line-height:18px";
       this.#switches[name] = button;
       bar.append(button);

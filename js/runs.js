@@ -12,6 +12,9 @@ const MOST_COMPARED = 8;
 const COLOURS = ["rgb(255,176,66)", "rgb(96,180,255)", "rgb(126,211,120)", "rgb(240,120,150)",
   "rgb(190,150,255)", "rgb(90,210,200)", "rgb(220,220,110)", "rgb(235,130,90)"];
 const last = (value) => (value === null || value === undefined ? Infinity : value);
+const STATUS = {
+  running: t("running"), finished: t("finished"), stopped: t("stopped"), empty: t("empty"), unreadable: t("unreadable"),
+};
 const ORDERS = {
   changed: [t("newest"), (one, other) => other.changed - one.changed],
   title: [t("name"), (one, other) => titleOf(one).localeCompare(titleOf(other))],
@@ -112,7 +115,7 @@ class RunsTab {
     const size = bytes(found.reduce((sum, run) => sum + run.size, 0)), all = this.#runs.length;
     const more = this.#more ? t("; {0} more are not shown", this.#more) : "";
     this.#total.textContent = all
-      ? t(all === 1 ? "{0} of {1} run, {2}" : "{0} of {1} runs, {2}", found.length, all, size) + more
+      ? (all === 1 ? t("1 run, {0}", size) : t("{0} of {1} runs, {2}", found.length, all, size)) + more
       : t("There is no run yet. Press Run in a workflow with Train LoRA; its run appears here.");
     this.#total.style.marginBottom = "6px";
     this.#compare.disabled = this.#chosen.size < 2 || this.#chosen.size > MOST_COMPARED;
@@ -134,7 +137,7 @@ class RunsTab {
     });
     words.className = "words";
     const at = run.steps === null ? [] : [t("step {0} of {1}", run.step, run.steps)];
-    const state = make("div", "", [t(run.status), ...at].join(" · "));
+    const state = make("div", "", [STATUS[run.status], ...at].join(" · "));
     const rest = make("div", "", `${bytes(run.size)} · ${day(run.changed, {})}`);
     state.className = `status ${run.status}`;
     rest.className = "dim";

@@ -2,10 +2,12 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 
 // The page's texts in the language of the editor. The English text is the key; other languages are in
-// locales/<language>/main.json under "atelier". {0}, {1} … stand for values, in any order.
+// locales/<language>/main.json under "atelier". {0}, {1} … stand for values.
 
-const NUMBER = /\d+(?:\.\d+)?/g;
 const known = await read();
+const patterns = Object.keys(known.server ?? {}) // the longest first, as the most special ones
+  .sort((one, other) => other.length - one.length)
+  .map((text) => [new RegExp(`^${asPattern(text)}$`, "s"), text]);
 
 async function read() {
   const language = app.extensionManager?.setting?.get("Comfy.Locale") ?? "en";
@@ -19,14 +21,20 @@ async function read() {
   }
 }
 
+function asPattern(text) {
+  return text.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{\d\}/g, "(.+)");
+}
+
 const fill = (text, values) => text.replace(/\{(\d)\}/g, (place, i) => values[i] ?? place);
 
-export const t = (text, ...values) => fill(known[text] ?? text, values);
+// A text of the page.
+export const t = (text, ...values) => fill(known.page?.[text] ?? text, values);
 
-// A text of the server, whose numbers stand for themselves: "step 3 of 20" is looked up as "step {0} of {1}".
+// A text of the server, whose values are in it already.
 export function told(text) {
-  const numbers = text.match(NUMBER) ?? [];
-  let count = 0;
-  const key = text.replace(NUMBER, () => `{${count++}}`);
-  return key in known ? fill(known[key], numbers) : text;
+  for (const [pattern, key] of patterns) {
+    const found = pattern.exec(text);
+    if (found) return fill(known.server[key], found.slice(1));
+  }
+  return text;
 }

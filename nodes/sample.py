@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from .comfyui import sampling
 from .node import Node
 from .sockets import CATEGORY, io, titled
+
+GAP = 8  # white pixels between before and after
 
 
 class AtelierSample(Node):
@@ -20,7 +25,7 @@ class AtelierSample(Node):
             display_name=titled("Sample"),
             category=CATEGORY,
             description="Samples pictures with ComfyUI's own sampler. With hires_scale above 1 it enlarges the "
-            "latents and samples a second time for detail (hi-res fix).",
+            "latents and samples a second time for detail (hi-res fix). With before_model it draws before and after.",
             search_aliases=["ksampler", "txt2img", "hires fix", "highres fix", "test lora", "atelier"],
             inputs=[
                 io.Model.Input("model", tooltip="The model to sample with, for example MODEL of Train LoRA."),
@@ -103,8 +108,24 @@ class AtelierSample(Node):
                     tooltip="How the latents are enlarged before the second pass. bislerp keeps their statistics.",
                     advanced=True,
                 ),
+                io.Model.Input(
+                    "before_model",
+                    optional=True,
+                    tooltip="Optional, to compare: a second MODEL, for example of Load Base Model, draws the same "
+                    "pictures at the left.",
+                ),
+                io.Clip.Input(
+                    "before_clip",
+                    optional=True,
+                    tooltip="Optional: the text encoder of before_model. Not linked = clip.",
+                ),
             ],
-            outputs=[io.Image.Output(display_name="IMAGE", tooltip="The pictures of the last pass.")],
+            outputs=[
+                io.Image.Output(
+                    display_name="IMAGE",
+                    tooltip="The pictures of the last pass; with before_model, before and after side by side.",
+                )
+            ],
         )
 
     @classmethod
@@ -127,14 +148,25 @@ class AtelierSample(Node):
         hires_denoise: float,
         hires_steps: int,
         upscale_method: str,
+        before_model: Any = None,
+        before_clip: Any = None,
     ) -> io.NodeOutput:
-        """Sample, enlarge and sample again, decode."""
-        conditioning = sampling.encode_prompt(clip, prompt), sampling.encode_prompt(clip, negative)
+        """Sample, enlarge and sample again, decode; with a second model put its pictures at the left."""
         settings = {"seed": seed, "cfg": cfg, "sampler_name": sampler_name, "scheduler": scheduler}
-        latents = sampling.empty_latents(width, height, batch_size)
-        latents = sampling.sample_latents(model, *conditioning, latents, steps=steps, denoise=1.0, **settings)
-        if hires_scale > 1:
-            latents = sampling.upscale_latents(latents, hires_scale, upscale_method)
-            settings |= {"steps": hires_steps, "denoise": hires_denoise}
-            latents = sampling.sample_latents(model, *conditioning, latents, **settings)
-        return io.NodeOutput(sampling.decode_latents(vae, latents))
+
+        def draw(model: Any, clip: Any) -> Tensor:
+            conditioning = sampling.encode_prompt(clip, prompt), sampling.encode_prompt(clip, negative)
+            latents = sampling.empty_latents(width, height, batch_size)
+            latents = sampling.sample_latents(model, *conditioning, latents, steps=steps, denoise=1.0, **settings)
+            if hires_scale > 1:
+                latents = sampling.upscale_latents(latents, hires_scale, upscale_method)
+                second = {**settings, "steps": hires_steps, "denoise": hires_denoise}
+                latents = sampling.sample_latents(model, *conditioning, latents, **second)
+            return sampling.decode_latents(vae, latents)
+
+        after = draw(model, clip)
+        if before_model is None:
+            return io.NodeOutput(after)
+        before = draw(before_model, clip if before_clip is None else before_clip)
+        gap = after.new_ones(*after.shape[:2], GAP, after.shape[3])
+        return io.NodeOutput(torch.cat([before, gap, after], dim=2))

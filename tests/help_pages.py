@@ -73,3 +73,46 @@ def escaped(text: str) -> str:
 def unescaped(text: str) -> str:
     """Read a text as vue-i18n shows it."""
     return re.sub(r"\{'([{}@|])'\}", r"\1", text)
+
+
+KINDS = {  # the words of a help page's tables
+    "zh": {
+        "Inputs": "输入", "Outputs": "输出", "Input": "输入", "Output": "输出", "Kind": "类型", "Default": "默认值",
+        "Meaning": "含义", "number": "数字", "whole number": "整数", "choice": "选项", "yes / no": "开关",
+        "text": "文本", "empty": "空", "on": "开", "off": "关",
+    }
+}  # fmt: skip
+
+
+def translated(page: str, english: str, schema: Mapping[str, Any], known: Mapping[str, Any], language: str) -> str:
+    """Return a help page in another language: its prose as it is, its tables made of the English page's.
+
+    known: the texts of the node in that language. The tables come last.
+    """
+    words, own = KINDS[language], texts(schema)["inputs"]
+    lines = [page.partition(f"\n## {words['Inputs']}\n")[0].rstrip("\n"), ""]
+    tables = "## Inputs" + english.partition("\n## Inputs")[2]
+    outputs = {name: known["outputs"][str(i)]["tooltip"] for i, name in enumerate(schema["output_name"])}
+    inside = ""
+    for line in tables.split("\n"):
+        cells = line.strip("| ").split(" | ")
+        if line.startswith("## "):
+            inside = line.removeprefix("## ")
+            lines.append(f"## {words[inside]}")
+        elif row := ROW.match(line):
+            name, first = row[2], cells[0]
+            if inside == "Inputs":
+                (key, *_) = [name] if name in own else [key for key, text in own.items() if text["name"] == name]
+                meaning = known["inputs"][key]["tooltip"].partition(": ")[2]
+                first = first.replace(f"`{name}`", f"`{name}` {known['inputs'][key]['name']}")
+            else:
+                meaning = outputs[name]
+            meaning = unescaped(meaning).replace("|", "\\|").replace("\n", " ")
+            lines.append(f"| {' | '.join([first, *(words.get(cell, cell) for cell in cells[1:-1]), meaning])} |")
+        elif line.startswith("| ---"):
+            lines.append(line)
+        elif line.startswith("| "):
+            lines.append(f"| {' | '.join(words[cell] for cell in cells)} |")
+        else:
+            lines.append(line)
+    return "\n".join(lines)

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
+from help_pages import explained, inputs
 
 from comfy_client import ComfyClient, ComfyServer
-from help_pages import explained, inputs
 from lora_atelier.dev import PACK, ROOT
 
 SNAPSHOT = Path(__file__).with_name("object_info.json")

@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import DYNAMIC_COMBO, NOTES, QUICKSTART, ROOT, TINY_BASE, TOUR, is_widget, take_widgets, to_prompt
+from lora_atelier.dev import (
+    DYNAMIC_COMBO,
+    FLOW,
+    NOTES,
+    QUICKSTART,
+    ROOT,
+    TINY_BASE,
+    TOUR,
+    is_widget,
+    take_widgets,
+    to_prompt,
+)
 
 WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
 OF_THE_MACHINE = ("checkpoint", "ckpt_name")  # combos whose options are files
@@ -40,7 +51,8 @@ def allowed(spec: list, value: object) -> bool:
 
 
 def test_there_are_workflows() -> None:
-    assert {path.stem for path in WORKFLOWS} >= {"quickstart", "tour", "flow", "sd15_character", "sdxl_1024"}
+    assert {QUICKSTART, TOUR, FLOW} <= set(WORKFLOWS)
+    assert len(WORKFLOWS) == 5 and all(path.with_suffix(".jpg").exists() for path in WORKFLOWS)  # thumbnails
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from clip_tokenizer import TOKENIZER
 from durable import Cut, apart, differ
+from PIL import Image
 from prepared import NeverLoaded, Ready, without_estimates
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -435,6 +436,28 @@ def test_samples_show_the_trained_network(config, tmp_path):
     assert few.samples.shape == (2, 96, 64, 3) and 0 <= few.samples.min() <= few.samples.max() <= 1
     more = run(change(config.replace(sample=sample), "train", steps=8), tmp_path)
     assert not torch.equal(few.samples, more.samples)
+
+def test_a_sample_lies_beside_the_lora_for_model_browsers(config, tmp_path):
+    """Its name is the LoRA's; neither a stranger's picture nor that of another run is replaced."""
+    sample = SampleConfig(prompts=("thing",), width=64, height=64, steps=1)
+    config = config.replace(sample=sample, saves=config.saves.replace(overwrite=True))
+    output = tmp_path / "lora.safetensors"
+    run = train_lora(config, output, tmp_path / "cache")
+    preview = tmp_path / "lora.png"
+    with Image.open(preview) as image, Image.open(next((run.run / "samples").iterdir())) as drawn:
+        assert image.tobytes() == drawn.tobytes()
+
+    longer = config.replace(existing=ExistingConfig(on_existing="train again"))
+    preview.write_bytes(b"somebody's own")
+    notes = []
+    train_lora(longer, output, tmp_path / "cache", callbacks=Callbacks(note=notes.append))
+    assert preview.read_bytes() == b"somebody's own"
+    assert any("has no preview picture" in note for note in notes)
+
+    preview.unlink()
+    (tmp_path / "lora.preview.webp").touch()
+    train_lora(longer, output, tmp_path / "cache")
+    assert not preview.exists()
 
 
 @pytest.mark.parametrize(("family", "prefixes"), [("sd2", {"lora_te"}), ("sdxl", {"lora_te1", "lora_te2"})])

@@ -65,9 +65,10 @@ NEEDED = [  # each has a reason to be there that no import shows
     "assets/concept_example/mossling_01.png",
     "js/atelier.js",
     "js/docs/AtelierTrain.md",
+    "locales/zh/nodeDefs.json",
     "pyproject.toml",
-    "workflows/flow.json",
-    "workflows/quickstart.json",
+    "workflows/Train a LoRA - flow model.json",
+    "workflows/Train a LoRA.json",
 ]
 
 

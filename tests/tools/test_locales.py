@@ -1,14 +1,14 @@
 """Texts in other languages: complete, in the form that the editor reads, and none that nobody shows."""
 
+import ast
 import json
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
+from help_pages import escaped, texts, tooltips, translated, unescaped
 
-from help_pages import escaped, explained, texts, tooltips, unescaped
 from lora_atelier.dev import ROOT
 
 SCHEMAS = json.loads((ROOT / "tests" / "comfyui" / "object_info.json").read_text(encoding="utf-8"))
@@ -57,3 +57,63 @@ def test_every_text_of_a_node_is_translated(language: str) -> None:
             assert re.search(LETTERS[language], text), f"{key} is not translated"
         if key[-1] == "tooltip" and key[1] == "inputs":  # messages name inputs in English
             assert text.startswith(f"{ENGLISH[key[0]]['inputs'][key[2]]['name']}: "), key
+
+
+@pytest.mark.parametrize("node", SCHEMAS)
+def test_the_help_page_is_translated(node: str) -> None:
+    """Its tables are made of the English ones: ATELIER_WRITE_SNAPSHOT=1 writes them anew."""
+    docs = ROOT / "js" / "docs"
+    english, page = (docs / f"{node}.md").read_text(encoding="utf-8"), docs / node / "zh.md"
+    found = page.read_text(encoding="utf-8")
+    wanted = translated(found, english, SCHEMAS[node], read("zh")[node], "zh")
+    if os.environ.get("ATELIER_WRITE_SNAPSHOT"):
+        page.write_text(wanted, encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == wanted
+    prose = english.partition("\n## Inputs")[0]
+    assert page.read_text(encoding="utf-8").count("\n#") == english.count("\n#"), "a section is missing"
+    assert set(re.findall(r"`[^`]+`", prose)) <= set(re.findall(r"`[^`]+`", found)), "something is not named"
+
+
+def literals() -> set[str]:
+    """List the texts that the page's modules ask for."""
+    found = set()
+    for path in (ROOT / "js").glob("*.js"):
+        for call in re.findall(r'\bt\(\s*("(?:[^"\\]|\\.)*"(?:\s*\+\s*"(?:[^"\\]|\\.)*")*)', path.read_text("utf-8")):
+            found.add("".join(re.findall(r'"((?:[^"\\]|\\.)*)"', call)))
+    return found
+
+
+def sentences() -> list[re.Pattern[str]]:
+    """List the texts of the server as patterns, with anything where a value is put in."""
+    found = []
+    for path in [*(ROOT / "nodes").rglob("*.py"), *(ROOT / "trainer_core").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [part.value if isinstance(part, ast.Constant) else None for part in parts]
+            if len("".join(text for text in texts if isinstance(text, str)).replace(" ", "")) > 3:
+                pattern = "".join(".*" if text is None else re.escape(str(text)) for text in texts)
+                found.append(re.compile(pattern.replace(r"\{\}", ".*"), re.DOTALL))
+    return found
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_text_of_the_page_is_translated(language: str) -> None:
+    known = read(language, "main")["atelier"]
+    assert sorted(literals() ^ known["page"].keys()) == []
+    said = sentences()
+    for text in known["server"]:
+        phase = text.removesuffix(" {0} of {1}")  # progress adds how far it is
+        assert any(pattern.fullmatch(each) for pattern in said for each in (text, phase)), f"nobody says: {text}"
+    for kind in ("page", "server"):
+        for text, translation in known[kind].items():
+            assert sorted(PLACES.findall(text)) == sorted(PLACES.findall(translation)), text
+            assert re.search(LETTERS[language], translation) or text == translation == "Zip", text
+
+
+def test_every_language_has_the_same_texts_of_settings_and_templates() -> None:
+    (first, *others) = (leaves({name: read(language, name) for name in ("main", "settings")}) for language in LANGUAGES)
+    assert all(first.keys() == other.keys() for other in others)
+    assert leaves({"main": read("en", "main")}).keys() <= first.keys()
+    source = (ROOT / "js" / "atelier.js").read_text(encoding="utf-8")
+    shown = {name.replace(".", "_") for name in re.findall(r'\bid: "(Atelier\.\w+)"', source)}
+    assert read("zh", "settings").keys() == shown

@@ -142,7 +142,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             _eps(1e-8, 1e-30),
             D0,
             D_COEF,
-            Setting("use_bias_correction", True, "First steps as AdamW's, without its warm-up of the means."),
+            Setting("use_bias_correction", True, "The first steps are as large as AdamW's. Off, they are larger."),
             Setting(
                 "safeguard_warmup",
                 True,
@@ -214,7 +214,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "bitsandbytes",
         LION,
         2e-5,
-        "Lion with its state in 8 bits: an eighth of AdamW's. Not available: lion.",
+        "Lion with its state in 8 bits: an eighth of AdamW's. If it is not available, use lion.",
         wanted="0.45",
         instead="lion",
     ),

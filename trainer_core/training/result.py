@@ -15,7 +15,7 @@ from ..data.plan import Plan
 from ..runs import LORA, SAMPLES, Checkpoint, Choice, RunFolder
 from ..runs.publish import Destination
 from .checkpoint import read_history
-from .sample_files import are_pictures, draw_samples, read_pictures
+from .sample_files import are_pictures, draw_samples, put_preview, read_pictures
 from .saving import disk_errors_explained, publish
 from .state import Run
 from .weights import read_versions
@@ -76,6 +76,8 @@ def finish(run: Run, checkpoint: Checkpoint, origin: str, log: Path | None, *, s
         samples = {"of": sample.digest(), "files": [path.name for path in paths]}
         run.folder.finish({"step": checkpoint.step, "samples": samples})
         run.record("finished", step=checkpoint.step)
+        if paths:
+            put_preview(run, copies[0].path, paths[0])
     source = ResultSource(
         folder=run.folder,
         checkpoint=checkpoint,

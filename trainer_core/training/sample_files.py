@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from ..common.disk_errors import describe_disk_error, reason
@@ -18,6 +20,9 @@ from ..runs import SAMPLES
 from .sample import sample_images
 from .state import Run
 from .weights import versions
+
+PREVIEWS = {f"{kind}{ending}" for kind in ("", ".preview") for ending in (".png", ".jpg", ".jpeg", ".webp", ".gif")}
+RUN_OF_PREVIEW = "atelier_run"  # a text in the PNG file: the key of its run
 
 
 def draw_samples(run: Run) -> list[Path]:
@@ -56,6 +61,29 @@ def save_picture(path: Path, image: Tensor) -> None:
     """Write a picture (H, W, 3) in 0..1 as PNG."""
     with written_whole(path) as temporary:
         Image.fromarray((image * 255).round().to(torch.uint8).numpy()).save(temporary, format="PNG")
+
+
+def put_preview(run: Run, lora: Path, picture: Path) -> None:
+    """Put a sample beside a LoRA file, as `<name>.png`, where model browsers look for it; report a failure.
+
+    A picture of another run, or of somebody else, stays.
+    """
+    path, key = lora.with_suffix(".png"), run.folder.keys.run
+    try:
+        others = {each.name.removeprefix(lora.stem) for each in lora.parent.glob(f"{glob.escape(lora.stem)}.*")}
+        if others & PREVIEWS - {".png"} or (path.exists() and _run_of_preview(path) != key):
+            return
+        text = PngInfo()
+        text.add_text(RUN_OF_PREVIEW, key)
+        with Image.open(picture) as sample, written_whole(path) as temporary:
+            sample.save(temporary, format="PNG", pnginfo=text)
+    except DECODER_ERRORS as error:
+        run.callbacks.note(f"The LoRA has no preview picture: {describe_disk_error(error, path.parent)}")
+
+
+def _run_of_preview(path: Path) -> str:
+    with Image.open(path) as image:
+        return str(image.info.get(RUN_OF_PREVIEW, ""))
 
 
 def are_pictures(paths: Sequence[Path]) -> bool:
