@@ -97,7 +97,8 @@ class View {
 
   get words() {
     const { text, alive } = this.#state;
-    return told((alive ? text : this.#detail?.sentence ?? text) ?? "");
+    const ended = !alive && this.#detail?.status !== "running"; // an older answer calls it running still
+    return told((ended ? this.#detail?.sentence : null) ?? text ?? "");
   }
 
   get state() {
