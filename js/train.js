@@ -80,7 +80,8 @@ class View {
   // The node's state from an event or the server; without one the node shows no run.
   update(state = {}) {
     const { points = [], note, changed, ...rest } = state, other = rest.run !== this.#state.run;
-    const notes = rest.notes ?? [...((!other && this.#state.notes) || []), ...(note === undefined ? [] : [note])];
+    const before = rest.prompt_id === this.#state.prompt_id ? this.#state.notes ?? [] : []; // a run gets its name late
+    const notes = rest.notes ?? [...before, ...(note === undefined ? [] : [note])];
     this.#state = { ...rest, notes };
     if (other) [this.#detail, this.#curves, this.#fresh] = [null, null, []];
     for (const point of points) this.#add(point);

@@ -10,7 +10,7 @@ import torch
 
 from ..trainer_core.config import BaseModelConfig, DatasetConfig, Defaults, fill_dataset, fill_train
 from .comfyui import folders
-from .comfyui.progress import NodeProgress
+from .comfyui.progress import scan_callbacks, show_text
 from .node import Node
 from .sockets import CATEGORY, BaseModelSocket, DatasetSocket, Sizes, io, titled, ui
 from .train_inputs import accumulate, batch_size, buckets, read_plan, resolution, seed
@@ -91,15 +91,14 @@ class AtelierDatasetPreview(Node):
             )
         defaults = base.defaults if base else Defaults()
         train, dataset = fill_train(train, defaults), fill_dataset(dataset, defaults)
-        progress = NodeProgress(cls.hidden.unique_id)
         with Index(folders.index_file()) as index:
-            manifest = scan(dataset, index, progress.callbacks(), folders.access())
+            manifest = scan(dataset, index, scan_callbacks(cls.hidden.unique_id), folders.access())
         plan = build_plan(manifest, dataset, train)
         sheet = to_image(render_preview(plan, epoch=epoch, columns=columns, limit=limit))
         remarks = long_captions(plan, base or ClipLengths(load_tokenizer(folders.tokenizer_path())), {})
         remarks += differences(cls.hidden.prompt or {}, cls.hidden.unique_id)
         text = "\n".join([report(plan), *(f"- {sentence}" for sentence in remarks)])
-        progress.text(text)
+        show_text(cls.hidden.unique_id, text)
         shown = {**ui.PreviewImage(sheet, cls=cls).as_dict(), **ui.PreviewText(text).as_dict()}
         return io.NodeOutput(sheet, text, manifest_table(plan), ui=shown)
 

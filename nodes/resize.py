@@ -7,7 +7,7 @@ import torch
 from ..trainer_core.common.wording import count
 from ..trainer_core.lora_files.resize import lower_rank
 from .comfyui import models
-from .comfyui.progress import NodeProgress
+from .comfyui.progress import show_text
 from .node import Node
 from .sockets import CATEGORY, io, titled, ui
 
@@ -56,5 +56,5 @@ class AtelierResizeLora(Node):
             f"{before / 1e6:.1f} MB to {after / 1e6:.1f} MB.\n"
             f"Kept {kept:.1%} of the effect on average, least {worst.kept:.1%} ({worst.name})."
         )
-        NodeProgress(cls.hidden.unique_id).text(report)
+        show_text(cls.hidden.unique_id, report)
         return io.NodeOutput(resized, report, ui=ui.PreviewText(report))

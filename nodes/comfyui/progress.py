@@ -214,6 +214,20 @@ class NodeProgress:
         self._memory = f"{kind} {used / 1e9:.1f} GB used, {free / 1e9:.1f} GB free"
 
 
+def scan_callbacks(node_id: str) -> Callbacks:
+    """Build the core's callbacks of a node that trains nothing: its progress bar, and Cancel."""
+    bar = comfy.utils.ProgressBar(1, node_id=node_id)
+    return Callbacks(
+        phase=lambda _, done, total: bar.update_absolute(done, total),
+        check=comfy.model_management.throw_exception_if_processing_interrupted,
+    )
+
+
+def show_text(node_id: str, text: str) -> None:
+    """Show a text on a node that trains nothing."""
+    PromptServer.instance.send_progress_text(text, node_id)
+
+
 def _finite(value: Any) -> Any:
     """Replace numbers that are not finite by None, which every JSON reader accepts."""
     if isinstance(value, Mapping):

@@ -10,7 +10,7 @@ from lora_atelier.dev import TOUR
 
 pytestmark = pytest.mark.browser
 
-TRAIN = 12  # the node's id in the workflow
+TRAIN, SAVES = 12, 22  # the nodes' ids in the workflow
 SAVED = f"() => window.app.graph.getNodeById({TRAIN}).serialize().widgets_values"
 PROMPT = f"async () => Object.keys((await window.app.graphToPrompt()).output[{TRAIN}].inputs)"
 ALL = "alive => { const b = [...document.querySelectorAll('.atelier-train [data-ask]')]; return b.length === 4 && "
@@ -29,11 +29,11 @@ COUNT = """() => {
     window.app.api.addEventListener("atelier.run", () => count++);
     return () => count;
 }"""
-SET = f"""values => {{
-    const node = window.app.graph.getNodeById({TRAIN});
+SET = """([id, values]) => {
+    const node = window.app.graph.getNodeById(id);
     for (const [name, value] of Object.entries(values))
         node.widgets.find(widget => widget.name === name).value = value;
-}}"""
+}"""
 ALONE = f"""() => {{  // away from the other nodes, all of it in view
     const node = window.app.graph.getNodeById({TRAIN}), canvas = window.app.canvas;
     node.pos = [0, 3000];
@@ -42,7 +42,7 @@ ALONE = f"""() => {{  // away from the other nodes, all of it in view
     canvas.setDirty(true, true);
 }}"""
 QUEUE = f"async () => await window.app.queuePrompt(0, 1, ['{TRAIN}'])"
-LONG = {"steps": 100_000, "batch_size": 1, "resolution": 64, "sample_steps": 2}  # ends by itself too late for a test
+LONG = {"steps": 100_000, "batch_size": 1, "resolution": 64}  # ends by itself too late for a test
 READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
 
 
@@ -78,7 +78,8 @@ def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(e
 
     # During the run: status, graph, buttons, samples, notes; in both renderers.
     editor.run(ALONE)
-    editor.run(SET, LONG | {"name": "live"})
+    editor.run(SET, [TRAIN, LONG | {"name": "live"}])
+    editor.run(SET, [SAVES, {"sample_steps": 2}])
     editor.run(QUEUE)
     page.wait_for_function(ALL, arg=True)
     for renderer in ("litegraph", "vue"):
@@ -149,7 +150,7 @@ def test_two_train_nodes_show_their_own_runs(editor) -> None:
     twin["inputs"] = [{**each, "link": None} for each in twin["inputs"]]
     workflow["nodes"].append(twin)
     editor.load(workflow)
-    editor.run(SET, LONG | {"name": "first"})
+    editor.run(SET, [TRAIN, LONG | {"name": "first"}])
     editor.run(QUEUE)
     editor.page.wait_for_function(ANY, arg="^step")
     statuses = editor.page.locator(".atelier-status").all_text_contents()
