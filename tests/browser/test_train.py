@@ -151,5 +151,5 @@ def test_two_train_nodes_show_their_own_runs(editor) -> None:
     editor.page.wait_for_function(ANY, arg="^step")
     statuses = editor.page.locator(".atelier-status").all_text_contents()
     assert sorted(text.split()[0] for text in statuses) == ["No", "step"]
-    ask(editor.page, "Pause", "The run pauses and frees the memory.")
+    editor.page.locator('.atelier-train [data-ask="pause"]:enabled').click()
     editor.page.get_by_role("button", name="Continue").wait_for()

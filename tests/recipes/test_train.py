@@ -437,6 +437,7 @@ def test_samples_show_the_trained_network(config, tmp_path):
     more = run(change(config.replace(sample=sample), "train", steps=8), tmp_path)
     assert not torch.equal(few.samples, more.samples)
 
+
 def test_a_sample_lies_beside_the_lora_for_model_browsers(config, tmp_path):
     """Its name is the LoRA's; neither a stranger's picture nor that of another run is replaced."""
     sample = SampleConfig(prompts=("thing",), width=64, height=64, steps=1)
