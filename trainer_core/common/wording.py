@@ -22,9 +22,13 @@ def names(items: Iterable[str], most: int = 5) -> str:
 
 def count(items: Sized | float, one: str, many: str = "") -> str:
     """Write a number with its noun: "1 picture has", "2 pictures have"; many: by default `one` with an s."""
-    number = items if isinstance(items, int | float) else len(items)
-    text = str(number) if isinstance(number, int) else f"{number:g}"
-    return f"{text} {one if number == 1 else many or one + 's'}"
+    text = short(items if isinstance(items, int | float) else len(items))
+    return f"{text} {one if text == '1' else many or one + 's'}"
+
+
+def short(number: float) -> str:
+    """Write a number with two digits after the point at most."""
+    return str(number) if isinstance(number, int) else f"{number:.2f}".rstrip("0").rstrip(".")
 
 
 def bytes_of(size: float) -> str:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..common.wording import short
 from ..data.plan import Plan, Sample
 from ..data.scan import count, names, printable
 from ..models import CaptionLengths, Words
@@ -117,7 +118,7 @@ def _concept_table(plan: Plan) -> str:
                 concept.role,
                 len(pictures),
                 count(concept.samples, "visit") if concept.samples else repeats,
-                f"{visits:g}",
+                short(visits),
                 f"{concept.loss_weight:g}",
                 captions,
                 masked,
@@ -166,8 +167,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _remarks(plan: Plan) -> Iterator[str]:
-    """Yield remarks on pictures that are much cropped, much enlarged or never mirrored."""
+    """Yield remarks on pictures that are all without words, much cropped, much enlarged or never mirrored."""
     pictures = plan.manifest.pictures
+    if not any(text.strip() for i in plan.trained for text in plan.captions_of(i)):
+        yield (
+            "Nothing is captioned, so no word of a prompt calls what is learnt. Write a made-up word into "
+            "caption_prefix of Concept Dataset."
+        )
     shares = [(i, max(crop.crop_share(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
     scales = [(i, max(crop.scale(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
     cropped = [f"{pictures[i].name} ({share:.0%})" for i, share in shares if share > MOST_CROPPED]

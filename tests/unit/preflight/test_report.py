@@ -54,6 +54,14 @@ def test_prefix_and_every_line_count_and_a_caption_of_50_kilobytes_is_no_trouble
     assert len(sentences(base, "cat " * 80 + ", dog", shuffle=True, tag_dropout=0.5)) == 1
 
 
+@pytest.mark.parametrize(("text", "prefix", "remarked"), [("", "", True), ("a cat", "", False), ("", "zwx", False)])
+def test_nothing_captioned_is_remarked_on_with_the_input_to_change(text: str, prefix: str, remarked: bool) -> None:
+    picture = Picture(path=Path("a.png"), name="a.png", concept=0, width=512, height=512, digest="a", lines=(text,))
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder="x", captions=CaptionConfig(prefix=prefix)),))
+    said = report(build_plan(Manifest(pictures=(picture,)), dataset, TrainConfig()))
+    assert ("Write a made-up word into caption_prefix of Concept Dataset" in said) == remarked
+
+
 @pytest.mark.parametrize(
     ("name", "shown"),
     [

@@ -194,5 +194,6 @@ def _missing(folder: Path, missing: list[str], total: int, hint: str, report: Re
     wanted = "entry" if captions.source == "table" else f"{' or '.join(captions.extensions)} caption"
     where = hint if captions.source == "table" else f" in {folder}{hint}"
     sentence = f"{some} no {wanted}{where}: {names(missing)}"
-    report.problem(missing, "without a caption", sentence, "write captions, set missing_caption to empty")
+    remedy = "write captions, set caption_source to where they are" if total == len(missing) else "write captions"
+    report.problem(missing, "without a caption", sentence, f"{remedy}, set missing_caption to empty")
     return {}

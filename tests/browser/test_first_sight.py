@@ -1,0 +1,100 @@
+"""What a new user meets: templates with names, a quickstart on one screen, an app, a blueprint, one's own language."""
+
+import json
+
+import pytest
+
+from comfy_client import ComfyClient, ComfyServer
+from lora_atelier.dev import QUICKSTART, ROOT
+
+pytestmark = pytest.mark.browser
+
+READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
+COMMAND = "name => window.app.extensionManager.command.execute(name)"
+READABLE = 0.5  # of the size that texts have at 100 %
+PROMPT = "async () => (await window.app.graphToPrompt()).output"
+# The labels that the classic renderer draws, and the Vue one shows.
+LABELS = "() => window.app.graph.nodes.flatMap(node => [node.title, ...(node.widgets ?? []).map(w => w.label)])"
+
+
+def quickstart() -> dict:
+    """Return the shipped quickstart."""
+    return json.loads(QUICKSTART.read_text(encoding="utf-8"))
+
+
+def test_templates_have_names_and_pictures(editor) -> None:
+    editor.run(COMMAND, "Comfy.BrowseTemplates")
+    dialog = editor.page.get_by_role("dialog")
+    dialog.get_by_text("LoRA Atelier", exact=True).click()
+    for path in (ROOT / "workflows").glob("*.json"):
+        dialog.get_by_text(path.stem, exact=True).first.wait_for()
+    editor.screenshot(f"templates-{editor.version}")
+    editor.page.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+
+
+def test_the_quickstart_fits_one_screen(editor) -> None:
+    editor.load(quickstart())
+    assert editor.run("() => window.app.canvas.ds.scale") >= READABLE
+
+
+def test_the_quickstart_opens_as_an_app(editor) -> None:
+    workflow = quickstart()
+    editor.load(workflow)
+    editor.run(COMMAND, "Comfy.ToggleLinear")
+    for _, name in workflow["extra"]["linearData"]["inputs"]:
+        editor.page.get_by_text(name, exact=True).locator("visible=true").first.wait_for()
+    assert editor.page.get_by_text("batch_size", exact=True).locator("visible=true").count() == 0
+    editor.settle()
+    editor.screenshot(f"app-{editor.version}")
+    editor.run(COMMAND, "Comfy.ToggleLinear")
+    editor.settle()
+
+
+def test_the_blueprint_trains_with_five_inputs(editor) -> None:
+    page = editor.page
+    page.mouse.dblclick(900, 500)
+    page.get_by_role("combobox").or_(page.get_by_role("textbox")).last.wait_for()
+    page.keyboard.type("Train a LoRA")
+    page.get_by_text("Train a LoRA").locator("visible=true").first.wait_for()
+    page.keyboard.press("Enter")
+    page.mouse.click(800, 450)  # the newest editor lets one place the node
+    page.wait_for_function("() => window.app.graph.nodes.length === 1")
+    names = editor.run("() => window.app.graph.nodes[0].widgets.map(widget => widget.name)")
+    assert names == ["checkpoint", "folder", "caption_prefix", "name", "steps"]
+    editor.fit()
+    editor.screenshot(f"blueprint-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+    kinds = {node["class_type"]: node["inputs"] for node in editor.run(PROMPT).values()}
+    assert kinds.keys() == {"AtelierLoadBaseModel", "AtelierConceptDataset", "AtelierTrain"}
+    assert kinds["AtelierTrain"]["steps"] == 1000
+
+
+@pytest.mark.parametrize(("language", "title", "label", "button"), [
+    ("zh", "训练 LoRA (Atelier)", "步数", "停止并保留"),
+    ("ja", "LoRA 学習 (Atelier)", "ステップ数", "停止して残す"),
+])  # fmt: skip
+def test_everything_speaks_the_language_of_the_editor(
+    editor, server: ComfyServer, language: str, title: str, label: str, button: str
+) -> None:
+    settings = ComfyClient(server.url)
+    try:
+        settings.request("/settings", {"Comfy.Locale": language})
+        editor.page.reload(wait_until="domcontentloaded")
+        editor.page.wait_for_function(READY)
+        editor.settle()
+        editor.errors[:] = [error for error in editor.errors if "lora-atelier" in error]  # the editor's own
+        editor.run("() => window.app.graph.clear()")
+        editor.run("""() => {
+            const node = window.LiteGraph.createNode("AtelierTrain");
+            window.app.graph.add(node);
+        }""")
+        editor.page.get_by_role("button", name=button).wait_for()
+        labels = editor.run(LABELS)
+        assert title in labels and label in labels
+        editor.fit()
+        editor.screenshot(f"{language}-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+    finally:
+        settings.request("/settings", {"Comfy.Locale": "en"})
+        editor.page.reload(wait_until="domcontentloaded")
+        editor.page.wait_for_function(READY)
+        editor.settle()
