@@ -164,7 +164,8 @@ def test_if_all_captions_are_missing_the_sentence_says_so_and_where_they_are(tmp
     assert str(error.value) == (
         f"None of the 3 pictures has a caption; 3 pictures have no .txt caption in {tmp_path}, but there are 3 "
         ".caption files (set caption_extension of Concept Dataset to .caption): 0.png, 1.png, 2.png; write captions, "
-        "set caption_source to where they are, set missing_caption to empty, or set on_problem of Concept Dataset to leave_out."
+        "set caption_source to where they are, set missing_caption to empty, or set on_problem of Concept Dataset to "
+        "leave_out."
     )
     (tmp_path / "1.txt").write_text("one")
     with pytest.raises(ValueError, match=r"^2 pictures have no \.txt caption in .*, but there are 3 \.caption files"):
