@@ -242,7 +242,7 @@ def test_a_stranger_s_numbers_and_texts_stay_small(comfy, run) -> None:
 @pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 def test_a_run_keeps_its_workflow(comfy: ComfyClient, runs: Path, pictures: Path) -> None:
     extra = {"extra_pnginfo": {"workflow": WORKFLOW}}
-    graph = train_graph(pictures.name, name=pictures.name, steps=1)
+    graph = train_graph(pictures.name, name=pictures.name, steps=1, on_existing="train again")
     queued = json.loads(comfy.request("/prompt", {"prompt": graph, "client_id": comfy.id, "extra_data": extra}))
     while not (ended := comfy.get(f"/history/{queued['prompt_id']}")):
         time.sleep(0.2)
