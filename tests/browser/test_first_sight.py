@@ -88,10 +88,10 @@ def test_everything_speaks_the_language_of_the_editor(
             const node = window.LiteGraph.createNode("AtelierTrain");
             window.app.graph.add(node);
         }""")
+        editor.fit()
         editor.page.get_by_role("button", name=button).wait_for()
         labels = editor.run(LABELS)
         assert title in labels and label in labels
-        editor.fit()
         editor.screenshot(f"{language}-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
     finally:
         settings.request("/settings", {"Comfy.Locale": "en"})
