@@ -1,4 +1,4 @@
-"""Take docs/images/quickstart.jpg and before_after.jpg anew: run the tour in Chromium, on a real server.
+"""Take docs/images/quickstart.jpg and before_after.jpg anew: run the quickstart in Chromium, on a real server.
 
 The report of a run names the LoRA's full path, so give a base folder whose path names no person and no machine:
 
@@ -14,7 +14,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import ROOT, TOUR, comfyui_folder, find_chromium
+from lora_atelier.dev import QUICKSTART, ROOT, comfyui_folder, find_chromium
 
 IMAGES = ROOT / "docs" / "images"
 WIDTH, MARGIN, SCALE = 1800, 12, 2  # pixels of the picture; scale: of the page, so that texts stay sharp
@@ -25,7 +25,7 @@ SETTINGS = {
     "Comfy.Graph.CanvasInfo": False,
 }
 FIT = """([width, margin]) => {
-    const boxes = window.app.graph.groups.map(group => [...group.pos, ...group.size]);
+    const boxes = window.app.graph.nodes.map(({ boundingRect }) => [...boundingRect]);
     const left = Math.min(...boxes.map(box => box[0])), right = Math.max(...boxes.map(box => box[0] + box[2]));
     const top = Math.min(...boxes.map(box => box[1])), bottom = Math.max(...boxes.map(box => box[1] + box[3]));
     const scale = (width - 2 * margin) / (right - left), canvas = window.app.canvas;
@@ -44,18 +44,18 @@ def main() -> None:
     with ComfyServer(comfyui_folder(), base) as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": 1000}, device_scale_factor=SCALE)
-        open_tour(page, server.url)
+        open_quickstart(page, server.url)
         run(page, ComfyClient(server.url))
         take(page).save(IMAGES / "quickstart.jpg", quality=88, optimize=True)
         browser.close()
-        (pair,) = (base / "output" / "atelier").glob("before_after*.png")
+        pair = min((base / "output" / "atelier").glob("mossling*.png"))
         with Image.open(pair) as picture:
             large = picture.convert("RGB").resize((3 * picture.width, 3 * picture.height), Image.Resampling.LANCZOS)
         large.save(IMAGES / "before_after.jpg", quality=90, optimize=True)
 
 
-def open_tour(page: Page, url: str) -> None:
-    """Open the tour in Vue nodes, without panels around it."""
+def open_quickstart(page: Page, url: str) -> None:
+    """Open the quickstart in Vue nodes, without panels around it."""
     page.set_default_timeout(120_000)
     page.goto(url, wait_until="domcontentloaded")
     page.wait_for_function("() => window.app?.extensionManager && window.app.graph")
@@ -63,7 +63,7 @@ def open_tour(page: Page, url: str) -> None:
         page.evaluate("([name, value]) => window.app.extensionManager.setting.set(name, value)", [name, value])
     page.wait_for_timeout(2000)
     page.keyboard.press("Escape")  # the templates dialog of a first visit
-    page.evaluate("workflow => window.app.loadGraphData(workflow)", json.loads(TOUR.read_text(encoding="utf-8")))
+    page.evaluate("workflow => window.app.loadGraphData(workflow)", json.loads(QUICKSTART.read_text(encoding="utf-8")))
     page.wait_for_timeout(1000)
     page.evaluate("() => window.app.extensionManager.command.execute('Workspace.ToggleFocusMode')")
     page.wait_for_timeout(2000)
@@ -81,7 +81,7 @@ def run(page: Page, comfy: ComfyClient) -> None:
 
 
 def take(page: Page) -> Image.Image:
-    """Take all groups of the graph, nothing around them."""
+    """Take all nodes of the graph, nothing around them."""
     height = page.evaluate(FIT, [WIDTH, MARGIN])
     page.set_viewport_size({"width": WIDTH, "height": height})
     page.wait_for_timeout(1000)

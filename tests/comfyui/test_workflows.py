@@ -106,6 +106,17 @@ def test_a_workflow_of_the_toy_model_leads_to_pictures(comfy: ComfyClient, path:
     assert all(any(name.startswith(file) for name in saved) for file in files)
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_the_preview_of_a_workflow_shows_what_it_trains(any_server: ComfyServer, path: Path) -> None:
+    info, plans = ComfyClient(any_server.url).object_info(), {}
+    for node in json.loads(path.read_text(encoding="utf-8"))["nodes"]:
+        if node["type"] in ("AtelierTrain", "AtelierDatasetPreview"):
+            schema = info[node["type"]]
+            taken = take_widgets(schema["input"], schema["input_order"], list(node["widgets_values"]))
+            plans[node["type"]] = {name: taken[name] for name in ("batch_size", "resolution", "seed", "accumulate")}
+    assert all(plan == plans["AtelierTrain"] for plan in plans.values())
+
+
 def test_the_quickstart_is_five_nodes() -> None:
     nodes = json.loads(QUICKSTART.read_text(encoding="utf-8"))["nodes"]
     assert len([node for node in nodes if node["type"] not in NOTES]) == 5
