@@ -149,7 +149,9 @@ def test_the_archive_holds_what_people_need_and_no_more(files: dict[str, bytes])
         "assets",
         "docs",
         "js",
+        "locales",
         "nodes",
+        "subgraphs",
         "trainer_core",
         "workflows",
     }

@@ -13,10 +13,15 @@ SAFE = {  # modules of nodes/ and functions in them that touch the disk -> why n
     ("comfyui/models.py", "_check_folder"): "the same folder, and fixed names in it",
     ("comfyui/models.py", "_weights"): "the same folder, and fixed names in it",
     ("comfyui/models.py", "check_lora"): "the LoRA that the run has just written",
-    ("comfyui/progress.py", "read_picture"): "a sample that the run has just drawn",
+    ("comfyui/shown.py", "remember"): "one file in ComfyUI's folder of system users",
     ("existing.py", "keep"): "the pack's own folder, and a name made of the content's digest",
     ("images.py", "save_pictures"): "the pack's own folder, and names made of numbers and the content's digest",
     ("masks.py", "execute"): "the ending of a text; nothing is opened",
+    ("run_routes.py", "answer_export"): "a nameless file in ComfyUI's folder of temporary files",
+    ("run_routes.py", "drawn_small"): "a sample of a run, found by its listed name, no link",
+    ("run_routes.py", "register_run_routes"): "no path: a function of this name",
+    ("run_routes.py", "rename"): "the title inside a run's folder, which is found by its listed name",
+    ("run_routes.py", "thumbnail"): "the same sample",
     ("train.py", "output_models"): "the checkpoint that folders.py found in ComfyUI's list",
 }
 MODULES = ("os", "shutil", "tempfile", "glob", "fileinput", "subprocess", "zipfile", "tarfile", "sqlite3")
