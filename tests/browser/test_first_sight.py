@@ -5,7 +5,7 @@ import json
 import pytest
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import QUICKSTART, ROOT
+from lora_atelier.dev import PACK, QUICKSTART, ROOT
 
 pytestmark = pytest.mark.browser
 
@@ -51,18 +51,16 @@ def test_the_quickstart_opens_as_an_app(editor) -> None:
     editor.settle()
 
 
-def test_the_blueprint_trains_with_five_inputs(editor) -> None:
-    page = editor.page
-    page.mouse.dblclick(900, 500)
-    page.get_by_role("combobox").or_(page.get_by_role("textbox")).last.wait_for()
-    page.keyboard.type("Train a LoRA")
-    page.get_by_text("Train a LoRA").locator("visible=true").first.wait_for()
-    page.keyboard.press("Enter")
-    page.mouse.click(800, 450)  # the newest editor lets one place the node
-    page.wait_for_function("() => window.app.graph.nodes.length === 1")
+def test_the_blueprint_trains_with_five_inputs(editor, server: ComfyServer) -> None:
+    comfy = ComfyClient(server.url)
+    ours = {
+        each["name"]: key for key, each in comfy.get("/global_subgraphs").items() if PACK in each["info"]["node_pack"]
+    }
+    assert ours.keys() == {path.stem for path in (ROOT / "subgraphs").glob("*.json")}
+    for key in ours.values():
+        editor.load(json.loads(comfy.get(f"/global_subgraphs/{key}")["data"]))
     names = editor.run("() => window.app.graph.nodes[0].widgets.map(widget => widget.name)")
     assert names == ["checkpoint", "folder", "caption_prefix", "name", "steps"]
-    editor.fit()
     editor.screenshot(f"blueprint-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
     kinds = {node["class_type"]: node["inputs"] for node in editor.run(PROMPT).values()}
     assert kinds.keys() == {"AtelierLoadBaseModel", "AtelierConceptDataset", "AtelierTrain"}
