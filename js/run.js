@@ -244,7 +244,8 @@ export class RunPage {
         return [t("concept"), repeats ? t("{0}, {1} repeats", folder, repeats) : String(folder)];
       }),
       [t("begun"), day(run.created)],
-      ...(run.begun_with ? [[t("started from"), t("step {0} of the run {1}", run.begun_with.step, run.begun_with.run)]] : []),
+      ...(run.begun_with
+        ? [[t("started from"), t("step {0} of the run {1}", run.begun_with.step, run.begun_with.run)]] : []),
     ];
     return table([[], ...rows]);
   }

@@ -11,6 +11,7 @@ import { t, told } from "./words.js";
 const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
 const FRESH = 2000; // steps that events may add before the server is asked for a thinned curve again
 const OFTEN = 1000, SELDOM = 60_000; // milliseconds between two looks into a run's folder: at most, and while it trains
+const INTERVAL = 500; // milliseconds between two looks at which renderer is on
 const DEEPEST = 16; // subgraphs within each other
 const BUTTONS = [
   ["stop", t("Stop and keep"),
@@ -20,7 +21,7 @@ const BUTTONS = [
   ["pause", t("Pause"), t("Save the run, end it and free the memory. Continue goes on from the same step.")],
 ];
 
-const views = new WeakMap(); // Train LoRA -> its view
+const views = new WeakMap(); // Train LoRA, or a node that stands for a subgraph with one -> its view
 const root = () => app.rootGraph ?? app.graph;
 
 class View {
@@ -46,6 +47,8 @@ class View {
     text: make("div", "overflow:auto;max-height:150px;user-select:text;cursor:text;padding:4px;border-radius:4px;" +
       "background:var(--comfy-input-bg);overflow-wrap:anywhere"),
   };
+  #outer = make("div", "width:100%;overflow:hidden");
+  #home = null; // where the classic renderer has it
   #buttons = [];
   #go = makeButton(t("Continue"), t("Queue this workflow again; the run goes on from its last save."), () =>
     app.queuePrompt(0, 1));
@@ -54,7 +57,7 @@ class View {
 
   constructor(node) {
     this.#node = node;
-    const outer = make("div", "width:100%;overflow:hidden"), inner = make("div", "display:flex;flex-direction:column;" +
+    const outer = this.#outer, inner = make("div", "display:flex;flex-direction:column;" +
       "gap:6px;width:100%;box-sizing:border-box;color:var(--input-text)");
     const { status, details, done, bar, buttons, graph, samples, notes } = this.#parts;
     outer.className = "atelier-train";
@@ -96,14 +99,13 @@ class View {
     this.#graph?.dispose();
   }
 
-  get words() {
-    const { text, alive } = this.#state;
-    const ended = !alive && this.#detail?.status !== "running"; // an older answer calls it running still
-    return told((ended ? this.#detail?.sentence : null) ?? text ?? "");
-  }
-
-  get state() {
-    return this.#state;
+  // Nodes 2.0 shows only promoted widgets of a node that stands for a subgraph; so the view goes into its body there.
+  place() {
+    const box = this.#outer, vue = window.LiteGraph?.vueNodesMode, id = CSS.escape(`node-body-${this.#node.id}`);
+    const body = vue ? document.querySelector(`[data-testid="${id}"]`) : this.#home;
+    if (!body || box.parentElement === body) return;
+    this.#home ??= box.parentElement;
+    body.append(box);
   }
 
   #addWidget(outer, inner) {
@@ -112,6 +114,11 @@ class View {
     widget.serialize = false; // neither the workflow's file nor the prompt knows of it
     widget.computeLayoutSize = undefined; // it takes what it needs, and no share of the room that is left
     widget.computeSize = (width) => [width ?? 0, this.#height + 2 * MARGIN];
+    this.#listen(inner);
+    if (this.#node.subgraph) {
+      outside.get(this.#node).push(widget);
+      return void this.#node.widgets; // Nodes 2.0 sees what is new when it is asked for
+    }
     const { widgets } = this.#node;
     widgets.splice(0, 0, widgets.pop());
     // The editor of ComfyUI 0.30 writes values by the place of their widget, with a hole for the first, and reads them
@@ -121,6 +128,9 @@ class View {
       data.widgets_values = data.widgets_values?.filter(() => true);
       return onSerialize?.call(this, data);
     };
+  }
+
+  #listen(inner) {
     const onRemoved = this.#node.onRemoved;
     this.#node.onRemoved = (...rest) => {
       this.remove();
@@ -201,8 +211,9 @@ class View {
 
   #draw() {
     const { status, details, done, bar, graph } = this.#parts;
-    const { alive = false, step, steps, run } = this.#state, detail = this.#detail;
-    status.textContent = this.words || t("No run yet. Press Run to train.");
+    const { alive = false, step, steps, run, text } = this.#state, detail = this.#detail;
+    const ended = !alive && detail?.status !== "running"; // an older answer calls it running still
+    status.textContent = told((ended ? detail?.sentence : null) ?? text ?? "") || t("No run yet. Press Run to train.");
     const file = detail?.published?.at(-1);
     const facts = alive ? this.#state.details : file ? [t("File: {0}", file)] : [];
     details.textContent = facts.map(told).join(" · ");
@@ -225,7 +236,6 @@ class View {
       this.#graph.setRuns([graphOf(detail, this.#curves)]);
     }
     this.#samples.set(run ?? "", detail?.samples ?? [], detail?.prompts ?? []);
-    showOutside(this.#node);
   }
 }
 
@@ -243,7 +253,7 @@ function graphOf(detail, { loss, validation, rate, concepts }) {
 function* trains(graph = root(), before = "", around = []) {
   for (const node of graph?.nodes ?? []) {
     const id = `${before}${node.id}`;
-    if (views.has(node)) yield { id, node, around };
+    if (node.comfyClass === "AtelierTrain") yield { id, node, around };
     else if (node.subgraph && around.length < DEEPEST) yield* trains(node.subgraph, `${id}:`, [...around, node]);
   }
 }
@@ -251,7 +261,7 @@ function* trains(graph = root(), before = "", around = []) {
 // A run of another workflow, also of one with the same numbers, is not shown.
 function follow(state) {
   if (!state.workflow || state.workflow !== root()?.id) return;
-  for (const { id, node } of trains()) if (id === state.node) views.get(node).update(state);
+  for (const found of trains()) if (found.id === state.node) show(found, state);
 }
 
 // Ask what the open workflow's nodes show: after a reload, for a workflow that was opened, after the server came back.
@@ -262,41 +272,42 @@ async function refresh() {
   if (workflow !== root()?.id) return;
   const known = Object.entries(answer.shown ?? {}).sort(([, one], [, other]) => (one.alive ?? 0) - (other.alive ?? 0));
   for (const [id, state] of known)
-    for (const { id: own, node } of trains()) if (own === id) views.get(node).update(state);
+    for (const each of trains()) if (each.id === id) show(each, state);
 }
 
-// The nodes that stand for a Train LoRA's subgraphs show its status as a badge.
-const badges = new WeakMap();
+// A node that stands for a subgraph shows the run of the Train LoRA inside, too. The editor makes the widgets of such a
+// node anew each time it is asked for them, so ours is put before them there.
+const outside = new WeakMap(); // such a node -> its widgets of ours
 
-function showOutside(node) {
-  if (!views.has(node)) return; // it is being made
-  for (const { node: own, around } of node.graph === root() ? [] : trains()) {
-    if (own !== node) continue;
-    for (const outer of around) label(outer, views.get(node).words);
+function makeRoom(node) {
+  const own = Object.getOwnPropertyDescriptor(node, "widgets");
+  if (!own?.get || !own.configurable) return;
+  const ours = [];
+  outside.set(node, ours);
+  Object.defineProperty(node, "widgets", { ...own, get: () => [...ours, ...(own.get.call(node) ?? [])] });
+}
+
+function show({ node, around }, state) {
+  views.get(node)?.update(state);
+  for (const outer of around) {
+    if (!views.has(outer) && state.run && outside.has(outer)) views.set(outer, new View(outer));
+    views.get(outer)?.update(state);
   }
-}
-
-function label(outer, text) {
-  const old = badges.get(outer);
-  if (!window.LGraphBadge || (old?.text ?? "") === text) return;
-  const badge = new window.LGraphBadge({ text, fgColor: "#fff", bgColor: "#355d85" });
-  const others = (outer.badges ?? []).filter((each) => each !== old?.show);
-  badges.set(outer, { text, show: () => badge });
-  const oldValue = outer.badges;
-  outer.badges = text ? [...others, badges.get(outer).show] : others;
-  const change = { type: "node:property:changed", nodeId: outer.id, property: "badges" };
-  outer.graph?.trigger?.(change.type, { ...change, oldValue, newValue: outer.badges }); // Nodes 2.0 draws it anew
-  outer.graph?.setDirtyCanvas(true, true);
 }
 
 app.registerExtension({
   name: "atelier.train",
   nodeCreated(node) {
     if (node.comfyClass === "AtelierTrain") views.set(node, new View(node));
+    else if (node.subgraph) makeRoom(node);
   },
   afterConfigureGraph: refresh,
   setup() {
     api.addEventListener("atelier.run", ({ detail }) => follow(detail));
     api.addEventListener("reconnected", refresh);
+    setInterval(() => {
+      if (document.hidden) return;
+      for (const node of app.canvas?.graph?.nodes ?? []) if (outside.has(node)) views.get(node)?.place();
+    }, INTERVAL);
   },
 });
