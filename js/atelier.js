@@ -86,9 +86,4 @@ app.registerExtension({
 });
 
 // A new LoRA is missing from the lists that an open page has read already: read them again.
-app.registerExtension({
-  name: "atelier.lists",
-  setup() {
-    api.addEventListener("atelier.lora_saved", () => app.refreshComboInNodes());
-  },
-});
+api.addEventListener("atelier.lora_saved", () => app.graph && app.refreshComboInNodes());

@@ -22,7 +22,7 @@ const BUTTONS = [
 ];
 
 const views = new WeakMap(); // Train LoRA, or a node that stands for a subgraph with one -> its view
-const root = () => app.rootGraph ?? app.graph;
+const root = () => app.graph; // none yet while the editor loads
 
 class View {
   #node;
@@ -47,7 +47,7 @@ class View {
     text: make("div", "overflow:auto;max-height:150px;user-select:text;cursor:text;padding:4px;border-radius:4px;" +
       "background:var(--comfy-input-bg);overflow-wrap:anywhere"),
   };
-  #outer = make("div", "width:100%;overflow:hidden");
+  #outer = make("div", "width:100%;overflow:hidden;box-sizing:border-box");
   #home = null; // where the classic renderer has it
   #buttons = [];
   #go = makeButton(t("Continue"), t("Queue this workflow again; the run goes on from its last save."), () =>
@@ -82,13 +82,14 @@ class View {
 
   // The node's state from an event or the server; without one the node shows no run.
   update(state = {}) {
-    const { points = [], note, changed, ...rest } = state, other = rest.run !== this.#state.run;
+    const { points = [], note, changed, ...rest } = state;
+    const other = rest.run !== this.#state.run, lost = this.#state.alive && !rest.alive; // ComfyUI was killed, maybe
     const before = rest.prompt_id === this.#state.prompt_id ? this.#state.notes ?? [] : []; // a run gets its name late
     const notes = rest.notes ?? [...before, ...(note === undefined ? [] : [note])];
     this.#state = { ...rest, notes };
-    if (other) [this.#detail, this.#curves, this.#fresh] = [null, null, []];
+    if (other || lost) [this.#detail, this.#curves, this.#fresh] = [null, null, []];
     for (const point of points) this.#add(point);
-    if (rest.run && (changed || other || !this.#detail)) this.#look(OFTEN);
+    if (rest.run && (changed || other || lost || !this.#detail)) this.#look(OFTEN);
     else if (rest.run && (this.#fresh.length > FRESH || performance.now() - this.#asked > SELDOM)) this.#look(OFTEN);
     this.#draw();
   }
@@ -105,6 +106,7 @@ class View {
     const body = vue ? document.querySelector(`[data-testid="${id}"]`) : this.#home;
     if (!body || box.parentElement === body) return;
     this.#home ??= box.parentElement;
+    box.style.padding = vue ? `0 ${MARGIN}px` : "";
     body.append(box);
   }
 
@@ -141,9 +143,10 @@ class View {
 
   // Give the widget the height of what it holds.
   #fit(inner) {
-    if (!inner.offsetHeight || inner.offsetHeight === this.#height) return;
+    const [width, height] = this.#node.size;
+    if (inner.offsetWidth < width / 2 || inner.offsetHeight === this.#height) return; // narrow: it has no place yet
     this.#height = inner.offsetHeight;
-    const [width, height] = this.#node.size, needed = this.#node.computeSize()[1];
+    const needed = this.#node.computeSize()[1];
     if (height < needed) this.#node.setSize([width, needed]);
     this.#node.graph?.setDirtyCanvas(true, true);
   }
@@ -284,7 +287,8 @@ function makeRoom(node) {
   if (!own?.get || !own.configurable) return;
   const ours = [];
   outside.set(node, ours);
-  Object.defineProperty(node, "widgets", { ...own, get: () => [...ours, ...(own.get.call(node) ?? [])] });
+  const others = () => (own.get.call(node) ?? []).filter((widget) => !ours.includes(widget));
+  Object.defineProperty(node, "widgets", { ...own, get: () => [...ours, ...others()] });
 }
 
 function show({ node, around }, state) {
@@ -295,6 +299,8 @@ function show({ node, around }, state) {
   }
 }
 
+api.addEventListener("atelier.run", ({ detail }) => follow(detail)); // early: the editor warns of events without one
+
 app.registerExtension({
   name: "atelier.train",
   nodeCreated(node) {
@@ -303,7 +309,6 @@ app.registerExtension({
   },
   afterConfigureGraph: refresh,
   setup() {
-    api.addEventListener("atelier.run", ({ detail }) => follow(detail));
     api.addEventListener("reconnected", refresh);
     setInterval(() => {
       if (document.hidden) return;

@@ -64,8 +64,11 @@ class ComfyServer:
         self.stop()
 
     def start(self, timeout: float = HANGS) -> None:
-        """Start the process and return once it answers; RuntimeError with the log's end if it does not."""
-        port = free_port()
+        """Start the process, again at its old address, and return once it answers.
+
+        Raises RuntimeError with the log's end if it does not.
+        """
+        port = int(self.url.rpartition(":")[2]) if self.url else free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.process = self._spawn(server_command(self.comfyui, self.base, port, *self.extra, cpu=self.cpu))
         deadline = time.monotonic() + timeout

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from lora_atelier.dev import TOUR
+from comfy_client import ComfyClient
+from lora_atelier.dev import ROOT, TOUR
 
 pytestmark = pytest.mark.browser
 
@@ -19,7 +20,7 @@ ALL += "b.every(button => button.disabled !== alive); }"
 STATUS = "words => new RegExp(words).test(document.querySelector('.atelier-status')?.textContent)"
 # The number of colours in the graph's picture: one where nothing is drawn.
 COLOURS = """() => {
-    const canvas = document.querySelector(".atelier-graph canvas");
+    const canvas = [...document.querySelectorAll(".atelier-graph canvas")].find((each) => each.offsetHeight);
     if (!canvas?.width) return 0;
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
     return new Set(new Uint32Array(data.buffer)).size;
@@ -37,6 +38,17 @@ ALONE = f"""() => {{  // away from the other nodes, all of it in view
     canvas.ds.offset = [300, 120 - 3000];
     canvas.setDirty(true, true);
 }}"""
+STAND_IN = 5  # the node of the blueprint that stands for its subgraph
+# Whether the view lies within the node that stands for the subgraph, which is as wide as the view needs.
+IN_ITS_NODE = """id => {
+    const node = window.app.graph.getNodeById(id);
+    const view = [...document.querySelectorAll(".atelier-train")].find((each) => each.offsetHeight);
+    if (!view) return false;
+    const [[x, y], [width, height]] = [node.pos, node.size], { ds } = window.app.canvas, box = view.getBoundingClientRect();
+    const left = (x + ds.offset[0]) * ds.scale, top = (y + ds.offset[1]) * ds.scale, edge = 2;
+    return box.left >= left - edge && box.right <= left + width * ds.scale + edge && box.top >= top - edge &&
+        box.bottom <= top + Math.max(height, node.boundingRect[3]) * ds.scale + edge;
+}"""
 QUEUE = f"async () => await window.app.queuePrompt(0, 1, ['{TRAIN}'])"
 READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
 
@@ -153,3 +165,49 @@ def test_two_train_nodes_show_their_own_runs(editor) -> None:
     assert sorted(text.split()[0] for text in statuses) == ["No", "step"]
     editor.page.locator('.atelier-train [data-ask="pause"]:enabled').click()
     editor.page.get_by_role("button", name="Continue").wait_for()
+
+
+def blueprint(name: str) -> dict:
+    """Return a workflow of nothing but the blueprint, with a run of a name that would end too late for a test."""
+    workflow = json.loads((ROOT / "subgraphs" / "Train a LoRA (Atelier).json").read_text(encoding="utf-8"))
+    values = {node["type"]: node["widgets_values"] for node in workflow["definitions"]["subgraphs"][0]["nodes"]}
+    values["AtelierConceptDataset"][0] = "atelier:concept_example"
+    values["AtelierTrain"][:5] = [name, 100_000, 0, 1, 64]
+    return {**workflow, "id": "00000000-1111-4222-8333-666666666666"}
+
+
+@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
+def test_a_subgraph_shows_its_run_outside_also_after_comfyui_was_killed(editor, server) -> None:
+    page = editor.page
+    editor.load(blueprint("outside"))
+    editor.run("async () => await window.app.queuePrompt(0, 1)")
+    for renderer in ("litegraph", "vue"):
+        editor.render(vue=renderer == "vue")
+        editor.fit()
+        wait(page, r"^step \d+ of 100000$")
+        page.wait_for_function(IN_ITS_NODE, arg=STAND_IN)
+        page.wait_for_function(f"() => ({COLOURS})() > 3")
+        editor.fit()
+        editor.screenshot(f"train-subgraph-{renderer}-{editor.version}")
+    ask(page, "Save now", "The run will be saved after this step.")
+
+    # A server that is killed, and one that is started after it: the page shows what the run's folder tells.
+    while not any(run["saves"] for run in ComfyClient(server.url).get("/atelier/runs")["runs"]):
+        wait(page, "^step")
+    server.kill()
+    server.start()
+    wait(page, r"^Stopped after step \d+ of 100000")
+    page.get_by_role("button", name="Continue").click()
+    wait(page, r"^step \d+ of 100000$")
+    ask(page, "Pause", "The run pauses and frees the memory.")
+    wait(page, r"^Stopped after step \d+ of 100000")
+
+    # Inside of the subgraph Train LoRA shows it as well.
+    editor.run(f"""() => {{
+        const node = window.app.graph.getNodeById({STAND_IN});
+        window.app.canvas.openSubgraph(node.subgraph, node);
+    }}""")
+    editor.fit()
+    page.locator(".atelier-status:visible").filter(has_text="Stopped after step").wait_for()
+    editor.run("() => window.app.canvas.setGraph(window.app.graph)")
+    editor.render(vue=False)
