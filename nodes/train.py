@@ -30,7 +30,7 @@ from ..trainer_core.models.sd import detect_noise
 from ..trainer_core.preflight.outline import outline_run
 from .comfyui import folders, kept, models, server, session
 from .comfyui.connected.live import live_of
-from .comfyui.progress import NodeProgress, clock, place_of
+from .comfyui.progress import NodeProgress, address_of, clock
 from .node import Node
 from .plot import draw_losses
 from .preview import to_image
@@ -127,7 +127,7 @@ class AtelierTrain(Node):
         output = folders.lora_file(plain_name(name), config.saves.folder)
         embeddings = folders.embeddings_folder() if lora_config.embeddings else None
         began, draws = time.monotonic(), bool(config.sample.prompts)
-        with NodeProgress(place_of(cls.hidden), output.stem) as progress:
+        with NodeProgress(address_of(cls.hidden), output.stem) as progress:
             with session.buttons_enabled(cls.hidden.unique_id, draws=draws) as buttons:
                 from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
 

@@ -31,7 +31,7 @@ LONGEST_ID = 100  # characters of a workflow's id
 UNSEEN = (OSError, ValueError, RuntimeError, MemoryError)
 
 
-class Place(NamedTuple):
+class NodeAddress(NamedTuple):
     """The node that shows a run."""
 
     prompt_id: str
@@ -39,13 +39,13 @@ class Place(NamedTuple):
     node: str  # its id in the prompt
 
 
-def place_of(hidden: Any) -> Place:
-    """Find the place of the node at work; hidden: its hidden inputs, in which a stranger wrote the workflow."""
+def address_of(hidden: Any) -> NodeAddress:
+    """Find the address of the node at work; hidden: its hidden inputs, in which a stranger wrote the workflow."""
     context = get_executing_context()
     workflow = (hidden.extra_pnginfo or {}).get("workflow") if isinstance(hidden.extra_pnginfo, dict | None) else None
     name = workflow.get("id") if isinstance(workflow, dict) else None
     known = isinstance(name, str) and len(name) <= LONGEST_ID
-    return Place(context.prompt_id if context else "", name if known else "", str(hidden.unique_id))
+    return NodeAddress(context.prompt_id if context else "", name if known else "", str(hidden.unique_id))
 
 
 _live: NodeProgress | None = None  # of the run at work; ComfyUI's worker runs one node at a time
@@ -54,17 +54,17 @@ _live: NodeProgress | None = None  # of the run at work; ComfyUI's worker runs o
 def live_state(workflow: str, node: str) -> dict[str, Any] | None:
     """Return the state of the run that works for a node, as its events tell it; None if none does."""
     live = _live
-    return live.state() if live and (live.place.workflow, live.place.node) == (workflow, node) else None
+    return live.state() if live and (live.address.workflow, live.address.node) == (workflow, node) else None
 
 
 class NodeProgress:
     """Tell of one run while a `with` block lasts: progress bar, status, steps, notes."""
 
-    def __init__(self, place: Place, name: str = "") -> None:
-        self.place = place
+    def __init__(self, address: NodeAddress, name: str = "") -> None:
+        self.address = address
         self.notes: list[str] = []
         self._name = name
-        self._bar = comfy.utils.ProgressBar(1, node_id=place.node)
+        self._bar = comfy.utils.ProgressBar(1, node_id=address.node)
         self._run: Path | None = None
         self._log: RunFolder | None = None  # of a run that is trained, not reused
         self._report: list[str] = []  # texts after the training
@@ -113,12 +113,12 @@ class NodeProgress:
         self._write("note", text=text)
 
     def state(self) -> dict[str, Any]:
-        """Describe the run now: its place, its folder's name, its status and its notes."""
+        """Describe the run now: its address, its folder's name, its status and its notes."""
         return {**self._event(), "notes": [*self.notes, *self._report]}
 
     def _event(self) -> dict[str, Any]:
         run = self._run.name if self._run else None
-        return {**self.place._asdict(), "run": run, "name": self._name, "alive": self._alive, **self._status}
+        return {**self.address._asdict(), "run": run, "name": self._name, "alive": self._alive, **self._status}
 
     def _tell(self, *, changed: bool = False, **more: Any) -> None:
         """Send an event; changed: the run's folder holds something new beside the steps that events tell of."""
@@ -148,7 +148,7 @@ class NodeProgress:
             self._write("begun")
             for note in self.notes:
                 self._write("note", text=note)
-        self._show(lambda: shown.remember(self.place.workflow, self.place.node, path.name))
+        self._show(lambda: shown.remember(self.address.workflow, self.address.node, path.name))
         self._tell(changed=True)
 
     def _write(self, event: str, **values: Any) -> None:

@@ -13,6 +13,7 @@ READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
 COMMAND = "name => window.app.extensionManager.command.execute(name)"
 READABLE = 0.5  # of the size that texts have at 100 %
 PROMPT = "async () => (await window.app.graphToPrompt()).output"
+PICTURES = """() => [...document.querySelectorAll("[role=dialog] img")].filter(each => each.naturalWidth > 0).length"""
 # The labels that the classic renderer draws, and the Vue one shows.
 LABELS = "() => window.app.graph.nodes.flatMap(node => [node.title, ...(node.widgets ?? []).map(w => w.label)])"
 
@@ -22,12 +23,16 @@ def quickstart() -> dict:
     return json.loads(QUICKSTART.read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
 def test_templates_have_names_and_pictures(editor) -> None:
     editor.run(COMMAND, "Comfy.BrowseTemplates")
     dialog = editor.page.get_by_role("dialog")
     dialog.get_by_text("LoRA Atelier", exact=True).click()
-    for path in (ROOT / "workflows").glob("*.json"):
-        dialog.get_by_text(path.stem, exact=True).first.wait_for()
+    names = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
+    for name in names:
+        dialog.get_by_text(name, exact=True).first.scroll_into_view_if_needed()
+    editor.page.wait_for_function(f"count => ({PICTURES})() >= count", arg=len(names))
+    assert set(names) <= {*dialog.get_by_text("Train a LoRA").all_text_contents()}
     editor.screenshot(f"templates-{editor.version}")
     editor.page.keyboard.press("Escape")
     dialog.wait_for(state="hidden")
@@ -67,32 +72,35 @@ def test_the_blueprint_trains_with_five_inputs(editor, server: ComfyServer) -> N
     assert kinds["AtelierTrain"]["steps"] == 1000
 
 
-@pytest.mark.parametrize(("language", "title", "label", "button"), [
-    ("zh", "训练 LoRA (Atelier)", "步数", "停止并保留"),
-    ("ja", "LoRA 学習 (Atelier)", "ステップ数", "停止して残す"),
-])  # fmt: skip
-def test_everything_speaks_the_language_of_the_editor(
-    editor, server: ComfyServer, language: str, title: str, label: str, button: str
-) -> None:
-    settings = ComfyClient(server.url)
-    try:
-        settings.request("/settings", {"Comfy.Locale": language})
+LANGUAGES = {
+    "zh": ("训练 LoRA (Atelier)", "步数", "停止并保留"),  # title, label of steps, a button
+    "ja": ("LoRA 学習 (Atelier)", "ステップ数", "停止して残す"),
+}
+
+
+@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
+def test_everything_speaks_the_language_of_the_editor(editor, server: ComfyServer) -> None:
+    def open_in(language: str) -> None:
+        ComfyClient(server.url).request("/settings", {"Comfy.Locale": language})
         editor.page.reload(wait_until="domcontentloaded")
         editor.page.wait_for_function(READY)
         editor.settle()
-        editor.errors[:] = [error for error in editor.errors if "lora-atelier" in error]  # the editor's own
+        editor.errors[:] = [error for error in editor.errors if PACK in error]  # the editor's own
         editor.run("() => window.app.graph.clear()")
-        editor.run("""() => {
-            const node = window.LiteGraph.createNode("AtelierTrain");
-            window.app.graph.add(node);
-        }""")
-        editor.fit()
-        editor.page.get_by_role("button", name=button).wait_for()
-        labels = editor.run(LABELS)
-        assert title in labels and label in labels
-        editor.screenshot(f"{language}-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+
+    try:
+        for language, (title, label, button) in LANGUAGES.items():
+            open_in(language)
+            editor.run("""() => {
+                const node = window.LiteGraph.createNode("AtelierTrain");
+                window.app.graph.add(node);
+            }""")
+            labels = editor.run(LABELS)
+            assert title in labels and label in labels
+            for renderer in ("vue", "litegraph"):
+                editor.render(vue=renderer == "vue")
+                editor.fit()
+                editor.page.get_by_role("button", name=button).wait_for()
+                editor.screenshot(f"{language}-{renderer}-{editor.version}")
     finally:
-        settings.request("/settings", {"Comfy.Locale": "en"})
-        editor.page.reload(wait_until="domcontentloaded")
-        editor.page.wait_for_function(READY)
-        editor.settle()
+        open_in("en")

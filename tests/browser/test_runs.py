@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from collections.abc import Iterator
 
 import pytest
@@ -105,3 +106,54 @@ def test_a_save_is_forked_and_deleted_after_a_question(editor, runs: list[RunFol
     page.get_by_text("are free again").first.wait_for()
     assert [path.name for path in moss.saves()] == ["step-00000004"]
     tab.get_by_role("button", name="All runs").click()
+
+
+def test_a_run_is_renamed_exported_published_continued_and_deleted(editor, runs: list[RunFolder], server) -> None:
+    page, (moss, fern, odd), name = editor.page, runs, f"moss in {'vue' if editor.vue else 'litegraph'}"
+    editor.run(OPEN)
+    tab = page.locator(".atelier-runs")
+
+    def open_run(name: str) -> None:
+        tab.get_by_role("listitem").filter(has_text=name).get_by_role("button").click()
+        tab.get_by_role("button", name="Delete", exact=True).wait_for()
+
+    def answer(text: str) -> None:
+        field = page.get_by_role("dialog").get_by_role("textbox")
+        field.fill(text)
+        field.press("Enter")
+
+    open_run("moss")
+    tab.get_by_role("button", name="Rename").click()
+    answer("My best moss")
+    tab.get_by_role("heading", name="My best moss").wait_for()
+    assert moss.title() == "My best moss"
+
+    with page.expect_download() as download:
+        tab.get_by_role("button", name="Export").click()
+    assert download.value.suggested_filename == "My best moss-step-4.zip"
+    with zipfile.ZipFile(download.value.path()) as archive:
+        assert "My best moss-step-4/samples/step-00000004-1.png" in archive.namelist()
+
+    tab.get_by_role("button", name="To LoRAs").last.click()
+    answer(f"tested/{name}")
+    page.get_by_text(f"Saved in models/loras: {name}.safetensors").first.wait_for()
+    assert (server.base / "models" / "loras" / "tested" / f"{name}.safetensors").is_file()
+    tab.get_by_role("button", name="To LoRAs").last.click()
+    answer(f"tested/{name}")
+    page.get_by_text(f"{name}.safetensors exists already; choose another name.").first.wait_for()
+
+    tab.get_by_role("button", name="Workflow").click()
+    page.wait_for_function("() => window.app.graph.nodes.some(node => node.comfyClass === 'AtelierTrain')")
+    tab.get_by_role("button", name="Continue").click()
+    page.get_by_text("My best moss is finished. Raise steps of Train LoRA, then press Run to train on.").first.wait_for()
+    assert editor.run(TRAIN)["on_existing"] == "resume"
+    page.keyboard.press("Escape")
+
+    open_run("fern")
+    tab.get_by_role("button", name="Continue").click()
+    page.get_by_text("This run keeps no workflow.").first.wait_for()
+    tab.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_text("That frees").first.wait_for()
+    page.get_by_role("dialog").get_by_role("button").filter(has_text="Delete").click()
+    page.wait_for_function("() => document.querySelectorAll('.atelier-runs .run').length === 2")
+    assert not fern.path.exists() and moss.path.exists() and odd.path.exists()

@@ -98,7 +98,7 @@ def test_a_run_is_renamed_copied_packed_and_deleted(comfy, server, run, ask) -> 
 
     status, asked = ask("delete", steps=[2])
     assert status == 200 and asked["question"].startswith(f"Delete 1 save of {run.path.name}? That frees ")
-    assert ask("delete", steps=[2], agreed=asked["bytes"] + 1)[1] == asked  # not what the person was told
+    assert ask("delete", steps=[2], agreed=asked["bytes"] + 1)[1] == asked  # another size than was told
     assert len(run.saves()) == 2
     assert "are free again" in ask("delete", steps=[2], agreed=asked["bytes"])[1]["said"]
     assert [path.name for path in run.saves()] == ["step-00000004"]

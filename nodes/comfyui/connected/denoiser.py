@@ -11,7 +11,7 @@ import comfy.samplers
 import torch
 from torch import Tensor, nn
 
-from ....trainer_core.common.places import Places, computing
+from ....trainer_core.common.part import Part, computing
 from ....trainer_core.models import Conditioning
 from .text import conditioning
 from .vae import with_time, without_time
@@ -140,7 +140,7 @@ class Denoiser:
         """Compute the raw output for some samples of a batch, which have joint conditions."""
         x, levels, count = with_time(self.model, noised[numbers]), sigmas[numbers], len(numbers)
         options = {**options, "cond_or_uncond": [0] * count, "uuids": [0] * count, "sigmas": levels}
-        with self.raw(), computing(Places(numbers, len(noised))):
+        with self.raw(), computing(Part(numbers, len(noised))):
             output = self.model.apply_model(x, levels, **joint, transformer_options=options)
         return without_time(output).float()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...common.places import places
+from ...common.part import current_part
 from ...common.rng import generator
 
 
@@ -17,7 +17,7 @@ class Dropouts:
 
     The same micro-batch always gives the same masks, so that gradient checkpointing recomputes the same activations.
     Captions that a text encoder reads one by one share the masks of their micro-batch. Samples that the denoiser
-    computes one by one have those of their places in it.
+    computes one by one have those of their numbers in it.
     """
 
     elements: float  # chance to drop each activation after `down`
@@ -65,10 +65,10 @@ def _draw(dropouts: Dropouts, kind: str, chance: float, shape: tuple[int, ...], 
     if like.is_meta:  # a dry run
         return torch.empty(shape, dtype=like.dtype, device="meta")
     draws = generator(dropouts.seed, f"dropout/{kind}/{dropouts.name}", dropouts.micro_batch, device=like.device)
-    now, (rows, *rest) = places(), shape
-    if now is None or rows % len(now.samples):
+    part, (rows, *rest) = current_part(), shape
+    if part is None or rows % len(part.samples):
         drawn = torch.rand(shape, generator=draws, device=like.device)
     else:  # of the whole micro-batch, where each sample may have several rows
-        drawn = torch.rand(now.count, rows // len(now.samples), *rest, generator=draws, device=like.device)
-        drawn = drawn[list(now.samples)].reshape(shape)
+        drawn = torch.rand(part.count, rows // len(part.samples), *rest, generator=draws, device=like.device)
+        drawn = drawn[list(part.samples)].reshape(shape)
     return (drawn >= chance).to(like.dtype)

@@ -1,0 +1,32 @@
+"""The part of a micro-batch that a pass computes, for all that is drawn at random for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """Some samples of a micro-batch, by their numbers in it, and its size."""
+
+    samples: Sequence[int]
+    count: int
+
+
+_now: list[Part | None] = [None]  # not for each thread: backward passes on a device have a thread of their own
+
+
+def current_part() -> Part | None:
+    """The part that is computed now; None: all samples, in their order."""
+    return _now[-1]
+
+
+@contextmanager
+def computing(part: Part | None) -> Iterator[None]:
+    """Compute only some samples of the micro-batch inside a `with` block."""
+    _now.append(part)
+    try:
+        yield
+    finally:
+        _now.pop()
