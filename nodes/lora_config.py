@@ -8,6 +8,7 @@ from typing import Any
 
 from ..trainer_core.config import BaseModelConfig, LoraConfig
 from .comfyui import models
+from .comfyui.progress import say
 from .node import Node, described
 from .sockets import CATEGORY, BaseModelSocket, LoraConfigSocket, io, titled, ui
 
@@ -223,6 +224,7 @@ class AtelierLoraConfig(Node):
                 io.Combo.Input(
                     "preset",
                     options=[
+                        "auto",
                         "attn-only",
                         "attn-mlp",
                         "full",
@@ -230,8 +232,8 @@ class AtelierLoraConfig(Node):
                         "unet-transformer-only",
                         "unet-convblock-only",
                     ],
-                    default="attn-mlp",
-                    tooltip="Which layers are trained. attn-only: attention. attn-mlp: attention and the layers "
+                    default="auto",
+                    tooltip="Which layers are trained. auto: attn-mlp, and full for the toy model. attn-only: attention. attn-mlp: attention and the layers "
                     "between (what most LoRAs train). full: all of these and the convolutions; best for styles. "
                     "full-lin: full without 3x3 convolutions. unet-transformer-only: attn-mlp, never the text "
                     "encoders. unet-convblock-only: the layers outside attention, never the text encoders. The last "
@@ -350,7 +352,7 @@ class AtelierLoraConfig(Node):
         size = outline_size(base_model, config)
         report = "\n\n".join([describe_network(size), TEXT_NOTE]) if len(size.models) > 1 else describe_network(size)
         picture = to_image(draw_network(size, f"{config.algorithm}, {config.preset}"))
-        shown = {**ui.PreviewImage(picture, cls=cls).as_dict(), **ui.PreviewText(report).as_dict()}
+        shown = {**ui.PreviewImage(picture, cls=cls).as_dict(), **say(report).as_dict()}
         return io.NodeOutput(config, report, picture, ui=shown)
 
 

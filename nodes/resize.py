@@ -7,9 +7,9 @@ import torch
 from ..trainer_core.common.wording import count
 from ..trainer_core.lora_files.resize import lower_rank
 from .comfyui import models
-from .comfyui.progress import show_text
+from .comfyui.progress import say
 from .node import Node
-from .sockets import CATEGORY, io, titled, ui
+from .sockets import CATEGORY, io, titled
 
 
 class AtelierResizeLora(Node):
@@ -39,7 +39,6 @@ class AtelierResizeLora(Node):
                 io.LoraModel.Output(display_name="LORA", tooltip="The smaller LoRA; the one linked in is unchanged."),
                 io.String.Output(display_name="REPORT", tooltip="How much of the LoRA's effect the smaller one keeps."),
             ],
-            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -56,5 +55,4 @@ class AtelierResizeLora(Node):
             f"{before / 1e6:.1f} MB to {after / 1e6:.1f} MB.\n"
             f"Kept {kept:.1%} of the effect on average, least {worst.kept:.1%} ({worst.name})."
         )
-        show_text(cls.hidden.unique_id, report)
-        return io.NodeOutput(resized, report, ui=ui.PreviewText(report))
+        return io.NodeOutput(resized, report, ui=say(report))

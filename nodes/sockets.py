@@ -11,7 +11,7 @@ CATEGORY = "training/lora"
 SUFFIX = " (Atelier)"  # of names in the editor: ComfyUI has nodes of the same names, such as Train LoRA
 
 OPEN_OPTIMIZER = OptimizerConfig(learning_rate=OPEN)  # where nothing is linked
-OPEN_LORA = LoraConfig(rank=0, alpha=0)
+OPEN_LORA = LoraConfig(rank=0, alpha=0, preset="auto")
 
 # Our sockets carry frozen configuration objects, never live models.
 BaseModelSocket = io.Custom("ATELIER_BASE_MODEL")  # BaseModelConfig

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +15,25 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    ConceptConfig,
+    DatasetConfig,
+    LoraConfig,
+    MaskConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 CONCEPT = ASSETS / "concept_example"
 sys.path.append(str(ASSETS))  # its scripts are modules for one another and for the tests
 SIDE = 64  # pictures are compared with their shorter side at this many pixels
 HALVES = (15, 17, 19, 21, 23, 25, 27)  # half heights of the motif that are tried, in pixels of SIDE
+SEED = 4242  # of plain figures; the base models were trained on pictures of other seeds
 TILTS = (-5.0, 5.0)  # degrees
 
 
@@ -67,3 +84,51 @@ def load_pictures() -> list[Tensor]:
     """Return the example pictures as (H, W, 3) tensors in 0..1, in order."""
     files = sorted(path for path in CONCEPT.glob("*.png") if not path.stem.endswith("-masklabel"))
     return [torch.from_numpy(np.array(Image.open(file).convert("RGB"))).float() / 255 for file in files]
+
+
+def learning_run(
+    base: BaseModelConfig, sample: SampleConfig, *others: ConceptConfig, rank: int, rate: float, steps: int
+) -> RunConfig:
+    """Describe a run that learns the example with its masks, and others beside it; rate: the highest learning rate."""
+    masks = MaskConfig(missing="ones", unmasked_weight=0.3)
+    return RunConfig(
+        base_model=base,
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(CONCEPT), masks=masks), *others)),
+        lora=LoraConfig(rank=rank, alpha=rank, preset="full"),
+        optimizer=OptimizerConfig(learning_rate=rate),
+        scheduler=SchedulerConfig(name="cosine", warmup_steps=20),
+        train=TrainConfig(steps=steps, batch_size=4, resolution=128, bucket_step=32),
+        sample=sample,
+    )
+
+
+def plain_prompts(plain: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Ask for plain figures: shape, colour and ground of each."""
+    return [f"a {colour} {shape} on a {ground} background" for shape, colour, ground in plain]
+
+
+def read_plain(pictures: Tensor, plain: Sequence[tuple[str, str, str]]) -> tuple[int, int, object]:
+    """Count the pictures (N, H, W, 3) whose figure, and whose ground, has the colour asked for; and what was read."""
+    from reading import read_picture
+
+    read = [read_picture((picture.numpy() * 255).round().astype(np.uint8)) for picture in pictures]
+    right = [[got[1] == wanted[1], got[2] == wanted[2]] for got, wanted in zip(read, plain, strict=True)]
+    figures, grounds = (sum(column) for column in zip(*right, strict=True))
+    return figures, grounds, read
+
+
+def draw_plain_figures(folder: Path, count: int) -> None:
+    """Draw captioned pictures of the base's world into a folder: one figure on its ground, nothing else."""
+    import drawing
+
+    scenes = ((i, drawing.scene_at(SEED, i)) for i in itertools.count())
+    plain = ((i, scene) for i, scene in scenes if is_plain(scene))
+    for i, scene in itertools.islice(plain, count):
+        drawing.draw(scene, SEED, i).save(folder / f"{i}.png")
+        (folder / f"{i}.txt").write_text(scene.caption, encoding="utf-8")
+
+
+def is_plain(scene: Any) -> bool:
+    """Tell whether a scene shows one figure of the usual size in the middle, without textures."""
+    words = [(each.texture, each.size, each.place) for each in scene.figures]
+    return words == [("", "", "")] and not scene.ground_texture

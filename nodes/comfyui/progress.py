@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import comfy.model_management
 import comfy.utils
+from comfy_api.latest import ui
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
@@ -223,9 +224,11 @@ def scan_callbacks(node_id: str) -> Callbacks:
     )
 
 
-def show_text(node_id: str, text: str) -> None:
-    """Show a text on a node that trains nothing."""
-    PromptServer.instance.send_progress_text(text, node_id)
+def say(text: str) -> ui.PreviewText:
+    """Show a text on the node at work, and return it for the history; the editor itself shows no text of an output."""
+    if (context := get_executing_context()) is not None:
+        PromptServer.instance.send_progress_text(text, context.node_id)
+    return ui.PreviewText(text)
 
 
 def _finite(value: Any) -> Any:

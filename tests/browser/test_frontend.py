@@ -1,12 +1,13 @@
 """The pack in the real editor: it loads cleanly, its nodes and workflows open, and they queue what they show."""
 
 import json
+import time
 from itertools import combinations
 
 import pytest
 
-from comfy_client import ComfyClient
-from lora_atelier.dev import DYNAMIC_COMBO, ROOT, to_prompt
+from comfy_client import HANGS, ComfyClient
+from lora_atelier.dev import DYNAMIC_COMBO, ROOT, TOUR, to_prompt
 
 pytestmark = pytest.mark.browser
 
@@ -96,3 +97,20 @@ def within(one: Box, two: Box) -> bool:
 def inputs(prompt: dict) -> dict:
     """Return class and inputs by node id: what a prompt computes, without its titles."""
     return {node: (entry["class_type"], entry["inputs"]) for node, entry in prompt.items()}
+
+
+def test_the_preview_runs_by_itself_from_its_button(editor, comfy: ComfyClient) -> None:
+    editor.load(json.loads(TOUR.read_text(encoding="utf-8")))
+    known = set(comfy.get("/history"))
+    if editor.vue:
+        editor.page.get_by_role("button", name="Show what will be trained").click()
+    else:
+        editor.run("""() => window.app.graph.nodes.find(node => node.comfyClass === "AtelierDatasetPreview").widgets
+            .find(widget => widget.type === "button").callback()""")
+    since = time.monotonic()
+    while not (new := [each for key, each in comfy.get("/history").items() if key not in known]):
+        assert time.monotonic() - since < HANGS
+        editor.settle()
+    (ended,) = new
+    ran = {ended["prompt"][2][node]["class_type"] for node in ended["outputs"]}
+    assert "AtelierDatasetPreview" in ran and not ran & {"AtelierTrain", "SaveImage"}

@@ -145,7 +145,9 @@ def test_a_run_is_renamed_exported_published_continued_and_deleted(editor, runs:
     tab.get_by_role("button", name="Workflow").click()
     page.wait_for_function("() => window.app.graph.nodes.some(node => node.comfyClass === 'AtelierTrain')")
     tab.get_by_role("button", name="Continue").click()
-    page.get_by_text("My best moss is finished. Raise steps of Train LoRA, then press Run to train on.").first.wait_for()
+    page.get_by_text(
+        "My best moss is finished. Raise steps of Train LoRA, then press Run to train on."
+    ).first.wait_for()
     assert editor.run(TRAIN)["on_existing"] == "resume"
     page.keyboard.press("Escape")
 

@@ -44,7 +44,8 @@ IN_ITS_NODE = """id => {
     const node = window.app.graph.getNodeById(id);
     const view = [...document.querySelectorAll(".atelier-train")].find((each) => each.offsetHeight);
     if (!view) return false;
-    const [[x, y], [width, height]] = [node.pos, node.size], { ds } = window.app.canvas, box = view.getBoundingClientRect();
+    const [[x, y], [width, height]] = [node.pos, node.size], { ds } = window.app.canvas;
+    const box = view.getBoundingClientRect();
     const left = (x + ds.offset[0]) * ds.scale, top = (y + ds.offset[1]) * ds.scale, edge = 2;
     return box.left >= left - edge && box.right <= left + width * ds.scale + edge && box.top >= top - edge &&
         box.bottom <= top + Math.max(height, node.boundingRect[3]) * ds.scale + edge;

@@ -1,26 +1,13 @@
 """A LoRA learns the example concept with the tour's settings: the motif is measured."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import concept
-import numpy as np
 import pytest
 import torch
-from reading import read_picture
 
-from lora_atelier.trainer_core.config import (
-    BaseModelConfig,
-    ConceptConfig,
-    DatasetConfig,
-    LoraConfig,
-    MaskConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    RunConfig,
-    SampleConfig,
-    SchedulerConfig,
-    TrainConfig,
-)
+from lora_atelier.trainer_core.config import BaseModelConfig, ObjectiveConfig, SampleConfig
 from lora_atelier.trainer_core.models.sd import load_base_model
 from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training.sample import sample_images
@@ -41,22 +28,13 @@ LEAST_SCORE, LEAST_RISE = 0.1, 0.4
 @pytest.fixture(scope="module")
 def drawn(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, torch.Tensor]:
     """Give pictures of TRIGGER and PLAIN by the base and by the base with the LoRA, (12, 128, 128, 3) each."""
-    prompts = (*TRIGGER, *(f"a {colour} {shape} on a {ground} background" for shape, colour, ground in PLAIN))
+    prompts = (*TRIGGER, *concept.plain_prompts(PLAIN))
     sample = SampleConfig(prompts=prompts, width=128, height=128, steps=10, cfg=4, seed=0)
     base = BaseModelConfig(
         path=str(concept.ASSETS / "atelier-tiny.safetensors"), tokenizer=str(comfyui / "comfy" / "sd1_tokenizer")
     )
-    masks = MaskConfig(missing="ones", unmasked_weight=0.3)
-    config = RunConfig(
-        base_model=base,
-        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(concept.CONCEPT), masks=masks),)),
-        lora=LoraConfig(rank=16, alpha=16, preset="full"),
-        optimizer=OptimizerConfig(learning_rate=3e-3),
-        scheduler=SchedulerConfig(name="cosine", warmup_steps=20),
-        objective=ObjectiveConfig(min_snr_gamma=5),
-        train=TrainConfig(steps=250, batch_size=4, resolution=128, bucket_step=32),
-        sample=sample,
-    )
+    run = concept.learning_run(base, sample, rank=16, rate=3e-3, steps=250)
+    config = replace(run, objective=ObjectiveConfig(min_snr_gamma=5))
     folder = tmp_path_factory.mktemp("learning")
     before = sample_images(load_base_model(base), sample)
     after = train_lora(config, folder / "mossling.safetensors", folder / "cache").samples
@@ -72,8 +50,6 @@ def test_the_trigger_word_draws_the_motif(drawn):
 def test_prompts_without_the_trigger_keep_being_followed(drawn):
     """Colours of figure and ground stay those of the prompt, and no figure becomes the motif."""
     pictures = drawn[1][len(TRIGGER) :]
-    read = [read_picture((picture.numpy() * 255).round().astype(np.uint8)) for picture in pictures]
-    right = [[got[1] == wanted[1], got[2] == wanted[2]] for got, wanted in zip(read, PLAIN, strict=True)]
-    figures, grounds = (sum(column) for column in zip(*right, strict=True))
+    figures, grounds, read = concept.read_plain(pictures, PLAIN)
     assert grounds >= 5 and figures >= 4, read
     assert concept.motif_score(pictures).mean() < LEAST_SCORE

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .dataset import ConceptConfig, DatasetConfig
 from .model import BaseModelConfig
-from .network import LoraConfig
+from .network import AUTO, LoraConfig, Preset
 from .optimizer import OptimizerConfig
 from .optimizers import OPTIMIZERS
 from .run import RunConfig, TrainConfig
@@ -25,6 +25,7 @@ class Defaults:
     """What a run takes for a family of base models where its settings are left open."""
 
     rank: int = 16  # the alpha is the same
+    preset: Preset = "attn-mlp"  # layers that are trained
     learning_rate: float = PLAIN_RATE  # of the denoiser, with AdamW
     resolution: int = 1024  # pixels
     step: int = 64  # pixels; sides of buckets are multiples of it
@@ -67,9 +68,11 @@ def fill_dataset(dataset: DatasetConfig, defaults: Defaults) -> DatasetConfig:
 
 
 def fill_lora(lora: LoraConfig, defaults: Defaults) -> LoraConfig:
-    """Fill in rank and alpha; an open alpha is the rank."""
-    rank = lora.rank or defaults.rank
-    return lora.replace(rank=rank, alpha=lora.alpha or float(rank))
+    """Fill in rank, alpha and preset; an open alpha is the rank. ia3 has layers of its own, beside any preset's."""
+    rank, preset = lora.rank or defaults.rank, lora.preset
+    if preset == AUTO:
+        preset = "attn-mlp" if lora.algorithm == "ia3" else defaults.preset
+    return lora.replace(rank=rank, alpha=lora.alpha or float(rank), preset=preset)
 
 
 def _fill_optimizer(optimizer: OptimizerConfig, defaults: Defaults) -> OptimizerConfig:
@@ -100,6 +103,8 @@ def _filled(config: RunConfig, filled: RunConfig) -> Iterator[str]:
         yield f"rank {filled.lora.rank}"
     if config.lora.alpha != filled.lora.alpha:
         yield f"alpha {filled.lora.alpha:g}"
+    if config.lora.preset != filled.lora.preset:
+        yield f"preset {filled.lora.preset}"
     if config.optimizer.learning_rate != filled.optimizer.learning_rate:
         yield f"learning rate {filled.optimizer.learning_rate:g} ({filled.optimizer.name})"
     if config.train.resolution != filled.train.resolution:

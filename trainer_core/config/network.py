@@ -10,6 +10,7 @@ from .embedding import EmbeddingConfig
 
 Algorithm = Literal["lora", "loha", "lokr", "glora", "ia3", "oft", "boft", "full"]
 Preset = Literal["attn-only", "attn-mlp", "full-lin", "full", "unet-transformer-only", "unet-convblock-only"]
+AUTO = "auto"  # the preset that suits the model
 DENOISER_ONLY = ("unet-transformer-only", "unet-convblock-only")  # presets that train no text encoder
 PLACES = ("include", "exclude", "train_norm", "block_ranks", "block_alphas", "block_weights")
 MOST_PATTERNS, LONGEST_PATTERN = 200, 200  # of include and exclude; characters
@@ -37,7 +38,7 @@ class LoraConfig(Config):
 
     rank: int = 16  # 0 = as suits the model
     alpha: float = 16.0  # scale = alpha / rank; a constant, never trained; 0 = the rank
-    preset: Preset = "attn-mlp"
+    preset: Literal["auto", Preset] = "attn-mlp"  # auto = as suits the model
     conv_rank: int = 0  # rank of 3x3 convolutions; 0 = as that of the block's other layers
     conv_alpha: float = 0.0  # 0 = as that of the block's other layers
     dtype: Literal["float32", "bfloat16"] = "float32"  # of its weights; bfloat16 is rounded stochastically
@@ -172,7 +173,7 @@ def _check_layers(config: LoraConfig) -> None:
     useless: list[tuple[bool, tuple[str, ...], str]] = [  # when, which settings have no effect, and why
         (bool(config.start), (*PLACES, *ranks, *alphas), "an existing LoRA has its own layers and ranks"),
         (
-            config.preset not in SPATIAL and not config.include,
+            config.preset not in (*SPATIAL, AUTO) and not config.include,
             (*ranks, *alphas),
             f"the preset {config.preset} trains no 3x3 convolution (full does)",
         ),
@@ -185,7 +186,7 @@ def _check_layers(config: LoraConfig) -> None:
         ),
         (config.algorithm in WITHOUT_ALPHA, (*alphas, "block_alphas"), f"{config.algorithm} has no alpha"),
         (
-            config.algorithm == "ia3" and config.preset not in ("attn-mlp", "unet-transformer-only"),
+            config.algorithm == "ia3" and config.preset not in ("attn-mlp", "unet-transformer-only", AUTO),
             ("preset",),
             "ia3 has its own layers (those of attn-mlp or unet-transformer-only)",
         ),

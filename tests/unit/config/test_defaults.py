@@ -54,6 +54,18 @@ def test_another_optimizers_own_rate_is_scaled_as_the_familys(name: str, rate: f
     assert found == (rate if name != "lion" else c.OPTIMIZERS["lion"].learning_rate * rate)
 
 
+@pytest.mark.parametrize(("algorithm", "preset"), [("lora", "full"), ("ia3", "attn-mlp")])
+def test_an_open_preset_is_the_familys_except_where_the_algorithm_has_its_own_layers(
+    algorithm: str, preset: str
+) -> None:
+    toy = c.Defaults(preset="full")
+    config = run(lora=c.LoraConfig(preset="auto", algorithm=algorithm))
+    filled = c.fill(config, toy)
+    assert filled.lora.preset == preset
+    assert f"preset {preset}" in c.describe_filled(config, filled, "a toy")
+    assert c.fill(run(lora=c.LoraConfig(preset="attn-only")), toy).lora.preset == "attn-only"
+
+
 def test_a_model_without_guidance_keeps_it_open() -> None:
     filled = c.fill(run(), c.Defaults())
     assert filled.base_model == LINKED

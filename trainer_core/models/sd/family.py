@@ -128,7 +128,7 @@ FAMILIES = {
 
 V_RESOLUTION = 768  # of Stable Diffusion 2 models that predict v
 TOY_CHANNELS = 128  # of the UNet's first block; below it a model is a toy
-TOY = Defaults(learning_rate=3e-3, resolution=128, step=32)
+TOY = Defaults(preset="full", learning_rate=3e-3, resolution=128, step=32)
 
 LATENT_CHANNELS = 4  # of all families here
 INPAINTING_CHANNELS = 9  # noised latents, mask, latents of the picture with the masked region blanked
