@@ -234,10 +234,10 @@ class AtelierLoraConfig(Node):
                     ],
                     default="auto",
                     tooltip="Which layers are trained. auto: attn-mlp, and full for the toy model. attn-only: "
-                    "attention. attn-mlp: attention and the layers between (what most LoRAs train). full: all of these and "
-                    "the convolutions; best for styles. full-lin: full without 3x3 convolutions. unet-transformer-only: "
-                    "attn-mlp, never the text encoders. unet-convblock-only: the layers outside attention, never the "
-                    "text encoders. The last two are for UNets.",
+                    "attention. attn-mlp: attention and the layers between (what most LoRAs train). full: all "
+                    "of these and the convolutions; best for styles. full-lin: full without 3x3 convolutions. "
+                    "unet-transformer-only: attn-mlp, never the text encoders. unet-convblock-only: the "
+                    "layers outside attention, never the text encoders. The last two are for UNets.",
                 ),
                 io.Int.Input(
                     "conv_rank",
