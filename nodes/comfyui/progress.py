@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import comfy.model_management
 import comfy.utils
-from comfy_api.latest import ui
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ...trainer_core.common.callbacks import Callbacks, StepReport
+from ..sockets import ui
 from . import shown
 from .server import announce_lora
 from .session import Buttons
