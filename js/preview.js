@@ -10,7 +10,7 @@ app.registerExtension({
     const button = node.addWidget("button", t("Show what will be trained"), null, () => {
       app.canvas.selectItems([node]);
       requestAnimationFrame(() => app.extensionManager.command.execute("Comfy.QueueSelectedOutputNodes"));
-    });
-    button.serialize = false;
+    }, { serialize: false }); // in the prompt
+    button.serialize = false; // in the workflow's file
   },
 });

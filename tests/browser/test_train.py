@@ -168,6 +168,11 @@ def test_two_train_nodes_show_their_own_runs(editor) -> None:
     editor.page.get_by_role("button", name="Continue").wait_for()
 
 
+def runs_of(server) -> list[dict]:
+    """List the runs of a server."""
+    return ComfyClient(server.url).get("/atelier/runs")["runs"]
+
+
 def blueprint(name: str) -> dict:
     """Return a workflow of nothing but the blueprint, with a run of a name that would end too late for a test."""
     workflow = json.loads((ROOT / "subgraphs" / "Train a LoRA (Atelier).json").read_text(encoding="utf-8"))
@@ -193,7 +198,7 @@ def test_a_subgraph_shows_its_run_outside_also_after_comfyui_was_killed(editor, 
     ask(page, "Save now", "The run will be saved after this step.")
 
     # A server that is killed, and one that is started after it: the page shows what the run's folder tells.
-    while not any(run["saves"] for run in ComfyClient(server.url).get("/atelier/runs")["runs"]):
+    while True not in [bool(run["saves"]) for run in runs_of(server) if run["name"] == "outside"]:
         wait(page, "^step")
     server.kill()
     server.start()
