@@ -8,9 +8,8 @@ from typing import get_args
 from ..trainer_core.config import BaseModelConfig, Weights
 from ..trainer_core.models.sd import check_base_model, detect_noise, remarks
 from .comfyui import folders, models
-from .comfyui.progress import say
 from .node import Node
-from .sockets import CATEGORY, BaseModelSocket, io, titled
+from .sockets import CATEGORY, BaseModelSocket, io, titled, ui
 
 BAKED = "baked"
 TEXT_TOOLTIPS = {
@@ -192,7 +191,7 @@ class AtelierLoadBaseModel(Node):
         check_base_model(config)
         loaded = models.load_models(config, *detect_noise(config))
         sentences = remarks(config)
-        return io.NodeOutput(config, *loaded, ui=say("\n".join(sentences)) if sentences else None)
+        return io.NodeOutput(config, *loaded, ui=ui.PreviewText("\n".join(sentences)) if sentences else None)
 
 
 def other_files(vae: str, text_encoder: str, text_encoder_2: str) -> dict[str, Path]:

@@ -6,9 +6,8 @@ from typing import Any
 
 from ..trainer_core.config import BaseModelConfig, ConnectedConfig
 from .base_model import prompt_weights_input
-from .comfyui.progress import say
 from .node import Node
-from .sockets import CATEGORY, BaseModelSocket, io, titled
+from .sockets import CATEGORY, BaseModelSocket, io, titled, ui
 
 
 class AtelierConnectModel(Node):
@@ -82,4 +81,4 @@ class AtelierConnectModel(Node):
         check_distilled(model, confirmed=train_distilled)
         connected = ConnectedConfig(key=key_of(Live(model, clip, vae, sample_model)), guidance=guidance)
         config = BaseModelConfig(path=name_of(model), connected=connected, prompt_weights=prompt_weights)
-        return io.NodeOutput(config, ui=say("\n".join(describe(model))))
+        return io.NodeOutput(config, ui=ui.PreviewText("\n".join(describe(model))))

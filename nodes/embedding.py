@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..trainer_core.config import EmbeddingConfig, LoraConfig
-from .comfyui.progress import say
 from .node import Node
-from .sockets import CATEGORY, OPEN_LORA, LoraConfigSocket, complaint, io, titled
+from .sockets import CATEGORY, OPEN_LORA, LoraConfigSocket, complaint, io, titled, ui
 
 
 class AtelierEmbedding(Node):
@@ -103,6 +102,6 @@ class AtelierEmbedding(Node):
     ) -> io.NodeOutput:
         """Add the word to the configuration."""
         if not token.strip():
-            return io.NodeOutput(lora_config, ui=say("No token is set, so this node changes nothing."))
+            return io.NodeOutput(lora_config, ui=ui.PreviewText("No token is set, so this node changes nothing."))
         embedding = EmbeddingConfig(token=token.strip(), init=init_text.strip(), **values)  # type: ignore[arg-type]
         return io.NodeOutput(lora_config.replace(embeddings=(*lora_config.embeddings, embedding)))

@@ -13,9 +13,8 @@ from ..trainer_core.common.files import written_whole
 from ..trainer_core.config import BeneathConfig, LoraConfig
 from ..trainer_core.lora_files.read import outline_lora
 from .comfyui import folders, kept
-from .comfyui.progress import say
 from .node import Node
-from .sockets import CATEGORY, OPEN_LORA, LoraConfigSocket, io, titled
+from .sockets import CATEGORY, OPEN_LORA, LoraConfigSocket, io, titled, ui
 
 NONE = "none"
 
@@ -101,7 +100,7 @@ class AtelierExistingLora(Node):
     ) -> io.NodeOutput:
         """Check that the file is a LoRA, and add it to the configuration."""
         if lora is None and lora_name == NONE:
-            return io.NodeOutput(lora_config, ui=say("No LoRA is chosen, so this node changes nothing."))
+            return io.NodeOutput(lora_config, ui=ui.PreviewText("No LoRA is chosen, so this node changes nothing."))
         path = folders.file_path("loras", lora_name, "lora_name of Existing LoRA") if lora is None else keep(lora)
         outline_lora(path)
         if use == "beneath":

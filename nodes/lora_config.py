@@ -8,7 +8,6 @@ from typing import Any
 
 from ..trainer_core.config import BaseModelConfig, LoraConfig
 from .comfyui import models
-from .comfyui.progress import say
 from .node import Node, described
 from .sockets import CATEGORY, BaseModelSocket, LoraConfigSocket, io, titled, ui
 
@@ -352,7 +351,7 @@ class AtelierLoraConfig(Node):
         size = outline_size(base_model, config)
         report = "\n\n".join([describe_network(size), TEXT_NOTE]) if len(size.models) > 1 else describe_network(size)
         picture = to_image(draw_network(size, f"{config.algorithm}, {config.preset}"))
-        shown = {**ui.PreviewImage(picture, cls=cls).as_dict(), **say(report).as_dict()}
+        shown = {**ui.PreviewImage(picture, cls=cls).as_dict(), **ui.PreviewText(report).as_dict()}
         return io.NodeOutput(config, report, picture, ui=shown)
 
 

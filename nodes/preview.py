@@ -10,7 +10,7 @@ import torch
 
 from ..trainer_core.config import BaseModelConfig, DatasetConfig, Defaults, fill_dataset, fill_train
 from .comfyui import folders
-from .comfyui.progress import say, scan_callbacks
+from .comfyui.progress import scan_callbacks
 from .node import Node
 from .sockets import CATEGORY, BaseModelSocket, DatasetSocket, Sizes, io, titled, ui
 from .train_inputs import accumulate, batch_size, buckets, read_plan, resolution, seed
@@ -98,7 +98,7 @@ class AtelierDatasetPreview(Node):
         remarks = long_captions(plan, base or ClipLengths(load_tokenizer(folders.tokenizer_path())), {})
         remarks += differences(cls.hidden.prompt or {}, cls.hidden.unique_id)
         text = "\n".join([report(plan), *(f"- {sentence}" for sentence in remarks)])
-        shown = {**ui.PreviewImage(sheet, cls=cls).as_dict(), **say(text).as_dict()}
+        shown = {**ui.PreviewImage(sheet, cls=cls).as_dict(), **ui.PreviewText(text).as_dict()}
         return io.NodeOutput(sheet, text, manifest_table(plan), ui=shown)
 
 

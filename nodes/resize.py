@@ -7,9 +7,8 @@ import torch
 from ..trainer_core.common.wording import count
 from ..trainer_core.lora_files.resize import lower_rank
 from .comfyui import models
-from .comfyui.progress import say
 from .node import Node
-from .sockets import CATEGORY, io, titled
+from .sockets import CATEGORY, io, titled, ui
 
 
 class AtelierResizeLora(Node):
@@ -55,4 +54,4 @@ class AtelierResizeLora(Node):
             f"{before / 1e6:.1f} MB to {after / 1e6:.1f} MB.\n"
             f"Kept {kept:.1%} of the effect on average, least {worst.kept:.1%} ({worst.name})."
         )
-        return io.NodeOutput(resized, report, ui=say(report))
+        return io.NodeOutput(resized, report, ui=ui.PreviewText(report))

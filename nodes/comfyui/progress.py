@@ -15,7 +15,6 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ...trainer_core.common.callbacks import Callbacks, StepReport
-from ..sockets import ui
 from . import shown
 from .server import announce_lora
 from .session import Buttons
@@ -222,13 +221,6 @@ def scan_callbacks(node_id: str) -> Callbacks:
         phase=lambda _, done, total: bar.update_absolute(done, total),
         check=comfy.model_management.throw_exception_if_processing_interrupted,
     )
-
-
-def say(text: str) -> ui.PreviewText:
-    """Show a text on the node at work, and return it for the history; the editor itself shows no text of an output."""
-    if (context := get_executing_context()) is not None:
-        PromptServer.instance.send_progress_text(text, context.node_id)
-    return ui.PreviewText(text)
 
 
 def _finite(value: Any) -> Any:

@@ -112,5 +112,7 @@ def test_the_preview_runs_by_itself_from_its_button(editor, comfy: ComfyClient) 
         assert time.monotonic() - since < HANGS
         editor.settle()
     (ended,) = new
+    editor.page.locator(".atelier-says").filter(has_text="13 pictures").first.wait_for()
+    editor.screenshot(f"says-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
     ran = {ended["prompt"][2][node]["class_type"] for node in ended["outputs"]}
     assert "AtelierDatasetPreview" in ran and not ran & {"AtelierTrain", "SaveImage"}

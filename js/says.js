@@ -1,0 +1,39 @@
+import { app } from "../../scripts/app.js";
+import { make } from "./parts.js";
+import { told } from "./words.js";
+
+// What a node said when it ran, as text on it. The editor shows pictures of an output, and no text. Train LoRA shows
+// its run instead.
+
+const LEAST = 60, MOST = 160, MARGIN = 10; // pixels
+const boxes = new WeakMap(); // node -> the element of its text
+
+function show(node, text) {
+  if (!boxes.has(node)) {
+    const box = make("div", "overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;font:11px sans-serif;" +
+      "padding:4px;border-radius:4px;background:var(--comfy-input-bg);color:var(--input-text);user-select:text;" +
+      `cursor:text;box-sizing:border-box;width:100%;height:100%;min-height:${LEAST}px;max-height:${MOST}px`);
+    box.className = "atelier-says";
+    box.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
+    const [getMinHeight, getMaxHeight] = [LEAST, MOST].map((height) => () => height + 2 * MARGIN);
+    const options = { serialize: false, hideOnZoom: false, margin: MARGIN, getMinHeight, getMaxHeight };
+    node.addDOMWidget("says", "atelier_says", box, options).serialize = false;
+    boxes.set(node, box);
+    const [width, height] = node.size;
+    node.setSize([width, Math.max(height, node.computeSize()[1])]);
+  }
+  boxes.get(node).textContent = text.split("\n").map(told).join("\n");
+}
+
+app.registerExtension({
+  name: "atelier.says",
+  nodeCreated(node) {
+    if (!node.comfyClass?.startsWith("Atelier") || node.comfyClass === "AtelierTrain") return;
+    const onExecuted = node.onExecuted;
+    node.onExecuted = (output, ...rest) => {
+      onExecuted?.call(node, output, ...rest);
+      const text = [output?.text ?? []].flat().join("\n");
+      if (text || boxes.has(node)) show(node, text);
+    };
+  },
+});
