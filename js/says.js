@@ -5,7 +5,7 @@ import { told } from "./words.js";
 // What a node said when it ran, as text on it. The editor shows pictures of an output, and no text. Train LoRA shows
 // its run instead.
 
-const LEAST = 60, MOST = 160, MARGIN = 10; // pixels
+const LEAST = 60, MOST = 120, MARGIN = 10; // pixels
 const boxes = new WeakMap(); // node -> the element of its text
 
 function show(node, text) {
