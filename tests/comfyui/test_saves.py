@@ -32,9 +32,9 @@ prompt_server = server.PromptServer(asyncio.new_event_loop())
 spec = importlib.util.spec_from_file_location("pack", root + "/__init__.py", submodule_search_locations=[root])
 sys.modules["pack"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["pack"])
-from pack.nodes.comfyui.progress import NodeProgress, Place
+from pack.nodes.comfyui.progress import NodeProgress, NodeAddress
 from pack.nodes.comfyui.session import Buttons
-progress = NodeProgress(Place("", "", "1"))
+progress = NodeProgress(NodeAddress("", "", "1"))
 buttons = Buttons("1", False)
 shown = progress.callbacks(buttons)
 prompt_server.loop.close()
