@@ -40,7 +40,7 @@ class View {
     details: make("div", "font:11px/14px sans-serif;opacity:0.75;overflow-wrap:anywhere"),
     done: make("div", "height:100%;width:0;border-radius:2px;background:var(--p-primary-color, #5b9bd5)"),
     bar: make("div", "height:4px;border-radius:2px;background:var(--border-color);display:none"),
-    buttons: make("div", "display:flex;gap:4px;width:100%"),
+    buttons: make("div", "display:flex;flex-wrap:wrap;gap:4px;width:100%"),
     graph: make("div", "display:none"),
     samples: make("div"),
     notes: make("details", "font:11px sans-serif;display:none"),
@@ -71,7 +71,7 @@ class View {
       this.#buttons.push(button);
     }
     for (const button of [...this.#buttons, this.#go])
-      button.style.cssText += ";flex:1 1 auto;min-width:0;padding:3px 2px;overflow:hidden;text-overflow:ellipsis";
+      button.style.cssText += ";flex:1 1 auto;padding:3px 2px";
     buttons.append(...this.#buttons, this.#go);
     this.#fillNotes();
     inner.append(status, details, bar, buttons, graph, samples, notes);

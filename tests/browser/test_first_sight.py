@@ -72,6 +72,11 @@ def test_the_blueprint_trains_with_five_inputs(editor, server: ComfyServer) -> N
     assert kinds["AtelierTrain"]["steps"] == 1000
 
 
+# Whether every button of Train LoRA is seen whole: its words fit in it, and it lies within the view.
+WHOLE = """() => [...document.querySelectorAll(".atelier-train [data-ask]")].every((button) => {
+    const [box, room] = [button, button.closest(".atelier-train")].map((each) => each.getBoundingClientRect());
+    return box.width && button.scrollWidth <= button.clientWidth && box.right <= room.right + 1;
+})"""
 LANGUAGES = {
     "zh": ("训练 LoRA (Atelier)", "步数", "停止并保留"),  # title, label of steps, a button
     "ja": ("LoRA 学習 (Atelier)", "ステップ数", "停止して残す"),
@@ -101,6 +106,7 @@ def test_everything_speaks_the_language_of_the_editor(editor, server: ComfyServe
                 editor.render(vue=renderer == "vue")
                 editor.fit()
                 editor.page.get_by_role("button", name=button).wait_for()
+                editor.page.wait_for_function(WHOLE)
                 editor.screenshot(f"{language}-{renderer}-{editor.version}")
     finally:
         open_in("en")
