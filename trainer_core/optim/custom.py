@@ -25,7 +25,8 @@ SHAPES = ((4, 8), (8, 4, 1, 1), (4, 8, 3, 3), (1, 8))  # typical shapes of netwo
 TRIED = 8  # steps of a trial: some optimizers start with a few that change nothing
 MOST_OPERATIONS = 100_000  # of torch in a trial; those of the known libraries take a tenth at most
 LONGEST = 1000  # characters of a name or of arguments
-WRONG = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # errors of failed trials
+# Errors of failed trials.
+WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def find_class(name: str) -> Any:

@@ -119,8 +119,7 @@ def _read(node: ast.AST, names: Sequence[str]) -> Value:
         test, yes, no = parts(node.test, node.body, node.orelse)
         return lambda values: yes(values) if test(values) else no(values)
     if isinstance(node, ast.BoolOp):
-        either, terms = (all if isinstance(node.op, ast.And) else any), parts(*node.values)
-        return lambda values: either(term(values) for term in terms)
+        return _either(isinstance(node.op, ast.Or), parts(*node.values))
     if isinstance(node, ast.Compare) and all(type(op) in OPERATORS for op in node.ops):
         compare, terms = [OPERATORS[type(op)] for op in node.ops], parts(node.left, *node.comparators)
         return lambda values: all(f(a(values), b(values)) for f, a, b in zip(compare, terms, terms[1:], strict=False))
@@ -135,3 +134,17 @@ def _read(node: ast.AST, names: Sequence[str]) -> Value:
         f"The expression cannot use {ast.unparse(node)!r}; it can use {', '.join(names)}, numbers, pi, e, "
         f"+ - * / // % **, comparisons, a if b else c, and {', '.join(FUNCTIONS)}."
     )
+
+
+def _either(wanted: bool, terms: Sequence[Value]) -> Value:
+    """Give, as Python's `or` (wanted is True) and `and`, the first term that is as true as wanted, else the last."""
+
+    def value(values: Mapping[str, float]) -> float:
+        result = terms[0](values)
+        for term in terms[1:]:
+            if bool(result) is wanted:
+                break
+            result = term(values)
+        return result
+
+    return value

@@ -53,6 +53,12 @@ def check_length(steps: int, config: SchedulerConfig) -> None:
         raise ValueError(f"warmup_steps is {asked}, and {of}; set warmup_steps of Scheduler below that.")
     if config.name == "rex_restarts":
         _cycle_borders(length - warmup, config)
+    if config.name in ("cosine_with_restarts", "cosine_soft_restarts") and config.cycles > length - warmup:
+        raise ValueError(
+            f"cycles is {config.cycles}, more than the {count(length - warmup, 'step')} after the warm-up. Set "
+            "cycles of "
+            "Scheduler lower."
+        )
     if steps > length and lr_factor(length, steps, config) == 0:
         raise ValueError(
             f"planned_steps is {length}, the run has {count(steps, 'step')}, and the curve ends at a learning rate of "

@@ -517,6 +517,7 @@ WRONG = [  # name or class, arguments, what the sentence says
     ("Momentum", "beta=" + "-" * 900 + "1", "is no plain value|cannot be read"),
     ("Momentum", "beta=" + "-" * 100_000 + "1", "arguments of Optimizer has 100006 characters; shorten it to 1000"),
     ("A" * 100_000, "", "optimizer of Optimizer has 100000 characters; write the name of a class"),
+    ("torch.optim.AdamW", "capturable=True", "AdamW does not work with these settings: .*capturable"),
     ("Momentum", "beta='x'", "Momentum does not work with these settings: "),
     ("Around", "", "does not take parameters as its first argument"),
     ("Unrated", "", "has no learning rate"),

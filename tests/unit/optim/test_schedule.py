@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lora_atelier.trainer_core.config import SchedulerConfig
-from lora_atelier.trainer_core.optim.expression import read_expression
+from lora_atelier.trainer_core.optim.expression import LONGEST, read_expression
 from lora_atelier.trainer_core.optim.schedule import (
     NAMES,
     check_curve,
@@ -216,6 +216,8 @@ def test_a_planned_length_keeps_the_curve_when_the_run_becomes_longer_or_shorter
         (100, {"planned_steps": 80}, "the curve ends at a learning rate of 0. Set min_lr_ratio"),
         (5, {"name": "rex_restarts", "cycles": 8}, "cycles is 8 .* in 5 steps after the warm-up some"),
         (9, {"name": "rex_restarts", "cycles": 100, "cycle_multiplier": 10}, "multiplier is 10: in 9 steps"),
+        (9, {"name": "cosine_with_restarts", "cycles": 10}, "cycles is 10, more than the 9 steps after the warm-up"),
+        (9, {"name": "cosine_soft_restarts", "cycles": 9, "warmup_steps": 1}, "more than the 8 steps"),
         (9, {"name": "expression", "expression": "1 / t"}, "has no value .float division by zero. at t = 0 and"),
         (10, {"name": "expression", "expression": "0.5 - t"}, "is -0.1, below 0 at t = 0.6 and step = 6"),
         (9, {"name": "expression", "expression": "exp(exp(8))"}, "has no value .math range error"),
@@ -265,6 +267,32 @@ def test_an_expression_may_use_all_its_words():
     assert lr_factor(3, 10, config) == pytest.approx(1 / math.e)
     both = SchedulerConfig(name="expression", expression="1 if 0 <= t < 0.5 and step != 2 or t == 0.9 else log(8, 2)")
     assert [lr_factor(step, 10, both) for step in (0, 2, 5, 9)] == pytest.approx([1, 3, 3, 1])
+
+
+TERMS = st.recursive(
+    st.sampled_from(["t", "step", "total", "0", "1", "0.1", "pi", "t < 0.5", "step == 3", "0 <= t < 1"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["and", "or", "+", "-", "*", "<", ">=", "!="]), inner).map(
+            lambda parts: f"({parts[0]}) {parts[1]} ({parts[2]})"
+        ),
+        st.tuples(inner, inner, inner).map(lambda parts: f"({parts[0]}) if ({parts[1]}) else ({parts[2]})"),
+        inner.map(lambda part: f"not ({part})"),
+    ),
+    max_leaves=8,
+)
+
+
+@given(text=TERMS.filter(lambda text: len(text) <= LONGEST), step=st.integers(0, 10))
+@bounded(60)
+def test_an_expression_has_the_value_that_python_gives_it(text, step):
+    values = {"t": step / 10, "step": float(step), "total": 10.0}
+    expected = float(eval(text, {"__builtins__": {}}, values | {"pi": math.pi}))
+    assert read_expression(text, NAMES)(values) == expected, text
+
+
+def test_and_and_or_choose_a_value_as_in_python():
+    config = SchedulerConfig(name="expression", expression="t < 0.5 and 1 or 0.1")
+    assert [lr_factor(step, 10, config) for step in (0, 4, 5, 9)] == [1, 1, 0.1, 0.1]
 
 
 @pytest.mark.parametrize(
