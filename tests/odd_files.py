@@ -476,7 +476,10 @@ def _names() -> list[Odd]:
         unused("name: store of macOS", b"\0\0\0\1Bud1", ".DS_Store", "hidden"),
         unused("name: thumbnails of Windows", b"\xd0\xcf\x11\xe0", "Thumbs.db", "hidden"),
         unused("name: icon of Windows", b"[.ShellClassInfo]", "desktop.ini", "hidden"),
-        unused("heic", b"\0\0\0\x18ftypheic", "a.HEIC", "cannot be read", note=r"1 file .*a\.HEIC; convert"),
+        left_out(
+            "heic", b"\0\0\0\x18ftypheic", r"1 picture needs the Python package pillow-heif .*: a\.HEIC", "a.HEIC"
+        ),
+        left_out("jpeg xl", b"\xff\x0a", r"1 picture needs the Python package pillow-jxl-plugin .*: a\.jxl", "a.jxl"),
         unused("raw", b"II*\0", "a.cr2", "cannot be read", note=r"1 file .*a\.cr2; convert"),
         unused("film", b"\0\0\0\x18ftypmp42", "a.mp4"),
         unused("document", b"%PDF-1.7", "a.pdf"),

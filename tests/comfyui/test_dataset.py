@@ -218,7 +218,12 @@ def test_the_preview_plans_as_the_run(comfy: ComfyClient, pictures: Path) -> Non
     (text,) = result.outputs["sheet"]["text"]
     assert "Train LoRA has another batch_size and another resolution" in text and "seed" not in text
     buckets = {row["bucket"] for row in table(result)} - {""}
+    assert "was made for about" not in text
     assert buckets and all(int(side) >= 96 for bucket in buckets for side in bucket.split("x"))  # 128 is the toy's own
     graph["sheet"]["inputs"] |= {"resolution": 64, "batch_size": 1}
     result = comfy.queue(graph)
     assert result.ok and "Train LoRA has" not in result.outputs["sheet"]["text"][0]
+    assert (
+        "is 64, and " in result.outputs["sheet"]["text"][0]
+        and "was made for about 128" in result.outputs["sheet"]["text"][0]
+    )

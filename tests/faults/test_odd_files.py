@@ -150,8 +150,9 @@ def test_the_run_stops_with_one_error_that_counts_them(everything: Path) -> None
     left = Counter(
         f.why for f in read(everything, on_problem="leave_out", **options).outcomes if f.outcome == "left out"
     )
-    assert set(left) == {"it cannot be read", "too small"}
+    assert set(left) == {"it cannot be read", "too small", "its package is not installed"}
     sentence = sentence_of(everything, **options)
+    assert f"{left['its package is not installed']} pictures need the Python package " in sentence
     assert f"{left['it cannot be read']} pictures in {everything} cannot be read: " in sentence
     assert f"{left['too small']} pictures have a side shorter than 16 pixels in {everything}: " in sentence
     assert f" and {left['it cannot be read'] - 5} more; replace or remove them, or set on_problem of" in sentence

@@ -165,7 +165,7 @@ class BucketConfig(Config):
     resolutions: tuple[str, ...] = ()  # "512": buckets of about that area, "640x384": that size; () = the run's one
     resolution_mode: Literal["draw", "all"] = "draw"  # draw: a visit takes the next one; all: every one
     min_side: int = 0  # pixels; buckets with a shorter side are not used, 0 = all
-    max_side: int = 0  # pixels; buckets with a longer side are not used, 0 = all
+    max_side: int = 0  # pixels; longer sides of buckets are clipped to it, 0 = none
     no_upscale: bool = False  # a picture smaller than the resolution is trained at its own size
     small_buckets: Literal["keep", "merge"] = "keep"  # merge: too few pictures for a batch go to the nearest bucket
     mix_concepts: bool = True  # a batch may hold pictures of several concepts

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -117,12 +118,24 @@ def _filled(config: RunConfig, filled: RunConfig) -> Iterator[str]:
         yield f"guidance {filled.base_model.connected.guidance:g}"
 
 
-def resolution_remarks(config: RunConfig, defaults: Defaults, title: str) -> list[str]:
-    """List a remark on a resolution that is far from the one that the model was made for."""
-    resolution, own = config.train.resolution, defaults.resolution
-    if config.train.buckets.resolutions or own * FAR <= resolution <= own / FAR:
-        return []
+def resolution_remarks(train: TrainConfig, dataset: DatasetConfig, defaults: Defaults, title: str) -> list[str]:
+    """List a remark on each place whose resolutions are all far from the one that the model was made for."""
+    own = defaults.resolution
+    usual = train.buckets.resolutions or (str(train.resolution),)
+    node = "Buckets" if train.buckets.resolutions else "Train LoRA"
+    places = {}
+    for concept in dataset.concepts:
+        texts = concept.resolutions or usual
+        places[texts] = "Resolutions of Concept Dataset are" if concept.resolutions else f"The resolution of {node} is"
     return [
-        f"The resolution is {resolution}, and {title} was made for about {own} pixels. Set resolution of Train LoRA to "
-        "0 for that, unless it is meant."
+        f"{place} {', '.join(texts)}, and {title} was made for about {own} pixels. Set it to {own}, unless "
+        "this is meant."
+        for texts, place in places.items()
+        if all(_is_far(text, own) for text in texts)
     ]
+
+
+def _is_far(resolution: str, own: int) -> bool:
+    """Tell whether the side of the square of a resolution's area is far from the model's own."""
+    sides = [int(side) for side in resolution.split("x")]
+    return not own * FAR <= math.sqrt(sides[0] * sides[-1]) <= own / FAR

@@ -58,7 +58,8 @@ def bucket_list(
     """List all bucket sizes of about the target's area, sorted; sides are multiples of step.
 
     Heights are rounded down, so no bucket needs more memory than the target (sd-scripts' generator, with the
-    two filters on aspect and area). A side limit of 0 limits nothing. Raises ValueError if no bucket is left.
+    two filters on aspect and area). Heights above max_side are clipped to it, as sd-scripts does, whatever area
+    remains. A side limit of 0 limits nothing. Raises ValueError if no bucket is left.
     """
     area = target[0] * target[1]
     side = step * (math.isqrt(area) // step)
@@ -66,13 +67,15 @@ def bucket_list(
         raise ValueError(
             f"The resolution {target[0]}x{target[1]} is below bucket_step {step}; set it to {step} or more."
         )
+    most = _down(max_side, step) if max_side else area
     sizes = {(side, side)}
-    for width in range(step, area // step + 1, step):
-        height = step * (area // (width * step))
+    for width in range(step, min(most, area // step) + 1, step):
+        whole = step * (area // (width * step))
+        height = min(whole, most)
         aspect = max(width, height) / max(1, min(width, height))
-        if aspect <= max_aspect and width * height >= min_area_fraction * area:
+        if aspect <= max_aspect and (whole > most or width * height >= min_area_fraction * area):
             sizes |= {(width, height), (height, width)}
-    left = sorted(size for size in sizes if min(size) >= min_side and (not max_side or max(size) <= max_side))
+    left = sorted(size for size in sizes if min(size) >= min_side and max(size) <= most)
     if not left:
         limits = [f"min_side {min_side}"] * bool(min_side) + [f"max_side {max_side}"] * bool(max_side)
         raise ValueError(
@@ -129,26 +132,22 @@ def place(
     *,
     step: int,
     no_upscale: bool = False,
-    min_side: int = 0,
-    max_side: int = 0,
 ) -> Placement:
     """Choose bucket and resized size of a picture; with no_upscale it is never enlarged.
 
-    With no_upscale a fixed size is used for the pictures that cover it. Raises ValueError (its text follows the
-    picture's name) if nothing fits.
+    With no_upscale a fixed size is used for the pictures that cover it.
     """
+    if no_upscale and not (target.fixed and size[0] >= target.width and size[1] >= target.height):
+        return no_upscale_bucket(size, target.area, step)
     bucket = choose_bucket(size, buckets)
-    if not no_upscale or (target.fixed and size[0] >= bucket[0] and size[1] >= bucket[1]):
-        return Placement(bucket, cover(size, bucket))
-    resized, bucket = no_upscale_bucket(size, target.area, step, min_side=min_side, max_side=max_side)
-    return Placement(bucket, resized)
+    return Placement(bucket, cover(size, bucket))
 
 
-def no_upscale_bucket(size: Size, area: int, step: int, *, min_side: int = 0, max_side: int = 0) -> tuple[Size, Size]:
-    """Compute (resized, bucket) of a picture that is never enlarged: its own size rounded down to the step.
+def no_upscale_bucket(size: Size, area: int, step: int) -> Placement:
+    """Compute the placement of a picture that is never enlarged: its own size rounded down to the step.
 
     A picture of more than `area` pixels is reduced so that one side is a multiple of the step: the side whose
-    bucket has the smaller aspect error. Raises ValueError if less than one step, or than min_side, remains.
+    bucket has the smaller aspect error. A side of the bucket is 0 where less than one step remains.
     """
     width, height = size
     resized = size
@@ -157,16 +156,7 @@ def no_upscale_bucket(size: Size, area: int, step: int, *, min_side: int = 0, ma
         high = _down(_root(area * height, width), step)
         candidates = [(wide, _other(wide, width, height)), (_other(high, height, width), high)]
         resized = min(candidates, key=lambda c: _error(size, c, step))
-    if max_side and _down(max(resized), step) > max_side:
-        limit = _down(max_side, step)
-        resized = (limit, _other(limit, width, height)) if width >= height else (_other(limit, height, width), limit)
-    bucket = (_down(resized[0], step), _down(resized[1], step))
-    if min(bucket) < max(min_side, step):
-        raise ValueError(
-            f"{width}x{height} pixels give a bucket of {bucket[0]}x{bucket[1]}, and its sides must be at least "
-            f"{max(min_side, step)}; set no_upscale of Buckets to off, or remove the picture."
-        )
-    return resized, bucket
+    return Placement((_down(resized[0], step), _down(resized[1], step)), resized)
 
 
 def _down(side: int, step: int) -> int:

@@ -9,7 +9,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -45,6 +45,13 @@ DECODER_ERRORS = (  # raised by Pillow's decoders on broken files
 _NO_PICTURES = frozenset(  # formats that Pillow opens, but that hold documents, drawings, films or data
     ("BUFR", "EPS", "FITS", "GRIB", "HDF5", "IPTC", "MPEG", "PDF", "WMF")
 )
+PACKAGES = {  # extensions that not every Pillow reads -> the package that adds them
+    ".heic": "pillow-heif",
+    ".heif": "pillow-heif",
+    ".hif": "pillow-heif",
+    ".jxl": "pillow-jxl-plugin",
+    ".avif": "pillow 11.3",
+}
 _UPRIGHT = {  # EXIF orientation -> the transposition that turns the picture upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -80,6 +87,16 @@ def picture_extensions() -> frozenset[str]:
     return frozenset(ext.lower() for ext, name in Image.registered_extensions().items() if name in names)
 
 
+def _add_plugins() -> None:
+    """Let Pillow read HEIC and JPEG XL where their packages are installed."""
+    with suppress(ImportError):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+    with suppress(ImportError):
+        import pillow_jxl  # noqa: F401  # registers itself
+
+
 @functools.cache
 def _formats() -> tuple[str, ...]:
     """List the names of all raster formats that the installed Pillow opens.
@@ -87,6 +104,7 @@ def _formats() -> tuple[str, ...]:
     Pillow goes by a file's content, not its name, and would pass PostScript called a.png to Ghostscript.
     """
     Image.init()
+    _add_plugins()
     return tuple(name for name in Image.OPEN if name not in _NO_PICTURES)
 
 

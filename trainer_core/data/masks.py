@@ -5,6 +5,7 @@ The default suffix is MASK_SUFFIX in config/dataset.py, as all defaults are in c
 
 from __future__ import annotations
 
+import functools
 import os
 from fractions import Fraction
 from pathlib import Path
@@ -14,10 +15,10 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from ..config import MASK_SUFFIX, MaskConfig
+from ..config import MaskConfig
 from .buckets import Size
 from .crops import Crop
-from .images import Source, open_upright, turned
+from .images import PACKAGES, Source, open_upright, picture_extensions, turned
 
 
 def mask_folder(concept_folder: Path, config: MaskConfig) -> Path:
@@ -28,17 +29,31 @@ def mask_folder(concept_folder: Path, config: MaskConfig) -> Path:
     return Path(os.path.realpath(concept_folder / os.path.expanduser(config.folder.strip().strip('"'))))
 
 
+@functools.cache
+def mask_endings(suffixes: tuple[str, ...]) -> tuple[str, ...]:
+    """List the lower-case endings of mask files in the order they are tried: a suffix, then with other extensions.
+
+    A suffix that is only an extension, as .png, stands for itself.
+    """
+    found: list[str] = []
+    for suffix in map(str.lower, suffixes):
+        stem = os.path.splitext(f"a{suffix}")[0][1:]
+        found += [suffix, *(stem + extension for extension in sorted({*picture_extensions(), *PACKAGES}) if stem)]
+    return tuple(dict.fromkeys(found))
+
+
 def is_mask_name(name: str, config: MaskConfig | None) -> bool:
     """Tell whether a file beside the pictures is a mask by its name; names with the default suffix always are.
 
     With a mask folder of its own, a suffix such as .png says nothing about the files beside the pictures.
     """
-    if name.lower().endswith(MASK_SUFFIX):
+    if name.lower().endswith(mask_endings(MaskConfig().suffixes)):
         return True
     if config is None or config.source != "file":
         return False
-    telling = [s for s in config.suffixes if not (config.folder.strip() and s.startswith(".") and s.count(".") == 1)]
-    return name.lower().endswith(tuple(suffix.lower() for suffix in telling))
+    apart = bool(config.folder.strip())
+    telling = tuple(s for s in config.suffixes if not (apart and s.startswith(".") and s.count(".") == 1))
+    return name.lower().endswith(mask_endings(telling))
 
 
 def find_mask(name: str, masks: dict[str, Path], config: MaskConfig) -> Path | None:
@@ -49,9 +64,9 @@ def find_mask(name: str, masks: dict[str, Path], config: MaskConfig) -> Path | N
     """
     stem = name.rsplit(".", 1)[0].lower()
     stems = [stem, stem.rsplit("/", 1)[-1]] if config.folder.strip() else [stem]
-    for suffix in config.suffixes:
+    for ending in mask_endings(config.suffixes):
         for place in stems:
-            if (found := masks.get(place + suffix.lower())) is not None:
+            if (found := masks.get(place + ending)) is not None:
                 return found
     return None
 

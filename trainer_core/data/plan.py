@@ -11,11 +11,12 @@ from itertools import accumulate
 from pathlib import Path
 
 from ..common.rng import generator, uniforms
+from ..common.wording import count, names
 from ..config import DatasetConfig, TrainConfig
 from .buckets import Placement, Size, buckets_of, cover, merge_buckets, parse_resolution, place
 from .captions import compose_caption, mentions_side, plain_caption, varies
 from .crops import Crop, variant
-from .scan import Manifest
+from .scan import Manifest, Picture
 from .visits import cycle_starts, shuffled, trained_resolutions, visit_offsets, visit_rates
 
 Item = tuple[int, int]  # (index of the picture, number of its visit in the run)
@@ -360,17 +361,13 @@ class Plan:
     def _place_pictures(self) -> list[list[Placement]]:
         """Choose the bucket of each picture at each of its resolutions."""
         options, step = self.train.buckets, self.train.bucket_step
-        limits = {"min_side": options.min_side, "max_side": options.max_side}
+        limits = {} if options.no_upscale else {"min_side": options.min_side, "max_side": options.max_side}
         targets = {text: parse_resolution(text) for each in self.resolutions for text in each}
         lists = {text: buckets_of(target, step, **limits) for text, target in targets.items()}
-        places: list[list[Placement]] = [[] for _ in self.manifest.pictures]
-        for i, picture in enumerate(self.manifest.pictures):
-            for text in self.resolutions[i]:
-                rules = {"step": step, "no_upscale": options.no_upscale, **limits}
-                try:
-                    places[i].append(place(self.size(i), targets[text], lists[text], **rules))
-                except ValueError as error:
-                    raise ValueError(f"{picture.name}: {error}") from error
+        places = [
+            [place(self.size(i), targets[t], lists[t], step=step, no_upscale=options.no_upscale) for t in resolutions]
+            for i, resolutions in enumerate(self.resolutions)
+        ]
         if options.small_buckets == "merge":
             self._merge(places)
         return places
@@ -399,7 +396,8 @@ class Plan:
 
 
 def build_plan(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -> Plan:
-    """Plan a run; raises ValueError without a picture to train."""
+    """Plan a run; raises ValueError without a picture to train, or for pictures too narrow for a bucket."""
+    manifest = _without_narrow(manifest, dataset, train)
     if not manifest.pictures:
         raise ValueError("The dataset has no picture; put pictures into the folders of Concept Dataset.")
     roles = {dataset.concepts[p.concept].role for p in manifest.pictures}
@@ -409,3 +407,43 @@ def build_plan(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -
             "train."
         )
     return Plan(manifest, dataset, train)
+
+
+def _without_narrow(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -> Manifest:
+    """Leave out the pictures that no_upscale finds no bucket for; ValueError for those of concepts that stop."""
+    if not train.buckets.no_upscale:
+        return manifest
+    found = [picture for picture in manifest.pictures if _is_narrow(picture, dataset, train)]
+    stopping = [p for p in found if dataset.concepts[p.concept].on_problem == "stop"]
+    if stopping:
+        raise ValueError(
+            f"{_describe_narrow(stopping, train)}. Set no_upscale of Buckets to off, remove them, or set on_problem "
+            "of Concept Dataset to leave_out."
+        )
+    if not found:
+        return manifest
+    gone = {(p.concept, p.name) for p in found}
+    return replace(
+        manifest,
+        pictures=tuple(p for p in manifest.pictures if (p.concept, p.name) not in gone),
+        notes=(*manifest.notes, f"Left out: {_describe_narrow(found, train)}."),
+        outcomes=tuple(
+            replace(file, outcome="left out", why="too narrow for a bucket")
+            if (file.concept, file.name) in gone
+            else file
+            for file in manifest.outcomes
+        ),
+    )
+
+
+def _is_narrow(picture: Picture, dataset: DatasetConfig, train: TrainConfig) -> bool:
+    """Tell whether less than one step of a picture remains at one of its resolutions."""
+    targets = map(parse_resolution, trained_resolutions(dataset.concepts[picture.concept], train))
+    size, step = (picture.width, picture.height), train.bucket_step
+    return any(min(place(size, t, [(t.width, t.height)], step=step, no_upscale=True).bucket) == 0 for t in targets)
+
+
+def _describe_narrow(found: list[Picture], train: TrainConfig) -> str:
+    sizes = [f"{p.name} ({p.width}x{p.height})" for p in found]
+    some = count(found, "picture is", "pictures are")
+    return f"{some} too narrow for no_upscale, as less than bucket_step {train.bucket_step} remains: {names(sizes)}"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..common.wording import short
+from ..data.buckets import buckets_of, parse_resolution
 from ..data.plan import Plan, Sample
 from ..data.scan import count, names, printable
 from ..models import CaptionLengths, Words
@@ -167,7 +168,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _remarks(plan: Plan) -> Iterator[str]:
-    """Yield remarks on pictures that are all without words, much cropped, much enlarged or never mirrored."""
+    """Yield remarks on limits of buckets and on pictures without words, much cropped, enlarged or never mirrored."""
+    yield from _remarks_on_limits(plan)
     pictures = plan.manifest.pictures
     if not any(text.strip() for i in plan.trained for text in plan.captions_of(i)):
         yield (
@@ -188,6 +190,23 @@ def _remarks(plan: Plan) -> Iterator[str]:
     if guarded:
         some = count(guarded, "picture is", "pictures are")
         yield f"{some} never mirrored, as the caption says left or right: {names(guarded)}."
+
+
+def _remarks_on_limits(plan: Plan) -> Iterator[str]:
+    """Yield a remark on side limits that no_upscale ignores, and on each resolution whose buckets are clipped."""
+    options, step = plan.train.buckets, plan.train.bucket_step
+    if options.no_upscale:
+        if options.min_side or options.max_side:
+            yield "no_upscale of Buckets is on, so its min_side and max_side are ignored."
+        return
+    for text in sorted({text for each in plan.resolutions for text in each}):
+        target = parse_resolution(text)
+        longest = max(map(max, buckets_of(target, step)))
+        if not target.fixed and 0 < options.max_side < longest:
+            yield (
+                f"max_side {options.max_side} of Buckets clips long shapes of the resolution {text}, which lose "
+                f"pixels. Set max_side of Buckets to {longest} to keep them."
+            )
 
 
 def _sample_for_table(plan: Plan, picture: int) -> Sample:

@@ -81,7 +81,18 @@ def test_the_defaults_that_were_taken_are_named_in_one_line() -> None:
 
 @pytest.mark.parametrize(("resolution", "far"), [(512, True), (640, False), (1024, False), (1280, True)])
 def test_a_resolution_far_from_the_models_own_is_remarked_on(resolution: int, far: bool) -> None:
-    config = run(train=c.TrainConfig(resolution=resolution))
-    assert bool(resolution_remarks(config, FAMILY, "a model")) == far
-    several = config.train.replace(buckets=c.BucketConfig(resolutions=("64",)))
-    assert resolution_remarks(config.replace(train=several), FAMILY, "a model") == []
+    train, dataset = c.TrainConfig(resolution=resolution), run().dataset
+    assert bool(resolution_remarks(train, dataset, FAMILY, "a model")) == far
+    several = train.replace(buckets=c.BucketConfig(resolutions=("768", "64")))
+    assert resolution_remarks(several, dataset, FAMILY, "a model") == []
+
+
+@pytest.mark.parametrize(("text", "far"), [("512", True), ("768", False), ("512x384", True), ("1152x512", False)])
+def test_resolutions_of_buckets_and_concepts_are_remarked_on_by_their_node(text: str, far: bool) -> None:
+    train, dataset = c.TrainConfig(resolution=768), run().dataset
+    buckets = train.replace(buckets=c.BucketConfig(resolutions=(text,)))
+    expected = f"The resolution of Buckets is {text}, and a model was made for about 768 pixels."
+    assert [expected in said for said in resolution_remarks(buckets, dataset, FAMILY, "a model")] == [True] * far
+    concepts = c.DatasetConfig(concepts=tuple(one.replace(resolutions=(text,)) for one in dataset.concepts[:1]))
+    said = resolution_remarks(train, concepts, FAMILY, "a model")
+    assert [one.startswith(f"Resolutions of Concept Dataset are {text}, ") for one in said] == [True] * far

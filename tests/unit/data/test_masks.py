@@ -218,6 +218,18 @@ def test_a_bare_extension_marks_masks_only_beside_the_pictures() -> None:
     assert not is_mask_name("a.png", None)
 
 
+@pytest.mark.parametrize("ending", [".jpg", ".JPEG", ".webp", ".bmp", ".tif"])
+def test_a_mask_may_be_a_picture_of_any_format(ending: str) -> None:
+    name = f"0-masklabel{ending}"
+    assert is_mask_name(name, None) and is_mask_name(name, MaskConfig(folder="masks"))
+    masks = {name.lower(): Path("other"), "1-masklabel.png": Path("png"), "1-masklabel.jpg": Path("jpg")}
+    assert find_mask("0.png", masks, MaskConfig()) == Path("other")
+    assert find_mask("1.png", masks, MaskConfig()) == Path("png")  # the suffix as it is written comes first
+    own = MaskConfig(suffixes=("_mask.png",))
+    assert is_mask_name(f"a_mask{ending}", own) and find_mask("a.png", {f"a_mask{ending.lower()}": Path("x")}, own)
+    assert not is_mask_name("0-masklabel.txt", None) and not is_mask_name("a.jpg", MaskConfig(suffixes=(".png",)))
+
+
 def test_of_several_suffixes_the_first_one_found_counts() -> None:
     config = MaskConfig(suffixes=("_Mask.png", "-masklabel.png", ".mask.webp"))
     masks = {"a-masklabel.png": Path("second"), "a_mask.png": Path("first"), "b.mask.webp": Path("third")}

@@ -610,6 +610,29 @@ def test_without_upscaling_no_picture_is_enlarged_even_where_buckets_merge(
     assert Counter(s.picture for s in samples_of(micro_batches(plan))) == dict.fromkeys(range(len(sizes)), 1)
 
 
+@pytest.mark.parametrize("limits", [{}, {"min_side": 320, "max_side": 384}])
+def test_without_upscaling_narrow_pictures_are_named_together_and_limits_ignored(limits: dict[str, int]) -> None:
+    shapes = [(60, 900), (512, 512), (900, 40), (200, 300)]
+    buckets = BucketConfig(no_upscale=True, **limits)
+    with pytest.raises(ValueError, match=r"2 pictures are too narrow .*: 0\.png \(60x900\), 2\.png"):
+        plan_of(shapes, resolution=512, buckets=buckets)
+    plan = plan_of(shapes, {"on_problem": "leave_out"}, resolution=512, buckets=buckets)
+    assert [picture.name for picture in plan.manifest.pictures] == ["1.png", "3.png"]
+    assert set(plan.buckets()) == {(512, 512), (192, 256)}
+    text = report(plan)
+    assert "Left out: 2 pictures are too narrow for no_upscale" in text
+    assert ("min_side and max_side are ignored" in text) == bool(limits)
+
+
+def test_clipped_buckets_are_remarked_with_the_value_that_clips_none() -> None:
+    def remark(side: int) -> bool:
+        text = report(plan_of([(512, 512)], resolution=1024, buckets=BucketConfig(max_side=side)))
+        assert ("Set max_side of Buckets to 2048" in text) == (f"max_side {side} of Buckets clips" in text)
+        return "clips" in text
+
+    assert remark(1024) and remark(2040) and not remark(2048) and not remark(0)
+
+
 def test_a_picture_in_all_resolutions_is_visited_once_in_each_in_every_epoch() -> None:
     buckets = BucketConfig(resolutions=("128", "256", "448x320"), resolution_mode="all")
     plan = plan_of([(512, 512), (640, 384)], {"repeats": 2, "augment": AUGMENT}, epochs=3, buckets=buckets)

@@ -14,8 +14,8 @@ from ...common.access import ANYWHERE, Access
 from ...common.callbacks import Callbacks
 from ...common.wording import count, names, printable
 from ...config import ConceptConfig, DatasetConfig
-from ..images import picture_extensions, strict_decoding
-from ..masks import mask_folder
+from ..images import PACKAGES, picture_extensions, strict_decoding
+from ..masks import mask_endings, mask_folder
 from .captions import read_captions
 from .folder import (
     ELSEWHERE,
@@ -108,6 +108,7 @@ def scan(
     first: dict[str, Picture] = {}
     taught = [p for p in pictures if dataset.concepts[p.concept].role != "prior_prediction"]  # others repeat on purpose
     copies = [p.name for p in taught if first.setdefault(p.digest, p) is not p]
+    notes += _describe_leaks(taught, dataset)
     if copies:
         some = count(copies, "picture repeats", "pictures repeat")
         notes.append(f"{some} another one exactly: {names(copies)}.")
@@ -117,6 +118,20 @@ def scan(
         for name, (outcome, why) in report.outcomes.items()
     )
     return Manifest(pictures=tuple(pictures), notes=tuple(map(printable, notes)), outcomes=tuple(outcomes))
+
+
+def _describe_leaks(pictures: list[Picture], dataset: DatasetConfig) -> list[str]:
+    """List a sentence on validation pictures with the same content as trained ones."""
+    held = [p for p in pictures if dataset.concepts[p.concept].role == "validation"]
+    trained = {p.digest: p.name for p in pictures if dataset.concepts[p.concept].role != "validation"}
+    leaks = [f"{p.name} (trained as {trained[p.digest]})" for p in held if p.digest in trained]
+    if not leaks:
+        return []
+    some = count(leaks, "validation picture is", "validation pictures are")
+    return [
+        f"{some} trained, too, so the validation loss cannot tell what is learnt by heart: {names(leaks)}. Remove them "
+        "from one of the two folders."
+    ]
 
 
 def _read_concept(number: int, report: Report, index: Index, callbacks: Callbacks) -> list[Picture]:
@@ -148,7 +163,8 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
     files = [file for file in files if not file.ignored]
     found = pictures_among(folder, files, report)
     if not found:
-        report.errors.append(nothing_found(folder, files, report))
+        if not report.errors:
+            report.errors.append(nothing_found(folder, files, report))
         return []
     facts, digests = examine_pictures(folder, found, report, index, callbacks)
     # If problems stop the run, report all of them at once, also the captions of broken pictures.
@@ -205,14 +221,14 @@ def fingerprint(dataset: DatasetConfig, index: Index | None = None, access: Acce
 def _contents(concept: ConceptConfig, index: Index, access: Access) -> Iterable[str]:
     """Yield names and digests of the files that a concept's scan could read."""
     captions, masks, folder = concept.captions, concept.masks, resolve_folder(concept.folder)
-    endings = (*picture_extensions(), *UNREADABLE_EXTENSIONS, *map(str.lower, captions.extensions), *TABLES)
+    endings = (*picture_extensions(), *PACKAGES, *UNREADABLE_EXTENSIONS, *map(str.lower, captions.extensions), *TABLES)
 
     def listing(place: Path, recursive: bool, endings: tuple[str, ...]) -> Iterable[str]:
         return _listing(place, recursive, endings, index, access)
 
     yield from listing(folder, concept.recursive, endings)
     if masks is not None and mask_folder(folder, masks) != folder:
-        yield from listing(mask_folder(folder, masks), True, tuple(map(str.lower, masks.suffixes)))
+        yield from listing(mask_folder(folder, masks), True, mask_endings(masks.suffixes))
     if captions.source in ("one_file", "table") and captions.file.strip():
         named = folder / captions.file.strip()
         yield from listing(named.parent, False, (named.name.lower(),))

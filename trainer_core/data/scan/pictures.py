@@ -9,13 +9,13 @@ import PIL
 
 from ...common.callbacks import Callbacks
 from ...common.wording import count, names
-from ..images import DECODER_ERRORS, decoder_error, examine, picture_extensions
+from ..images import DECODER_ERRORS, PACKAGES, decoder_error, examine, picture_extensions
 from ..masks import is_mask_name, mask_folder
 from .folder import File, unlisted
 from .index import Facts, Index
 from .report import Report
 
-UNREADABLE_EXTENSIONS = frozenset((".heic", ".heif", ".jxl", ".svg", ".cr2", ".nef", ".arw", ".dng"))
+UNREADABLE_EXTENSIONS = frozenset((".svg", ".cr2", ".nef", ".arw", ".dng"))  # no pictures that a package adds
 FORMAT = 2  # increase it whenever pictures or masks are read, or their problems said, differently
 
 
@@ -31,6 +31,7 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
     found: list[File] = []
     unused: list[File] = []
     strange: list[str] = []
+    lacking: dict[str, str] = {}
     for file in files:
         if apart != folder and file.path.is_relative_to(apart):
             report.outcomes[file.name] = ("not used", "in the folder of masks")
@@ -41,6 +42,8 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
             report.outcomes[file.name] = ("not used", "a mask by its name")
             if masks is None:
                 unused.append(file)
+        elif file.extension in PACKAGES and not is_mask_name(file.path.name, masks):
+            lacking[file.name] = PACKAGES[file.extension]
         elif file.extension in UNREADABLE_EXTENSIONS:
             strange.append(file.name)
             report.outcomes[file.name] = ("not used", "this format cannot be read")
@@ -48,6 +51,11 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
         some = count(strange, "file", "files")
         remedy = "convert them to PNG or JPEG"
         report.notes.append(f"{some} in {folder} cannot be read and are not trained: {names(strange)}; {remedy}.")
+    if lacking:
+        some = count(lacking, "picture needs", "pictures need")
+        packages = " and ".join(sorted({*lacking.values()}))
+        sentence = f"{some} the Python package {packages} to be read in {folder}: {names(lacking)}"
+        report.problem(lacking, "its package is not installed", sentence, "install it, convert them to PNG or JPEG")
     if unused:
         some = count(unused, "mask is", "masks are")
         report.notes.append(f"{some} not used in {folder}, because no Mask Loader is connected.")

@@ -23,6 +23,36 @@ def test_masks_beside_the_pictures_are_found_and_are_no_pictures(tmp_path: Path)
     assert any("1 mask" in note and "Mask Loader" in note for note in manifest.notes)
 
 
+@pytest.mark.parametrize("ending", [".jpg", ".WEBP", ".tiff", ".bmp"])
+def test_masks_of_any_picture_ending_are_found_and_are_no_pictures(tmp_path: Path, ending: str) -> None:
+    draw(tmp_path / "0.png")
+    mask(tmp_path / f"0-masklabel{ending}")
+    (picture,) = read(tmp_path, masks=MaskConfig()).pictures
+    assert picture.mask == tmp_path / f"0-masklabel{ending}"
+    assert [p.name for p in read(tmp_path).pictures] == ["0.png"]
+    (tmp_path / "masks").mkdir()
+    (tmp_path / f"0-masklabel{ending}").rename(tmp_path / "masks" / f"0-masklabel{ending}")
+    (picture,) = read(tmp_path, masks=MaskConfig(folder="masks")).pictures
+    assert picture.mask == tmp_path / "masks" / f"0-masklabel{ending}"
+
+
+def test_the_mask_with_the_suffix_itself_comes_first(tmp_path: Path) -> None:
+    draw(tmp_path / "0.png")
+    for ending in (".bmp", ".png", ".jpg"):
+        mask(tmp_path / f"0-masklabel{ending}")
+    assert read(tmp_path, masks=MaskConfig()).pictures[0].mask == tmp_path / "0-masklabel.png"
+    (picture,) = read(tmp_path, masks=MaskConfig(suffixes=("-masklabel.jpg",))).pictures
+    assert picture.mask == tmp_path / "0-masklabel.jpg"
+
+
+def test_a_mask_that_needs_a_package_is_a_problem_of_its_picture(tmp_path: Path) -> None:
+    draw(tmp_path / "0.png")
+    (tmp_path / "0-masklabel.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    with pytest.raises(ValueError, match=r"1 mask of .* cannot be read: 0-masklabel\.heic"):
+        read(tmp_path, masks=MaskConfig())
+    assert [p.name for p in read(tmp_path).pictures] == ["0.png"]
+
+
 @pytest.mark.parametrize("place", ["masks/sub/a.png", "masks/a.png"])
 def test_masks_may_lie_in_a_folder_of_their_own(tmp_path: Path, place: str) -> None:
     draw(tmp_path / "sub" / "a.png")

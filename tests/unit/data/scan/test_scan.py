@@ -172,10 +172,45 @@ def test_problems_of_all_kinds_and_concepts_come_in_one_error(tmp_path: Path) ->
 def test_formats_that_cannot_be_read_and_copies_are_noted(tmp_path: Path) -> None:
     draw(tmp_path / "a.png")
     draw(tmp_path / "b.png")
-    (tmp_path / "c.HEIC").write_bytes(b"x")
+    (tmp_path / "c.CR2").write_bytes(b"x")
     notes = read(tmp_path).notes
-    assert any("c.HEIC" in note and "convert" in note for note in notes)
+    assert any("c.CR2" in note and "convert" in note for note in notes)
     assert any("b.png" in note and "repeats another one exactly" in note for note in notes)
+
+
+def test_trained_pictures_among_those_of_validation_are_named(tmp_path: Path) -> None:
+    draw(tmp_path / "train" / "a.png", (1, 0, 0))
+    draw(tmp_path / "held" / "x.png", (1, 0, 0))
+    draw(tmp_path / "held" / "y.png", (2, 0, 0))
+    concepts = [
+        ConceptConfig(folder=str(tmp_path / "train")),
+        ConceptConfig(folder=str(tmp_path / "held"), role="validation"),
+    ]
+    for order in (concepts, concepts[::-1]):
+        notes = scan(DatasetConfig(concepts=tuple(order))).notes
+        assert [
+            note
+            for note in notes
+            if "1 validation picture is trained, too" in note and "x.png (trained as a.png)" in note
+        ]
+    (tmp_path / "held" / "x.png").unlink()
+    assert not any("validation" in note for note in scan(DatasetConfig(concepts=tuple(concepts))).notes)
+
+
+def test_pictures_that_need_a_package_stop_the_run_and_name_it(tmp_path: Path) -> None:
+    (tmp_path / "c.HEIC").write_bytes(b"x")
+    with pytest.raises(
+        ValueError, match=r"^1 picture needs the Python package pillow-heif .*c\.HEIC; install it"
+    ) as error:
+        read(tmp_path)
+    assert "no picture" not in str(error.value)
+    draw(tmp_path / "a.png")
+    (tmp_path / "d.jxl").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"2 pictures need .* pillow-heif and pillow-jxl-plugin .*: c\.HEIC, d\.jxl"):
+        read(tmp_path)
+    manifest = read(tmp_path, on_problem="leave_out")
+    assert [picture.name for picture in manifest.pictures] == ["a.png"]
+    assert any(note.startswith("Left out: 2 pictures need") for note in manifest.notes)
 
 
 def palette(path: Path) -> None:
