@@ -1,5 +1,6 @@
 """The nodes: each is a schema, an unpacking, one core call and a return."""
 
+from .average import AtelierAverageSaves
 from .base_model import AtelierLoadBaseModel
 from .comfyui.connected import register_connected_models
 from .comfyui.folders import register_assets
@@ -9,9 +10,13 @@ from .dataset import AtelierConceptDataset
 from .embedding import AtelierEmbedding
 from .existing import AtelierExistingLora
 from .images import AtelierImageConcept
+from .inspect_lora import AtelierInspectLora
+from .load_lora import AtelierLoadLoraFile
+from .lora_blocks import AtelierLoraBlocks
 from .lora_config import AtelierLoraConfig
 from .masks import AtelierMaskLoader
 from .memory import AtelierMemory
+from .merge import AtelierMergeLoras
 from .objective import AtelierObjective
 from .optimizer import AtelierOptimizer
 from .preview import AtelierDatasetPreview
@@ -19,6 +24,7 @@ from .resize import AtelierResizeLora
 from .routes import register_routes
 from .run_routes import register_run_routes
 from .sample import AtelierSample
+from .save_lora import AtelierSaveLoraFile
 from .saves import AtelierSaves
 from .scheduler import AtelierScheduler
 from .sockets import ComfyExtension, io
@@ -47,6 +53,12 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierEmbedding,
     AtelierSaves,
     AtelierValidation,
+    AtelierLoadLoraFile,
+    AtelierSaveLoraFile,
+    AtelierInspectLora,
+    AtelierMergeLoras,
+    AtelierLoraBlocks,
+    AtelierAverageSaves,
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..trainer_core.config import BaseModelConfig, DatasetConfig, Defaults, fill_dataset, fill_train
+from ..trainer_core.config import BaseModelConfig, DatasetConfig, Defaults, fill_dataset, fill_train, resolution_remarks
 from .comfyui import folders
 from .comfyui.progress import scan_callbacks
 from .node import Node
@@ -96,6 +96,7 @@ class AtelierDatasetPreview(Node):
         plan = build_plan(manifest, dataset, train)
         sheet = to_image(render_preview(plan, epoch=epoch, columns=columns, limit=limit))
         remarks = long_captions(plan, base or ClipLengths(load_tokenizer(folders.tokenizer_path())), {})
+        remarks += resolution_remarks(train, dataset, base.defaults, base.title) if base else []
         remarks += differences(cls.hidden.prompt or {}, cls.hidden.unique_id)
         text = "\n".join([report(plan), *(f"- {sentence}" for sentence in remarks)])
         shown = {**ui.PreviewImage(sheet, cls=cls).as_dict(), **ui.PreviewText(text).as_dict()}

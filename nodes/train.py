@@ -57,7 +57,7 @@ class AtelierTrain(Node):
                 io.Model.Output(display_name="MODEL", tooltip="The model with the LoRA on it, for KSampler or Sample."),
                 io.Clip.Output(display_name="CLIP", tooltip="The text encoder with the LoRA on it."),
                 io.LoraModel.Output(
-                    display_name="LORA", tooltip="The LoRA itself, for Resize LoRA, Load LoRA Model, Save LoRA Weights."
+                    display_name="LORA", tooltip="The LoRA itself, for Resize LoRA, Save LoRA File, Load LoRA Model."
                 ),
                 io.LossMap.Output(display_name="LOSS_MAP", tooltip="The loss of each step, for Plot Loss Graph."),
                 io.Image.Output(

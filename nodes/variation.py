@@ -44,7 +44,7 @@ class AtelierBuckets(Node):
                     min=0,
                     max=8192,
                     step=8,
-                    tooltip="Pixels: shapes with a shorter side are not used. 0 = all.",
+                    tooltip="Pixels: shapes with a shorter side are not used. 0 = all. no_upscale ignores it.",
                     advanced=True,
                 ),
                 io.Int.Input(
@@ -53,7 +53,8 @@ class AtelierBuckets(Node):
                     min=0,
                     max=8192,
                     step=8,
-                    tooltip="Pixels: shapes with a longer side are not used. 0 = all.",
+                    tooltip="Pixels: longer sides are clipped to it, so such shapes have fewer pixels. 0 = no limit. "
+                    "no_upscale ignores it.",
                     advanced=True,
                 ),
                 io.Boolean.Input(

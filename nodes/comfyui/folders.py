@@ -29,6 +29,7 @@ from .allowed import allowed_folders
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 EXAMPLE = "atelier:concept_example"  # what a shared workflow writes for the pictures that come with the pack
 DIFFUSERS = "diffusers/"  # in front of diffusers folders in the list of checkpoints
+UPLOADS, UPLOADED = "loras", "uploaded: "  # folder of input/, and what stands before a name from there
 KEPT_LIMIT = "Atelier.KeptLimit"  # the setting's id in js/atelier.js
 USUAL_LIMIT = 20.0  # GB; the setting's default there
 MOST_GIGABYTES = 1e9
@@ -77,6 +78,23 @@ def file_path(kind: str, name: str, setting: str) -> Path:
     if found is None:
         raise ValueError(f"There is no file {name!r}; set {setting} to one of the list (press R to refresh it).")
     return Path(found)
+
+
+def lora_names() -> list[str]:
+    """List the LoRA files of models/loras, then those that were uploaded to input/loras."""
+    uploads = Path(folder_paths.get_input_directory()) / UPLOADS
+    found = sorted(path.name for path in uploads.iterdir() if is_readable(path.name)) if uploads.is_dir() else []
+    return [*file_names("loras"), *(UPLOADED + name for name in found)]
+
+
+def lora_path(name: str, setting: str) -> Path:
+    """Find a LoRA file by its name in `lora_names`; setting: input and node that name it, for the message."""
+    if not name.startswith(UPLOADED):
+        return file_path("loras", name, setting)
+    path = Path(folder_paths.get_input_directory()) / UPLOADS / name.removeprefix(UPLOADED)
+    if name not in lora_names() or not access().allows(path):
+        raise ValueError(f"There is no file {name!r}; set {setting} to one of the list (press R to refresh it).")
+    return path
 
 
 def state_of(path: Path) -> str:
@@ -277,6 +295,28 @@ def check_pictures(dataset: DatasetConfig, callbacks: Callbacks) -> None:
 def runs_folder() -> Path:
     """The folder in which each run gets a folder of its own."""
     return Path(folder_paths.get_output_directory()) / "atelier" / "runs"
+
+
+def run_names() -> list[str]:
+    """List the folders of runs, the newest first."""
+    folder = runs_folder()
+    if not folder.is_dir():
+        return []
+    found = [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+    return [entry.name for entry in sorted(found, key=lambda entry: entry.stat().st_mtime, reverse=True)]
+
+
+def saves_of(name: str) -> list[tuple[int, Path]]:
+    """List the LoRA files of a run's saves with their steps, oldest first; name: of the run's folder.
+
+    Raises ValueError for a name that is none of `run_names`, and for a damaged run or save.
+    """
+    from ...trainer_core.runs.export import lora_of_each_save  # here, so that ComfyUI starts fast
+    from ...trainer_core.runs.folder import open_run
+
+    if name not in run_names():
+        raise ValueError(f"There is no run {name[:80]!r}; set run of Average Saves to one of the list.")
+    return lora_of_each_save(open_run(runs_folder() / name))
 
 
 def temp_folder() -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...trainer_core.config import BaseModelConfig
-from ...trainer_core.lora_files.formats import fits
-from ...trainer_core.lora_files.read import load_lora
+from ...trainer_core.lora_files.formats import FileLayer, fits
+from ...trainer_core.lora_files.match import flat_name
+from ...trainer_core.lora_files.read import LoraFile, list_some, load_lora
 from ...trainer_core.models.files.safetensors_file import read_header
 from ...trainer_core.models.sd.encoder import embedding_shape, read_text
 from ...trainer_core.models.sd.family import TEXT_FILES, UNET, VAE_FILE, detect_family, unet_prefix
 from ...trainer_core.models.sd.load import given_files
+from ...trainer_core.networks.layers.dora import frozen_weight
 from ...trainer_core.networks.layers.shape import weight_shape
 
 NOTHING = ExecutionBlocker(None)  # nodes linked to an output of this value are skipped without a message
@@ -178,19 +180,93 @@ def check_lora(path: Path, model: Any, clip: Any) -> None:
             f"{', '.join(unmatched[:3])}; nothing was saved."
         )
     for name, layer in layers.items():
-        weight, *part = (keys[name],) if isinstance(keys[name], str) else keys[name]
+        weight, _ = _weight_of(keys[name])
         owner = model.model if weight.startswith("diffusion_model.") else clip.cond_stage_model
-        module = owner.get_submodule(weight.removesuffix(".weight"))
-        shape, bias = list(weight_shape(module)), getattr(module, "bias", None)
-        if part and part[0]:  # a slice: axis, start, length
-            shape[part[0][0]], bias = part[0][2], None
-        if not fits(layer, torch.Size(shape), None if bias is None else bias.shape):
-            raise ValueError(f"{name} of {path.name} does not fit ComfyUI's weight {tuple(shape)}; nothing was saved.")
+        if not _has_room(owner, keys[name], layer):
+            raise ValueError(f"{name} of {path.name} does not fit ComfyUI's weight {weight}; nothing was saved.")
 
 
 def _taken(key: Any, taken: Collection[Any]) -> bool:
     """Tell whether ComfyUI changes a weight, or at least its bias."""
     return key in taken or (isinstance(key, str) and f"{key.removesuffix('weight')}bias" in taken)
+
+
+def check_loads(path: Path) -> None:
+    """Raise ValueError unless ComfyUI's loader knows every layer of a LoRA file by its endings, whatever the model."""
+    layers = load_lora(path).layers
+    keys = {name: f"{name}.weight" for name in layers}
+    taken = comfy.lora.load_lora(load_file(path), keys, log_missing=False)
+    if unknown := [name for name in layers if not _taken(keys[name], taken)]:
+        raise ValueError(
+            f"ComfyUI's loader takes nothing from {len(unknown)} of {len(layers)} layers of {path.name}, the first: "
+            f"{', '.join(unknown[:3])}; nothing was saved."
+        )
+
+
+def lora_keys(model: Any, clip: Any) -> dict[str, Any]:
+    """Map the names of layers in LoRA files to the weights of a MODEL and a CLIP, as ComfyUI's loader does."""
+    keys = {} if model is None else comfy.lora.model_lora_keys_unet(model.model, {})
+    return keys if clip is None else comfy.lora.model_lora_keys_clip(clip.cond_stage_model, keys)
+
+
+def misfits(lora: LoraFile, model: Any, clip: Any) -> list[str]:
+    """List the layers of a LoRA that have no weight of their name and shape in a MODEL and CLIP."""
+    keys = lora_keys(model, clip)
+    owners = {True: None if model is None else model.model, False: None if clip is None else clip.cond_stage_model}
+    return [
+        name
+        for name, layer in lora.layers.items()
+        if name not in keys
+        or not _has_room(owners[_weight_of(keys[name])[0].startswith("diffusion_model.")], keys[name], layer)
+    ]
+
+
+def check_fits(lora: LoraFile, model: Any, clip: Any, node: str) -> None:
+    """Raise ValueError for layers of a LoRA that have no weight of their name and shape in a MODEL and CLIP."""
+    if missing := misfits(lora, model, clip):
+        raise ValueError(
+            f"{len(missing)} of {len(lora.layers)} layers have no weight of their name and shape in the MODEL "
+            "linked to "
+            f"{node} ({list_some(missing)}). Link the MODEL that the LoRA is for, and its CLIP where the LoRA changes "
+            "text encoders."
+        )
+
+
+def _weight_of(key: Any) -> tuple[str, tuple[int, int, int] | None]:
+    """Read an entry of ComfyUI's table of keys: the weight, and of a slice its axis, start and length."""
+    weight, *part = (key,) if isinstance(key, str) else key
+    return weight, part[0] if part and part[0] else None
+
+
+def _has_room(owner: Any, key: Any, layer: FileLayer) -> bool:
+    """Tell whether a layer fits the weight that an entry of ComfyUI's table of keys names."""
+    weight, part = _weight_of(key)
+    module = owner.get_submodule(weight.removesuffix(".weight"))
+    shape, bias = list(weight_shape(module)), getattr(module, "bias", None)
+    if part:
+        shape[part[0]], bias = part[2], None
+    return fits(layer, torch.Size(shape), None if bias is None else bias.shape)
+
+
+def same_layers(model: Any, clip: Any) -> Callable[[str], str]:
+    """Write the names of one layer alike: by the weight that it changes in a MODEL or CLIP, else without their dots."""
+    keys = {flat_name(name): str(weight) for name, weight in lora_keys(model, clip).items()}
+    return lambda name: keys.get(flat_name(name), flat_name(name))
+
+
+def weight_reader(model: Any, clip: Any) -> Callable[[str], Tensor]:
+    """Read the weights that layers of a LoRA change, float32 on the CPU, by the layer's name in the file."""
+    keys = lora_keys(model, clip)
+
+    def read(name: str) -> Tensor:
+        key, part = _weight_of(keys[name])
+        owner = model.model if key.startswith("diffusion_model.") else clip.cond_stage_model
+        weight = frozen_weight(owner.get_submodule(key.removesuffix(".weight")), torch.float32).detach().cpu()
+        if part:
+            weight = weight.narrow(*part)
+        return weight
+
+    return read
 
 
 def apply_lora(model: Any, clip: Any, tensors: dict[str, Tensor], strength: float) -> tuple[Any, Any]:

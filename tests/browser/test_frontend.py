@@ -5,6 +5,8 @@ import time
 from itertools import combinations
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from comfy_client import HANGS, ComfyClient
 from lora_atelier.dev import DYNAMIC_COMBO, ROOT, TOUR, to_prompt
@@ -116,3 +118,31 @@ def test_the_preview_runs_by_itself_from_its_button(editor, comfy: ComfyClient) 
     editor.screenshot(f"says-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
     ran = {ended["prompt"][2][node]["class_type"] for node in ended["outputs"]}
     assert "AtelierDatasetPreview" in ran and not ran & {"AtelierTrain", "SaveImage"}
+
+
+UPLOAD = """async ([name, bytes]) => {
+    const node = window.app.graph.nodes.find(node => node.comfyClass === "AtelierLoadLoraFile");
+    node.onDragDrop({ dataTransfer: { files: [new File([new Uint8Array(bytes)], name)] } });
+}"""
+CHOSEN = """() => window.app.graph.nodes.find(node => node.comfyClass === "AtelierLoadLoraFile").widgets
+    .find(widget => widget.name === "lora_name").value"""
+
+
+def test_a_lora_of_this_computer_is_uploaded_and_chosen(editor, server, comfy: ComfyClient) -> None:
+    editor.run(ADD, [("AtelierLoadLoraFile", "", "")])
+    editor.fit()
+    if editor.vue:
+        editor.page.get_by_role("button", name="Upload a LoRA").wait_for()
+    name, uploads = f"upload-{editor.version}-{editor.vue}.safetensors", server.base / "input" / "loras"
+    data = save({"x.lora_up.weight": torch.ones(4, 2), "x.lora_down.weight": torch.ones(2, 4)})
+    editor.run(UPLOAD, ["notes.txt", [1, 2, 3]])
+    editor.page.get_by_text("notes.txt is no .safetensors file; choose another one.").first.wait_for()
+    editor.run(UPLOAD, [name, list(data)])
+    editor.page.wait_for_function(f"name => ({CHOSEN})() === name", arg=f"uploaded: {name}")
+    assert (uploads / name).read_bytes() == data and not (uploads / "notes.txt").exists()
+    (entry,) = editor.run(QUEUED)["output"].values()
+    assert entry["inputs"] == {"lora_name": f"uploaded: {name}"}
+    prompt = {"x": entry, "show": {"class_type": "PreviewAny", "inputs": {"source": ["x", 1]}}}
+    result = comfy.queue(prompt)
+    assert result.ok, result.error
+    editor.screenshot(f"upload-{'vue' if editor.vue else 'litegraph'}-{editor.version}")

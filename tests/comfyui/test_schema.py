@@ -13,6 +13,7 @@ from lora_atelier.dev import PACK, ROOT
 SNAPSHOT = Path(__file__).with_name("object_info.json")
 NODES = [
     "AtelierAugment",
+    "AtelierAverageSaves",
     "AtelierBuckets",
     "AtelierConceptDataset",
     "AtelierConnectModel",
@@ -20,14 +21,19 @@ NODES = [
     "AtelierEmbedding",
     "AtelierExistingLora",
     "AtelierImageConcept",
+    "AtelierInspectLora",
     "AtelierLoadBaseModel",
+    "AtelierLoadLoraFile",
+    "AtelierLoraBlocks",
     "AtelierLoraConfig",
     "AtelierMaskLoader",
     "AtelierMemory",
+    "AtelierMergeLoras",
     "AtelierObjective",
     "AtelierOptimizer",
     "AtelierResizeLora",
     "AtelierSample",
+    "AtelierSaveLoraFile",
     "AtelierSaves",
     "AtelierScheduler",
     "AtelierTrain",
@@ -36,6 +42,7 @@ NODES = [
 LISTS_OF_COMFYUI = (
     "checkpoint",
     "lora_name",
+    "run",
     "vae",
     "text_encoder",
     "text_encoder_2",
@@ -104,5 +111,5 @@ def test_every_number_has_a_range_and_every_choice_a_default(comfy: ComfyClient)
         for key, (kind, options) in inputs(info[name]).items():
             if kind in ("INT", "FLOAT"):
                 assert options["min"] <= options["default"] <= options["max"], f"{name}.{key}"
-            elif kind == "COMBO" and key != "checkpoint":
+            elif kind == "COMBO" and ("default" in options or key not in ("checkpoint", "lora_name", "run")):
                 assert options["default"] in options["options"], f"{name}.{key}"

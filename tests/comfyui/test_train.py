@@ -51,7 +51,9 @@ def test_a_run_and_all_that_its_outputs_feed(comfy: ComfyClient, server: ComfySe
     graph["show plot"] = node("PreviewImage", images=["train", 6])
     graph["stock plot"] = node("LossGraphNode", loss=["train", 3], filename_prefix="loss")
     graph["stock save"] = node("SaveLoRA", lora=["train", 2], prefix=f"loras/{name}")
-    graph["smaller"] = node("AtelierResizeLora", lora=["train", 2], rank=2)
+    graph["smaller"] = node(
+        "AtelierResizeLora", lora=["train", 2], **{"mode": "rank", "mode.rank": 2, "mode.conv_rank": 0}
+    )
     graph["stock save 2"] = node("SaveLoRA", lora=["smaller", 0], prefix=f"loras/{name}-small")
     graph["sheet"] = node(
         "AtelierDatasetPreview",

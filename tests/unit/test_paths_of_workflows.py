@@ -12,6 +12,7 @@ SAFE = {  # modules of nodes/ and functions in them that touch the disk -> why n
     ("comfyui/models.py", "_load_clip"): "the same files",
     ("comfyui/models.py", "_check_folder"): "the same folder, and fixed names in it",
     ("comfyui/models.py", "_weights"): "the same folder, and fixed names in it",
+    ("comfyui/models.py", "check_loads"): "the LoRA that Save LoRA File has just written",
     ("comfyui/models.py", "check_lora"): "the LoRA that the run has just written",
     ("comfyui/shown.py", "remember"): "one file in ComfyUI's folder of system users",
     ("existing.py", "keep"): "the pack's own folder, and a name made of the content's digest",

@@ -118,11 +118,11 @@ def delta_weight(layer: FileLayer) -> Tensor:
     if "hada_w1_a" in t:
         one = _product(t["hada_w1_a"], t["hada_w1_b"], t.get("hada_t1"))
         return layer.scale(t["hada_w1_b"].shape[0]) * one * _product(t["hada_w2_a"], t["hada_w2_b"], t.get("hada_t2"))
-    left, right, scale = _lokr_factors(layer)
+    left, right, scale = lokr_factors(layer)
     return scale * torch.kron(left.view(*left.shape, *(1,) * (right.ndim - 2)), right)
 
 
-def _lokr_factors(layer: FileLayer) -> tuple[Tensor, Tensor, float]:
+def lokr_factors(layer: FileLayer) -> tuple[Tensor, Tensor, float]:
     """Compute both full factors of a LoKr, and its scale."""
     t = {part: tensor.float() for part, tensor in layer.tensors.items()}
     ranks = [t[part].shape[0] for part in ("lokr_w2_b", "lokr_w1_b") if part in t]
@@ -135,7 +135,7 @@ def without_lokr_core(layer: FileLayer) -> FileLayer:
     """Multiply the Tucker core of a LoKr into two full factors: ComfyUI leaves out layers with a core."""
     if "lokr_t2" not in layer.tensors:
         return layer
-    left, right, scale = _lokr_factors(layer)
+    left, right, scale = lokr_factors(layer)
     others = {part: tensor for part, tensor in layer.tensors.items() if not part.startswith("lokr_")}
     tensors = {**others, "lokr_w1": left, "lokr_w2": scale * right}
     return FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0)

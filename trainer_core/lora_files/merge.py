@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from ..config import BeneathConfig
 from ..models import BaseModel
 from .formats import FileLayer, merged_weight, without_lokr_core
+from .lora import tensors_of
 from .match import layers_by_name, match_layers
 from .read import load_lora
-
-ENDINGS = {  # of tensor names by part; other parts end in their own name
-    "down": "lora_down.weight",
-    "up": "lora_up.weight",
-    "mid": "lora_mid.weight",
-    **{part: f"{part}.weight" for part in ("a1", "a2", "b1", "b2")},
-}
 
 
 def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:
@@ -69,12 +63,9 @@ def comfy_tensors(path: Path, base: BaseModel) -> dict[str, Tensor]:
     base: the model that the file is for, or its outline.
     """
     layers = layers_by_name(base)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, pieces in match_layers(load_lora(path), base, layers).items():
         for stored, place in pieces:
-            layer, comfy = without_lokr_core(stored), place.comfy if place else layers[name].comfy
-            for part, tensor in layer.tensors.items():
-                tensors[f"{comfy}.{ENDINGS.get(part, part)}"] = tensor
-            if layer.alpha or "oft_blocks" in layer.tensors:  # ComfyUI leaves out BOFT layers without alpha
-                tensors[f"{comfy}.alpha"] = torch.tensor(layer.alpha)
+            comfy = place.comfy if place else layers[name].comfy
+            tensors |= tensors_of([replace(without_lokr_core(stored), source=comfy)])
     return tensors

@@ -7,9 +7,10 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from .formats import FileLayer, group_tensors, layer_kind
 BUNDLED = "bundle_emb."  # OneTrainer's embeddings in LoRA files: bundle_emb.<word>.<text encoder>
 FEW = 3  # names in a sentence
 MOST_ALPHA = 1e9
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +41,8 @@ class LoraFile:
 def outline_lora(path: Path) -> LoraFile:
     """Read the layers of a LoRA file from its header. Raises ValueError for a file that is no LoRA."""
     header = read_header(path)
-    return _lora_file(header, {name: torch.empty(shape, device="meta") for name, shape in header.shapes.items()})
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in header.shapes.items()}
+    return parse_lora(tensors, path.name, header.metadata, _adapter(header))
 
 
 def load_lora(path: Path) -> LoraFile:
@@ -51,8 +54,10 @@ def load_lora(path: Path) -> LoraFile:
     for name, tensor in tensors.items():
         if not (tensor.half() if tensor.element_size() == 1 else tensor).isfinite().all():
             raise ValueError(f"{path.name}: {name} holds values that are not finite; use another LoRA.")
-    settings = json.dumps(_adapter(header), sort_keys=True).encode()
-    return _lora_file(header, tensors, digest=_hash(*pieces, settings), model_hash=_hash(*pieces[1:]))
+    settings = _adapter(header)
+    digest = _hash(*pieces, json.dumps(settings, sort_keys=True).encode())
+    lora = parse_lora(tensors, path.name, header.metadata, settings)
+    return replace(lora, digest=digest, model_hash=_hash(*pieces[1:]))
 
 
 def _hash(*pieces: Any) -> str:
@@ -62,18 +67,24 @@ def _hash(*pieces: Any) -> str:
     return digest.hexdigest()
 
 
-def _lora_file(header: FileHeader, tensors: Mapping[str, Tensor], **hashes: str) -> LoraFile:
-    name = header.path.name
+def parse_lora(
+    tensors: Mapping[str, Tensor], name: str, metadata: Mapping[str, str], settings: Mapping[str, Any] = NO_SETTINGS
+) -> LoraFile:
+    """Find the layers in the tensors of a LoRA, of a file or of the graph; name: for messages.
+
+    settings: peft's, of the adapter. Raises ValueError for what is no LoRA, and for incomplete layers.
+    """
     tokens = tuple(sorted({key.removeprefix(BUNDLED).split(".")[0] for key in tensors if key.startswith(BUNDLED)}))
     grouped, unknown = group_tensors(key for key in tensors if not key.startswith(BUNDLED))
     if not grouped:
-        raise ValueError(f"{name} is no LoRA (first tensor: {next(iter(tensors))}); choose a LoRA file.")
+        first = f"first tensor: {next(iter(tensors))}" if tensors else "it holds no tensors"
+        raise ValueError(f"{name} is no LoRA ({first}); choose a LoRA file.")
     if unknown:
         raise ValueError(
             f"{name} holds {len(unknown)} tensors of an unknown kind ({list_some(unknown)}); use a file of LoRA, LoHa, "
             "LoKr, GLoRA, OFT, DoRA or full differences."
         )
-    alphas, layers = _alphas_by_model(header), {}
+    alphas, layers = _alphas_by_model(settings, name), {}
     for layer, parts in grouped.items():
         kind = layer_kind(parts)
         if not kind:
@@ -90,7 +101,7 @@ def _lora_file(header: FileHeader, tensors: Mapping[str, Tensor], **hashes: str)
         else:
             alpha = 0.0 if stored.is_meta else float(stored)
         layers[layer] = FileLayer(source=layer, kind=kind, tensors=found, alpha=alpha)
-    return LoraFile(name=name, layers=layers, metadata=header.metadata, tokens=tokens, **hashes)
+    return LoraFile(name=name, layers=layers, metadata=dict(metadata), tokens=tokens)
 
 
 def _adapter(header: FileHeader) -> dict[str, Any]:
@@ -121,15 +132,14 @@ class _Alphas(NamedTuple):
     root: bool  # of the rank, by which an alpha is multiplied
 
 
-def _alphas_by_model(header: FileHeader) -> dict[str, _Alphas]:
+def _alphas_by_model(settings: Mapping[str, Any], name: str) -> dict[str, _Alphas]:
     """Read the alphas of peft's settings by the prefix of their model; "" for those of all models."""
-    settings = _adapter(header)
-    models = {"": settings}
+    models: dict[str, dict[str, Any]] = {"": dict(settings)}
     for key, value in settings.items():
         model, dot, rest = key.partition(".")
         if dot:
             models.setdefault(model, {})[rest] = value
-    return {model: _alphas(each, header.path.name) for model, each in models.items()}
+    return {model: _alphas(each, name) for model, each in models.items()}
 
 
 def _alphas(settings: Mapping[str, Any], name: str) -> _Alphas:

@@ -1,79 +1,232 @@
-"""Make a LoRA smaller: the best approximation of every layer's delta at a lower rank."""
+"""Make a LoRA smaller: the best approximation of every layer's change at a lower rank, by a rule or by recipes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-PAIRS = ((".lora_up.weight", ".lora_down.weight"), (".lora_B.weight", ".lora_A.weight"))  # up and down in LoRA files
+from ..common.cancel import look
+from ..common.wording import count
+from .formats import FileLayer
+from .read import LoraFile
+from .recipes import Recipe, kept_directions, reference_of
+from .singular import Singular, decompose, low_rank
+
+Mode = Literal["rank", "sv_ratio", "sv_cumulative", "sv_fro"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+NOTHING = 1e-6  # a largest singular value up to this is a layer without effect
+
+Weight = Callable[[str], Tensor]  # the frozen weight of a layer, by its name in the file
+Progress = Callable[[float], None]  # told the share of the work that is done
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """How many singular values of a layer stay."""
+
+    mode: Mode = "rank"
+    value: float = 0.0  # of all modes but rank
+    rank: int = 0  # at most; 0: no limit
+    conv_rank: int = 0  # at most, of convolutions; 0: as rank
+
+    def __post_init__(self) -> None:
+        if self.mode == "rank" and self.rank < 1:
+            raise ValueError(f"rank of Resize LoRA is {self.rank}; set it to 1 or more.")
+        if self.mode == "sv_ratio" and not self.value >= 1:
+            raise ValueError(f"sv_ratio of Resize LoRA is {self.value:g}; set it to 1 or more, such as 10.")
+        if self.mode in ("sv_cumulative", "sv_fro") and not 0 < self.value <= 1:
+            raise ValueError(f"{self.mode} of Resize LoRA is {self.value:g}; set it above 0, up to 1, such as 0.9.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerRanks:
-    """The ranks of one layer before and after, and the share of its delta that is kept."""
+    """The ranks of one layer before and after, and the share of its change that is kept."""
 
     name: str
     old_rank: int
-    new_rank: int
+    new_rank: int  # 0: the layer is left out
     kept: float  # share of the Frobenius norm, 0..1
+    of_weight: float = math.nan  # what is lost, relative to the norm of the model's weight; NaN: not known
 
 
-def lower_rank(tensors: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tensor], list[LayerRanks]]:
-    """Reduce every LoRA layer to at most `rank` by SVD; other tensors are copied as they are.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resized:
+    """A smaller LoRA: its layers, and what became of each that was resized."""
 
-    Raises ValueError when no layer pair is found. Eckart-Young: the truncated SVD is the nearest matrix.
+    layers: list[FileLayer]
+    ranks: list[LayerRanks]
+    recipe: str = ""
+
+
+def _untold(_: float) -> None:
+    """Tell nobody."""
+
+
+def resize(lora: LoraFile, rule: Rule, weight: Weight | None = None, progress: Progress = _untold) -> Resized:
+    """Lower the rank of every layer by a rule; ranks are those of sd-scripts' networks/resize_lora.py.
+
+    weight: needed for DoRA, GLoRA and OFT. Layers without a matrix stay as they are. Raises ValueError where nothing
+    can be resized.
     """
-    if rank < 1:
-        raise ValueError(f"rank is {rank}; it must be at least 1.")
-    pairs = {
-        key.removesuffix(up): (key, key.removesuffix(up) + down)
-        for up, down in PAIRS
-        for key in tensors
-        if key.endswith(up) and key.removesuffix(up) + down in tensors
-    }
-    if not pairs:
-        raise ValueError("There is no lora_up/lora_down pair in this LoRA; only plain LoRA files can be resized.")
-    result = dict(tensors)
-    reports = []
-    for name, (above, below) in pairs.items():
-        up, down = tensors[above], tensors[below]
-        if f"{name}.lora_mid.weight" in tensors or f"{name}.dora_scale" in tensors:
-            raise ValueError(f"{name} is a Tucker or DoRA layer; only plain LoRA layers can be resized.")
-        stored = tensors.get(f"{name}.alpha", torch.zeros(()))
-        if min(up.ndim, down.ndim) < 2 or up.shape[1] != len(down) or not up.numel() * down.numel() * stored.numel():
-            raise ValueError(f"{name} has impossible shapes, so it cannot be resized; get the LoRA again.")
-        if stored.numel() > 1 or not all(tensor.isfinite().all() for tensor in (up, down, stored)):
-            raise ValueError(f"{name} holds values that are not finite or several alphas; use another LoRA.")
-        old_rank = down.shape[0]
-        alpha = float(tensors.get(f"{name}.alpha", torch.tensor(float(old_rank))))
-        new_up, new_down, kept = truncate_rank(up, down, min(rank, old_rank))
-        result[above], result[below] = new_up, new_down
-        new_rank = new_down.shape[0]
-        result[f"{name}.alpha"] = torch.tensor(alpha / old_rank * new_rank)
-        reports.append(LayerRanks(name=name, old_rank=old_rank, new_rank=new_rank, kept=kept))
-    return result, reports
+    layers, ranks = [], []
+    for number, (name, layer) in enumerate(lora.layers.items()):
+        progress(number / len(lora.layers))
+        found = decomposed(layer, weight)
+        if found is None:
+            layers.append(layer)
+            continue
+        rank = kept_rank(rule, found.sigma, min(len(found.u), found.vt.shape[1]), convolution=bool(found.kernel))
+        mask = torch.arange(len(found.sigma)) < min(rank, rank_of(layer) or rank)
+        layers.append(_cut(layer, found, mask))
+        ranks.append(_ranks(name, layer, found, mask))
+    return Resized(layers=layers, ranks=_any(ranks, lora))
 
 
-def truncate_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """Approximate up @ down at a lower rank; return (up, down, share of the Frobenius norm kept).
+def resize_by_recipes(
+    lora: LoraFile,
+    recipes: Sequence[Recipe],
+    weight: Weight | None = None,
+    progress: Progress = _untold,
+    *,
+    bytes_each: int = 2,
+) -> list[Resized]:
+    """Lower the rank of every layer by each of some recipes; each layer is decomposed once.
 
-    The SVD is of the small core R_up R_down^T of two QR decompositions, never of the full matrix. up and down share
-    the singular values evenly, which keeps both far from the limits of float16.
+    weight: needed for references of the model, and for DoRA, GLoRA and OFT. bytes_each: of a number in the file, for
+    `size`. A layer of which nothing is kept is left out. Raises ValueError where a recipe keeps nothing at all.
     """
-    q_up, r_up = torch.linalg.qr(up.double().flatten(1))
-    q_down, r_down = torch.linalg.qr(down.double().flatten(1).t())
-    u, sigma, vt = torch.linalg.svd(r_up @ r_down.t(), full_matrices=False)
-    rank = min(rank, sigma.numel())
-    total = sigma.square().sum()
-    kept = 1.0 if total == 0 else float((sigma[:rank].square().sum() / total).sqrt())
-    root = sigma[:rank].sqrt()
-    new_up = (q_up @ u[:, :rank]) * root
-    new_down = root[:, None] * (vt[:rank] @ q_down.t())
-    return (
-        new_up.reshape(up.shape[0], rank, *up.shape[2:]).to(up.dtype).contiguous(),
-        new_down.reshape(rank, *down.shape[1:]).to(down.dtype).contiguous(),
-        kept,
-    )
+    if weight is None and (needy := next((recipe for recipe in recipes if recipe.needs_model), None)):
+        raise ValueError(f"The recipe {needy.text} compares with the model; link the MODEL to Resize LoRA.")
+    untouched, names, found, references = [], [], [], []
+    measures = weight is not None and any(recipe.needs_model for recipe in recipes)
+    for number, (name, layer) in enumerate(lora.layers.items()):
+        progress(number / len(lora.layers))
+        one = decomposed(layer, weight)
+        if one is None:
+            untouched.append(layer)
+            continue
+        names.append(name)
+        found.append(one)
+        references.append(reference_of(weight(name), one, recipes) if measures and weight else None)
+    resized = []
+    for recipe in recipes:
+        masks = kept_directions(recipe, found, references, bytes_each)
+        if not any(mask.any() for mask in masks):
+            raise ValueError(f"The recipe {recipe.text} keeps nothing of {lora.name}; set thr lower, or size higher.")
+        factor = recipe.rescale
+        parts = list(zip(names, [replace(one, sigma=one.sigma * factor) for one in found], masks, strict=True))
+        layers = [_cut(lora.layers[name], one, mask, factor) for name, one, mask in parts if mask.any()]
+        ranks = [
+            replace(_ranks(name, lora.layers[name], one, mask), of_weight=_lost(one, mask, reference))
+            for (name, one, mask), reference in zip(parts, references, strict=True)
+        ]
+        resized.append(
+            Resized(
+                layers=[*layers, *(_weaker(layer, factor) for layer in untouched)],
+                ranks=_any(ranks, lora),
+                recipe=recipe.text,
+            )
+        )
+    return resized
+
+
+def kept_rank(rule: Rule, sigma: Tensor, full: int, *, convolution: bool = False) -> int:
+    """Compute how many singular values a rule keeps; full: how many the whole matrix has.
+
+    As sd-scripts: the number that meets the rule is held between 1 and full - 1, and one is added to it.
+    """
+    most = (rule.conv_rank if convolution and rule.conv_rank else rule.rank) or full
+    if not len(sigma) or float(sigma[0]) <= NOTHING:
+        return 1
+    if rule.mode == "rank":
+        return min(most, len(sigma))
+    if rule.mode == "sv_ratio":
+        index = int((sigma > sigma[0] / rule.value).sum())
+    else:
+        sums = sigma.cumsum(0) if rule.mode == "sv_cumulative" else sigma.square().cumsum(0)
+        target = rule.value if rule.mode == "sv_cumulative" else rule.value**2
+        index = int(torch.searchsorted(sums / sums[-1], target)) + 1
+    return min(max(1, min(index, full - 1)) + 1, most, len(sigma))
+
+
+def rank_of(layer: FileLayer) -> int:
+    """The rank that a layer of a file has; 0 for kinds whose rank is not that of their change."""
+    return len(layer.tensors["down"]) if "down" in layer.tensors else 0
+
+
+def decomposed(layer: FileLayer, weight: Weight | None) -> Singular | None:
+    """Decompose the change of a layer; None where it has no matrix: a norm, or a bias alone."""
+    look()
+    if not set(layer.tensors) - {"diff_b"} or ("diff" in layer.tensors and layer.tensors["diff"].ndim < 2):
+        return None
+    needs = layer.kind in ("DoRA", "GLoRA", "OFT")
+    return decompose(layer, weight(layer.source) if needs and weight else None)
+
+
+def _cut(layer: FileLayer, found: Singular, mask: Tensor, factor: float = 1.0) -> FileLayer:
+    """Build the plain LoRA of some directions of a layer's change; its scale alpha / rank stays.
+
+    A plain LoRA of which all is kept stays as it is, to the bit.
+    """
+    if layer.kind == "LoRA" and mask.all() and factor == 1 and len(mask) == rank_of(layer):
+        return layer
+    kept = replace(found, u=found.u[:, mask], sigma=found.sigma[mask], vt=found.vt[mask])
+    rank = len(kept.sigma)
+    scale = abs(layer.scale(rank_of(layer))) if rank_of(layer) and "mid" not in layer.tensors else 1.0
+    dtype = next(tensor.dtype for part, tensor in layer.tensors.items() if part not in ("diff_b", "dora_scale"))
+    if dtype.itemsize < 2:
+        dtype = torch.float16
+    cut = low_rank(kept, rank, source=layer.source, alpha=rank * (scale or 1.0), dtype=dtype)
+    bias = {"diff_b": scaled(layer.tensors["diff_b"], factor)} if "diff_b" in layer.tensors else {}
+    return replace(cut, tensors={**cut.tensors, **bias})
+
+
+def _weaker(layer: FileLayer, factor: float) -> FileLayer:
+    """Scale a layer without a matrix: a norm, or a bias alone."""
+    return replace(layer, tensors={part: scaled(tensor, factor) for part, tensor in layer.tensors.items()})
+
+
+def scaled(tensor: Tensor, factor: float) -> Tensor:
+    """Multiply a tensor by a factor in float32; 1 keeps every bit."""
+    return tensor if factor == 1 else (tensor.float() * factor).to(tensor.dtype)
+
+
+def _ranks(name: str, layer: FileLayer, found: Singular, mask: Tensor) -> LayerRanks:
+    whole = found.norm
+    kept = float(found.sigma[mask].norm()) / whole if whole else 1.0
+    old = rank_of(layer) or int((found.sigma > found.sigma[0] * 1e-7).sum())
+    return LayerRanks(name=name, old_rank=old, new_rank=int(mask.sum()), kept=kept)
+
+
+def _lost(found: Singular, mask: Tensor, reference: object) -> float:
+    """What is left out of a change, relative to the norm of the model's weight."""
+    fro = getattr(reference, "fro", math.nan)
+    return float(found.sigma[~mask].norm()) / fro if fro else math.nan
+
+
+def _any(ranks: list[LayerRanks], lora: LoraFile) -> list[LayerRanks]:
+    if not ranks:
+        raise ValueError(f"{lora.name} has no layer with a rank to lower; link another LoRA to Resize LoRA.")
+    return ranks
+
+
+def describe_ranks(resized: Resized) -> str:
+    """Describe what became of each layer, the total first, then a line for each."""
+    gone = [layer for layer in resized.ranks if not layer.new_rank]
+    before, after = (sum(getattr(layer, name) for layer in resized.ranks) for name in ("old_rank", "new_rank"))
+    worst = min(resized.ranks, key=lambda layer: layer.kept)
+    lines = [
+        *([f"Recipe {resized.recipe}:"] if resized.recipe else []),
+        f"{count(resized.ranks, 'layer')}: ranks add up to {after}, before to {before}. Least is kept of {worst.name}: "
+        f"{worst.kept:.1%} of its change.",
+        *([f"{count(gone, 'layer')} left out: {', '.join(layer.name for layer in gone)}."] if gone else []),
+    ]
+    for layer in resized.ranks:
+        known = "" if math.isnan(layer.of_weight) else f", {layer.of_weight:.2e} of the weight lost"
+        lines.append(f"{layer.name}: rank {layer.old_rank} -> {layer.new_rank}, {layer.kept:.2%} kept{known}")
+    return "\n".join(lines)

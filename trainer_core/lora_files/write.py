@@ -17,12 +17,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..common.files import short_hash, unused_path, written_whole
-from ..memory import DTYPES
 from ..models import Part
 from ..networks.layers.layer import pair_norm
 from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight, group_tensors, layer_kind
 
-TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}  # relative, of a layer's delta norm
+TOLERANCE = {
+    "": 1e-5,
+    "float32": 1e-5,
+    "float16": 2e-3,
+    "bfloat16": 1.6e-2,
+    "float8_e4m3fn": 0.13,
+}  # relative, of a layer's delta norm
+
+FLOAT8_POWER = 8  # float8_e4m3fn ends at 448: the largest value of a tensor comes between 128 and 256
 
 
 def delta_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
@@ -79,18 +86,47 @@ def save_lora(
 ) -> dict[str, Tensor]:
     """Write a LoRA file and return its tensors; on an error `path` is as it was before.
 
-    verify: called with the finished file before it gets its name; raises to refuse it.
-    Raises ValueError when a value overflows the dtype, or the file differs from the trained tensors.
+    dtype: "" for that of each tensor. verify: called with the finished file before it gets its name; raises to refuse
+    it. Raises ValueError when a value overflows the dtype, or the file differs from the trained tensors.
     """
-    stored = {k: t.detach().cpu().to(DTYPES[dtype]).contiguous() for k, t in tensors.items()}
-    if broken := [k for k, t in stored.items() if not t.isfinite().all()]:
-        raise ValueError(f"{broken[0]} overflows {dtype}; set save_dtype of Saves & Samples to bfloat16 or float32.")
+    if dtype.startswith("float8"):
+        tensors = spread_for_float8(tensors)
+    stored = {k: _converted(t.detach().cpu(), dtype).contiguous() for k, t in tensors.items()}
+    if broken := [k for k, t in stored.items() if not (t.half() if t.element_size() == 1 else t).isfinite().all()]:
+        raise ValueError(f"{broken[0]} overflows {dtype or 'its number format'}; save the LoRA as bfloat16 or float32.")
     with written_whole(path) as temporary:
         _write_lora(temporary, stored, metadata)
         verify_lora(temporary, tensors, dtype)
         if verify:
             verify(temporary)
     return stored
+
+
+def _converted(tensor: Tensor, dtype: str) -> Tensor:
+    """Convert a tensor to a dtype; an alpha, which is one number, stays exact where that has 8 bits."""
+    if not dtype or (dtype.startswith("float8") and not tensor.ndim):
+        return tensor
+    return tensor.to(getattr(torch, dtype))
+
+
+def spread_for_float8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Multiply both factors of each plain LoRA by powers of 2, and its alpha by their inverse: nothing changes.
+
+    float8 then holds them with all its digits, where small values would become 0. Other kinds stay as they are.
+    """
+    spread = dict(tensors)
+    for parts in group_tensors(tensors)[0].values():
+        if layer_kind(parts) != "LoRA":
+            continue
+        product = 1.0
+        for part in ("down", "up"):
+            largest = float(tensors[parts[part]].float().abs().max())
+            factor = 2.0 ** (FLOAT8_POWER - math.ceil(math.log2(largest))) if largest else 1.0
+            spread[parts[part]], product = tensors[parts[part]].float() * factor, product * factor
+        name = parts.get("alpha") or re.sub(r"\.[^.]+\.weight$|\.lora_[AB]$", "", parts["down"]) + ".alpha"
+        alpha = float(tensors[name]) if name in tensors else float(len(tensors[parts["down"]]))
+        spread[name] = torch.tensor(alpha / product)
+    return spread
 
 
 def _write_lora(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -207,8 +243,8 @@ def verify_lora(path: Path, trained: Mapping[str, Tensor], dtype: str) -> None:
     for name, norm in delta_norms(trained).items():
         if abs(written[name] - norm) > TOLERANCE[dtype] * norm + 1e-6:
             raise ValueError(
-                f"{name} has delta norm {written[name]:.6g} in the file and {norm:.6g} in training; set save_dtype of "
-                "Train LoRA to float32."
+                f"{name} has delta norm {written[name]:.6g} in the file and {norm:.6g} before; save the LoRA as "
+                "float32."
             )
 
 

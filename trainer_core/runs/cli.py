@@ -1,19 +1,19 @@
-"""The command line for runs: python -m trainer_core runs list | show | verify | export | clean."""
+"""The command line for runs: python -m trainer_core runs list | show | verify | export | average | clean."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.command_line import run_command
 from ..common.wording import bytes_of
 from .catalogue import describe, list_runs, published_files, run_paths
 from .choose import finished_checkpoint
 from .clean import Clearable, clear, clearable, delete_run, old_leftovers
-from .export import export_save, save_to_export
+from .export import export_save, lora_of_each_save, save_to_export
 from .folder import SAMPLES, RunFolder, is_elsewhere, open_run
 
 USUAL = "output/atelier/runs"  # in ComfyUI's folder
@@ -21,20 +21,15 @@ USUAL = "output/atelier/runs"  # in ComfyUI's folder
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 1 for damaged runs, 2 for an error, which is printed."""
-    options = build_parser().parse_args(arguments)
-    try:
-        options.folder = options.folder or usual_folder()
-        if not options.folder.is_dir():
-            raise ValueError(
-                f"There is no folder {options.folder}; train a run first, or name another folder by --folder."
-            )
-        return options.command(options)
-    except OSError as error:
-        sentence = f"{error.filename}: {error.strerror}." if error.filename else str(error)
-    except (ValueError, RuntimeError) as error:
-        sentence = str(error)
-    print(sentence, file=sys.stderr)
-    return 2
+    return run_command(run_in_folder, build_parser().parse_args(arguments))
+
+
+def run_in_folder(options: argparse.Namespace) -> int:
+    """Run a command in the folder of runs; raises ValueError where there is none."""
+    options.folder = options.folder or usual_folder()
+    if not options.folder.is_dir():
+        raise ValueError(f"There is no folder {options.folder}; train a run first, or name another folder by --folder.")
+    return options.command(options)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -63,6 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
     export_parser.add_argument(
         "--overwrite", action="store_true", help="replace files of that name if they are of the same run"
     )
+    average_parser = command("average", average, "average the LoRAs of a run's saves into one")
+    average_parser.add_argument("run", metavar="RUN", help=name)
+    average_parser.add_argument("--width", type=float, default=0.1, help="how far back, as a share of the run; 0.1")
+    average_parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="the new .safetensors file")
     clean_parser = command("clean", clean, "list the parts of runs that are not needed, and delete them with --yes")
     clean_parser.add_argument("runs", metavar="RUN", nargs="*", help=f"{name}; by default all finished runs")
     more = clean_parser.add_mutually_exclusive_group()
@@ -180,6 +179,19 @@ def export(options: argparse.Namespace) -> int:
     checkpoint = save_to_export(run, options.step)
     for path in export_save(run, checkpoint, options.to, options.to.parent, overwrite=options.overwrite):
         say(f"{path}  {bytes_of(path.stat().st_size)}, step {checkpoint.step} of {run.path.name}")
+    return 0
+
+
+def average(options: argparse.Namespace) -> int:
+    """Write the average of a run's saves, and print how much of each it takes."""
+    from ..lora_files.average import averaged_lora  # imported here, so that other commands need not wait for torch
+    from ..lora_files.write import save_lora
+
+    if options.to.suffix != ".safetensors" or options.to.exists():
+        raise ValueError(f"{options.to} exists already, or does not end in .safetensors; choose another name for --to.")
+    made, report = averaged_lora(lora_of_each_save(open_run(find_run(options.folder, options.run))), options.width)
+    save_lora(options.to, made, made.metadata, "")
+    say(f"{report}\nSaved as {options.to}.")
     return 0
 
 

@@ -46,6 +46,12 @@ def sound_files(run: RunFolder, checkpoint: Checkpoint) -> list[tuple[str, Path,
     ]
 
 
+def lora_of_each_save(run: RunFolder) -> list[tuple[int, Path]]:
+    """List the LoRA files of a run's last weights by the steps of its saves; raises ValueError for a damaged save."""
+    saves = [checkpoint for checkpoint in run.checkpoints() if FILES in checkpoint.files]
+    return sorted((save.step, sound_files(run, save)[0][1]) for save in saves)
+
+
 def export_save(
     run: RunFolder, checkpoint: Checkpoint, to: Path, words: Path, *, overwrite: bool = False
 ) -> list[Path]:

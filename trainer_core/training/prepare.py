@@ -156,7 +156,7 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     if config.base_model.prompt_weights:
         check_weighted((*sorted(plan.captions()), *config.sample.prompts, config.sample.negative))
     check_embeddings(config.lora.embeddings, plan, outline)
-    keys = build_keys(config, models, manifest_digest(manifest), outline.levels)
+    keys = build_keys(config, models, manifest_digest(plan.manifest), outline.levels)
     return Planned(plan=plan, keys=keys, models=models, outline=outline)
 
 
@@ -200,7 +200,7 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
     else:
         ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes)
     settings = (
-        *resolution_remarks(config, outline.base.defaults, outline.base.title),
+        *resolution_remarks(config.train, config.dataset, outline.base.defaults, outline.base.title),
         *objective_remarks(config, outline.base.noise, outline.base.levels),
         *remarks_on_algorithm(config.lora),
         *optimizer_remarks(config.optimizer),

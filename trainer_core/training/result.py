@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ..config import RunConfig, SampleConfig
 from ..data.plan import Plan
+from ..lora_files.lora import Lora
+from ..models.files.safetensors_file import read_header
 from ..runs import LORA, SAMPLES, Checkpoint, Choice, RunFolder
 from ..runs.publish import Destination
 from .checkpoint import read_history
@@ -26,7 +28,7 @@ class Result:
     """The result of a run."""
 
     path: Path  # the LoRA file
-    tensors: dict[str, Tensor]  # of the LoRA file
+    tensors: Lora  # of the LoRA file, with its metadata
     embeddings: dict[str, Path]  # files of the trained embeddings, by token
     losses: list[float]  # of each step, NaN where it was not finite
     concepts: dict[str, list[float]]  # mean loss of each concept's samples in each step, NaN where there were none
@@ -127,7 +129,7 @@ def read_result(source: ResultSource, samples: Sequence[Path], *, stopped: bool)
     copies = source.destination.publish(source.folder, saved, checkpoint.step, plan.epochs_after(checkpoint.step), kind)
     return Result(
         path=copies[0].path,
-        tensors={name: tensor.clone() for name, tensor in load_file(saved[0].path).items()},  # the file may vanish
+        tensors=_read(saved[0].path),
         embeddings=copies[0].embeddings,
         losses=history["losses"].tolist(),
         concepts={name: losses.tolist() for name, losses in history["concepts"].items()},
@@ -159,3 +161,9 @@ def describe_best(result: Result) -> str:
     if steps == at:
         return found
     return f"{found} The LoRA is the one of that step; the one of step {at} is {result.others[-1].name}."
+
+
+def _read(path: Path) -> Lora:
+    """Read a LoRA file of ours; the tensors are copies, since the file may vanish."""
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    return Lora(tensors, read_header(path).metadata)

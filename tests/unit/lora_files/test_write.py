@@ -1,7 +1,6 @@
 """LoRA files: atomic, verified, with metadata; and resizing them."""
 
 import hashlib
-import json
 from unittest import mock
 
 import pytest
@@ -13,7 +12,6 @@ from tiny_models import network_on, tiny_unet
 
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.lora_files import write
-from lora_atelier.trainer_core.lora_files.resize import lower_rank, truncate_rank
 from lora_atelier.trainer_core.lora_files.write import (
     delta_norms,
     file_hashes,
@@ -69,11 +67,6 @@ def test_names_of_peft_hold_the_same_change_without_an_alpha(network, tmp_path):
     for name, layer in network.layers.items():
         down, up = (read[f"{names[name]}.lora_{side}.weight"].flatten(1) for side in "AB")
         assert torch.allclose((up @ down).view(layer.delta_weight().shape), layer.delta_weight(), atol=1e-6)
-    resized, _ = lower_rank(tensors, 2)
-    assert {len(tensor) for key, tensor in resized.items() if key.endswith("lora_A.weight")} == {2}
-    same, _ = lower_rank(tensors, 8)
-    norms = delta_norms(same)
-    assert all(norms[key] == pytest.approx(norm, rel=1e-5) for key, norm in delta_norms(tensors).items())
 
 
 def test_an_alpha_of_the_rank_changes_no_bit_and_others_go_half_on_each_side():
@@ -117,55 +110,6 @@ def test_a_taken_name_gets_a_number(tmp_path):
     assert unused_path(tmp_path / "a.safetensors").name == "a-3.safetensors"
 
 
-def test_truncation_is_the_best_of_its_rank():
-    g = torch.Generator().manual_seed(0)
-    up, down = torch.randn(20, 6, generator=g), torch.randn(6, 15, generator=g)
-    new_up, new_down, kept = truncate_rank(up, down, 3)
-    u, s, vt = torch.linalg.svd((up @ down).double())
-    best = (u[:, :3] * s[:3]) @ vt[:3]
-    assert torch.allclose((new_up @ new_down).double(), best, atol=1e-4)
-    assert kept == pytest.approx((s[:3].norm() / s.norm()).item(), rel=1e-6)
-    assert torch.allclose(new_up.norm(dim=0), new_down.norm(dim=1), rtol=1e-4)
-
-
-def test_resizing_to_the_same_rank_or_more_keeps_every_delta(network):
-    tensors = network.tensors()
-    for rank in (8, 100):
-        resized, reports = lower_rank(tensors, rank)
-        after = delta_norms(resized)
-        for name, norm in delta_norms(tensors).items():
-            assert after[name] == pytest.approx(norm, rel=1e-5)
-        for name, layer in network.layers.items():
-            up, down = resized[f"{name}.lora_up.weight"], resized[f"{name}.lora_down.weight"]
-            delta = float(resized[f"{name}.alpha"]) / down.shape[0] * up.flatten(1) @ down.flatten(1)
-            assert torch.allclose(delta.view(layer.delta_weight().shape), layer.delta_weight(), atol=1e-5)
-        assert all(r.kept == pytest.approx(1) for r in reports)
-
-
-def test_resizing_keeps_scale_shapes_and_other_keys(network):
-    tensors = {**network.tensors(), "extra": torch.ones(3)}
-    resized, reports = lower_rank(tensors, 2)
-    assert torch.equal(resized["extra"], tensors["extra"]) and resized.keys() == tensors.keys()
-    for report in reports:
-        down = resized[f"{report.name}.lora_down.weight"]
-        assert (report.old_rank, report.new_rank, down.shape[0]) == (8, 2, 2)
-        assert down.shape[1:] == tensors[f"{report.name}.lora_down.weight"].shape[1:]
-        assert float(resized[f"{report.name}.alpha"]) / 2 == 0.5
-        assert 0 < report.kept < 1
-
-
-def test_resizing_something_else_is_refused():
-    with pytest.raises(ValueError, match="no lora_up/lora_down pair"):
-        lower_rank({"x": torch.zeros(1)}, 4)
-    with pytest.raises(ValueError, match="rank is 0"):
-        lower_rank({}, 0)
-    pair = {"a.lora_up.weight": torch.ones(4, 2), "a.lora_down.weight": torch.ones(2, 4)}
-    with pytest.raises(ValueError, match="a is a Tucker or DoRA layer"):
-        lower_rank({**pair, "a.dora_scale": torch.ones(4)}, 1)
-    resized, _ = lower_rank(pair, 1)
-    assert float(resized["a.alpha"]) == 1.0 and json.dumps(list(resized))
-
-
 def test_a_save_is_exported_with_its_words_and_overwrites_nothing(tmp_path, capsys):
     run = make_run(tmp_path / "runs", "done", saves=(2, 4, 8), finished=4)
     to = tmp_path / "out" / "mine.safetensors"
@@ -200,20 +144,3 @@ def test_a_copy_that_is_not_what_it_should_be_takes_no_other_files_place(tmp_pat
     with mock.patch.object(write, "save_file", lossy), pytest.raises(OSError, match="differs from its source"):
         write.copy_lora(source, path)
     assert path.read_bytes() == b"the old one" and len(list(tmp_path.iterdir())) == 2
-
-
-ODD_PAIRS = [
-    ({"up": (4,), "down": (4, 4)}, 1.0, "has impossible shapes"),
-    ({"up": (4, 0), "down": (0, 4)}, 1.0, "has impossible shapes"),
-    ({"up": (4, 3), "down": (2, 4)}, 1.0, "has impossible shapes"),
-    ({"up": (4, 2), "down": (2, 4), "alpha": (2,)}, 1.0, "several alphas"),
-    ({"up": (4, 2), "down": (2, 4)}, float("nan"), "values that are not finite"),
-]
-
-
-@pytest.mark.parametrize(("shapes", "value", "said"), ODD_PAIRS)
-def test_pairs_that_cannot_be_resized_are_named(shapes, value, said):
-    endings = {"up": "lora_up.weight", "down": "lora_down.weight", "alpha": "alpha"}
-    tensors = {f"a.{endings[part]}": torch.full(shape, value) for part, shape in shapes.items()}
-    with pytest.raises(ValueError, match=said):
-        lower_rank(tensors, 1)

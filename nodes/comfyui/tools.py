@@ -1,0 +1,34 @@
+"""What the tools for LoRAs share: tensors out of inference mode, progress on the node, Cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import comfy.model_management
+import comfy.utils
+import torch
+from torch import Tensor
+
+from ...trainer_core.common.cancel import cancellable
+from ...trainer_core.lora_files.lora import Lora, metadata_of
+from .models import own
+
+
+def owned(lora: Mapping[str, Tensor]) -> Lora:
+    """Copy what a LORA input carries, on the CPU and out of ComfyUI's inference mode; the metadata go along."""
+    with torch.inference_mode(False):
+        return Lora({name: own(tensor).detach().cpu() for name, tensor in lora.items()}, metadata_of(lora))
+
+
+@contextmanager
+def tool_at_work(node: str) -> Iterator[Callable[[float], None]]:
+    """Let a tool compute for the length of a `with` block: Cancel acts, and the share it is given shows on the node."""
+    bar = comfy.utils.ProgressBar(1000, node_id=node)
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        cancellable(comfy.model_management.throw_exception_if_processing_interrupted),
+    ):
+        yield lambda share: bar.update_absolute(round(1000 * share), 1000)
+        bar.update_absolute(1000, 1000)

@@ -1,0 +1,129 @@
+"""The command line for LoRA files: python -m trainer_core lora inspect | resize | merge | blocks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..common.command_line import run_command
+from .blocks import parse_rules, scale_blocks
+from .combine import METHODS, Summand, merge_loras
+from .formats import FileLayer
+from .inspect import describe_lora, inspect_lora
+from .lora import Lora, read_lora, remade
+from .recipes import parse_recipes
+from .resize import MODES, Rule, describe_ranks, resize, resize_by_recipes
+from .write import save_lora
+
+DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a tool and return its exit status: 2 for an error, which is printed."""
+    options = build_parser().parse_args(arguments)
+    return run_command(options.command, options)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m trainer_core lora", description="Tools for LoRA files.")
+    commands = parser.add_subparsers(required=True, metavar="tool")
+
+    def command(name: str, call: Any, text: str, *, several: bool = False) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.add_argument("lora", type=Path, nargs="+" if several else None, help="a LoRA file, .safetensors")  # type: ignore[arg-type]
+        added.set_defaults(command=call)
+        return added
+
+    def output(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--to", type=Path, required=True, help="the new file; a file of this name is not replaced")
+        parser.add_argument("--dtype", choices=DTYPES, default="", help="number format; by default as it is")
+
+    command("inspect", inspect, "tell what a LoRA is")
+    resizing = command("resize", resize_file, "make a LoRA smaller")
+    output(resizing)
+    resizing.add_argument("--rank", type=int, default=0, help="the new rank, or with --mode the highest one")
+    resizing.add_argument("--conv-rank", type=int, default=0, help="the same for convolutions; by default as --rank")
+    resizing.add_argument("--mode", choices=MODES, default="rank", help="how each layer's rank is chosen")
+    resizing.add_argument("--value", type=float, default=0.0, help="number of the mode, such as 10 for sv_ratio")
+    resizing.add_argument("--recipe", help="instead: a recipe of resize_lora, such as spn_lora=1,thr=-1")
+    merging = command("merge", merge_files, "merge LoRAs into one", several=True)
+    output(merging)
+    merging.add_argument("--strength", type=float, nargs="+", default=[], help="of each LoRA; by default 1")
+    merging.add_argument("--method", choices=METHODS, default="sum", help="by default sum, which is exact")
+    merging.add_argument("--rank", type=int, default=0, help="of the result, for all methods but sum and orthogonal")
+    merging.add_argument("--density", type=float, default=0.5, help="for ties and dare: the share that is kept")
+    merging.add_argument("--seed", type=int, default=0, help="of dare's draws")
+    filtering = command("blocks", filter_file, "keep, scale or drop parts of a LoRA")
+    output(filtering)
+    filtering.add_argument("--rules", required=True, help="such as te*=0,double_blocks.3=0.5; * stands for any letters")
+    filtering.add_argument("--rest", type=float, default=1.0, help="factor of all other layers")
+    return parser
+
+
+def inspect(options: argparse.Namespace) -> int:
+    """Print what a LoRA is."""
+    _, file = read_lora(options.lora)
+    print(describe_lora(inspect_lora(file), file.name))
+    return 0
+
+
+def resize_file(options: argparse.Namespace) -> int:
+    """Write a smaller LoRA, and print each layer's ranks."""
+    lora, file = read_lora(options.lora)
+    if options.recipe:
+        recipes = parse_recipes(options.recipe, "--recipe")
+        if len(recipes) > 1:
+            raise ValueError("--recipe holds several recipes, which give several files; call once for each.")
+        [made] = resize_by_recipes(file, recipes)
+        settings: dict[str, Any] = {"mode": "recipe", "recipe": made.recipe}
+    else:
+        rule = Rule(mode=options.mode, value=options.value, rank=options.rank, conv_rank=options.conv_rank)
+        made = resize(file, rule)
+        settings = {"mode": rule.mode, "value": rule.value, "rank": rule.rank, "conv_rank": rule.conv_rank}
+    return _write(options, lora, made.layers, "resize", settings, describe_ranks(made))
+
+
+def merge_files(options: argparse.Namespace) -> int:
+    """Write the merged LoRA."""
+    strengths = options.strength or [1.0] * len(options.lora)
+    if len(strengths) != len(options.lora):
+        raise ValueError(f"There are {len(options.lora)} LoRAs and {len(strengths)} numbers after --strength.")
+    read = [read_lora(path) for path in options.lora]
+    summands = [Summand(file, strength) for (_, file), strength in zip(read, strengths, strict=True)]
+    made = merge_loras(summands, options.method, rank=options.rank, density=options.density, seed=options.seed)
+    settings = {"method": options.method, "loras": [file.name for _, file in read], "strengths": strengths}
+    said = f"{len(made.layers)} layers, {made.shared} of them changed by several LoRAs; {made.kept:.2%} of the "
+    "merged change is kept."
+    return _write(options, read[0][0], made.layers, "merge", settings, said)
+
+
+def filter_file(options: argparse.Namespace) -> int:
+    """Write what the rules leave of a LoRA."""
+    lora, file = read_lora(options.lora)
+    kept, factors = scale_blocks(file, parse_rules(options.rules, "--rules"), rest=options.rest)
+    settings = {"rules": options.rules, "rest": options.rest}
+    said = f"{len(kept.layers)} of {len(factors)} layers are kept."
+    return _write(options, lora, kept.layers.values(), "blocks", settings, said)
+
+
+def _write(
+    options: argparse.Namespace,
+    lora: Lora,
+    layers: Iterable[FileLayer],
+    tool: str,
+    settings: Mapping[str, Any],
+    said: str,
+) -> int:
+    """Write the result to the file of --to, and print what was done."""
+    path: Path = (
+        options.to if options.to.suffix == ".safetensors" else options.to.with_name(f"{options.to.name}.safetensors")
+    )
+    if path.exists():
+        raise ValueError(f"{path} exists already; choose another name for --to.")
+    made = remade(lora, layers, tool, settings)
+    save_lora(path, made, made.metadata, options.dtype)
+    print(f"{said}\nSaved as {path}.")
+    return 0

@@ -1,0 +1,251 @@
+"""Merge LoRAs into one: the exact weighted sum, its nearest LoRA of a rank, TIES, DARE, or without overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from ..common.cancel import look
+from ..common.rng import generator
+from ..networks.layers.svd import largest_singular
+from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight
+from .match import flat_name
+from .read import LoraFile, list_some
+from .singular import Singular, low_rank, of_factors
+
+Method = Literal["sum", "svd", "ties", "dare", "dare_ties", "orthogonal"]
+METHODS: tuple[Method, ...] = get_args(Method)
+RANKED = ("svd", "ties", "dare", "dare_ties")  # methods whose result has a rank that is asked for
+
+
+class Summand(NamedTuple):
+    """A LoRA, and how strongly it is merged."""
+
+    lora: LoraFile
+    strength: float
+
+
+class Merged(NamedTuple):
+    """The layers of a merged LoRA, and what of the merged change they hold."""
+
+    layers: list[FileLayer]
+    kept: float  # share of the Frobenius norm of the merged change, 0..1
+    shared: int  # layers that more than one LoRA changes
+
+
+class _Delta(NamedTuple):
+    """The change of one layer by one LoRA, times its strength: up @ down, or whole. float32."""
+
+    up: Tensor | None  # (out, r)
+    down: Tensor  # (r, in * k * k); without `up` the change itself, (out, in * k * k)
+    kernel: tuple[int, ...]
+
+    def whole(self) -> Tensor:
+        """Compute the change, (out, in * k * k)."""
+        return self.down if self.up is None else self.up @ self.down
+
+
+def merge_loras(
+    summands: Sequence[Summand],
+    method: Method = "sum",
+    *,
+    rank: int = 0,
+    density: float = 0.5,
+    seed: int = 0,
+    same: Callable[[str], str] = flat_name,
+) -> Merged:
+    """Merge LoRAs layer by layer; the result is for strength 1.
+
+    sum: factors side by side, exact; its rank is the sum of ranks. Where a layer is no plain LoRA, a whole difference.
+    svd: the LoRA of `rank` nearest to that sum. ties (Yadav et al. 2023): of each change the share `density` of its
+    largest elements, of these the ones with the sign of the larger mass, their mean. dare (Yu et al. 2024): elements
+    kept with probability `density` and divided by it, then summed; dare_ties: then as ties. These three are cut to
+    `rank`. orthogonal: each LoRA without what lies in the rows and columns that earlier ones use, so that it leaves
+    them as they are: (1 - U U^T) D (1 - V V^T).
+    same: writes a layer's name so that it is equal in all LoRAs. Raises ValueError for LoRAs that cannot be merged.
+    """
+    if len(summands) < 2:
+        raise ValueError("Merge LoRAs has one LoRA; link at least two.")
+    if method in RANKED and rank < 1:
+        raise ValueError(f"rank of Merge LoRAs is {rank}; set it to 1 or more.")
+    if not 0 < density <= 1:
+        raise ValueError(f"density of Merge LoRAs is {density:g}; set it above 0, up to 1.")
+    places = _places(summands, same)
+    layers, kept, whole = [], 0.0, 0.0
+    for place, found in places.items():
+        look()
+        layer, own, all_of_it = _merge_layer(
+            [(each, strength) for each, strength, _ in found], method, rank, density, f"{seed}/{place}"
+        )
+        kept, whole = kept + own**2, whole + all_of_it**2
+        layers += [layer] if layer else []
+    if not layers:
+        raise ValueError("The merged LoRA has no effect; set a strength of Merge LoRAs to another number than 0.")
+    share = (kept / whole) ** 0.5 if whole else 1.0
+    return Merged(layers, share, sum(len({number for *_, number in found}) > 1 for found in places.values()))
+
+
+def _places(summands: Sequence[Summand], same: Callable[[str], str]) -> dict[str, list[tuple[FileLayer, float, int]]]:
+    """List the layers of all LoRAs by place, with strength and number of the LoRA; the first one's name stays."""
+    places: dict[str, list[tuple[FileLayer, float, int]]] = {}
+    for number, (lora, strength) in enumerate(summands):
+        for layer in lora.layers.values():
+            if layer.kind == "DoRA" or layer.kind in WEIGHT_DEPENDENT:
+                raise ValueError(
+                    f"{lora.name} holds layers of {layer.kind}, whose effect depends on the model. Link it to "
+                    "Resize LoRA with the MODEL first, which makes it a plain LoRA."
+                )
+            places.setdefault(same(layer.source), []).append((layer, strength, number))
+    several = [place for place, found in places.items() if len({number for *_, number in found}) > 1]
+    if not several:
+        names = " and ".join(lora.name for lora, _ in summands[:2])
+        raise ValueError(
+            f"{names} share no layer. Choose LoRAs for the same model; if they are, link the MODEL to Merge LoRAs, "
+            "which knows all names of a layer."
+        )
+    unequal = [place for place in several if len({_sides(layer) for layer, *_ in places[place]}) > 1]
+    if unequal:
+        raise ValueError(
+            f"{len(unequal)} layers have other shapes in these LoRAs ({list_some(unequal)}). Choose LoRAs for the same "
+            "model."
+        )
+    return places
+
+
+def _sides(layer: FileLayer) -> tuple[int, int]:
+    """Rows and columns of a layer's change; (0, 0) for a bias alone."""
+    if not set(layer.tensors) - {"diff_b"}:
+        return 0, 0
+    empty = {part: torch.empty(tensor.shape, device="meta") for part, tensor in layer.tensors.items()}
+    delta = delta_weight(FileLayer(source=layer.source, kind=layer.kind, tensors=empty, alpha=0.0))
+    return len(delta), delta[0].numel()
+
+
+def _merge_layer(
+    found: Sequence[tuple[FileLayer, float]], method: Method, rank: int, density: float, draw: str
+) -> tuple[FileLayer | None, float, float]:
+    """Merge one layer; return it (None: it changes nothing), the norm that it holds and that of the merged change."""
+    source, tensors = found[0][0].source, {}
+    dtype = max((t.dtype for layer, _ in found for t in layer.tensors.values()), key=lambda dtype: dtype.itemsize)
+    dtype = dtype if dtype.itemsize > 1 else torch.float16
+    biases = [strength * layer.tensors["diff_b"].float() for layer, strength in found if "diff_b" in layer.tensors]
+    if biases:
+        tensors["diff_b"] = torch.stack(biases).sum(0).to(dtype)
+    deltas = [_delta(layer, strength) for layer, strength in found if strength and set(layer.tensors) - {"diff_b"}]
+    if not deltas:
+        return (
+            (FileLayer(source=source, kind="full difference", tensors=tensors, alpha=0.0) if tensors else None),
+            0.0,
+            0.0,
+        )
+    if method == "orthogonal":
+        deltas = _without_overlap(deltas)
+    kernel = max((delta.kernel for delta in deltas), key=len)
+    if method in ("sum", "orthogonal"):
+        layer = _side_by_side(deltas, kernel, source, dtype)
+        return _with(layer, tensors), 1.0, 1.0
+    if method == "svd" and all(delta.up is not None for delta in deltas):
+        up, down = _stacked(deltas)
+        singular = of_factors(up.double(), down.double(), kernel)
+        whole = singular.norm
+    else:
+        change = torch.stack([delta.whole() for delta in deltas])
+        if method.startswith("dare"):
+            change = _dropped(change, density, draw)
+        elif method == "ties":
+            change = torch.stack([_largest(each, density) for each in change])
+        change = _elected(change) if method.endswith("ties") else change.sum(0)
+        u, sigma, vt = largest_singular(change, rank, generator(0, f"merge/{draw}"))
+        singular, whole = (
+            Singular(u=u.double(), sigma=sigma.double(), vt=vt.double(), kernel=kernel),
+            float(change.norm()),
+        )
+    layer = low_rank(singular, min(rank, int((singular.sigma > 0).sum()) or 1), source=source, dtype=dtype)
+    return _with(layer, tensors), float(singular.sigma[:rank].norm()), whole
+
+
+def _with(layer: FileLayer, tensors: dict[str, Tensor]) -> FileLayer:
+    return FileLayer(source=layer.source, kind=layer.kind, tensors={**layer.tensors, **tensors}, alpha=layer.alpha)
+
+
+def _delta(layer: FileLayer, strength: float) -> _Delta:
+    """Compute a layer's change, as a product where it is one of two thin factors."""
+    parts = {part: tensor.float() for part, tensor in layer.tensors.items()}
+    if "down" not in parts:
+        change = strength * delta_weight(layer)
+        return _Delta(None, change.flatten(1), tuple(change.shape[2:]))
+    down = parts["down"]
+    if "mid" in parts:
+        down = torch.einsum("m n x y, n i -> m i x y", parts["mid"], down.flatten(1))
+    return _Delta(
+        strength * layer.scale(len(parts["down"])) * parts["up"].flatten(1), down.flatten(1), tuple(down.shape[2:])
+    )
+
+
+def _stacked(deltas: Sequence[_Delta]) -> tuple[Tensor, Tensor]:
+    ups = [delta.up for delta in deltas if delta.up is not None]
+    return torch.cat(ups, 1), torch.cat([delta.down for delta in deltas])
+
+
+def _side_by_side(deltas: Sequence[_Delta], kernel: tuple[int, ...], source: str, dtype: torch.dtype) -> FileLayer:
+    """Write the sum of changes as one layer: the factors side by side, or the whole sum where one has none."""
+    columns = deltas[0].down.shape[1]
+    inputs, ones = columns // torch.Size(kernel).numel(), (1,) * len(kernel)
+    if any(delta.up is None for delta in deltas):
+        change = torch.stack([delta.whole() for delta in deltas]).sum(0)
+        tensors = {"diff": change.reshape(len(change), inputs, *kernel).to(dtype)}
+        return FileLayer(source=source, kind="full difference", tensors=tensors, alpha=0.0)
+    up, down = _stacked(deltas)
+    tensors = {
+        "down": down.reshape(len(down), inputs, *kernel).to(dtype).contiguous(),
+        "up": up.reshape(len(up), len(down), *ones).to(dtype).contiguous(),
+    }
+    return FileLayer(source=source, kind="LoRA", tensors=tensors, alpha=float(len(down)))
+
+
+def _without_overlap(deltas: Sequence[_Delta]) -> list[_Delta]:
+    """Take out of each change what lies in the rows or columns that earlier ones use."""
+    left, right = (
+        deltas[0].whole().new_zeros(len(deltas[0].whole()), 0),
+        deltas[0].down.new_zeros(deltas[0].down.shape[1], 0),
+    )
+    found = []
+    for delta in deltas:
+        if delta.up is None:
+            change = delta.down - left @ (left.t() @ delta.down)
+            change = change - (change @ right) @ right.t()
+            u, sigma, vt = torch.linalg.svd(change, full_matrices=False)
+            own = sigma > sigma[0] * 1e-5
+            columns, rows = u[:, own], vt[own].t()
+            found.append(delta._replace(down=change))
+        else:
+            up, down = delta.up - left @ (left.t() @ delta.up), delta.down - (delta.down @ right) @ right.t()
+            columns, rows = torch.linalg.qr(up).Q, torch.linalg.qr(down.t()).Q
+            found.append(delta._replace(up=up, down=down))
+        left, right = torch.cat([left, columns], 1), torch.cat([right, rows], 1)
+    return found
+
+
+def _largest(change: Tensor, density: float) -> Tensor:
+    """Keep the share `density` of elements with the largest magnitudes; the others become 0."""
+    count = int(density * change.numel())
+    if not count:
+        return torch.zeros_like(change)
+    flat = change.flatten()
+    chosen = flat.abs().topk(count).indices
+    return torch.zeros_like(flat).scatter_(0, chosen, flat[chosen]).view_as(change)
+
+
+def _dropped(changes: Tensor, density: float, draw: str) -> Tensor:
+    """Keep each element with probability `density`, divided by it; others become 0."""
+    kept = torch.rand(changes.shape, generator=generator(0, f"dare/{draw}")) < density
+    return changes * kept / density
+
+
+def _elected(changes: Tensor) -> Tensor:
+    """Average, of the changes (n, out, in), the elements other than 0 with the sign of their sum."""
+    agrees = changes.sign() == torch.where(changes.sum(0) >= 0, 1.0, -1.0)
+    return (changes * agrees).sum(0) / agrees.sum(0).clamp(min=1)

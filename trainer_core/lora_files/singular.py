@@ -1,0 +1,115 @@
+"""The singular values and vectors of a layer's delta, by way of its small factors where it has any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight, lokr_factors, merged_weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Singular:
+    """A thin singular value decomposition, float64, of a delta (out, in[, k, k]) with the last axes flat."""
+
+    u: Tensor  # (out, n)
+    sigma: Tensor  # (n,), descending
+    vt: Tensor  # (n, in * k * k)
+    kernel: tuple[int, ...]  # () or (k, k)
+
+    @property
+    def norm(self) -> float:
+        """The Frobenius norm of the delta."""
+        return float(self.sigma.norm())
+
+
+def decompose(layer: FileLayer, weight: Tensor | None = None) -> Singular:
+    """Decompose the delta of a layer at strength 1, by its small factors where that is less work than by the matrix.
+
+    weight: the frozen one, which DoRA, GLoRA and OFT need. Raises ValueError for such a layer without it.
+    """
+    if layer.kind in (*WEIGHT_DEPENDENT, "DoRA"):
+        if weight is None:
+            raise ValueError(
+                f"{layer.source} is a layer of {layer.kind}, whose effect depends on the model; link the MODEL."
+            )
+        frozen = weight.float()
+        return of_delta((merged_weight(frozen, layer, 1.0) - frozen).double())
+    if "lokr_w1" in layer.tensors or "lokr_w1_a" in layer.tensors:
+        left, right, scale = lokr_factors(layer)
+        return of_kronecker(scale * left.double(), right.double())
+    factors = _factors(layer)
+    return of_delta(delta_weight(layer).double()) if factors is None else of_factors(*factors)
+
+
+def _factors(layer: FileLayer) -> tuple[Tensor, Tensor, tuple[int, ...]] | None:
+    """Write a delta as up @ down, (out, n) and (n, in * k * k), float64, with its kernel; None for n too large."""
+    t = {part: tensor.double() for part, tensor in layer.tensors.items()}
+    if "down" in t:
+        up, down, kernel = t["up"].flatten(1), t["down"], t["down"].shape[2:]
+        if "mid" in t:
+            down, kernel = torch.einsum("m n x y, n i -> m i x y", t["mid"], down.flatten(1)), t["mid"].shape[2:]
+        return layer.scale(len(t["down"])) * up, down.flatten(1), kernel
+    if "hada_w1_a" not in t:
+        return None
+    cores = [t.get(f"hada_t{side}") for side in (1, 2)]
+    pairs = [_hada(t[f"hada_w{side}_a"], t[f"hada_w{side}_b"], core) for side, core in zip((1, 2), cores, strict=True)]
+    (up1, down1), (up2, down2) = pairs
+    rank = len(down1) * len(down2)
+    if rank >= min(len(up1), down1.shape[1]):
+        return None
+    # (A B) * (C D), element by element, is the product of all pairs of columns and all pairs of rows
+    up = (up1[:, :, None] * up2[:, None]).flatten(1)
+    down = (down1[:, None] * down2[None]).flatten(0, 1)
+    return layer.scale(len(t["hada_w1_b"])) * up, down, () if cores[0] is None else cores[0].shape[2:]
+
+
+def _hada(a: Tensor, b: Tensor, core: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Write one factor of a LoHa as up @ down, with a Tucker core multiplied into `down`."""
+    return (a, b) if core is None else (a.t(), torch.einsum("i j x y, j r -> i r x y", core, b).flatten(1))
+
+
+def of_kronecker(left: Tensor, right: Tensor) -> Singular:
+    """Decompose the Kronecker product of two matrices, float64: the products of their singular values and vectors.
+
+    right: (p, q[, k, k]).
+    """
+    one, two = of_delta(left), of_delta(right)
+    sigma, order = torch.kron(one.sigma, two.sigma).sort(descending=True, stable=True)
+    u, vt = torch.kron(one.u, two.u)[:, order], torch.kron(one.vt, two.vt)[order]
+    return Singular(u=u, sigma=sigma, vt=vt, kernel=two.kernel)
+
+
+def of_factors(up: Tensor, down: Tensor, kernel: tuple[int, ...] = ()) -> Singular:
+    """Decompose up @ down: (out, r) and (r, in), both float64."""
+    q_up, r_up = torch.linalg.qr(up)
+    q_down, r_down = torch.linalg.qr(down.t())
+    u, sigma, vt = torch.linalg.svd(r_up @ r_down.t(), full_matrices=False)
+    return Singular(u=q_up @ u, sigma=sigma, vt=vt @ q_down.t(), kernel=tuple(kernel))
+
+
+def of_delta(delta: Tensor) -> Singular:
+    """Decompose a whole delta (out, in[, k, k]), float64."""
+    u, sigma, vt = torch.linalg.svd(delta.flatten(1), full_matrices=False)
+    return Singular(u=u, sigma=sigma, vt=vt, kernel=tuple(delta.shape[2:]))
+
+
+def low_rank(
+    found: Singular, rank: int, *, source: str, alpha: float = 0.0, dtype: torch.dtype = torch.float32
+) -> FileLayer:
+    """Build the LoRA layer nearest to a delta at a rank: both factors share the singular values evenly.
+
+    Eckart-Young: the truncated SVD is the nearest matrix. Even shares keep both far from the limits of float16.
+    alpha: of the result; 0: the rank, so that its scale is 1.
+    """
+    rank = min(rank, found.sigma.numel())
+    root = (found.sigma[:rank] / (alpha / rank if alpha else 1.0)).sqrt()
+    down, ones = root[:, None] * found.vt[:rank], (1,) * len(found.kernel)
+    inputs = found.vt.shape[1] // max(1, torch.Size(found.kernel).numel())
+    tensors = {
+        "down": down.reshape(rank, inputs, *found.kernel).to(dtype).contiguous(),
+        "up": (found.u[:, :rank] * root).reshape(len(found.u), rank, *ones).to(dtype).contiguous(),
+    }
+    return FileLayer(source=source, kind="LoRA", tensors=tensors, alpha=alpha or float(rank))
