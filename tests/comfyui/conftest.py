@@ -4,9 +4,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from zlib import crc32
 
 import pytest
 import torch
+from PIL import Image
 from train_graph import draw_pictures
 
 from comfy_client import ComfyServer
@@ -27,7 +29,13 @@ def comfy_modules(comfyui: Path) -> Iterator[ModuleType]:
 
 @pytest.fixture
 def pictures(server: ComfyServer, tmp_path: Path) -> Iterator[Path]:
-    """Return a folder of pictures inside ComfyUI's input folder."""
+    """Return a folder of pictures inside ComfyUI's input folder, one of them like no other test's.
+
+    A run of other pictures is another run: no test resumes or reuses one of a test before it on the same server.
+    """
     folder = draw_pictures(server.base / "input" / tmp_path.name)
+    with Image.open(folder / "0.png") as picture:
+        picture.putpixel((0, 0), tuple(crc32(tmp_path.name.encode()).to_bytes(4)[1:]))
+        picture.save(folder / "0.png")
     yield folder
     shutil.rmtree(folder)

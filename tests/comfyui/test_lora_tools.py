@@ -39,7 +39,12 @@ def metadata(path: Path) -> dict[str, str]:
 def test_a_trained_lora_is_looked_at_changed_and_saved(comfy: ComfyClient, server: ComfyServer, pictures: Path) -> None:
     name, loras = pictures.name, server.base / "models" / "loras"
     graph = train_graph(
-        name, {"name.text_encoder_learning_rate": 0.01}, name=name, steps=3, save_every=1, save_unit="steps"
+        name,
+        {"name.text_encoder_learning_rate": 0.01},
+        name=name,
+        steps=3,
+        save_every=1,
+        save_unit="steps",
     )
     graph["looked at"] = node("AtelierInspectLora", lora=["train", 2], model=["base", 1], clip=["base", 2])
     graph["smaller"] = node("AtelierResizeLora", lora=["train", 2], **RANK)

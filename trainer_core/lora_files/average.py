@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..common.cancel import look
+from ..common.wording import count
 from .formats import FileLayer
 from .lora import Lora, tensors_of, with_history
 from .read import LoraFile, load_lora
@@ -41,7 +42,10 @@ def average_saves(saves: Sequence[tuple[int, Path]], width: float) -> tuple[Lora
     """
     saves = sorted(saves)
     if len(saves) < 2:
-        raise ValueError(f"There are {len(saves)} saves with a LoRA; at least two are averaged. Set save_every lower.")
+        raise ValueError(
+            f"Average Saves needs two saves or more; the run has {count(len(saves), 'save')} with a LoRA. Set save_every "
+            "of Saves & Samples lower, and keep_last higher, and train again."
+        )
     shares = average_weights([step for step, _ in saves], width)
     last = load_lora(saves[-1][1])
     sums = {
