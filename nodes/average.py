@@ -24,9 +24,8 @@ class AtelierAverageSaves(Node):
                 io.Combo.Input(
                     "run",
                     options=folders.run_names(),
-                    tooltip="A run with at least two saves. Set save_every of Saves & Samples to have more of "
-                    "them. Press "
-                    "R to refresh the list.",
+                    tooltip="A run with at least two saves. Set save_every of Saves & Samples to have more of them. "
+                    "Press R to refresh the list.",
                 ),
                 io.Float.Input(
                     "width",
@@ -35,9 +34,8 @@ class AtelierAverageSaves(Node):
                     max=0.28,
                     step=0.01,
                     round=0.001,
-                    tooltip="How far back the average reaches, as a share of the run: 0.05 to 0.15 is usual, "
-                    "0.28 takes "
-                    "all saves nearly alike.",
+                    tooltip="How far back the average reaches, as a share of the run: 0.05 to 0.15 is usual, 0.28 "
+                    "takes all saves nearly alike.",
                 ),
             ],
             outputs=[

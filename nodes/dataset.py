@@ -190,9 +190,8 @@ class AtelierConceptDataset(Node):
                     default="",
                     placeholder="as in Train LoRA",
                     optional=True,
-                    tooltip="Sizes for this concept alone, separated by commas: 512 = about 512 x 512 pixels in "
-                    "the shape of each picture, 640x384 = exactly that. Empty = as in Train LoRA or "
-                    "Buckets.",
+                    tooltip="Sizes for this concept alone, separated by commas: 512 = about 512 x 512 pixels in the "
+                    "shape of each picture, 640x384 = exactly that. Empty = as in Train LoRA or Buckets.",
                     advanced=True,
                 ),
                 io.Int.Input(

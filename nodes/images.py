@@ -31,8 +31,7 @@ class AtelierImageConcept(Node):
             display_name=titled("Concept from Images"),
             category=CATEGORY,
             description="Trains on pictures that other nodes load, make or edit, with captions from any node that "
-            "outputs text. Takes batches and lists; the pictures are kept as PNG in ComfyUI's user "
-            "folder.",
+            "outputs text. Takes batches and lists; the pictures are kept as PNG in ComfyUI's user folder.",
             search_aliases=["image batch", "training images", "captions", "in-graph dataset", "train lora", "atelier"],
             is_input_list=True,
             inputs=[

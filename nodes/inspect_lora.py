@@ -25,9 +25,8 @@ class AtelierInspectLora(Node):
             node_id="AtelierInspectLora",
             display_name=titled("Inspect LoRA"),
             category=CATEGORY,
-            description="Tells what a LoRA is: what it was trained on and by what, its layers, ranks, norms "
-            "and singular "
-            "values, and whether it fits the linked MODEL.",
+            description="Tells what a LoRA is: what it was trained on and by what, its layers, ranks, norms and "
+            "singular values, and whether it fits the linked MODEL.",
             search_aliases=["lora info", "lora metadata", "lora rank", "singular values", "analyse lora", "atelier"],
             is_output_node=True,
             inputs=[

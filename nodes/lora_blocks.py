@@ -24,9 +24,8 @@ class AtelierLoraBlocks(Node):
             node_id="AtelierLoraBlocks",
             display_name=titled("LoRA Blocks"),
             category=CATEGORY,
-            description="Keeps, scales or drops parts of a LoRA by blocks, layers or patterns of names. With "
-            "MODEL linked, "
-            "the rest is applied to it at once.",
+            description="Keeps, scales or drops parts of a LoRA by blocks, layers or patterns of names. With MODEL "
+            "linked, the rest is applied to it at once.",
             search_aliases=["block weight", "lbw", "lora layers", "filter lora", "chop", "atelier"],
             inputs=[
                 io.LoraModel.Input("lora", tooltip="The LoRA, of Load LoRA File or any node with a LORA output."),
@@ -35,9 +34,8 @@ class AtelierLoraBlocks(Node):
                     default="",
                     multiline=True,
                     placeholder="te*=0\ndouble_blocks.3=0.5",
-                    tooltip="A rule a line, pattern=factor: 0 drops, 1 keeps. A pattern is a block (see the "
-                    "report) or a "
-                    "layer's name; * stands for any letters. The last rule that fits decides.",
+                    tooltip="A rule a line, pattern=factor: 0 drops, 1 keeps. A pattern is a block (see the report) or "
+                    "a layer's name; * stands for any letters. The last rule that fits decides.",
                 ),
                 io.Float.Input(
                     "rest",

@@ -41,8 +41,7 @@ class AtelierMaskLoader(Node):
                     "suffix",
                     default=MASK_SUFFIX,
                     tooltip="With source file: the mask of cat.jpg is cat + this, for example cat-masklabel.png. "
-                    "Several, separated by commas, are tried in this order. Each must end like a picture "
-                    "file.",
+                    "Several, separated by commas, are tried in this order. Each must end like a picture file.",
                 ),
                 io.String.Input(
                     "folder",

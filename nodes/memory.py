@@ -17,9 +17,8 @@ class AtelierMemory(Node):
             node_id="AtelierMemory",
             display_name=titled("Memory"),
             category=CATEGORY,
-            description="Optional: trades time for memory. Train LoRA estimates what a run needs and picks the "
-            "fastest settings that fit; here you can fix each of them. The trained weights stay the same but for "
-            "rounding.",
+            description="Optional: trades time for memory. Train LoRA estimates what a run needs and picks the fastest "
+            "settings that fit; here you can fix each of them. The trained weights stay the same but for rounding.",
             search_aliases=["vram", "gradient checkpointing", "offload", "torch compile", "low memory", "atelier"],
             inputs=[
                 io.Combo.Input(

@@ -45,8 +45,7 @@ class AtelierMergeLoras(Node):
             display_name=titled("Merge LoRAs"),
             category=CATEGORY,
             description="Makes one LoRA of several for the same model. To merge a LoRA into a checkpoint, use "
-            "ComfyUI's "
-            "own Load LoRA and Save Checkpoint.",
+            "ComfyUI's own Load LoRA and Save Checkpoint.",
             search_aliases=["combine lora", "add lora", "ties", "dare", "svd merge", "lora soup", "atelier"],
             inputs=[
                 *slots,
@@ -54,10 +53,9 @@ class AtelierMergeLoras(Node):
                     "method",
                     options=list(METHODS),
                     default="sum",
-                    tooltip="sum: exact, the ranks add up. svd: nearest to it at a rank. ties: the largest "
-                    "changes, where "
-                    "most agree on the sign. dare: changes drawn at random. orthogonal: later LoRAs leave alone what "
-                    "earlier ones use.",
+                    tooltip="sum: exact, the ranks add up. svd: nearest to it at a rank. ties: the largest changes, "
+                    "where most agree on the sign. dare: changes drawn at random. orthogonal: later LoRAs leave alone "
+                    "what earlier ones use.",
                 ),
                 io.Int.Input(
                     "rank",

@@ -71,11 +71,10 @@ class AtelierObjective(Node):
                         io.DynamicCombo.Option("log_cosh", []),
                     ],
                     optional=True,
-                    tooltip="The loss function. mse (default): squared error, as base models are trained. l1: "
-                    "absolute error. huber, smooth_l1: squared for small errors, absolute for large ones, as in "
-                    "sd-scripts; they ignore outliers such as text or blemishes in some pictures. huber_true: "
-                    "Huber's own form. log_cosh: much the same without a setting. A loss other than mse needs other "
-                    "learning rates.",
+                    tooltip="The loss function. mse (default): squared error, as base models are trained. l1: absolute "
+                    "error. huber, smooth_l1: squared for small errors, absolute for large ones, as in sd-scripts; "
+                    "they ignore outliers such as text or blemishes in some pictures. huber_true: Huber's own form. "
+                    "log_cosh: much the same without a setting. A loss other than mse needs other learning rates.",
                     extra_dict={"advanced": True},
                 ),
                 io.DynamicCombo.Input(

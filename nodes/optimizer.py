@@ -117,10 +117,9 @@ class AtelierOptimizer(Node):
                     step=0.001,
                     round=1e-6,
                     optional=True,
-                    tooltip="Keeps an EMA, a running average of the weights, saves it as <name>-ema and draws "
-                    "samples with it: smoother than the last step. 0.99 averages about the last 100 steps, "
-                    "0.998 the last 500; long runs 0.999. 0 = none. Not with schedule-free optimizers, "
-                    "which average already.",
+                    tooltip="Keeps an EMA, a running average of the weights, saves it as <name>-ema and draws samples "
+                    "with it: smoother than the last step. 0.99 averages about the last 100 steps, 0.998 the last 500; "
+                    "long runs 0.999. 0 = none. Not with schedule-free optimizers, which average already.",
                     advanced=True,
                 ),
                 io.Int.Input(

@@ -120,10 +120,9 @@ def options() -> list[io.DynamicCombo.Option]:
             io.String.Input(
                 "expression",
                 default="0.5 * (1 + cos(pi * t))",
-                tooltip="A formula of the factor on the learning rate, 0 or more. It may use t (0 at the first "
-                "step after the warm-up, 1 at the end), step and total (steps after the warm-up, from 0), "
-                "+ - * / // % **, comparisons, a if b else c, sin cos tan exp log sqrt min max abs floor "
-                "ceil, pi and e.",
+                tooltip="A formula of the factor on the learning rate, 0 or more. It may use t (0 at the first step "
+                "after the warm-up, 1 at the end), step and total (steps after the warm-up, from 0), + - * / // % **, "
+                "comparisons, a if b else c, sin cos tan exp log sqrt min max abs floor ceil, pi and e.",
             )
         ],
         "points": [
@@ -196,10 +195,9 @@ class AtelierScheduler(Node):
                     max=1_000_000,
                     optional=True,
                     tooltip="The steps that the curve is made for. 0 = the steps of this run, so that a longer run "
-                    "gets a longer curve. To extend a finished run on its own curve, set this to its old "
-                    "number of steps: the added steps keep the rate of the curve's end, which min_lr_ratio "
-                    "keeps above 0. More steps than the run has train only the first part of a longer "
-                    "curve.",
+                    "gets a longer curve. To extend a finished run on its own curve, set this to its old number of "
+                    "steps: the added steps keep the rate of the curve's end, which min_lr_ratio keeps above 0. More "
+                    "steps than the run has train only the first part of a longer curve.",
                     advanced=True,
                 ),
             ],

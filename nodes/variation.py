@@ -110,9 +110,8 @@ class AtelierAugment(Node):
             node_id="AtelierAugment",
             display_name=titled("Augmentation"),
             category=CATEGORY,
-            description="Optional: crops, rotations and colours that vary from visit to visit. Applies to every "
-            "linked concept that has none yet. Each picture gets a number of versions, which are "
-            "encoded once and cached.",
+            description="Optional: crops, rotations and colours that vary from visit to visit. Applies to every linked "
+            "concept that has none yet. Each picture gets a number of versions, which are encoded once and cached.",
             search_aliases=["random crop", "color jitter", "rotation", "augmentation", "train lora", "atelier"],
             inputs=[
                 DatasetSocket.Input("dataset", tooltip="The concepts that vary."),

@@ -225,10 +225,9 @@ def check_fits(lora: LoraFile, model: Any, clip: Any, node: str) -> None:
     """Raise ValueError for layers of a LoRA that have no weight of their name and shape in a MODEL and CLIP."""
     if missing := misfits(lora, model, clip):
         raise ValueError(
-            f"{len(missing)} of {len(lora.layers)} layers have no weight of their name and shape in the MODEL "
-            "linked to "
-            f"{node} ({list_some(missing)}). Link the MODEL that the LoRA is for, and its CLIP where the LoRA changes "
-            "text encoders."
+            f"{len(missing)} of {len(lora.layers)} layers have no weight of their name and shape in the MODEL linked "
+            f"to {node} ({list_some(missing)}). Link the MODEL that the LoRA is for, and its CLIP where the LoRA "
+            "changes text encoders."
         )
 
 

@@ -28,9 +28,7 @@ SAFE = {  # modules of nodes/ and functions in them that touch the disk -> why n
 MODULES = ("os", "shutil", "tempfile", "glob", "fileinput", "subprocess", "zipfile", "tarfile", "sqlite3")
 PLAIN = ("os.name", "os.sep")  # no calls
 TOUCHING = re.compile(
-    "absolute|chmod|exists|expanduser|glob|hardlink_to|is_dir|is_file|is_mount|is_symlink|iterdir|lstat|mkdir|open|"
-    "read_bytes|read_text|readlink|rename|resolve|rglob|rmdir|samefile|stat|symlink_to|touch|unlink|walk|write_bytes|"
-    "write_text|fromfile|load_checkpoint_guess_config|load_diffusers|load_file|load_torch_file|safe_open"
+    "absolute|chmod|exists|expanduser|glob|hardlink_to|is_dir|is_file|is_mount|is_symlink|iterdir|lstat|mkdir|open|read_bytes|read_text|readlink|rename|resolve|rglob|rmdir|samefile|stat|symlink_to|touch|unlink|walk|write_bytes|write_text|fromfile|load_checkpoint_guess_config|load_diffusers|load_file|load_torch_file|safe_open"
 )
 
 

@@ -55,9 +55,8 @@ def check_length(steps: int, config: SchedulerConfig) -> None:
         _cycle_borders(length - warmup, config)
     if config.name in ("cosine_with_restarts", "cosine_soft_restarts") and config.cycles > length - warmup:
         raise ValueError(
-            f"cycles is {config.cycles}, more than the {count(length - warmup, 'step')} after the warm-up. Set "
-            "cycles of "
-            "Scheduler lower."
+            f"cycles is {config.cycles}, more than the {count(length - warmup, 'step')} after the warm-up. Set cycles "
+            "of Scheduler lower."
         )
     if steps > length and lr_factor(length, steps, config) == 0:
         raise ValueError(
