@@ -43,8 +43,8 @@ def average_saves(saves: Sequence[tuple[int, Path]], width: float) -> tuple[Lora
     saves = sorted(saves)
     if len(saves) < 2:
         raise ValueError(
-            f"Average Saves needs two saves or more; the run has {count(len(saves), 'save')} with a LoRA. Set save_every "
-            "of Saves & Samples lower, and keep_last higher, and train again."
+            f"Average Saves needs two saves or more; the run has {count(len(saves), 'save')} with a LoRA. Set "
+            "save_every of Saves & Samples lower, and keep_last higher, and train again."
         )
     shares = average_weights([step for step, _ in saves], width)
     last = load_lora(saves[-1][1])

@@ -95,7 +95,7 @@ def merge_files(options: argparse.Namespace) -> int:
     summands = [Summand(file, strength) for (_, file), strength in zip(read, strengths, strict=True)]
     made = merge_loras(summands, options.method, rank=options.rank, density=options.density, seed=options.seed)
     settings = {"method": options.method, "loras": [file.name for _, file in read], "strengths": strengths}
-    said = f"{len(made.layers)} layers, {made.shared} of them changed by several LoRAs; {made.kept:.2%} of the change kept."
+    said = f"{len(made.layers)} layers, {made.shared} of them in several LoRAs; {made.kept:.2%} of the change is kept."
     return _write(options, read[0][0], made.layers, "merge", settings, said)
 
 

@@ -53,7 +53,7 @@ def match_layers(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) -
             unmatched.append(source)
             continue
         pieces = found.setdefault(name, [])
-        if other := next((piece for piece in pieces if _overlap(piece.slice, place)), None):
+        if other := next((piece for piece in pieces if overlap(piece.slice, place)), None):
             raise ValueError(
                 f"{lora.name} has the layer {name} twice, as {other.stored.source} and as {source}; use another file."
             )
@@ -94,7 +94,8 @@ def _remedy(lora: LoraFile, base: BaseModel) -> str:
     return remedy
 
 
-def _overlap(one: Slice | None, other: Slice | None) -> bool:
+def overlap(one: Slice | None, other: Slice | None) -> bool:
+    """Tell whether two slices of a layer share outputs; None: the whole layer."""
     if one is None or other is None:
         return True
     return one.start < other.start + other.length and other.start < one.start + one.length

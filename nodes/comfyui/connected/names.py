@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import comfy.lora
+import comfy.model_base
 import comfy.sd
+import comfy.utils
 import torch
 from torch import Tensor
 
 from ....trainer_core.lora_files.match import flat_name
+from ....trainer_core.lora_files.names import OWN, Form, Named, Names, Program, Weight
 from ....trainer_core.models.base import Slice
 from ....trainer_core.models.sd.identify import made_for as made_for_unet
+from ....trainer_core.models.sd.names import file_forms
 from ....trainer_core.networks.layers.shape import weight_shape
 
 WEIGHT = ".weight"
+DIFFUSERS = "transformer."  # of transformers' names in files of diffusers
+TEXT_NUMBER = re.compile(r"lora_te(\d?)_")
 DENOISER = "diffusion_model."  # start of its modules' names in ComfyUI's models
 # Starts of the denoiser's own paths in files: of kohya and musubi, ai-toolkit, Wan Fun, diffusers, OneTrainer, LyCORIS.
 PREFIXES = (
@@ -72,6 +78,121 @@ def aliases(model: Any) -> tuple[dict[str, list[str]], dict[str, dict[str, Slice
         else:
             slices.setdefault(path, {})[name] = piece
     return whole, slices
+
+
+def names_of(model: Any, clip: Any) -> Names:
+    """Collect the names of all layers of a MODEL and a CLIP in files of several programs; clip: None where unlinked."""
+    weights: dict[str, Weight] = {}
+    base = model.model
+    unet = comfy.utils.unet_to_diffusers(base.model_config.unet_config)
+    whole, slices = aliases(base)
+    dotted = _unet_paths(unet) if unet else _diffusers_paths(base)
+    for path, known in whole.items():
+        weights[DENOISER + path] = Weight(
+            key=DENOISER + path,
+            rows=weight_shape(base.get_submodule(DENOISER + path))[0],
+            diffusers=tuple(dotted.get(path, ())),
+            # ComfyUI's map has those of old attention processors alone.
+            aliases={
+                **dict.fromkeys(known),
+                **slices.get(path, {}),
+                **_peft_of_unet(dotted.get(path, []) if unet else []),
+            },
+        )
+    texts = {} if clip is None else _names_of_texts(clip.cond_stage_model)
+    if unet:
+        original = isinstance(base, comfy.model_base.SDXL | comfy.model_base.SDXLRefiner)
+        forms: dict[Program, Form] = {key: Form(*form) for key, form in file_forms(original=original).items()}  # type: ignore[misc]
+    else:
+        forms = _forms(base, {name.name for names in dotted.values() for name in names})
+    return Names(
+        weights=weights | texts,
+        forms=forms,
+        without_alpha=frozenset({"diffusers"} if unet else {"diffusers", "ai-toolkit"}),
+        texts=len({weight.text for weight in texts.values() if weight.text}),
+    )
+
+
+def _peft_of_unet(names: Iterable[Named]) -> dict[str, None]:
+    return {flat_name(f"unet.{each.name}"): None for each in names}
+
+
+def _forms(base: Any, dotted: set[str]) -> dict[Program, Form]:
+    """Find how programs name the layers of a transformer; dotted: paths of diffusers.
+
+    ai-toolkit writes diffusers' files for FLUX.1, for others ComfyUI's names, or diffusers' behind the same start.
+    OneTrainer's are flat where ComfyUI knows them so.
+    """
+    known = comfy.lora.model_lora_keys_unet(base, {})
+    own = {path[: -len(WEIGHT)] for path in base.state_dict() if path.endswith(WEIGHT)}
+    cascade = isinstance(base, comfy.model_base.StableCascade_C)
+    behind = any(f"{DENOISER}{name}" in known and f"{DENOISER}{name}" not in own for name in dotted)
+    flat = any(f"lora_transformer_{flat_name(name)}" in known for name in dotted)
+    return {
+        "kohya": Form("lora_prior_unet_" if cascade else "lora_unet_", flat=True),
+        "comfyui": OWN,
+        "diffusers": Form(DIFFUSERS, diffusers=True),
+        "ai-toolkit": Form(DIFFUSERS, diffusers=True)
+        if type(base) is comfy.model_base.Flux
+        else Form(DENOISER, diffusers=behind),
+        "onetrainer": Form("lora_transformer_", diffusers=True, flat=True) if flat else Form(DIFFUSERS, diffusers=True),
+    }
+
+
+def _unet_paths(unet: Mapping[str, str]) -> dict[str, list[Named]]:
+    """Map paths of a UNet's modules to those of diffusers; unet: ComfyUI's map the other way."""
+    found = {}
+    for name, path in unet.items():
+        if name.endswith(WEIGHT):
+            found[path.removesuffix(WEIGHT)] = [Named(name.removesuffix(WEIGHT))]
+    return found
+
+
+def _diffusers_paths(base: Any) -> dict[str, list[Named]]:
+    """Map paths of a transformer's modules to those of diffusers, as far as ComfyUI's map of names has them."""
+    if isinstance(base, comfy.model_base.HunyuanVideo):  # there they are diffusion-pipe's
+        return {}
+    known = {path[len(DENOISER) : -len(WEIGHT)] for path in base.state_dict() if path.endswith(WEIGHT)}
+    found: dict[str, list[Named]] = {}
+    for key, target in comfy.lora.model_lora_keys_unet(base, {}).items():
+        if key.startswith(DIFFUSERS) and (place := _place(base, key, target, known)) is not None:
+            found.setdefault(place[0], []).append(Named(key.removeprefix(DIFFUSERS), place[1]))
+    return {path: _once(names, weight_shape(base.get_submodule(DENOISER + path))[0]) for path, names in found.items()}
+
+
+def _once(names: list[Named], rows: int) -> list[Named]:
+    """Choose names that cover a weight of so many outputs once: its slices, or else the first name of the whole."""
+    slices = list({name.slice[1:]: name for name in names if name.slice is not None}.values())
+    slices.sort(key=lambda name: name.slice.start if name.slice else 0)
+    ends = [name.slice.start + name.slice.length for name in slices if name.slice]
+    starts = [name.slice.start for name in slices if name.slice]
+    if slices and [0, *ends] == [*starts, rows]:
+        return slices
+    return [name for name in names if name.slice is None][:1]
+
+
+def _names_of_texts(texts: Any) -> dict[str, Weight]:
+    """Collect the names of a CLIP's layers; texts: its model."""
+    places: dict[str, list[str]] = {}
+    for key, target in comfy.lora.model_lora_keys_clip(texts, {}).items():
+        if isinstance(target, str) and target.endswith(WEIGHT):
+            places.setdefault(target.removesuffix(WEIGHT), []).append(key)
+    found = {}
+    for path, known in places.items():
+        module = texts.get_submodule(path)
+        if not hasattr(module, "weight"):
+            continue
+        # The last number: where ComfyUI knows a text encoder under two of them, the files of newer programs have it.
+        numbers = [int(match[1] or 1) for key in known if (match := TEXT_NUMBER.match(key))]
+        key = f"text_encoders.{path}"
+        found[key] = Weight(
+            key=key,
+            rows=weight_shape(module)[0],
+            diffusers=(Named(path.partition(".transformer.")[2]),) if numbers else (),
+            text=max(numbers, default=0) or 1,
+            aliases=dict.fromkeys(flat_name(name) for name in known),
+        )
+    return found
 
 
 def _place(model: Any, key: str, target: Any, known: set[str]) -> tuple[str, Slice | None] | None:

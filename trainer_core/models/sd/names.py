@@ -122,3 +122,18 @@ def from_open_clip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if "text_projection" in tensors:
         found["text_projection.weight"] = tensors["text_projection"].t()
     return found
+
+
+def file_forms(*, original: bool) -> dict[str, tuple[str, bool, bool]]:
+    """Give how programs name a UNet's layers in LoRA files: the start, whether by diffusers' paths, whether flat.
+
+    original: sd-scripts uses the original code's names, as for XL.
+    """
+    kohya = ("lora_unet_", not original, True)
+    return {
+        "kohya": kohya,
+        "comfyui": ("diffusion_model.", False, False),
+        "diffusers": ("unet.", True, False),
+        "ai-toolkit": kohya,
+        "onetrainer": ("lora_unet_", True, True),
+    }

@@ -1,0 +1,102 @@
+"""Converted LoRA files: under the names of every program and back, they change a MODEL by the same."""
+
+import comfy.lora
+import pytest
+import torch
+from zoo.zoo import ZOO, build
+
+from lora_atelier.nodes.comfyui.connected.names import names_of
+from lora_atelier.trainer_core.lora_files.convert import convert
+from lora_atelier.trainer_core.lora_files.formats import delta_weight
+from lora_atelier.trainer_core.lora_files.lora import layers_of
+from lora_atelier.trainer_core.lora_files.names import PROGRAMS
+
+# What files of these programs are called: (architecture, program, a name that they hold).
+EXAMPLES = [
+    ("flux_dev", "kohya", "lora_unet_double_blocks_0_img_attn_qkv"),
+    ("flux_dev", "ai-toolkit", "transformer.single_transformer_blocks.0.attn.to_q"),
+    ("flux_dev", "diffusers", "transformer.transformer_blocks.0.attn.add_q_proj"),
+    ("flux_dev", "onetrainer", "lora_transformer_transformer_blocks_0_attn_to_v"),
+    ("flux2_klein", "ai-toolkit", "diffusion_model.double_blocks.0.img_attn.qkv"),
+    ("flux2_klein", "diffusers", "transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj"),
+    ("chroma", "ai-toolkit", "diffusion_model.double_blocks.0.img_attn.qkv"),
+    ("chroma", "onetrainer", "lora_transformer_transformer_blocks_0_attn_to_q"),
+    ("sd3", "diffusers", "transformer.transformer_blocks.0.attn.add_v_proj"),
+    ("z_image", "kohya", "lora_unet_layers_0_attention_qkv"),
+    ("z_image", "ai-toolkit", "diffusion_model.layers.0.attention.to_q"),
+    ("z_image", "onetrainer", "transformer.layers.0.attention.to_v"),
+    ("qwen_image", "ai-toolkit", "diffusion_model.transformer_blocks.0.attn.to_q"),
+    ("qwen_image", "diffusers", "transformer.transformer_blocks.0.attn.to_q"),
+    ("wan21_t2v", "ai-toolkit", "diffusion_model.blocks.0.self_attn.q"),
+    ("cascade_c", "kohya", "lora_prior_unet_down_blocks_0_0_channelwise_0"),
+]
+
+
+def lora_of(names, rank=2):
+    """Build a random LoRA on all matrices of a MODEL, under ComfyUI's own names."""
+    tensors = {}
+    for seed, (key, weight) in enumerate(names.weights.items()):
+        shape = SHAPES[key]
+        if len(shape) < 2:
+            continue
+        draws = torch.Generator().manual_seed(seed)
+        tensors[f"{key}.lora_down.weight"] = torch.randn(rank, *shape[1:], generator=draws)
+        tensors[f"{key}.lora_up.weight"] = torch.randn(weight.rows, rank, *(1,) * len(shape[2:]), generator=draws)
+        tensors[f"{key}.alpha"] = torch.tensor(1.0 + seed % 3)
+    return tensors
+
+
+SHAPES: dict[str, torch.Size] = {}
+
+
+def changes(model, tensors):
+    """Compute what ComfyUI's loader does to each weight of a MODEL."""
+    keys = comfy.lora.model_lora_keys_unet(model.model, {})
+    patches = comfy.lora.load_lora(tensors, keys, log_missing=False)
+    found = {}
+    for target, adapter in patches.items():
+        key, *part = (target,) if isinstance(target, str) else target
+        weight = found.setdefault(key, torch.zeros(SHAPES[key.removesuffix(".weight")]))
+        patch = [(1.0, adapter, 1.0, part[0] if part else None, part[1] if len(part) > 1 else None)]
+        found[key] = comfy.lora.calculate_weight(patch, weight.clone(), key)
+    return found
+
+
+@pytest.mark.parametrize("row", ZOO)
+def test_every_program_s_file_changes_a_model_by_the_same(row):
+    _, patcher = build(row)
+    names = names_of(patcher, None)
+    SHAPES.update({key: patcher.model.get_submodule(key).weight.shape for key in names.weights})
+    tensors = lora_of(names)
+    given = layers_of(tensors, "a LoRA")
+    wanted = changes(patcher, tensors)
+    assert len(wanted) == len(given.layers)
+    tried = 0
+    for program in PROGRAMS:
+        named = [names.written(names.weights[key], program) for key in given.layers]
+        if not all(named):
+            with pytest.raises(ValueError, match=f"No names of {program} are known"):
+                convert(given, names, program)
+            continue
+        tried += 1
+        made = convert(given, names, program)
+        back = convert(layers_of(made.tensors, "a LoRA"), names, "comfyui")
+        assert {layer.source for layer in back.layers} == given.layers.keys()
+        for layer in back.layers:
+            torch.testing.assert_close(
+                delta_weight(layer), delta_weight(given.layers[layer.source]), rtol=1e-4, atol=1e-4
+            )
+        assert any(key.endswith(".alpha") for key in made.tensors) is (program not in names.without_alpha)
+        known = comfy.lora.model_lora_keys_unet(patcher.model, {})
+        if {layer.source for layer in made.layers} <= known.keys():
+            found = changes(patcher, made.tensors)
+            assert found.keys() == wanted.keys()
+            for key, change in found.items():
+                torch.testing.assert_close(change, wanted[key], rtol=1e-3, atol=1e-3)
+    assert tried >= 3  # kohya, comfyui, ai-toolkit
+
+
+@pytest.mark.parametrize(("row", "program", "name"), [each for each in EXAMPLES if each[0] in ZOO])
+def test_names_are_those_of_the_program(row, program, name):
+    names = names_of(build(row)[1], None)
+    assert name in {each.name for weight in names.weights.values() for each in names.written(weight, program)}
