@@ -6,9 +6,11 @@ from .comfyui.connected import register_connected_models
 from .comfyui.folders import register_assets
 from .comfyui.tiny import register_tiny_model
 from .connect_model import AtelierConnectModel
+from .convert import AtelierConvertLora
 from .dataset import AtelierConceptDataset
 from .embedding import AtelierEmbedding
 from .existing import AtelierExistingLora
+from .extract import AtelierExtractLora
 from .images import AtelierImageConcept
 from .inspect_lora import AtelierInspectLora
 from .load_lora import AtelierLoadLoraFile
@@ -59,6 +61,8 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierMergeLoras,
     AtelierLoraBlocks,
     AtelierAverageSaves,
+    AtelierConvertLora,
+    AtelierExtractLora,
 ]
 
 

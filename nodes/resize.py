@@ -34,6 +34,70 @@ def amount(name: str, default: float, low: float, high: float, tooltip: str) -> 
     return io.Float.Input(name, default=default, min=low, max=high, step=0.01, round=0.0001, tooltip=tooltip)
 
 
+def rules() -> list[io.DynamicCombo.Option]:
+    """Build the options of rules for ranks: a rank, and sd-scripts' three."""
+    return [
+        io.DynamicCombo.Option(
+            "rank",
+            [
+                io.Int.Input(
+                    "rank",
+                    default=8,
+                    min=1,
+                    max=4096,
+                    tooltip="The new rank; layers of a lower rank stay as they are. Range 1 to 4096.",
+                ),
+                io.Int.Input(
+                    "conv_rank",
+                    default=0,
+                    min=0,
+                    max=4096,
+                    tooltip="The new rank of convolutions. 0 = as other layers.",
+                ),
+            ],
+        ),
+        io.DynamicCombo.Option(
+            "sv_ratio",
+            [
+                amount(
+                    "ratio",
+                    10.0,
+                    1.0,
+                    1e6,
+                    "Keeps singular values above the largest one divided by this, and one more.",
+                ),
+                *limits(),
+            ],
+        ),
+        io.DynamicCombo.Option(
+            "sv_cumulative",
+            [
+                amount(
+                    "share",
+                    0.8,
+                    0.0001,
+                    1.0,
+                    SHARE,
+                ),
+                *limits(),
+            ],
+        ),
+        io.DynamicCombo.Option(
+            "sv_fro",
+            [
+                amount(
+                    "share",
+                    0.9,
+                    0.0001,
+                    1.0,
+                    SHARE,
+                ),
+                *limits(),
+            ],
+        ),
+    ]
+
+
 class AtelierResizeLora(Node):
     """Approximate a LoRA at lower ranks."""
 
@@ -54,64 +118,7 @@ class AtelierResizeLora(Node):
                     tooltip="How the new ranks are chosen. rank: the same for all layers. sv_ratio, sv_cumulative, "
                     "sv_fro: for each layer by its singular values, as sd-scripts. recipe: by scores, as resize_lora.",
                     options=[
-                        io.DynamicCombo.Option(
-                            "rank",
-                            [
-                                io.Int.Input(
-                                    "rank",
-                                    default=8,
-                                    min=1,
-                                    max=4096,
-                                    tooltip="The new rank; layers of a lower rank stay as they are. Range 1 to 4096.",
-                                ),
-                                io.Int.Input(
-                                    "conv_rank",
-                                    default=0,
-                                    min=0,
-                                    max=4096,
-                                    tooltip="The new rank of convolutions. 0 = as other layers.",
-                                ),
-                            ],
-                        ),
-                        io.DynamicCombo.Option(
-                            "sv_ratio",
-                            [
-                                amount(
-                                    "ratio",
-                                    10.0,
-                                    1.0,
-                                    1e6,
-                                    "Keeps singular values above the largest one divided by this, and one more.",
-                                ),
-                                *limits(),
-                            ],
-                        ),
-                        io.DynamicCombo.Option(
-                            "sv_cumulative",
-                            [
-                                amount(
-                                    "share",
-                                    0.8,
-                                    0.0001,
-                                    1.0,
-                                    SHARE,
-                                ),
-                                *limits(),
-                            ],
-                        ),
-                        io.DynamicCombo.Option(
-                            "sv_fro",
-                            [
-                                amount(
-                                    "share",
-                                    0.9,
-                                    0.0001,
-                                    1.0,
-                                    SHARE,
-                                ),
-                                *limits(),
-                            ],
-                        ),
+                        *rules(),
                         io.DynamicCombo.Option(
                             "recipe",
                             [
@@ -190,9 +197,9 @@ class AtelierResizeLora(Node):
         return io.NodeOutput(results, reports, ui=ui.PreviewText(head))
 
 
-def rule_of(mode: dict[str, Any]) -> Rule:
+def rule_of(mode: dict[str, Any], node: str = "Resize LoRA") -> Rule:
     """Read the rule that the inputs of a mode set."""
     if mode["mode"] == "rank":
-        return Rule(rank=mode["rank"], conv_rank=mode["conv_rank"])
+        return Rule(rank=mode["rank"], conv_rank=mode["conv_rank"], node=node)
     value = mode["ratio"] if mode["mode"] == "sv_ratio" else mode["share"]
-    return Rule(mode=mode["mode"], value=value, rank=mode["most"], conv_rank=mode["most_conv"])
+    return Rule(mode=mode["mode"], value=value, rank=mode["most"], conv_rank=mode["most_conv"], node=node)

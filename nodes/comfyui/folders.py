@@ -33,6 +33,7 @@ UPLOADS, UPLOADED = "loras", "uploaded: "  # folder of input/, and what stands b
 KEPT_LIMIT = "Atelier.KeptLimit"  # the setting's id in js/atelier.js
 USUAL_LIMIT = 20.0  # GB; the setting's default there
 MOST_GIGABYTES = 1e9
+DIFFUSION = "diffusion_models/"  # before names of models/diffusion_models in a list with checkpoints
 LONGEST_PATH = 1000  # characters
 
 
@@ -78,6 +79,18 @@ def file_path(kind: str, name: str, setting: str) -> Path:
     if found is None:
         raise ValueError(f"There is no file {name!r}; set {setting} to one of the list (press R to refresh it).")
     return Path(found)
+
+
+def model_names() -> list[str]:
+    """List the safetensors files of models/checkpoints, then those of models/diffusion_models."""
+    return [*file_names("checkpoints"), *(DIFFUSION + name for name in file_names("diffusion_models"))]
+
+
+def model_path(name: str, setting: str) -> Path:
+    """Find a file by its name in `model_names`; setting: input and node that name it, for the message."""
+    if name.startswith(DIFFUSION) and name not in file_names("checkpoints"):
+        return file_path("diffusion_models", name.removeprefix(DIFFUSION), setting)
+    return file_path("checkpoints", name, setting)
 
 
 def lora_names() -> list[str]:

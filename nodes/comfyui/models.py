@@ -268,6 +268,38 @@ def weight_reader(model: Any, clip: Any) -> Callable[[str], Tensor]:
     return read
 
 
+def weights_of(model: Any, clip: Any) -> dict[str, Callable[[], Tensor]]:
+    """Map kohya's names of layers to readers of a MODEL's and a CLIP's matrices, float32 on the CPU.
+
+    What is patched onto them, such as a LoRA, is in. clip: None where none is linked.
+    """
+    from .connected.names import names_of  # here, as it reads this module
+
+    names, found = names_of(model, clip), {}
+    for key, weight in names.weights.items():
+        patcher, path = (clip.patcher, key.partition(".")[2]) if weight.text else (model, key)
+        module = patcher.model.get_submodule(path)
+        # A projection that a file lacks is memory that ComfyUI never wrote: each load has another one.
+        if len(weight_shape(module)) > 1 and not path.endswith("text_projection"):
+            (named, *_) = names.written(weight, "kohya")
+            found[named.name] = _patched_reader(patcher, path, module)
+    return found
+
+
+def _patched_reader(patcher: Any, path: str, module: torch.nn.Module) -> Callable[[], Tensor]:
+    key = f"{path}.weight"
+
+    def read() -> Tensor:
+        # While a MODEL is loaded, its weights hold the patches of whichever clone was used last.
+        kept = patcher.backup.get(key)
+        weight = frozen_weight(module, torch.float32) if kept is None else kept.weight
+        weight = weight.detach().to("cpu", torch.float32)
+        patches = patcher.patches.get(key, [])
+        return comfy.lora.calculate_weight(patches, weight.clone(), key) if patches else weight
+
+    return read
+
+
 def apply_lora(model: Any, clip: Any, tensors: dict[str, Tensor], strength: float) -> tuple[Any, Any]:
     """Clone MODEL and CLIP and apply a LoRA, as ComfyUI's own loader does."""
     return comfy.sd.load_lora_for_models(model, clip, tensors, strength, strength)

@@ -148,6 +148,64 @@ def test_a_trained_lora_is_looked_at_changed_and_saved(comfy: ComfyClient, serve
     assert load_file(loras / f"{name}-average.safetensors").keys() == trained.keys()
 
 
+def test_a_lora_is_extracted_and_converted(comfy: ComfyClient, server: ComfyServer, pictures: Path) -> None:
+    name, loras = pictures.name, server.base / "models" / "loras"
+    graph = train_graph(name, {"name.text_encoder_learning_rate": 0.01}, name=name, steps=2)
+    graph["difference"] = node(
+        "AtelierExtractLora",
+        source="linked models",
+        tuned_model=["train", 0],
+        tuned_clip=["train", 1],
+        base_model=["base", 1],
+        base_clip=["base", 2],
+        **{"mode": "rank", "mode.rank": 4, "mode.conv_rank": 0},
+    )
+    graph["save difference"] = save(["difference", 0], f"{name}-difference", dtype="float32")
+    for program in ("kohya", "comfyui", "diffusers", "ai-toolkit", "onetrainer"):
+        graph[program] = node(
+            "AtelierConvertLora",
+            lora=["train", 2],
+            model=["base", 1],
+            clip=["base", 2],
+            program=program,
+            plain_rank=0,
+        )
+        graph[f"save {program}"] = save([program, 0], f"{name}-{program}", dtype="float32")
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    trained = delta_norms(load_file(loras / "atelier" / f"{name}.safetensors"))
+    difference = delta_norms(load_file(loras / f"{name}-difference.safetensors"))
+    assert difference.keys() <= trained.keys()
+    for key, norm in trained.items():
+        assert difference.get(key, 0.0) == pytest.approx(norm, rel=0.02, abs=1e-4)
+    assert "differ and hold 100.00%" in text(result, "difference")
+    assert "does not read" in text(result, "diffusers") and "does not read" not in text(result, "comfyui")
+    for program in ("kohya", "comfyui", "diffusers"):
+        norms = delta_norms(load_file(loras / f"{name}-{program}.safetensors"))
+        assert sorted(norms.values()) == pytest.approx(sorted(trained.values()), rel=1e-2, abs=1e-4)
+
+    # From files; other files and the same file twice get a sentence.
+    tuned = load_file(TINY_BASE)
+    matrix = next(key for key in tuned if key.endswith("middle_block.1.proj_in.weight"))
+    tuned[matrix] = (tuned[matrix].float() * 1.5).to(tuned[matrix].dtype)
+    save_file(tuned, server.base / "models" / "checkpoints" / "tools-tuned.safetensors")
+    save_file({"weight": torch.ones(4)}, server.base / "models" / "checkpoints" / "tools-no-model.safetensors")
+    rule = {"mode": "sv_fro", "mode.share": 0.9, "mode.most": 0, "mode.most_conv": 0}
+    for first, said in (
+        ("tools-tuned.safetensors", ""),
+        (TINY_BASE.name, "have equal weights"),
+        ("tools-no-model.safetensors", "holds no weights of a model"),
+        ("../../../secret.safetensors", "Value not in list"),
+    ):
+        files = {"source": "files", "source.tuned": first, "source.base": TINY_BASE.name, "source.text_encoders": True}
+        extracted = {"x": node("AtelierExtractLora", **files, **rule)}
+        extracted["save"] = save(["x", 0], f"{name}-of-files")
+        result = comfy.queue(extracted)
+        assert result.ok is not bool(said) and said in str(result.error), (first, result.error)
+    [layer] = delta_norms(load_file(loras / f"{name}-of-files.safetensors"))
+    assert layer.startswith("lora_unet_mid_block_attentions_0_proj_in")
+
+
 def test_wrong_input_gets_one_sentence(comfy: ComfyClient, server: ComfyServer) -> None:
     loras = server.base / "models" / "loras"
     pair = {"x.lora_up.weight": torch.ones(4, 2), "x.lora_down.weight": torch.ones(2, 4)}

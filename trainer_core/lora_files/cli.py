@@ -1,4 +1,4 @@
-"""The command line for LoRA files: python -m trainer_core lora inspect | resize | merge | blocks."""
+"""The command line for LoRA files: python -m trainer_core lora inspect, convert, resize, extract, merge, blocks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ..common.command_line import run_command
+from ..models.weights_of_file import open_weights
 from .blocks import parse_rules, scale_blocks
 from .combine import METHODS, Summand, merge_loras
+from .convert import convert
+from .extract import extract
 from .formats import FileLayer
 from .inspect import describe_lora, inspect_lora
 from .lora import Lora, read_lora, remade
+from .names import PROGRAMS, names_of_file
 from .recipes import parse_recipes
 from .resize import MODES, Rule, describe_ranks, resize, resize_by_recipes
 from .write import save_lora
@@ -37,6 +43,12 @@ def build_parser() -> argparse.ArgumentParser:
         added.set_defaults(command=call)
         return added
 
+    def rule(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--rank", type=int, default=0, help="the new rank, or with --mode the highest one")
+        parser.add_argument("--conv-rank", type=int, default=0, help="the same for convolutions; by default as --rank")
+        parser.add_argument("--mode", choices=MODES, default="rank", help="how each layer's rank is chosen")
+        parser.add_argument("--value", type=float, default=0.0, help="number of the mode, such as 10 for sv_ratio")
+
     def output(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--to", type=Path, required=True, help="the new file; a file of this name is not replaced")
         parser.add_argument("--dtype", choices=DTYPES, default="", help="number format; by default as it is")
@@ -44,11 +56,19 @@ def build_parser() -> argparse.ArgumentParser:
     command("inspect", inspect, "tell what a LoRA is")
     resizing = command("resize", resize_file, "make a LoRA smaller")
     output(resizing)
-    resizing.add_argument("--rank", type=int, default=0, help="the new rank, or with --mode the highest one")
-    resizing.add_argument("--conv-rank", type=int, default=0, help="the same for convolutions; by default as --rank")
-    resizing.add_argument("--mode", choices=MODES, default="rank", help="how each layer's rank is chosen")
-    resizing.add_argument("--value", type=float, default=0.0, help="number of the mode, such as 10 for sv_ratio")
+    rule(resizing)
     resizing.add_argument("--recipe", help="instead: a recipe of resize_lora, such as spn_lora=1,thr=-1")
+    converting = command("convert", convert_file, "write a LoRA as another program does")
+    output(converting)
+    converting.add_argument("--for", dest="program", choices=PROGRAMS, required=True, help="the program that reads it")
+    converting.add_argument("--model", type=Path, required=True, help="a Stable Diffusion checkpoint of its kind")
+    converting.add_argument("--plain-rank", type=int, default=0, help="plain LoRA of this rank for other kinds")
+    extracting = commands.add_parser("extract", help="the difference of two models as a LoRA")
+    extracting.add_argument("tuned", type=Path, help="the tuned model's file, .safetensors")
+    extracting.add_argument("--base", type=Path, required=True, help="the file of the model that it was made from")
+    extracting.set_defaults(command=extract_file)
+    output(extracting)
+    rule(extracting)
     merging = command("merge", merge_files, "merge LoRAs into one", several=True)
     output(merging)
     merging.add_argument("--strength", type=float, nargs="+", default=[], help="of each LoRA; by default 1")
@@ -80,10 +100,31 @@ def resize_file(options: argparse.Namespace) -> int:
         [made] = resize_by_recipes(file, recipes)
         settings: dict[str, Any] = {"mode": "recipe", "recipe": made.recipe}
     else:
-        rule = Rule(mode=options.mode, value=options.value, rank=options.rank, conv_rank=options.conv_rank)
+        rule = _rule(options, "Resize LoRA")
         made = resize(file, rule)
-        settings = {"mode": rule.mode, "value": rule.value, "rank": rule.rank, "conv_rank": rule.conv_rank}
+        settings = rule.settings()
     return _write(options, lora, made.layers, "resize", settings, describe_ranks(made))
+
+
+def convert_file(options: argparse.Namespace) -> int:
+    """Write a LoRA as another program does."""
+    lora, file = read_lora(options.lora)
+    made = convert(file, names_of_file(options.model), options.program, rank=options.plain_rank)
+    settings = {"program": options.program, "plain_rank": options.plain_rank}
+    return _write(options, lora, made.layers, "convert", settings, made.describe(options.program), made.tensors)
+
+
+def extract_file(options: argparse.Namespace) -> int:
+    """Write the difference of two models as a LoRA."""
+    rule = _rule(options, "Extract LoRA")
+    with open_weights(options.tuned) as tuned, open_weights(options.base) as base:
+        made = extract(tuned, base, rule, titles=(options.tuned.name, options.base.name))
+    settings = {**rule.settings(), "tuned": options.tuned.name, "base": options.base.name}
+    return _write(options, Lora({}, {}), made.layers, "extract", settings, made.describe())
+
+
+def _rule(options: argparse.Namespace, node: str) -> Rule:
+    return Rule(mode=options.mode, value=options.value, rank=options.rank, conv_rank=options.conv_rank, node=node)
 
 
 def merge_files(options: argparse.Namespace) -> int:
@@ -115,14 +156,15 @@ def _write(
     tool: str,
     settings: Mapping[str, Any],
     said: str,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> int:
-    """Write the result to the file of --to, and print what was done."""
+    """Write the result to the file of --to, and print what was done. tensors: by default those of the layers."""
     path: Path = (
         options.to if options.to.suffix == ".safetensors" else options.to.with_name(f"{options.to.name}.safetensors")
     )
     if path.exists():
         raise ValueError(f"{path} exists already; choose another name for --to.")
-    made = remade(lora, layers, tool, settings)
+    made = remade(lora, layers, tool, settings, tensors)
     save_lora(path, made, made.metadata, options.dtype)
     print(f"{said}\nSaved as {path}.")
     return 0

@@ -87,11 +87,23 @@ def tensors_of(layers: Iterable[FileLayer]) -> dict[str, Tensor]:
     return tensors
 
 
-def remade(lora: Mapping[str, Tensor], layers: Iterable[FileLayer], tool: str, settings: Mapping[str, Any]) -> Lora:
-    """Build what a tool made of a LoRA: its new layers, the embeddings that it carries, and the metadata."""
+def remade(
+    lora: Mapping[str, Tensor],
+    layers: Iterable[FileLayer],
+    tool: str,
+    settings: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None = None,
+) -> Lora:
+    """Build what a tool made of a LoRA: its new layers, the embeddings that it carries, and the metadata.
+
+    tensors: of the layers, by default under the names of kohya and LyCORIS.
+    """
     layers = list(layers)
     embeddings = {name: tensor for name, tensor in lora.items() if name.startswith(BUNDLED)}
-    return Lora({**tensors_of(layers), **embeddings}, with_history(metadata_of(lora), tool, settings, layers))
+    return Lora(
+        {**(tensors_of(layers) if tensors is None else tensors), **embeddings},
+        with_history(metadata_of(lora), tool, settings, layers),
+    )
 
 
 def with_history(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from ..models.base import Layer, Slice
+from ..config import BaseModelConfig
+from ..models.base import Slice
 from .match import flat_name
 
 Program = Literal["kohya", "comfyui", "diffusers", "ai-toolkit", "onetrainer"]
@@ -66,28 +68,33 @@ class Names:
         if program == "diffusers":
             return _named(Form(f"text_encoder{f'_{weight.text}' if weight.text > 1 else ''}."), weight.diffusers)
         number = str(weight.text) if self.texts > 1 or program == "onetrainer" else ""
-        return _named(Form(f"lora_te{number}_", flat=True), weight.diffusers)
+        named = _named(Form(f"lora_te{number}_", flat=True), weight.diffusers)
+        return named if all(each.name in weight.aliases for each in named) else (Named(weight.key),)
 
 
 def _named(form: Form, names: Sequence[Named]) -> tuple[Named, ...]:
     return tuple(Named(form.start + (flat_name(name) if form.flat else name), piece) for name, piece in names)
 
 
-def names_of_layers(
-    layers: Sequence[Layer], forms: Mapping[Program, Form], without_alpha: frozenset[Program], texts: Sequence[str]
-) -> Names:
-    """Collect the names of a base model's layers, whose own paths are diffusers'.
+def names_of_file(path: Path) -> Names:
+    """Collect the names of a checkpoint of Stable Diffusion; raises ValueError for another file."""
+    from ..models.sd.names import file_forms  # here, as diffusers takes seconds to import
+    from ..models.sd.outline import outline_base_model
 
-    texts: prefixes of its text encoders' layers in our files, in their order.
-    """
+    base = outline_base_model(BaseModelConfig(path=str(path)))
+    texts = [part.prefix for part in base.parts[1:]]
     weights = {
         layer.comfy: Weight(
             key=layer.comfy,
             rows=layer.module.weight.shape[0],
             diffusers=(Named(layer.path),),
             text=texts.index(layer.part) + 1 if layer.part in texts else 0,
-            aliases={**dict.fromkeys((layer.name, *layer.aliases)), **layer.slices},
+            aliases={**dict.fromkeys((flat_name(layer.name), *layer.aliases)), **layer.slices},
         )
-        for layer in layers
+        for layer in base.layers()
     }
-    return Names(weights=weights, forms=forms, without_alpha=without_alpha, texts=len(texts))
+    forms: dict[Program, Form] = {
+        key: Form(*form)  # type: ignore[misc]
+        for key, form in file_forms(original=base.family.ldm_names).items()
+    }
+    return Names(weights=weights, forms=forms, without_alpha=frozenset({"diffusers"}), texts=len(texts))

@@ -33,14 +33,19 @@ class Rule:
     value: float = 0.0  # of all modes but rank
     rank: int = 0  # at most; 0: no limit
     conv_rank: int = 0  # at most, of convolutions; 0: as rank
+    node: str = "Resize LoRA"  # that sets it, for messages
 
     def __post_init__(self) -> None:
         if self.mode == "rank" and self.rank < 1:
-            raise ValueError(f"rank of Resize LoRA is {self.rank}; set it to 1 or more.")
+            raise ValueError(f"rank of {self.node} is {self.rank}; set it to 1 or more.")
         if self.mode == "sv_ratio" and not self.value >= 1:
-            raise ValueError(f"sv_ratio of Resize LoRA is {self.value:g}; set it to 1 or more, such as 10.")
+            raise ValueError(f"sv_ratio of {self.node} is {self.value:g}; set it to 1 or more, such as 10.")
         if self.mode in ("sv_cumulative", "sv_fro") and not 0 < self.value <= 1:
-            raise ValueError(f"{self.mode} of Resize LoRA is {self.value:g}; set it above 0, up to 1, such as 0.9.")
+            raise ValueError(f"{self.mode} of {self.node} is {self.value:g}; set it above 0, up to 1, such as 0.9.")
+
+    def settings(self) -> dict[str, str | float]:
+        """Give its numbers, for the metadata of a LoRA."""
+        return {"mode": self.mode, "value": self.value, "rank": self.rank, "conv_rank": self.conv_rank}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,7 +47,7 @@ def test_factors_are_averaged_and_the_last_save_s_metadata_stay(tmp_path):
 
 
 def test_one_save_or_saves_of_several_runs_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="at least two"):
+    with pytest.raises(ValueError, match="needs two saves or more; the run has 1 save"):
         average_saves([write(tmp_path, 1)], 0.1)
     with pytest.raises(ValueError, match="average saves of one run"):
         average_saves([write(tmp_path, 1), write(tmp_path, 2, rank=3)], 0.1)
