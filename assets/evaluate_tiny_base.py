@@ -13,6 +13,7 @@ from pathlib import Path
 
 import drawing
 import numpy as np
+import torch
 from PIL import Image
 from reading import read_picture
 
@@ -30,7 +31,8 @@ def draw(prompts: tuple[str, ...], args: argparse.Namespace) -> np.ndarray:
         return from_comfyui.draw(from_comfyui.load(), prompts, cfg=args.cfg)
     base = load_base_model(BaseModelConfig(path=str(args.model), tokenizer=args.tokenizer))
     config = SampleConfig(prompts=prompts, negative="", width=128, height=128, steps=20, cfg=args.cfg, seed=0)
-    return (sample_images(base, config).numpy() * 255).round().astype(np.uint8)
+    pictures = torch.stack([image for _, image in sample_images(base, config)])
+    return (pictures.numpy() * 255).round().astype(np.uint8)
 
 
 def evaluate(combinations: list[tuple[str, str, str]], args: argparse.Namespace) -> tuple[dict, list]:

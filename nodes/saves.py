@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..trainer_core.config import SavesConfig
+from ..trainer_core.config import PROMPTS, SavesConfig, parse_prompts
 from .node import Node
 from .sockets import CATEGORY, Outputs, SavesSocket, complaint, io, titled
 
@@ -69,7 +69,9 @@ class AtelierSaves(Node):
                     multiline=True,
                     default="",
                     tooltip="Prompts of the sample pictures, one per line, for the output SAMPLES of Train LoRA. Empty "
-                    "= none. With an EMA (ema_decay of Optimizer) all are drawn with it as well.",
+                    "= none. A line may set its own values, as in sd-scripts: --n negative prompt, --w width, "
+                    "--h height, --s steps, --l CFG scale, --g distilled guidance, --d seed, --ss sampler. Lines that "
+                    "begin with # are left out. With an EMA (ema_decay of Optimizer) all are drawn with it as well.",
                 ),
                 io.Int.Input(
                     "sample_every",
@@ -86,7 +88,10 @@ class AtelierSaves(Node):
                     tooltip="The unit of sample_every: steps, epochs or minutes.",
                 ),
                 io.String.Input(
-                    "sample_negative", default="", tooltip="Negative prompt of the samples.", advanced=True
+                    "sample_negative",
+                    default="",
+                    tooltip="Negative prompt of the samples whose line has no --n.",
+                    advanced=True,
                 ),
                 *(
                     io.Int.Input(
@@ -95,7 +100,8 @@ class AtelierSaves(Node):
                         min=0,
                         max=8192,
                         step=8,
-                        tooltip=f"Pixels: {side} of the samples, 16 or more. 0 = the run's resolution.",
+                        tooltip=f"Pixels: {side} of the samples whose line has no --{side[0]}, 16 or more. 0 = the "
+                        "run's resolution.",
                         advanced=True,
                     )
                     for side in ("width", "height")
@@ -105,7 +111,8 @@ class AtelierSaves(Node):
                     default=0,
                     min=0,
                     max=1000,
-                    tooltip="Sampling steps of the samples. 0: as many as suit the model (20 for Stable Diffusion).",
+                    tooltip="Sampling steps of the samples whose line has no --s. 0: as many as suit the model (20 for "
+                    "Stable Diffusion).",
                     advanced=True,
                 ),
                 io.Float.Input(
@@ -115,7 +122,8 @@ class AtelierSaves(Node):
                     max=100.0,
                     step=0.1,
                     round=0.01,
-                    tooltip="CFG scale of the samples. 0: as suits the model (7 for Stable Diffusion).",
+                    tooltip="CFG scale of the samples whose line has no --l. 0: as suits the model (7 for Stable "
+                    "Diffusion).",
                     advanced=True,
                 ),
                 io.Int.Input(
@@ -123,11 +131,10 @@ class AtelierSaves(Node):
                     default=0,
                     min=0,
                     max=0xFFFFFFFFFFFFFFFF,
-                    tooltip="Seed of the first sample; each next one uses the next seed.",
+                    tooltip="Seed of the first sample; each next one uses the next seed. A line's --d sets its own.",
                     advanced=True,
                 ),
-                # Folder and name in one, so that what cannot be is refused once: ComfyUI repeats the sentence for every
-                # input that validate_inputs names.
+                # Folder and name in one, so that what cannot be is refused in one sentence.
                 io.String.Input(
                     "file_name",
                     default="atelier/{name}",
@@ -155,7 +162,14 @@ class AtelierSaves(Node):
                     default=DEFAULTS.log,
                     tooltip="Logs losses, learning rates, gradient norm, time and memory of every step in "
                     "output/atelier/logs. csv: a table for any spreadsheet. tensorboard: event files for TensorBoard, "
-                    "whose package must be installed. both, or none.",
+                    "whose package must be installed; it shows the samples, too. both, or none.",
+                    advanced=True,
+                ),
+                io.Boolean.Input(
+                    "sample_at_start",
+                    default=False,
+                    tooltip="On: samples are also drawn before the first step, to compare with. A run that resumes "
+                    "does not draw them again.",
                     advanced=True,
                 ),
             ],
@@ -163,14 +177,19 @@ class AtelierSaves(Node):
         )
 
     @classmethod
-    def validate_inputs(cls, file_name: str | None = None) -> bool | str:
-        """Refuse a file name that leads out of the LoRA folder or is invalid; a linked one is not known yet."""
-        return complaint(file_name, lambda text: SavesConfig(**split_name(text)))
+    def validate_inputs(cls, sample_prompts: str | None = None, file_name: str | None = None) -> bool | str:
+        """Refuse wrong prompts, and a file name that leads out of the LoRA folder; linked ones are not known yet."""
+        # ComfyUI repeats what is returned for both inputs, so each sentence names its own.
+        found = (
+            complaint(sample_prompts, lambda text: parse_prompts(text, PROMPTS)),
+            complaint(file_name, lambda text: SavesConfig(**split_name(text))),
+        )
+        return " ".join(each for each in found if isinstance(each, str)) or True
 
     @classmethod
     def execute(cls, file_name: str, sample_prompts: str, save_dtype: str, log: str, **values: Any) -> io.NodeOutput:
         """Build the configuration."""
-        prompts = tuple(line.strip() for line in sample_prompts.splitlines() if line.strip())
+        prompts = tuple(line.text for line in parse_prompts(sample_prompts, PROMPTS))
         sample = {field: values.pop(f"sample_{field}") for field in SAMPLE_FIELDS if f"sample_{field}" in values}
         saves = SavesConfig(**split_name(file_name), **values)
         return io.NodeOutput(Outputs(saves, DEFAULTS.sample.replace(prompts=prompts, **sample), save_dtype, log))

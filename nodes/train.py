@@ -20,6 +20,7 @@ from ..trainer_core.config import (
     OptimizerConfig,
     RunConfig,
     SchedulerConfig,
+    check_samples,
     fill,
     plain_name,
 )
@@ -62,8 +63,8 @@ class AtelierTrain(Node):
                 io.LossMap.Output(display_name="LOSS_MAP", tooltip="The loss of each step, for Plot Loss Graph."),
                 io.Image.Output(
                     display_name="SAMPLES",
-                    tooltip="One picture per line of sample_prompts of Saves & Samples. Without prompts, nodes linked "
-                    "here are skipped.",
+                    tooltip="One picture per line of sample_prompts of Saves & Samples, as one batch: where sizes "
+                    "differ, smaller pictures are centred on black. Without prompts, nodes linked here are skipped.",
                 ),
                 io.String.Output(display_name="LORA_PATH", tooltip="Full path of the saved file."),
                 io.Image.Output(display_name="LOSS_PLOT", tooltip="The loss over the run as a picture."),
@@ -190,6 +191,7 @@ def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks
     base = source.outline()
     config = fill(config, base.defaults)
     check_lora_files(config, base)
+    check_samples(config.sample, base.sampling, base.title)
     outline_run(config, base)  # refuses impossible layers before anything is loaded
     if model is None or clip is None:
         callbacks.phase("loading the model", 0, 1)

@@ -47,6 +47,7 @@ SAVES = {
     "overwrite": False,
     "save_dtype": "float16",
     "log": "csv",
+    "sample_at_start": False,
 }
 VALIDATION = {"validate_every": 0, "early_stop_patience": 0, "early_stop_min_improvement": 0.0, "keep_best": False}
 SAMPLE = {

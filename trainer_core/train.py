@@ -203,6 +203,7 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
     if run.at == 0:
         for sentence in check_prediction(run, read):
             callbacks.note(sentence)
+        saving.before_first_step()
     measure(run)
     while not run.finished:
         step, began = run.at, time.perf_counter()

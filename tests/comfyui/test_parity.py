@@ -170,7 +170,8 @@ def test_sampling_is_comfyuis(base, loaded, comfy_modules):
 
     settings = SampleConfig(prompts=(PROMPTS[0],), steps=8, cfg=4.0, seed=5, width=128, height=128)
     contexts = torch.cat([our_text(base, PROMPTS[0]), our_text(base, "")])
-    mine = sample_latents(base, Conditions(context=contexts), settings, torch.device("cpu"), seed=5, check=lambda: None)
+    (picture,) = settings.pictures(base.sampling)
+    mine = sample_latents(base, Conditions(context=contexts), picture, torch.device("cpu"), check=lambda: None)
     conditions = [loaded[1].encode_from_tokens_scheduled(loaded[1].tokenize(text)) for text in (PROMPTS[0], "")]
     empty = torch.zeros(1, 4, 16, 16)
     noise = comfy.sample.prepare_noise(empty, 5)

@@ -107,11 +107,11 @@ def test_a_run_trains_validates_samples_and_exports_as_ever(config, pictures, tm
     held = ConceptConfig(folder=str(pictures), role="validation")
     config = config.replace(
         dataset=DatasetConfig(concepts=(*config.dataset.concepts, held)),
-        sample=SampleConfig(prompts=("thing",), width=64, height=96, steps=2),
+        sample=SampleConfig(prompts=("thing", "thing --w 96 --d 1"), width=64, height=96, steps=2),
     )
     result = train_lora(config, tmp_path / "a.safetensors", cache=tmp_path / "cache")
     assert all(map(math.isfinite, result.losses)) and len(result.validation) == 2
-    assert result.samples.shape == (1, 96, 64, 3) and result.samples.isfinite().all()
+    assert result.samples.shape == (2, 96, 96, 3) and result.samples.isfinite().all()
     tensors = load_file(result.path)
     assert tensors["lora_unet_conv_in.lora_down.weight"].shape == (2, 9, 3, 3)
     assert any(t.any() for k, t in tensors.items() if k.endswith("lora_up.weight"))

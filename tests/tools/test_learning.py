@@ -36,7 +36,7 @@ def drawn(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[torc
     run = concept.learning_run(base, sample, rank=16, rate=3e-3, steps=250)
     config = replace(run, objective=ObjectiveConfig(min_snr_gamma=5))
     folder = tmp_path_factory.mktemp("learning")
-    before = sample_images(load_base_model(base), sample)
+    before = torch.stack([image for _, image in sample_images(load_base_model(base), sample)])
     after = train_lora(config, folder / "mossling.safetensors", folder / "cache").samples
     return before, after
 

@@ -29,7 +29,8 @@ def tiny_base(comfyui: Path):
 def draw(base, prompts: tuple[str, ...], cfg: float) -> np.ndarray:
     """Sample one picture per prompt, (N, 128, 128, 3) uint8."""
     config = SampleConfig(prompts=prompts, width=128, height=128, steps=12, cfg=cfg, seed=0)
-    return (sample_images(base, config).numpy() * 255).round().astype(np.uint8)
+    pictures = torch.stack([image for _, image in sample_images(base, config)])
+    return (pictures.numpy() * 255).round().astype(np.uint8)
 
 
 def red_on_blue(picture: np.ndarray) -> bool:

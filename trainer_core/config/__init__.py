@@ -18,7 +18,9 @@ from .network import DENOISER_ONLY, SPATIAL, WITHOUT_RANK, Algorithm, BeneathCon
 from .objective import MIN_SNR, ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .optimizers import OPTIMIZERS
-from .run import RunConfig, SampleConfig, TrainConfig
+from .prompt_lines import PromptLine, parse_prompts
+from .run import RunConfig, TrainConfig
+from .sample import PROMPTS, SampleConfig, SamplePicture, SamplingDefaults, check_samples
 from .saves import ExistingConfig, SavesConfig, fill_name, plain_folder, plain_name
 from .scheduler import SchedulerConfig
 
@@ -29,6 +31,7 @@ __all__ = [
     "MODEL_FILES",
     "OPEN",
     "OPTIMIZERS",
+    "PROMPTS",
     "SPATIAL",
     "WITHOUT_RANK",
     "Algorithm",
@@ -53,18 +56,23 @@ __all__ = [
     "Precision",
     "Prediction",
     "Preset",
+    "PromptLine",
     "RunConfig",
     "SampleConfig",
+    "SamplePicture",
+    "SamplingDefaults",
     "SavesConfig",
     "SchedulerConfig",
     "TrainConfig",
     "Weights",
+    "check_samples",
     "describe_filled",
     "fill",
     "fill_dataset",
     "fill_lora",
     "fill_name",
     "fill_train",
+    "parse_prompts",
     "plain_folder",
     "plain_name",
     "resolution_remarks",

@@ -1,4 +1,4 @@
-"""Settings of the whole run, its length and its samples."""
+"""Settings of the whole run, and its length."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .model import BaseModelConfig, MemoryConfig
 from .network import LoraConfig
 from .objective import ObjectiveConfig
 from .optimizer import OptimizerConfig
+from .sample import SampleConfig
 from .saves import ExistingConfig, SavesConfig
 from .scheduler import SchedulerConfig
 
@@ -63,28 +64,6 @@ class TrainConfig(Config):
         if self.early_stop_patience:
             return f"early_stop_patience {self.early_stop_patience}"
         return "keep_best" if self.keep_best else ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleConfig(Config):
-    """Prompts and settings of the sample pictures that are drawn with the trained model."""
-
-    prompts: tuple[str, ...] = ()
-    negative: str = ""
-    steps: int = 0  # 0 = as many as suit the model
-    cfg: float = 0.0  # 0 = as suits the model
-    seed: int = 0
-    width: int = 512  # pixels, multiples of 8; 0 = the run's resolution
-    height: int = 512
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "steps", 0, 1000)
-        check_range(self, "cfg", 0, 100)
-        for side in ("width", "height"):
-            check_open(self, side, 0, 16, 8192)
-            if getattr(self, side) % 8:
-                raise ValueError(f"{side} of the samples is {getattr(self, side)}; set it to a multiple of 8.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

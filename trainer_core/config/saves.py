@@ -29,6 +29,7 @@ class SavesConfig(Config):
     publish: bool = False  # also copy the LoRA of each n-th save to the LoRA folder
     sample_every: int = 0  # sample_units from one set of samples to the next; 0 = at the end only
     sample_unit: Unit = "steps"
+    sample_at_start: bool = False  # also before the first step
     folder: str = "atelier"  # below the LoRA folder, "/" between its parts; "" = the LoRA folder itself
     file_name: str = "{name}"  # of the LoRA, with any of FIELDS in braces
     overwrite: bool = False  # replace a LoRA of that name and of the same run; else the new one gets a number

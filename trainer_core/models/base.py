@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..config import Defaults, SampleConfig
+from ..config import Defaults, SamplePicture, SamplingDefaults
 
 Size = tuple[int, int]  # width and height
 Conditioning = dict[str, Tensor]  # an encoded caption; training only caches and moves it
@@ -351,14 +351,19 @@ class BaseModel(Protocol):
         """Decode (B, C, H, W) latents to (B, height, width, 3) pictures in 0..1."""
         ...
 
+    @property
+    def sampling(self) -> SamplingDefaults:
+        """How samples are drawn where the settings leave it open, and by which samplers they can be."""
+        ...
+
     def drawing(self, network: Any) -> AbstractContextManager[None]:
         """Wrap calls of `draw` while a network is attached; afterwards training can go on."""
         ...
 
     def draw(
-        self, prompt: Conditioning, negative: Conditioning, config: SampleConfig, number: int, check: Callable[[], None]
+        self, prompt: Conditioning, negative: Conditioning, picture: SamplePicture, check: Callable[[], None]
     ) -> Tensor | None:
-        """Draw sample `number` with the model's own sampler, (1, H, W, 3) in 0..1; None: with the core's."""
+        """Draw a sample with the model's own sampler, (1, H, W, 3) in 0..1; None: with the core's."""
         ...
 
     def free(self, *parts: str) -> None:

@@ -262,7 +262,17 @@ def _prompts(run: RunFolder) -> list[str]:
     sample = run.about["config"].get("sample")
     prompts = sample.get("prompts") if isinstance(sample, dict) else None
     listed = prompts if isinstance(prompts, list) and is_texts(prompts) else []
-    return [text[:LONGEST_PROMPT] for text in listed[:MOST_PROMPTS]]
+    return [_without_switches(text)[:LONGEST_PROMPT] for text in listed[:MOST_PROMPTS]]
+
+
+def _without_switches(text: str) -> str:
+    """Read the prompt of a line; a line that this version cannot read is shown as it is."""
+    from ..config.prompt_lines import parse_line  # imported here, so that lists of runs need no image library
+
+    try:
+        return parse_line(text, "a prompt").prompt
+    except ValueError:
+        return text
 
 
 def _read_history(checkpoint: Checkpoint) -> tuple[dict[int, float], dict[int, float]]:

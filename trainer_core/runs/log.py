@@ -1,4 +1,4 @@
-"""Log every step of a run: as a CSV table, as TensorBoard event files, or both."""
+"""Log every step of a run: as a CSV table, as TensorBoard event files with its samples, or both."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_log(kind: str, folder: Path | None) -> None:
 
 
 class Log:
-    """Writes a row for each step and each validation loss; each row is on the disk before the next step."""
+    """Writes a row for each step and each validation loss, on the disk before the next step; also pictures."""
 
     def __init__(
         self, kind: str, folder: Path, columns: Sequence[str], files: ExitStack, losses: Sequence[float] = ()
@@ -99,6 +99,17 @@ class Log:
         """Write the loss of the validation pictures, in a row of its own."""
         self._write(steps, {"validation": loss})
 
+    def samples(self, step: int, paths: Sequence[Path]) -> None:
+        """Show the pictures that were drawn after a step, each prompt under a name of its own; only in TensorBoard."""
+        import numpy as np  # imported here, so that lists of runs need no image library
+        from PIL import Image
+
+        for path in paths:
+            with Image.open(path) as picture:
+                pixels = np.array(picture.convert("RGB"))
+            self._events.add_image(f"samples/{path.stem.split('-', 2)[2]}", pixels, step, dataformats="HWC")
+        self._events.flush()
+
     def _write(self, step: int, values: Mapping[str, float | None]) -> None:
         """Write the given columns of a row."""
         known = {name: value for name, value in values.items() if value is not None}
@@ -130,7 +141,7 @@ def _rows(path: Path, steps: int) -> list[dict[str, str]]:
 
 @contextmanager
 def logged(callbacks: Callbacks, kind: str, folder: Path | None, columns: Sequence[str]) -> Iterator[Callbacks]:
-    """Yield callbacks that also write a log into a folder, from the first step or validation loss on; see Log.
+    """Yield callbacks that also write a log into a folder, from the first step, validation loss or picture on; see Log.
 
     A disk error does not stop the run; one note reports it.
     """
@@ -163,9 +174,14 @@ def logged(callbacks: Callbacks, kind: str, folder: Path | None, columns: Sequen
         write("validation", steps, loss)
         callbacks.validation(steps, loss)
 
+    def samples(step: int, paths: Sequence[Path]) -> None:
+        if kind != "csv":  # a table has no pictures
+            write("samples", step, paths)
+        callbacks.samples(step, paths)
+
     def resumed(losses: Sequence[float], *history: Any) -> None:
         earlier[:] = losses
         callbacks.resumed(losses, *history)
 
     with ExitStack() as files:
-        yield dataclasses.replace(callbacks, step=step, validation=validation, resumed=resumed)
+        yield dataclasses.replace(callbacks, step=step, validation=validation, samples=samples, resumed=resumed)

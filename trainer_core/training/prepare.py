@@ -12,7 +12,7 @@ import torch
 from ..common.access import ANYWHERE, Access
 from ..common.callbacks import Callbacks
 from ..common.files import check_writable
-from ..config import MemoryConfig, RunConfig, describe_filled, fill, resolution_remarks
+from ..config import MemoryConfig, RunConfig, check_samples, describe_filled, fill, resolution_remarks
 from ..config.optimizer import RATES
 from ..data.cache import Cache
 from ..data.plan import Plan, build_plan
@@ -145,6 +145,7 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     check_connected(config, outline)
     check_objective(config, outline.noise)
     check_lora_files(config, outline)
+    check_samples(config.sample, outline.sampling, outline.title)
     with Index(job.cache / PLACE) as index:
         manifest = scan(config.dataset, index, job.callbacks, job.access)
         models = model_digests(config, job.source, index)
@@ -154,7 +155,7 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     check_stops(config.optimizer, plan, config.lora.embeddings)
     check_validation(config.train, plan)
     if config.base_model.prompt_weights:
-        check_weighted((*sorted(plan.captions()), *config.sample.prompts, config.sample.negative))
+        check_weighted((*sorted(plan.captions()), *sorted(config.sample.texts())))
     check_embeddings(config.lora.embeddings, plan, outline)
     keys = build_keys(config, models, manifest_digest(plan.manifest), outline.levels)
     return Planned(plan=plan, keys=keys, models=models, outline=outline)
@@ -233,7 +234,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         base.mark_text(kind)
     network = build_network(base, config, rates, start.layers if start else None)
     network.to(device, DTYPES[config.lora.dtype])
-    prompts = None if train_text else {*config.sample.prompts, config.sample.negative}
+    prompts = None if train_text else config.sample.texts()
     vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
     with Cache(job.cache, job.cache_limit) as cache, network.attached():  # a continued LoRA changes captions, too
         encoded = encode_plan(base, planned.plan, cache, device, job.callbacks, prompts=prompts, vae_dtype=vae_dtype)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from ..common.callbacks import Callbacks
-from ..config import SampleConfig
+from ..config import SampleConfig, SamplePicture
 from ..memory import in_parts, placed, with_room
 from ..models import BaseModel
+from ..models.base import Size
 from ..objective import Path
 from ..objective.path import LEAST_ALPHA
 from .batch import Read
 
-STEPS, CFG = 20, 7.0  # of samples whose settings leave them open
 
-
+@torch.no_grad()
 def sample_images(
     base: BaseModel,
     config: SampleConfig,
@@ -25,32 +25,33 @@ def sample_images(
     *,
     encode: Read | None = None,
     callbacks: Callbacks | None = None,
-) -> Tensor:
-    """Draw one picture per prompt, (N, H, W, 3) float32 in 0..1 on the CPU.
+) -> Iterator[tuple[SamplePicture, Tensor]]:
+    """Draw one picture per prompt, (H, W, 3) float32 in 0..1 on the CPU, and tell what it was drawn with.
 
-    encode: turns a prompt into its conditioning, by default with the base model's text encoders. Prompt i uses the
-    noise of seed + i. Moves the denoiser to the device.
+    encode: turns a prompt into its conditioning, by default with the base model's text encoders. Moves the denoiser to
+    the device.
     """
     device, callbacks = torch.device(device), callbacks or Callbacks()
     if not base.managed:
         base.denoiser.to(device)
     encode = encode or _encoder(base, device)
-    pictures, painted = [], None
-    if base.inpainting and config.prompts:
+    wanted = config.pictures(base.sampling)
+    painted: dict[Size, Tensor] = {}
+    if base.inpainting and wanted:
         with placed(base.autoencoder, device) as vae:
-            painted = base.encode_blank(vae, (config.width, config.height)).expand(2, -1, -1, -1)
-    with torch.no_grad():
-        for i, prompt in enumerate(config.prompts):
-            each = (encode(prompt), encode(config.negative))
-            picture = base.draw(each[0], each[1], config, i, callbacks.check)
-            if picture is None:
-                both = base.batch(each, whole_pictures(config, 2), device, painted)
-                latents = sample_latents(base, both, config, device, seed=config.seed + i, check=callbacks.check)
-                with placed(base.autoencoder, device) as vae:
-                    picture, _ = with_room(base.decode, vae, device, latents)
-            pictures.append(picture.cpu())
-            callbacks.phase("sampling", i + 1, len(config.prompts))
-    return torch.cat(pictures) if pictures else torch.empty(0, config.height, config.width, 3)
+            for size in {(picture.width, picture.height) for picture in wanted}:
+                painted[size] = base.encode_blank(vae, size).expand(2, -1, -1, -1)
+    for done, picture in enumerate(wanted, 1):
+        each = (encode(picture.prompt), encode(picture.negative))
+        image = base.draw(each[0], each[1], picture, callbacks.check)
+        if image is None:
+            size = (picture.width, picture.height)
+            both = base.batch(each, whole_pictures(size, 2), device, painted.get(size))
+            latents = sample_latents(base, both, picture, device, check=callbacks.check)
+            with placed(base.autoencoder, device) as vae:
+                image, _ = with_room(base.decode, vae, device, latents)
+        callbacks.phase("sampling", done, len(wanted))
+        yield picture, image[0].cpu()
 
 
 def _encoder(base: BaseModel, device: torch.device) -> Read:
@@ -59,18 +60,18 @@ def _encoder(base: BaseModel, device: torch.device) -> Read:
     return lambda prompt: base.encode_text(prompt, device)
 
 
-def whole_pictures(config: SampleConfig, count: int) -> Tensor:
-    """Size and crop numbers of uncropped pictures, (count, 6), as ComfyUI sends them by default."""
-    return torch.tensor([[config.height, config.width, 0, 0, config.height, config.width]] * count)
+def whole_pictures(size: Size, count: int) -> Tensor:
+    """Size and crop numbers of uncropped pictures of (width, height), (count, 6), as ComfyUI sends them by default."""
+    width, height = size
+    return torch.tensor([[height, width, 0, 0, height, width]] * count)
 
 
 def sample_latents(
     base: BaseModel,
     conditions: object,
-    config: SampleConfig,
+    picture: SamplePicture,
     device: torch.device,
     *,
-    seed: int,
     check: Callable[[], None],
 ) -> Tensor:
     """Integrate the probability flow ODE with Euler steps; (1, C, h, w) latents in model scale.
@@ -81,9 +82,9 @@ def sample_latents(
     path, form = Path(base.noise), base.latents
     if path.kind not in ("epsilon", "v_prediction"):
         raise ValueError(f"No samples are drawn of a model that predicts {path.kind} without ComfyUI's own sampler.")
-    levels, sigmas = noise_levels(path, config.steps or STEPS)
-    shape = (1, form.channels, config.height // form.pixels, config.width // form.pixels)
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    levels, sigmas = noise_levels(path, picture.steps)
+    shape = (1, form.channels, picture.height // form.pixels, picture.width // form.pixels)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(picture.seed))
     x = noise.to(device) * float((1 + sigmas[0] ** 2) ** 0.5)
     for i, level in enumerate(levels.tolist()):
         check()
@@ -96,7 +97,7 @@ def sample_latents(
 
         output = in_parts(guess, 2, x.device)
         wanted, unwanted = output.chunk(2)
-        guided = unwanted + (config.cfg or CFG) * (wanted - unwanted)
+        guided = unwanted + picture.cfg * (wanted - unwanted)
         if path.kind == "epsilon":
             direction = guided
         else:  # v: denoised = x / (1 + sigma^2) - v sigma / sqrt(1 + sigma^2)

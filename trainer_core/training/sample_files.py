@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,17 @@ from torch import Tensor
 from ..common.disk_errors import describe_disk_error, reason
 from ..common.files import written_whole
 from ..common.tensor_tree import DISK_ERRORS
+from ..config import SamplePicture
 from ..data.images import DECODER_ERRORS
 from ..runs import SAMPLES
 from .sample import sample_images
 from .state import Run
-from .weights import versions
+from .weights import Version, versions
 
 PREVIEWS = {f"{kind}{ending}" for kind in ("", ".preview") for ending in (".png", ".jpg", ".jpeg", ".webp", ".gif")}
-RUN_OF_PREVIEW = "atelier_run"  # a text in the PNG file: the key of its run
+# Names of texts in PNG files.
+RUN_OF_PREVIEW = "atelier_run"  # the key of its run
+PARAMETERS, TOLD = "parameters", "atelier_sample"  # what a sample was drawn with
 
 
 def draw_samples(run: Run) -> list[Path]:
@@ -32,19 +36,8 @@ def draw_samples(run: Run) -> list[Path]:
     """
     if not run.config.sample.prompts:
         return []
-    paths = []
     try:
-        for version in versions(run):
-            if version.ending != "-last":
-                with version.weights(), run.base.drawing(run.network):
-                    read = run.reader(training=False)
-                    images = sample_images(
-                        run.base, run.config.sample, run.device, encode=read, callbacks=run.callbacks
-                    )
-                for number, image in enumerate(images, 1):
-                    name = f"step-{run.at:08}-{number}{version.ending}.png"
-                    paths.append(run.folder.path / SAMPLES / name)
-                    save_picture(paths[-1], image)
+        paths = [path for version in versions(run) if version.ending != "-last" for path in _draw(run, version)]
     except DISK_ERRORS as error:
         why = describe_disk_error(error, run.folder.path / SAMPLES)
         run.note_once("samples", f"Samples could not be saved after step {run.at}: {why}")
@@ -57,10 +50,65 @@ def draw_samples(run: Run) -> list[Path]:
     return paths
 
 
-def save_picture(path: Path, image: Tensor) -> None:
-    """Write a picture (H, W, 3) in 0..1 as PNG."""
+def _draw(run: Run, version: Version) -> list[Path]:
+    """Draw each prompt with a version's weights, and write each picture before the next one is drawn."""
+    paths: list[Path] = []
+    with version.weights(), run.base.drawing(run.network):
+        read = run.reader(training=False)
+        images = sample_images(run.base, run.config.sample, run.device, encode=read, callbacks=run.callbacks)
+        for number, (picture, image) in enumerate(images, 1):
+            paths.append(run.folder.path / SAMPLES / f"step-{run.at:08}-{number}{version.ending}.png")
+            save_picture(paths[-1], image, texts_of(picture, image, version.steps, run.folder.about["name"]))
+    return paths
+
+
+def texts_of(picture: SamplePicture, image: Tensor, step: int, run: str) -> dict[str, str]:
+    """Write the texts of a sample's PNG file; step: of the weights. run: the run's name.
+
+    PARAMETERS has the form of AUTOMATIC1111's WebUI, which ComfyUI and others read, and TOLD is JSON.
+    """
+    height, width = image.shape[:2]
+    told = {
+        "prompt": picture.prompt,
+        "negative": picture.negative,
+        "step": step,
+        "seed": picture.seed,
+        "width": width,
+        "height": height,
+        "steps": picture.steps,
+        "cfg": picture.cfg,
+        "sampler": picture.sampler,
+        "guidance": picture.guidance,
+        "run": run,
+    }
+    settings = {
+        "Steps": picture.steps,
+        "Sampler": picture.sampler,
+        "CFG scale": f"{picture.cfg:g}",
+        "Distilled CFG Scale": None if picture.guidance is None else f"{picture.guidance:g}",
+        "Seed": picture.seed,
+        "Size": f"{width}x{height}",
+        "Training step": step,
+        "Run": run,
+    }
+    lines = [picture.prompt, *([f"Negative prompt: {picture.negative}"] if picture.negative else ())]
+    lines.append(", ".join(f"{name}: {value}" for name, value in settings.items() if value is not None))
+    return {PARAMETERS: "\n".join(lines), TOLD: json.dumps(told)}
+
+
+def save_picture(path: Path, image: Tensor, texts: Mapping[str, str] | None = None) -> None:
+    """Write a picture (H, W, 3) in 0..1 as PNG, with texts by name."""
     with written_whole(path) as temporary:
-        Image.fromarray((image * 255).round().to(torch.uint8).numpy()).save(temporary, format="PNG")
+        pixels = Image.fromarray((image * 255).round().to(torch.uint8).numpy())
+        pixels.save(temporary, format="PNG", pnginfo=_written(texts or {}))
+
+
+def _written(texts: Mapping[str, str]) -> PngInfo:
+    """Write texts for a PNG file; half characters become question marks."""
+    written = PngInfo()
+    for name, text in texts.items():
+        written.add_text(name, text.encode(errors="replace").decode())
+    return written
 
 
 def put_preview(run: Run, lora: Path, picture: Path) -> None:
@@ -73,10 +121,9 @@ def put_preview(run: Run, lora: Path, picture: Path) -> None:
         others = {each.name.removeprefix(lora.stem) for each in lora.parent.glob(f"{glob.escape(lora.stem)}.*")}
         if others & PREVIEWS - {".png"} or (path.exists() and _run_of_preview(path) != key):
             return
-        text = PngInfo()
-        text.add_text(RUN_OF_PREVIEW, key)
         with Image.open(picture) as sample, written_whole(path) as temporary:
-            sample.save(temporary, format="PNG", pnginfo=text)
+            texts = {name: str(sample.info[name]) for name in (PARAMETERS, TOLD) if name in sample.info}
+            sample.save(temporary, format="PNG", pnginfo=_written({RUN_OF_PREVIEW: key, **texts}))
     except DECODER_ERRORS as error:
         run.callbacks.note(f"The LoRA has no preview picture: {describe_disk_error(error, path.parent)}")
 
@@ -96,9 +143,17 @@ def are_pictures(paths: Sequence[Path]) -> bool:
 
 
 def read_pictures(paths: Sequence[Path]) -> Tensor:
-    """Read PNG files of one size as (N, H, W, 3) in 0..1; OSError or ValueError for damaged ones."""
+    """Read PNG files as (N, H, W, 3) in 0..1; OSError or ValueError for damaged ones.
+
+    Smaller pictures get black edges, alike on both sides, up to the largest width and height.
+    """
     pictures = []
     for path in paths:
         with Image.open(path) as image:
             pictures.append(torch.from_numpy(np.array(image.convert("RGB"))).float() / 255)
-    return torch.stack(pictures)
+    height, width = (max(picture.shape[side] for picture in pictures) for side in (0, 1))
+    sheet = torch.zeros(len(pictures), height, width, 3)
+    for whole, picture in zip(sheet, pictures, strict=True):
+        top, left = (height - picture.shape[0]) // 2, (width - picture.shape[1]) // 2
+        whole[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
+    return sheet

@@ -46,6 +46,12 @@ class Saving:
             draw_samples(run)
             self._sampled = self._clock()
 
+    def before_first_step(self) -> None:
+        """Draw samples of the model as it is, if they are wanted; a run that resumes has them."""
+        if self._run.config.saves.sample_at_start:
+            draw_samples(self._run)
+            self._sampled = self._clock()
+
     def back_up(self) -> None:
         """Back up the state before an update that may have to be undone; an earlier backup stays."""
         self._backup = self._backup or tuple(pack(state, copy=True) for state in state_of(self._run))

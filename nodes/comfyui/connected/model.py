@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ....trainer_core.common.disk_errors import reason
 from ....trainer_core.common.files import file_digest
-from ....trainer_core.config import BaseModelConfig, Defaults, SampleConfig
+from ....trainer_core.config import BaseModelConfig, Defaults, SamplePicture, SamplingDefaults
 from ....trainer_core.models import (
     Conditioning,
     LatentFormat,
@@ -32,7 +32,7 @@ from .denoiser import Conditions, Denoiser
 from .family import Family, family_of, remarks
 from .live import live_of
 from .noise import noise_model, sigmas
-from .sampling import draw
+from .sampling import SAMPLERS, draw
 
 PREFIX = "lora_unet"  # of the denoiser's layers in our LoRA files, as sd-scripts names it for every architecture
 WINDOW = 2**31  # tokens; ComfyUI cuts captions into chunks of its own, without an upper limit
@@ -297,6 +297,14 @@ class ConnectedModel:
         model = self.model.model
         return vae.decode(held.vae, model.process_latent_out(vae.with_time(model, latents.float())))
 
+    @property
+    def sampling(self) -> SamplingDefaults:
+        """The family's sampling; that of the partner, where one draws the samples."""
+        own = family_of(self._partner or self.model).sampling
+        return SamplingDefaults(
+            steps=own.steps, cfg=own.cfg, sampler=own.sampler, samplers=SAMPLERS, guidance=own.guidance
+        )
+
     @contextmanager
     def drawing(self, network: Any) -> Iterator[None]:
         """Let `draw` see a network that is attached: a partner takes its tensors as ComfyUI's loader takes the file."""
@@ -313,11 +321,11 @@ class ConnectedModel:
                     self.load()  # ComfyUI may have moved it, to make room
 
     def draw(
-        self, prompt: Conditioning, negative: Conditioning, config: SampleConfig, number: int, check: Callable[[], None]
+        self, prompt: Conditioning, negative: Conditioning, picture: SamplePicture, check: Callable[[], None]
     ) -> Tensor:
         """Draw a sample by ComfyUI's own sampler, (1, H, W, 3) in 0..1."""
         model = self._drawing or self.model
-        latents = draw(model, family_of(model), (prompt, negative), config, number, check)
+        latents = draw(model, family_of(model).sampling.scheduler, (prompt, negative), picture, check)
         return vae.decode(self.vae, latents)
 
     def free(self, *parts: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...config import Defaults, SampleConfig
+from ...config import Defaults, SamplePicture, SamplingDefaults
 from ..base import Conditioning, LatentFormat, Layer, LevelDefaults, NoiseModel, Part, Prediction, Size, Unit
 from ..words import Words
 from . import autoencoder
@@ -305,16 +305,21 @@ class StableDiffusion:
         """Decode latents in model scale to (N, H, W, 3) pictures in 0..1."""
         return autoencoder.decode(vae, latents, self.family.latent_scale)
 
+    @property
+    def sampling(self) -> SamplingDefaults:
+        """20 steps of the core's Euler sampler at CFG scale 7."""
+        return SamplingDefaults(steps=20, cfg=7.0, sampler="euler", samplers=("euler",))
+
     def drawing(self, network: Any) -> AbstractContextManager[None]:
         """Nothing: the core's sampler draws with the denoiser as it is."""
         del network
         return nullcontext()
 
     def draw(
-        self, prompt: Conditioning, negative: Conditioning, config: SampleConfig, number: int, check: Callable[[], None]
+        self, prompt: Conditioning, negative: Conditioning, picture: SamplePicture, check: Callable[[], None]
     ) -> Tensor | None:
         """Leave samples to the core's sampler."""
-        del prompt, negative, config, number, check
+        del prompt, negative, picture, check
         return None
 
     def free(self, *parts: str) -> None:

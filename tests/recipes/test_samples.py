@@ -1,0 +1,229 @@
+"""Samples with switches of their own, before the first step, and what their files and TensorBoard tell of them."""
+
+import json
+
+import pytest
+import torch
+from clip_tokenizer import TOKENIZER
+from durable import Cut, cut_at, equal
+from PIL import Image
+from prepared import NeverLoaded, Ready
+
+from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.config import (
+    PROMPTS,
+    BaseModelConfig,
+    ConceptConfig,
+    DatasetConfig,
+    ExistingConfig,
+    LoraConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    SavesConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.runs.catalogue import describe_in_detail
+from lora_atelier.trainer_core.train import train_lora
+from lora_atelier.trainer_core.training import encode, sample_files
+from lora_atelier.trainer_core.training.sample_files import read_pictures, save_picture
+
+pytestmark = pytest.mark.usefixtures("no_estimates")
+PLAIN = SampleConfig(prompts=("thing",), negative="dull", width=32, height=32, steps=2, cfg=2, seed=5)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def config(checkpoint, pictures, comfyui):
+    return RunConfig(
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
+        existing=ExistingConfig(on_existing="train again"),
+        lora=LoraConfig(rank=2, alpha=2, preset="attn-only"),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        scheduler=SchedulerConfig(name="constant"),
+        train=TrainConfig(steps=2, resolution=64, bucket_step=32),
+        sample=PLAIN,
+        saves=SavesConfig(save_every=1, save_unit="steps"),
+    )
+
+
+def run(config, folder, cache, callbacks=None, **options):
+    source = options.pop("source", None) or Ready(config.base_model)
+    return train_lora(config, folder / "ember.safetensors", cache, callbacks=callbacks, source=source, **options)
+
+
+def drawn(config, folder, cache, *prompts, **values):
+    """Train, draw prompts, and return the pictures as they lie on the disk."""
+    result = run(config.replace(sample=PLAIN.replace(prompts=prompts, **values)), folder, cache)
+    return [read_pictures([path])[0] for path in samples_of(result)]
+
+
+def samples_of(result):
+    return sorted((result.run / "samples").iterdir())
+
+
+def test_each_switch_does_what_the_nodes_setting_does(config, tmp_path, cache):
+    whole = {"negative": "number", "width": 64, "height": 72, "steps": 3, "cfg": 4.0, "seed": 9}
+    (wanted,) = drawn(config, tmp_path, cache, "thing", **whole)
+    line = "thing --n number --w 71 --h 72 --s 3 --l 4 --d 9 --ss k_euler"
+    plain, own, after = drawn(config, tmp_path, cache, "thing", line, "thing")
+    assert wanted.shape == (72, 64, 3) and torch.equal(own, wanted)
+    assert plain.shape == after.shape == (32, 32, 3)
+    assert torch.equal(plain, drawn(config, tmp_path, cache, "thing")[0])
+    assert torch.equal(after, drawn(config, tmp_path, cache, "thing --d 7")[0])  # the third: the seed and two
+    for one in ("--n number", "--s 3", "--l 4", "--d 9"):
+        assert not torch.equal(plain, drawn(config, tmp_path, cache, f"thing {one}")[0]), one
+
+
+def test_run_keys_and_encoded_texts_know_the_prompt_alone(config, tmp_path, cache, monkeypatch):
+    encoded = []
+    texts = encode._encode_texts
+    monkeypatch.setattr(
+        encode, "_encode_texts", lambda base, given, *rest: encoded.append(given) or texts(base, given, *rest)
+    )
+    config = config.replace(existing=ExistingConfig())
+    first = run(config, tmp_path, cache)
+    config = config.replace(sample=PLAIN.replace(prompts=("a sky --s 1 --n", "thing --n number --s 1")))
+    second = run(config, tmp_path, cache)
+    assert second.run == first.run and len(second.samples) == 2  # the same run, with its samples drawn anew
+    assert {"a sky", "thing", "number", "", "dull"} <= encoded[-1] and not any("--" in text for text in encoded[-1])
+    assert describe_in_detail(second.run)["prompts"] == ["thing"]  # those that the run began with
+    detail = describe_in_detail(
+        run(config.replace(existing=ExistingConfig(on_existing="train again")), tmp_path, cache).run
+    )
+    assert detail["prompts"] == ["a sky", "thing"] and detail["settings"]["sample.prompts.1"] == "a sky --s 1 --n"
+    about = json.loads((second.run / "run.json").read_text(encoding="utf-8"))
+    about["config"]["sample"]["prompts"] = ["an older --prompt", "#2"]
+    (second.run / "run.json").write_text(json.dumps(about), encoding="utf-8")
+    assert describe_in_detail(second.run)["prompts"] == ["an older --prompt", "#2"]
+
+
+def test_smaller_pictures_get_black_edges_in_the_batch(config, tmp_path, cache):
+    prompts = ("thing --w 64 --h 96", "thing --w 96 --h 64", "thing")
+    result = run(config.replace(sample=PLAIN.replace(prompts=prompts)), tmp_path, cache)
+    assert result.samples.shape == (3, 96, 96, 3)
+    for batch, path, (height, width) in zip(
+        result.samples, samples_of(result), [(96, 64), (64, 96), (32, 32)], strict=True
+    ):
+        top, left = (96 - height) // 2, (96 - width) // 2
+        inside = batch[top : top + height, left : left + width]
+        assert torch.equal(inside, read_pictures([path])[0])
+        assert batch.sum() == pytest.approx(inside.sum())
+    again = run(config.replace(sample=PLAIN.replace(prompts=prompts), existing=ExistingConfig()), tmp_path, cache)
+    assert "Already trained" in again.origin and torch.equal(again.samples, result.samples)
+
+
+def test_odd_edges_are_one_pixel_wider_at_the_far_side(tmp_path):
+    paths = [tmp_path / "0.png", tmp_path / "1.png"]
+    save_picture(paths[0], torch.ones(2, 3, 3))
+    save_picture(paths[1], torch.ones(5, 6, 3))
+    first, second = read_pictures(paths)
+    assert second.min() == 1 and first.shape == (5, 6, 3) and first.sum() == 2 * 3 * 3
+    assert first[1:3, 1:4].min() == 1
+
+
+def test_a_file_says_what_its_picture_was_drawn_with(config, tmp_path, cache):
+    prompts = ("a cat, 猫 --n --s 1 --d 18446744073709551615", "thing --l 2.5 --w 72")
+    result = run(config.replace(sample=PLAIN.replace(prompts=prompts)), tmp_path, cache)
+    first, second = (Image.open(path).info for path in samples_of(result))
+    assert first["parameters"] == (
+        "a cat, 猫\nSteps: 1, Sampler: euler, CFG scale: 2, Seed: 18446744073709551615, Size: 32x32, Training step: 2, "
+        "Run: ember"
+    )
+    assert second["parameters"].split("\n")[:2] == ["thing", "Negative prompt: dull"]
+    assert json.loads(second["atelier_sample"]) == {
+        "prompt": "thing",
+        "negative": "dull",
+        "step": 2,
+        "seed": 6,
+        "width": 72,
+        "height": 32,
+        "steps": 2,
+        "cfg": 2.5,
+        "sampler": "euler",
+        "guidance": None,
+        "run": "ember",
+    }
+    for path in (*samples_of(result), tmp_path / "ember.png"):
+        assert str(tmp_path).encode() not in path.read_bytes()
+    preview = Image.open(tmp_path / "ember.png").info
+    assert preview["parameters"] == first["parameters"] and len(preview["atelier_run"]) == 64
+    # What is left open is written as it was drawn; half a character cannot be written.
+    pictures = SampleConfig(prompts=("a\ud800",)).pictures(Ready(config.base_model).outline().sampling)
+    texts = sample_files.texts_of(pictures[0], torch.zeros(8, 16, 3), 1, "ember")
+    save_picture(tmp_path / "half.png", torch.zeros(8, 16, 3), texts)
+    assert (
+        Image.open(tmp_path / "half.png").info["parameters"].startswith("a?\nSteps: 20, Sampler: euler, CFG scale: 7, ")
+    )
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {},
+        {"ema_decay": 0.5},
+        {"name": "prodigy_plus_schedule_free", "learning_rate": 1.0, "options": {"d0": 1e-3}},
+    ],
+    ids=["plain", "average", "schedule-free"],
+)
+def test_samples_at_the_start_are_drawn_once_and_change_nothing(config, tmp_path, cache, optimizer):
+    config = config.replace(optimizer=config.optimizer.replace(**optimizer), existing=ExistingConfig())
+    late = run(config, tmp_path / "late", cache)
+    told, notes = [], []
+    config = config.replace(saves=config.saves.replace(sample_at_start=True))
+    tell = {"samples": lambda step, paths: told.append((step, len(paths))), "note": notes.append}
+    with pytest.raises(Cut):
+        run(config, tmp_path / "early", cache, Callbacks(**tell, step=cut_at(1)))
+    versions = 2 if "ema_decay" in optimizer else 1
+    assert told == [(0, versions)], notes
+    early = run(config, tmp_path / "early", cache, Callbacks(**tell))
+    assert told == [(0, versions), (2, versions)] and "Resumed after step 1" in early.origin
+    assert equal(early.tensors, late.tensors) and torch.equal(early.samples, late.samples)
+    first, *_, last = samples_of(early)
+    assert (
+        first.name.startswith("step-00000000-1") and json.loads(Image.open(first).info["atelier_sample"])["step"] == 0
+    )
+    assert not torch.equal(
+        read_pictures([first]), read_pictures([last])
+    )  # a new LoRA changes nothing, a trained one does
+    assert not any(path.name.startswith("step-00000000") for path in samples_of(late))
+
+
+def test_tensorboard_shows_the_samples_with_their_step(config, tmp_path, cache):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = config.replace(
+        sample=PLAIN.replace(prompts=("thing", "number --w 64")),
+        saves=config.saves.replace(sample_every=1, sample_at_start=True),
+        optimizer=config.optimizer.replace(ema_decay=0.5),
+    )
+    for log in ("tensorboard", "csv"):
+        config = config.replace(train=config.train.replace(log=log))
+        result = run(config, tmp_path / log, cache, logs=tmp_path / f"{log}s")
+        assert len(samples_of(result)) == 3 * 4
+        read = EventAccumulator(str(result.log), size_guidance={"images": 0}).Reload()
+        shown = {tag: read.Images(tag) for tag in read.Tags()["images"]}
+        if log == "csv":
+            assert not shown
+            continue
+        assert set(shown) == {"samples/1", "samples/2", "samples/1-ema", "samples/2-ema"}
+        assert all([image.step for image in images] == [0, 1, 2] for images in shown.values())
+        assert {(image.width, image.height) for image in shown["samples/2"]} == {(64, 32)}
+
+
+def test_what_cannot_be_drawn_is_refused_before_a_model_is_loaded(config, tmp_path, cache):
+    never = NeverLoaded(config.base_model)
+    for line, sentence in {
+        "thing --ss heun": f"not drawn by the sampler heun of prompt 2; set --ss in {PROMPTS} to euler, or remove it",
+        "thing --g 3": "Prompt 2 sets --g, but Stable Diffusion 1 takes no distilled guidance",
+        "thing --x 3": f"--x in prompt 2 of {PROMPTS} is none of --n, --w, --h, --d, --s, --l, --g, --ss; remove it",
+    }.items():
+        with pytest.raises(ValueError) as refusal:
+            run(config.replace(sample=PLAIN.replace(prompts=("thing", line))), tmp_path, cache, source=never)
+        assert sentence in str(refusal.value)

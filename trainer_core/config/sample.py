@@ -1,0 +1,109 @@
+"""Settings of the sample pictures: of all, and of each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import islice
+
+from .base import Config, check_choices, check_open, check_range
+from .prompt_lines import PromptLine, parse_line
+
+PROMPTS = "sample_prompts of Saves & Samples"  # the setting's name in messages
+LISTED = 12  # samplers that a message names
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingDefaults:
+    """How a family of base models is sampled where the settings leave it open."""
+
+    steps: int = 20
+    cfg: float = 7.0
+    sampler: str = "euler"
+    samplers: Collection[str] = ("euler",)  # that can be chosen
+    guidance: float | None = None  # distilled guidance; None where the model takes none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplePicture(Config):
+    """Everything that one sample picture is drawn with; nothing is left open."""
+
+    prompt: str
+    negative: str
+    width: int  # pixels
+    height: int
+    steps: int
+    cfg: float
+    seed: int
+    sampler: str
+    guidance: float | None  # distilled guidance; None where the model takes none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleConfig(Config):
+    """Prompts and settings of the sample pictures that are drawn with the trained model."""
+
+    prompts: tuple[str, ...] = ()  # lines with switches, as parse_line reads them
+    negative: str = ""
+    steps: int = 0  # 0 = as many as suit the model
+    cfg: float = 0.0  # 0 = as suits the model
+    seed: int = 0
+    width: int = 512  # pixels, multiples of 8; 0 = the run's resolution
+    height: int = 512
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_range(self, "steps", 0, 1000)
+        check_range(self, "cfg", 0, 100)
+        for side in ("width", "height"):
+            check_open(self, side, 0, 16, 8192)
+            if getattr(self, side) % 8:
+                raise ValueError(f"{side} of the samples is {getattr(self, side)}; set it to a multiple of 8.")
+
+    def lines(self) -> list[PromptLine]:
+        """Read the prompts and their switches; raises ValueError for a wrong one."""
+        return [parse_line(text, f"prompt {number} of {PROMPTS}") for number, text in enumerate(self.prompts, 1)]
+
+    def texts(self) -> set[str]:
+        """Collect the texts that are encoded: prompts and negative prompts, without their switches."""
+        lines = self.lines()
+        own = {line.negative for line in lines if line.negative is not None}
+        return {self.negative} | {line.prompt for line in lines} | own
+
+    def pictures(self, defaults: SamplingDefaults) -> list[SamplePicture]:
+        """Describe each picture: what its line sets, then these settings, then the model's defaults.
+
+        Without a seed of its own picture i has seed + i.
+        """
+        return [
+            SamplePicture(
+                prompt=line.prompt,
+                negative=self.negative if line.negative is None else line.negative,
+                width=line.width or self.width,
+                height=line.height or self.height,
+                steps=line.steps or self.steps or defaults.steps,
+                cfg=line.cfg or self.cfg or defaults.cfg,
+                seed=(self.seed + i) % 2**64 if line.seed is None else line.seed,
+                sampler=line.sampler or defaults.sampler,
+                guidance=defaults.guidance if line.guidance is None else line.guidance,
+            )
+            for i, line in enumerate(self.lines())
+        ]
+
+
+def check_samples(config: SampleConfig, defaults: SamplingDefaults, title: str) -> None:
+    """Raise ValueError for prompts that cannot be read, or ask for what the model has not. title: the model's."""
+    for number, line in enumerate(config.lines(), 1):
+        if line.sampler is not None and line.sampler not in defaults.samplers:
+            listed = ", ".join(islice(defaults.samplers, LISTED))
+            choice = f"one of {listed}" if len(defaults.samplers) > 1 else listed
+            more = " or another sampler of ComfyUI" if len(defaults.samplers) > LISTED else ""
+            raise ValueError(
+                f"Samples of {title} are not drawn by the sampler {line.sampler} of prompt {number}; set --ss in "
+                f"{PROMPTS} to {choice}{more}, or remove it."
+            )
+        if line.guidance is not None and defaults.guidance is None:
+            raise ValueError(
+                f"Prompt {number} sets --g, but {title} takes no distilled guidance; remove --g from {PROMPTS}, or "
+                "set the CFG scale by --l."
+            )
