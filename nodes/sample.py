@@ -1,21 +1,85 @@
-"""Sample: prompt to picture in one node, with a hi-res second pass."""
+"""Sample: prompts to pictures in one node, with a hi-res second pass."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from ..trainer_core.config.prompt_lines import PromptLine, parse_prompts
 from .comfyui import sampling
 from .node import Node
-from .sockets import CATEGORY, io, titled
+from .sockets import CATEGORY, complaint, io, titled
 
 GAP = 8  # white pixels between before and after
+AS_FIRST = "as the first pass"
+PROMPT = "prompt of Sample"
+NO_PROMPT = PromptLine(text="", prompt="")
+
+
+def second_pass() -> list[io.Input]:
+    """Build the inputs of the second pass, the same for every way to enlarge."""
+    return [
+        io.Float.Input(
+            "denoise",
+            default=0.55,
+            min=0.05,
+            max=1.0,
+            step=0.01,
+            round=0.001,
+            tooltip="Denoise of the second pass, 0.05 to 1. 0.5 to 0.7 is usual for latents, 0.25 to 0.45 for pixels: "
+            "less keeps what is there, more redraws it.",
+        ),
+        io.Int.Input("steps", default=0, min=0, max=1000, tooltip="Steps of the second pass. 0 = as the first pass."),
+        io.Float.Input(
+            "cfg",
+            default=0.0,
+            min=0.0,
+            max=100.0,
+            step=0.1,
+            round=0.01,
+            tooltip="CFG scale of the second pass. 0 = as the first pass.",
+        ),
+        io.Combo.Input(
+            "sampler_name",
+            options=[AS_FIRST, *sampling.sampler_names()],
+            default=AS_FIRST,
+            tooltip="Sampling algorithm of the second pass.",
+        ),
+        io.Combo.Input(
+            "scheduler",
+            options=[AS_FIRST, *sampling.scheduler_names()],
+            default=AS_FIRST,
+            tooltip="Scheduler of the second pass.",
+        ),
+        io.Int.Input(
+            "seed",
+            default=-1,
+            min=-1,
+            max=0xFFFFFFFFFFFFFFFF,
+            tooltip="Seed of the second pass's noise. -1 = as the first pass.",
+        ),
+    ]
+
+
+def enlarging(way: str, usual: float, method: str, methods: list[str], note: str) -> io.DynamicCombo.Option:
+    """Build one way of the second pass."""
+    scale = io.Float.Input(
+        "scale",
+        default=usual,
+        min=1.0,
+        max=4.0,
+        step=0.05,
+        round=0.001,
+        tooltip="The second pass draws this multiple of width and height, 1 to 4. 1.5 to 2 is usual.",
+    )
+    return io.DynamicCombo.Option(
+        way, [scale, io.Combo.Input("method", options=methods, default=method, tooltip=note), *second_pass()]
+    )
 
 
 class AtelierSample(Node):
-    """Sample a picture, enlarge it and sample again."""
+    """Sample pictures, enlarge them and sample again."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -24,89 +88,116 @@ class AtelierSample(Node):
             node_id="AtelierSample",
             display_name=titled("Sample"),
             category=CATEGORY,
-            description="Samples pictures with ComfyUI's own sampler. With hires_scale above 1 it enlarges the "
-            "latents and samples a second time for detail (hi-res fix). With before_model it draws before and after.",
-            search_aliases=["ksampler", "txt2img", "hires fix", "highres fix", "test lora", "atelier"],
+            description="Samples pictures with ComfyUI's own sampler, of any model. hires draws a second, larger pass "
+            "for detail (hi-res fix). With before_model it draws before and after.",
+            search_aliases=["ksampler", "txt2img", "hires fix", "highres fix", "upscale", "test lora", "atelier"],
             inputs=[
                 io.Model.Input("model", tooltip="The model to sample with, for example MODEL of Train LoRA."),
                 io.Clip.Input("clip", tooltip="The text encoder, for example CLIP of Train LoRA."),
                 io.Vae.Input("vae", tooltip="The VAE, of Load Base Model."),
-                io.String.Input("prompt", multiline=True, default="", tooltip="The prompt. Include your trigger word."),
+                io.String.Input(
+                    "prompt",
+                    multiline=True,
+                    default="",
+                    tooltip="One prompt a line; each draws its own pictures. Include your trigger word. Switches as in "
+                    "sd-scripts: --n negative --w --h size --d seed --s steps --l cfg --g guidance --ss sampler. # "
+                    "begins a comment.",
+                ),
                 io.String.Input("negative", multiline=True, default="", tooltip="The negative prompt: what to avoid."),
-                io.Int.Input(
-                    "width",
-                    default=512,
-                    min=64,
-                    max=8192,
-                    step=8,
-                    tooltip="Pixels before the second pass, in steps of 8.",
+                *(
+                    io.Int.Input(
+                        side,
+                        default=512,
+                        min=64,
+                        max=8192,
+                        step=8,
+                        tooltip="Pixels before the second pass, in steps of 8.",
+                    )
+                    for side in ("width", "height")
                 ),
-                io.Int.Input(
-                    "height",
-                    default=512,
-                    min=64,
-                    max=8192,
-                    step=8,
-                    tooltip="Pixels before the second pass, in steps of 8.",
-                ),
-                io.Int.Input("batch_size", default=1, min=1, max=64, tooltip="How many pictures."),
+                io.Int.Input("batch_size", default=1, min=1, max=64, tooltip="How many pictures of each prompt."),
                 io.Int.Input(
                     "seed",
                     default=0,
                     min=0,
                     max=0xFFFFFFFFFFFFFFFF,
                     control_after_generate=io.ControlAfterGenerate.fixed,
-                    tooltip="The seed of the noise: the same seed gives the same picture, 0 to 2^64 - 1.",
+                    tooltip="The seed of the noise, the same for every prompt: it gives the same picture again.",
                 ),
-                io.Int.Input("steps", default=20, min=1, max=1000, tooltip="Sampling steps of the first pass."),
+                io.Int.Input(
+                    "steps",
+                    default=0,
+                    min=0,
+                    max=1000,
+                    tooltip="Sampling steps of the first pass. 0: as many as suit the model (20 for Stable Diffusion).",
+                ),
                 io.Float.Input(
                     "cfg",
-                    default=7.0,
+                    default=0.0,
                     min=0.0,
                     max=100.0,
                     step=0.1,
                     round=0.01,
-                    tooltip="CFG scale: how closely the prompt is followed, 0 to 100. 5 to 8 is usual.",
+                    tooltip="CFG scale: how closely the prompt is followed, to 100. 0: as suits the model (7 for "
+                    "Stable Diffusion).",
                 ),
                 io.Combo.Input(
                     "sampler_name",
-                    options=sampling.sampler_names(),
-                    default="euler",
-                    tooltip="ComfyUI's sampling algorithm.",
+                    options=[sampling.AUTO, *sampling.sampler_names()],
+                    default=sampling.AUTO,
+                    tooltip="ComfyUI's sampling algorithm. auto: as suits the model.",
                 ),
                 io.Combo.Input(
                     "scheduler",
-                    options=sampling.scheduler_names(),
-                    default="normal",
-                    tooltip="ComfyUI's scheduler: how the noise levels are spread over the steps.",
+                    options=[sampling.AUTO, *sampling.scheduler_names()],
+                    default=sampling.AUTO,
+                    tooltip="ComfyUI's scheduler: how the noise levels are spread over the steps. auto: as suits the "
+                    "model.",
                 ),
-                io.Float.Input(
-                    "hires_scale",
-                    default=1.0,
-                    min=1.0,
-                    max=4.0,
-                    step=0.05,
-                    round=0.001,
-                    tooltip="Second pass at this multiple of width and height, 1 to 4. 1 = no second pass, 1.5 to 2 is "
-                    "usual, less than 1.25 shows little.",
+                io.DynamicCombo.Input(
+                    "hires",
+                    tooltip="The second, larger pass. latent: enlarges latents, the most new detail. pixels: enlarges "
+                    "the picture by a filter, the most faithful. upscale model: by upscale_model.",
+                    options=[
+                        io.DynamicCombo.Option("off", []),
+                        enlarging(
+                            "latent",
+                            1.5,
+                            "bislerp",
+                            sampling.LATENT_METHODS,
+                            "How latents are enlarged. bislerp keeps their statistics.",
+                        ),
+                        enlarging("pixels", 1.5, "lanczos", sampling.FILTERS, "The filter that enlarges the picture."),
+                        enlarging(
+                            "upscale model",
+                            2.0,
+                            "lanczos",
+                            sampling.FILTERS,
+                            "The filter from the upscale model's size to that of scale.",
+                        ),
+                    ],
                 ),
-                io.Float.Input(
-                    "hires_denoise",
-                    default=0.55,
-                    min=0.05,
-                    max=1.0,
-                    step=0.01,
-                    round=0.001,
-                    tooltip="Denoise of the second pass, 0.05 to 1. 0.5 to 0.7 is usual for latents: less stays "
-                    "blurry, more redraws the picture.",
-                ),
-                io.Int.Input("hires_steps", default=15, min=1, max=1000, tooltip="Sampling steps of the second pass."),
-                io.Combo.Input(
-                    "upscale_method",
-                    options=sampling.UPSCALE_METHODS,
-                    default="bislerp",
-                    tooltip="How the latents are enlarged before the second pass. bislerp keeps their statistics.",
+                io.Boolean.Input(
+                    "tiled_vae",
+                    default=False,
+                    tooltip="On: the VAE works in tiles of 512 pixels, which takes less memory. Off: only when memory "
+                    "runs out.",
                     advanced=True,
+                ),
+                io.Float.Input(
+                    "guidance",
+                    default=-1.0,
+                    min=-1.0,
+                    max=100.0,
+                    step=0.1,
+                    round=0.01,
+                    tooltip="Distilled guidance, for models that take one (Flux.1 dev: 3.5). -1: as suits the model.",
+                    advanced=True,
+                ),
+                io.UpscaleModel.Input(
+                    "upscale_model",
+                    optional=True,
+                    tooltip="For hires upscale model: one of Load Upscale Model, such as ESRGAN.",
                 ),
                 io.Model.Input(
                     "before_model",
@@ -123,10 +214,18 @@ class AtelierSample(Node):
             outputs=[
                 io.Image.Output(
                     display_name="IMAGE",
-                    tooltip="The pictures of the last pass; with before_model, before and after side by side.",
+                    tooltip="A batch for each prompt, of the last pass; with before_model, before and after side by "
+                    "side.",
+                    is_output_list=True,
                 )
             ],
         )
+
+    @classmethod
+    def validate_inputs(cls, prompt: str | None = None, hires: Any = None) -> bool | str:
+        """Check the switches of the prompts; a linked one is not known yet. ComfyUI passes every dynamic combo."""
+        del hires
+        return complaint(prompt, read_prompts)
 
     @classmethod
     def execute(
@@ -144,29 +243,74 @@ class AtelierSample(Node):
         cfg: float,
         sampler_name: str,
         scheduler: str,
-        hires_scale: float,
-        hires_denoise: float,
-        hires_steps: int,
-        upscale_method: str,
+        hires: dict[str, Any],
+        tiled_vae: bool,
+        guidance: float,
+        upscale_model: Any = None,
         before_model: Any = None,
         before_clip: Any = None,
     ) -> io.NodeOutput:
-        """Sample, enlarge and sample again, decode; with a second model put its pictures at the left."""
-        settings = {"seed": seed, "cfg": cfg, "sampler_name": sampler_name, "scheduler": scheduler}
+        """Draw each prompt; with a second model put its pictures at the left."""
+        if hires["hires"] == "upscale model" and upscale_model is None:
+            raise ValueError(
+                "hires of Sample is upscale model, and none is linked. Link upscale_model, or set hires to pixels."
+            )
+        after = sampling.Models(model, clip, vae, tiled_vae)
+        before = after._replace(model=before_model, clip=clip if before_clip is None else before_clip)
+        usual = sampling.Pass(seed, steps, cfg, sampler_name, scheduler)
+        drawn = []
+        for line in read_prompts(prompt):
+            shown = sampling.Prompt(
+                line.prompt,
+                negative if line.negative is None else line.negative,
+                next((each for each in (line.guidance, guidance) if each is not None and each >= 0), None),
+            )
+            first = first_pass(line, usual)
+            rest = (
+                (line.width or width, line.height or height),
+                batch_size,
+                first,
+                hires_of(hires, first, upscale_model),
+            )
+            pictures = sampling.draw(after, shown, *rest)
+            if before_model is not None:
+                gap = pictures.new_ones(*pictures.shape[:2], GAP, pictures.shape[3])
+                pictures = torch.cat([sampling.draw(before, shown, *rest), gap, pictures], dim=2)
+            drawn.append(pictures)
+        return io.NodeOutput(drawn)
 
-        def draw(model: Any, clip: Any) -> Tensor:
-            conditioning = sampling.encode_prompt(clip, prompt), sampling.encode_prompt(clip, negative)
-            latents = sampling.empty_latents(width, height, batch_size)
-            latents = sampling.sample_latents(model, *conditioning, latents, steps=steps, denoise=1.0, **settings)
-            if hires_scale > 1:
-                latents = sampling.upscale_latents(latents, hires_scale, upscale_method)
-                second = {**settings, "steps": hires_steps, "denoise": hires_denoise}
-                latents = sampling.sample_latents(model, *conditioning, latents, **second)
-            return sampling.decode_latents(vae, latents)
 
-        after = draw(model, clip)
-        if before_model is None:
-            return io.NodeOutput(after)
-        before = draw(before_model, clip if before_clip is None else before_clip)
-        gap = after.new_ones(*after.shape[:2], GAP, after.shape[3])
-        return io.NodeOutput(torch.cat([before, gap, after], dim=2))
+def read_prompts(text: str) -> tuple[PromptLine, ...]:
+    """Read the prompts line by line, none as the empty one; raises ValueError for a wrong line."""
+    lines = parse_prompts(text, PROMPT)
+    for line in lines:
+        if line.sampler is not None and line.sampler not in sampling.sampler_names():
+            raise ValueError(
+                f"--ss in {PROMPT} is {line.sampler}, which is no sampler of this ComfyUI; set it to a name in the "
+                "list of sampler_name."
+            )
+    return lines or (NO_PROMPT,)
+
+
+def first_pass(line: PromptLine, usual: sampling.Pass) -> sampling.Pass:
+    """Read the first pass of a prompt: its own switches, then the node's settings."""
+    own = {"seed": line.seed, "steps": line.steps, "cfg": line.cfg, "sampler_name": line.sampler}
+    return usual._replace(**{name: value for name, value in own.items() if value is not None})
+
+
+def hires_of(chosen: dict[str, Any], first: sampling.Pass, upscale_model: Any) -> sampling.Hires | None:
+    """Read the second pass; what it leaves open is as in the first."""
+    way = chosen["hires"]
+    if way == "off":
+        return None
+    second = sampling.Pass(
+        seed=first.seed if chosen["seed"] < 0 else chosen["seed"],
+        steps=chosen["steps"] or first.steps,
+        cfg=chosen["cfg"] or first.cfg,
+        sampler_name=first.sampler_name if chosen["sampler_name"] == AS_FIRST else chosen["sampler_name"],
+        scheduler=first.scheduler if chosen["scheduler"] == AS_FIRST else chosen["scheduler"],
+        denoise=chosen["denoise"],
+    )
+    return sampling.Hires(
+        chosen["scale"], second, chosen["method"], way != "latent", upscale_model if way == "upscale model" else None
+    )

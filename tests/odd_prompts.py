@@ -22,7 +22,7 @@ SHORT: dict[str, dict[str, Any]] = {  # inputs that keep a prompt cheap
     "AtelierDatasetPreview": {"resolution": 64, "limit": 2},
     "AtelierBuckets": {"bucket_step": 32},
     "AtelierSaves": {"sample_prompts": ""},
-    "AtelierSample": {"width": 64, "height": 64, "steps": 1, "hires_steps": 1, "hires_scale": 1.0},
+    "AtelierSample": {"width": 64, "height": 64, "steps": 1},
     "EmptyImage": {"width": 64, "height": 64},
 }
 SLOW = ("compile",)  # inputs that stay as they are: an odd value counts as true there, and is right

@@ -50,6 +50,15 @@ SAVES = {
     "sample_at_start": False,
 }
 VALIDATION = {"validate_every": 0, "early_stop_patience": 0, "early_stop_min_improvement": 0.0, "keep_best": False}
+SECOND_PASS = {
+    "hires.denoise": 0.6,
+    "hires.steps": 2,
+    "hires.cfg": 0.0,
+    "hires.sampler_name": "as the first pass",
+    "hires.scheduler": "as the first pass",
+    "hires.seed": -1,
+}
+LATENT_HIRES = {"hires": "latent", "hires.scale": 1.5, "hires.method": "bislerp", **SECOND_PASS}
 SAMPLE = {
     "prompt": "a red circle",
     "negative": "",
@@ -61,10 +70,9 @@ SAMPLE = {
     "cfg": 3.0,
     "sampler_name": "euler",
     "scheduler": "normal",
-    "hires_scale": 1.0,
-    "hires_denoise": 0.6,
-    "hires_steps": 2,
-    "upscale_method": "bislerp",
+    "hires": "off",
+    "tiled_vae": False,
+    "guidance": -1.0,
 }
 
 

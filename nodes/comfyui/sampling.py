@@ -1,28 +1,65 @@
-"""ComfyUI's samplers, prompts and latents."""
+"""Draw pictures with ComfyUI's samplers: prompts, latents, and the second pass of a hi-res fix."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import comfy.diffusers_load
-import comfy.lora
-import comfy.model_detection
 import comfy.model_management
-import comfy.model_sampling
 import comfy.samplers
-import comfy.sd
-import comfy.sd1_clip
 import comfy.utils
+import node_helpers
 import torch
+from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel
 from torch import Tensor
 
 import nodes as comfy_nodes
 
-from .models import (
-    own,
-)
+from .connected.family import family_of
+from .models import own
 
-UPSCALE_METHODS = ["nearest-exact", "bilinear", "area", "bicubic", "bislerp"]
+AUTO = "auto"  # sampler or scheduler: as the model's family is sampled
+LATENT_METHODS = ["bislerp", "bicubic", "bilinear", "nearest-exact", "area"]
+FILTERS = ["lanczos", "bicubic", "bilinear", "area", "nearest-exact"]
+TILE, OVERLAP = 512, 64  # pixels, of a tiled VAE
+VIDEO = 3  # dimensions of the latents of VAEs of video
+
+
+class Models(NamedTuple):
+    """What draws a picture."""
+
+    model: Any
+    clip: Any
+    vae: Any
+    tiled: bool = False  # decode and encode in tiles
+
+
+class Pass(NamedTuple):
+    """One pass of the sampler; 0 and AUTO: as the model's family is sampled."""
+
+    seed: int
+    steps: int = 0
+    cfg: float = 0.0
+    sampler_name: str = AUTO
+    scheduler: str = AUTO
+    denoise: float = 1.0
+
+
+class Hires(NamedTuple):
+    """The second pass: how much larger, enlarged how, drawn how."""
+
+    scale: float
+    second: Pass
+    method: str = "bislerp"  # of LATENT_METHODS, or of FILTERS for pixels
+    pixels: bool = False
+    upscale_model: Any = None  # enlarges the pixels first
+
+
+class Prompt(NamedTuple):
+    """What a picture shows."""
+
+    text: str
+    negative: str
+    guidance: float | None = None  # distilled guidance; None: as the model's family is sampled
 
 
 def sampler_names() -> list[str]:
@@ -35,31 +72,87 @@ def scheduler_names() -> list[str]:
     return comfy.samplers.KSampler.SCHEDULERS
 
 
-def encode_prompt(clip: Any, text: str) -> Any:
-    """Encode a prompt as CONDITIONING."""
-    return clip.encode_from_tokens_scheduled(clip.tokenize(text))
+def draw(models: Models, prompt: Prompt, size: tuple[int, int], count: int, first: Pass, hires: Hires | None) -> Tensor:
+    """Draw pictures of one prompt, (count, H, W, 3) in 0..1; size: width and height before the second pass.
+
+    The second pass starts from the first one's latents, enlarged, or from its pixels, enlarged and encoded.
+    """
+    guidance = family_of(models.model).sampling.guidance if prompt.guidance is None else prompt.guidance
+    conditioning = tuple(encode_prompt(models.clip, text, guidance) for text in (prompt.text, prompt.negative))
+    latents = sample_latents(models.model, conditioning, empty_latents(models.model, size, count), first)
+    if hires is not None:
+        latents = _enlarged(models, latents, hires)
+        latents = sample_latents(models.model, conditioning, latents, hires.second)
+    return decode_latents(models, latents)
 
 
-def empty_latents(width: int, height: int, count: int) -> Tensor:
-    """Make empty latents (count, 4, height/8, width/8) to start from."""
+def encode_prompt(clip: Any, text: str, guidance: float | None = None) -> Any:
+    """Encode a prompt as CONDITIONING, with distilled guidance where the model takes one."""
+    encoded = clip.encode_from_tokens_scheduled(clip.tokenize(text))
+    return encoded if guidance is None else node_helpers.conditioning_set_values(encoded, {"guidance": guidance})
+
+
+def empty_latents(model: Any, size: tuple[int, int], count: int) -> Tensor:
+    """Make empty latents of a MODEL's format to start from: (count, C[, 1], h, w)."""
+    form = model.get_model_object("latent_format")
+    width, height = (side // form.spacial_downscale_ratio for side in size)
+    frames = (1,) if form.latent_dimensions == VIDEO else ()
     device = comfy.model_management.intermediate_device()
-    return torch.zeros(count, 4, height // 8, width // 8, device=device)
+    return torch.zeros(count, form.latent_channels, *frames, height, width, device=device)
 
 
-def sample_latents(model: Any, positive: Any, negative: Any, latents: Tensor, **settings: Any) -> Tensor:
-    """Sample with ComfyUI's own sampler: seed, steps, cfg, sampler_name, scheduler, denoise."""
-    latent = {"samples": latents}
-    (result,) = comfy_nodes.common_ksampler(model, positive=positive, negative=negative, latent=latent, **settings)
+def sample_latents(model: Any, conditioning: Any, latents: Tensor, each: Pass) -> Tensor:
+    """Sample with ComfyUI's own sampler; conditioning: of the prompt and the negative prompt."""
+    usual, (positive, negative) = family_of(model).sampling, conditioning
+    (result,) = comfy_nodes.common_ksampler(
+        model,
+        seed=each.seed,
+        steps=each.steps or usual.steps,
+        cfg=each.cfg or usual.cfg,
+        sampler_name=usual.sampler if each.sampler_name == AUTO else each.sampler_name,
+        scheduler=usual.scheduler if each.scheduler == AUTO else each.scheduler,
+        positive=positive,
+        negative=negative,
+        latent={"samples": latents},
+        denoise=each.denoise,
+    )
     return result["samples"]
 
 
-def upscale_latents(latents: Tensor, factor: float, method: str) -> Tensor:
-    """Enlarge latents; the sides are rounded to whole latent pixels."""
-    width, height = (round(side * factor) for side in (latents.shape[3], latents.shape[2]))
-    return comfy.utils.common_upscale(latents, width, height, method, "disabled")
-
-
-def decode_latents(vae: Any, latents: Tensor) -> Tensor:
+def decode_latents(models: Models, latents: Tensor) -> Tensor:
     """Decode latents to pictures (B, H, W, 3) in 0..1."""
-    # ComfyUI's tiled decoding, which it falls back to when memory is short, gives inference tensors.
-    return own(vae.decode(latents))
+    vae = models.vae
+    if models.tiled:
+        pixels = vae.spacial_compression_decode()
+        pictures = vae.decode_tiled(latents, tile_x=TILE // pixels, tile_y=TILE // pixels, overlap=OVERLAP // pixels)
+    else:
+        pictures = vae.decode(latents)
+    # ComfyUI's tiled decoding, which it falls back to when memory is short, gives inference tensors. VAEs of video
+    # give frames on an axis of their own.
+    return own(pictures.reshape(-1, *pictures.shape[-3:]))
+
+
+def _enlarged(models: Models, latents: Tensor, hires: Hires) -> Tensor:
+    """Enlarge the latents of the first pass; the sides stay whole latent pixels."""
+    width, height = (round(side * hires.scale) for side in (latents.shape[-1], latents.shape[-2]))
+    if not hires.pixels:
+        return comfy.utils.common_upscale(latents, width, height, hires.method, "disabled")
+    pictures = decode_latents(models, latents)
+    if hires.upscale_model is not None:
+        pictures = ImageUpscaleWithModel.execute(hires.upscale_model, pictures).result[0]
+    pixels = models.model.get_model_object("latent_format").spacial_downscale_ratio
+    enlarged = comfy.utils.common_upscale(
+        pictures.movedim(-1, 1), width * pixels, height * pixels, hires.method, "disabled"
+    )
+    return _encoded(models, enlarged.movedim(1, -1))
+
+
+def _encoded(models: Models, pictures: Tensor) -> Tensor:
+    """Encode pictures; one by one for VAEs of video, for which several are the frames of one."""
+    vae, latents = models.vae, []
+    for picture in pictures.split(1 if vae.latent_dim == VIDEO else len(pictures)):
+        if models.tiled:
+            latents.append(vae.encode_tiled(picture, tile_x=TILE, tile_y=TILE, overlap=OVERLAP))
+        else:
+            latents.append(vae.encode(picture))
+    return own(torch.cat(latents))

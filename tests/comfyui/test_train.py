@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageChops
 from safetensors import safe_open
-from train_graph import changed, chosen, concept, draw_pictures, masks, node, sample, train_graph
+from train_graph import LATENT_HIRES, changed, chosen, concept, draw_pictures, masks, node, sample, train_graph
 
 from comfy_client import ComfyClient, ComfyServer, Result, refused
 from lora_atelier.dev import TINY_BASE
@@ -43,8 +43,8 @@ def test_a_run_and_all_that_its_outputs_feed(comfy: ComfyClient, server: ComfySe
     graph = train_graph(
         name, {"name.text_encoder_learning_rate": 0.01}, name=name, sample_prompts="one\n\ntwo", strength=0.8
     )
-    graph["with"] = sample(["train", 0], ["train", 1], ["base", 3], hires_scale=1.5)
-    graph["without"] = sample(["base", 1], ["base", 2], ["base", 3], hires_scale=1.5)
+    graph["with"] = sample(["train", 0], ["train", 1], ["base", 3], **LATENT_HIRES)
+    graph["without"] = sample(["base", 1], ["base", 2], ["base", 3], **LATENT_HIRES)
     graph["show with"] = node("PreviewImage", images=["with", 0])
     graph["show without"] = node("PreviewImage", images=["without", 0])
     graph["show samples"] = node("PreviewImage", images=["train", 4])
@@ -102,12 +102,12 @@ def test_a_run_and_all_that_its_outputs_feed(comfy: ComfyClient, server: ComfySe
         strength_model=0.8,
         strength_clip=0.8,
     )
-    more["loaded"] = sample(["loader", 0], ["loader", 1], ["base", 3], hires_scale=1.5, prompt="a blue square")
+    more["loaded"] = sample(["loader", 0], ["loader", 1], ["base", 3], **LATENT_HIRES, prompt="a blue square")
     more["show loaded"] = node("PreviewImage", images=["loaded", 0])
     more["model loader"] = node(
         "LoraModelLoader", model=["base", 1], lora=["train", 2], strength_model=0.8, bypass=False
     )
-    more["by model"] = sample(["model loader", 0], ["train", 1], ["base", 3], hires_scale=1.5, prompt="a blue square")
+    more["by model"] = sample(["model loader", 0], ["train", 1], ["base", 3], **LATENT_HIRES, prompt="a blue square")
     more["show by model"] = node("PreviewImage", images=["by model", 0])
     second = comfy.queue(more)
     assert second.ok, second.error
@@ -177,7 +177,7 @@ def test_without_prompts_nodes_at_samples_are_skipped(comfy: ComfyClient, pictur
 def test_the_oldest_comfyui_trains_and_remembers(comfy_oldest: ComfyClient, server_oldest: ComfyServer) -> None:
     draw_pictures(server_oldest.base / "input" / "oldest")
     graph = train_graph("oldest", {"name.text_encoder_learning_rate": 0.01}, name="oldest", sample_prompts="one")
-    graph["with"] = sample(["train", 0], ["train", 1], ["base", 3], hires_scale=1.5)
+    graph["with"] = sample(["train", 0], ["train", 1], ["base", 3], **LATENT_HIRES)
     graph["show"] = node("PreviewImage", images=["with", 0])
     first = comfy_oldest.queue(graph)
     assert lora_path(first).is_file()

@@ -65,7 +65,7 @@ def test_models_that_do_not_belong_together_are_named():
         extract(tuned, {**base, "layer.0": lambda: torch.ones(4, 5)}, Rule(rank=1), titles=("A", "B"))
     with pytest.raises(ValueError, match="A and B have equal weights"):
         extract(base, base, Rule(rank=1), titles=("A", "B"))
-    with pytest.raises(ValueError, match="layer.1 holds values that are not finite"):
+    with pytest.raises(ValueError, match=r"layer\.1 holds values that are not finite"):
         extract({**tuned, "layer.1": lambda: torch.full((4, 4), torch.nan)}, base, Rule(rank=1))
     with pytest.raises(ValueError, match="rank of Extract LoRA is 0"):
         Rule(node="Extract LoRA")
