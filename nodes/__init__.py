@@ -5,6 +5,7 @@ from .base_model import AtelierLoadBaseModel
 from .comfyui.connected import register_connected_models
 from .comfyui.folders import register_assets
 from .comfyui.tiny import register_tiny_model
+from .compare import AtelierCompareLoras
 from .connect_model import AtelierConnectModel
 from .convert import AtelierConvertLora
 from .dataset import AtelierConceptDataset
@@ -30,6 +31,7 @@ from .save_lora import AtelierSaveLoraFile
 from .saves import AtelierSaves
 from .scheduler import AtelierScheduler
 from .sockets import ComfyExtension, io
+from .sweep import AtelierSweep, AtelierSweepResults
 from .train import AtelierTrain
 from .validation import AtelierValidation
 from .variation import AtelierAugment, AtelierBuckets
@@ -63,6 +65,9 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierAverageSaves,
     AtelierConvertLora,
     AtelierExtractLora,
+    AtelierCompareLoras,
+    AtelierSweep,
+    AtelierSweepResults,
 ]
 
 

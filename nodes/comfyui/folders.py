@@ -297,6 +297,11 @@ def logs_folder() -> Path:
     return Path(folder_paths.get_output_directory()) / "atelier" / "logs"
 
 
+def comparisons_folder() -> Path:
+    """The folder of pictures that Compare LoRAs has drawn."""
+    return Path(folder_paths.get_output_directory()) / "atelier" / "compare"
+
+
 def check_pictures(dataset: DatasetConfig, callbacks: Callbacks) -> None:
     """Raise ValueError with every picture, caption and mask that cannot be used."""
     from ...trainer_core.data.scan import Index, scan  # here, so that ComfyUI starts fast

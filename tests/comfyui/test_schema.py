@@ -15,6 +15,7 @@ NODES = [
     "AtelierAugment",
     "AtelierAverageSaves",
     "AtelierBuckets",
+    "AtelierCompareLoras",
     "AtelierConceptDataset",
     "AtelierConnectModel",
     "AtelierConvertLora",
@@ -38,6 +39,8 @@ NODES = [
     "AtelierSaveLoraFile",
     "AtelierSaves",
     "AtelierScheduler",
+    "AtelierSweep",
+    "AtelierSweepResults",
     "AtelierTrain",
     "AtelierValidation",
 ]

@@ -1,0 +1,222 @@
+"""Compare LoRAs: the grid of saves, strengths and prompts; drawn once; what is marked; what cannot be."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from train_graph import node, sample, train_graph
+
+from comfy_client import ComfyClient, ComfyServer
+from lora_atelier.dev import TINY_BASE
+
+pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
+
+SMALL = {"steps": 2, "cfg": 3.0, "sampler_name": "euler", "scheduler": "normal"}
+
+
+def base() -> dict:
+    return {"base": node("CheckpointLoaderSimple", ckpt_name=TINY_BASE.name)}
+
+
+def compare(of: str, **inputs: object) -> dict:
+    """Return a Compare LoRAs of 64 pixels."""
+    usual = {"strengths": "1", "prompt": "a red circle", "negative": "", "seeds": "5", "width": 64, "height": 64}
+    links = {"model": ["base", 0], "clip": ["base", 1], "vae": ["base", 2]}
+    return node("AtelierCompareLoras", of=of, **links, **{**usual, **SMALL, "choose": 0, **inputs})
+
+
+def lora(seed: int) -> dict[str, torch.Tensor]:
+    """Build a LoRA of one layer."""
+    name, draws = "lora_unet_middle_block_1_proj_in", torch.Generator().manual_seed(seed)
+    shape = next(t.shape for key, t in load_file(TINY_BASE).items() if key.endswith("middle_block.1.proj_in.weight"))
+    down, up = (2, shape[1], *shape[2:]), (shape[0], 2, *shape[2:])
+    return {
+        f"{name}.lora_down.weight": torch.randn(down, generator=draws),
+        f"{name}.lora_up.weight": torch.randn(up, generator=draws) * 0.3,
+    }
+
+
+def text(result) -> str:
+    return result.outputs["x"]["text"][0]
+
+
+def rows(result) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(result.outputs["table"]["text"][0])))
+
+
+def shown(graph: dict) -> dict:
+    """Return a graph that shows the single pictures, the table and the chosen name."""
+    return graph | {
+        "show": node("PreviewImage", images=["x", 1]),
+        "table": node("PreviewAny", source=["x", 2]),
+        "name": node("PreviewAny", source=["x", 4]),
+    }
+
+
+def same(one: Image.Image, other: Image.Image) -> bool:
+    return np.array_equal(np.asarray(one), np.asarray(other))
+
+
+def apart(one: Image.Image, other: Image.Image) -> int:
+    """Return the largest difference of two pictures."""
+    return int(np.abs(np.asarray(one, dtype=int) - np.asarray(other, dtype=int)).max())
+
+
+def test_the_saves_of_a_run_are_compared_and_drawn_once(
+    comfy: ComfyClient, server: ComfyServer, pictures: Path
+) -> None:
+    name = pictures.name
+    trained = comfy.queue(train_graph(name, name=name, steps=3, save_every=1, save_unit="steps", keep_last=3))
+    assert trained.ok, trained.error
+    [run] = [
+        path.name for path in (server.base / "output" / "atelier" / "runs").iterdir() if path.name.startswith(name)
+    ]
+    prompts = "a red circle\na blue square --w 96 --d 7"
+    graph = base() | {
+        "x": compare("saves of a run", **{"of.run": run, "of.every": 2}, strengths="0, 1", prompt=prompts)
+    }
+    graph["last"] = node("AtelierSaveLoraFile", lora=["x", 3], file_name=f"{name}-chosen", dtype="as it is")
+    graph["last"]["inputs"] |= {"title": "", "trigger_words": "", "description": "", "author": ""}
+    graph["loader"] = node(
+        "LoraLoader",
+        model=["base", 0],
+        clip=["base", 1],
+        lora_name=f"atelier/{name}.safetensors",
+        strength_model=1.0,
+        strength_clip=1.0,
+    )
+    graph["stock"] = sample(["loader", 0], ["loader", 1], ["base", 2], **SMALL)
+    graph["show stock"] = node("PreviewImage", images=["stock", 0])
+    result = comfy.queue(shown(graph))
+    assert result.ok, result.error
+    assert text(result).startswith("6 pictures: 6 drawn, 0 there already.")
+    table = rows(result)
+    assert [(row["lora"], row["strength"], row["seed"]) for row in table] == [
+        (title, strength, seed)
+        for title, strength in (("without LoRA", "0"), ("step 1", "1"), ("step 3", "1"))
+        for seed in ("5", "7")
+    ]
+    drawn = comfy.images(result, "show")
+    assert [picture.size for picture in drawn] == [(64, 64), (96, 64)] * 3
+    # Previews cut a value to 8 bits, kept pictures round it.
+    assert apart(drawn[4], comfy.images(result, "show stock")[0]) <= 1 < apart(drawn[0], drawn[4])
+    assert result.outputs["name"]["text"] == ["step 3"]
+    chosen = load_file(server.base / "models" / "loras" / f"{name}-chosen.safetensors")
+    final = load_file(server.base / "models" / "loras" / "atelier" / f"{name}.safetensors")
+    assert all(torch.equal(chosen[key], tensor) for key, tensor in final.items())
+
+    # Drawn once: only what is missing or damaged is drawn again, and more strengths add to it.
+    folder = server.base / "output" / "atelier" / "compare"
+    (folder / table[1]["file"]).unlink()
+    (folder / table[2]["file"]).write_bytes(b"no picture")
+    with Image.open(folder / table[3]["file"]) as picture:
+        assert json.loads(picture.info["atelier_sample"])["prompt"] == "a blue square"
+    graph["x"]["inputs"] |= {"strengths": "0, 1, -1", "choose": 2}
+    again = comfy.queue(shown(graph))
+    assert again.ok, again.error
+    assert text(again).startswith("10 pictures: 6 drawn, 4 there already.")
+    assert again.outputs["name"]["text"] == ["step 1"]
+    for one, other in zip(comfy.images(again, "show")[:4], drawn[:4], strict=True):
+        assert same(one, other)
+
+
+def test_files_and_links_are_compared(comfy: ComfyClient, server: ComfyServer) -> None:
+    for number in (1, 2):
+        save_file(lora(number), server.base / "models" / "loras" / f"compare-{number}.safetensors", {})
+    graph = base() | {"x": compare("files", **{"of.files": "compare-*\n\ncompare-1"}, seeds="1, 2")}
+    result = comfy.queue(shown(graph))
+    assert result.ok, result.error
+    assert [row["lora"] for row in rows(result)] == ["compare-1"] * 2 + ["compare-2"] * 2
+    files = comfy.images(result, "show")
+    linked = base() | {"one": node("AtelierLoadLoraFile", lora_name="compare-2.safetensors")}
+    linked["x"] = compare("linked LoRAs", lora_1=["one", 0], seeds="2")
+    result = comfy.queue(shown(linked))
+    assert result.ok, result.error
+    assert "1 pictures: 0 drawn, 1 there already." in text(result)  # its content is the same
+    assert same(comfy.images(result, "show")[0], files[3])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"strengths": "1, x"}, "'x' in strengths of Compare LoRAs is no number from -10 to 10"),
+        ({"seeds": "1.5"}, "'1.5' in seeds of Compare LoRAs is no number"),
+        ({"prompt": " "}, "prompt of Compare LoRAs is empty"),
+        ({"prompt": "a --q 1"}, "--q in line 1 of prompt of Compare LoRAs is none of"),
+        ({"of.files": "../../secret"}, "No file of models/loras is called '../../secret'"),
+        ({"of.files": "compare-bad", "choose": 9}, "choose of Compare LoRAs is 9, and there are 1 columns"),
+        ({"of.files": "compare-bad", "seeds": ",".join(map(str, range(1001)))}, "draws 1000 at most"),
+        ({"of.files": "compare-bad", "width": 8192, "height": 8192, "seeds": "1,2,3,4,5"}, "million pixels"),
+    ],
+)
+def test_wrong_input_gets_one_sentence(comfy: ComfyClient, server: ComfyServer, inputs: dict, said: str) -> None:
+    save_file(lora(3), server.base / "models" / "loras" / "compare-bad.safetensors", {})
+    result = comfy.queue(base() | {"x": compare("files", **{"of.files": "compare-bad", **inputs})})
+    assert not result.ok and said in str(result.error), result.error
+
+
+def test_the_column_that_is_most_alike_is_marked(comfy_modules: ModuleType, tmp_path: Path) -> None:
+    import comfy.clip_vision
+
+    from lora_atelier.nodes import comparison
+    from lora_atelier.nodes.comfyui import comparing, sampling
+    from lora_atelier.trainer_core.config.prompt_lines import PromptLine
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
+    kind = {"model_type": "clip_vision_model", "layer_norm_eps": 1e-5}
+    vision = comfy.clip_vision.ClipVisionModel(
+        {
+            **sizes,
+            "image_size": 28,
+            "patch_size": 14,
+            "num_channels": 3,
+            "projection_dim": 8,
+            "hidden_act": "gelu",
+            **kind,
+        }
+    )
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in vision.model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draws) * 0.2)
+    red, blue, dull = (
+        torch.tensor(colour).expand(40, 56, 3).contiguous()
+        for colour in ((0.9, 0.1, 0.1), (0.1, 0.1, 0.9), (0.4, 0.4, 0.4))
+    )
+    columns = [comparing.Column(title, 1.0, title, dict) for title in ("dull", "blue", "red")]
+    row = comparing.Row(PromptLine(text="red", prompt="red"), sampling.Pass(3), "", None, (56, 40))
+    cells = [
+        comparing.Cell(column, row, picture, tmp_path / "x.png", False)
+        for column, picture in zip(columns, (dull, blue, red), strict=True)
+    ]
+    scores = comparing.likeness(vision, cells, [red, red * 0.98], None)
+    best = comparison.best_column(columns, scores)
+    assert best is not None and columns[best[0]].title == "red" and best[1] == pytest.approx(1, abs=1e-2)
+    assert "Best by the sum: red at 1" in comparison.describe(cells, columns, scores, best)
+    grid = comparison.draw_comparison(cells, 3, best[0])
+    assert grid.height > 40 and max(grid.getcolors(1 << 24))[0] > 0
+
+    class Words:
+        """A text encoder whose pooled output is one of the vectors that the vision model gives."""
+
+        tokenize = staticmethod(lambda text: text)
+
+        @staticmethod
+        def encode_from_tokens(text: str, return_pooled: bool) -> tuple[None, torch.Tensor]:
+            assert return_pooled
+            return None, comparing.embed(vision, [blue if "blue" in text else red])
+
+    both = comparing.likeness(vision, cells, [], Words)
+    assert [pair[0] for pair in both] == [None] * 3
+    assert both[2][1] == pytest.approx(1, abs=1e-3) and both[2][1] > both[1][1]
+    Words.encode_from_tokens = staticmethod(lambda text, return_pooled: (None, torch.ones(1, 5)))
+    with pytest.raises(ValueError, match="gives 5 numbers a prompt, the CLIP vision model 8 a picture"):
+        comparing.likeness(vision, cells, [], Words)
+    assert comparison.best_column(columns, [(None, None)] * 3) is None
