@@ -1,5 +1,6 @@
 """Saves & Samples, what is asked of a run while it works, and a ComfyUI that is closed meanwhile."""
 
+import io
 import json
 import shutil
 import signal
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import websocket
+from PIL import Image
 from safetensors import safe_open
-from train_graph import changed, chosen, draw_pictures, train_graph
+from train_graph import changed, chosen, draw_pictures, node, train_graph
 
 from comfy_client import HANGS, ComfyClient, ComfyServer, Result
 from lora_atelier.dev import ROOT, TINY_BASE
@@ -128,7 +130,68 @@ def test_a_bad_file_name_is_refused_before_anything_runs(comfy: ComfyClient, pic
         ("faces/{nam}", "with {name}, {date}, {time}, {step}, {epoch} only"),
     ):
         result = comfy.queue(changed(graph, "saves", file_name=name))
-        assert result.status == "rejected" and result.error.count(sentence) == 1, result.error
+        assert result.status == "rejected" and sentence in result.error, result.error
+
+
+def test_a_wrong_prompt_is_refused_before_anything_runs(comfy: ComfyClient, pictures: Path) -> None:
+    graph = train_graph(pictures.name)
+    for prompts, sentence in (
+        ("a cat\n\na dog --x 3", "--x in line 3 of sample_prompts of Saves & Samples is none of --n, --w, --h,"),
+        (
+            "# --x\na cat --w wide",
+            "--w is 'wide' in line 2 of sample_prompts of Saves & Samples; set it to a whole number",
+        ),
+        ("a cat --d 1 --d 2", "--d occurs twice in line 1 of sample_prompts of Saves & Samples"),
+    ):
+        result = comfy.queue(changed(graph, "saves", sample_prompts=prompts))
+        assert result.status == "rejected" and sentence in result.error, result.error
+    result = comfy.queue(changed(graph, "saves", sample_prompts="a --x", file_name="../{name}"))
+    assert result.status == "rejected" and "--x in line 1" in result.error and "The folder '..'" in result.error
+    # A linked text is not known before, and what a model has is known once it is linked: both end before the training.
+    linked = changed(graph, "saves", sample_prompts=["text", 0])
+    for text, sentence in (
+        ("a --x", "--x in line 1 of sample_prompts of Saves & Samples is none of"),
+        (
+            "a --ss heun",
+            "not drawn by the sampler heun of prompt 1; set --ss in sample_prompts of Saves & Samples to euler",
+        ),
+        ("a --g 3", "Prompt 1 sets --g, but Stable Diffusion 1"),
+    ):
+        result = comfy.queue({**linked, "text": node("PrimitiveStringMultiline", value=text)})
+        assert result.status == "error" and sentence in result.error, result.error
+        assert not any(text.startswith("step ") for _, text in result.texts)
+
+
+def test_each_line_of_prompts_draws_its_own_picture(any_server: ComfyServer) -> None:
+    comfy = ComfyClient(any_server.url)
+    name = f"drawn-{comfy.id[:6]}"
+    draw_pictures(any_server.base / "input" / name)
+    prompts = "# two pictures\na red circle --w 96 --h 64 --d 11 --n dull\n\na blue square --s 3 --l 1.5"
+    graph = train_graph(name, name=name, steps=2, sample_prompts=prompts, sample_at_start=True, sample_every=1)
+    graph["show"] = node("PreviewImage", images=["train", 4])
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    assert [picture.size for picture in comfy.images(result, "show")] == [(96, 64)] * 2
+    narrow = comfy.images(result, "show")[1].convert("RGB")
+    edges = [narrow.crop(box).getextrema() for box in ((0, 0, 16, 64), (80, 0, 96, 64))]
+    assert edges == [((0, 0),) * 3] * 2
+    runs = any_server.base / "output" / "atelier" / "runs"
+    (run,) = runs.glob(f"{name}-*")
+    files = sorted((run / "samples").iterdir())
+    assert [file.name for file in files] == [f"step-{step:08}-{number}.png" for step in (0, 1, 2) for number in (1, 2)]
+    detail = comfy.get(f"/atelier/runs/{run.name}")
+    assert detail["prompts"] == ["a red circle", "a blue square"] and len(detail["samples"]) == 6
+    for step, (first, second) in enumerate(zip(files[::2], files[1::2], strict=True)):
+        with Image.open(first) as wide, Image.open(second) as square:
+            assert (wide.size, square.size) == ((96, 64), (64, 64))
+            told = [json.loads(picture.info["atelier_sample"]) for picture in (wide, square)]
+            assert wide.info["parameters"].startswith("a red circle\nNegative prompt: dull\nSteps: 2, Sampler: euler, ")
+        assert [each["step"] for each in told] == [step] * 2 and [each["run"] for each in told] == [name] * 2
+        assert [each["seed"] for each in told] == [11, 1] and [each["steps"] for each in told] == [2, 3]
+        assert str(any_server.base).encode() not in first.read_bytes() + second.read_bytes()
+    # The page's own route shows each in its size.
+    asked = f"/view?filename={files[0].name}&subfolder=atelier/runs/{run.name}/samples&type=output"
+    assert Image.open(io.BytesIO(comfy.request(asked))).size == (96, 64)
 
 
 def test_the_lora_goes_into_the_chosen_folder_and_not_out_of_it(any_server: ComfyServer, tmp_path: Path) -> None:

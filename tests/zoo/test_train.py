@@ -134,21 +134,23 @@ def test_other_weights_a_patch_or_another_sampling_are_another_run(pictures, tmp
     assert len(others) == 3 and plain not in others
 
 
-def drawn_with(live, tensors):
+def drawn_with(live, tensors, *, width=64, steps=2, cfg=1.0, seed=3, guidance=3.5, sampler="euler"):
     """Draw the sample of `sampled` through ComfyUI's own loader and sampler, with a LoRA on the model that draws."""
     model, _ = comfy.sd.load_lora_for_models(live.sampled or live.model, None, dict(tensors), 1.0, 0.0)
-    ((cross, extra),) = live.clip.encode_from_tokens_scheduled(live.clip.tokenize("a mossling"))
-    wanted = [[cross, {**extra, "guidance": 3.5}]]
-    latents = torch.zeros(1, 16, 8, 8)
-    noise = comfy.sample.prepare_noise(latents, 3)
-    drawn = comfy.sample.sample(model, noise, 2, 1.0, "euler", "simple", wanted, wanted, latents, disable_pbar=True)
+    wanted = []
+    for text in ("a mossling", "dull"):
+        ((cross, extra),) = live.clip.encode_from_tokens_scheduled(live.clip.tokenize(text))
+        wanted.append([[cross, {**extra, "guidance": guidance}]])
+    latents = torch.zeros(1, 16, 8, width // 8)
+    noise, settings = comfy.sample.prepare_noise(latents, seed), (steps, cfg, sampler, "simple")
+    drawn = comfy.sample.sample(model, noise, *settings, *wanted, latents, disable_pbar=True, seed=seed)
     return live.vae.decode(drawn)
 
 
 def sampled(base, pictures):
     return configure(base, pictures).replace(
         sample=SampleConfig(prompts=("a mossling",), width=64, height=64, steps=2, cfg=1.0, seed=3),
-        saves=SavesConfig(save_every=0, sample_every=1, sample_unit="steps"),
+        saves=SavesConfig(save_every=0, sample_every=1, sample_unit="steps", sample_at_start=True),
         train=TrainConfig(steps=2, resolution=64, seed=5, save_dtype="float32"),
     )
 
@@ -158,6 +160,31 @@ def test_samples_are_what_the_saved_file_draws(pictures, tmp_path):
     result, notes = run(sampled(base, pictures), tmp_path)
     assert not any("could not be drawn" in note for note in notes), notes
     assert (result.samples - drawn_with(live_of(base), result.tensors)).abs().max() <= 1.5 / 255
+
+
+def test_a_line_of_sample_prompts_sets_all_that_comfyui_draws_with(pictures, tmp_path):
+    base = linked("flux_dev")
+    config = sampled(base, pictures)
+
+    def ask(line):
+        return config.replace(sample=config.sample.replace(prompts=(line,)))
+
+    line = "a mossling --n dull --w 96 --s 3 --l 2.5 --d 9 --g 6 --ss euler_a"
+    result, notes = run(ask(line), tmp_path)
+    assert not any("could not be drawn" in note for note in notes), notes
+    own = {"width": 96, "steps": 3, "cfg": 2.5, "seed": 9, "guidance": 6.0, "sampler": "euler_ancestral"}
+    assert (result.samples - drawn_with(live_of(base), result.tensors, **own)).abs().max() <= 1.5 / 255
+    for name in ("cfg", "guidance", "sampler", "seed", "steps"):
+        less = {key: value for key, value in own.items() if key != name}
+        assert (result.samples - drawn_with(live_of(base), result.tensors, **less)).abs().max() > 1.5 / 255, name
+    with pytest.raises(
+        ValueError, match=r"the sampler magic of prompt 1; set --ss in .* to one of euler, .* or another"
+    ):
+        run(ask("a mossling --ss magic"), tmp_path)
+    base = linked("sd15")
+    config = sampled(base, pictures)
+    with pytest.raises(ValueError, match="Prompt 1 sets --g, but Stable Diffusion 1 takes no distilled guidance"):
+        run(ask("a mossling --g 3"), tmp_path)
 
 
 @pytest.mark.parametrize("partner", ["of its own", "of the same weights"])
