@@ -2,7 +2,7 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { t, told } from "./words.js";
 
-// What the pack's modules share: elements in the editor's colours, questions to the server, toasts.
+// What the pack's modules share: elements in the editor's colours, questions to the server, toasts, links.
 
 const BUTTON = "padding:2px 10px;border-radius:4px;border:1px solid var(--border-color);" +
   "background:var(--comfy-input-bg);color:var(--input-text);font:12px sans-serif;cursor:pointer;white-space:nowrap";
@@ -21,6 +21,12 @@ export function makeButton(name, help, act) {
   made.addEventListener("pointerdown", (event) => event.stopPropagation()); // else it drags the node
   made.addEventListener("click", act);
   return made;
+}
+
+// Whether a link gives a widget's value.
+export function isLinked(node, name) {
+  const slot = node.inputs?.findIndex((input) => input.widget?.name === name) ?? -1;
+  return slot >= 0 && node.isInputConnected(slot);
 }
 
 // The server's answer; {error: a sentence} where there is none.

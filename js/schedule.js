@@ -1,5 +1,5 @@
 import { app } from "../../scripts/app.js";
-import { ask } from "./parts.js";
+import { ask, isLinked } from "./parts.js";
 import { t, told } from "./words.js";
 
 // The Scheduler shows the learning rate's curve, in the colours of the loss plot. The server computes it, so that
@@ -66,11 +66,6 @@ function stepsOf(node) {
     if (value("epochs") === 0) return value("steps");
   }
   return null;
-}
-
-function isLinked(node, name) {
-  const slot = node.inputs?.findIndex((input) => input.widget?.name === name) ?? -1;
-  return slot >= 0 && node.isInputConnected(slot);
 }
 
 function addCurve(node) {

@@ -90,7 +90,8 @@ class AtelierLoraBlocks(Node):
             each if given is not None else models.NOTHING for each, given in zip(patched, (model, clip), strict=True)
         )
         report = describe(given, factors)
-        return io.NodeOutput(made, *outputs, report, ui=ui.PreviewText(report))
+        shown = {**ui.PreviewText(report).as_dict(), "blocks": blocks_of(given)}  # the page makes a slider of each
+        return io.NodeOutput(made, *outputs, report, ui=shown)
 
 
 def describe(lora: Any, factors: dict[str, float]) -> str:

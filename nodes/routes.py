@@ -1,8 +1,9 @@
-"""Answer the editor: the Scheduler's curve, what people ask of a run, allowed folders, kept files."""
+"""Answer the editor: the Scheduler's curve, a LoRA's blocks, what people ask of a run, allowed folders, kept files."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import typing
 from collections.abc import Awaitable, Callable
@@ -13,9 +14,12 @@ from aiohttp import web
 
 from ..trainer_core.common.disk_errors import reason
 from ..trainer_core.config import SchedulerConfig
+from ..trainer_core.lora_files.blocks import blocks_of
+from ..trainer_core.lora_files.read import outline_lora
 from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
 from .comfyui import allowed, folders, kept, server, session, shown
 from .comfyui.progress import LONGEST_ID, live_state
+from .load_lora import WHERE
 from .scheduler import read_scheduler
 
 LARGEST = 8192  # bytes of a question
@@ -30,6 +34,7 @@ def register_routes() -> None:
     """Add the routes to the server."""
     server.add_route("/atelier/shown", answering(answer_shown))
     server.add_route("/atelier/schedule", answering(answer_schedule))
+    server.add_route("/atelier/blocks", answering(answer_blocks))
     server.add_route("/atelier/ask", answering(answer_ask))
     server.add_route("/atelier/kept", answer_kept, "GET")
     server.add_route("/atelier/kept/clear", answer_clear)
@@ -39,7 +44,9 @@ def register_routes() -> None:
     server.add_route("/atelier/folders/forget", allowed.only_at_the_machine(answering(answer_forget)))
 
 
-def answering(answer: Callable[[Any], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def answering(
+    answer: Callable[[Any], web.Response | Awaitable[web.Response]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
     """Make a route that answers a question in JSON; an invalid one gets {error: a sentence}."""
 
     async def route(request: web.Request) -> web.Response:
@@ -49,7 +56,8 @@ def answering(answer: Callable[[Any], web.Response]) -> Callable[[web.Request], 
             question = json.loads(await request.read())
         except (ValueError, RecursionError):  # neither text nor JSON
             return web.json_response({"error": "The question is not JSON."}, status=400)
-        return answer(question)
+        answered = answer(question)
+        return await answered if inspect.isawaitable(answered) else answered
 
     return route
 
@@ -120,6 +128,26 @@ def scheduler_of(values: dict[str, Any]) -> SchedulerConfig:
             raise ValueError(f"{field[:80]} of Scheduler cannot be {value!r:.80}.")
         (own if key == "name" or field != key else others)[field] = value
     return read_scheduler(own if "name" in own else None, others)
+
+
+async def answer_blocks(question: Any) -> web.Response:
+    """Answer {lora_name: as in Load LoRA File} with {blocks: names of the LoRA's blocks}, or {error: a sentence}.
+
+    Only the header of the file is read.
+    """
+    name = question.get("lora_name") if isinstance(question, dict) else None
+    if not isinstance(name, str):
+        return web.json_response({"error": "lora_name must be a text."}, status=400)
+    try:
+        return web.json_response({"blocks": await asyncio.to_thread(_blocks, name)})
+    except ValueError as problem:
+        return web.json_response({"error": str(problem)}, status=409)
+    except OSError as problem:
+        return web.json_response({"error": f"{name[:80]} could not be read ({reason(problem)})."}, status=409)
+
+
+def _blocks(name: str) -> list[str]:
+    return blocks_of(outline_lora(folders.lora_path(name, WHERE)))
 
 
 async def answer_folders(request: web.Request) -> web.Response:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import urllib.error
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,10 @@ def test_a_trained_lora_is_looked_at_changed_and_saved(comfy: ComfyClient, serve
     assert result.ok, result.error
 
     trained = load_file(loras / "atelier" / f"{name}.safetensors")
+    blocks = result.outputs["parts"]["blocks"]  # the page makes sliders of them, and the report names them
+    assert blocks == [line.partition(":")[0] for line in text(result, "parts").splitlines()[1:]]
+    assert "middle_block" in blocks
+
     report = text(result, "looked at")
     assert f"title: {name}" in report and "All layers have their weight in the linked model" in report
     assert len(comfy.images(result, "looked at")) == 1
@@ -301,6 +306,38 @@ def test_wrong_input_gets_one_sentence(comfy: ComfyClient, server: ComfyServer) 
         {"x": node("AtelierAverageSaves", run="../runs", width=0.1), "save": save(["x", 0], "tools-never")}
     )
     assert not result.ok
+
+
+def test_the_page_is_told_the_blocks_of_a_file_by_its_header(comfy: ComfyClient, server: ComfyServer) -> None:
+    def ask(question: object) -> dict:
+        try:
+            return json.loads(comfy.request("/atelier/blocks", question))
+        except urllib.error.HTTPError as error:
+            return json.loads(error.read())
+
+    loras, uploads = server.base / "models" / "loras", server.base / "input" / "loras"
+    uploads.mkdir(parents=True)
+    layers = [f"lora_unet_double_blocks_{i}_img_attn_proj" for i in (10, 2)]
+    layers += ["lora_te1_text_model_encoder_layers_3_mlp_fc1", "lora_unet_final_layer_linear"]
+    parts = {"lora_up": torch.full((4, 2), torch.nan), "lora_down": torch.ones(2, 4)}  # which a node refuses to load
+    tensors = {f"{layer}.{part}.weight": tensor.clone() for layer in layers for part, tensor in parts.items()}
+    save_file(tensors, uploads / "mine.safetensors")
+    save_file({"x": torch.ones(2)}, loras / "blocks-none.safetensors")
+    (loras / "blocks-broken.safetensors").write_bytes(b"{" * 30)
+    found = {"blocks": ["te1.layers.3", "double_blocks.2", "double_blocks.10", "other"]}
+    assert ask({"lora_name": "uploaded: mine.safetensors"}) == found
+    for name, said in {
+        "blocks-none.safetensors": "blocks-none.safetensors is no LoRA",
+        "blocks-broken.safetensors": "blocks-broken.safetensors",
+        "../../input/loras/mine.safetensors": "There is no file",
+        "uploaded: ../loras/mine.safetensors": "There is no file",
+        str(uploads / "mine.safetensors"): "There is no file",
+    }.items():
+        answer = ask({"lora_name": name})
+        assert answer.keys() == {"error"} and said in answer["error"]
+    for question in ({"lora_name": 5}, {}, [], "x"):
+        assert ask(question) == {"error": "lora_name must be a text."}
+    shutil.rmtree(uploads)
 
 
 def test_an_uploaded_file_is_a_lora(comfy: ComfyClient, server: ComfyServer) -> None:

@@ -1,0 +1,104 @@
+// The text of LoRA Blocks' rules, read and written as trainer_core/lora_files/blocks.py reads it: pattern=factor, by
+// commas or lines; # begins a comment; the last rule that fits decides.
+
+const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
+const LONGEST = 200, MOST_FACTOR = 1000; // characters of a rule's pattern; its factor
+const ANY = null; // any letters, in a pattern
+
+// The rules of a text: pattern and factor, how a name is compared, and where it stands (line, piece between commas).
+export function parse(text) {
+  return text.split("\n").flatMap((line, i) => codeOf(line).split(",").flatMap((piece, j) => {
+    const rule = readPiece(piece);
+    return rule ? [{ ...rule, line: i, piece: j, fits: matcher(rule.pattern) }] : [];
+  }));
+}
+
+// The rule that decides about a block, if any does.
+export const deciding = (rules, block) => rules.findLast((rule) => rule.fits(block));
+
+// The text with a factor for a block, all other rules and comments as they were. `rest`: the factor without a rule.
+// A rule that says what is so without it goes once the slider is let go (`settled`), so that it keeps its place before.
+export function write(text, block, factor, rest, settled) {
+  const without = remove(text, block);
+  const free = deciding(parse(without), block)?.factor ?? rest;
+  if (settled && factor === 1 && rest === 1 && free === 1) return without;
+  const rule = deciding(parse(text), block);
+  if (rule?.pattern === block) return rule.factor === factor ? text : change(text, rule, factor);
+  return `${without}${without && !without.endsWith("\n") ? "\n" : ""}${block}=${factor}`;
+}
+
+const codeOf = (line) => line.split("#", 1)[0];
+
+function readPiece(piece) {
+  const cut = piece.lastIndexOf("="), pattern = piece.slice(0, Math.max(cut, 0)).trim();
+  const number = piece.slice(cut + 1).trim(), factor = Number(number);
+  const valid = pattern && pattern.length <= LONGEST && NUMBER.test(number) && Math.abs(factor) <= MOST_FACTOR;
+  return valid ? { pattern, factor } : null;
+}
+
+// Another number in a rule.
+function change(text, rule, factor) {
+  const lines = text.split("\n"), line = lines[rule.line], code = codeOf(line), pieces = code.split(",");
+  pieces[rule.piece] = pieces[rule.piece].replace(/=(\s*)[^=\s]+(\s*)$/, (_, before, after) =>
+    `=${before}${factor}${after}`);
+  lines[rule.line] = pieces.join(",") + line.slice(code.length);
+  return lines.join("\n");
+}
+
+// The text without a block's own rules; a line that held nothing else goes with them.
+function remove(text, block) {
+  return text.split("\n").flatMap((line) => {
+    const code = codeOf(line), comment = line.slice(code.length), pieces = code.split(",");
+    const others = pieces.filter((piece) => readPiece(piece)?.pattern !== block);
+    if (others.length === pieces.length) return [line];
+    if (others.every((piece) => !piece.trim())) return comment ? [comment] : [];
+    const kept = readPiece(pieces[0])?.pattern === block ? others.join(",").trimStart() : others.join(",");
+    return [comment && !/\s$/.test(kept) ? `${kept} ${comment}` : kept + comment];
+  }).join("\n");
+}
+
+// Compares names with a pattern as Python's fnmatch does: * ? [abc] [!a-c]. No regular expression is made of it: a
+// stranger's pattern could keep one busy for ever.
+export function matcher(pattern) {
+  const parts = partsOf(pattern);
+  return (name) => {
+    let part = 0, at = 0, star = -1, from = 0;
+    while (at < name.length) {
+      if (part < parts.length && parts[part] === ANY) [star, from] = [part++, at];
+      else if (part < parts.length && parts[part](name[at])) [part, at] = [part + 1, at + 1];
+      else if (star >= 0) [part, at] = [star + 1, ++from];
+      else return false;
+    }
+    return parts.slice(part).every((each) => each === ANY);
+  };
+}
+
+function partsOf(pattern) {
+  const parts = [];
+  for (let i = 0; i < pattern.length; i++) {
+    const letter = pattern[i], end = letter === "[" ? endOfSet(pattern, i + 1) : -1;
+    if (letter === "*") parts.push(ANY);
+    else if (letter === "?") parts.push(() => true);
+    else if (end > 0) parts.push(setOf(pattern.slice(i + 1, end)));
+    else parts.push((each) => each === letter);
+    if (end > 0) i = end;
+  }
+  return parts;
+}
+
+function endOfSet(pattern, start) {
+  let from = start;
+  if (pattern[from] === "!") from++;
+  if (pattern[from] === "]") from++;
+  return pattern.indexOf("]", from);
+}
+
+function setOf(text) {
+  const other = text.startsWith("!"), letters = other ? text.slice(1) : text, ranges = [];
+  for (let i = 0; i < letters.length; i++) {
+    const isRange = letters[i + 1] === "-" && i + 2 < letters.length;
+    ranges.push([letters[i], letters[isRange ? i + 2 : i]]);
+    if (isRange) i += 2;
+  }
+  return (each) => ranges.some(([first, last]) => first <= each && each <= last) !== other;
+}
