@@ -44,6 +44,7 @@ from .training.step import (
     Numbers,
     Passes,
     catch_out_of_memory,
+    check_weights,
     describe_step,
     limit,
     predict_frozen,
@@ -299,11 +300,15 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
 
 
 def limit_and_update(run: Run, passes: Passes, saving: Saving) -> tuple[Numbers, Norms | None]:
-    """Clip the gradients and update the weights; back up the state before skipping an update that is not finite."""
+    """Clip the gradients and update the weights; back up the state before skipping an update that is not finite.
+
+    Raises RuntimeError for an update that makes weights that are not finite.
+    """
     numbers = limit(run, passes)
     if not numbers.finite:
         saving.back_up()
     norms = update(run, numbers)
     if numbers.finite:
+        check_weights(run, saving)
         saving.drop_backup()
     return numbers, norms

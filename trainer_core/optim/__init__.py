@@ -3,11 +3,12 @@
 from .average import Ema, averaged
 from .build import arguments, build_optimizer, check_optimizer, describe, remarks
 from .restore import check_shapes, load_exactly
-from .step import apply_gradients, learning_rate, limit_gradients
+from .step import apply_gradients, are_finite, learning_rate, limit_gradients
 
 __all__ = [
     "Ema",
     "apply_gradients",
+    "are_finite",
     "arguments",
     "averaged",
     "build_optimizer",

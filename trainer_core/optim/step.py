@@ -28,6 +28,11 @@ def apply_gradients(optimizer: Any, scaler: torch.amp.GradScaler, *, finite: boo
     optimizer.zero_grad(set_to_none=True)
 
 
+def are_finite(parameters: Sequence[Tensor]) -> bool:
+    """Tell whether all numbers of parameters are finite: one fused norm, and one copy that waits for the device."""
+    return bool(torch.stack(torch._foreach_norm(parameters, math.inf)).isfinite().all())
+
+
 def learning_rate(optimizer: Any, group: dict[str, Any] | None = None) -> float:
     """Compute a parameter group's learning rate (default: the first group's), times the estimated step size if any."""
     group = optimizer.param_groups[0] if group is None else group
