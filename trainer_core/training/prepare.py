@@ -13,7 +13,7 @@ from ..common.access import ANYWHERE, Access
 from ..common.callbacks import Callbacks
 from ..common.files import check_writable
 from ..common.wording import count
-from ..config import MemoryConfig, RunConfig, SchedulerConfig, describe_filled, fill, resolution_remarks
+from ..config import OPEN, MemoryConfig, RunConfig, SchedulerConfig, describe_filled, fill, resolution_remarks
 from ..config.optimizer import RATES
 from ..data.cache import Cache
 from ..data.plan import Plan, build_plan
@@ -25,7 +25,7 @@ from ..models import BaseModel, Source, check_weighted, word_ids
 from ..networks import remarks_on_algorithm
 from ..networks.of_model import build_network, learning_rates
 from ..objective import Objective, check_objective, objective_remarks
-from ..optim import Ema, build_optimizer, check_optimizer
+from ..optim import Ema, build_optimizer, check_optimizer, estimates
 from ..optim import remarks as optimizer_remarks
 from ..optim.noise_scale import NoiseScale
 from ..optim.schedule import Curve, check_length, check_schedule, curve_of, factor_on
@@ -96,7 +96,10 @@ def fill_settings(job: Job) -> tuple[Job, BaseModel]:
     job.destination.check_names([word.token for word in config.lora.embeddings])
     job.source.check()
     outline = job.source.outline(job.dtype)
-    filled = fill(config, outline.defaults)
+    suited = config
+    if config.optimizer.learning_rate == OPEN and estimates(config.optimizer):  # also a class by name, of no table
+        suited = config.replace(optimizer=config.optimizer.replace(learning_rate=1.0))
+    filled = fill(suited, outline.defaults)
     if sentence := describe_filled(config, filled, outline.title):
         job.callbacks.note(sentence)
     return replace(job, config=filled), outline
