@@ -194,10 +194,10 @@ class AtelierScheduler(Node):
                     min=0,
                     max=1_000_000,
                     optional=True,
-                    tooltip="The steps that the curve is made for. 0 = the steps of this run, so that a longer run "
-                    "gets a longer curve. To extend a finished run on its own curve, set this to its old number of "
-                    "steps: the added steps keep the rate of the curve's end, which min_lr_ratio keeps above 0. More "
-                    "steps than the run has train only the first part of a longer curve.",
+                    tooltip="The steps that the curve is made for. 0 = the steps of this run; where a finished run "
+                    "is made longer, its curve stays, and the added steps keep its last rate. For a new curve over "
+                    "all steps, set this to the new number of steps: the rate then rises to that curve. More steps "
+                    "than the run has train only the first part of a longer curve.",
                     advanced=True,
                 ),
             ],

@@ -19,7 +19,7 @@ from .config import MemoryConfig, RunConfig
 from .memory import attention_kernel, choose_dtype, empty_cache, give_back, kept_activations, room_for_programs
 from .memory.messages import never_fits, out_of_memory_explained, repeated_with_less
 from .models import Source, source_of
-from .optim.schedule import lr_factor
+from .optim.schedule import factor_on
 from .runs import Checkpoint, choose_run, working_run
 from .runs.log import logged
 from .runs.publish import Destination
@@ -30,8 +30,8 @@ from .training.prepare import (
     apply_memory,
     check_settings,
     fill_settings,
+    joins,
     log_columns,
-    other_steps,
     plan_run,
     prepare_run,
     resume_run,
@@ -44,6 +44,7 @@ from .training.step import (
     Numbers,
     Passes,
     catch_out_of_memory,
+    check_weights,
     describe_step,
     limit,
     predict_frozen,
@@ -111,8 +112,7 @@ def train_job(job: Job) -> Result:
     planned = plan_run(job, outline)
     plan, keys = planned.plan, planned.keys
 
-    others = other_steps(config, plan.steps)
-    choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, others)
+    choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, joins(config, plan.steps))
     choice = choose(note)
     if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:
         job.callbacks.run(result.run, False)
@@ -209,7 +209,7 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
         step, began = run.at, time.perf_counter()
         if freeze_stopped(run.network, config, run.base, plan, step, stopped):
             read = run.reader(training=text_is_trained(run.network, config, run.base, stopped))
-        factor = lr_factor(step, plan.steps, config.scheduler)
+        factor = factor_on(run.curve, step, config.scheduler)
         for group in run.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
         if step == began_at:  # the optimizer allocates its state in this update, which may run out of memory
@@ -301,11 +301,15 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
 
 
 def limit_and_update(run: Run, passes: Passes, saving: Saving) -> tuple[Numbers, Norms | None]:
-    """Clip the gradients and update the weights; back up the state before skipping an update that is not finite."""
+    """Clip the gradients and update the weights; back up the state before skipping an update that is not finite.
+
+    Raises RuntimeError for an update that makes weights that are not finite.
+    """
     numbers = limit(run, passes)
     if not numbers.finite:
         saving.back_up()
     norms = update(run, numbers)
     if numbers.finite:
+        check_weights(run, saving)
         saving.drop_backup()
     return numbers, norms

@@ -22,6 +22,7 @@ import torch
 from durable import Cut, change, cut_at
 from prepared import NeverLoaded
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from lora_atelier.trainer_core import train as training
 from lora_atelier.trainer_core.common.tensor_tree import load_state, save_state
@@ -558,6 +559,36 @@ def test_weights_that_are_not_finite_are_not_saved_over_good_ones(small, uninter
     with mock.patch.object(training, "apply_memory", set_up), pytest.raises(Cut):
         sessions.session(seldom, tmp_path, notes, step=spoil)
     assert "Step 3 could not be saved: the weights are not finite. Stopped after step 2" in notes[-1]
+    assert essence(sessions.session(seldom, tmp_path)) == uninterrupted(small)
+
+
+def test_an_update_that_makes_weights_not_finite_ends_the_run_at_the_state_before(small, tmp_path):
+    """Without eps, AdamW divides the gradients of 0 that half of a fresh LoRA has by 0."""
+    broken, notes = change(small, optimizer={"options": {"eps": 0.0}}), []
+    sentence = r"Step 1 made weights that are not finite, .* went back to step 0 .* set eps of Optimizer to 1e-08\.$"
+    with pytest.raises(RuntimeError, match=sentence):
+        sessions.session(broken, tmp_path / "first", notes)
+    assert "Stopped before the first step" in notes[-1]
+    assert not list((tmp_path / "first" / "loras").rglob("*.safetensors"))
+
+
+def test_a_later_update_that_makes_weights_not_finite_leaves_the_last_save(small, uninterrupted, tmp_path):
+    seldom, notes = change(small, saves={"save_every": 2}), []
+    real = step_module.apply_gradients
+
+    def spoil(optimizer, scaler, *, finite) -> None:
+        real(optimizer, scaler, finite=finite)
+        done.append(finite)
+        if len(done) == 3:
+            optimizer.param_groups[-1]["params"][-1].data.view(-1)[0] = math.inf
+
+    done: list[bool] = []
+    sentence = r"Step 3 made weights that are not finite, .* stopped before that step was saved; set learning_rate of"
+    with mock.patch.object(step_module, "apply_gradients", spoil), pytest.raises(RuntimeError, match=sentence):
+        sessions.session(seldom, tmp_path, notes)
+    assert "Stopped after step 2 of 3. The LoRA so far is saved as" in notes[-1]
+    files = list(tmp_path.rglob("*.safetensors"))
+    assert files and all(bool(t.isfinite().all()) for file in files for t in load_file(file).values())
     assert essence(sessions.session(seldom, tmp_path)) == uninterrupted(small)
 
 

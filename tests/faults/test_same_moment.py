@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 
 from lora_atelier.trainer_core.config import ExistingConfig
-from lora_atelier.trainer_core.runs import Keys, choose_run, find_runs, working_run
+from lora_atelier.trainer_core.runs import Join, Keys, choose_run, find_runs, working_run
 from lora_atelier.trainer_core.runs.folder import PROBE, RunFolder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked: Unix only")
@@ -27,7 +27,7 @@ TRAINED, REUSED, REFUSED, WRONG = 0, 10, 11, 12  # how a process ends
 def train(runs: Path, on_existing: Literal["resume", "reuse", "train again"], seconds: float) -> int:
     """Do what training does around its steps: choose, claim, save, finish."""
     existing = ExistingConfig(on_existing=on_existing)
-    choose = partial(choose_run, runs, KEYS, 1, existing, lambda run, step: "")
+    choose = partial(choose_run, runs, KEYS, 1, existing, lambda run, step: Join())
     if choose().finished:
         return REUSED
     try:
@@ -103,7 +103,7 @@ def test_a_run_that_ends_while_its_lock_is_waited_for_is_reused(tmp_path):
 def test_a_run_that_ends_while_it_is_looked_at_is_not_trained_twice(tmp_path, on_existing, monkeypatch):
     """It has no result when it is looked at, and its process has ended a moment later."""
     first = ExitStack()
-    choose = partial(choose_run, tmp_path, KEYS, 1, ExistingConfig(on_existing=on_existing), lambda run, step: "")
+    choose = partial(choose_run, tmp_path, KEYS, 1, ExistingConfig(on_existing=on_existing), lambda run, step: Join())
     _, run, _, _ = first.enter_context(working_run(tmp_path, choose, KEYS, "name", 1, [].append, config={}))
     run.save(1, lambda folder: (folder / "weights.safetensors").touch(), stays=True)
     read = RunFolder.result

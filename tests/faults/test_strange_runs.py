@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from run_folders import make_run
 
 from lora_atelier.trainer_core.config import ExistingConfig
-from lora_atelier.trainer_core.runs import Keys, choose_run, describe, find_runs, list_runs, open_run
+from lora_atelier.trainer_core.runs import Join, Keys, choose_run, describe, find_runs, list_runs, open_run
 from lora_atelier.trainer_core.runs.catalogue import describe_in_detail
 from lora_atelier.trainer_core.runs.folder import LOG_TAIL
 
@@ -28,7 +28,7 @@ JSONS = ("run.json", "result.json", "published.json", "owner.json", "checkpoints
 
 def choose(runs: Path, steps: int = 4, notes: list[str] | None = None) -> Any:
     collect = [].append if notes is None else notes.append
-    return choose_run(runs, KEYS, steps, ExistingConfig(), lambda run, step: "", collect)
+    return choose_run(runs, KEYS, steps, ExistingConfig(), lambda run, step: Join(), collect)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 
@@ -235,10 +236,64 @@ def test_a_run_becomes_longer_and_shorter(config, tmp_path, cache):
     epochs, _ = run(change(config, train={"epochs": 1}), tmp_path, cache, step=seen.append)
     assert len(epochs.losses) == 6 and epochs.losses[:4] == straight.losses
 
-    curved = change(config, scheduler={"name": "cosine"})
-    run(curved, tmp_path, cache)
-    more, _ = run(change(curved, train={"steps": 3}), tmp_path, cache)
-    assert more.origin.endswith("to step 3. Up to there its learning rate followed the curve of a run of that length.")
+
+def rates_of(config, tmp_path, cache):
+    """Train; return the result, the factors on the learning rate by step, and the notes."""
+    seen = {}
+
+    def step(report):
+        (rate,) = report.learning_rates.values()
+        seen[report.step] = rate / config.optimizer.learning_rate
+
+    result, notes = run(config, tmp_path, cache, step=step)
+    return result, seen, notes
+
+
+def test_an_extended_run_goes_on_from_its_end_and_its_rate_does_not_rise(config, tmp_path, cache):
+    curved = change(config, scheduler={"name": "cosine"}, train={"steps": 4})
+    first, seen, _ = rates_of(curved, tmp_path, cache)
+    last = seen[4]
+    assert last == pytest.approx(0.5 * (1 + math.cos(math.pi * 3 / 4)))
+    longer = change(curved, train={"steps": 6})
+    with pytest.raises(Cut):
+        run(longer, tmp_path, cache, step=cut_at(5))
+    more, seen, _ = rates_of(longer, tmp_path, cache)  # it keeps its curve when it is resumed, too
+    assert seen == {6: last} and more.losses[:4] == first.losses
+    more, seen, notes = rates_of(change(longer, train={"steps": 7}), tmp_path, cache)
+    assert seen == {7: last} and len(more.losses) == 7
+    assert more.origin.endswith(
+        ", to step 7. Its curve of 4 steps stays: later steps have 0.15 of the full learning rate. For a curve over "
+        "all 7 steps, set planned_steps of Scheduler to 7."
+    )
+    assert more.origin in notes
+    # The same end in another form of the file is that of the extended run.
+    other, seen, _ = rates_of(change(longer, train={"steps": 7, "save_dtype": "float32"}), tmp_path, cache)
+    assert not seen and other.losses == more.losses
+
+
+def test_planned_steps_do_not_make_an_extended_run_begin_anew(config, tmp_path, cache):
+    curved = change(config, scheduler={"name": "cosine", "min_lr_ratio": 0.1}, train={"steps": 4})
+    first, *_ = rates_of(curved, tmp_path, cache)
+    kept = change(curved, scheduler={"planned_steps": 4}, train={"steps": 6})
+    more, seen, _ = rates_of(kept, tmp_path, cache)
+    assert seen == {5: 0.1, 6: 0.1} and more.losses[:4] == first.losses
+    assert more.origin.endswith(", to step 6.")  # as such a run from its first step
+    straight, *_ = rates_of(kept, tmp_path / "straight", cache)
+    assert straight.losses == more.losses and equal(straight.tensors, more.tensors)
+    asked = change(curved, scheduler={"planned_steps": 8}, train={"steps": 8})
+    more, seen, _ = rates_of(asked, tmp_path / "straight", cache)
+    assert list(seen) == [7, 8] and seen[7] > 0.1 and "and then that of planned_steps, 8." in more.origin
+    anew, seen, _ = rates_of(change(curved, scheduler={"planned_steps": 9}), tmp_path, cache)
+    assert list(seen) == [2, 3, 4], anew.origin  # all such curves begin with the same step; the others are its own
+
+
+def test_a_run_whose_rate_ended_at_0_is_not_extended_for_nothing(config, tmp_path, cache):
+    ended = change(config, scheduler={"name": "points", "points": "0:1, 0.5:0"})
+    run(ended, tmp_path, cache)
+    sentence = r"ended at 0, so later steps would train nothing\. For a curve over all 3 steps, set planned_steps of"
+    with pytest.raises(ValueError, match=sentence):
+        run(change(ended, train={"steps": 3}), tmp_path, cache, step=no_steps)
+    run(change(ended, train={"steps": 3}, scheduler={"planned_steps": 3}), tmp_path, cache)
 
 
 def test_a_measurement_at_an_end_that_a_longer_run_has_not_is_reported(config, pictures, tmp_path, cache):
@@ -251,7 +306,7 @@ def test_a_measurement_at_an_end_that_a_longer_run_has_not_is_reported(config, p
     config = change(config, train={"validate_every": 2, "keep_best": True, "steps": 3})
     run(config, tmp_path, cache)
     longer, _ = run(change(config, train={"steps": 4}), tmp_path, cache)
-    assert longer.origin.endswith("it was measured once more, at its end, and these weights count among the best.")
+    assert longer.origin.endswith("It was measured once more, at its end, and these weights count among the best.")
 
 
 def test_what_is_done_with_runs_that_are_there_is_chosen(config, tmp_path, cache):

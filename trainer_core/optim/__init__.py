@@ -1,19 +1,21 @@
 """Optimizers and everything around their steps: schedule, clipping, rounding, averages, the noise scale."""
 
 from .average import Ema, averaged
-from .build import arguments, build_optimizer, check_optimizer, describe, remarks
+from .build import arguments, build_optimizer, check_optimizer, describe, estimates, remarks
 from .restore import check_shapes, load_exactly
-from .step import apply_gradients, learning_rate, limit_gradients
+from .step import apply_gradients, are_finite, learning_rate, limit_gradients
 
 __all__ = [
     "Ema",
     "apply_gradients",
+    "are_finite",
     "arguments",
     "averaged",
     "build_optimizer",
     "check_optimizer",
     "check_shapes",
     "describe",
+    "estimates",
     "learning_rate",
     "limit_gradients",
     "load_exactly",

@@ -11,7 +11,7 @@ import torch
 
 from ..config import OPTIMIZERS, OptimizerConfig, SchedulerConfig
 from .combined import Combined
-from .custom import find_class, read_arguments, try_out
+from .custom import find_class, finds_step_size, read_arguments, try_out
 from .libraries import classes
 from .rounding import step_in_float32
 
@@ -40,12 +40,13 @@ def build_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]], s
     # Set in each group, not as the class's default, about which Prodigy prints a line.
     decay = options.pop("weight_decay", None)
     takes_decay = "weight_decay" in inspect.signature(kind.__init__).parameters
+    apart = estimates(config)
     parts: dict[Any, list[dict[str, Any]]] = {}
     for group in groups:
         decays = group.get("decays", True)
         if takes_decay and (decay is not None or not decays):
             group = {**group, "weight_decay": decay if decays else 0.0}
-        parts.setdefault(_part(config, group), []).append(group)
+        parts.setdefault(_part(config, group) if apart else None, []).append(group)
     built: list[torch.optim.Optimizer] = []
     for part, members in enumerate(parts.values()):
         optimizer = kind(members, **options)
@@ -59,9 +60,17 @@ def build_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]], s
 
 def _part(config: OptimizerConfig, group: dict[str, Any]) -> Any:
     """Compute the key of groups that share an optimizer: one step size is estimated per learning rate (and model)."""
-    if not OPTIMIZERS[config.name].estimates:
-        return None
-    return group.get("lr"), group.get("model") if config.options["separate"] else None
+    return group.get("lr"), group.get("model") if config.options.get("separate") else None
+
+
+def estimates(config: OptimizerConfig) -> bool:
+    """Tell whether the optimizer estimates its step size, which learning rates multiply.
+
+    Raises ValueError as optimizer_class does.
+    """
+    if config.name != "custom":
+        return OPTIMIZERS[config.name].estimates
+    return finds_step_size(find_class(config.options["optimizer"]), config.options["arguments"])
 
 
 def optimizer_class(config: OptimizerConfig) -> Any:
@@ -130,10 +139,15 @@ def check_optimizer(config: OptimizerConfig, scheduler: SchedulerConfig, device:
         )
     if averages(config) and config.ema_decay:
         raise ValueError(f"{describe(config, False)} averages the weights already; set ema_decay of Optimizer to 0.")
-    if OPTIMIZERS[config.name].estimates and "restart" in scheduler.name:
+    if estimates(config) and config.lora_plus_ratio != 1:  # of a class by name; the table's own are refused earlier
         raise ValueError(
-            f"{config.name} does not work with restarts, because its step size never shrinks. Set name of Scheduler "
-            f"from {scheduler.name} to constant, cosine or rex."
+            f"lora_plus_ratio is {config.lora_plus_ratio:g}, but {describe(config, False)} estimates one step size for "
+            "all parts of a layer; set lora_plus_ratio of Optimizer to 1."
+        )
+    if estimates(config) and "restart" in scheduler.name:
+        raise ValueError(
+            f"{describe(config, False)} does not work with restarts, because its step size never shrinks. Set name of "
+            f"Scheduler from {scheduler.name} to constant, cosine or rex."
         )
     if config.options.get("relative_step") and scheduler.name != "constant":
         raise ValueError(
@@ -163,11 +177,11 @@ def remarks(config: OptimizerConfig) -> list[str]:
     """List remarks on settings that are allowed, but seldom intended."""
     found = []
     odd = {name: rate for name, rate in config.rates.items() if not 0.5 <= rate <= 2}
-    if OPTIMIZERS[config.name].estimates and odd:
+    if odd and estimates(config):
         name, rate = next(iter(odd.items()))
         found.append(
-            f"{config.name} estimates its step size, and {name} {rate:g} multiplies it; set {name} of Optimizer to 1 "
-            "unless you want that."
+            f"{describe(config, False)} estimates its step size, and {name} {rate:g} multiplies it; set {name} of "
+            "Optimizer to 1 unless you want that."
         )
     if config.options.get("relative_step"):
         found.append(f"{config.name} with relative_step ignores the size of learning rates; only 0 has an effect.")

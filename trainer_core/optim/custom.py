@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import inspect
 import json
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ OURS = ("self", "params", "lr", "kwargs")  # parameters of the class that users 
 SHAPES = ((4, 8), (8, 4, 1, 1), (4, 8, 3, 3), (1, 8))  # typical shapes of network weights
 TRIED = 8  # steps of a trial: some optimizers start with a few that change nothing
 MOST_OPERATIONS = 100_000  # of torch in a trial; those of the known libraries take a tenth at most
+ESTIMATORS = ("prodigy", "dadapt")  # parts of the names of classes that estimate their step size
 LONGEST = 1000  # characters of a name or of arguments
 # Errors of failed trials.
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -115,6 +117,25 @@ class Counted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@functools.cache
+def finds_step_size(kind: Any, text: str) -> bool:
+    """Tell whether a class estimates its step size d, which learning rates then multiply: by its name or its groups.
+
+    text: its arguments, as the user wrote them. Raises ValueError as `read_arguments` does.
+    """
+    options = read_arguments(kind, text)
+    if any(name in kind.__name__.lower() for name in ESTIMATORS):
+        return True
+    if "d" in inspect.signature(kind.__init__).parameters:  # a setting of its own, as of torch's Adafactor
+        return False
+    try:
+        with Counted(kind.__name__):
+            optimizer = kind([torch.nn.Parameter(torch.zeros(SHAPES[0]))], **options)
+            return any("d" in group for group in optimizer.param_groups)
+    except WRONG:  # try_out names it
+        return False
+
+
 def try_out(config: OptimizerConfig, kind: Any, options: dict[str, Any]) -> None:
     """Try a few steps on a few numbers; raise ValueError if the optimizer cannot train, repeat or resume."""
     name, signature = kind.__name__, inspect.signature(kind.__init__).parameters
@@ -167,7 +188,10 @@ def _tried(
 ) -> tuple[Any, list[Tensor]]:
     """Build an optimizer over parameters of these values; return both."""
     weights: list[Tensor] = [torch.nn.Parameter(value.clone()) for value in values]
-    groups = [{"params": weights, "lr": rate, "base_lr": rate} for rate in dict.fromkeys(config.rates.values())]
+    rates = list(dict.fromkeys(config.rates.values()))
+    if finds_step_size(kind, config.options["arguments"]):  # such an optimizer is built once for each rate
+        rates = rates[:1]
+    groups = [{"params": weights, "lr": rate, "base_lr": rate} for rate in rates]
     for i, group in enumerate(groups):
         group["params"] = weights[i :: len(groups)]
     optimizer = kind([group for group in groups if group["params"]], **options)

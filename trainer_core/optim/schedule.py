@@ -8,6 +8,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ..common.wording import count
 from ..config import SchedulerConfig
@@ -16,23 +17,43 @@ from .expression import read_expression
 NAMES = ("t", "step", "total")  # variables of an expression
 
 
-def lr_factor(step: int, steps: int, config: SchedulerConfig) -> float:
-    """Compute the factor on the learning rate at an optimizer step, 0 to steps - 1.
+class Curve(NamedTuple):
+    """The learning rate curve of one run; a run that extends another one has the curve of that one."""
 
-    Warm-up starts above 0 and reaches the curve's first value at its last step. The curve is as
-    long as `planned_steps`, or the run; after its end the factor keeps the last value.
+    length: int  # steps that the shape is made for
+    last: int  # the step whose factor all later steps keep
+
+
+def curve_of(steps: int, config: SchedulerConfig) -> Curve:
+    """Build the curve of a run of `steps` that extends no other one."""
+    return Curve(config.planned_steps or steps, steps - 1)
+
+
+def factor_on(curve: Curve, step: int, config: SchedulerConfig) -> float:
+    """Compute the factor on the learning rate at an optimizer step of a run with this curve.
+
+    Warm-up starts above 0 and reaches the shape's first value at its last step. After its end the shape keeps its
+    last value.
     """
-    length = config.planned_steps or steps
-    warmup = warmup_steps(steps, config)
+    step, length, warmup = min(step, curve.last), curve.length, _warmup(curve.length, config)
     if step < warmup:
         return (step + 1) / warmup * _curve(0, length - warmup, config)
     return _curve(min(step, length) - warmup, length - warmup, config)
 
 
+def lr_factor(step: int, steps: int, config: SchedulerConfig) -> float:
+    """Compute the factor at any step, also one after the end, of a run of `steps` that extends no other one."""
+    return factor_on(Curve(config.planned_steps or steps, step), step, config)
+
+
 def warmup_steps(steps: int, config: SchedulerConfig) -> int:
     """Count the warm-up steps of a run of `steps`; a percentage is of the curve's length."""
+    return _warmup(config.planned_steps or steps, config)
+
+
+def _warmup(length: int, config: SchedulerConfig) -> int:
     if config.warmup_unit == "percent":
-        return ((config.planned_steps or steps) * config.warmup_steps + 50) // 100
+        return (length * config.warmup_steps + 50) // 100
     return config.warmup_steps
 
 
@@ -61,7 +82,7 @@ def check_length(steps: int, config: SchedulerConfig) -> None:
     if steps > length and lr_factor(length, steps, config) == 0:
         raise ValueError(
             f"planned_steps is {length}, the run has {count(steps, 'step')}, and the curve ends at a learning rate of "
-            "0. Set min_lr_ratio of Scheduler above 0, or planned_steps to 0 for a curve over the whole run."
+            f"0. Set min_lr_ratio of Scheduler above 0, or planned_steps to {steps} for a curve over the whole run."
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +30,11 @@ def apply_gradients(optimizer: Any, scaler: torch.amp.GradScaler, *, finite: boo
     optimizer.zero_grad(set_to_none=True)
 
 
+def are_finite(parameters: Sequence[Tensor]) -> bool:
+    """Tell whether all numbers of parameters are finite: one fused norm, and one copy that waits for the device."""
+    return bool(torch.stack(torch._foreach_norm(list(parameters))).isfinite().all())
+
+
 def learning_rate(optimizer: Any, group: dict[str, Any] | None = None) -> float:
     """Compute a parameter group's learning rate (default: the first group's), times the estimated step size if any."""
     group = optimizer.param_groups[0] if group is None else group
@@ -35,4 +42,10 @@ def learning_rate(optimizer: Any, group: dict[str, Any] | None = None) -> float:
     if group.get("relative_step"):  # Adafactor's own (Shazeer & Stern 2018, algorithm 5)
         steps = max((state["step"] for state in optimizer.state.values()), default=1)
         return min(1e-6 * steps if group["warmup_init"] else 1e-2, steps**-0.5)
-    return float(group["lr"]) * float(group.get("d", 1.0))
+    return float(group["lr"]) * (1.0 if _sets_d(type(optimizer)) else float(group.get("d", 1.0)))
+
+
+@functools.cache
+def _sets_d(kind: type) -> bool:
+    """Tell whether d is a setting of an optimizer, as of torch's Adafactor, and not its estimate."""
+    return "d" in inspect.signature(kind.__init__).parameters

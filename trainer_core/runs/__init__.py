@@ -1,7 +1,7 @@
 """Run folders on the disk: find, resume, save, list, publish and delete runs."""
 
 from .catalogue import describe, describe_in_detail, list_runs, run_paths, signature
-from .choose import Choice, choose_run, finished_checkpoint, working_run
+from .choose import Choice, Join, Joins, choose_run, finished_checkpoint, working_run
 from .detail import thumbnail_of
 from .folder import (
     FILES,
@@ -29,6 +29,8 @@ __all__ = [
     "WEIGHTS",
     "Checkpoint",
     "Choice",
+    "Join",
+    "Joins",
     "Keys",
     "RunFolder",
     "build_keys",

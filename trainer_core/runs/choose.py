@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..common.files import remove_folder
 from .folder import CHECKPOINT, WEIGHTS, Checkpoint, RunFolder, claiming, find_runs, new_run, open_run
@@ -16,9 +16,18 @@ from .key import Keys
 if TYPE_CHECKING:
     from ..config import ExistingConfig
 
-# Says why a run of another length would differ from the wanted one up to a step, as the end of a sentence; "" if it
-# would not.
-OtherSteps = Callable[[RunFolder, int], str]
+
+class Join(NamedTuple):
+    """What happens where the wanted run goes on from a save of another one; all empty: the steps are the same."""
+
+    at_end: bool = False  # the steps up to the save differ, so that only the end of the other run will do
+    sentence: str = ""  # for the user: what differs
+    refusal: str = ""  # why this makes no sense; "" if it does
+    about: Mapping[str, Any] = {}  # for the new run's run.json
+
+
+# Compares the wanted run with another one up to a save; None if it cannot go on from there.
+Joins = Callable[[RunFolder, int], Join | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +37,7 @@ class Choice:
     run: RunFolder | None = None  # an existing run of the same key; None: a new one is made
     finished: Checkpoint | None = None  # the last save of `run`, if it is finished and sound
     begin_with: tuple[RunFolder, Checkpoint] | None = None  # run and save that a new run starts from
+    about: Mapping[str, Any] = field(default_factory=dict)  # for the run.json of that new run
     message: str = ""  # for the user; "" if there is nothing to say yet
 
 
@@ -36,13 +46,13 @@ def choose_run(
     keys: Keys,
     steps: int,
     existing: ExistingConfig,
-    other_steps: OtherSteps,
+    joins: Joins,
     note: Callable[[str], None] | None = None,
 ) -> Choice:
     """Look for a run to reuse, to resume or to start from, for a run of `steps` steps; nothing is written.
 
     note: called with one sentence that names the runs that cannot be read. Raises ValueError for a fork whose run or
-    save is missing or damaged.
+    save is missing or damaged, and for a join that is refused.
     """
     if existing.on_existing == "train again":
         return Choice()
@@ -64,12 +74,14 @@ def choose_run(
         return Choice(begin_with=(run, checkpoint), message=message)
     if existing.on_existing == "resume":
         course = [run for run in found if run.keys.course == keys.course]
-        for checkpoint, other, run in sorted(_shorter(course, steps, other_steps), key=lambda c: (-c[0].step, c[1])):
+        found = sorted(_shorter(course, steps, joins), key=lambda c: (-c[0].step, c[1].sentence))
+        for checkpoint, join, run in found:
             if not checkpoint.problem():
+                if join.refusal:
+                    raise ValueError(join.refusal)
                 message = f"Resumed after step {checkpoint.step} of the run {run.path.name}, to step {steps}."
-                if other:
-                    message += f" Up to there {other}."
-                return Choice(begin_with=(run, checkpoint), message=message)
+                message = f"{message} {join.sentence}".rstrip()
+                return Choice(begin_with=(run, checkpoint), about=join.about, message=message)
     return Choice()
 
 
@@ -104,17 +116,15 @@ def finished_checkpoint(run: RunFolder) -> Checkpoint | None:
     return None
 
 
-def _shorter(
-    runs: Sequence[RunFolder], steps: int, other_steps: OtherSteps
-) -> Iterator[tuple[Checkpoint, str, RunFolder]]:
-    """Yield the saves that a run of `steps` steps can start from, and why its own steps up to there would differ."""
+def _shorter(runs: Sequence[RunFolder], steps: int, joins: Joins) -> Iterator[tuple[Checkpoint, Join, RunFolder]]:
+    """Yield the saves that a run of `steps` steps can start from, and how it goes on from there."""
     for run in runs:
         found = [checkpoint for checkpoint in run.checkpoints() if checkpoint.step <= steps]
         end = (run.result() or {}).get("step") if run.steps <= steps else None
         for checkpoint in found:
-            other = other_steps(run, checkpoint.step)
-            if not other or checkpoint.step == end:
-                yield checkpoint, other, run
+            join = joins(run, checkpoint.step)
+            if join is not None and (not join.at_end or checkpoint.step == end):
+                yield checkpoint, join, run
 
 
 @contextmanager
@@ -138,7 +148,7 @@ def working_run(
             run, source = choice.run, choice.begin_with
             if run is None:
                 begun = {} if source is None else {"begun_with": {"run": source[0].path.name, "step": source[1].step}}
-                run = new_run(runs, keys, name, steps, **begun, **about)
+                run = new_run(runs, keys, name, steps, **begun, **choice.about, **about)
                 until_the_end.callback(_remove_without_saves, runs, run)
             cut_off = run.owner()
             until_the_end.enter_context(run.locked())

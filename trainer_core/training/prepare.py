@@ -12,7 +12,17 @@ import torch
 from ..common.access import ANYWHERE, Access
 from ..common.callbacks import Callbacks
 from ..common.files import check_writable
-from ..config import MemoryConfig, RunConfig, check_samples, describe_filled, fill, resolution_remarks
+from ..common.wording import count
+from ..config import (
+    OPEN,
+    MemoryConfig,
+    RunConfig,
+    SchedulerConfig,
+    check_samples,
+    describe_filled,
+    fill,
+    resolution_remarks,
+)
 from ..config.optimizer import RATES
 from ..data.cache import Cache
 from ..data.plan import Plan, build_plan
@@ -24,19 +34,20 @@ from ..models import BaseModel, Source, check_weighted, word_ids
 from ..networks import remarks_on_algorithm
 from ..networks.of_model import build_network, learning_rates
 from ..objective import Objective, check_objective, objective_remarks
-from ..optim import Ema, build_optimizer, check_optimizer
+from ..optim import Ema, build_optimizer, check_optimizer, estimates
 from ..optim import remarks as optimizer_remarks
 from ..optim.noise_scale import NoiseScale
-from ..optim.schedule import check_schedule, lr_factor
+from ..optim.schedule import Curve, check_length, check_schedule, curve_of, factor_on
 from ..preflight.disk import check_disk
 from ..preflight.measured import fit_measured
 from ..preflight.memory import fit_memory
 from ..preflight.network import describe_network, measure_run
 from ..preflight.outline import outline_run, trains_text
 from ..preflight.report import long_captions, report
-from ..runs import Checkpoint, Keys, RunFolder, build_keys, model_digests
+from ..runs import Checkpoint, Join, Joins, Keys, RunFolder, build_keys, model_digests
 from ..runs.log import check_log
 from ..runs.publish import Destination
+from ..runs.values import is_count, is_object
 from .checkpoint import resume
 from .conditioning import check_embeddings, check_stops
 from .encode import encode_plan
@@ -44,6 +55,7 @@ from .saving import publish
 from .state import Run
 from .validate import check_validation
 
+LITTLE = 0.01  # share of the full learning rate below which added steps change little
 FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
 
 
@@ -93,7 +105,10 @@ def fill_settings(job: Job) -> tuple[Job, BaseModel]:
     job.destination.check_names([word.token for word in config.lora.embeddings])
     job.source.check()
     outline = job.source.outline(job.dtype)
-    filled = fill(config, outline.defaults)
+    suited = config
+    if config.optimizer.learning_rate == OPEN and estimates(config.optimizer):  # also a class by name, of no table
+        suited = config.replace(optimizer=config.optimizer.replace(learning_rate=1.0))
+    filled = fill(suited, outline.defaults)
     if sentence := describe_filled(config, filled, outline.title):
         job.callbacks.note(sentence)
     return replace(job, config=filled), outline
@@ -161,24 +176,64 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     return Planned(plan=plan, keys=keys, models=models, outline=outline)
 
 
-def other_steps(config: RunConfig, steps: int) -> Callable[[RunFolder, int], str]:
-    """Return a function that says why a run of another length would differ up to a step; "" if it would not."""
-    train = config.train
+def joins(config: RunConfig, steps: int) -> Joins:
+    """Return a function that tells how a run of `steps` goes on from a save of another run of the same course.
 
-    def other(run: RunFolder, step: int) -> str:
+    The learning rate never jumps up there by itself: where the curve of the longer run differs, it keeps that of the
+    other run, whose last factor the added steps keep. Only planned_steps asks for another curve.
+    """
+    train, scheduler = config.train, config.scheduler
+    wanted = curve_of(steps, scheduler)
+
+    def join(run: RunFolder, step: int) -> Join | None:
+        own = run_curve(run, scheduler)
+        if own is None:
+            return None
+        if any(factor_on(own, k, scheduler) != factor_on(wanted, k, scheduler) for k in range(step)):
+            if scheduler.planned_steps:
+                sentence = "Up to there its learning rate followed the curve of another length, and then that of "
+                sentence += f"planned_steps, {scheduler.planned_steps}."
+                return Join(at_end=True, sentence=sentence) if run.steps < steps else None
+            if run.steps == steps:
+                return Join(about={"curve": own}) if own.last < run.steps - 1 else None
+            return _kept(run, own, step, steps, config)
         if run.steps == steps:
-            return ""
-        if any(lr_factor(k, run.steps, config.scheduler) != lr_factor(k, steps, config.scheduler) for k in range(step)):
-            return "its learning rate followed the curve of a run of that length"
+            return Join()
         if any(word.stop and word.stop_unit == "share" for word in config.lora.embeddings):
-            return "its embeddings stopped as in a run of that length"
+            return Join(at_end=True, sentence="Up to there its embeddings stopped as in a run of that length.")
         if step == run.steps and train.accumulate > 1:  # the last step may accumulate fewer batches
-            return "its last step may have had fewer pictures"
+            return Join(at_end=True, sentence="Its last step may have had fewer pictures.")
         if step == run.steps and train.keeps_by and step % train.validate_every:
-            return "it was measured once more, at its end, and these weights count among the best"
-        return ""
+            sentence = "It was measured once more, at its end, and these weights count among the best."
+            return Join(at_end=True, sentence=sentence)
+        return Join()
 
-    return other
+    return join
+
+
+def _kept(run: RunFolder, own: Curve, step: int, steps: int, config: RunConfig) -> Join:
+    """Go on with the curve of another run, whose last factor stays."""
+    factor, length = factor_on(own, own.last, config.scheduler), count(own.length, "step")
+    remedy = f"For a curve over all {steps} steps, set planned_steps of Scheduler to {steps}."
+    little = ", so they change little" if factor < LITTLE else ""
+    kept = f"Its curve of {length} stays: later steps have {factor:.2g} of the full learning rate{little}. {remedy}"
+    refusal = f"The curve of the run {run.path.name} ended at 0, so later steps would train nothing. {remedy}"
+    return Join(at_end=step <= own.last, sentence=kept, refusal="" if factor else refusal, about={"curve": own})
+
+
+def run_curve(run: RunFolder, config: SchedulerConfig) -> Curve | None:
+    """Read the learning rate curve of a run with these settings, whatever its planned_steps; None if it has none."""
+    stored, settings = run.about.get("curve"), run.about.get("config", {}).get("scheduler")
+    planned = settings.get("planned_steps") if is_object(settings) else 0
+    if isinstance(stored, list | tuple) and len(stored) == 2 and all(map(is_count, stored)):
+        curve = Curve(*stored)
+    else:
+        curve = Curve(planned if is_count(planned) and planned else run.steps, run.steps - 1)
+    try:
+        check_length(curve.length, config.replace(planned_steps=0))
+    except ValueError:  # of a damaged run.json
+        return None
+    return curve
 
 
 def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> list[MemoryConfig]:
@@ -251,6 +306,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     return Run(
         config=config,
         plan=planned.plan,
+        curve=run_curve(folder, config.scheduler) or curve_of(planned.plan.steps, config.scheduler),
         base=base,
         encoded=encoded,
         network=network,

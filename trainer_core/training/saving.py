@@ -60,12 +60,15 @@ class Saving:
         """Drop the backup."""
         self._backup = ()
 
-    def roll_back(self) -> None:
-        """Restore the run from the backup."""
+    def roll_back(self) -> bool:
+        """Restore the run from the backup; tell whether there is one."""
         run = self._run
+        if not self._backup:
+            return False
         run.scaler = torch.amp.GradScaler(run.device.type, enabled=run.scaler.is_enabled())  # the old may be mid-step
         run.updating = False
         restore(self._run, *(unpack(*state) for state in self._backup))
+        return True
 
     def _sample_is_due(self) -> bool:
         every, unit = self._run.config.saves.sample_every, self._run.config.saves.sample_unit

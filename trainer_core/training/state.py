@@ -18,6 +18,7 @@ from ..networks import Network
 from ..objective import Objective
 from ..optim import Ema
 from ..optim.noise_scale import NoiseScale
+from ..optim.schedule import Curve
 from ..runs import RunFolder
 from ..runs.publish import Destination
 from .batch import Read, build_conditions
@@ -40,6 +41,7 @@ class Run:
 
     config: RunConfig
     plan: Plan
+    curve: Curve  # of the learning rate
     base: BaseModel
     encoded: Encoded
     network: Network

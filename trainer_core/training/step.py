@@ -16,8 +16,9 @@ from ..common.wording import names
 from ..data.plan import MicroBatch
 from ..memory import out_of_memory
 from ..objective import Draws
-from ..optim import apply_gradients, learning_rate, limit_gradients
+from ..optim import apply_gradients, are_finite, arguments, learning_rate, limit_gradients
 from .batch import Read
+from .saving import Saving
 from .state import Run
 
 T = TypeVar("T")
@@ -117,6 +118,26 @@ def update(run: Run, numbers: Numbers) -> Norms | None:
         losses.append(numbers.concepts.get(name, math.nan))
     run.updating = False
     return norms
+
+
+def check_weights(run: Run, saving: Saving) -> None:
+    """Raise RuntimeError if the last update made weights that are not finite, with the run as it was before if it can.
+
+    Such weights are never saved, so that without a backup the last save stays.
+    """
+    if are_finite([p for group in run.optimizer.param_groups for p in group["params"]]):
+        return
+    step, before = run.at, "stopped before that step was saved"
+    if saving.roll_back():
+        before = f"went back to step {run.at} and stopped"
+    settings = run.config.optimizer
+    remedy = "learning_rate of Optimizer lower"
+    if arguments(settings).get("eps") == 0:
+        remedy = "eps of Optimizer to 1e-08" if settings.name != "custom" else "eps=1e-8 in arguments of Optimizer"
+    raise RuntimeError(
+        f"Step {step} made weights that are not finite, although loss and gradients were, so the run {before}; set "
+        f"{remedy}."
+    )
 
 
 def report_step(run: Run, numbers: Numbers, norms: Norms | None, stopped: dict[str, float], began: float) -> None:

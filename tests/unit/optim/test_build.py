@@ -24,12 +24,14 @@ from lora_atelier.trainer_core.optim import (
     check_shapes,
     custom,
     describe,
+    estimates,
     learning_rate,
     libraries,
     limit_gradients,
     remarks,
 )
 from lora_atelier.trainer_core.optim.average import ema_decay
+from lora_atelier.trainer_core.optim.combined import Combined
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CONSTANT = SchedulerConfig(name="constant")
@@ -481,7 +483,17 @@ class Iterating(Momentum):
             super().step()
 
 
+class Guessing(torch.optim.SGD):
+    """Holds its estimate in its groups, as all that estimate one do."""
+
+    def __init__(self, params, lr=1.0):
+        super().__init__(params, lr=lr)
+        for group in self.param_groups:
+            group["d"] = 1e-6
+
+
 OURS = (
+    Guessing,
     *(Momentum, Scheduled, Unrated, Around, Searching, Drawing, Resting, Growing, Projecting, Forgetful, Turned),
     Iterating,
 )
@@ -574,6 +586,33 @@ def test_custom_optimizers_that_can_run(library):
         check_optimizer(config, SchedulerConfig(name="cosine"), CPU)
     with pytest.raises(ValueError, match="ScheduleFreeRAdam averages the weights already"):
         check_optimizer(config.replace(ema_decay=0.9), CONSTANT, CPU)
+
+
+@pytest.mark.parametrize("kind", ["DAdaptAdam", "pytorch_optimizer.Prodigy", "prodigyopt.Prodigy", "Guessing"])
+def test_a_class_that_estimates_its_step_size_is_known_by_its_name_or_its_groups(kind, library):
+    config = OptimizerConfig(name="custom", options={"optimizer": kind}, text_encoder_learning_rate=5e-5)
+    assert estimates(config)
+    (remark,) = remarks(config)
+    assert (
+        "estimates its step size, and learning_rate 0.0001 multiplies it; set learning_rate of Optimizer to 1" in remark
+    )
+    assert not remarks(config.replace(learning_rate=1.0, text_encoder_learning_rate=1.0))
+    check_optimizer(config, CONSTANT, CPU)  # of several learning rates
+    with pytest.raises(ValueError, match="does not work with restarts"):
+        check_optimizer(config, SchedulerConfig(name="rex_restarts"), CPU)
+    with pytest.raises(ValueError, match="estimates one step size for all parts of a layer; set lora_plus_ratio"):
+        check_optimizer(config.replace(lora_plus_ratio=4), CONSTANT, CPU)
+    one, other = weights(), weights()
+    groups = [{"params": one, "lr": 1.0, "model": "unet"}, {"params": other, "lr": 0.5, "model": "text"}]
+    assert isinstance(build_optimizer(config, groups), Combined)
+
+
+def test_a_setting_that_is_called_d_is_no_estimate():
+    """torch's Adafactor clips updates to it."""
+    config = OptimizerConfig(name="custom", options={"optimizer": "torch.optim.Adafactor", "arguments": "d=2.0"})
+    assert not estimates(config) and not remarks(config)
+    optimizer = build_optimizer(config, [{"params": weights(), "lr": 0.01}])
+    assert learning_rate(optimizer) == 0.01
 
 
 def test_a_name_never_imports_a_module_that_is_no_library(tmp_path, monkeypatch):

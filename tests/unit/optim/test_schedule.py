@@ -18,6 +18,8 @@ from lora_atelier.trainer_core.optim.schedule import (
     check_curve,
     check_length,
     check_schedule,
+    curve_of,
+    factor_on,
     lr_factor,
     warmup_steps,
 )
@@ -201,6 +203,20 @@ def test_a_planned_length_keeps_the_curve_when_the_run_becomes_longer_or_shorter
         check_schedule(steps, kept)
         assert [lr_factor(step, steps, kept) for step in range(steps)] == [*whole, *[0.1] * 50][:steps]
     assert lr_factor(60, 150, config) > whole[60]  # without, the curve is made anew for the longer run
+
+
+@given(
+    name=st.sampled_from(sorted(set(SHAPES) - {"expression", "points"})),
+    steps=st.integers(2, 300),
+    planned=st.integers(0, 300),
+    more=st.integers(1, 100),
+)
+def test_the_factor_of_an_extended_run_stays_where_it_ended(name, steps, planned, more):
+    config = SchedulerConfig(name=name, planned_steps=planned, cycles=1)
+    curve = curve_of(steps, config)
+    own = [factor_on(curve, step, config) for step in range(steps + more)]
+    assert own[:steps] == [lr_factor(step, steps, config) for step in range(steps)]
+    assert set(own[steps:]) == {own[steps - 1]}
 
 
 @pytest.mark.parametrize(
