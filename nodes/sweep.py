@@ -116,7 +116,7 @@ class AtelierSweepResults(Node):
                 io.String.Input("values", force_input=True, tooltip="TEXT of Sweep."),
             ],
             outputs=[
-                io.Image.Output(display_name="PLOT", tooltip="The loss of each run, and the validation losses."),
+                io.Image.Output(display_name="PLOT", tooltip="The loss of each run."),
                 io.String.Output(display_name="TABLE", tooltip="A line for each value, as CSV."),
                 io.LoraModel.Output(
                     display_name="LORA",

@@ -102,7 +102,8 @@ def translated(page: str, english: str, schema: Mapping[str, Any], known: Mappin
         elif row := ROW.match(line):
             name, first = row[2], cells[0]
             if inside == "Inputs":
-                (key, *_) = [name] if name in own else [key for key, text in own.items() if text["name"] == name]
+                fields = [key for key, text in own.items() if key != name and text["name"] == name]
+                (key, *_) = fields if row[1] or name not in own else [name]
                 meaning = known["inputs"][key]["tooltip"].partition(": ")[2]
                 first = first.replace(f"`{name}`", f"`{name}` {known['inputs'][key]['name']}")
             else:

@@ -8,7 +8,7 @@ import pytest
 from help_pages import explained, inputs
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import PACK, ROOT
+from lora_atelier.dev import DYNAMIC_COMBO, PACK, ROOT
 
 SNAPSHOT = Path(__file__).with_name("object_info.json")
 NODES = [
@@ -53,7 +53,10 @@ LISTS_OF_COMFYUI = (
     "text_encoder_2",
     "sampler_name",
     "scheduler",
+    "tuned",
+    "base",
 )  # their options differ between machines and versions
+WITHOUT_DEFAULT = ("checkpoint", "lora_name", "run", "tuned", "base")  # lists of files, which may be empty
 PUBLIC = ("input", "input_order", "output", "output_name", "output_tooltips", "display_name", "description")
 PUBLIC += ("category", "output_node")
 
@@ -63,11 +66,18 @@ def public_format(info: dict) -> dict:
     result = {}
     for name in sorted(n for n in info if n.startswith("Atelier")):
         result[name] = {key: info[name][key] for key in PUBLIC}
-        for group in result[name]["input"].values():
-            for key, spec in group.items():
-                if key in LISTS_OF_COMFYUI and spec[0] == "COMBO":
-                    spec[1].pop("options")
+        drop_lists(result[name]["input"])
     return result
+
+
+def drop_lists(groups: dict) -> None:
+    """Leave out the options of lists that are ComfyUI's own, also inside of dynamic combos."""
+    for group in groups.values():
+        for key, spec in group.items():
+            if key in LISTS_OF_COMFYUI and spec[0] == "COMBO":
+                spec[1].pop("options")
+            for option in spec[1]["options"] if spec[0] == DYNAMIC_COMBO else []:
+                drop_lists(option["inputs"])
 
 
 def test_the_schema_is_the_snapshot(any_server: ComfyServer) -> None:
@@ -116,5 +126,5 @@ def test_every_number_has_a_range_and_every_choice_a_default(comfy: ComfyClient)
         for key, (kind, options) in inputs(info[name]).items():
             if kind in ("INT", "FLOAT"):
                 assert options["min"] <= options["default"] <= options["max"], f"{name}.{key}"
-            elif kind == "COMBO" and ("default" in options or key not in ("checkpoint", "lora_name", "run")):
+            elif kind == "COMBO" and ("default" in options or key.rpartition(".")[2] not in WITHOUT_DEFAULT):
                 assert options["default"] in options["options"], f"{name}.{key}"
