@@ -134,10 +134,11 @@ def train_job(job: Job) -> Result:
         if job.workflow is not None:
             folder.keep_workflow(job.workflow)
         log = log_folder(config, job.logs, folder)
-        columns = log_columns(config, planned.outline, plan)
+        columns: list[str] = []  # known once the network is built, before the first row
         with logged(job.callbacks, config.train.log, log, columns) as callbacks:
             try:
                 run = prepare_run(replace(job, callbacks=callbacks), planned, ladder[0], folder)
+                columns += log_columns(run)
             except BaseException as error:
                 if not isinstance(error, Exception):  # a Cancel
                     note(describe_stop(checkpoint, plan))

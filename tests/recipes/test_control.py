@@ -230,6 +230,32 @@ def test_the_log_holds_every_step_and_changes_none(config, tmp_path, cache):
     assert plain.losses == result.losses and equal(plain.tensors, result.tensors) and plain.log is None
 
 
+def test_every_groups_rate_is_reported_and_logged_by_its_name(config, tmp_path, cache):
+    """Of convolutions, of LoRA+, and of a text encoder that has stopped."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    rates = {"text_encoder_learning_rate": 2e-4, "conv_learning_rate": 5e-4, "lora_plus_ratio": 4.0}
+    config = config.replace(
+        lora=config.lora.replace(preset="full"),
+        optimizer=config.optimizer.replace(**rates, text_encoder_stop=2),
+        train=config.train.replace(log="both", steps=3),
+    )
+    reports = []
+    result = run(config, tmp_path, cache, callbacks=Callbacks(step=reports.append), logs=tmp_path / "logs")
+    unet = {"": 1e-3, "_plus": 4e-3, "_conv": 5e-4, "_conv_plus": 2e-3}
+    expected = {f"lora_unet{name}": rate for name, rate in unet.items()}
+    text = {"lora_te": 2e-4, "lora_te_plus": 8e-4}
+    assert reports[0].learning_rates == pytest.approx(expected | text)
+    assert reports[2].learning_rates == pytest.approx(expected | dict.fromkeys(text, 0.0))
+    with (result.log / "log.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["loss"]]
+    assert {k: float(v) for k, v in rows[0].items() if k.startswith("lr_")} == pytest.approx(
+        {f"lr_{name}": rate for name, rate in (expected | text).items()}
+    )
+    events = EventAccumulator(str(result.log)).Reload()
+    assert {f"lr/{name}" for name in expected | text} <= set(events.Tags()["scalars"])
+
+
 def test_what_was_logged_before_a_crash_is_on_the_disk(config, tmp_path, cache):
     seen = []
 

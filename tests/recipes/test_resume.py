@@ -189,6 +189,7 @@ CASES = {
         },
         lambda: (after(2),),
     ),
+    "muon, convolutions": ({"preset": "full"}, {"name": "muon"}, {}, lambda: (after(2),)),
     "custom, scalar": (
         {"use_scalar": True, "algorithm": "loha"},
         {"name": "custom", "options": {"optimizer": "AdEMAMix"}},

@@ -26,7 +26,7 @@ class StepReport:
     steps: int
     loss: float  # mean over the samples of the step; NaN when it was not finite
     grad_norm: float  # before clipping
-    learning_rates: Mapping[str, float]  # of each trained model, by the prefix of its layer names
+    learning_rates: Mapping[str, float]  # by the names of the optimizer's groups, see Network.groups
     updated: bool  # False: loss or gradient was not finite, the weights stayed as they were
     seconds: float  # wall time of the step
     epoch: float  # visits of the whole dataset so far

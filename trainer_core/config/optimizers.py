@@ -254,6 +254,21 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "radam": Optimizer(
         "torch.optim.RAdam", "torch", ADAM, 1e-4, "AdamW that warms up by itself, for runs without a warm-up."
     ),
+    # torch's own for matrices alone; the rest of a network is trained by AdamW, in optim/build.py.
+    "muon": Optimizer(
+        "torch.optim.Muon",
+        "torch",
+        (
+            _decay(0.01),
+            Setting("momentum", 0.95, "Memory of earlier gradients, 0 to 0.999999. 0.95 is usual.", 0, 0.999999),
+            Setting("nesterov", True, "Looks one step ahead; needs momentum."),
+            Setting("ns_steps", 5, "Rounds that even out each step's directions. 5 is usual.", 1, 20),
+        ),
+        1e-4,
+        "Steps that go equally far in all directions of a matrix, with half of AdamW's state. Other weights, such as "
+        "those of convolutions, are trained by AdamW. Settings as AdamW's.",
+        wanted="2.9",
+    ),
     "custom": Optimizer(
         "",
         "pytorch-optimizer",

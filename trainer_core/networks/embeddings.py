@@ -84,6 +84,7 @@ class Embeddings(nn.Module):
                 "base_lr": config.learning_rate,
                 "decays": False,
                 "model": f"embedding {config.token}",
+                "name": f"embedding {config.token}",
             }
             for i, config in enumerate(self._configs.values())
         ]

@@ -163,26 +163,32 @@ class Network(nn.Module):
     def groups(
         self, rates: Mapping[str, float], conv_rate: float = 0.0, plus_ratio: float = 1.0
     ) -> list[dict[str, Any]]:
-        """Build optimizer parameter groups {"params", "lr", "base_lr", "decays", "model"}, none empty.
+        """Build optimizer parameter groups {"params", "lr", "base_lr", "decays", "model", "name"}, none empty.
 
         rates: learning rates by the prefix of a part, the "model"; a conv_rate other than 0 replaces them for
         convolutions larger than 1x1. Each layer multiplies its rate by lr_factor, and that of the parameters in `plus`
-        by plus_ratio (LoRA+, Hayou et al. 2024). "decays" is False for parameters without weight decay. Layers with
-        rate 0 are frozen.
+        by plus_ratio (LoRA+, Hayou et al. 2024). "decays" is False for parameters without weight decay. "name" is the
+        model, with what gives the group another rate: _conv, _x<lr_factor>, _plus. Layers with rate 0 are frozen.
         """
         groups: dict[tuple[str, float, bool], dict[str, Any]] = {}
         for model, rate in rates.items():
             for name in (target.name for target in self.chosen if target.part == model):
                 layer = self._layers[name]
                 large = max(getattr(self._targets.get(name), "kernel_size", (1,))) > 1
-                own = layer.lr_factor * (conv_rate if large and rate and conv_rate else rate)
+                apart = bool(large and rate and conv_rate)
+                own = layer.lr_factor * (conv_rate if apart else rate)
+                name = model + "_conv" * apart + (f"_x{layer.lr_factor:g}" if layer.lr_factor != 1 else "")
                 for key, parameter in layer.named_parameters():
                     parameter.requires_grad_(own > 0)
                     if own > 0:
-                        lr = own * (plus_ratio if key in layer.plus else 1.0)
+                        plus = key in layer.plus and plus_ratio != 1
+                        lr = own * (plus_ratio if plus else 1.0)
                         decays = parameter.ndim > 0 and key not in layer.no_decay
                         group = {"params": [], "lr": lr, "base_lr": lr, "decays": decays, "model": model}
-                        groups.setdefault((model, lr, decays), group)["params"].append(parameter)
+                        group["name"] = name + "_plus" * plus
+                        known = groups.setdefault((model, lr, decays), group)
+                        known["name"] = min(known["name"], group["name"], key=len)  # of several with the same rate
+                        known["params"].append(parameter)
         return [*groups.values(), *self.embeddings.groups()]
 
     def tensors(self) -> dict[str, Tensor]:

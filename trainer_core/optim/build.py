@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..config import OPTIMIZERS, OptimizerConfig, SchedulerConfig
 from .combined import Combined
@@ -23,6 +24,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "adamw": {"fused": True},
     "radam": {"decoupled_weight_decay": True},
     "adopt": {"weight_decouple": True},
+    "muon": {"adjust_lr_fn": "match_rms_adamw"},  # steps as long as AdamW's, so that its learning rates suit
     "prodigy_plus_schedule_free": {"split_groups": False, "stochastic_rounding": False},
 }
 
@@ -40,22 +42,38 @@ def build_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]], s
     # Set in each group, not as the class's default, about which Prodigy prints a line.
     decay = options.pop("weight_decay", None)
     takes_decay = "weight_decay" in inspect.signature(kind.__init__).parameters
-    apart = estimates(config)
+    apart, kinds = estimates(config), {kind: options}
+    if config.name == "muon":
+        groups = [half for group in groups for half in _halves(kind, group)]
+        kinds[torch.optim.AdamW] = FIXED["adamw"]
     parts: dict[Any, list[dict[str, Any]]] = {}
     for group in groups:
         decays = group.get("decays", True)
         if takes_decay and (decay is not None or not decays):
             group = {**group, "weight_decay": decay if decays else 0.0}
-        parts.setdefault(_part(config, group) if apart else None, []).append(group)
+        built_by = group.pop("kind", kind)
+        parts.setdefault((built_by, _part(config, group) if apart else None), []).append(group)
     built: list[torch.optim.Optimizer] = []
-    for part, members in enumerate(parts.values()):
-        optimizer = kind(members, **options)
+    for part, ((built_by, _), members) in enumerate(parts.items()):
+        optimizer = built_by(members, **kinds[built_by])
         if any(p.dtype == torch.bfloat16 for p in parameters):
             step_in_float32(optimizer, seed, part)
         if averages(config):
             optimizer.train()
         built.append(optimizer)
     return built[0] if len(built) == 1 else Combined(built)
+
+
+def _halves(kind: Any, group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Split a group into its matrices, which Muon trains, and all else, which AdamW does (Jordan 2024).
+
+    Embeddings and magnitudes, which do not decay, are rows of numbers and no matrices.
+    """
+    halves: dict[Any, list[Tensor]] = {kind: [], torch.optim.AdamW: []}
+    for parameter in group["params"]:
+        is_matrix = parameter.ndim == 2 and min(parameter.shape) > 1 and group.get("decays", True)
+        halves[kind if is_matrix else torch.optim.AdamW].append(parameter)
+    return ({**group, "params": members, "kind": own} for own, members in halves.items() if members)
 
 
 def _part(config: OptimizerConfig, group: dict[str, Any]) -> Any:

@@ -313,6 +313,8 @@ def _state_of(shape: tuple[int, ...], config: OptimizerConfig) -> list[tuple[int
             return [(count, torch.float32)] * EIGHT_BITS[config.name]
         one = [(count, torch.uint8), (math.ceil(count / ABSMAX_BLOCK), torch.float32)]
         return one * EIGHT_BITS[config.name]
+    if config.name == "muon" and len(shape) == 2 and min(shape) > 1:  # its steps take long on a CPU
+        return [(count, torch.float32)]
     parameter = torch.nn.Parameter(torch.ones(shape))
     parameter.grad = torch.ones(shape)
     optimizer = build_optimizer(config, [{"params": [parameter], "lr": 1e-4}])

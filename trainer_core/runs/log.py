@@ -29,7 +29,7 @@ TAGS = {
     "seconds": "time/seconds",
     "peak_gb": "memory/peak_gb",
 }
-# Prefixes of the columns that depend on the run: lr_<model>, loss_<concept>.
+# Prefixes of the columns that depend on the run: lr_<group of the optimizer>, loss_<concept>.
 OF_RUN = {"lr": "lr/", "loss": "concept/"}
 
 
@@ -54,8 +54,8 @@ class Log:
     ) -> None:
         """Create or reopen the files in a folder; `files` closes them.
 
-        columns: those of this run, lr_<prefix of a model's layer names> and loss_<concept>. losses: of the steps
-        finished so far; rows of later steps are removed.
+        columns: those of this run, lr_<group of the optimizer> and loss_<concept>. losses: of the steps finished so
+        far; rows of later steps are removed.
         """
         self.folder, self._losses = folder, losses
         parts = {column: column.split("_", 1) for column in columns}
@@ -90,7 +90,7 @@ class Log:
             "skipped": int(not report.updated),
             "seconds": report.seconds,
             "peak_gb": None if report.peak_memory is None else report.peak_memory / 1e9,
-            **{f"lr_{model}": rate for model, rate in report.learning_rates.items()},
+            **{f"lr_{group}": rate for group, rate in report.learning_rates.items()},
             **{f"loss_{concept}": loss for concept, loss in report.concepts.items()},
         }
         self._write(report.step, values)
@@ -142,6 +142,8 @@ def _rows(path: Path, steps: int) -> list[dict[str, str]]:
 @contextmanager
 def logged(callbacks: Callbacks, kind: str, folder: Path | None, columns: Sequence[str]) -> Iterator[Callbacks]:
     """Yield callbacks that also write a log into a folder, from the first step, validation loss or picture on; see Log.
+
+    columns may be filled in until then.
 
     A disk error does not stop the run; one note reports it.
     """

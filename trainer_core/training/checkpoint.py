@@ -14,7 +14,7 @@ from ..optim import arguments, build_optimizer, check_shapes, describe, load_exa
 from ..runs import HISTORY, OPTIMIZER, WEIGHTS, Checkpoint
 from .state import Best, Run
 
-GROUP_SETTINGS = ("lr", "base_lr", "weight_decay", "model", "decays")  # set by us in the optimizer's groups
+GROUP_SETTINGS = ("lr", "base_lr", "weight_decay", "model", "name", "decays")  # set by us in the optimizer's groups
 
 
 def state_of(run: Run) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

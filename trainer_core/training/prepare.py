@@ -350,8 +350,7 @@ def resume_run(run: Run, checkpoint: Checkpoint) -> None:
     run.callbacks.resumed(run.losses, run.concepts, run.validation)
 
 
-def log_columns(config: RunConfig, base: BaseModel, plan: Plan) -> list[str]:
+def log_columns(run: Run) -> list[str]:
     """List the run's own columns of the log: its learning rates and the losses of its concepts."""
-    trained = [part for part, rate in learning_rates(config.optimizer, base).items() if rate > 0]
-    trained += [f"embedding {word.token}" for word in config.lora.embeddings]
-    return [f"lr_{part}" for part in trained] + [f"loss_{name}" for name in plan.concept_names().values()]
+    groups = dict.fromkeys(group["name"] for group in run.optimizer.param_groups)
+    return [f"lr_{name}" for name in groups] + [f"loss_{name}" for name in run.plan.concept_names().values()]

@@ -141,15 +141,18 @@ def check_weights(run: Run, saving: Saving) -> None:
 
 
 def report_step(run: Run, numbers: Numbers, norms: Norms | None, stopped: dict[str, float], began: float) -> None:
-    """Report the last step and write it into the run's log; began: by time.perf_counter."""
+    """Report the last step and write it into the run's log; stopped: frozen models; began: by time.perf_counter."""
     optimizer, device = run.optimizer, run.device
-    rates = {group["model"]: learning_rate(optimizer, group) for group in reversed(optimizer.param_groups)}
+    rates = {
+        group["name"]: 0.0 if group["model"] in stopped else learning_rate(optimizer, group)
+        for group in optimizer.param_groups
+    }
     report = StepReport(
         step=run.at,
         steps=run.plan.steps,
         loss=run.losses[-1],
         grad_norm=numbers.grad_norm,
-        learning_rates=rates | stopped,
+        learning_rates=rates,
         updated=numbers.finite,
         seconds=time.perf_counter() - began,
         epoch=run.plan.epochs_after(run.at),

@@ -226,6 +226,8 @@ def test_groups_split_by_convolution_factor_plus_and_decay():
             assert group["lr"] == group["base_lr"] == layer.lr_factor * base * (4 if key == "up" else 1)
             assert group["decays"] == ((name, key) != (lonely, "up"))
             assert name.startswith(group["model"])
+            conv = "_conv" if name in large and name != slow else ""  # slow ones happen to have the rate of the others
+            assert group["name"] == group["model"] + conv + ("_plus" if key == "up" else "")
     assert len({(g["lr"], g["decays"], g["model"]) for g in groups}) == len(groups)
     assert still in large and slow in large and any(name not in large for name in layers if "unet" in name)
     layers[slow].register_parameter("gain", torch.nn.Parameter(torch.ones(())))

@@ -35,7 +35,8 @@ from lora_atelier.trainer_core.optim.combined import Combined
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CONSTANT = SchedulerConfig(name="constant")
-RUN_HERE = [name for name in OPTIMIZERS if name != "paged_adamw8bit"]
+MUON = ["muon"] if hasattr(torch.optim, "Muon") else []  # since torch 2.9
+RUN_HERE = [name for name in OPTIMIZERS if name not in ("paged_adamw8bit", "muon")] + MUON
 EVERY = [*RUN_HERE, pytest.param("paged_adamw8bit", marks=pytest.mark.gpu)]
 SHAPES = ((6, 8), (8, 6, 1, 1), (80, 60), (4, 6, 3, 3), (1, 8))  # the third is large enough for 8 bits
 LR = {name: kind.learning_rate if kind.estimates else 0.01 for name, kind in OPTIMIZERS.items()}
@@ -103,7 +104,7 @@ DIRECT = {
 DECAY = {"adafactor": 0, "sgd": 0, "rmsprop": 0, "prodigy_plus_schedule_free": 0, "lion": 0.05, "lion8bit": 0.05}
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "muon"])
 def test_each_optimizer_goes_where_its_library_goes(name):
     ours, theirs = weights(device=device_of(name)), weights(device=device_of(name))
     optimizer = built(OptimizerConfig(name=name), ours)
@@ -125,6 +126,39 @@ def test_each_optimizer_goes_where_its_library_goes(name):
         for our, their, begin in zip(ours, theirs, weights(), strict=True):
             torch.testing.assert_close(our, their, rtol=1e-6, atol=1e-7)
             assert not torch.equal(our, begin)
+
+
+@pytest.mark.skipif(not MUON, reason="torch has no Muon before 2.9")
+def test_muon_trains_matrices_and_adamw_all_else():
+    """Embeddings, magnitudes and single rows are no matrices; steps are as long as AdamW's."""
+    ours, theirs, row = weights(), weights(), [torch.nn.Parameter(torch.ones(2, 8))]
+    groups = [*groups_of(ours, 0.01), {"params": row, "lr": 0.01, "decays": False, "model": "embedding x"}]
+    optimizer = build_optimizer(OptimizerConfig(name="muon"), groups)
+    matrices, others = optimizer.parts
+    assert [type(part) for part in optimizer.parts] == [torch.optim.Muon, torch.optim.AdamW]
+    assert [p for g in matrices.param_groups for p in g["params"]] == [ours[0], ours[2]]
+    assert {group["weight_decay"] for group in others.param_groups} == {0.01, 0.0}
+    muon = torch.optim.Muon([theirs[0], theirs[2]], lr=0.01, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(
+        [{"params": [theirs[1]], "weight_decay": 0.01}, {"params": theirs[3:], "weight_decay": 0.0}], lr=0.01
+    )
+    for step in range(20):
+        set_gradients(ours, step)
+        set_gradients(theirs, step)
+        for each in (optimizer, muon, adamw):
+            each.step()
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=1e-6, atol=1e-7)
+    before = ours[0].detach().clone()
+    matrices.step()
+    length = (ours[0].detach() - before * (1 - 0.01 * 0.01)).square().mean().sqrt()
+    assert 0.1 < length / 0.01 < 0.3  # AdamW's is about 0.2
+
+
+def test_without_muon_in_torch_there_is_a_sentence(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(ValueError, match=r"needs the package torch 2.9 or newer, .* no class Muon; .* choose adamw"):
+        check_optimizer(OptimizerConfig(name="muon"), CONSTANT, CPU)
 
 
 def closed_form(name, w, decay, lr=0.01, steps=20):
@@ -701,7 +735,7 @@ def test_what_is_missing_or_cannot_run_here_is_reported_in_a_sentence(monkeypatc
     for package in ("bitsandbytes", "prodigyopt", "prodigyplus", "pytorch_optimizer", "schedulefree"):
         monkeypatch.setitem(sys.modules, package, None)
     for name, kind in OPTIMIZERS.items():
-        if kind.wanted:
+        if kind.wanted and kind.package != "torch":
             with pytest.raises(ValueError) as refused:
                 check_optimizer(OptimizerConfig(name=name), CONSTANT, CUDA)
             begin = f"{name} needs the package {kind.package} {kind.wanted} or newer, which cannot be imported ("
