@@ -25,8 +25,15 @@ MOST_CELLS, MOST_PIXELS = 1000, 300_000_000  # of a grid, which lies in memory
 MOST_PICTURES = 32  # of a dataset, to compare with
 LINKS = 4  # sockets for LoRAs
 PROMPT = "prompt of Compare LoRAs"
-RUN, FILES, LINKED = "saves of a run", "files", "linked LoRAs"
+RUN, OWN_RUN, FILES, LINKED = "saves of a run", "saves of lora_1", "files", "linked LoRAs"
 Loras = list[tuple[str, Callable[[], Lora]]]  # titles, and what reads each
+
+
+def every() -> io.Input:
+    """Build the input that leaves out saves."""
+    return io.Int.Input(
+        "every", default=1, min=1, max=1000, tooltip="Compares every n-th save, counted from the last one."
+    )
 
 
 class AtelierCompareLoras(Node):
@@ -49,8 +56,8 @@ class AtelierCompareLoras(Node):
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.DynamicCombo.Input(
                     "of",
-                    tooltip="What is compared: the saves of one run, files of models/loras, or the sockets lora_1 to "
-                    "lora_4.",
+                    tooltip="What is compared: the saves of one run, those of the run that trained lora_1, files of "
+                    "models/loras, or the sockets lora_1 to lora_4.",
                     options=[
                         io.DynamicCombo.Option(
                             RUN,
@@ -61,15 +68,10 @@ class AtelierCompareLoras(Node):
                                     tooltip="A run. keep_last and keep_every of Saves & Samples decide which saves it "
                                     "has. Press R to refresh the list.",
                                 ),
-                                io.Int.Input(
-                                    "every",
-                                    default=1,
-                                    min=1,
-                                    max=1000,
-                                    tooltip="Compares every n-th save, counted from the last one.",
-                                ),
+                                every(),
                             ],
                         ),
+                        io.DynamicCombo.Option(OWN_RUN, [every()]),
                         io.DynamicCombo.Option(
                             FILES,
                             [
@@ -301,10 +303,11 @@ def names_of(text: str) -> list[str]:
 
 def loras_of(of: Mapping[str, Any], links: Mapping[str, Any]) -> Loras:
     """List what is compared, with titles; files are read when they are drawn."""
-    if of["of"] == RUN:
-        saves = folders.saves_of(of["run"])[:: -of["every"]][::-1]
+    if of["of"] in (RUN, OWN_RUN):
+        run = of["run"] if of["of"] == RUN else run_of(links.get("lora_1"))
+        saves = folders.saves_of(run)[:: -of["every"]][::-1]
         if not saves:
-            raise ValueError(f"The run {of['run']} has no save with a LoRA yet; set run of Compare LoRAs to another.")
+            raise ValueError(f"The run {run} has no save with a LoRA yet; set run of Compare LoRAs to another.")
         return [(f"step {step}", lambda path=path: read_lora(path)[0]) for step, path in saves]
     if of["of"] == FILES:
         return [
@@ -319,6 +322,19 @@ def loras_of(of: Mapping[str, Any], links: Mapping[str, Any]) -> Loras:
         (metadata_of(lora).get("ss_output_name", "")[:100] or key, lambda lora=lora: tools.owned(lora))
         for key, lora in given.items()
     ]
+
+
+def run_of(lora: Mapping[str, Tensor] | None) -> str:
+    """Find the run that trained a LoRA by its metadata; raises ValueError for none."""
+    if lora is None:
+        raise ValueError("of of Compare LoRAs is saves of lora_1, and none is linked; link LORA of Train LoRA.")
+    run = folders.run_of_key(metadata_of(lora).get("atelier.run", ""))
+    if not run:
+        raise ValueError(
+            "The LoRA linked to lora_1 of Compare LoRAs names no run of output/atelier/runs; set of to files or to "
+            "linked LoRAs."
+        )
+    return run
 
 
 def columns_of(loras: Loras, strengths: list[float]) -> list[Column]:

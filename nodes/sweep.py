@@ -6,12 +6,12 @@ import csv
 import io as text_io
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ..trainer_core.lora_files.lora import metadata_of
-from ..trainer_core.runs.catalogue import describe_in_detail, run_paths
+from ..trainer_core.runs.catalogue import describe_in_detail
 from .comfyui import folders
 from .node import Node
 from .preview import to_image
@@ -134,34 +134,19 @@ class AtelierSweepResults(Node):
                 f"Sweep Results got {len(lora)} LoRAs and {len(values)} values; link LORA of the Train LoRA whose "
                 "setting the same Sweep gives."
             )
-        runs = {path.name: path for path in run_paths(folders.runs_folder())}
-        keys = {describe["key"]: name for name, describe in described(runs).items()}
-        outcomes = [outcome(value, metadata_of(each), keys, runs) for value, each in zip(values, lora, strict=True)]
+        outcomes = [outcome(value, metadata_of(each)) for value, each in zip(values, lora, strict=True)]
         best = best_of(outcomes)
-        plot = to_image(draw_sweep([(each.value, each.curve) for each in outcomes], None if best is None else best))
+        plot = to_image(draw_sweep([(each.value, each.curve) for each in outcomes], best))
         report = "\n".join(say(each, marked=number == best) for number, each in enumerate(outcomes))
         chosen = best if best is not None else len(outcomes) - 1
         shown = {**ui.PreviewImage(plot, cls=cls).as_dict(), **ui.PreviewText(report).as_dict()}
         return io.NodeOutput(plot, table(outcomes), lora[chosen], outcomes[chosen].value, ui=shown)
 
 
-def described(runs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Read run.json of each run that is whole."""
-    from ..trainer_core.runs.folder import open_run
-
-    found = {}
-    for name, path in runs.items():
-        try:
-            found[name] = {"key": open_run(path).keys.run}
-        except (ValueError, OSError):  # damaged, or deleted meanwhile; the tab of runs names it
-            continue
-    return found
-
-
-def outcome(value: str, about: Mapping[str, str], keys: Mapping[str, str], runs: Mapping[str, Any]) -> Outcome:
+def outcome(value: str, about: Mapping[str, str]) -> Outcome:
     """Read what became of a value from the run that its LoRA names."""
-    run = keys.get(about.get("atelier.run", ""), "")
-    found = describe_in_detail(runs[run]) if run else {}
+    run = folders.run_of_key(about.get("atelier.run", ""))
+    found = describe_in_detail(folders.runs_folder() / run) if run else {}
     curves = found.get("curves") or {}
     losses = [(step, loss) for step, loss in curves.get("loss", []) if loss is not None]
     validation = [loss for _, loss in curves.get("validation", []) if loss is not None]

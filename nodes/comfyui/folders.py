@@ -324,6 +324,19 @@ def run_names() -> list[str]:
     return [entry.name for entry in sorted(found, key=lambda entry: entry.stat().st_mtime, reverse=True)]
 
 
+def run_of_key(key: str) -> str:
+    """Find the folder's name of the newest run with a key, "" for none; damaged runs are passed over."""
+    from ...trainer_core.runs.folder import open_run  # here, so that ComfyUI starts fast
+
+    for name in run_names() if key else []:
+        try:
+            if open_run(runs_folder() / name).keys.run == key:
+                return name
+        except (ValueError, OSError):  # the tab of runs names it
+            continue
+    return ""
+
+
 def saves_of(name: str) -> list[tuple[int, Path]]:
     """List the LoRA files of a run's saves with their steps, oldest first; name: of the run's folder.
 

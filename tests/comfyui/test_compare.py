@@ -112,6 +112,14 @@ def test_the_saves_of_a_run_are_compared_and_drawn_once(
     final = load_file(server.base / "models" / "loras" / "atelier" / f"{name}.safetensors")
     assert all(torch.equal(chosen[key], tensor) for key, tensor in final.items())
 
+    # The same saves, found by the LoRA that is linked.
+    linked = base() | {"one": node("AtelierLoadLoraFile", lora_name=f"atelier/{name}.safetensors")}
+    linked["x"] = compare("saves of lora_1", **{"of.every": 1}, lora_1=["one", 0])
+    found = comfy.queue(shown(linked))
+    assert found.ok, found.error
+    assert [row["lora"] for row in rows(found)] == ["step 1", "step 2", "step 3"]
+    assert text(found).startswith("3 pictures: 1 drawn, 2 there already.")
+
     # Drawn once: only what is missing or damaged is drawn again, and more strengths add to it.
     folder = server.base / "output" / "atelier" / "compare"
     (folder / table[1]["file"]).unlink()
@@ -148,6 +156,7 @@ def test_files_and_links_are_compared(comfy: ComfyClient, server: ComfyServer) -
     [
         ({"strengths": "1, x"}, "'x' in strengths of Compare LoRAs is no number from -10 to 10"),
         ({"seeds": "1.5"}, "'1.5' in seeds of Compare LoRAs is no number"),
+        ({"of": "saves of lora_1", "of.every": 1}, "is saves of lora_1, and none is linked"),
         ({"prompt": " "}, "prompt of Compare LoRAs is empty"),
         ({"prompt": "a --q 1"}, "--q in line 1 of prompt of Compare LoRAs is none of"),
         ({"of.files": "../../secret"}, "No file of models/loras is called '../../secret'"),
@@ -158,7 +167,7 @@ def test_files_and_links_are_compared(comfy: ComfyClient, server: ComfyServer) -
 )
 def test_wrong_input_gets_one_sentence(comfy: ComfyClient, server: ComfyServer, inputs: dict, said: str) -> None:
     save_file(lora(3), server.base / "models" / "loras" / "compare-bad.safetensors", {})
-    result = comfy.queue(base() | {"x": compare("files", **{"of.files": "compare-bad", **inputs})})
+    result = comfy.queue(base() | {"x": compare(**{"of": "files", "of.files": "compare-bad", **inputs})})
     assert not result.ok and said in str(result.error), result.error
 
 

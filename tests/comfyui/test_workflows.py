@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import (
@@ -19,6 +20,7 @@ from lora_atelier.dev import (
     to_prompt,
 )
 
+SHARE = ROOT / "workflows" / "From checkpoint to the file you share.json"
 WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
 OF_THE_MACHINE = ("checkpoint", "ckpt_name")  # combos whose options are files
 
@@ -52,7 +54,7 @@ def allowed(spec: list, value: object) -> bool:
 
 def test_there_are_workflows() -> None:
     assert {QUICKSTART, TOUR, FLOW} <= set(WORKFLOWS)
-    assert len(WORKFLOWS) == 5 and all(path.with_suffix(".jpg").exists() for path in WORKFLOWS)  # thumbnails
+    assert len(WORKFLOWS) == 6 and all(path.with_suffix(".jpg").exists() for path in WORKFLOWS)  # thumbnails
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -104,6 +106,25 @@ def test_a_workflow_of_the_toy_model_leads_to_pictures(comfy: ComfyClient, path:
                 assert len(picture.convert("L").getcolors(256)) > 8, f"{node['_meta']['title']} is blank"
     saved = [image["filename"] for output in result.outputs.values() for image in output.get("images", [])]
     assert all(any(name.startswith(file) for name in saved) for file in files)
+
+
+@pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
+def test_a_file_to_share_is_compared_made_smaller_and_saved(comfy: ComfyClient, server: ComfyServer) -> None:
+    prompt = to_prompt(json.loads(SHARE.read_text(encoding="utf-8")), comfy.object_info())
+    nodes = {node["class_type"]: (key, node["inputs"]) for key, node in prompt.items()}
+    nodes["AtelierTrain"][1]["steps"], nodes["AtelierSaves"][1]["save_every"] = 8, 2
+    result = comfy.queue(prompt)
+    assert result.ok, result.error
+    compared, smaller, saved = (
+        result.outputs[nodes[name][0]]["text"][0]
+        for name in ("AtelierCompareLoras", "AtelierResizeLora", "AtelierSaveLoraFile")
+    )
+    assert "16 pictures" in compared and "8. step 8 at 1" in compared and "ranks add up to" in smaller
+    path = server.base / "models" / "loras" / saved.removeprefix("Saved as ").removesuffix(".")
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    assert path.parent.name == "shared" and about["modelspec.trigger_phrase"] == "mossling"
+    assert [step["tool"] for step in json.loads(about["atelier.history"])] == ["resize"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
