@@ -1,6 +1,6 @@
 import { api } from "../../scripts/api.js";
 import { app } from "../../scripts/app.js";
-import { ask, isLinked, make } from "./parts.js";
+import { ask, isLinked, make, takePlace } from "./parts.js";
 import { deciding, parse, write } from "./rules.js";
 import { t, told } from "./words.js";
 
@@ -10,11 +10,14 @@ import { t, told } from "./words.js";
 
 const MOST = 400; // sliders
 const OTHER = "other"; // layers outside of all blocks, as trainer_core/lora_files/blocks.py calls them
-const TALLEST = 220, MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
+// Pixels: the most height of the box, its room beneath, as Nodes 2.0 leaves none, and the margin, which a canvas node
+// takes off the height on every side.
+const TALLEST = 264, EDGE = 4, MARGIN = 10;
 const INTERVAL = 250; // milliseconds
 const STORED = "atelier.blocks", MOST_STORED = 30; // what runs told, for the page after a reload
 const BOX = "position:relative;overflow:auto;box-sizing:border-box;width:100%;height:100%;border-radius:4px;" +
-  "outline:none;background:var(--comfy-input-bg);color:var(--input-text);font:11px/16px sans-serif";
+  "outline:none;color:var(--input-text);font:11px/16px sans-serif;background:var(--comfy-input-bg) padding-box;" +
+  `border-bottom:${EDGE}px solid transparent`;
 // Out of the flow: what is in the box gives no node its height.
 const INNER = "position:absolute;left:0;top:0;width:100%;padding:6px 8px;box-sizing:border-box";
 const GRID = "display:grid;grid-template-columns:repeat(auto-fill,minmax(120px,1fr));column-gap:22px";
@@ -105,14 +108,14 @@ class Sliders {
       hideOnZoom: false,
       margin: MARGIN,
       getMinHeight: () => this.#height + 2 * MARGIN,
-      getMaxHeight: () => this.#inner.offsetHeight + 2 * MARGIN,
+      getMaxHeight: () => this.#inner.offsetHeight + EDGE + 2 * MARGIN,
     });
     widget.serialize = false;
     new ResizeObserver(() => this.#fit()).observe(this.#inner);
   }
 
   refresh() {
-    this.#place();
+    takePlace(this.#node, this.#box);
     const node = this.#node, rules = String(valueOf(node, "rules") ?? ""), rest = Number(valueOf(node, "rest") ?? 1);
     const { blocks = [], error } = known(sourceOf(node)), linked = isLinked(node, "rules");
     const shown = JSON.stringify([rules, rest, blocks, error, linked]);
@@ -121,15 +124,8 @@ class Sliders {
     const names = blocks.slice(0, MOST);
     this.#build(names);
     const parsed = linked ? [] : parse(rules);
-    for (const [block, row] of this.#rows) this.#set(row, deciding(parsed, block)?.factor ?? rest, linked);
+    for (const [block, row] of this.#rows) this.#set(row, deciding(parsed, block)?.factor ?? rest, rest, linked);
     this.#say(blocks, names, parsed, linked, error);
-  }
-
-  // Nodes 2.0 of newer editors goes on showing the sliders of the node as it was before an undo made it anew.
-  #place() {
-    if (!window.LiteGraph?.vueNodesMode || this.#box.isConnected) return;
-    const body = document.querySelector(`[data-testid="${CSS.escape(`node-body-${this.#node.id}`)}"]`);
-    body?.querySelector(`.${this.#box.className}`)?.replaceWith(this.#box);
   }
 
   #say(blocks, names, rules, linked, error) {
@@ -145,13 +141,13 @@ class Sliders {
     this.#head.textContent = sentences.join(" ");
   }
 
-  #set({ slider, number, line }, factor, linked) {
+  #set({ slider, number, line }, factor, rest, linked) {
     slider.disabled = linked;
     if (Number(slider.value) !== factor) slider.value = factor;
     number.textContent = linked ? "" : String(Number(factor.toPrecision(4)));
     slider.setAttribute("aria-valuetext", number.textContent);
-    line.style.opacity = factor === 1 ? DIM : 1;
-    number.style.fontWeight = factor === 1 ? "" : "bold";
+    line.style.opacity = factor === rest ? DIM : 1;
+    number.style.fontWeight = factor === rest ? "" : "bold";
   }
 
   // Rows for the blocks of a LoRA: those of a list (double_blocks.0, .1 …) beneath its name, others by their own.
@@ -233,7 +229,7 @@ class Sliders {
 
   // Give the widget the height of what it holds, up to a limit; more is scrolled.
   #fit() {
-    const all = this.#inner.offsetHeight, height = Math.min(TALLEST, all), node = this.#node;
+    const all = this.#inner.offsetHeight + EDGE, height = Math.min(TALLEST, all), node = this.#node;
     if (this.#inner.offsetWidth < node.size[0] / 2) return; // it has no place yet
     this.#box.style.maxHeight = `${all}px`;
     if (height === this.#height) return;

@@ -29,6 +29,13 @@ export function isLinked(node, name) {
   return slot >= 0 && node.isInputConnected(slot);
 }
 
+// Nodes 2.0 of newer editors goes on showing the element of a node as it was before an undo made the node anew.
+export function takePlace(node, box) {
+  if (!window.LiteGraph?.vueNodesMode || box.isConnected) return;
+  const body = document.querySelector(`[data-testid="${CSS.escape(`node-body-${node.id}`)}"]`);
+  body?.querySelector(`.${box.className}`)?.replaceWith(box);
+}
+
 // The server's answer; {error: a sentence} where there is none.
 export async function ask(address, question) {
   const post = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question) };

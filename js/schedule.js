@@ -1,5 +1,5 @@
 import { app } from "../../scripts/app.js";
-import { ask, isLinked } from "./parts.js";
+import { ask, isLinked, takePlace } from "./parts.js";
 import { t, told } from "./words.js";
 
 // The Scheduler shows the learning rate's curve, in the colours of the loss plot. The server computes it, so that
@@ -93,6 +93,7 @@ function addCurve(node) {
 
   let shown = "";
   async function refresh() {
+    takePlace(node, box);
     const inputs = node.widgets.filter((input) => input.serialize !== false);
     const linked = inputs.find((input) => isLinked(node, input.name));
     const steps = stepsOf(node);

@@ -45,6 +45,9 @@ SHOWS = (
 PROMPT = "async () => (await window.app.graphToPrompt()).output"
 SAVED = "id => window.app.graph.getNodeById(id).serialize().widgets_values"
 RUN = "() => window.app.queuePrompt(0, 1)"
+# Whether the editor has stored a workflow with these words in the browser, as it does a moment after a change.
+STORED = """words => [localStorage, sessionStorage].some(
+    store => Object.values(store).some(text => text.includes(words)))"""
 EXECUTED = """() => {
     const ran = [];
     window.app.api.addEventListener("executing", ({ detail }) => detail && ran.push(String(detail)));
@@ -161,7 +164,7 @@ def test_sliders_show_and_write_the_rules(editor, server: ComfyServer) -> None:
     editor.screenshot(f"blocks-run-{look}")
 
     # After a reload rules and sliders are there again.
-    page.wait_for_timeout(1500)
+    page.wait_for_function(STORED, arg="single_blocks.7=0")
     page.reload(wait_until="domcontentloaded")
     page.wait_for_function(READY)
     page.wait_for_function("() => window.app.graph.nodes.length === 4")

@@ -15,6 +15,7 @@ SET = """([id, values]) => {
     for (const [name, value] of Object.entries(values))
         window.app.graph.getNodeById(id).widgets.find(widget => widget.name === name).value = value;
 }"""
+CAPTURED = "() => { window.app.canvas.emitBeforeChange(); window.app.canvas.emitAfterChange(); }"
 SAVED = "id => window.app.graph.getNodeById(id).serialize().widgets_values"
 SHOWS = "words => document.querySelector('.atelier-schedule')?.textContent.includes(words)"
 OLD = {  # as the editor saved it when the node had three widgets and drew nothing
@@ -69,6 +70,14 @@ def test_the_node_draws_the_curve_that_its_widgets_describe(editor) -> None:
         "warmup_unit": "steps",
         "planned_steps": 0,
     }
+
+    # An undo makes the node anew, and the new one's picture is shown.
+    editor.run(
+        f"([id, values]) => {{ ({CAPTURED})(); ({SET})([id, values]); ({CAPTURED})(); }}", [NODE, {"warmup_steps": 300}]
+    )
+    curve(editor, "warm-up 300")
+    editor.run("() => window.app.extensionManager.command.execute('Comfy.Undo')")
+    curve(editor, "warm-up 500")
 
     train = editor.run(ADD_TRAIN, NODE)
     curve(editor, "1000")  # of the run it belongs to
