@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.bench import cases, connected, full_size, gpu_report, saves, start
+from lora_atelier.bench import cases, connected, full_size, gpu_report, saves, start, tools
 from lora_atelier.bench.cases import CACHE, CPU, CPU_DRY, GPU, GPU_DRY, ROOT, Case
 from lora_atelier.bench.parts import case_parts, case_result, describe, gpu_parts, has_comfyui, suite
 from lora_atelier.bench.report import render, render_data, write_block
@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--data", action="store_true", help="measure scanning and encoding of pictures instead")
     parser.add_argument("--estimates", action="store_true", help="count memory by settings in dry runs instead")
     parser.add_argument("--saves", action="store_true", help="time of a save against a step instead")
+    parser.add_argument("--tools", action="store_true", help="resize and extract a LoRA of SDXL's size instead")
     parser.add_argument("--start", action="store_true", help="time of a run to its first step instead")
     parser.add_argument("--connected", action="store_true", help="linked models against ComfyUI's own node instead")
     parser.add_argument("--full-size", action="store_true", help="full-size models from load to ComfyUI instead")
@@ -72,6 +73,8 @@ def main() -> int:
             return run_data("cuda" if options.gpu else "cpu", command, dry=options.dry)
         if options.saves:
             return run_saves("cuda" if options.gpu else "cpu", command, dry=options.dry)
+        if options.tools:
+            return run_tools(command, dry=options.dry)
         if options.start:
             return run_start(options, command)
         if options.connected:
@@ -190,6 +193,15 @@ def run_saves(device: str, command: str, *, dry: bool) -> int:
     print(text)
     if not dry:
         write_block(PAGE, f"saves-{device}", text)
+    return 0
+
+
+def run_tools(command: str, *, dry: bool) -> int:
+    """Measure the tools for LoRAs at SDXL's size (in a dry run of a toy)."""
+    text = tools.render(child("tools.py", "--model", "toy" if dry else "sdxl"), command, stamp())
+    print(text)
+    if not dry:
+        write_block(PAGE, "tools-cpu", text)
     return 0
 
 

@@ -20,7 +20,7 @@ from .memory import attention_kernel, choose_dtype, empty_cache, give_back, kept
 from .memory.messages import never_fits, out_of_memory_explained, repeated_with_less
 from .models import Source, source_of
 from .optim.schedule import factor_on
-from .runs import Checkpoint, choose_run, working_run
+from .runs import Checkpoint, choose_run, explain_choice, working_run
 from .runs.log import logged
 from .runs.publish import Destination
 from .training.batch import Read, read_batch
@@ -105,15 +105,23 @@ def train_lora(
 
 def train_job(job: Job) -> Result:
     """Plan, prepare and train a run, or find its finished result."""
-    job, outline = fill_settings(job)
-    config, note = job.config, job.callbacks.note
-    check_settings(job)
-    sweep(job.places())
-    planned = plan_run(job, outline)
-    plan, keys = planned.plan, planned.keys
-
-    choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, joins(config, plan.steps))
-    choice = choose(note)
+    note, callbacks, name = job.callbacks.note, job.callbacks, job.destination.output.stem
+    later: list[str] = []  # notes that come after the one on an earlier run
+    try:
+        job, outline = fill_settings(replace(job, callbacks=replace(callbacks, note=later.append)))
+        config = job.config
+        check_settings(job)
+        sweep(job.places())
+        planned = plan_run(job, outline)
+        plan, keys = planned.plan, planned.keys
+        choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, joins(config, plan.steps))
+        choice = choose(later.append)
+        if sentence := explain_choice(choice, job.runs, keys, name, planned.inputs, config):
+            note(sentence)
+    finally:
+        for sentence in later:
+            note(sentence)
+    job = replace(job, callbacks=callbacks)
     if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:
         job.callbacks.run(result.run, False)
         note(choice.message)
@@ -121,8 +129,9 @@ def train_job(job: Job) -> Result:
     ladder = run_preflight(job, planned, choice.run)
 
     about = {"config": config.to_dict(), "pictures": len(plan.manifest.pictures), "models": planned.models}
+    about["inputs"] = planned.inputs
     about["levels"] = asdict(outline.levels)  # what a timestep_distribution of auto stands for
-    working = working_run(job.runs, choose, keys, job.destination.output.stem, plan.steps, note, **about)
+    working = working_run(job.runs, choose, keys, name, plan.steps, note, **about)
     with working as (choice, folder, checkpoint, origin):
         if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:  # finished meanwhile
             job.callbacks.run(result.run, False)

@@ -15,6 +15,7 @@ from prepared import NeverLoaded, Ready
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
     BaseModelConfig,
     BeneathConfig,
@@ -35,6 +36,7 @@ from lora_atelier.trainer_core.data.scan import Index, manifest_digest, scan
 from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.preflight import disk
 from lora_atelier.trainer_core.runs import build_keys, find_runs, model_digests, open_run
+from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import prepare
 
 
@@ -269,6 +271,44 @@ def test_an_extended_run_goes_on_from_its_end_and_its_rate_does_not_rise(config,
     # The same end in another form of the file is that of the extended run.
     other, seen, _ = rates_of(change(longer, train={"steps": 7, "save_dtype": "float32"}), tmp_path, cache)
     assert not seen and other.losses == more.losses
+
+
+def test_the_first_note_names_a_run_of_another_name_or_what_differs(config, pictures, tmp_path, cache):
+    folder = tmp_path / "pictures"
+    shutil.copytree(pictures, folder)
+    (concept,) = config.dataset.concepts
+    config = config.replace(dataset=DatasetConfig(concepts=(concept.replace(folder=str(folder)),)))
+
+    def first_note(config, name="mine"):
+        notes = []
+        told = Callbacks(note=notes.append)
+        output = tmp_path / f"{name}.safetensors"
+        train_lora(config, output, cache, callbacks=told, source=Ready(config.base_model))
+        return notes[0]
+
+    assert "name" not in first_note(config)
+    assert first_note(config).startswith("Already trained in mine-")
+    sentence = first_note(config, "another")
+    assert re.fullmatch(
+        r"The run mine-\w{12} has the same settings, pictures and captions under the name 'mine', so its result is "
+        r"reused\. For a run of its own under the name 'another', set on_existing of Train LoRA to train again\.",
+        sentence,
+    )
+    longer = change(config, train={"steps": 3})
+    assert "under the name 'mine', so it is resumed." in first_note(longer, "another")
+    anew = "Trained anew, as this differs from the newest run of this name, mine-"
+    sentence = first_note(change(config, optimizer={"learning_rate": 1e-3}, lora={"rank": 4}))
+    assert sentence.startswith(anew) and sentence.endswith(": rank of LoRA Config, learning_rate of Optimizer.")
+    (folder / "4.txt").write_text("another thing", encoding="utf-8")
+    sentence = first_note(change(config, optimizer={"learning_rate": 1e-3}, lora={"rank": 4}))
+    assert sentence.startswith(anew) and sentence.endswith(": captions.")
+    image = Image.open(folder / "0.png").convert("RGB")
+    image.putpixel((3, 3), (1, 2, 3))
+    image.save(folder / "0.png")
+    sentence = first_note(change(config, optimizer={"learning_rate": 1e-3}, lora={"rank": 4}))
+    assert sentence.startswith(anew) and sentence.endswith(": pictures.")
+    again = change(config, existing={"on_existing": "train again"})
+    assert not first_note(again).startswith("Trained anew")  # as it was asked for
 
 
 def test_planned_steps_do_not_make_an_extended_run_begin_anew(config, tmp_path, cache):

@@ -29,6 +29,7 @@ from lora_atelier.bench import (
     report,
     results,
     saves,
+    tools,
     worker,
 )
 from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig, MemoryConfig
@@ -533,6 +534,15 @@ def test_saves_are_measured_against_steps(monkeypatch, comfyui):
     assert "| 0.66% | 0.33% – 0.83%, n = 3 | ≤ 1% | met |" in quick
     slow = saves.render({**result, "saves": [4.0, 3.1, 5.0]}, "bench --saves", "today")
     assert "| 1.32% | 1.02% – 1.64%, n = 3 | ≤ 1% | **missed** |" in slow
+
+
+def test_tools_are_measured_beside_whole_decompositions():
+    result = tools.measure("toy")
+    assert result["layers"] > 100 and result["whole"] > 0 and result["extracted"] > 0 and len(result["ours"]) == 3
+    ours = dict.fromkeys(result["ours"], 20.5)
+    text = tools.render({**result, "whole": 300.0, "ours": {**ours, "sv_fro 0.9": 4.0}}, "bench --tools", "today")
+    assert "| Resize LoRA, sv_fro 0.9 | 4.0 | ≤ 20 | met |" in text and "| 20.5 | ≤ 20 | **missed** |" in text
+    assert "| whole decompositions / Resize LoRA, sv_fro | 75.000 |" in text
 
 
 def test_linked_models_race_against_the_node_and_only_its_gradients_are_wrong(monkeypatch, comfyui, warm_children):

@@ -3,6 +3,7 @@
 from .catalogue import describe, describe_in_detail, list_runs, run_paths, signature
 from .choose import Choice, Join, Joins, choose_run, finished_checkpoint, working_run
 from .detail import thumbnail_of
+from .explain import explain_choice
 from .folder import (
     FILES,
     HISTORY,
@@ -16,7 +17,7 @@ from .folder import (
     find_runs,
     open_run,
 )
-from .key import FORMAT, Keys, build_keys, model_digests
+from .key import FORMAT, Keys, build_keys, build_parts, model_digests
 
 __all__ = [
     "FILES",
@@ -34,9 +35,11 @@ __all__ = [
     "Keys",
     "RunFolder",
     "build_keys",
+    "build_parts",
     "choose_run",
     "describe",
     "describe_in_detail",
+    "explain_choice",
     "find_runs",
     "finished_checkpoint",
     "list_runs",

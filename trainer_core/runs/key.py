@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of run folders and of their keys; raise it whenever the same key would give other weights
 SHOWN = 12  # characters of a key in folder names
+NODES = {  # parts of a key that are the settings of nodes
+    "base_model": "Load Base Model",
+    "dataset": "Concept Dataset",
+    "lora": "LoRA Config",
+    "objective": "Noise & Loss",
+    "optimizer": "Optimizer",
+    "scheduler": "Scheduler",
+    "train": "Train LoRA",
+}
 MODEL_ENDINGS = (".safetensors", ".json", ".txt")  # of the files that count in a diffusers folder or a tokenizer's
 
 
@@ -37,6 +46,26 @@ def build_keys(
     Only settings that decide the weights count: no names and paths, no intervals of saves, samples and logs, no memory
     settings (which change rounding at most).
     """
+    values = _values(config, models, pictures, levels)
+    whole, train, lora = _digest(values), values["train"], values["lora"]
+    lora.pop("names", None)
+    del train["steps"], train["epochs"], train["save_dtype"], lora["bake"]
+    values["scheduler"]["planned_steps"] = 0  # factors are compared instead, step by step
+    return Keys(run=whole, course=_digest(values))
+
+
+def build_parts(
+    config: RunConfig, models: Mapping[str, str], data: Mapping[str, str], levels: LevelDefaults | None = None
+) -> dict[str, str]:
+    """Compute a digest of each part of a run's key, to tell people which of them changed; data: of `manifest_parts`."""
+    values = _values(config, models, "", levels)
+    return {**data, **{part: _digest({part: value}) for part, value in values.items() if part in (*NODES, "models")}}
+
+
+def _values(
+    config: RunConfig, models: Mapping[str, str], pictures: str, levels: LevelDefaults | None
+) -> dict[str, Any]:
+    """Collect everything that decides the trained weights, and nothing else."""
     from ..config import MODEL_FILES  # imported here, so that lists of runs need no image library
 
     values = config.to_dict()
@@ -67,12 +96,7 @@ def build_keys(
         values["connected"] = {name: value for name, value in connected.items() if name != "key"}
     if config.existing.on_existing == "fork":
         values["fork"] = [config.existing.fork_run, config.existing.fork_step]
-    values |= {"format": FORMAT, "models": dict(models), "pictures": pictures}
-    whole = _digest(values)
-    lora.pop("names", None)
-    del train["steps"], train["epochs"], train["save_dtype"], lora["bake"]
-    values["scheduler"]["planned_steps"] = 0  # factors are compared instead, step by step
-    return Keys(run=whole, course=_digest(values))
+    return values | {"format": FORMAT, "models": dict(models), "pictures": pictures}
 
 
 def _levels(config: ObjectiveConfig, family: LevelDefaults | None) -> dict[str, Any]:

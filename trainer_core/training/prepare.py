@@ -26,7 +26,7 @@ from ..config import (
 from ..config.optimizer import RATES
 from ..data.cache import Cache
 from ..data.plan import Plan, build_plan
-from ..data.scan import PLACE, Index, manifest_digest, scan
+from ..data.scan import PLACE, Index, manifest_digest, manifest_parts, scan
 from ..lora_files.continued import check_lora_files, load_continued
 from ..lora_files.merge import merge_beneath
 from ..memory import DTYPES, Programs, Stream, check_weights, compile_blocks, keep_weights, prepare, recompute
@@ -44,7 +44,7 @@ from ..preflight.memory import fit_memory
 from ..preflight.network import describe_network, measure_run
 from ..preflight.outline import outline_run, trains_text
 from ..preflight.report import long_captions, report
-from ..runs import Checkpoint, Join, Joins, Keys, RunFolder, build_keys, model_digests
+from ..runs import Checkpoint, Join, Joins, Keys, RunFolder, build_keys, build_parts, model_digests
 from ..runs.log import check_log
 from ..runs.publish import Destination
 from ..runs.values import is_count, is_object
@@ -65,6 +65,7 @@ class Planned:
 
     plan: Plan
     keys: Keys
+    inputs: dict[str, str]  # digest of each part of the run's key
     models: dict[str, str]  # sha256 of the files of the base model and of LoRAs, by role
     outline: BaseModel  # on the meta device
 
@@ -173,7 +174,8 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
         check_weighted((*sorted(plan.captions()), *sorted(config.sample.texts())))
     check_embeddings(config.lora.embeddings, plan, outline)
     keys = build_keys(config, models, manifest_digest(plan.manifest), outline.levels)
-    return Planned(plan=plan, keys=keys, models=models, outline=outline)
+    inputs = build_parts(config, models, manifest_parts(plan.manifest), outline.levels)
+    return Planned(plan=plan, keys=keys, inputs=inputs, models=models, outline=outline)
 
 
 def joins(config: RunConfig, steps: int) -> Joins:

@@ -47,6 +47,7 @@ __all__ = [
     "folder_repeats",
     "list_files",
     "manifest_digest",
+    "manifest_parts",
     "names",
     "natural_order",
     "printable",
@@ -200,6 +201,16 @@ def manifest_digest(manifest: Manifest) -> str:
     """Compute the sha256 of the training data: contents, captions, masks and concepts, without paths and times."""
     parts = [(p.concept, p.digest, p.lines, p.repeats, p.mask_digest) for p in manifest.pictures]
     return hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()
+
+
+def manifest_parts(manifest: Manifest) -> dict[str, str]:
+    """Compute the sha256 of each part of the training data, to tell which of them changed between two runs."""
+    parts = {
+        "pictures": [(p.concept, p.digest, p.repeats) for p in manifest.pictures],
+        "captions": [p.lines for p in manifest.pictures],
+        "masks": [p.mask_digest for p in manifest.pictures],
+    }
+    return {name: hashlib.sha256(json.dumps(part).encode()).hexdigest() for name, part in parts.items()}
 
 
 def fingerprint(dataset: DatasetConfig, index: Index | None = None, access: Access = ANYWHERE) -> str:

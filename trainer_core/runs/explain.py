@@ -1,0 +1,76 @@
+"""Tell people, before a run starts, which earlier run it has to do with: one of another name, or one that differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..common.wording import names
+from .choose import Choice
+from .folder import RunFolder, find_runs
+from .key import NODES, Keys
+from .values import is_object, is_words
+
+if TYPE_CHECKING:
+    from ..config import RunConfig
+
+MOST = 3  # settings of a node that are named
+UNCOUNTED = (
+    "path",
+    "vae",
+    "text_encoder",
+    "text_encoder_2",
+    "tokenizer",
+    "start",
+    "log",
+)  # of those, contents count, or nothing
+DATA = ("pictures", "captions", "masks")
+
+
+def explain_choice(
+    choice: Choice, runs: Path, keys: Keys, name: str, inputs: Mapping[str, str], config: RunConfig
+) -> str:
+    """Say that a run of another name is gone on with, or why this one is trained anew; "" if neither is so.
+
+    name: of this run. inputs: of `build_parts`.
+    """
+    if config.existing.on_existing not in ("resume", "reuse"):  # a person asked for what happens
+        return ""
+    known = choice.run or (choice.begin_with and choice.begin_with[0])
+    if known:
+        if known.about["name"] == name:
+            return ""
+        what = "its result is reused" if choice.finished else "it is resumed"
+        return (
+            f"The run {known.path.name} has the same settings, pictures and captions under the name "
+            f"{known.about['name']!r}, so {what}. For a run of its own under the name {name!r}, set on_existing of "
+            "Train LoRA to train again."
+        )
+    newest = next((run for run in find_runs(runs) if run.about["name"] == name), None)
+    if newest is None or newest.keys.run == keys.run:
+        return ""
+    changed = list(_changed(newest, inputs, config))
+    if not changed:
+        return ""
+    return f"Trained anew, as this differs from the newest run of this name, {newest.path.name}: {names(changed)}."
+
+
+def _changed(run: RunFolder, inputs: Mapping[str, str], config: RunConfig) -> Iterator[str]:
+    """Name what differs from another run; nothing for a run that does not tell its inputs."""
+    stored: dict[str, str] = run.about.get("inputs") or {}
+    if not stored or not is_words(stored):
+        return
+    different = [part for part in inputs if stored.get(part) != inputs[part]]
+    data = [part for part in DATA if part in different]
+    yield from data[:1] if data[:1] == ["pictures"] else data  # other pictures have other captions
+    if "models" in different:
+        yield "files of the base model or of LoRAs"
+    settings: dict[str, Any] = json.loads(json.dumps(config.to_dict()))
+    for part in (part for part in NODES if part in different):
+        before = run.about["config"].get(part)
+        counted = {key: value for key, value in settings[part].items() if key not in UNCOUNTED}
+        fields = [key for key, value in counted.items() if is_object(before) and before.get(key) != value]
+        which = names(fields, MOST) if fields and part != "dataset" else "settings"
+        yield f"{which} of {NODES[part]}"
