@@ -151,7 +151,8 @@ def test_the_state_is_as_large_as_that_of_the_optimizer(name):
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()
-    kept = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    states = [state for part in getattr(optimizer, "parts", [optimizer]) for state in part.state.values()]
+    kept = [t for state in states for t in state.values() if isinstance(t, torch.Tensor)]
     tables = 256 * 4 * {"adamw8bit": 2, "lion8bit": 1}.get(name, 0)  # of 8-bit values, one for all parameters
     found = sum(count * dtype.itemsize for count, dtype in optimizer_state(parameters, config))
     assert found == LiveBytes().count(kept) - tables
