@@ -14,7 +14,7 @@ from torch import Tensor
 
 import nodes as comfy_nodes
 
-from .connected.family import family_of
+from .connected.family import sampling_of
 from .models import own
 
 AUTO = "auto"  # sampler or scheduler: as the model's family is sampled
@@ -77,7 +77,7 @@ def draw(models: Models, prompt: Prompt, size: tuple[int, int], count: int, firs
 
     The second pass starts from the first one's latents, enlarged, or from its pixels, enlarged and encoded.
     """
-    guidance = family_of(models.model).sampling.guidance if prompt.guidance is None else prompt.guidance
+    guidance = sampling_of(models.model).guidance if prompt.guidance is None else prompt.guidance
     conditioning = tuple(encode_prompt(models.clip, text, guidance) for text in (prompt.text, prompt.negative))
     latents = sample_latents(models.model, conditioning, empty_latents(models.model, size, count), first)
     if hires is not None:
@@ -103,7 +103,7 @@ def empty_latents(model: Any, size: tuple[int, int], count: int) -> Tensor:
 
 def sample_latents(model: Any, conditioning: Any, latents: Tensor, each: Pass) -> Tensor:
     """Sample with ComfyUI's own sampler; conditioning: of the prompt and the negative prompt."""
-    usual, (positive, negative) = family_of(model).sampling, conditioning
+    usual, (positive, negative) = sampling_of(model), conditioning
     (result,) = comfy_nodes.common_ksampler(
         model,
         seed=each.seed,

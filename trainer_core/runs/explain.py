@@ -17,15 +17,7 @@ if TYPE_CHECKING:
     from ..config import RunConfig
 
 MOST = 3  # settings of a node that are named
-UNCOUNTED = (
-    "path",
-    "vae",
-    "text_encoder",
-    "text_encoder_2",
-    "tokenizer",
-    "start",
-    "log",
-)  # of those, contents count, or nothing
+UNCOUNTED = ("start", "log")  # settings that change nothing, beside files, whose contents count
 DATA = ("pictures", "captions", "masks")
 
 
@@ -67,10 +59,13 @@ def _changed(run: RunFolder, inputs: Mapping[str, str], config: RunConfig) -> It
     yield from data[:1] if data[:1] == ["pictures"] else data  # other pictures have other captions
     if "models" in different:
         yield "files of the base model or of LoRAs"
+    from ..config import MODEL_FILES  # here, so that lists of runs need no image library
+
+    uncounted = (*MODEL_FILES, "tokenizer", *UNCOUNTED)
     settings: dict[str, Any] = json.loads(json.dumps(config.to_dict()))
     for part in (part for part in NODES if part in different):
         before = run.about["config"].get(part)
-        counted = {key: value for key, value in settings[part].items() if key not in UNCOUNTED}
+        counted = {key: value for key, value in settings[part].items() if key not in uncounted}
         fields = [key for key, value in counted.items() if is_object(before) and before.get(key) != value]
         which = names(fields, MOST) if fields and part != "dataset" else "settings"
         yield f"{which} of {NODES[part]}"

@@ -102,6 +102,13 @@ def _file(patcher: Any) -> str:
     return Path(first).name if isinstance(first, str) else ""
 
 
+def sampling_of(patcher: Any) -> Sampling:
+    """Find how pictures of a MODEL are drawn, also of one that cannot be trained."""
+    row = _row(patcher.model)
+    usual = Sampling() if row is None else row.sampling
+    return usual if _takes_guidance(patcher.model) else replace(usual, guidance=None)
+
+
 def _check_kind(model: Any) -> None:
     """Raise ValueError for a model that is trained by other means than pictures, captions and levels of noise."""
     listed = {name for family in FAMILIES for name in family.classes}
