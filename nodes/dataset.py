@@ -33,6 +33,7 @@ CAPTION_FIELDS = {  # input of the node -> field of CaptionConfig
     "protected_tags": "protected",
     "caption_dropout": "dropout",
     "wildcards": "wildcards",
+    "caption_variants": "variants",
 }
 
 
@@ -292,6 +293,16 @@ class AtelierConceptDataset(Node):
                     max=8192,
                     optional=True,
                     tooltip="Pixels: a picture with a shorter side cannot be used; on_problem decides.",
+                    advanced=True,
+                ),
+                io.Int.Input(
+                    "caption_variants",
+                    default=-1,
+                    min=-1,
+                    max=10_000,
+                    optional=True,
+                    tooltip="How many orders and draws of each caption are encoded and used in turn. 0: a new one at "
+                    "every visit. -1: 8, or new ones where text encoders are trained.",
                     advanced=True,
                 ),
             ],

@@ -199,3 +199,29 @@ def test_what_was_encoded_before_the_disk_was_full_stays_usable(
     done: list[tuple[str, int, int]] = []
     assert equal(encode(plan, cache, phase=lambda *phase: done.append(phase)), expected)
     assert done[-1] == ("encoding pictures", 8 - 3, 8 - 3)
+
+
+@pytest.mark.parametrize(
+    ("limit", "free", "said"), [(0, 10**9, ""), (5_000, 10**9, "more than the limit"), (0, 5_000, "")]
+)
+def test_captions_that_take_too_much_room_are_told_before_they_are_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, free: int, said: str
+) -> None:
+    encoded: list[str] = []
+
+    def encode_text(text: str, device: torch.device) -> dict[str, torch.Tensor]:
+        encoded.append(text)
+        return {"cross": torch.zeros(250)}  # 1000 bytes
+
+    base: Any = SimpleNamespace(text_encoders=(), text_identity="words", encode_text=encode_text)
+    monkeypatch.setattr(encode_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    notes: list[str] = []
+    texts = {f"caption {number}" for number in range(10)}
+    with Cache(tmp_path, limit) as cache:
+        if free < 10_000:
+            with pytest.raises(ValueError, match=r"10 encoded captions need 0 MB.*set caption_variants"):
+                encode_module._encode_texts(base, texts, cache, torch.device("cpu"), Callbacks(note=notes.append))
+            assert len(encoded) == 1
+            return
+        encode_module._encode_texts(base, texts, cache, torch.device("cpu"), Callbacks(note=notes.append))
+    assert len(encoded) == 10 and all(said in note for note in notes) and len(notes) == bool(said)

@@ -60,12 +60,16 @@ class CaptionConfig(Config):
     protected: tuple[str, ...] = ()  # tags that are never left out
     dropout: float = 0.0  # chance of an empty caption, 0..1; -1 = as suits the model
     wildcards: bool = False  # {a|b} draws one at each visit; {{ and }} are braces
+    # Orders and draws of each line, used in turn; 0: new ones at every visit; -1: VARIANTS where captions are encoded
+    # before the training, else 0
+    variants: int = -1
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_range(self, "keep", 0)
         check_range(self, "tag_dropout", 0, 1)
         check_open(self, "dropout", -1, 0, 1)
+        check_open(self, "variants", -1, 0, 10_000)
         check_path(self, "file")
         for extension in self.extensions or ("",):
             if not re.fullmatch(r"\.[^/\\]+", extension):

@@ -17,6 +17,7 @@ from .optimizers import OPTIMIZERS
 from .run import RunConfig, TrainConfig
 
 OPEN = -1
+VARIANTS = 8  # of each line of a caption, where captions are encoded before the training
 PLAIN_RATE = OPTIMIZERS["adamw"].learning_rate  # the rates of other optimizers are scaled as this one
 FAR = 0.75  # a resolution is far from the model's own below this share of it, or above its inverse
 
@@ -40,7 +41,7 @@ def fill(config: RunConfig, defaults: Defaults) -> RunConfig:
     side = max(train.resolution // defaults.step * defaults.step, 64)
     return config.replace(
         base_model=_fill_base(config.base_model, defaults),
-        dataset=fill_dataset(config.dataset, defaults),
+        dataset=fill_dataset(config.dataset, defaults, live=_encodes_live(config)),
         lora=fill_lora(config.lora, defaults),
         optimizer=_fill_optimizer(config.optimizer, defaults),
         train=train,
@@ -55,15 +56,27 @@ def fill_train(train: TrainConfig, defaults: Defaults) -> TrainConfig:
     )
 
 
-def fill_dataset(dataset: DatasetConfig, defaults: Defaults) -> DatasetConfig:
-    """Fill in the caption dropout of every concept; it is 0 for those that are not trained on their pictures."""
+def _encodes_live(config: RunConfig) -> bool:
+    """Tell whether captions are encoded at each step, as text encoders or embeddings are trained."""
+    rates = config.optimizer.text_encoder_learning_rate, config.optimizer.text_encoder_2_learning_rate
+    return bool(config.lora.embeddings) or max(rates) > 0
+
+
+def fill_dataset(dataset: DatasetConfig, defaults: Defaults, *, live: bool = False) -> DatasetConfig:
+    """Fill in the caption dropout of every concept, 0 for those that are not trained on their pictures, and variants.
+
+    live: captions are encoded at each step, so that they may be new at every visit.
+    """
 
     def filled(concept: ConceptConfig) -> ConceptConfig:
-        if concept.captions.dropout != OPEN:
-            return concept
+        captions = concept.captions
+        if captions.variants == OPEN:
+            captions = captions.replace(variants=0 if live else VARIANTS)
+        if captions.dropout != OPEN:
+            return concept.replace(captions=captions)
         trained = concept.role in ("train", "regularisation")
         dropout = defaults.caption_dropout if trained else 0.0
-        return concept.replace(captions=concept.captions.replace(dropout=dropout))
+        return concept.replace(captions=captions.replace(dropout=dropout))
 
     return dataset.replace(concepts=tuple(map(filled, dataset.concepts)))
 

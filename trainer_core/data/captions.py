@@ -40,12 +40,12 @@ def compose_caption(lines: Sequence[str], captions: CaptionConfig, *, seed: int,
     """
     if captions.dropout and sample_uniform(seed, "caption dropout", picture, visit) < captions.dropout:
         return ""
-    text = _draw_line(_usable(lines, captions), seed, picture, visit)
+    text, turn = _draw_line(_usable(lines, captions), seed, picture, visit, captions.variants)
     if captions.wildcards:
-        draws = generator(seed, "wildcard", picture, visit)
+        draws = generator(seed, "wildcard", picture, turn)
         text = _resolve(text, lambda count: int(torch.randint(count, (), generator=draws)), captions)
     if captions.shuffle or captions.tag_dropout:
-        body = _join(_draw_tags(text, captions, generator(seed, "tags", picture, visit)), captions)
+        body = _join(_draw_tags(text, captions, generator(seed, "tags", picture, turn)), captions)
     else:
         body = _tidy(text, captions)
     return _finish(body, captions)
@@ -93,12 +93,16 @@ def _usable(lines: Sequence[str], captions: CaptionConfig) -> Sequence[str]:
     return lines if captions.lines == "draw" else lines[:1]
 
 
-def _draw_line(lines: Sequence[str], seed: int, picture: int, visit: int) -> str:
-    """Choose the line of a visit; each of n lines comes once in every n visits."""
+def _draw_line(lines: Sequence[str], seed: int, picture: int, visit: int, variants: int) -> tuple[str, int]:
+    """Choose the line of a visit, and the number that its other draws take; each of n lines comes once in n visits.
+
+    variants: how many such numbers a line has, used in turn; 0 or less: another one at every visit.
+    """
     if len(lines) < 2:
-        return lines[0] if lines else ""
+        return lines[0] if lines else "", visit % variants if variants > 0 else visit
     cycle, place = divmod(visit, len(lines))
-    return lines[int(torch.randperm(len(lines), generator=generator(seed, "line", picture, cycle))[place])]
+    line = int(torch.randperm(len(lines), generator=generator(seed, "line", picture, cycle))[place])
+    return lines[line], cycle % variants * len(lines) + line if variants > 0 else visit
 
 
 def _draw_tags(text: str, captions: CaptionConfig, draws: torch.Generator) -> list[str]:

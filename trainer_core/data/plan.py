@@ -182,6 +182,15 @@ class Plan:
         text, visits = self._texts[picture], 2 + 2 * len(self.manifest.pictures[picture].lines)
         return {self._caption(picture, visit) for visit in range(visits)} if text is None else {text}
 
+    def caption_lines(self, picture: int) -> int:
+        """Count the lines that captions of a picture are drawn from, 1 at least."""
+        several = self.concepts[picture].captions.lines == "draw"
+        return max(1, len(self.manifest.pictures[picture].lines)) if several else 1
+
+    def visits_of(self, picture: int) -> float:
+        """Compute how often a picture is visited in the run."""
+        return float(self.rates[picture]) * self.epochs
+
     def visits(self) -> dict[int, list[int]]:
         """List the visits of each picture in the run; the last, partial epoch counts batch by batch."""
         whole, rest = self._epoch_of(self.micro_batches)

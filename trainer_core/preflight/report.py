@@ -176,6 +176,15 @@ def _remarks(plan: Plan) -> Iterator[str]:
             "Nothing is captioned, so no word of a prompt calls what is learnt. Write a made-up word into "
             "caption_prefix of Concept Dataset."
         )
+    often = [i for i in plan.trained if plan.concepts[i].captions.variants * plan.caption_lines(i) < plan.visits_of(i)]
+    bounded = [i for i in often if plan.concepts[i].captions.variants > 0 and len(plan.captions_of(i)) > 1]
+    if bounded:
+        most = plan.concepts[bounded[0]].captions.variants
+        yield (
+            f"Captions of {count(bounded, 'picture')} change from visit to visit: each line has "
+            f"{count(most, 'variant')}, used in turn. Set caption_variants of Concept Dataset to 0 for new ones at "
+            "every visit, which take more space."
+        )
     shares = [(i, max(crop.crop_share(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
     scales = [(i, max(crop.scale(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
     cropped = [f"{pictures[i].name} ({share:.0%})" for i, share in shares if share > MOST_CROPPED]

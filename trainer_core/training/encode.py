@@ -289,6 +289,25 @@ def _check_space(base: BaseModel, cache: Cache, missing: list[Item]) -> None:
         )
 
 
+def _check_text_space(each: int, texts: int, cache: Cache, callbacks: Callbacks) -> None:
+    """Raise ValueError if captions do not fit on the disk; note those that exceed the limit of the cache.
+
+    each: bytes of the first caption; others have about as many.
+    """
+    needed, more = each * texts, "set caption_variants of Concept Dataset lower"
+    free = shutil.disk_usage(next(p for p in (cache.folder, *cache.folder.parents) if p.exists())).free
+    if needed > free:
+        raise ValueError(
+            f"{texts} encoded captions need {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free in "
+            f"{cache.folder}; make room, or {more}."
+        )
+    if 0 < cache.limit < needed:
+        callbacks.note(
+            f"{texts} encoded captions take about {needed / 1e9:.1f} GB, more than the limit of what the pack keeps, "
+            f"{cache.limit / 1e9:.1f} GB. They stay until this run ends; to have fewer, {more}."
+        )
+
+
 @torch.no_grad()
 def _encode_texts(
     base: BaseModel, texts: set[str], cache: Cache, device: torch.device, callbacks: Callbacks
@@ -303,6 +322,9 @@ def _encode_texts(
                 stack.enter_context(placed(encoder.model, device))
             for done, text in enumerate(missing):
                 callbacks.check()
-                cache.put(keys[text], base.encode_text(text, device))
+                encoded = base.encode_text(text, device)
+                if not done:
+                    _check_text_space(sum(tensor.nbytes for tensor in encoded.values()), len(missing), cache, callbacks)
+                cache.put(keys[text], encoded)
                 callbacks.phase("encoding captions", done + 1, len(missing))
     return keys

@@ -37,6 +37,17 @@ def test_open_settings_take_the_familys_defaults() -> None:
     assert c.fill(filled, c.Defaults()) == filled
 
 
+def test_captions_have_variants_unless_they_are_encoded_at_each_step() -> None:
+    def variants(**parts: c.Config) -> set[int]:
+        return {concept.captions.variants for concept in c.fill(run(**parts), FAMILY).dataset.concepts}
+
+    assert variants() == {8}
+    assert variants(optimizer=c.OptimizerConfig(text_encoder_learning_rate=1e-4)) == {0}
+    assert variants(lora=c.LoraConfig(embeddings=(c.EmbeddingConfig(token="moss"),))) == {0}
+    kept = c.ConceptConfig(folder="x", captions=c.CaptionConfig(variants=3))
+    assert variants(dataset=c.DatasetConfig(concepts=(kept,))) == {3}
+
+
 def test_settings_that_are_set_stay() -> None:
     plain = c.RunConfig(base_model=c.BaseModelConfig(path="a"), dataset=c.DatasetConfig())
     assert c.fill(plain, FAMILY) == plain

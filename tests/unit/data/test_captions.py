@@ -441,3 +441,25 @@ def test_tag_frequency_adds_up(lines: list[list[str]]) -> None:
     counts = frequency([(0, tuple(", ".join(tags) for tags in lines))], ConceptConfig(folder="a"))["a"]
     assert sum(counts.values()) == sum(map(len, lines))
     assert all(re.fullmatch("[a-z]+", tag) for tag in counts)
+
+
+def test_a_caption_has_so_many_variants_and_they_come_in_turn() -> None:
+    tags = ", ".join(f"tag {number}" for number in range(12))
+    free = [compose(tags, visit, shuffle=True, tag_dropout=0.2) for visit in range(40)]
+    bounded = [compose(tags, visit, shuffle=True, tag_dropout=0.2, variants=5) for visit in range(40)]
+    assert len(set(free)) == 40 and bounded == free[:5] * 8
+    assert compose("{a|b|c} x", 7, wildcards=True, variants=3) == compose("{a|b|c} x", 1, wildcards=True)
+
+
+def test_each_line_has_its_own_variants() -> None:
+    lines = ["a, b, c, d, e, f", "g, h, i, j, k, l", "m, n, o, p, q, r"]
+    found = [compose(lines, visit, shuffle=True, variants=4) for visit in range(300)]
+    assert len(set(found)) == 12
+    for first in "agm":
+        own = [text for text in found if first in text]
+        assert len(own) == 100 and len(set(own)) == 4 and max(map(own.count, own)) == 25
+
+
+def test_a_bound_does_not_bound_the_dropout_of_captions() -> None:
+    dropped = [compose("a, b, c", visit, shuffle=True, dropout=0.5, variants=2) == "" for visit in range(400)]
+    assert 140 < sum(dropped) < 260 and len({tuple(dropped[at : at + 2]) for at in range(0, 400, 2)}) == 4
