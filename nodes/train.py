@@ -233,6 +233,8 @@ def summary(result: Any, seconds: float) -> str:
         f"Saved as {path}",
         f"{count(losses, 'step')}{left_out}, mean loss at the end {end}; {clock(seconds)} this time",
     ]
+    if result.effect:
+        lines.append(result.effect)
     if result.others:
         lines.append(f"Also saved, but not in the outputs: {', '.join(other.name for other in result.others)}")
     for word, file in result.embeddings.items():

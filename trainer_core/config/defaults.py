@@ -124,7 +124,7 @@ def _filled(config: RunConfig, filled: RunConfig) -> Iterator[str]:
     if config.train.resolution != filled.train.resolution:
         yield f"resolution {filled.train.resolution}"
     pairs = zip(config.dataset.concepts, filled.dataset.concepts, strict=True)
-    changed = [after.captions.dropout for before, after in pairs if before != after]
+    changed = [after.captions.dropout for before, after in pairs if before.captions.dropout != after.captions.dropout]
     if changed:
         yield f"caption dropout {max(changed):g}"
     if config.base_model != filled.base_model and filled.base_model.connected:

@@ -17,6 +17,7 @@ from ..models.files.safetensors_file import read_header
 from ..runs import LORA, SAMPLES, Checkpoint, Choice, RunFolder
 from ..runs.publish import Destination
 from .checkpoint import read_history
+from .effect import describe_effect, measure_effect
 from .sample_files import are_pictures, draw_samples, put_preview, read_pictures
 from .saving import disk_errors_explained, publish
 from .state import Run
@@ -40,6 +41,7 @@ class Result:
     plan: Plan
     run: Path  # the run's folder
     origin: str  # a sentence: trained, resumed, or reused from a finished run
+    effect: str  # sentences on what the LoRA changes; "" of a run that was stopped
     finished: bool  # False: stopped before its end, and can be resumed
 
 
@@ -61,8 +63,9 @@ def finish(run: Run, checkpoint: Checkpoint, origin: str, log: Path | None, *, s
 
     If drawing fails, the run is finished and its LoRA published all the same.
     """
+    effect = None if stopped else measure_effect(run)
     if not stopped:
-        run.folder.finish({"step": checkpoint.step})
+        run.folder.finish({"step": checkpoint.step, "effect": effect})
     with disk_errors_explained(run.destination.output.parent, lambda: size_of_lora(checkpoint)):
         copies = publish(run, checkpoint, f"-stopped-at-{checkpoint.step}" if stopped else "")
     try:
@@ -76,7 +79,7 @@ def finish(run: Run, checkpoint: Checkpoint, origin: str, log: Path | None, *, s
     sample = run.config.sample
     if not stopped:
         samples = {"of": sample.digest(), "files": [path.name for path in paths]}
-        run.folder.finish({"step": checkpoint.step, "samples": samples})
+        run.folder.finish({"step": checkpoint.step, "effect": effect, "samples": samples})
         run.record("finished", step=checkpoint.step)
         if paths:
             put_preview(run, copies[0].path, paths[0])
@@ -141,6 +144,7 @@ def read_result(source: ResultSource, samples: Sequence[Path], *, stopped: bool)
         plan=plan,
         run=source.folder.path,
         origin=source.origin,
+        effect="" if stopped else describe_effect((source.folder.result() or {}).get("effect")),
         finished=not stopped,
     )
 

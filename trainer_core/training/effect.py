@@ -1,0 +1,71 @@
+"""Measure what a finished run has changed: the size of its changes, and by how much a fixed prediction moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..common.rng import generator
+from ..lora_files.write import delta_norms
+from .state import Run
+
+NOTHING = 1e-6  # a norm, or a relative change of a prediction, up to which nothing was learned
+Effect = dict[str, Any]  # prediction: relative change, None where unknown; norms: of each part's changes by its title
+
+
+@torch.no_grad()
+def measure_effect(run: Run) -> Effect:
+    """Compare the model with and without the attached network on one picture of the run, with fixed noise.
+
+    The level is the middle one. norms: Frobenius norms of all changes of a part together; parts whose layers have no
+    product of factors are left out.
+    """
+    with_it, without = _predict(run), None
+    with run.network.detached():
+        without = _predict(run)
+    whole = float(without.norm())
+    moved = float((with_it - without).norm()) / whole if whole else None
+    return {"prediction": moved, "norms": _norms(run)}
+
+
+def _predict(run: Run) -> Tensor:
+    """Predict for the first picture of the run, float32."""
+    base, path, device = run.base, run.objective.path, run.device
+    sample = run.plan.step(0)[0].samples[0]
+    latents = run.encoded.latents(sample)[0][None].to(device)
+    draws = generator(run.config.train.seed, "effect")
+    noise = torch.randn(latents.shape[1:], generator=draws)[None].to(device)
+    level = torch.tensor([len(path) // 2])
+    conditions = run.conditions([sample], run.reader(training=True))
+    mix = path.at(level, device)
+    return base.predict(mix.noised(latents, noise), level.to(device), conditions).float()
+
+
+def _norms(run: Run) -> dict[str, float]:
+    """Add up the norms of the changes of each part."""
+    layers, squares = set(run.network.layers), dict[str, float]()
+    norms = delta_norms({name: tensor.detach() for name, tensor in run.network.tensors().items()})
+    for name, norm in norms.items():
+        part = next((part for part in run.base.parts if name.startswith(f"{part.prefix}_")), None)
+        if part is not None and name in layers:
+            squares[part.title] = squares.get(part.title, 0.0) + norm**2
+    return {title: total**0.5 for title, total in squares.items()}
+
+
+def describe_effect(effect: Any) -> str:
+    """Say what a run has changed; "" for what no run of ours has written."""
+    if not isinstance(effect, dict) or not isinstance(effect.get("norms"), dict):
+        return ""
+    moved, norms = effect.get("prediction"), effect["norms"]
+    if isinstance(moved, float) and moved <= NOTHING:
+        return "The LoRA has no effect: a prediction is the same without it. Set learning_rate of Optimizer higher."
+    parts = [f"{title} {norm:.3g}" for title, norm in norms.items() if isinstance(norm, float) and norm > NOTHING]
+    still = [title for title, norm in norms.items() if isinstance(norm, float) and norm <= NOTHING]
+    sentences = [f"The LoRA changes a prediction by {moved:.1%}." if isinstance(moved, float) else ""]
+    sentences += [f"Norm of its changes: {', '.join(parts)}."] if parts else []
+    sentences += (
+        [f"Nothing was learned by {', '.join(still)}; set its learning rate of Optimizer higher."] if still else []
+    )
+    return " ".join(filter(None, sentences))
