@@ -84,7 +84,10 @@ class RunsTab {
     again.setAttribute("aria-label", t("Read the runs again"));
     bar.append(this.#search, this.#order, again, this.#compare);
     this.#box.replaceChildren(bar, this.#total, this.#rows);
-    this.#refresh().then(() => run && this.#drawn.get(run)?.[1].querySelector("button").focus());
+    this.#refresh().then(() => {
+      if (!run || this.#box.contains(document.activeElement)) return; // a person types in the search already
+      this.#drawn.get(run)?.[1].querySelector("button").focus();
+    });
   }
 
   async #refresh() {

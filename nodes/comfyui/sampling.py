@@ -9,7 +9,6 @@ import comfy.samplers
 import comfy.utils
 import node_helpers
 import torch
-from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel
 from torch import Tensor
 
 import nodes as comfy_nodes
@@ -139,6 +138,8 @@ def _enlarged(models: Models, latents: Tensor, hires: Hires) -> Tensor:
         return comfy.utils.common_upscale(latents, width, height, hires.method, "disabled")
     pictures = decode_latents(models, latents)
     if hires.upscale_model is not None:
+        from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel  # ComfyUI loads it after custom nodes
+
         pictures = ImageUpscaleWithModel.execute(hires.upscale_model, pictures).result[0]
     pixels = models.model.get_model_object("latent_format").spacial_downscale_ratio
     enlarged = comfy.utils.common_upscale(

@@ -448,16 +448,16 @@ def test_a_run_whose_saves_cannot_fit_is_refused_before_anything_is_loaded(confi
 def test_a_finished_run_says_what_it_has_changed(config, tmp_path, cache):
     text = {"text_encoder_learning_rate": 1e-2}
     first, _ = run(change(config, optimizer=text), tmp_path, cache)
-    found = re.fullmatch(
-        r"The LoRA changes a prediction by ([\d.]+)%\. Norm of its changes: UNet ([\d.]+), text encoder CLIP-L ([\d.]+)\.",
-        first.effect,
-    )
+    changed = r"The LoRA changes a prediction by ([\d.]+)%\. "
+    found = re.fullmatch(changed + r"Norm of its changes: UNet ([\d.]+), text encoder CLIP-L ([\d.]+)\.", first.effect)
     assert found and all(float(number) > 0 for number in found.groups()), first.effect
     again, _ = run(change(config, optimizer=text), tmp_path, cache)
     assert again.effect == first.effect  # also of a run that is reused
     text = {"text_encoder_learning_rate": 1e-30}
     half, _ = run(change(config, optimizer=text), tmp_path, cache)
-    assert half.effect.endswith("Nothing was learned by text encoder CLIP-L; set its learning rate of Optimizer higher.")
+    assert half.effect.endswith(
+        "Nothing was learned by text encoder CLIP-L; set its learning rate of Optimizer higher."
+    )
     none, _ = run(change(config, optimizer={"learning_rate": 1e-30}), tmp_path, cache)
     assert none.effect.startswith("The LoRA has no effect: a prediction is the same without it.")
     shorter, _ = run(change(config, train={"steps": 4}), tmp_path, cache, **stop_at(3))
