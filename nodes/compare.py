@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..trainer_core.config import DatasetConfig
-from ..trainer_core.config.prompt_lines import parse_prompts
 from ..trainer_core.data.images import load_picture
 from ..trainer_core.lora_files.lora import Lora, metadata_of, read_lora
 from .comfyui import comparing, folders, models, sampling, tools
@@ -19,6 +18,7 @@ from .comfyui.progress import scan_callbacks
 from .comparison import best_column, describe, draw_comparison, write_table
 from .node import Node
 from .preview import to_image
+from .sample import pass_inputs, read_prompts
 from .sockets import CATEGORY, DatasetSocket, complaint, io, titled, ui
 
 MOST_CELLS, MOST_PIXELS = 1000, 300_000_000  # of a grid, which lies in memory
@@ -105,30 +105,7 @@ class AtelierCompareLoras(Node):
                     io.Int.Input(side, default=512, min=64, max=8192, step=8, tooltip="Pixels, in steps of 8.")
                     for side in ("width", "height")
                 ),
-                io.Int.Input(
-                    "steps", default=0, min=0, max=1000, tooltip="Sampling steps. 0: as many as suit the model."
-                ),
-                io.Float.Input(
-                    "cfg",
-                    default=0.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.1,
-                    round=0.01,
-                    tooltip="CFG scale: how closely the prompt is followed. 0: as suits the model.",
-                ),
-                io.Combo.Input(
-                    "sampler_name",
-                    options=[sampling.AUTO, *sampling.sampler_names()],
-                    default=sampling.AUTO,
-                    tooltip="ComfyUI's sampling algorithm. auto: as suits the model.",
-                ),
-                io.Combo.Input(
-                    "scheduler",
-                    options=[sampling.AUTO, *sampling.scheduler_names()],
-                    default=sampling.AUTO,
-                    tooltip="ComfyUI's scheduler. auto: as suits the model.",
-                ),
+                *pass_inputs(),
                 io.Int.Input(
                     "choose",
                     default=0,
@@ -174,7 +151,7 @@ class AtelierCompareLoras(Node):
         """Check what is typed. ComfyUI passes every dynamic combo."""
         del of
         found = (
-            complaint(prompt, lambda text: parse_prompts(text, PROMPT)),
+            complaint(prompt, lambda text: read_prompts(text, PROMPT)),
             complaint(strengths, lambda text: numbers(text, "strengths", -10, 10)),
             complaint(seeds, lambda text: numbers(text, "seeds", 0, 2**64 - 1)),
         )
@@ -224,7 +201,7 @@ class AtelierCompareLoras(Node):
                     line.guidance,
                     (line.width or width, line.height or height),
                 )
-                for line in parse_prompts(prompt, PROMPT)
+                for line in read_prompts(prompt, PROMPT)
                 for first in (
                     sampling.Pass(
                         int(seed) if line.seed is None else line.seed,
@@ -365,12 +342,6 @@ def check(columns: list[Column], rows: list[Row], choose: int) -> None:
         )
     if choose > len(columns):
         raise ValueError(f"choose of Compare LoRAs is {choose}, and there are {len(columns)} columns; set it lower.")
-    for row in rows:
-        if row.first.sampler_name not in (sampling.AUTO, *sampling.sampler_names()):
-            raise ValueError(
-                f"--ss in {PROMPT} is {row.first.sampler_name}, which is no sampler of this ComfyUI; set it to a name "
-                "in the list of sampler_name."
-            )
 
 
 def like_what(pictures: Tensor | None, dataset: DatasetConfig | None, node: str) -> list[Tensor]:

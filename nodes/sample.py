@@ -17,6 +17,41 @@ PROMPT = "prompt of Sample"
 NO_PROMPT = PromptLine(text="", prompt="")
 
 
+def pass_inputs() -> list[io.Input]:
+    """Build the inputs of the first pass: what is left at 0 or auto comes from the model."""
+    return [
+        io.Int.Input(
+            "steps",
+            default=0,
+            min=0,
+            max=1000,
+            tooltip="Sampling steps. 0: as many as suit the model (20 for Stable Diffusion).",
+        ),
+        io.Float.Input(
+            "cfg",
+            default=0.0,
+            min=0.0,
+            max=100.0,
+            step=0.1,
+            round=0.01,
+            tooltip="CFG scale: how closely the prompt is followed, to 100. 0: as suits the model (7 for "
+            "Stable Diffusion).",
+        ),
+        io.Combo.Input(
+            "sampler_name",
+            options=[sampling.AUTO, *sampling.sampler_names()],
+            default=sampling.AUTO,
+            tooltip="ComfyUI's sampling algorithm. auto: as suits the model.",
+        ),
+        io.Combo.Input(
+            "scheduler",
+            options=[sampling.AUTO, *sampling.scheduler_names()],
+            default=sampling.AUTO,
+            tooltip="ComfyUI's scheduler: how the noise levels are spread over the steps. auto: as suits the model.",
+        ),
+    ]
+
+
 def second_pass() -> list[io.Input]:
     """Build the inputs of the second pass, the same for every way to enlarge."""
     return [
@@ -124,36 +159,7 @@ class AtelierSample(Node):
                     control_after_generate=io.ControlAfterGenerate.fixed,
                     tooltip="The seed of the noise, the same for every prompt: it gives the same picture again.",
                 ),
-                io.Int.Input(
-                    "steps",
-                    default=0,
-                    min=0,
-                    max=1000,
-                    tooltip="Sampling steps of the first pass. 0: as many as suit the model (20 for Stable Diffusion).",
-                ),
-                io.Float.Input(
-                    "cfg",
-                    default=0.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.1,
-                    round=0.01,
-                    tooltip="CFG scale: how closely the prompt is followed, to 100. 0: as suits the model (7 for "
-                    "Stable Diffusion).",
-                ),
-                io.Combo.Input(
-                    "sampler_name",
-                    options=[sampling.AUTO, *sampling.sampler_names()],
-                    default=sampling.AUTO,
-                    tooltip="ComfyUI's sampling algorithm. auto: as suits the model.",
-                ),
-                io.Combo.Input(
-                    "scheduler",
-                    options=[sampling.AUTO, *sampling.scheduler_names()],
-                    default=sampling.AUTO,
-                    tooltip="ComfyUI's scheduler: how the noise levels are spread over the steps. auto: as suits the "
-                    "model.",
-                ),
+                *pass_inputs(),
                 io.DynamicCombo.Input(
                     "hires",
                     tooltip="The second, larger pass. latent: enlarges latents, the most new detail. pixels: enlarges "
@@ -259,7 +265,7 @@ class AtelierSample(Node):
         before = after._replace(model=before_model, clip=clip if before_clip is None else before_clip)
         usual = sampling.Pass(seed, steps, cfg, sampler_name, scheduler)
         drawn = []
-        for line in read_prompts(prompt):
+        for line in read_prompts(prompt) or (NO_PROMPT,):
             shown = sampling.Prompt(
                 line.prompt,
                 negative if line.negative is None else line.negative,
@@ -280,16 +286,16 @@ class AtelierSample(Node):
         return io.NodeOutput(drawn)
 
 
-def read_prompts(text: str) -> tuple[PromptLine, ...]:
-    """Read the prompts line by line, none as the empty one; raises ValueError for a wrong line."""
-    lines = parse_prompts(text, PROMPT)
+def read_prompts(text: str, setting: str = PROMPT) -> tuple[PromptLine, ...]:
+    """Read prompts line by line; raises ValueError for a wrong line, and for a sampler that ComfyUI lacks."""
+    lines = parse_prompts(text, setting)
     for line in lines:
         if line.sampler is not None and line.sampler not in sampling.sampler_names():
             raise ValueError(
-                f"--ss in {PROMPT} is {line.sampler}, which is no sampler of this ComfyUI; set it to a name in the "
+                f"--ss in {setting} is {line.sampler}, which is no sampler of this ComfyUI; set it to a name in the "
                 "list of sampler_name."
             )
-    return lines or (NO_PROMPT,)
+    return lines
 
 
 def first_pass(line: PromptLine, usual: sampling.Pass) -> sampling.Pass:
