@@ -176,10 +176,12 @@ def _remarks(plan: Plan) -> Iterator[str]:
             "Nothing is captioned, so no word of a prompt calls what is learnt. Write a made-up word into "
             "caption_prefix of Concept Dataset."
         )
-    often = [i for i in plan.trained if plan.concepts[i].captions.variants * plan.caption_lines(i) < plan.visits_of(i)]
-    bounded = [i for i in often if plan.concepts[i].captions.variants > 0 and len(plan.captions_of(i)) > 1]
+    variants = {i: plan.concepts[i].captions.variants for i in plan.trained}
+    often = [i for i, each in variants.items() if 0 < each * plan.caption_lines(i) < plan.visits_of(i)]
+    # More texts than lines, apart from dropped ones: tags are shuffled or left out, or wildcards drawn.
+    bounded = [i for i in often if len(plan.captions_of(i) - {""}) > plan.caption_lines(i)]
     if bounded:
-        most = plan.concepts[bounded[0]].captions.variants
+        most = variants[bounded[0]]
         yield (
             f"Captions of {count(bounded, 'picture')} change from visit to visit: each line has "
             f"{count(most, 'variant')}, used in turn. Set caption_variants of Concept Dataset to 0 for new ones at "

@@ -760,3 +760,23 @@ def test_the_table_names_files_that_are_not_trained_and_validation() -> None:
     ]
     assert [r["visits_per_epoch"] for r in rows] == ["2.5", "", "0"]
     assert rows[1]["bucket"] == ""
+
+
+@pytest.mark.parametrize(
+    ("captions", "said"),
+    [
+        (
+            {"shuffle": True, "variants": 3},
+            "Captions of 1 picture change from visit to visit: each line has 3 variants",
+        ),
+        ({"shuffle": True, "variants": 50}, ""),
+        ({"shuffle": True, "variants": 0}, ""),
+        ({"dropout": 0.5, "variants": 3}, ""),
+    ],
+)
+def test_variants_that_come_again_are_told(captions: dict[str, Any], said: str) -> None:
+    lines = ("red, green, blue, old, new, big",)
+    pictures = (Picture(path=Path("x"), name="x", concept=0, width=512, height=512, digest="x", lines=lines),)
+    concept = ConceptConfig(folder="c", captions=CaptionConfig(**captions))
+    plan = build_plan(Manifest(pictures=pictures), DatasetConfig(concepts=(concept,)), TrainConfig(steps=40))
+    assert (said in report(plan)) if said else ("used in turn" not in report(plan))
