@@ -57,6 +57,12 @@ def measure(name: str) -> dict[str, Any]:
         "sv_fro 0.9": seconds(lambda: resize(lora, Rule(mode="sv_fro", value=0.9))),
         "recipe spn_lora=1,thr=-1": seconds(lambda: resize_by_recipes(lora, parse_recipes("spn_lora=1,thr=-1"))),
     }
+    weights = {shape: torch.randn(shape, generator=draws) / shape[1] ** 0.5 for shape in set(shapes.values())}
+    for recipe in ("fro_ckpt=1,thr=-3.55", "spn_ckpt=1,thr=-3.55"):
+        parsed = parse_recipes(recipe)
+        ours[f"recipe {recipe}"] = seconds(
+            lambda parsed=parsed: resize_by_recipes(lora, parsed, lambda layer: weights[shapes[layer]])
+        )
     whole, extracted = 0.0, 0.0
     for shape, count in Counter(shapes.values()).items():
         layer = next(key for key, each in shapes.items() if each == shape)
@@ -82,6 +88,7 @@ def render(result: dict[str, Any], command: str, stamp: str) -> str:
     lines = [
         "### Tools for LoRAs, CPU",
         "",
+        "The checkpoint's weights are random as well: one tensor for each shape, in memory. "
         f"A random LoRA of rank {RANK} in float16 on all {result['layers']} matrices of SDXL's UNet, "
         f"{result['megabytes']:.0f} MB. {stamp}, {machine['cpu']}, {machine['cores']} cores. Command: `{command}`.",
         "",
