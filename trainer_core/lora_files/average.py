@@ -80,7 +80,7 @@ def _shape(lora: LoraFile) -> dict[str, tuple]:
 
 
 def averaged_lora(saves: Sequence[tuple[int, Path]], width: float) -> tuple[Lora, str]:
-    """Average saves as `average_saves` does; return what a LORA output carries, and a line for each save's share."""
+    """Average saves as `average_saves` does; return the LoRA with its metadata, and a line for each save's share."""
     averaged, shares = average_saves(saves, width)
     steps, layers = sorted(step for step, _ in saves), averaged.layers.values()
     made = Lora(

@@ -24,7 +24,7 @@ DATA = ("pictures", "captions", "masks")
 def explain_choice(
     choice: Choice, runs: Path, keys: Keys, name: str, inputs: Mapping[str, str], config: RunConfig
 ) -> str:
-    """Say that a run of another name is gone on with, or why this one is trained anew; "" if neither is so.
+    """Say that this run reuses or resumes one of another name, or why it is trained anew; "" if neither is so.
 
     name: of this run. inputs: of `build_parts`.
     """

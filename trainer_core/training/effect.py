@@ -22,11 +22,11 @@ def measure_effect(run: Run) -> Effect:
     The level is the middle one. norms: Frobenius norms of all changes of a part together; parts whose layers have no
     product of factors are left out.
     """
-    with_it, without = _predict(run), None
+    trained = _predict(run)
     with run.network.detached():
-        without = _predict(run)
-    whole = float(without.norm())
-    moved = float((with_it - without).norm()) / whole if whole else None
+        frozen = _predict(run)
+    whole = float(frozen.norm())
+    moved = float((trained - frozen).norm()) / whole if whole else None
     return {"prediction": moved, "norms": _norms(run)}
 
 
