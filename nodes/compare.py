@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..trainer_core.config import DatasetConfig
@@ -354,9 +353,4 @@ def like_what(pictures: Tensor | None, dataset: DatasetConfig | None, node: str)
 
     with Index(folders.index_file()) as index:
         manifest = scan(dataset, index, scan_callbacks(node), folders.access())
-    return list(_loaded(manifest.pictures[:MOST_PICTURES]))
-
-
-def _loaded(pictures: Any) -> Iterator[torch.Tensor]:
-    for picture in pictures:
-        yield comparing.to_tensor(load_picture(picture.path))
+    return [comparing.to_tensor(load_picture(picture.path)) for picture in manifest.pictures[:MOST_PICTURES]]

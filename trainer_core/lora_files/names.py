@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from ..config import BaseModelConfig
-from ..models.base import Slice
+from ..models.base import Form, Slice
 from .match import flat_name
 
 Program = Literal["kohya", "comfyui", "diffusers", "ai-toolkit", "onetrainer"]
@@ -33,14 +33,6 @@ class Weight:
     aliases: Mapping[str, Slice | None]  # names in files, with underscores for dots
 
 
-class Form(NamedTuple):
-    """How a program names the layers of a denoiser."""
-
-    start: str
-    diffusers: bool = False  # by diffusers' paths; False: by those of ComfyUI's model
-    flat: bool = False  # with underscores for dots
-
-
 OWN = Form("diffusion_model.")  # as ComfyUI's own nodes
 
 
@@ -49,7 +41,7 @@ class Names:
     """The names of all layers of a model in the files of several programs."""
 
     weights: Mapping[str, Weight]  # by key
-    forms: Mapping[Program, Form]
+    forms: Mapping[str, Form]  # by program
     without_alpha: frozenset[Program]  # whose files hold `lora_A` and `lora_B` without an alpha, and so plain LoRA only
     texts: int = 0  # text encoders
 
@@ -93,8 +85,5 @@ def names_of_file(path: Path) -> Names:
         )
         for layer in base.layers()
     }
-    forms: dict[Program, Form] = {
-        key: Form(*form)  # type: ignore[misc]
-        for key, form in file_forms(original=base.family.ldm_names).items()
-    }
+    forms = file_forms(original=base.family.ldm_names)
     return Names(weights=weights, forms=forms, without_alpha=frozenset({"diffusers"}), texts=len(texts))

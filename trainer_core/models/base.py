@@ -49,6 +49,14 @@ class Slice(NamedTuple):
     swapped: bool = False  # the file has its second half first, as diffusers has scale and shift of modulations
 
 
+class Form(NamedTuple):
+    """How a program names the layers of a denoiser in LoRA files."""
+
+    start: str
+    diffusers: bool = False  # by diffusers' paths; False: by those of ComfyUI's model
+    flat: bool = False  # with underscores for dots
+
+
 class Layer(NamedTuple):
     """A module of a base model that a LoRA can change."""
 

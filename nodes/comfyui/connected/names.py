@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ....trainer_core.lora_files.match import flat_name
-from ....trainer_core.lora_files.names import OWN, Form, Named, Names, Program, Weight
-from ....trainer_core.models.base import Slice
+from ....trainer_core.lora_files.names import OWN, Named, Names, Weight
+from ....trainer_core.models.base import Form, Slice
 from ....trainer_core.models.sd.identify import made_for as made_for_unet
 from ....trainer_core.models.sd.names import file_forms
 from ....trainer_core.networks.layers.shape import weight_shape
@@ -102,7 +102,7 @@ def names_of(model: Any, clip: Any) -> Names:
     texts = {} if clip is None else _names_of_texts(clip.cond_stage_model)
     if unet:
         original = isinstance(base, comfy.model_base.SDXL | comfy.model_base.SDXLRefiner)
-        forms: dict[Program, Form] = {key: Form(*form) for key, form in file_forms(original=original).items()}  # type: ignore[misc]
+        forms = file_forms(original=original)
     else:
         forms = _forms(base, {name.name for names in dotted.values() for name in names})
     return Names(
@@ -117,7 +117,7 @@ def _peft_of_unet(names: Iterable[Named]) -> dict[str, None]:
     return {flat_name(f"unet.{each.name}"): None for each in names}
 
 
-def _forms(base: Any, dotted: set[str]) -> dict[Program, Form]:
+def _forms(base: Any, dotted: set[str]) -> dict[str, Form]:
     """Find how programs name the layers of a transformer; dotted: paths of diffusers.
 
     ai-toolkit writes diffusers' files for FLUX.1, for others ComfyUI's names, or diffusers' behind the same start.

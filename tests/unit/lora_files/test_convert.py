@@ -6,8 +6,8 @@ import torch
 from lora_atelier.trainer_core.lora_files.convert import convert
 from lora_atelier.trainer_core.lora_files.formats import delta_weight
 from lora_atelier.trainer_core.lora_files.lora import layers_of
-from lora_atelier.trainer_core.lora_files.names import OWN, Form, Named, Names, Weight
-from lora_atelier.trainer_core.models.base import Slice
+from lora_atelier.trainer_core.lora_files.names import OWN, Named, Names, Weight
+from lora_atelier.trainer_core.models.base import Form, Slice
 
 ROWS, COLUMNS = 12, 5
 PARTS = {name: Slice(f"t.a.{name}", 4 * i, 4) for i, name in enumerate("qkv")}

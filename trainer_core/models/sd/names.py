@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from ..base import Form
+
 RESNET = {
     "norm1": "in_layers.0",
     "conv1": "in_layers.2",
@@ -124,16 +126,13 @@ def from_open_clip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def file_forms(*, original: bool) -> dict[str, tuple[str, bool, bool]]:
-    """Give how programs name a UNet's layers in LoRA files: the start, whether by diffusers' paths, whether flat.
-
-    original: sd-scripts uses the original code's names, as for XL.
-    """
-    kohya = ("lora_unet_", not original, True)
+def file_forms(*, original: bool) -> dict[str, Form]:
+    """Give how programs name a UNet's layers in LoRA files; original: sd-scripts uses the original code's names."""
+    kohya = Form("lora_unet_", diffusers=not original, flat=True)
     return {
         "kohya": kohya,
-        "comfyui": ("diffusion_model.", False, False),
-        "diffusers": ("unet.", True, False),
+        "comfyui": Form("diffusion_model."),
+        "diffusers": Form("unet.", diffusers=True),
         "ai-toolkit": kohya,
-        "onetrainer": ("lora_unet_", True, True),
+        "onetrainer": Form("lora_unet_", diffusers=True, flat=True),
     }
