@@ -154,13 +154,50 @@ class AtelierObjective(Node):
                             ],
                         ),
                         io.DynamicCombo.Option("snr_uniform", []),
+                        io.DynamicCombo.Option(
+                            "mode",
+                            [
+                                _number(
+                                    "mode_scale",
+                                    1.29,
+                                    -1.0,
+                                    1.75,
+                                    0.05,
+                                    "Above 0: mostly the middle. Below 0: mostly both ends. 0 = all equally often.",
+                                )
+                            ],
+                        ),
+                        io.DynamicCombo.Option("cos_map", []),
+                        io.DynamicCombo.Option(
+                            "inverted_parabola",
+                            [
+                                _number(
+                                    "parabola_center",
+                                    0.5,
+                                    0.0,
+                                    1.0,
+                                    0.05,
+                                    "Where in the range its top lies, 0 to 1.",
+                                ),
+                                _number(
+                                    "parabola_scale",
+                                    8.0,
+                                    -1000.0,
+                                    1000.0,
+                                    1.0,
+                                    "How narrow. 0 = all equally often; 8 falls to 0 at both ends of the range; below "
+                                    "0: mostly the ends.",
+                                ),
+                            ],
+                        ),
                     ],
                     optional=True,
                     tooltip="How often each timestep between min_timestep and max_timestep is trained. auto "
                     "(default): as the base model's family is trained; equally often for Stable Diffusion. "
                     "uniform: equally often. logit_normal: mostly the middle (what others call sigmoid). sigmoid: "
                     "a soft step, mostly one end. beta: any hump. snr_uniform: evenly in the logarithm of "
-                    "signal-to-noise, so mostly little noise.",
+                    "signal-to-noise, so mostly little noise. mode: the middle, with all others kept (what others call "
+                    "heavy tail). cos_map: a little more of the middle. inverted_parabola: a hump, as in OneTrainer.",
                     extra_dict={"advanced": True},
                 ),
                 io.Boolean.Input(

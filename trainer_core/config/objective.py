@@ -9,7 +9,9 @@ from .base import Config, check_choices, check_range
 
 Loss = Literal["mse", "l1", "huber", "smooth_l1", "huber_true", "log_cosh"]
 Weighting = Literal["min_snr", "soft_min_snr", "debiased", "p2", "v_scaled", "v_like"]
-Distribution = Literal["auto", "uniform", "logit_normal", "sigmoid", "beta", "snr_uniform"]
+Distribution = Literal[
+    "auto", "uniform", "logit_normal", "sigmoid", "beta", "snr_uniform", "mode", "cos_map", "inverted_parabola"
+]
 
 HUBER = ("huber", "smooth_l1", "huber_true")
 MIN_SNR = ("min_snr", "soft_min_snr")
@@ -28,6 +30,9 @@ ACTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "sigmoid_slope": ("timestep_distribution", ("sigmoid",)),
     "beta_a": ("timestep_distribution", ("beta",)),
     "beta_b": ("timestep_distribution", ("beta",)),
+    "mode_scale": ("timestep_distribution", ("mode",)),
+    "parabola_center": ("timestep_distribution", ("inverted_parabola",)),
+    "parabola_scale": ("timestep_distribution", ("inverted_parabola",)),
     "offset_adaptation": ("noise_offset_strength", ("adaptive",)),
 }
 
@@ -59,6 +64,9 @@ class ObjectiveConfig(Config):
     sigmoid_slope: float = 10.0  # of sigmoid, not 0; > 0 = mostly more noise than at the center, < 0 = mostly less
     beta_a: float = 2.0  # of beta, > 0; large = more noise
     beta_b: float = 2.0  # of beta, > 0; large = less noise
+    mode_scale: float = 1.29  # of mode, -1..1.75; above 0 = the middle most often, below 0 = both ends
+    parabola_center: float = 0.5  # of inverted_parabola: position of its top in the range, 0..1
+    parabola_scale: float = 8.0  # of inverted_parabola: the density is 2 - scale (t - center)^2, at least 0
     stratified_timesteps: bool = False  # spread the noise levels of an optimizer step evenly
     noise_offset_strength: Literal["fixed", "random", "adaptive", "by_timestep"] = "fixed"
     offset_adaptation: float = 0.1  # of adaptive: added to noise_offset per unit of a channel's mean
@@ -90,6 +98,9 @@ class ObjectiveConfig(Config):
         check_range(self, "sigmoid_slope", -100, 100)
         check_range(self, "beta_a", 0.05, 100)
         check_range(self, "beta_b", 0.05, 100)
+        check_range(self, "mode_scale", -1, 1.75)
+        check_range(self, "parabola_center", 0, 1)
+        check_range(self, "parabola_scale", -1000, 1000)
         check_range(self, "offset_adaptation", -100, 100)
         check_range(self, "pyramid_iterations", 0, 16)
         check_range(self, "pyramid_discount", 0, 1)

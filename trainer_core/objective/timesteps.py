@@ -15,6 +15,7 @@ from ..config import ObjectiveConfig
 from ..models.base import LevelDefaults
 from .path import Path
 
+HALVINGS = 60  # of an interval, until a float64 cannot be halved
 FRACTION_TERMS = 300  # of the continued fraction below; converged to 1e-12 for parameters of at most 100
 
 
@@ -52,6 +53,12 @@ def level_probabilities(config: ObjectiveConfig, path: Path, distribution: str =
         return sigmoid_density(t, config.sigmoid_center, config.sigmoid_slope)
     if distribution == "beta":
         return beta(t, config.beta_a, config.beta_b)
+    if distribution == "mode":
+        return mode(t, config.mode_scale)
+    if distribution == "cos_map":
+        return cos_map(t)
+    if distribution == "inverted_parabola":
+        return inverted_parabola(t, config.parabola_center, config.parabola_scale)
     if distribution == "snr_uniform":
         table = snr_uniform(path.positive_snr[low : high + 1])
         return table if shift == 1 else between(table, t)
@@ -117,6 +124,39 @@ def _incomplete_beta(t: Tensor, a: float, b: float) -> Tensor:
     constant = torch.lgamma(torch.tensor([a + b, a, b], dtype=torch.float64))
     log_front = constant[0] - constant[1] - constant[2] + a * t.log() + b * torch.log1p(-t)
     return log_front.exp() / (a * rest)
+
+
+def mode(t: Tensor, scale: float) -> Tensor:
+    """Compute the cumulative probabilities of v - scale (sin(pi v / 2)^2 - v) for uniform v, at times t.
+
+    Mode sampling with heavy tails (Esser et al. 2024, section 3.1, with v = 1 - u). Rising for -1 <= scale <= 2 /
+    (pi - 2), and inverted by halving.
+    """
+    low, high = torch.zeros_like(t), torch.ones_like(t)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        below = middle - scale * ((math.pi / 2 * middle).sin().square() - middle) <= t
+        low, high = low.where(~below, middle), high.where(below, middle)
+    return high
+
+
+def cos_map(t: Tensor) -> Tensor:
+    """Compute the cumulative probabilities of 1 - 1 / (tan(pi u / 2) + 1) for uniform u, at times t.
+
+    The times whose log-SNR is that of a cosine schedule (Esser et al. 2024, section 3.1).
+    """
+    return 2 / math.pi * torch.atan2(t, 1 - t)
+
+
+def inverted_parabola(t: Tensor, center: float, scale: float) -> Tensor:
+    """Compute the cumulative probabilities of the density 2 - scale (t - center)^2, cut at 0, at times t that end at 1.
+
+    OneTrainer's. scale 0: uniform; below 0: the ends most often.
+    """
+    half = math.sqrt(2 / scale) if scale > 0 else math.inf
+    values = torch.cat([torch.zeros(1, dtype=torch.float64), t]).clamp(center - half, center + half)
+    area = 2 * values - scale * (values - center).pow(3) / 3
+    return (area[1:] - area[0]) / (area[-1] - area[0])
 
 
 def snr_uniform(snr: Tensor) -> Tensor:

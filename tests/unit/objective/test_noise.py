@@ -16,8 +16,11 @@ from lora_atelier.trainer_core.objective.timesteps import (
     beta,
     between,
     chosen_levels,
+    cos_map,
+    inverted_parabola,
     level_probabilities,
     logit_normal,
+    mode,
     sample_strata,
     sample_timesteps,
     shift_of,
@@ -160,12 +163,46 @@ def test_distributions_are_what_their_closed_forms_say():
     assert torch.allclose(found.diff() / found.diff().sum(), -logs.diff() / (logs[0] - logs[-1]))
 
 
+@pytest.mark.parametrize("scale", [-1, -0.5, 0, 0.81, 1.29, 1.75])
+def test_mode_sampling_inverts_the_papers_function(scale):
+    """Esser et al. 2024, section 3.1: f(u) = 1 - u - s (cos(pi u / 2)^2 - 1 + u), falling from 1 to 0."""
+    t = uniform(1000)
+    u = 1 - mode(t, scale)
+    assert torch.allclose(1 - u - scale * ((math.pi / 2 * u).cos() ** 2 - 1 + u), t, atol=1e-12)
+    assert mode(t, scale)[-1] == 1
+    assert scale != 0 or torch.allclose(mode(t, 0), t)
+
+
+def test_cos_map_has_the_papers_density_and_the_ratio_of_a_cosine_schedule():
+    t, u = uniform(1000), torch.arange(1, 1000, dtype=torch.float64) / 1000
+    assert torch.allclose(cos_map(1 - 1 / ((math.pi / 2 * u).tan() + 1)), u)
+    density = 2 / (math.pi - 2 * math.pi * (t - 0.0005) + 2 * math.pi * (t - 0.0005) ** 2)
+    assert torch.allclose(cos_map(t).diff(), density[1:] / 1000, rtol=1e-6)
+    flow_times = 1 - 1 / ((math.pi / 2 * u).tan() + 1)
+    cosine = (math.pi / 2 * u).cos() / (math.pi / 2 * u).sin()  # alpha / sigma of a cosine schedule at u
+    assert torch.allclose((1 - flow_times) / flow_times, cosine)
+
+
+def test_the_inverted_parabola_has_its_density_and_its_ends():
+    t = uniform(1000)
+    assert torch.allclose(inverted_parabola(t, 0.5, 0), t)
+    assert torch.allclose(inverted_parabola(t, 0.5, 8), 3 * t**2 - 2 * t**3)  # that of beta(2, 2)
+    for center, scale in ((0.5, 20), (0.3, 8), (1.0, 200), (0.5, -6)):
+        density = (2 - scale * (t - 0.0005 - center) ** 2).clamp(min=0)
+        found = inverted_parabola(t, center, scale)
+        assert torch.allclose(found, density.cumsum(0) / density.sum(), atol=2e-5)
+    assert inverted_parabola(t, 0.5, 800)[449] == 0 and inverted_parabola(t, 0.5, 800)[549] == 1  # 0.5 -+ 0.05
+
+
 SETTINGS = [
     {},
     {"timestep_distribution": "logit_normal", "logit_mean": -0.5},
     {"timestep_distribution": "sigmoid", "sigmoid_slope": -6},
     {"timestep_distribution": "beta", "beta_a": 0.5, "beta_b": 3},
     {"timestep_distribution": "snr_uniform"},
+    {"timestep_distribution": "mode"},
+    {"timestep_distribution": "cos_map"},
+    {"timestep_distribution": "inverted_parabola", "parabola_center": 0.4, "parabola_scale": 4},
 ]
 
 
