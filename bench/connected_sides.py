@@ -186,7 +186,7 @@ class Race:
             stack.enter_context(network.attached())
             recompute(model.units(model.denoiser), level, copies=True)
             while True:
-                with model.passes():
+                with model.passes(inputs[0].shape):
                     F.mse_loss(model.predict(*inputs), target).backward()
                 torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER.max_grad_norm)
                 optimizer.step()

@@ -295,7 +295,7 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
         run.network.set_micro_batch(micro_batch.index)
         batch = read_batch(run.encoded, micro_batch, run.plan, run.config)  # latents, masks, weights
         draws = objective.draw(batch, device)  # levels, noise, noised, target
-        with base.passes():
+        with base.passes(draws.noised.shape):
             with kept_activations(run.memory, models, device):
                 conditions = run.conditions(micro_batch.samples, read)
                 prediction = base.predict(draws.noised, draws.levels, conditions)

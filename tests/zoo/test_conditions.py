@@ -11,7 +11,7 @@ from lora_atelier.nodes.comfyui.connected import gradients, text
 from lora_atelier.nodes.comfyui.connected.denoiser import Denoiser
 from lora_atelier.nodes.comfyui.connected.layers import units
 from lora_atelier.nodes.comfyui.connected.vae import without_time
-from lora_atelier.trainer_core.memory import recompute
+from lora_atelier.trainer_core.memory import copied_before_written, recompute
 
 
 def same(one, other):
@@ -81,7 +81,7 @@ def test_samples_have_the_same_dropout_in_a_batch_and_one_by_one(row):
             noised, conditions = batch(denoiser, row, captions)
             beside.set_micro_batch(3)
             beside.zero_grad()
-            with gradients.passes():
+            with copied_before_written():
                 predicted = denoiser.predict(noised, torch.tensor([300, 600, 600]), conditions, {})
                 predicted.square().mean().backward()
             assert denoiser._joins is (joins is None)

@@ -10,6 +10,7 @@ from zoo.trial import Trial, apart
 from zoo.zoo import ZOO, build, fill, patcher_of, settings
 
 from lora_atelier.nodes.comfyui.connected import gradients
+from lora_atelier.trainer_core.memory import copied_before_written
 from lora_atelier.trainer_core.networks.layers.dora import frozen_weight
 
 FLOAT8 = torch.float8_e4m3fn
@@ -179,7 +180,7 @@ def test_nothing_of_a_weight_is_kept_for_the_backward_pass(name):
         return tensor
 
     noted = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    with gradients.session(trial.patcher), trial.network.attached(), gradients.passes(), noted:
+    with gradients.session(trial.patcher), trial.network.attached(), copied_before_written(), noted:
         trial.loss()
     assert [path for path in kept if not path.endswith(NO_LAYERS)] == []
 

@@ -8,7 +8,7 @@ from zoo.trial import Trial, apart
 from zoo.zoo import build
 
 from lora_atelier.nodes.comfyui.connected import gradients
-from lora_atelier.trainer_core.memory import recompute
+from lora_atelier.trainer_core.memory import copied_before_written, recompute
 from lora_atelier.trainer_core.networks.network import WithDelta
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
@@ -66,13 +66,13 @@ def test_a_fresh_network_changes_nothing_and_a_session_leaves_nothing(name):
             with torch.no_grad():
                 assert torch.equal(trial.predict(), base)
             recompute(trial.units, "full", copies=True)
-            with gradients.passes():  # blocks on copies of their inputs compute the same
+            with copied_before_written():  # blocks on copies of their inputs compute the same
                 assert torch.equal(trial.predict().detach(), base)
             optimizer = torch.optim.AdamW(trial.network.parameters(), lr=1e-3, weight_decay=0)
             losses = []
             for _ in range(3):
                 optimizer.zero_grad()
-                with gradients.passes():
+                with copied_before_written():
                     loss = trial.loss()
                     loss.backward()
                 losses.append(loss.item())

@@ -14,6 +14,7 @@ from zoo.zoo import ZOO, build, conditioning, latents
 from lora_atelier.nodes.comfyui.connected import gradients
 from lora_atelier.nodes.comfyui.connected.layers import list_layers, units
 from lora_atelier.trainer_core.config import LoraConfig
+from lora_atelier.trainer_core.memory import copied_before_written
 from lora_atelier.trainer_core.networks import Network
 from lora_atelier.trainer_core.networks.choose import target_of
 from lora_atelier.trainer_core.networks.layers.shape import is_matrix
@@ -87,7 +88,7 @@ class Trial:
     def gradients(self) -> list[Tensor]:
         """Compute the gradient of each parameter of the network; zeros where there is none."""
         self.network.zero_grad(set_to_none=True)
-        with gradients.passes():
+        with copied_before_written():
             self.loss().backward()
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in self.network.parameters()]
 

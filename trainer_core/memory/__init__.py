@@ -6,7 +6,7 @@ from .place import DTYPES, choose_dtype, empty_cache, free_bytes, give_back, in_
 from .setup import attention_kernel, describe, kept_activations, prepare, rungs
 from .stream import Stream, activations_in_ram
 from .weights import SHARES, Kept, check_weights, keep_weights, weight_bytes
-from .written import copied_before_written
+from .written import Watched, copied_before_written
 
 __all__ = [
     "DTYPES",
@@ -15,6 +15,7 @@ __all__ = [
     "Kept",
     "Programs",
     "Stream",
+    "Watched",
     "activations_in_ram",
     "attention_kernel",
     "check_weights",

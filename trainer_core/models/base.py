@@ -239,8 +239,8 @@ class BaseModel(Protocol):
         """Make the denoiser trainable on a device inside a `with` block, and leave it as it was."""
         ...
 
-    def passes(self) -> AbstractContextManager[None]:
-        """Wrap a forward pass and its backward pass, so that gradients are right."""
+    def passes(self, shape: Sequence[int]) -> AbstractContextManager[None]:
+        """Wrap the forward and backward pass of latents of a shape, (B, C, H, W), so that gradients are right."""
         ...
 
     def layers(self) -> list[Layer]:

@@ -80,7 +80,7 @@ def _pass_bytes(
     sizes = torch.tensor([[height, width, 0, 0, height, width]] * count)
     shape = (count, form.channels, height // form.pixels, width // form.pixels)
     levels = torch.full((count,), len(base.noise.alpha) // 2, device=device)
-    with live, base.passes():
+    with live, base.passes(shape):
         conditions = base.batch(captions, sizes, device)
         noised: Tensor = torch.zeros(shape, device=device)
         network.set_micro_batch(0)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import comfy.model_management
@@ -40,11 +40,6 @@ def session(patcher: Any) -> Iterator[None]:
         yield
 
 
-def passes() -> AbstractContextManager[None]:
-    """Wrap a forward pass and its backward pass: models may write into what the backward pass needs."""
-    return copied_before_written()
-
-
 @contextmanager
 def paused() -> Iterator[None]:
     """Let the MODEL of a session compute as in ComfyUI's own sampling inside a `with` block."""
@@ -64,7 +59,7 @@ def prove(run: Callable[[], Tensor], layers: Mapping[str, nn.Module]) -> list[st
     cannot be trained. Gradients are cleared.
     """
     for _ in range(2):  # models that keep something between passes fail in the second
-        with passes():
+        with copied_before_written():
             try:
                 prediction = run()
                 if prediction.isfinite().all():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ....trainer_core.common.disk_errors import reason
 from ....trainer_core.common.files import file_digest
 from ....trainer_core.config import BaseModelConfig, Defaults, SamplePicture, SamplingDefaults
+from ....trainer_core.memory import Watched
 from ....trainer_core.models import (
     Conditioning,
     LatentFormat,
@@ -61,6 +62,7 @@ class ConnectedModel:
         self._denoiser: Denoiser | None = Denoiser(self.model, sigmas(self.model), guidance)
         self._reserved = 0  # bytes of the device for a step
         self._idle: frozenset[str] = frozenset()  # names of layers that get no gradient
+        self._written = Watched()
 
     # --- what it is ---
 
@@ -209,9 +211,9 @@ class ConnectedModel:
         with gradients.session(self.model):
             yield
 
-    def passes(self) -> AbstractContextManager[None]:
-        """Wrap a forward pass and its backward pass."""
-        return gradients.passes()
+    def passes(self, shape: Sequence[int]) -> AbstractContextManager[None]:
+        """Wrap a forward pass and its backward pass: models may write into what the backward pass needs."""
+        return self._written.passes(tuple(shape))
 
     def batch(
         self, captions: Sequence[Conditioning], sizes: Tensor, device: torch.device, painted: Tensor | None = None

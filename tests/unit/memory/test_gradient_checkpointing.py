@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lora_atelier.trainer_core.memory import copied_before_written, keep_activations, recompute
+from lora_atelier.trainer_core.memory import Watched, copied_before_written, keep_activations, recompute
 
 
 @dataclass
@@ -210,3 +210,24 @@ def test_only_what_is_written_is_copied():
         assert node._saved_result.data_ptr() == result.data_ptr()
         result.mul_(2)
         assert node._saved_result.data_ptr() != result.data_ptr()
+
+
+def gradient(watched, kind, *, write):
+    """Compute the gradient of the sum of exp(x)², where a model may write into exp(x) before the backward pass."""
+    x = torch.zeros(3, requires_grad=True)
+    with watched.passes(kind):
+        y = x.exp()
+        z = y * y
+        if write:
+            y.detach().add_(1)
+        z.sum().backward()
+    return x.grad.tolist()
+
+
+def test_passes_are_watched_until_they_need_no_copy():
+    watched = Watched()
+    assert gradient(watched, "writing", write=True) == gradient(watched, "writing", write=True) == [2.0] * 3
+    assert gradient(watched, "harmless", write=False) == [2.0] * 3
+    with pytest.raises(RuntimeError, match="inplace operation"):  # nothing copies any more, and torch notices
+        gradient(watched, "harmless", write=True)
+    assert gradient(watched, "writing", write=True) == [2.0] * 3

@@ -229,8 +229,9 @@ class StableDiffusion:
         del device
         return nullcontext()
 
-    def passes(self) -> AbstractContextManager[None]:
+    def passes(self, shape: Sequence[int]) -> AbstractContextManager[None]:
         """Change nothing: no block of the UNet writes into its inputs."""
+        del shape
         return nullcontext()
 
     # --- text ---
