@@ -8,6 +8,8 @@ from ..trainer_core.config import MIN_SNR, ObjectiveConfig
 from .node import Node
 from .sockets import CATEGORY, ObjectiveSocket, io, titled
 
+CHOICES = ("loss", "weighting", "timestep_distribution", "noise_offset_strength", "pyramid_noise")  # have own fields
+
 
 class AtelierObjective(Node):
     """Choose noise, timesteps, loss and weighting."""
@@ -314,10 +316,15 @@ class AtelierObjective(Node):
         settings: dict[str, Any] = {}
         for name, value in values.items():
             settings |= value if isinstance(value, dict) else {name: value}  # a choice and the fields of it
-        settings.pop("pyramid_noise", None)  # off has no fields, and none is no pyramid
-        if settings.get("weighting", "min_snr") not in MIN_SNR:
-            settings.pop("min_snr_gamma")
-        return io.NodeOutput(ObjectiveConfig(**settings))
+        return io.NodeOutput(read_objective(settings))
+
+
+def read_objective(settings: dict[str, Any]) -> ObjectiveConfig:
+    """Build and check the configuration of the node's inputs, with those of its choices among them."""
+    given = {name: value for name, value in settings.items() if name != "pyramid_noise"}  # off has no fields
+    if given.get("weighting", "min_snr") not in MIN_SNR:
+        given.pop("min_snr_gamma", None)
+    return ObjectiveConfig(**given)
 
 
 def _number(

@@ -1,4 +1,4 @@
-"""Answer the editor: the Scheduler's curve, a LoRA's blocks, what people ask of a run, allowed folders, kept files."""
+"""Answer the editor: pictures on nodes, a LoRA's blocks, what people ask of a run, allowed folders, kept files."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ import asyncio
 import inspect
 import json
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from ..trainer_core.common.disk_errors import reason
-from ..trainer_core.config import SchedulerConfig
+from ..trainer_core.config import ObjectiveConfig, SchedulerConfig
 from ..trainer_core.lora_files.blocks import blocks_of
 from ..trainer_core.lora_files.read import outline_lora
+from ..trainer_core.models.sd.noise import noise_model
+from ..trainer_core.objective import Objective, level_shares
 from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
 from .comfyui import allowed, folders, kept, server, session, shown
 from .comfyui.progress import LONGEST_ID, live_state
 from .load_lora import WHERE
+from .objective import CHOICES, read_objective
 from .scheduler import read_scheduler
 
 LARGEST = 8192  # bytes of a question
 MOST_FOLDERS = 20  # of one workflow that a person is asked for
 LONGEST = 10_000_000  # steps of a run
 MOST_NODES = 100  # that a page asks for at once
+PARTS = 50  # of all levels, in the picture of Noise & Loss
 POINTS = 241  # of a curve
 USUAL = 1000  # steps drawn where nothing says how many the run has
 
@@ -34,6 +38,7 @@ def register_routes() -> None:
     """Add the routes to the server."""
     server.add_route("/atelier/shown", answering(answer_shown))
     server.add_route("/atelier/schedule", answering(answer_schedule))
+    server.add_route("/atelier/levels", answering(answer_levels))
     server.add_route("/atelier/blocks", answering(answer_blocks))
     server.add_route("/atelier/ask", answering(answer_ask))
     server.add_route("/atelier/kept", answer_kept, "GET")
@@ -118,16 +123,63 @@ def curve(question: Any) -> dict[str, Any]:
 
 def scheduler_of(values: dict[str, Any]) -> SchedulerConfig:
     """Build the configuration of widgets by their names (`name`, `name.cycles` …), as strict as a prompt is."""
-    hints = typing.get_type_hints(SchedulerConfig)
-    own: dict[str, Any] = {}  # of the chosen shape
-    others: dict[str, Any] = {}
+    settings = settings_of(values, SchedulerConfig, "Scheduler", ["name"])
+    of_shape = {field for choice, field in map(_choice_and_field, values) if "name" in (choice, field)}
+    own = {field: settings.pop(field) for field in of_shape}
+    return read_scheduler(own if "name" in own else None, settings)
+
+
+def settings_of(values: dict[str, Any], config: type, title: str, choices: Sequence[str]) -> dict[str, Any]:
+    """Check the values of a node's widgets by the types of a configuration, and return them by field.
+
+    choices: the widgets whose choices have fields of their own, named `choice.field`. Raises ValueError.
+    """
+    hints, found = typing.get_type_hints(config) | dict.fromkeys(choices, str), {}
     for key, value in values.items():
-        field = key.removeprefix("name.")
-        kinds = {int: (int,), float: (int, float)}.get(hints.get(field, object), (str,))
-        if field not in hints or isinstance(value, bool) or not isinstance(value, kinds):
-            raise ValueError(f"{field[:80]} of Scheduler cannot be {value!r:.80}.")
-        (own if key == "name" or field != key else others)[field] = value
-    return read_scheduler(own if "name" in own else None, others)
+        choice, field = _choice_and_field(key)
+        kinds = {int: (int,), float: (int, float), bool: (bool,)}.get(hints.get(field, object), (str,))
+        as_wanted = isinstance(value, kinds) and isinstance(value, bool) == (kinds == (bool,))
+        if field not in hints or choice not in ("", *choices) or not as_wanted:
+            raise ValueError(f"{field[:80]} of {title} cannot be {value!r:.80}.")
+        found[field] = value
+    return found
+
+
+def _choice_and_field(widget: str) -> tuple[str, str]:
+    choice, _, field = widget.rpartition(".")
+    return choice, field
+
+
+def answer_levels(question: Any) -> web.Response:
+    """Answer {values: Noise & Loss's widgets, connected: of a model that ComfyUI has loaded} with `levels`."""
+    try:
+        return web.json_response(levels(question))
+    except ValueError as problem:
+        return web.json_response({"error": str(problem)})
+
+
+def levels(question: Any) -> dict[str, Any]:
+    """Compute how often each of PARTS parts of all levels is drawn, and what of it is the family's; raises ValueError.
+
+    Drawn for Stable Diffusion; of a connected model neither family nor levels are known before the run.
+    """
+    values = question.get("values") if isinstance(question, dict) else None
+    if not isinstance(values, dict):
+        raise ValueError("The question needs the values of Noise & Loss.")
+    config = read_objective(settings_of(values, ObjectiveConfig, "Noise & Loss", CHOICES))
+    open_shift, family = not config.timestep_shift, ""
+    if question.get("connected"):
+        if config.timestep_distribution in ("auto", "snr_uniform"):
+            raise ValueError(
+                "How often timesteps are trained depends on the connected model; Use Connected Model names it."
+            )
+        family = "without the shift of the model's family" if open_shift else ""
+    elif config.timestep_distribution == "auto":
+        family = "as Stable Diffusion is trained"
+    objective = Objective(config, noise_model("epsilon", False), seed=0)
+    table, count = objective.probabilities((64, 64)), len(objective.path)
+    shares = level_shares(table, config.min_timestep, count, PARTS)
+    return {"levels": count, "shares": [round(share, 4) for share in shares], "family": family}
 
 
 async def answer_blocks(question: Any) -> web.Response:

@@ -65,6 +65,16 @@ def level_probabilities(config: ObjectiveConfig, path: Path, distribution: str =
     return t
 
 
+def level_shares(cumulative: Tensor, low: int, levels: int, parts: int) -> list[float]:
+    """Compute how often each of `parts` equal parts of all levels is drawn; 1 = as often as if all were equally likely.
+
+    cumulative: of the levels from `low` on; levels: count of all, a multiple of parts.
+    """
+    single = torch.zeros(levels, dtype=torch.float64)
+    single[low : low + len(cumulative)] = cumulative.diff(prepend=cumulative.new_zeros(1))
+    return (single.view(parts, -1).sum(1) * parts).tolist()
+
+
 def uniform(count: int) -> Tensor:
     """Compute the cumulative probabilities of `count` equally likely timesteps, (count,) float64.
 

@@ -19,6 +19,7 @@ from lora_atelier.trainer_core.objective.timesteps import (
     cos_map,
     inverted_parabola,
     level_probabilities,
+    level_shares,
     logit_normal,
     mode,
     sample_strata,
@@ -233,6 +234,14 @@ def test_a_shift_moves_times_and_leaves_the_distribution(settings, shift):
     dealt = [sample_timesteps(1, k, 8, moved, 0, sample_strata(1, k, 8), 8).sort().values for k in range(200)]
     ranks = torch.searchsorted(moved, torch.arange(1, 8, dtype=torch.float64) / 8)
     assert all((draws[:-1] <= ranks).all() and (draws[1:] >= ranks - 1).all() for draws in dealt)
+
+
+def test_shares_are_counted_against_equally_likely_levels():
+    assert level_shares(uniform(1000), 0, 1000, 50) == pytest.approx([1] * 50)
+    assert level_shares(uniform(100), 500, 1000, 10) == pytest.approx([0] * 5 + [10] + [0] * 4)
+    t = torch.arange(11, dtype=torch.float64) / 10
+    expected = (3 * t**2 - 2 * t**3).diff() * 10
+    assert level_shares(beta(uniform(1000), 2, 2), 0, 1000, 10) == pytest.approx(expected.tolist())
 
 
 def test_a_table_is_read_along_straight_lines():

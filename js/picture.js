@@ -1,0 +1,107 @@
+import { app } from "../../scripts/app.js";
+import { ask, isLinked, takePlace } from "./parts.js";
+import { t, told } from "./words.js";
+
+// A picture on a node of what its widgets mean, in the colours of the loss plot. The server computes it, so that it
+// shows what a run does.
+
+export const WIDTH = 320, HEIGHT = 150, LEFT = 34, RIGHT = 12, TOP = 12, BOTTOM = 20;
+export const SMOOTH = "rgb(255,176,66)", HELD_OUT = "rgb(96,180,255)", RAW = "rgb(104,92,66)";
+const GROUND = "rgb(24,25,28)", GRID = "rgb(52,55,60)", BRIGHT = "rgb(232,233,236)", DIM = "rgb(152,156,164)";
+const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
+const INTERVAL = 250; // milliseconds
+
+export function element(kind, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+export function label(x, y, anchor, text, fill = DIM) {
+  return element("text", { x, y, "text-anchor": anchor, "font-size": 10, "font-family": "sans-serif", fill }, text);
+}
+
+export const short = (value) => String(Number(value.toPrecision(2)));
+
+// Lines across the picture at some values, with the values beside them.
+export function grid(values, y) {
+  const ends = { x1: LEFT, x2: WIDTH - RIGHT, stroke: GRID };
+  return values.flatMap((value) => [element("line", { ...ends, y1: y(value), y2: y(value) }),
+    label(LEFT - 5, y(value) + 3.5, "end", short(value))]);
+}
+
+// Words beneath the picture: at its start, middle and end.
+export function beneath(words) {
+  return ["start", "middle", "end"].map((anchor, i) =>
+    label(LEFT + ((WIDTH - LEFT - RIGHT) * i) / 2, HEIGHT - 6, anchor, words[i]));
+}
+
+const refreshers = new WeakMap();
+
+// Give every node of a class a picture. kind: its name in classes and widgets. address: of the server's answer.
+// more(node): what the question holds besides the widgets' values. draw(answer, question): the parts of the picture.
+// unknown(name): a sentence where a widget of that name is linked, or null if the picture does not need it.
+export function showPicture({ comfyClass, kind, address, more, draw, unknown }) {
+  app.registerExtension({
+    name: `atelier.${kind}`,
+    nodeCreated(node) {
+      if (node.comfyClass === comfyClass) refreshers.set(node, addPicture(node, kind, address, more, draw, unknown));
+    },
+  });
+}
+
+function addPicture(node, kind, address, more, draw, unknown) {
+  const box = document.createElement("div");
+  box.className = `atelier-${kind}`;
+  box.style.cssText = `background:${GROUND};border-radius:4px;overflow:hidden;width:100%;height:100%;` +
+    `min-height:${HEIGHT}px;display:flex;align-items:center;justify-content:center;box-sizing:border-box`;
+  const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: "100%", height: "100%" });
+  const words = document.createElement("div");
+  words.style.cssText = `color:${BRIGHT};font:12px sans-serif;padding:8px;overflow-wrap:anywhere`;
+  const say = (sentence) => {
+    words.textContent = sentence;
+    box.replaceChildren(words);
+  };
+
+  // Neither the workflow's file nor the prompt knows of the picture: it is made of what they hold.
+  const widget = node.addDOMWidget("curve", `atelier_${kind}`, box, {
+    serialize: false,
+    hideOnZoom: false,
+    margin: MARGIN,
+    getMinHeight: () => HEIGHT + 2 * MARGIN,
+    getMaxHeight: () => 2 * (HEIGHT + MARGIN),
+  });
+  widget.serialize = false;
+
+  let shown = "";
+  return async function refresh() {
+    takePlace(node, box);
+    const inputs = node.widgets.filter((input) => input.serialize !== false);
+    const linked = inputs.filter((input) => isLinked(node, input.name)).map((input) => input.name);
+    const known = inputs.filter((input) => !linked.includes(input.name)).map((input) => [input.name, input.value]);
+    const question = { values: Object.fromEntries(known), ...more(node) };
+    const key = JSON.stringify([question, linked]);
+    if (key === shown) return;
+    shown = key;
+    const sentence = linked.map(unknown).find(Boolean);
+    if (sentence) return say(sentence);
+    const answer = await ask(address, question);
+    if (key !== shown) return; // something newer is being asked
+    if (answer.error) return say(told(answer.error));
+    svg.replaceChildren(...draw(answer, question));
+    box.replaceChildren(svg);
+  };
+}
+
+app.registerExtension({
+  name: "atelier.pictures",
+  setup() {
+    // A picture depends on widgets that come and go with a choice, on links and on another node's widgets, in two
+    // renderers with different events: looking is simpler than listening, and costs nothing when nothing changed.
+    setInterval(() => {
+      if (document.hidden) return;
+      for (const node of app.canvas?.graph?.nodes ?? []) refreshers.get(node)?.();
+    }, INTERVAL);
+  },
+});
