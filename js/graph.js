@@ -4,7 +4,7 @@ import { t } from "./words.js";
 // A graph of one run, or of several over each other: loss, validation, learning rates, concepts and saves.
 //
 // A run is {name, colour, points: {loss: [[step, value]…], rate: {group: [[step, value]…]}, validation: …},
-// saves: [{step, best}], concepts: {name: [[step, value]…]}}. A point of the loss may be [step, mean, lowest,
+// saves: [{step, best}], concepts: {name: [[step, value]…]}, levels: {level: [[step, value]…]}}. A point of the loss may be [step, mean, lowest,
 // highest] of the steps since the point before. Values that are no numbers are left out.
 
 const HEIGHT = 190, LEFT = 46, RIGHT = 10, TOP = 10, BOTTOM = 20, AXIS = 46; // pixels; AXIS: width of one at the right
@@ -14,7 +14,8 @@ const LOSS = "rgb(255,176,66)", VALIDATION = "rgb(96,180,255)", RATE = "rgb(190,
 const CONCEPTS = ["rgb(126,211,120)", "rgb(240,120,150)", "rgb(90,210,200)", "rgb(220,220,110)", "rgb(235,130,90)"];
 const OUTLIERS = 0.02; // share at each end that the axis leaves out
 const REMEMBERED = "Atelier.Graph"; // in the browser's storage
-const USUAL = { smoothing: 0.6, raw: true, log: false, clip: true, validation: true, rate: true, concepts: true };
+const USUAL = { smoothing: 0.6, raw: true, log: false, clip: true, validation: true, rate: true, concepts: true,
+  levels: true };
 const SWITCHES = {
   raw: [t("raw"), t("Show the loss of single steps")],
   log: [t("log"), t("Logarithmic axis of the loss")],
@@ -22,8 +23,11 @@ const SWITCHES = {
   validation: [t("validation"), t("Show the validation loss, on an axis of its own")],
   rate: [t("rate"), t("Show the learning rates, on an axis of their own")],
   concepts: [t("concepts"), t("Show each concept's loss")],
+  levels: [t("levels"), t("Show the validation loss at each noise level, on the validation's axis")],
 };
 
+// From blue, little noise, to red.
+const levelColour = (i, count) => `hsl(${210 - (210 * i) / Math.max(count - 1, 1)},60%,68%)`;
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const sound = (points) => (points ?? []).filter((point) => isNumber(point[0]) && isNumber(point[1]));
 const short = (value) => (value === 0 ? "0" : Math.abs(value) < 0.001 ? value.toExponential(1) : value.toPrecision(3));
@@ -126,6 +130,7 @@ export class RunGraph {
       validation: sound(run.points?.validation),
       rate: Object.entries(run.points?.rate ?? {}).map(([name, points]) => [name, sound(points)]),
       concepts: Object.entries(run.concepts ?? {}).map(([name, points]) => [name, sound(points)]),
+      levels: Object.entries(run.levels ?? {}).map(([level, points]) => [level, sound(points)]),
       saves: run.saves ?? [],
     }));
     this.#redraw();
@@ -209,6 +214,7 @@ export class RunGraph {
   #has(name) {
     if (name === "validation") return this.#runs.some((run) => run.validation.length);
     if (name === "rate") return this.#runs.some((run) => run.rate.some(([, points]) => points.length));
+    if (name === "levels") return this.#runs.length === 1 && this.#runs[0].levels.length > 0 && this.#shows("validation");
     if (name === "concepts") return this.#runs.length === 1 && this.#runs[0].concepts.length > 1;
     return true;
   }
@@ -287,6 +293,9 @@ export class RunGraph {
       if (this.#shows("validation") && run.validation.length)
         lines.push({ axis: "validation", name: one ? "validation" : `${run.name} validation`,
           colour: one ? VALIDATION : colour, points: run.validation, thick: 1.5, dash: one ? [] : [6, 3], dots: true });
+      if (this.#shows("levels"))
+        run.levels.forEach(([level, points], i) => lines.push({ axis: "validation", name: t("level {0}", level),
+          colour: levelColour(i, run.levels.length), points, thick: 1, dots: true }));
       if (this.#shows("rate"))
         for (const [group, points] of run.rate.filter(([, points]) => points.length))
           lines.push({ axis: "rate", name: one ? `rate ${group}` : `${run.name} rate ${group}`,

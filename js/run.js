@@ -147,6 +147,7 @@ export class RunPage {
     this.#run = run;
     const best = run.best ?? null;
     this.#graph.setRuns([{ name: titleOf(run), points: run.curves ?? {}, concepts: run.curves?.concepts,
+      levels: run.curves?.levels,
       saves: run.saves.map(({ step }) => ({ step, best: step === best })) }]);
     this.#samples.set(run.run, run.samples, run.prompts ?? []);
     const { curves, step, sentence, loss, changed, size, ...slow } = run, shows = JSON.stringify(slow);

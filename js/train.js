@@ -243,10 +243,10 @@ class View {
 }
 
 // A run as RunGraph draws it.
-function graphOf(detail, { loss, validation, rate, concepts }) {
+function graphOf(detail, { loss, validation, rate, concepts, levels }) {
   const saves = (detail?.saves ?? []).map(({ step }) => ({ step, best: false }));
   if (detail?.best != null) saves.push({ step: detail.best, best: true });
-  return { name: detail?.name, points: { loss, rate, validation }, saves, concepts };
+  return { name: detail?.name, points: { loss, rate, validation }, saves, concepts, levels };
 }
 
 // --- which node shows what -----------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ class Validation(NamedTuple):
     early_stop_patience: int = 0
     early_stop_min_improvement: float = 0.0
     keep_best: bool = False
+    validation_levels: int = 0
 
 
 def titled(name: str) -> str:

@@ -57,6 +57,17 @@ class AtelierValidation(Node):
                     tooltip="On: the LoRA is the one of the lowest validation loss instead of the last; the last one "
                     "is saved beside it as <name>-last. Needs validate_every. early_stop_patience turns it on.",
                 ),
+                io.Int.Input(
+                    "validation_levels",
+                    default=DEFAULTS.validation_levels,
+                    min=0,
+                    max=20,
+                    optional=True,
+                    tooltip="Measures the validation loss at so many noise levels one by one, each a curve of the log "
+                    "and of the run's graph: little noise shows detail, much noise composition. 8 is usual. 0 "
+                    "(default) = only their mean, which stays the same. Takes a pass for each picture and level.",
+                    advanced=True,
+                ),
             ],
             outputs=[ValidationSocket.Output(display_name="VALIDATION", tooltip="For Train LoRA's input validation.")],
         )

@@ -34,6 +34,7 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.objective.path import Mix
 from lora_atelier.trainer_core.runs import open_run
+from lora_atelier.trainer_core.runs.catalogue import describe_in_detail
 from lora_atelier.trainer_core.train import forward_and_backward, train_lora
 from lora_atelier.trainer_core.training import validate
 from lora_atelier.trainer_core.training.batch import read_batch
@@ -228,6 +229,39 @@ def test_the_log_holds_every_step_and_changes_none(config, tmp_path, cache):
         assert [result.concepts[name][k] for name in set(names)] == [report.concepts[name] for name in set(names)]
     plain = run(training(config, accumulate=2), tmp_path, cache)
     assert plain.losses == result.losses and equal(plain.tensors, result.tensors) and plain.log is None
+
+
+def test_the_validation_loss_is_measured_level_by_level_beside_its_mean(config, tmp_path, cache):
+    """Five levels are those of the mean; others have curves of their own, and neither mean nor run changes."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    measured = []
+    seen = Callbacks(validation_levels=lambda steps, losses: measured.append((steps, losses)))
+    plain = run(training(config, validate_every=3), tmp_path, cache)
+    result = run(
+        training(config, validate_every=3, validation_levels=5, log="both"),
+        tmp_path,
+        cache,
+        callbacks=seen,
+        logs=tmp_path / "logs",
+    )
+    assert (result.losses, result.validation) == (plain.losses, plain.validation) and result.run.name != plain.run.name
+    assert [steps for steps, _ in measured] == [0, 3, 6]
+    assert all(list(losses) == [100, 300, 500, 700, 900] for _, losses in measured)
+    assert [sum(losses.values()) / 5 for _, losses in measured] == pytest.approx([loss for _, loss in plain.validation])
+    with (result.log / "log.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["validation_900"]]
+    assert [(int(row["step"]), float(row["validation_900"])) for row in rows] == [
+        (steps, pytest.approx(losses[900], rel=1e-8)) for steps, losses in measured
+    ]
+    events = EventAccumulator(str(result.log)).Reload()
+    read = [(event.step, event.value) for event in events.Scalars("validation/level_100")]
+    assert read == [(steps, pytest.approx(losses[100])) for steps, losses in measured]
+    curves = describe_in_detail(result.run)["curves"]["levels"]
+    assert curves == {str(level): [[steps, each[level]] for steps, each in measured] for level in measured[0][1]}
+    three = training(config, steps=1, validation_levels=3)
+    run(three, tmp_path, cache, callbacks=seen)
+    assert list(measured[-1][1]) == [166, 500, 833]
 
 
 def test_every_groups_rate_is_reported_and_logged_by_its_name(config, tmp_path, cache):

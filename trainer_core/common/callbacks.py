@@ -53,6 +53,8 @@ class Callbacks:
     run: Callable[[Path, bool], None] = _ignore  # called once: the run's folder; False: its result is reused
     step: Callable[[StepReport], None] = _ignore
     validation: Callable[[int, float], None] = _ignore  # (steps finished, mean loss of the validation pictures)
+    # With validation_levels: (steps finished, mean loss of the validation pictures at each of these noise levels).
+    validation_levels: Callable[[int, Mapping[int, float]], None] = _ignore
     note: Callable[[str], None] = _ignore  # one sentence for the user
     check: Callable[[], None] = _ignore  # called between micro-steps and pictures; raises to stop the run
     # Called once when a run resumes: (losses, losses of each concept, validation losses) so far.

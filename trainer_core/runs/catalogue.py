@@ -64,8 +64,9 @@ def describe(path: Path, roots: Sequence[Path] = (), *, verify: bool = False) ->
 def describe_in_detail(path: Path, roots: Sequence[Path] = ()) -> dict[str, Any]:
     """Describe a run as `describe` does, with best step, notes, prompts, settings, files, and thinned curves.
 
-    curves: loss, validation, rate by group and concepts by name, each a list of [step, value]; a part of the loss that
-    stands for several steps is [last step, mean, lowest, highest]. The notes may name full paths.
+    curves: loss, validation, rate by group, concepts by name and validation losses by noise level, each a list of
+    [step, value]; a part of the loss that stands for several steps is [last step, mean, lowest, highest]. The notes may
+    name full paths.
     """
     return _describe(path, roots, verify=False, curves=True)
 
@@ -168,12 +169,12 @@ def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -
         for checkpoint in checkpoints[:1]:  # steps before the log begins, of the run it started from
             before, measured = _read_history(checkpoint)
             losses, validation = before | losses, measured | validation
-        rate, concepts = (_read_groups(events, step, field) for field in ("lr", "concepts"))
+        groups = {"rate": ("step", "lr"), "concepts": ("step", "concepts"), "levels": ("validation", "levels")}
+        found = {name: _read_groups(events, step, *place) for name, place in groups.items()}
         state["curves"] = {
             "loss": thin(losses, spread=True),
             "validation": thin(validation, FEWER),
-            "rate": {name: thin(curve, FEWER) for name, curve in rate.items()},
-            "concepts": {name: thin(curve, FEWER) for name, curve in concepts.items()},
+            **{name: {key: thin(each, FEWER) for key, each in group.items()} for name, group in found.items()},
         }
         finite = [step for step, loss in validation.items() if math.isfinite(loss)]
         state |= {"best": min(finite, key=lambda step: validation[step], default=None), "notes": _read_notes(events)}
@@ -235,15 +236,15 @@ def _read_curves(events: Iterable[Mapping[str, Any]], end: int) -> tuple[dict[in
     return losses, validation
 
 
-def _read_groups(events: Iterable[Mapping[str, Any]], end: int, field: str) -> dict[str, dict[int, float]]:
-    """Read the numbers by step, up to step `end`, that each step's line holds by name in a field."""
+def _read_groups(events: Iterable[Mapping[str, Any]], end: int, kind: str, field: str) -> dict[str, dict[int, float]]:
+    """Read the numbers by step, up to step `end`, that each line of a kind holds by name in a field."""
     curves: dict[str, dict[int, float]] = {}
     for event in events:
-        named = event.get(field)
-        if _is_step(event) and event["step"] <= end and isinstance(named, dict):
+        named, step = event.get(field), event.get("step")
+        if event.get("event") == kind and is_count(step) and step <= end and isinstance(named, dict):
             for name, value in named.items():
                 if is_number(value) and (name in curves or len(curves) < MOST_CURVES):
-                    curves.setdefault(name, {})[event["step"]] = float(value)
+                    curves.setdefault(name, {})[step] = float(value)
     return curves
 
 

@@ -72,7 +72,7 @@ def _values(
     for part in ("saves", "existing", "sample", "memory"):
         del values[part]
     train, lora = values["train"], values["lora"]
-    del train["log"]
+    del train["log"], train["validation_levels"]
     if not config.train.keeps_by:
         del train["validate_every"]
     for place, names in (

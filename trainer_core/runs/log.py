@@ -29,8 +29,8 @@ TAGS = {
     "seconds": "time/seconds",
     "peak_gb": "memory/peak_gb",
 }
-# Prefixes of the columns that depend on the run: lr_<group of the optimizer>, loss_<concept>.
-OF_RUN = {"lr": "lr/", "loss": "concept/"}
+# Prefixes of the columns that depend on the run: lr_<group of the optimizer>, loss_<concept>, validation_<noise level>.
+OF_RUN = {"lr": "lr/", "loss": "concept/", "validation": "validation/level_"}
 
 
 def check_log(kind: str, folder: Path | None) -> None:
@@ -54,8 +54,7 @@ class Log:
     ) -> None:
         """Create or reopen the files in a folder; `files` closes them.
 
-        columns: those of this run, lr_<group of the optimizer> and loss_<concept>. losses: of the steps finished so
-        far; rows of later steps are removed.
+        columns: those of this run, see OF_RUN. losses: of the steps finished so far; rows of later steps are removed.
         """
         self.folder, self._losses = folder, losses
         parts = {column: column.split("_", 1) for column in columns}
@@ -98,6 +97,10 @@ class Log:
     def validation(self, steps: int, loss: float) -> None:
         """Write the loss of the validation pictures, in a row of its own."""
         self._write(steps, {"validation": loss})
+
+    def validation_levels(self, steps: int, losses: Mapping[int, float]) -> None:
+        """Write the losses of the validation pictures at single noise levels, in a row of their own."""
+        self._write(steps, {f"validation_{level}": loss for level, loss in losses.items()})
 
     def samples(self, step: int, paths: Sequence[Path]) -> None:
         """Show the pictures that were drawn after a step, each prompt under a name of its own; only in TensorBoard."""
@@ -176,6 +179,10 @@ def logged(callbacks: Callbacks, kind: str, folder: Path | None, columns: Sequen
         write("validation", steps, loss)
         callbacks.validation(steps, loss)
 
+    def validation_levels(steps: int, losses: Mapping[int, float]) -> None:
+        write("validation_levels", steps, losses)
+        callbacks.validation_levels(steps, losses)
+
     def samples(step: int, paths: Sequence[Path]) -> None:
         if kind != "csv":  # a table has no pictures
             write("samples", step, paths)
@@ -186,4 +193,5 @@ def logged(callbacks: Callbacks, kind: str, folder: Path | None, columns: Sequen
         callbacks.resumed(losses, *history)
 
     with ExitStack() as files:
-        yield dataclasses.replace(callbacks, step=step, validation=validation, samples=samples, resumed=resumed)
+        own = {"validation_levels": validation_levels, "samples": samples, "resumed": resumed}
+        yield dataclasses.replace(callbacks, step=step, validation=validation, **own)

@@ -53,7 +53,7 @@ from .conditioning import check_embeddings, check_stops
 from .encode import encode_plan
 from .saving import publish
 from .state import Run
-from .validate import check_validation
+from .validate import check_validation, measured_levels
 
 LITTLE = 0.01  # share of the full learning rate below which added steps change little
 FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
@@ -353,6 +353,8 @@ def resume_run(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def log_columns(run: Run) -> list[str]:
-    """List the run's own columns of the log: its learning rates and the losses of its concepts."""
+    """List the run's own columns of the log: its learning rates, the losses of its concepts and of single levels."""
     groups = dict.fromkeys(group["name"] for group in run.optimizer.param_groups)
-    return [f"lr_{name}" for name in groups] + [f"loss_{name}" for name in run.plan.concept_names().values()]
+    concepts, levels = run.plan.concept_names().values(), measured_levels(run)
+    columns = {"lr": groups, "loss": concepts, "validation": levels}
+    return [f"{kind}_{name}" for kind, found in columns.items() for name in found]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from .batch import Read
 from .state import Best, Run
 
 CLEAR_ERROR = 0.5  # mean squared error below which a prediction is clearly of a kind
-TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # noise levels, as shares of all levels
+TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)  # noise levels of the validation loss, as shares of all levels
 
 Measurements = Sequence[tuple[int, float]]  # (steps finished, validation loss)
 
@@ -75,10 +75,13 @@ def measure(run: Run) -> None:
         with average.swapped() if average else averaged(run.optimizer):
             loss = validation_loss(run, run.reader(training=True))
             run.validation.append((at, loss))
+            levels = level_losses(run, run.reader(training=True)) if config.train.validation_levels else {}
             if config.train.keeps_by:
                 run.best = better(run.best, run.validation, run.network)
-        run.record("validation", step=at, loss=loss)
+        run.record("validation", step=at, loss=loss, **({"levels": levels} if levels else {}))
         callbacks.validation(at, loss)
+        if levels:
+            callbacks.validation_levels(at, levels)
     if sentence := early_end(config.train, run.validation, plan.steps):
         callbacks.note(sentence)
         run.ended = True
@@ -90,9 +93,44 @@ def validation_loss(run: Run, read: Read) -> float:
 
     Without mask, weight or augmentation; the same weights always give the same number.
     """
+    total = torch.zeros((), device=run.device)
+    for _, losses in losses_at(run, read, levels_at(run, TIMES)):
+        total += losses.sum()
+    return float(total) / (len(run.plan.validation) * len(TIMES))
+
+
+@torch.no_grad()
+def level_losses(run: Run, read: Read) -> dict[int, float]:
+    """Compute the mean squared error over the validation pictures at each of the validation_levels.
+
+    As in `validation_loss`; the levels lie in the middle of equal parts of all levels.
+    """
+    levels = measured_levels(run)
+    sums = torch.zeros(len(levels), device=run.device)
+    for part, losses in losses_at(run, read, levels):
+        sums[part.start : part.stop] += losses
+    means = (sums / len(run.plan.validation)).tolist()
+    return dict(zip(levels, means, strict=True))
+
+
+def measured_levels(run: Run) -> list[int]:
+    """List the noise levels whose validation losses are measured one by one."""
+    count = run.config.train.validation_levels if run.plan.validation else 0
+    return levels_at(run, [(k + 0.5) / count for k in range(count)])
+
+
+def levels_at(run: Run, times: Sequence[float]) -> list[int]:
+    """Find the levels at these shares of all levels."""
+    return [int(t * len(run.objective.path)) for t in times]
+
+
+def losses_at(run: Run, read: Read, at: Sequence[int]) -> Iterator[tuple[range, Tensor]]:
+    """Yield (part of the levels `at`, (part,) mean squared errors) for each validation picture and part of batch_size.
+
+    Each picture and level has its own fixed noise.
+    """
     path, device, plan = run.objective.path, run.device, run.plan
-    levels = torch.tensor([int(t * len(path)) for t in TIMES])
-    size, total = run.config.train.batch_size, torch.zeros((), device=device)
+    levels, size = torch.tensor(at), run.config.train.batch_size
 
     def losses(sample: Sample, part: Sequence[int]) -> Tensor:
         run.callbacks.check()
@@ -108,8 +146,7 @@ def validation_loss(run: Run, read: Read) -> float:
     for sample in plan.validation:
         for first in range(0, len(levels), size):
             part = range(first, min(first + size, len(levels)))
-            total += in_parts(lambda which, *, of=sample, part=part: losses(of, part[which]), len(part), device).sum()
-    return float(total) / (len(plan.validation) * len(levels))
+            yield part, in_parts(lambda which, *, of=sample, part=part: losses(of, part[which]), len(part), device)
 
 
 @torch.no_grad()

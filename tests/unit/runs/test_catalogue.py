@@ -114,7 +114,7 @@ def test_the_detail_of_a_run_has_what_a_graph_draws_and_the_notes_since_it_was_l
         run.log("step", step=step, loss=0.5, lr={"unet": 0.1, "odd": "x"}, concepts=concepts)
     run.log("validation", step=0, loss=3.0)
     run.log("validation", step=2, loss=float("nan"))
-    run.log("validation", step=4, loss=2.5)
+    run.log("validation", step=4, loss=2.5, levels={"62": 0.5, "187": 1.5, "odd": "x"})
     run.log("begun")
     run.log("note", text="new")
     run.log("note", text=5)
@@ -125,6 +125,7 @@ def test_the_detail_of_a_run_has_what_a_graph_draws_and_the_notes_since_it_was_l
         "validation": [[0, 3.0], [2, None], [4, 2.5]],
         "rate": {"unet": [[step, 0.1] for step in range(1, 5)]},
         "concepts": {"cat": [[step, 1.0 * step] for step in range(1, 5)], "dog": [[3, 2.0], [4, 2.0]]},
+        "levels": {"62": [[4, 0.5]], "187": [[4, 1.5]]},
     }
 
 
