@@ -119,7 +119,7 @@ CHANGES = [
     {"timestep_distribution": "mode"},
     {"timestep_distribution": "mode", "mode_scale": -1},
     {"timestep_distribution": "cos_map"},
-    {"timestep_distribution": "inverted_parabola"},
+    {"timestep_distribution": "inverted_parabola", "parabola_scale": 6},  # 8 is beta's default
     {"timestep_distribution": "inverted_parabola", "parabola_center": 0.8},
     {"timestep_distribution": "inverted_parabola", "parabola_scale": 100},
     {"timestep_shift": 3},
