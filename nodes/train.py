@@ -31,7 +31,7 @@ from ..trainer_core.models.sd import detect_noise
 from ..trainer_core.preflight.outline import outline_run
 from .comfyui import folders, kept, models, server, session
 from .comfyui.connected.live import live_of
-from .comfyui.progress import NodeProgress, address_of, clock
+from .comfyui.progress import NodeProgress, address_of
 from .node import Node
 from .plot import draw_losses
 from .preview import to_image
@@ -131,6 +131,7 @@ class AtelierTrain(Node):
         with NodeProgress(address_of(cls.hidden), output.stem) as progress:
             with session.buttons_enabled(cls.hidden.unique_id, draws=draws) as buttons:
                 from ..trainer_core.train import train_lora  # here, so that ComfyUI starts fast
+                from ..trainer_core.training.result import describe_result
 
                 callbacks = progress.callbacks(buttons)
                 model, clip = output_models(config, model, clip, callbacks)
@@ -151,7 +152,7 @@ class AtelierTrain(Node):
                     )
             if not result.finished:
                 session.count_kept(name)
-            report = summary(result, time.monotonic() - began)
+            report = describe_result(result, time.monotonic() - began)
             progress.report(report)
         return io.NodeOutput(
             *models.apply_lora(model, clip, result.tensors, strength),
@@ -219,27 +220,3 @@ def plottable(losses: Sequence[float]) -> list[float]:
     for loss in losses:
         result.append(loss if math.isfinite(loss) else (result[-1] if result else 0.0))
     return result
-
-
-def summary(result: Any, seconds: float) -> str:
-    """Summarise a Result in a few lines, and how a prompt writes each trained word."""
-    path, losses = result.path, result.losses
-    finite = [loss for loss in losses[-max(1, len(losses) // 10) :] if math.isfinite(loss)]
-    end = f"{sum(finite) / len(finite):.4f}" if finite else "not finite"
-    skipped = sum(not math.isfinite(loss) for loss in losses)
-    left_out = f", {skipped} of them without an update" if skipped else ""
-    lines = [
-        result.origin,
-        f"Saved as {path}",
-        f"{count(losses, 'step')}{left_out}, mean loss at the end {end}; {clock(seconds)} this time",
-    ]
-    if result.effect:
-        lines.append(result.effect)
-    if result.others:
-        lines.append(f"Also saved, but not in the outputs: {', '.join(other.name for other in result.others)}")
-    for word, file in result.embeddings.items():
-        lines.append(f"In prompts write {word} as embedding:{file.parent.name}/{file.stem}")
-    if result.log:
-        lines.append(f"Log in {result.log}")
-    lines.append(f"Run in {result.run}")
-    return "\n".join(lines)

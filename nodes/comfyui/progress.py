@@ -15,6 +15,8 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ...trainer_core.common.callbacks import Callbacks, StepReport
+from ...trainer_core.common.smooth import recent
+from ...trainer_core.common.wording import clock, speed
 from . import shown
 from .server import announce_lora
 from .session import Buttons
@@ -228,21 +230,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(each) for key, each in value.items()}
     return value if math.isfinite(value) else None
-
-
-def recent(losses: Sequence[float]) -> float:
-    """Average the last finite losses, at most twenty."""
-    finite = [loss for loss in losses if math.isfinite(loss)][-20:]
-    return sum(finite) / len(finite) if finite else math.nan
-
-
-def speed(seconds: float) -> str:
-    """Write a step's duration: 11.3 it/s, or 2.50 s/it when it takes longer than a second."""
-    return f"{1 / seconds:.1f} it/s" if 0 < seconds < 1 else f"{seconds:.2f} s/it"
-
-
-def clock(seconds: float) -> str:
-    """Write a duration as 0:25, 12:05 or 3:00:10."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,10 +1,19 @@
-"""Run a command of the command line: errors are one sentence on stderr."""
+"""What the commands of the command line share: the program's name, ComfyUI's folder, errors as one sentence."""
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
+
+PROGRAM = "python custom_nodes/lora-atelier"  # how help texts and messages call the pack's folder
+
+
+def comfyui_around() -> Path | None:
+    """Find the ComfyUI whose custom_nodes hold the pack; None if the pack lies elsewhere."""
+    nodes = Path(__file__).absolute().parents[3]
+    return nodes.parent if nodes.name == "custom_nodes" else None
 
 
 def run_command(command: Callable[[Namespace], int], options: Namespace) -> int:

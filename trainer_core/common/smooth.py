@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class RunningMean:
@@ -30,3 +30,9 @@ def smooth(values: Iterable[float], window: float) -> list[float]:
 def window_of(steps: int) -> int:
     """Compute the window, in steps, for smoothing the losses of a run of `steps`: a twentieth."""
     return max(1, steps // 20)
+
+
+def recent(losses: Sequence[float]) -> float:
+    """Average the last finite losses, at most twenty."""
+    finite = [loss for loss in losses if math.isfinite(loss)][-20:]
+    return sum(finite) / len(finite) if finite else math.nan

@@ -38,3 +38,15 @@ def bytes_of(size: float) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+def speed(seconds: float) -> str:
+    """Write a step's duration: 11.3 it/s, or 2.50 s/it when it takes longer than a second."""
+    return f"{1 / seconds:.1f} it/s" if 0 < seconds < 1 else f"{seconds:.2f} s/it"
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as 0:25, 12:05 or 3:00:10."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

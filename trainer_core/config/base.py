@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import hashlib
 import json
@@ -26,13 +27,21 @@ class Config:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @classmethod
-    def from_dict(cls: type[ConfigT], values: dict[str, Any]) -> ConfigT:
-        """Build from nested plain values; raises ValueError that names an unknown key."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise ValueError(f"{cls.__name__} has no setting {unknown}; it has {sorted(known)}.")
+    def from_dict(cls: type[ConfigT], values: dict[str, Any], where: str = "") -> ConfigT:
+        """Build from nested plain values; raises ValueError that names an unknown or missing key, or a wrong type.
+
+        where: name of this configuration in messages, with a dot at its end.
+        """
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - fields.keys()):
+            near = difflib.get_close_matches(unknown[0], fields, 1)
+            advice = f"did you mean {where}{near[0]}?" if near else f"there are {', '.join(sorted(fields))}."
+            raise ValueError(f"There is no setting {where}{unknown[0]:.80}; {advice}")
+        for name, field in fields.items():
+            if name not in values and field.default is field.default_factory is dataclasses.MISSING:
+                raise ValueError(f"The setting {where}{name} is missing.")
         hints = _hints(cls)
-        return cls(**{name: _read(hints[name], value) for name, value in values.items()})
+        return cls(**{name: _read(hints[name], value, where + name) for name, value in values.items()})
 
     def canonical_json(self) -> str:
         """Write this configuration as its one JSON text: sorted keys, no spaces."""
@@ -47,15 +56,35 @@ class Config:
         return dataclasses.replace(self, **changes)
 
 
-def _read(hint: Any, value: Any) -> Any:
-    """Turn plain JSON values back into the annotated type: nested configs and tuples."""
+# What a plain value may be for an annotated type, and how messages name it.
+KINDS: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (int, "a whole number"),
+    float: ((int, float), "a number"),
+    str: (str, "a text"),
+    dict: (dict, "a table"),
+    tuple: ((list, tuple), "a list"),
+}
+
+
+def _read(hint: Any, value: Any, name: str) -> Any:
+    """Turn plain JSON values back into the annotated type: nested configs and tuples; name: for messages."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return None if value is None else _read(next(a for a in args if a is not type(None)), value)
-    if origin is tuple:
-        return tuple(_read(args[0], item) for item in value)
+        return None if value is None else _read(next(a for a in args if a is not type(None)), value, name)
     if isinstance(hint, type) and issubclass(hint, Config):
-        return value if isinstance(value, hint) else hint.from_dict(value)
+        return value if isinstance(value, hint) else hint.from_dict(_of_kind(dict, value, name), f"{name}.")
+    if origin is tuple:
+        items = enumerate(_of_kind(tuple, value, name), 1)
+        return tuple(_read(args[0], item, f"{name}.{number}") for number, item in items)
+    return _of_kind(str if origin is Literal else origin or hint, value, name)
+
+
+def _of_kind(kind: Any, value: Any, name: str) -> Any:
+    """Return a value of a kind; raises ValueError for another one."""
+    wanted, words = KINDS[kind]
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{name} is {value!r:.80} and must be {words}.")
     return value
 
 

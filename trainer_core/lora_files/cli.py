@@ -1,4 +1,4 @@
-"""The command line for LoRA files: python -m trainer_core lora inspect, convert, resize, extract, merge, blocks."""
+"""The command line for LoRA files: inspect, convert, resize, extract, merge, blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..common.command_line import run_command
+from ..common.command_line import PROGRAM, run_command
 from ..models.weights_of_file import open_weights
 from .blocks import parse_rules, scale_blocks
 from .combine import METHODS, Summand, merge_loras
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m trainer_core lora", description="Tools for LoRA files.")
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} lora", description="Tools for LoRA files.")
     commands = parser.add_subparsers(required=True, metavar="tool")
 
     def command(name: str, call: Any, text: str, *, several: bool = False) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""The command line for runs: python -m trainer_core runs list | show | verify | export | average | clean."""
+"""The command line for runs: list, show, verify, export, average and clean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..common.command_line import run_command
+from ..common.command_line import PROGRAM, comfyui_around, run_command
 from ..common.wording import bytes_of
 from .catalogue import describe, list_runs, published_files, run_paths
 from .choose import finished_checkpoint
@@ -34,9 +34,7 @@ def run_in_folder(options: argparse.Namespace) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer_core runs", description="List, check, export and delete runs."
-    )
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} runs", description="List, check, export and delete runs.")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--folder", type=Path, help=f"the folder of runs; by default {USUAL} in ComfyUI's folder")
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -73,12 +71,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def usual_folder() -> Path:
     """Find ComfyUI's folder of runs; raises ValueError unless the pack is in its custom_nodes."""
-    nodes = Path(__file__).absolute().parents[3]
-    if nodes.name != "custom_nodes":
+    comfyui = comfyui_around()
+    if comfyui is None:
         raise ValueError(
             f"The pack is not in ComfyUI's custom_nodes; name the folder of runs by --folder, usually {USUAL}."
         )
-    return nodes.parent / USUAL
+    return comfyui / USUAL
 
 
 def find_run(runs: Path, name: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ..common.wording import clock, count
 from ..config import RunConfig, SampleConfig
 from ..data.plan import Plan
 from ..lora_files.lora import Lora
@@ -147,6 +149,30 @@ def read_result(source: ResultSource, samples: Sequence[Path], *, stopped: bool)
         effect="" if stopped else describe_effect((source.folder.result() or {}).get("effect")),
         finished=not stopped,
     )
+
+
+def describe_result(result: Result, seconds: float) -> str:
+    """Summarise a result in a few lines, and how a prompt writes each trained word."""
+    path, losses = result.path, result.losses
+    finite = [loss for loss in losses[-max(1, len(losses) // 10) :] if math.isfinite(loss)]
+    end = f"{sum(finite) / len(finite):.4f}" if finite else "not finite"
+    skipped = sum(not math.isfinite(loss) for loss in losses)
+    left_out = f", {skipped} of them without an update" if skipped else ""
+    lines = [
+        result.origin,
+        f"Saved as {path}",
+        f"{count(losses, 'step')}{left_out}, mean loss at the end {end}; {clock(seconds)} this time",
+    ]
+    if result.effect:
+        lines.append(result.effect)
+    if result.others:
+        lines.append(f"Also saved, but not in the outputs: {', '.join(other.name for other in result.others)}")
+    for word, file in result.embeddings.items():
+        lines.append(f"In prompts write {word} as embedding:{file.parent.name}/{file.stem}")
+    if result.log:
+        lines.append(f"Log in {result.log}")
+    lines.append(f"Run in {result.run}")
+    return "\n".join(lines)
 
 
 def log_folder(config: RunConfig, logs: Path | None, run: RunFolder) -> Path | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -197,3 +198,23 @@ def test_endless_texts_and_numbers_are_refused_in_a_short_sentence(build: Callab
     with pytest.raises(ValueError) as caught:
         build()
     assert said in str(caught.value) and len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"train": {"stpes": 5}}, "There is no setting train.stpes; did you mean train.steps?"),
+        ({"train": {"steps": "5"}}, "train.steps is '5' and must be a whole number."),
+        ({"train": {"steps": True}}, "train.steps is True and must be a whole number."),
+        ({"train": {"keep_best": 1}}, "train.keep_best is 1 and must be true or false."),
+        ({"train": 5}, "train is 5 and must be a table."),
+        ({"memory": {"checkpointing": 0}}, "memory.checkpointing is 0 and must be a text."),
+        ({"optimizer": {"learning_rate": [1]}}, "optimizer.learning_rate is [1] and must be a number."),
+        ({"lora": {"include": "attn"}}, "lora.include is 'attn' and must be a list."),
+        ({"dataset": {"concepts": [{}]}}, "The setting dataset.concepts.1.folder is missing."),
+        ({"lora": {"beneath": [{"path": 1}]}}, "lora.beneath.1.path is 1 and must be a text."),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_full_name(values: dict, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        c.RunConfig.from_dict(RUN.to_dict() | values)

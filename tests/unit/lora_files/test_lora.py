@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from lora_atelier.trainer_core.__main__ import main as program
+from lora_atelier.trainer_core.commands import main as program
 from lora_atelier.trainer_core.lora_files.cli import main
 from lora_atelier.trainer_core.lora_files.formats import delta_weight
 from lora_atelier.trainer_core.lora_files.inspect import describe_lora, inspect_lora

@@ -20,7 +20,7 @@ from lora_atelier.trainer_core.runs.catalogue import describe, thin
 from lora_atelier.trainer_core.runs.choose import find_fork
 from lora_atelier.trainer_core.runs.cli import main
 
-COMMAND = [sys.executable, "-m", "trainer_core", "runs"]
+COMMAND = [sys.executable, str(ROOT), "runs"]
 
 
 @pytest.fixture
@@ -130,9 +130,9 @@ def test_the_detail_of_a_run_has_what_a_graph_draws_and_the_notes_since_it_was_l
 
 
 def shell(runs: Path, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
-    """Run the command line as a person does, from the pack's folder."""
+    """Run the command line as a person does, by the pack's folder."""
     command = [COMMAND[0], *python, *COMMAND[1:], *arguments, "--folder", str(runs)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
 
 
 @pytest.mark.parametrize("command", [("list",), ("show", "done"), ("clean",)], ids=" ".join)
@@ -140,7 +140,12 @@ def test_what_people_look_at_often_starts_without_torch(runs, command):
     done = shell(runs, *command, python=("-X", "importtime"))
     assert done.returncode == 0 and "done-dddddddddddd" in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "trainer_core.runs.catalogue" in imported and not imported & {"torch", "numpy", "PIL", "transformers"}
+    assert "lora_atelier.trainer_core.runs.catalogue" in imported and not imported & {
+        "torch",
+        "numpy",
+        "PIL",
+        "transformers",
+    }
 
 
 def test_a_table_and_the_details(runs, capsys):
@@ -185,9 +190,11 @@ def test_where_runs_are_looked_for(tmp_path):
     make_run(tmp_path / "output" / "atelier" / "runs", "usual")
     answers = []
     for place in ("custom_nodes", "elsewhere"):
-        pack = tmp_path / place / "pack"
+        pack = tmp_path / place / "a-pack"
         shutil.copytree(ROOT / "trainer_core", pack / "trainer_core", ignore=shutil.ignore_patterns("__pycache__"))
-        answers.append(subprocess.run([*COMMAND, "list"], cwd=pack, capture_output=True, text=True))
+        shutil.copy(ROOT / "__main__.py", pack)
+        command = [sys.executable, str(pack.relative_to(tmp_path)), "runs", "list"]
+        answers.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True))
     assert "usual-aaaaaaaaaaaa" in answers[0].stdout, answers[0].stderr
     assert answers[1].returncode == 2 and "is not in ComfyUI's custom_nodes; name the folder" in answers[1].stderr
     assert "There is no folder" in shell(tmp_path / "none", "list").stderr

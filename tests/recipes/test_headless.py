@@ -1,0 +1,208 @@
+"""A run without a page: the same steps and files as the core's own, shown, stopped and resumed in a shell."""
+
+import io
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from clip_tokenizer import TOKENIZER
+from safetensors.torch import load_file
+
+from lora_atelier.trainer_core.commands import main
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    ConceptConfig,
+    DatasetConfig,
+    LoraConfig,
+    RunConfig,
+    SavesConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
+from lora_atelier.trainer_core.runs import find_runs
+from lora_atelier.trainer_core.train import train_lora
+
+pytestmark = pytest.mark.usefixtures("no_estimates")
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint, pictures, comfyui):
+    return RunConfig(
+        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
+        lora=LoraConfig(rank=4, alpha=4),
+        scheduler=SchedulerConfig(name="constant"),
+        train=TrainConfig(steps=4, batch_size=2, resolution=64, bucket_step=32, log="csv"),
+        saves=SavesConfig(save_every=0),
+    )
+
+
+@pytest.fixture(scope="module")
+def first(config, tmp_path_factory):
+    """A finished run of the core itself, in the folders of an output folder."""
+    output = tmp_path_factory.mktemp("first") / "output"
+    atelier = output / "atelier"
+    (output / "loras" / "atelier").mkdir(parents=True)
+    result = train_lora(
+        config,
+        output / "loras" / "atelier" / "cat.safetensors",
+        atelier / "cache",
+        logs=atelier / "logs",
+        runs=atelier / "runs",
+    )
+    return result
+
+
+@pytest.fixture
+def copied(first, tmp_path):
+    """A copy of that output folder, and the run's folder in it."""
+    shutil.copytree(first.run.parents[2], tmp_path / "output")
+    return tmp_path / "output" / "atelier" / "runs" / first.run.name
+
+
+def same_tensors(one: Path, other: Path) -> bool:
+    """Tell whether two files hold the same tensors; the dates in them differ."""
+    tensors, others = load_file(one), load_file(other)
+    return tensors.keys() == others.keys() and all(torch.equal(tensors[name], others[name]) for name in tensors)
+
+
+def events(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_run_json_trains_the_same_run_elsewhere(first, tmp_path, capsys):
+    shutil.copy(first.run / "run.json", tmp_path / "run.json")
+    arguments = ["train", str(tmp_path / "run.json"), "--output", str(tmp_path / "out"), "--device", "cpu", "--json"]
+    assert main(arguments) == 0
+    told = events(capsys.readouterr().out)
+    assert [event["loss"] for event in told if event["event"] == "step"] == first.losses
+    result = told[-1]
+    assert result["event"] == "result" and result["finished"] and result["steps"] == 4
+    assert Path(result["lora"]) == tmp_path / "out" / "loras" / "atelier" / "cat.safetensors"
+    assert Path(result["run"]) == tmp_path / "out" / "atelier" / "runs" / first.run.name
+    assert same_tensors(Path(result["lora"]), first.path)
+    notes = [event["text"] for event in told if event["event"] == "note"]
+    (run,) = find_runs(tmp_path / "out" / "atelier" / "runs")
+    assert [event["text"] for event in run.events() if event["event"] == "note"] == notes
+    assert (tmp_path / "out" / "atelier" / "logs" / first.run.name / "log.csv").is_file()
+
+
+def test_a_runs_folder_is_reused_and_continued_where_it_lies(copied, capsys):
+    assert main(["train", str(copied), "--device", "cpu"]) == 0
+    assert f"Already trained in {copied.name}" in capsys.readouterr().out
+    assert main(["train", str(copied), "--set", "train.steps=6", "--device", "cpu", "--json"]) == 0
+    told = events(capsys.readouterr().out)
+    assert [event["step"] for event in told if event["event"] == "step"] == [5, 6]
+    assert {run.steps for run in find_runs(copied.parent)} == {4, 6}
+
+
+class Presses(io.StringIO):
+    """A stream at which a signal comes when a text is written, once."""
+
+    def __init__(self, text: str, number: signal.Signals) -> None:
+        super().__init__()
+        self.text, self.number = text, number
+
+    def reconfigure(self, **_: str) -> None:
+        """Do as the stream of a shell does."""
+
+    def write(self, text: str) -> int:
+        if self.text and self.text in text:
+            self.text = ""
+            signal.raise_signal(self.number)
+        return super().write(text)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_saves_and_the_same_command_resumes(first, tmp_path, monkeypatch, capsys, number):
+    arguments = ["train", str(first.run), "--output", str(tmp_path), "--device", "cpu"]
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        stream = Presses("step 2 of 4", number)
+        patch.setattr("sys.stdout", stream)
+        assert main(arguments) == 128 + number
+    said = stream.getvalue()
+    assert "Stopping: the run is saved first. Press Ctrl+C again to end it at once." in said
+    assert "Run the command again to resume" in said and "Press Run" not in said
+    assert signal.getsignal(number) is before
+    assert main([*arguments, "--json"]) == 0
+    told = events(capsys.readouterr().out)
+    assert [event["step"] for event in told if event["event"] == "step"] == [3, 4]
+    assert same_tensors(Path(told[-1]["lora"]), first.path)
+
+
+def test_a_run_that_fails_says_so_in_a_sentence(copied, monkeypatch, capsys):
+    def fails(*_: object) -> None:
+        raise RuntimeError("The card is gone.")
+
+    monkeypatch.setattr("lora_atelier.trainer_core.train.forward_and_backward", fails)
+    assert main(["train", str(copied), "--set", "train.seed=5", "--device", "cpu"]) == 1
+    assert capsys.readouterr().err == "The card is gone.\n"
+
+
+def test_model_files_of_another_machine_are_named_with_their_hash(first, tmp_path, capsys):
+    about = json.loads((first.run / "run.json").read_text(encoding="utf-8"))
+    model = about["config"]["base_model"]["path"]
+    about["config"]["base_model"] |= {"path": "/elsewhere/base.safetensors", "tokenizer": "/elsewhere"}
+    about["config"]["dataset"]["concepts"][0]["folder"] = "/elsewhere/cats"
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps(about), encoding="utf-8")
+    arguments = ["train", str(run), "--output", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(arguments) == 2
+    digest = about["models"]["path"]
+    assert capsys.readouterr().err == (
+        f"The base model base.safetensors (sha256 {digest}) is not at /elsewhere/base.safetensors; name the file by "
+        "--base-model FILE.\n"
+    )
+    arguments += ["--base-model", model, "--tokenizer", TOKENIZER]
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == (
+        "The pictures are not at /elsewhere/cats; name their folder by --set dataset.concepts.1.folder=FOLDER.\n"
+    )
+    arguments += ["--set", f"dataset.concepts.1.folder={first.plan.dataset.concepts[0].folder}"]
+    assert main(arguments) == 0
+    assert f"Run in {tmp_path / 'out' / 'atelier' / 'runs' / first.run.name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["train.stpes=5"], "There is no setting train.stpes; did you mean train.steps?"),
+        (["train.steps=many"], "train.steps is 'many' and must be a whole number."),
+        (["train.steps"], "--set train.steps is no setting with its value; write it as train.steps=500."),
+        (["lora.beneath.2.path=x"], "There is no setting lora.beneath.2.path; 2 must be a number from 1 to 0."),
+        (["train.steps=0"], "steps is 0; it must be at least 1."),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_sentence(first, tmp_path, capsys, changes, sentence):
+    given = [part for change in changes for part in ("--set", change)]
+    assert main(["train", str(first.run), "--output", str(tmp_path), *given]) == 2
+    said = capsys.readouterr()
+    assert said.err == f"{sentence}\n" and not said.out and not list(tmp_path.iterdir())
+
+
+def test_what_is_no_run_is_refused(tmp_path, capsys):
+    assert main(["train", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"There is no run {tmp_path / 'run.json'}; name a run's folder or its run.json.\n"
+    (tmp_path / "run.json").write_text("{", encoding="utf-8")
+    assert main(["train", str(tmp_path)]) == 2
+    assert "run.json cannot be read: not JSON" in capsys.readouterr().err
+
+
+def test_the_help_says_the_exit_codes(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0
+    assert "usage: python custom_nodes/lora-atelier train" in said and "130 stopped by Ctrl+C" in said
+
+
+def test_the_device_is_one_that_there_is(first, tmp_path, capsys):
+    assert main(["train", str(first.run), "--output", str(tmp_path), "--device", "toaster"]) == 2
+    assert capsys.readouterr().err == "There is no device toaster; set --device to cuda, mps or cpu.\n"
+    if not torch.cuda.is_available():
+        assert main(["train", str(first.run), "--output", str(tmp_path), "--device", "cuda"]) == 2
+        assert capsys.readouterr().err == "There is no device cuda; set --device to cuda, mps or cpu.\n"

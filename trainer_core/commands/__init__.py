@@ -1,0 +1,49 @@
+"""The command line: python custom_nodes/lora-atelier train, runs, lora."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from ..common.command_line import PROGRAM
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Train a run."""
+    from .train import main  # each command is imported when it is called, so that the others need not wait for torch
+
+    return main(arguments)
+
+
+def runs(arguments: Sequence[str]) -> int:
+    """List, check, export and delete runs."""
+    from ..runs.cli import main
+
+    return main(arguments)
+
+
+def lora(arguments: Sequence[str]) -> int:
+    """Run a tool for LoRA files."""
+    from ..lora_files.cli import main
+
+    return main(arguments)
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "train": (train, "train a run without a page"),
+    "runs": (runs, "list, show, verify, export, average and clean runs"),
+    "lora": (lora, "tools for LoRA files"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Hand the rest of the command line to the command that it names; return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="LoRA Atelier in a shell.")
+    listed = "; ".join(f"{name}: {text}" for name, (_, text) in COMMANDS.items())
+    parser.add_argument("command", choices=COMMANDS, metavar="command", help=listed)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the command; --help lists them")
+    options = parser.parse_args(arguments)
+    return COMMANDS[options.command][0](options.arguments)

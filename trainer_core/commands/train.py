@@ -1,0 +1,153 @@
+"""train RUN: the same run as the page's, without a page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..common.command_line import PROGRAM, comfyui_around
+from ..config import BaseModelConfig
+from ..train import train_lora
+from ..training.result import Result, describe_result
+from ..workflow.run_file import RunFile, describe_missing, read_run
+from .layout import Layout, layout
+from .terminal import Progress, Screen, stopping
+
+FAILED, WRONG = 1, 2
+STOPPED = 128  # and the number of the signal, as shells count
+EXIT_CODES = (
+    "Exit codes: 0 the run is finished, now or before; 1 it failed while it trained, and what could be saved is saved; "
+    "2 wrong input, nothing was trained; 130 stopped by Ctrl+C, 143 by the system (SIGTERM), and saved: the same "
+    "command resumes."
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train a run; return the exit status, which EXIT_CODES explains."""
+    options = build_parser().parse_args(arguments)
+    screen = Screen(sys.stdout, as_json=options.json)
+    try:
+        run = prepared(options)
+        places = layout(options.output, options.comfyui, options.run)
+        device = device_of(options.device)
+    except (OSError, ValueError) as error:
+        return fail(screen, error, WRONG)
+    return train_run(run, places, device, screen)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
+    text = "Train a run without a page, in the same folders and with the same result."
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} train", description=text, epilog=EXIT_CODES)
+    add_run(parser)
+    parser.add_argument("--json", action="store_true", help="write an event in JSON per line, for programs")
+    return parser
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add what names a run and changes it on this machine."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run's folder, or its run.json")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting, as train.steps=500"
+    )
+    parser.add_argument("--output", type=Path, help="the output folder; by default the run's, ComfyUI's, or ./output")
+    parser.add_argument("--device", default="", help="cuda, cuda:1, mps or cpu; by default the fastest there is")
+    parser.add_argument("--base-model", type=Path, metavar="FILE", help="where the base model is on this machine")
+    parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help="ComfyUI's comfy/sd1_tokenizer, or a copy")
+    parser.add_argument(
+        "--comfyui", type=Path, default=comfyui_around(), metavar="FOLDER", help="ComfyUI; by default the one around"
+    )
+
+
+def prepared(options: argparse.Namespace) -> RunFile:
+    """Read the run with the options' changes; raises ValueError for what this machine lacks."""
+    changes = list(options.set)
+    if options.base_model:
+        changes.append(f"base_model.path={options.base_model.absolute()}")
+    run = read_run(options.run, changes)
+    if sentence := describe_missing(run):
+        raise ValueError(sentence)
+    base = run.config.base_model
+    if base.connected is None:
+        base = base.replace(tokenizer=tokenizer_of(base, options.tokenizer, options.comfyui))
+    return RunFile(name=run.name, config=run.config.replace(base_model=base), models=run.models)
+
+
+def tokenizer_of(base: BaseModelConfig, given: Path | None, comfyui: Path | None) -> str:
+    """Choose the tokenizer's folder: the given one, the run's own, ComfyUI's, or the model's ("")."""
+    if given:
+        return str(given.absolute())
+    found = [Path(base.tokenizer)] if base.tokenizer else []
+    places = [comfyui, *map(Path, sys.path)]  # a ComfyUI that Python finds will do
+    found += [place / "comfy" / "sd1_tokenizer" for place in places if place]
+    return next((str(folder) for folder in found if (folder / "vocab.json").is_file()), "")
+
+
+def device_of(name: str) -> torch.device:
+    """Choose the device: a named one, else the fastest there is; raises ValueError for one that is not there."""
+    if name:
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:  # of torch without that kind of device
+            raise ValueError(f"There is no device {name:.80}; set --device to cuda, mps or cpu.") from error
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen) -> int:
+    """Train a run and show it; return the exit status."""
+    progress, began = Progress(screen), time.monotonic()
+    try:
+        with stopping(screen) as stop:
+            try:
+                result = train_lora(
+                    run.config,
+                    output_of(run, places),
+                    places.cache,
+                    device,
+                    progress.callbacks(stop),
+                    logs=places.logs,
+                    embeddings=places.embeddings,
+                    runs=places.runs,
+                )
+            except KeyboardInterrupt:
+                if not stop.number:
+                    raise
+                screen.tell("stopped", signal=stop.number)
+                return STOPPED + stop.number
+    except (OSError, ValueError, RuntimeError) as error:
+        return fail(screen, error, FAILED if progress.began else WRONG)
+    report(screen, result, time.monotonic() - began)
+    return 0
+
+
+def output_of(run: RunFile, places: Layout) -> Path:
+    """Choose the LoRA's file, and make its folder."""
+    folder = places.loras / run.config.saves.folder
+    for each in (folder, places.embeddings):
+        each.mkdir(parents=True, exist_ok=True)
+    return folder / f"{run.name}.safetensors"
+
+
+def report(screen: Screen, result: Result, seconds: float) -> None:
+    """Tell of the result."""
+    files = {"lora": str(result.path), "run": str(result.run)}
+    loss = result.losses[-1] if result.losses else None
+    said = describe_result(result, seconds)
+    screen.tell("result", said, **files, steps=len(result.losses), finished=result.finished, loss=loss)
+
+
+def fail(screen: Screen, error: Exception, status: int) -> int:
+    """Tell of an error in one sentence; return the status."""
+    sentence = str(error)
+    if isinstance(error, OSError) and error.filename:
+        sentence = f"{error.filename}: {error.strerror}."
+    screen.tell("error", sentence=sentence, status=status)
+    print(sentence, file=sys.stderr)
+    return status
