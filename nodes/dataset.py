@@ -34,6 +34,10 @@ CAPTION_FIELDS = {  # input of the node -> field of CaptionConfig
     "caption_dropout": "dropout",
     "wildcards": "wildcards",
     "caption_variants": "variants",
+    "class_prompt": "class_prompt",
+    "tag_warmup_steps": "tag_warmup_steps",
+    "tag_warmup_min": "tag_warmup_min",
+    "caption_dropout_every_n_epochs": "dropout_every_n_epochs",
 }
 
 
@@ -141,10 +145,10 @@ class AtelierConceptDataset(Node):
                 ),
                 io.Combo.Input(
                     "missing_caption",
-                    options=["error", "empty"],
+                    options=["error", "empty", "class_prompt"],
                     default="error",
                     tooltip="A picture without a caption file. error: stop before training and name it. empty: "
-                    "train it with an empty caption.",
+                    "train it with an empty caption. class_prompt: train it with the text of class_prompt.",
                     advanced=True,
                 ),
                 io.Float.Input(
@@ -303,6 +307,45 @@ class AtelierConceptDataset(Node):
                     optional=True,
                     tooltip="How many orders and draws of each caption are encoded and used in turn. 0: a new one at "
                     "every visit. -1: 8, or new ones where text encoders are trained.",
+                    advanced=True,
+                ),
+                io.String.Input(
+                    "class_prompt",
+                    default="",
+                    placeholder="a cat",
+                    optional=True,
+                    tooltip="For missing_caption class_prompt: the caption of every picture without one. Prefix and "
+                    "suffix are added as to any other.",
+                    advanced=True,
+                ),
+                io.Int.Input(
+                    "tag_warmup_steps",
+                    default=0,
+                    min=0,
+                    max=1_000_000,
+                    optional=True,
+                    tooltip="Token warm-up: over so many first steps of the run the tags in use grow from "
+                    "tag_warmup_min to all, in the caption's order. Tags of keep_tags and protected_tags are always "
+                    "there. 0 = off.",
+                    advanced=True,
+                ),
+                io.Int.Input(
+                    "tag_warmup_min",
+                    default=1,
+                    min=0,
+                    max=1000,
+                    optional=True,
+                    tooltip="For tag_warmup_steps: how many tags of a caption are in use at the first step.",
+                    advanced=True,
+                ),
+                io.Int.Input(
+                    "caption_dropout_every_n_epochs",
+                    default=0,
+                    min=0,
+                    max=100_000,
+                    optional=True,
+                    tooltip="In every n-th epoch all captions of this concept are empty, beside caption_dropout. 0 = "
+                    "in none.",
                     advanced=True,
                 ),
             ],

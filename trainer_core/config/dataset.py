@@ -49,7 +49,8 @@ class CaptionConfig(Config):
     file: str = ""  # of sources one_file and table: absolute, or inside the concept's folder; "" finds the table
     encoding: str = "auto"  # of text files: auto is UTF-8 or what the byte order mark says, else a codec's name
     lines: Literal["draw", "first", "join"] = "draw"  # a text of several lines: one at each visit, the first, all
-    missing: Literal["error", "empty"] = "error"
+    missing: Literal["error", "empty", "class_prompt"] = "error"
+    class_prompt: str = ""  # the caption of pictures that have none, for missing "class_prompt"
     prefix: str = ""  # put before every caption, after any shuffling (the trigger word)
     suffix: str = ""
     separator: str = ","  # between tags
@@ -58,7 +59,10 @@ class CaptionConfig(Config):
     tag_dropout: float = 0.0  # chance to leave out each other tag, 0..1
     tag_dropout_mode: Literal["uniform", "weighted"] = "uniform"  # weighted: later tags are left out more often
     protected: tuple[str, ...] = ()  # tags that are never left out
+    tag_warmup_steps: int = 0  # the tags in use grow to all of them over so many first steps; 0 = all at once
+    tag_warmup_min: int = 1  # tags in use at the first step, beside those that stay in place
     dropout: float = 0.0  # chance of an empty caption, 0..1; -1 = as suits the model
+    dropout_every_n_epochs: int = 0  # in every n-th epoch all captions are empty; 0 = in none
     wildcards: bool = False  # {a|b} draws one at each visit; {{ and }} are braces
     # Orders and draws of each line, used in turn; 0: new ones at every visit; -1: VARIANTS where captions are encoded
     # before the training, else 0
@@ -70,6 +74,8 @@ class CaptionConfig(Config):
         check_range(self, "tag_dropout", 0, 1)
         check_open(self, "dropout", -1, 0, 1)
         check_open(self, "variants", -1, 0, 10_000)
+        for name in ("tag_warmup_steps", "tag_warmup_min", "dropout_every_n_epochs"):
+            check_range(self, name, 0)
         check_path(self, "file")
         for extension in self.extensions or ("",):
             if not re.fullmatch(r"\.[^/\\]+", extension):
@@ -83,6 +89,11 @@ class CaptionConfig(Config):
         if self.source == "one_file" and not self.file.strip():
             raise ValueError(
                 "caption_source is one_file; set caption_file of Concept Dataset to the file with all captions."
+            )
+        if self.missing == "class_prompt" and not self.class_prompt.strip():
+            raise ValueError(
+                "missing_caption is class_prompt, and there is none; set class_prompt of Concept Dataset to the "
+                "caption of pictures without one, for example to a cat."
             )
         if self.encoding != "auto":
             try:

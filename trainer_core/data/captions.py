@@ -19,7 +19,7 @@ _SIDE = re.compile(rf"(?<!{_LETTER})(left|right)(y|most|wards?|side|hand(ed|er|e
 def varies(captions: CaptionConfig, lines: Sequence[str]) -> bool:
     """Tell whether the captions of a picture with these text lines differ from visit to visit."""
     lines = _usable(lines, captions)
-    if len(lines) > 1 or captions.dropout > 0:
+    if len(lines) > 1 or captions.dropout > 0 or captions.dropout_every_n_epochs:
         return True
     if captions.wildcards and any(map(has_wildcards, lines)):
         return True
@@ -27,16 +27,25 @@ def varies(captions: CaptionConfig, lines: Sequence[str]) -> bool:
     if captions.shuffle and len(set(flex)) > 1:
         return True
     protected = _folded(captions.protected)
-    return captions.tag_dropout > 0 and not all(_is_protected(tag, protected) for tag in flex)
+    loses = captions.tag_dropout > 0 or captions.tag_warmup_steps > 0
+    return loses and not all(_is_protected(tag, protected) for tag in flex)
 
 
-def compose_caption(lines: Sequence[str], captions: CaptionConfig, *, seed: int, picture: int, visit: int) -> str:
+def compose_caption(
+    lines: Sequence[str],
+    captions: CaptionConfig,
+    *,
+    seed: int,
+    picture: int,
+    visit: int,
+    step: int | None = None,
+) -> str:
     """Compose the final caption of one visit of one picture, a pure function of its arguments.
 
-    Order: line, wildcards, split, head and tail, shuffle, tag dropout, join, secondary separator, prefix and
-    suffix, dropout of the whole caption. Prefix and suffix come after the shuffle, so that the trigger word stays
-    in front. Each purpose has its own generator and each tag its own numbers, so that one setting does not change
-    the random numbers of another.
+    step: of the run, counted from 0; None after any tag warm-up. Order: line, wildcards, split, head and tail, tag
+    warm-up, shuffle, tag dropout, join, secondary separator, prefix and suffix, dropout of the whole caption. Prefix
+    and suffix come after the shuffle, so that the trigger word stays in front. Each purpose has its own generator and
+    each tag its own numbers, so that one setting does not change the random numbers of another.
     """
     if captions.dropout and sample_uniform(seed, "caption dropout", picture, visit) < captions.dropout:
         return ""
@@ -44,11 +53,27 @@ def compose_caption(lines: Sequence[str], captions: CaptionConfig, *, seed: int,
     if captions.wildcards:
         draws = generator(seed, "wildcard", picture, turn)
         text = _resolve(text, lambda count: int(torch.randint(count, (), generator=draws)), captions)
-    if captions.shuffle or captions.tag_dropout:
-        body = _join(_draw_tags(text, captions, generator(seed, "tags", picture, turn)), captions)
+    step = None if step is None or step >= captions.tag_warmup_steps else step
+    if captions.shuffle or captions.tag_dropout or step is not None:
+        body = _join(_draw_tags(text, captions, generator(seed, "tags", picture, turn), step), captions)
     else:
         body = _tidy(text, captions)
     return _finish(body, captions)
+
+
+def is_dropped(captions: CaptionConfig, epoch: int) -> bool:
+    """Tell whether all captions of an epoch, counted from 0, are empty: every n-th one, as in sd-scripts."""
+    every = captions.dropout_every_n_epochs
+    return every > 0 and (epoch + 1) % every == 0
+
+
+def warmed_up(tags: int, step: int, captions: CaptionConfig) -> int:
+    """Count how many of a caption's tags are in use at a step of the tag warm-up.
+
+    min + floor(step (tags - min) / steps), sd-scripts' token warm-up (`BaseDataset.process_caption`), in whole numbers.
+    """
+    least = captions.tag_warmup_min
+    return least + step * (tags - least) // captions.tag_warmup_steps
 
 
 def plain_caption(lines: Sequence[str], captions: CaptionConfig) -> str:
@@ -105,15 +130,17 @@ def _draw_line(lines: Sequence[str], seed: int, picture: int, visit: int, varian
     return lines[line], cycle % variants * len(lines) + line if variants > 0 else visit
 
 
-def _draw_tags(text: str, captions: CaptionConfig, draws: torch.Generator) -> list[str]:
-    """Shuffle and drop the tags of a visit; head and tail stay."""
+def _draw_tags(text: str, captions: CaptionConfig, draws: torch.Generator, step: int | None) -> list[str]:
+    """Shuffle and drop the tags of a visit; head and tail stay. step: within the tag warm-up, None after it."""
     head, flex, tail = _sections(text, captions)
     numbers = torch.rand(len(head) + len(flex), 2, generator=draws, dtype=torch.float64)[len(head) :].tolist()
     protected = _folded(captions.protected)
+    used = len(flex) if step is None else warmed_up(len(flex), step, captions)
     places = [
         place
         for place, tag in enumerate(flex)
-        if numbers[place][0] >= _dropout_of(place, len(flex), captions) or _is_protected(tag, protected)
+        if (place < used and numbers[place][0] >= _dropout_of(place, len(flex), captions))
+        or _is_protected(tag, protected)
     ]
     if captions.shuffle:
         places.sort(key=lambda place: numbers[place][1])

@@ -14,7 +14,7 @@ from ..common.rng import generator, uniforms
 from ..common.wording import count, names
 from ..config import DatasetConfig, TrainConfig
 from .buckets import Placement, Size, buckets_of, cover, merge_buckets, parse_resolution, place
-from .captions import compose_caption, mentions_side, plain_caption, varies
+from .captions import compose_caption, is_dropped, mentions_side, plain_caption, varies
 from .crops import Crop, variant
 from .scan import Manifest, Picture
 from .visits import cycle_starts, shuffled, trained_resolutions, visit_offsets, visit_rates
@@ -66,6 +66,7 @@ class Plan:
         self._offsets = visit_offsets(self.trained, manifest, train.seed)
         self._buckets = self._place_pictures()
         self._starts = cycle_starts(len(pictures), train.seed)
+        self._warming: dict[Item, int] = {}  # the step of each visit in the tag warm-up
         self._texts = [self._fixed_caption(i) for i in range(len(pictures))]
         self.guarded = [
             concept.flip and any(map(mentions_side, picture.lines))
@@ -89,6 +90,7 @@ class Plan:
             self.micro_batches = self.steps * train.accumulate
             self.epochs = self.epochs_after(self.steps)
         self._order: tuple[int, list[_Batch]] = (-1, [])
+        self._warming = self._steps_of_warm_up()
         self.validation = tuple(
             self._validation_sample(i) for i, concept in enumerate(self.concepts) if concept.role == "validation"
         )
@@ -178,9 +180,9 @@ class Plan:
         return found
 
     def captions_of(self, picture: int) -> set[str]:
-        """List the captions of a picture at its first visits, a few for each line of its text."""
+        """List a few captions of a picture for each line of its text, as they are after any tag warm-up."""
         text, visits = self._texts[picture], 2 + 2 * len(self.manifest.pictures[picture].lines)
-        return {self._caption(picture, visit) for visit in range(visits)} if text is None else {text}
+        return {self._compose(picture, visit) for visit in range(visits)} if text is None else {text}
 
     def caption_lines(self, picture: int) -> int:
         """Count the lines that captions of a picture are drawn from, 1 at least."""
@@ -286,11 +288,27 @@ class Plan:
     def _fixed_caption(self, picture: int) -> str | None:
         """Compose the only caption of a picture, None if it varies."""
         lines = self.manifest.pictures[picture].lines
-        return None if varies(self.concepts[picture].captions, lines) else self._caption(picture, 0)
+        return None if varies(self.concepts[picture].captions, lines) else self._compose(picture, 0)
 
     def _caption(self, picture: int, visit: int) -> str:
+        """Compose the caption of one visit."""
+        captions = self.concepts[picture].captions
+        if captions.dropout_every_n_epochs and is_dropped(captions, self._epoch_of_visit(picture, visit)):
+            return ""
+        return self._compose(picture, visit, self._warming.get((picture, visit)))
+
+    def _compose(self, picture: int, visit: int, step: int | None = None) -> str:
         captions, lines = self.concepts[picture].captions, self.manifest.pictures[picture].lines
-        return compose_caption(lines, captions, seed=self.train.seed, picture=picture, visit=visit)
+        return compose_caption(lines, captions, seed=self.train.seed, picture=picture, visit=visit, step=step)
+
+    def _steps_of_warm_up(self) -> dict[Item, int]:
+        """Find the step of each visit that falls into the tag warm-up of any concept."""
+        last = max((self.concepts[i].captions.tag_warmup_steps for i in self.trained), default=0)
+        each, found = self.train.accumulate, {}
+        for index in range(min(last * each, self.micro_batches)):
+            epoch, number = self._epoch_of(index)
+            found |= dict.fromkeys(self._epoch(epoch)[number][1], index // each)
+        return found
 
     def _flips(self, picture: int) -> bool:
         """Tell whether a picture is mirrored at some visits; never if its caption contains left or right."""
@@ -347,6 +365,10 @@ class Plan:
         return (epoch * rate.numerator * offset.denominator + offset.numerator * rate.denominator) // (
             rate.denominator * offset.denominator
         )
+
+    def _epoch_of_visit(self, picture: int, visit: int) -> int:
+        """Compute the epoch of a visit of a trained picture: the last one that begins before the next visit."""
+        return -(-(visit + 1 - self._offsets[picture]) // self.rates[picture]) - 1
 
     def _epoch_start(self, epoch: int) -> int:
         """Compute the index of an epoch's first micro-batch in the run."""

@@ -166,7 +166,7 @@ def _dataset_metadata(config: RunConfig, plan: Plan) -> dict[str, Any]:
     }
     errors = [abs(_aspect(plan.size(i)) - _aspect(crop.bucket)) for i in plan.trained for crop in plan.first_crops(i)]
     bucket_info = {"buckets": buckets, "mean_img_ar_error": sum(errors) / len(errors)}
-    tags = tag_frequency(plan.manifest, config.dataset)
+    tags = tag_frequency(plan.manifest, plan.dataset)
     dataset = {
         "is_dreambooth": True,
         "batch_size_per_device": train.batch_size,
@@ -210,7 +210,7 @@ def _subset(concept: ConceptConfig, pictures: int, repeats: Fraction) -> dict[st
         "caption_prefix": captions.prefix or None,
         "caption_suffix": captions.suffix or None,
         "image_dir": Path(concept.folder).name,
-        "class_tokens": None,
+        "class_tokens": captions.class_prompt or None,
         "is_reg": concept.role == "regularisation",
     }
 

@@ -176,6 +176,12 @@ def _remarks(plan: Plan) -> Iterator[str]:
             "Nothing is captioned, so no word of a prompt calls what is learnt. Write a made-up word into "
             "caption_prefix of Concept Dataset."
         )
+    warming = max(plan.concepts[i].captions.tag_warmup_steps for i in plan.trained)
+    if warming >= plan.steps:
+        yield (
+            f"tag_warmup_steps {warming} of Concept Dataset does not end within the {count(plan.steps, 'step')} of "
+            "this run, so that captions never have all their tags. Set it lower."
+        )
     variants = {i: plan.concepts[i].captions.variants for i in plan.trained}
     often = [i for i, each in variants.items() if 0 < each * plan.caption_lines(i) < plan.visits_of(i)]
     # More texts than lines, apart from dropped ones: tags are shuffled or left out, or wildcards drawn.

@@ -1,8 +1,10 @@
 """Captions are composed in one order, and every draw depends on its own setting alone."""
 
 import functools
+import math
 import re
 from collections import Counter
+from fractions import Fraction
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +17,7 @@ from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, Datas
 from lora_atelier.trainer_core.data.captions import (
     compose_caption,
     has_wildcards,
+    is_dropped,
     mentions_side,
     plain_caption,
     split_tags,
@@ -262,6 +265,60 @@ def test_wildcards_add_nothing_and_leave_plain_text_alone(text: str) -> None:
     assert all(char in rest for char in expanded.replace("# ", ""))  # in order; "# " stands where ||| was
     if not has_wildcards(text) and "{{" not in text and "}}" not in text and "|||" not in text:
         assert expanded == text
+
+
+# --- tag warm-up ----------------------------------------------------------------------------------------------
+
+
+def use(step: int | None, text: str = "a, b, c, d, e", /, **settings: Any) -> list[str]:
+    caption = compose_caption([text], config(**settings), seed=0, picture=0, visit=step or 0, step=step)
+    return split_tags(caption)
+
+
+@several
+@given(count=st.integers(0, 12), least=st.integers(0, 14), steps=st.integers(1, 50))
+def test_the_tags_in_use_follow_the_formula_and_are_the_first(count: int, least: int, steps: int) -> None:
+    tags = [f"t{i}" for i in range(count)]
+    for step in range(steps + 2):
+        used = math.floor(Fraction(step * (count - least), steps)) + least if step < steps else count
+        found = use(step, ", ".join(tags), tag_warmup_steps=steps, tag_warmup_min=least)
+        assert found == tags[:used]
+
+
+def test_tags_in_their_place_protected_ones_and_the_trigger_word_need_no_warm_up() -> None:
+    warming: dict[str, Any] = {"tag_warmup_steps": 10, "tag_warmup_min": 0, "prefix": "sks"}
+    assert use(0, keep=1, protected=("D",), **warming) == ["sks a", "d"]
+    assert use(0, "a ||| b, c ||| d", **warming) == ["sks a", "d"]
+    assert use(9, **warming) == ["sks a", "b", "c", "d"]
+    assert use(10, **warming) == use(None, **warming) == ["sks a", "b", "c", "d", "e"]
+
+
+@several
+@given(step=st.integers(0, 30), p=st.sampled_from([0.0, 0.5]))
+def test_a_warm_up_leaves_what_other_settings_draw(step: int, p: float) -> None:
+    tags = ", ".join("abcdefghijklmnopqrst")
+    drawn = {"shuffle": True, "tag_dropout": p}
+    (cut, whole), first = (use(step, tags, **drawn, **more) for more in ({"tag_warmup_steps": 20}, {})), step * 19 // 20
+    assert cut == [tag for tag in whole if step >= 20 or ord(tag) - ord("a") <= first]
+
+
+def test_captions_vary_over_a_warm_up_only_if_tags_can_be_missing() -> None:
+    warming = config(tag_warmup_steps=5, keep=1)
+    assert varies(warming, ["a, b"]) and not varies(warming, ["a"])
+    assert not varies(warming.replace(protected=("b",)), ["a, b"])
+
+
+def test_every_nth_epoch_is_empty() -> None:
+    assert [is_dropped(config(dropout_every_n_epochs=3), epoch) for epoch in range(7)] == [False, False, True] * 2 + [
+        False
+    ]
+    assert all(is_dropped(config(dropout_every_n_epochs=1), epoch) for epoch in range(3))
+    assert not any(is_dropped(config(), epoch) for epoch in range(3))
+
+
+def test_a_class_prompt_has_to_be_written() -> None:
+    with pytest.raises(ValueError, match=r"set class_prompt of Concept Dataset to the caption of pictures without one"):
+        CaptionConfig(missing="class_prompt", class_prompt=" ")
 
 
 # --- properties -----------------------------------------------------------------------------------------------

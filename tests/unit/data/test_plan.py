@@ -464,6 +464,25 @@ def test_what_any_run_says_it_will_ask_for_is_what_it_asks_for(run: Run) -> None
     assert all(plan.sample(sample.picture, sample.visit) == sample for sample in trained)
 
 
+@given(runs(), st.integers(1, 9), st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_any_caption_warms_up_by_its_step_and_is_empty_in_every_nth_epoch(run: Run, steps: int, every: int) -> None:
+    captions = CaptionConfig(tag_warmup_steps=steps, dropout_every_n_epochs=every)
+    concepts = tuple(concept.replace(captions=captions) for concept in run.concepts)
+    run = replace(run, concepts=concepts, pictures=tuple(replace(p, lines=("a, b, c, d, e",)) for p in run.pictures))
+    plan = run.plan()
+    samples = samples_of(micro_batches(plan))
+    assert plan.captions() == {sample.caption for sample in [*samples, *plan.validation]}
+    for step in range(plan.steps):
+        for mb in plan.step(step):
+            epoch = plan._epoch_of(mb.index)[0]
+            tags = 1 + step * 4 // steps if step < steps else 5
+            wanted = "" if (epoch + 1) % every == 0 else ", ".join("abcde"[:tags])
+            assert [sample.caption for sample in mb.samples] == [wanted] * len(mb.samples)
+    assert all(sample.caption == "a, b, c, d, e" for sample in plan.validation)
+    assert all(plan.captions_of(i) == {"a, b, c, d, e"} for i in plan.trained)
+
+
 @given(runs(), st.randoms(use_true_random=False))
 @settings(max_examples=30, deadline=None)
 def test_any_step_is_the_same_whatever_was_asked_before(run: Run, random: Any) -> None:

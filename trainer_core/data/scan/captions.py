@@ -189,6 +189,10 @@ def _missing(folder: Path, missing: list[str], total: int, hint: str, report: Re
         train = "trains" if len(missing) == 1 else "train"
         report.notes.append(f"{some} no caption and {train} with an empty one{hint}: {names(missing)}.")
         return dict.fromkeys(missing, ())
+    if captions.missing == "class_prompt":
+        train = "trains" if len(missing) == 1 else "train"
+        report.notes.append(f"{some} no caption and {train} with the class prompt{hint}: {names(missing)}.")
+        return dict.fromkeys(missing, (captions.class_prompt.strip(),))
     if total == len(missing) > 1:
         some = f"None of the {total} pictures has a caption; {some}"
     wanted = "entry" if captions.source == "table" else f"{' or '.join(captions.extensions)} caption"

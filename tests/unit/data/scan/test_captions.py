@@ -48,6 +48,15 @@ def test_missing_captions_are_named_and_counted(tmp_path: Path) -> None:
     )
 
 
+def test_pictures_without_a_caption_may_have_the_class_prompt(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png", caption="mine")
+    draw(tmp_path / "b.png", (1, 0, 0), caption=None)
+    draw(tmp_path / "c.png", (2, 0, 0), caption="")
+    manifest = read(tmp_path, captions=CaptionConfig(missing="class_prompt", class_prompt=" a cat "))
+    assert [picture.lines for picture in manifest.pictures] == [("mine",), ("a cat",), ()]
+    assert "1 picture has no caption and trains with the class prompt: b.png." in manifest.notes
+
+
 def test_other_text_files_are_pointed_out(tmp_path: Path) -> None:
     draw(tmp_path / "a.png", caption=None)
     (tmp_path / "a.caption").write_text("here")
