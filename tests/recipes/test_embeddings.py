@@ -169,12 +169,12 @@ def test_words_that_cannot_be_trained_are_refused_before_a_model_is_loaded(confi
     (concept,) = config.dataset.concepts
     held = concept.replace(role="validation", captions=CaptionConfig(prefix="mossling"))
     elsewhere = config.replace(dataset=DatasetConfig(concepts=(concept, held)))
-    long = concept.replace(captions=CaptionConfig(prefix="far " * 200))
+    long = concept.replace(captions=CaptionConfig(prefix="far " * 2390))
     for sentence, wrong in {
         "No caption that is trained contains the word mossling": with_words(
             elsewhere, EmbeddingConfig(token="mossling")
         ),
-        "has no room for the 75 vectors of thing: it is cut after 225 tokens": with_words(
+        "has no room for the 75 vectors of thing: it is cut after 2400 tokens": with_words(
             config.replace(dataset=DatasetConfig(concepts=(long,))), THING.replace(vectors=75)
         ),
         "learning_rate is 0 and the text encoders and embeddings stop after step 3 of 4": with_words(

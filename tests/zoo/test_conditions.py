@@ -116,3 +116,15 @@ def test_brackets_are_escaped_for_comfyuis_tokenizer(caption):
     parts = token_weights(escape_important(text.escape(caption)), 1.0)
     assert "".join(unescape_important(part) for part, _ in parts) == caption
     assert all(weight == 1.0 for _, weight in parts)
+
+
+def test_a_linked_clip_gets_weights_on_request_and_captions_of_any_length():
+    from comfy.sd1_clip import SD1Tokenizer
+
+    clip = SD1Tokenizer()
+    clip.tokenize = clip.tokenize_with_weights
+    caption = "a (cat:1.3) " + "many words " * 200
+    (plain,), (weighted,) = (text.tokenize(clip, caption, weights=asked).values() for asked in (False, True))
+    assert {weight for chunk in plain for _, weight in chunk} == {1.0}
+    assert {weight for chunk in weighted for _, weight in chunk} == {1.0, 1.3}
+    assert len(weighted) == 6 and text.count_tokens(clip, caption, weights=True) == 6 * 77  # 402 tokens

@@ -1,5 +1,6 @@
 """Loading: architecture from tensors, wrong files named as what they are, captions to conditioning."""
 
+import itertools
 import shutil
 import struct
 from pathlib import Path
@@ -8,8 +9,10 @@ import pytest
 import torch
 from clip_tokenizer import TOKENIZER
 from diffusers import AutoencoderKL, AutoencoderTiny, UNet2DConditionModel
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
-from tiny_models import checkpoint_tensors, tiny_text_encoder, tiny_unet
+from tiny_models import checkpoint_tensors, model_of, tiny_text_encoder, tiny_unet
 
 from lora_atelier.trainer_core.config import BaseModelConfig
 from lora_atelier.trainer_core.models.files.safetensors_file import is_readable, read_header
@@ -23,6 +26,7 @@ from lora_atelier.trainer_core.models.sd.text import (
     count_tokens,
     encode_caption,
     load_tokenizer,
+    longest_context,
     tokenize,
 )
 from lora_atelier.trainer_core.models.sd.unet import unet_shape
@@ -260,12 +264,12 @@ def test_a_header_tells_shapes_without_reading_tensors(checkpoint):
     assert header.shapes == {k: tuple(v.shape) for k, v in load_file(checkpoint).items()}
 
 
-@pytest.mark.parametrize(("words", "rows"), [(0, 1), (1, 1), (75, 1), (76, 2), (150, 2), (225, 3), (400, 3)])
+@pytest.mark.parametrize(("words", "rows"), [(0, 1), (1, 1), (75, 1), (76, 2), (150, 2), (400, 6), (2401, 32)])
 def test_captions_become_rows_of_75_tokens(tokenizer, words, rows):
     tokens = tokenize(tokenizer, " ".join(["cat"] * words))
     assert tokens.shape == (rows, 77)
     assert (tokens[:, 0] == 49406).all()
-    assert (tokens == tokenizer.convert_tokens_to_ids("cat</w>")).sum() == min(words, 225)
+    assert (tokens == tokenizer.convert_tokens_to_ids("cat</w>")).sum() == min(words, 2400)
     assert tokens[-1, -1] == 49407
     assert count_tokens(tokenizer, " ".join(["cat"] * words)) == words
 
@@ -323,11 +327,34 @@ def test_captions_have_another_identity_wherever_they_become_something_else(chec
 
 def test_contexts_of_different_length_repeat_and_attention_does_not_notice():
     short, long = torch.randn(77, 64), torch.randn(154, 64)
-    batch = batch_context([short, long])
-    assert batch.shape == (2, 154, 64)
+    batch, mask = batch_context([short, long])
+    assert batch.shape == (2, 154, 64) and mask is None
     unet = tiny_unet().eval()
     x, t = torch.randn(1, 4, 8, 8), torch.tensor([5])
     with torch.no_grad():
         alone = unet(x, t, encoder_hidden_states=short[None]).sample
         repeated = unet(x, t, encoder_hidden_states=batch[:1]).sample
     assert torch.allclose(alone, repeated, atol=1e-5)
+
+
+def test_contexts_whose_common_multiple_is_far_are_padded_and_the_padding_is_not_attended_to():
+    base, captions = model_of(tiny_unet().eval()), [{"context": torch.randn(77 * chunks, 64)} for chunks in (3, 4)]
+    sizes, x, t = torch.zeros(2, 6), torch.randn(2, 4, 8, 8), torch.tensor([5, 700])
+    both = base.batch(captions, sizes, torch.device("cpu"))
+    assert both.context.shape == (2, 308, 64) and both.mask is not None and both.mask.sum(1).tolist() == [231, 308]
+    with torch.no_grad():
+        together = base.predict(x, t, both)
+        for i, caption in enumerate(captions):
+            alone = base.predict(
+                x[i : i + 1], t[i : i + 1], base.batch([caption], sizes[i : i + 1], torch.device("cpu"))
+            )
+            assert torch.allclose(alone, together[i : i + 1], atol=1e-5)
+            part = base.predict(x[i : i + 1], t[i : i + 1], both.part(slice(i, i + 1)))
+            assert torch.allclose(part, together[i : i + 1], atol=1e-5)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5))
+def test_the_longest_context_is_that_of_the_worst_batch(chunks):
+    batches = itertools.chain.from_iterable(itertools.combinations(chunks, n) for n in (1, 2, 3))
+    longest = max(batch_context([torch.zeros(n, 1) for n in batch])[0].shape[1] for batch in batches)
+    assert longest_context(set(chunks), len(chunks)) == longest

@@ -36,22 +36,34 @@ def test_captions_within_the_window_are_not_mentioned(base) -> None:
 
 
 def test_captions_beyond_the_window_are_named_with_their_tokens_and_what_would_be_cut(base) -> None:
-    endless = "cat " * 225 + "the end of the story"
-    long, cut = sentences(base, "cat " * 76, "cat", endless, "cat " * 225)
+    endless = "cat " * 2400 + "the end of the story"
+    long, cut = sentences(base, "cat " * 76, "cat", endless, "cat " * 2400)
     assert (
         long
-        == "2 captions are longer than 75 tokens and encoded in parts of 75: 0.png (76 tokens), 3.png (225 tokens)."
+        == "2 captions are longer than 75 tokens and encoded in parts of 75: 0.png (76 tokens), 3.png (2400 tokens)."
     )
-    assert cut == '1 caption is longer than 225 tokens and cut: 2.png (230 tokens, without "the end of the story").'
-    assert base.count_tokens(endless, {}) == 230 and base.cut_text(endless, {}) == ("the end of the story", [])
+    assert cut == '1 caption is longer than 2400 tokens and cut: 2.png (2405 tokens, without "the end of the story").'
+    assert base.count_tokens(endless, {}) == 2405 and base.cut_text(endless, {}) == ("the end of the story", [])
 
 
 def test_prefix_and_every_line_count_and_a_caption_of_50_kilobytes_is_no_trouble(base) -> None:
     assert sentences(base, "cat " * 74) == []
     assert len(sentences(base, "cat " * 74, prefix="two words")) == 1
     (cut,) = sentences(base, "word, " * 8500)
-    assert cut.startswith("1 caption is longer than 225 tokens and cut: 0.png (17000 tokens") and cut.endswith('...").')
+    assert cut.startswith("1 caption is longer than 2400 tokens and cut: 0.png (17000 tokens") and cut.endswith(
+        '...").'
+    )
     assert len(sentences(base, "cat " * 80 + ", dog", shuffle=True, tag_dropout=0.5)) == 1
+
+
+@pytest.mark.parametrize(("warming", "remarked"), [(0, False), (3, False), (4, True)])
+def test_a_tag_warm_up_that_outlasts_the_run_is_remarked_on(warming: int, remarked: bool) -> None:
+    picture = Picture(path=Path("a.png"), name="a.png", concept=0, width=512, height=512, digest="a", lines=("a, b",))
+    captions = CaptionConfig(tag_warmup_steps=warming)
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder="x", captions=captions),))
+    text = report(build_plan(Manifest(pictures=(picture,)), dataset, TrainConfig(steps=4)))
+    sentence = "tag_warmup_steps 4 of Concept Dataset does not end within the 4 steps of this run"
+    assert (sentence in text) is remarked
 
 
 @pytest.mark.parametrize(("text", "prefix", "remarked"), [("", "", True), ("a cat", "", False), ("", "zwx", False)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from .text import (
     batch_context,
     count_tokens,
     encode_caption,
+    longest_context,
     token_ids,
     truncated_text,
     truncated_words,
@@ -40,6 +40,7 @@ class Conditions:
     """The UNet's inputs for a batch, besides noised latents and timesteps."""
 
     context: Tensor  # (B, L, D)
+    mask: Tensor | None = None  # (B, L) bool, the context that is no padding; None without padding
     pooled: Tensor | None = None  # (B, P), of families that use one
     sizes: Tensor | None = None  # (B, 6): original height and width, crop top and left, trained height and width
     painted: Tensor | None = (
@@ -48,7 +49,7 @@ class Conditions:
 
     def part(self, samples: slice) -> Conditions:
         """Select the conditions of some samples."""
-        rest = {name: getattr(self, name) for name in ("pooled", "sizes", "painted")}
+        rest = {name: getattr(self, name) for name in ("mask", "pooled", "sizes", "painted")}
         chosen = {name: value[samples] for name, value in rest.items() if value is not None}
         return Conditions(context=self.context[samples], **chosen)
 
@@ -179,19 +180,22 @@ class StableDiffusion:
         self, captions: Sequence[Conditioning], sizes: Tensor, device: torch.device, painted: Tensor | None = None
     ) -> Conditions:
         """Join the conditions of a batch on a device; sizes (B, 6), painted (B, 5, H, W) for inpainting models."""
-        context = batch_context([c["context"] for c in captions]).to(device, self.dtype)
+        context, mask = batch_context([c["context"] for c in captions])
+        context, mask = context.to(device, self.dtype), None if mask is None else mask.to(device)
         pooled = [c["pooled"] for c in captions if "pooled" in c]
         painted = None if painted is None else painted.to(device)
         if not pooled:
-            return Conditions(context=context, painted=painted)
+            return Conditions(context=context, mask=mask, painted=painted)
         joined = torch.stack(pooled).to(device, self.dtype)
-        return Conditions(context=context, pooled=joined, sizes=sizes.to(device), painted=painted)
+        return Conditions(context=context, mask=mask, pooled=joined, sizes=sizes.to(device), painted=painted)
 
     def predict(self, noised: Tensor, levels: Tensor, conditions: Conditions) -> Tensor:
         """Run the UNet on (B, 4, H, W) noised latents at (B,) timesteps."""
         extra: dict[str, Any] = {}
+        if conditions.mask is not None:
+            extra["encoder_attention_mask"] = conditions.mask
         if conditions.pooled is not None:
-            extra = {"added_cond_kwargs": {"text_embeds": conditions.pooled, "time_ids": conditions.sizes}}
+            extra["added_cond_kwargs"] = {"text_embeds": conditions.pooled, "time_ids": conditions.sizes}
         if conditions.painted is not None:
             noised = torch.cat([noised, conditions.painted], dim=1)
         return self.unet(noised.to(self.dtype), levels, encoder_hidden_states=conditions.context, **extra).sample
@@ -210,7 +214,7 @@ class StableDiffusion:
             caption = _WholeChunks(min(rows, MAX_CHUNKS))
             text, weights = "(any:2)", self.prompt_weights  # a weight takes one more row of the text encoder
             each = [encode_caption(self.texts, caption, text, "meta", weights=weights) for _ in range(count)]
-            context = batch_context([c.context.repeat(tokens // len(c.context), 1) for c in each]).to(self.dtype)
+            context = torch.stack([c.context.repeat(tokens // len(c.context), 1) for c in each]).to(self.dtype)
             pooled = None if pooled is None else torch.stack([c.pooled for c in each if c.pooled is not None])
         if self.inpainting:
             painted = torch.empty(count, config.in_channels - config.out_channels, *latents, device="meta")
@@ -272,7 +276,7 @@ class StableDiffusion:
         """Count the tokens, with BOS and EOS of chunks, of the longest possible batch of `count` captions."""
         lengths = (self.count_tokens(caption, words) for caption in captions)
         chunks = {min(MAX_CHUNKS, max(1, -(-length // CHUNK))) for length in lengths}
-        return (CHUNK + 2) * (math.lcm(*chunks) if count > 1 else max(chunks))
+        return (CHUNK + 2) * longest_context(chunks, count)
 
     def token_ids(self, text: str) -> list[int]:
         """List the ids of a text's tokens; [] without a tokenizer."""

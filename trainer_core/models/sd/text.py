@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..weights import weighted_parts
 from ..words import Words, find_words
 
 CHUNK = 75  # tokens of a caption between BOS and EOS
-MAX_CHUNKS = 3
+MAX_CHUNKS = 32  # more than any caption has; what is longer is a file by mistake, and would fill the memory
+MOST_REPEATED = 2  # times that the longest context of a batch is repeated at most
 LONG_PART = 8  # tokens; ComfyUI may split a part of a prompt of this length or more over two chunks
 
 
@@ -198,10 +199,24 @@ def _parts(tokenizer: Any, caption: str, words: Words, *, weights: bool) -> Iter
             yield words.get(word, ()), weight
 
 
-def batch_context(contexts: Sequence[Tensor]) -> Tensor:
+def batch_context(contexts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """Stack (L_i, D) conditionings to (B, L, D), repeating each to the least common multiple of the lengths.
 
-    Repeated keys do not change softmax attention, padding would; ComfyUI batches conditionings the same way.
+    Repeated keys do not change softmax attention; ComfyUI batches conditionings the same way. Where the multiple is
+    beyond MOST_REPEATED times the longest, all are padded to that instead. Also returns the keys that are no padding,
+    (B, L) bool; None for all.
     """
-    length = math.lcm(*(c.shape[0] for c in contexts))
-    return torch.stack([c.repeat(length // c.shape[0], 1) for c in contexts])
+    lengths = [len(context) for context in contexts]
+    length, longest = math.lcm(*lengths), max(lengths)
+    if length <= MOST_REPEATED * longest:
+        return torch.stack([context.repeat(length // len(context), 1) for context in contexts]), None
+    padded = [nn.functional.pad(context, (0, 0, 0, longest - len(context))) for context in contexts]
+    return torch.stack(padded), torch.arange(longest) < torch.tensor(lengths)[:, None]
+
+
+def longest_context(chunks: set[int], count: int) -> int:
+    """Count the chunks of the longest context that `batch_context` makes of `count` captions of so many chunks each."""
+    if count == 1:
+        return max(chunks)
+    twice = (most for most in chunks for less in chunks if most % less and MOST_REPEATED * most % less == 0)
+    return max(*chunks, MOST_REPEATED * max(twice, default=0))
