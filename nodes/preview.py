@@ -12,10 +12,20 @@ from ..trainer_core.config import BaseModelConfig, DatasetConfig, Defaults, fill
 from .comfyui import folders
 from .comfyui.progress import scan_callbacks
 from .node import Node
-from .sockets import CATEGORY, BaseModelSocket, DatasetSocket, Sizes, io, titled, ui
+from .sockets import (
+    CATEGORY,
+    BaseModelSocket,
+    DatasetSocket,
+    Sizes,
+    Validation,
+    ValidationSocket,
+    io,
+    titled,
+    ui,
+)
 from .train_inputs import accumulate, batch_size, buckets, read_plan, resolution, seed
 
-SHARED = ("batch_size", "resolution", "seed", "buckets", "accumulate")  # inputs of the plan
+SHARED = ("batch_size", "resolution", "seed", "buckets", "accumulate", "validation")  # inputs of the plan
 
 
 class AtelierDatasetPreview(Node):
@@ -54,6 +64,11 @@ class AtelierDatasetPreview(Node):
                 ),
                 buckets(),
                 accumulate(),
+                ValidationSocket.Input(
+                    "validation",
+                    optional=True,
+                    tooltip="Optional, from Validation: shows which pictures its validation_share holds out.",
+                ),
             ],
             outputs=[
                 io.Image.Output(display_name="SHEET", tooltip="The pictures as they will be trained, on one sheet."),
@@ -72,6 +87,7 @@ class AtelierDatasetPreview(Node):
         epoch: int,
         base_model: BaseModelConfig | None = None,
         buckets: Sizes | None = None,
+        validation: Validation | None = None,
         **values: Any,
     ) -> io.NodeOutput:
         """Plan one epoch, draw its pictures and report on it."""
@@ -82,7 +98,8 @@ class AtelierDatasetPreview(Node):
         from ..trainer_core.preflight.preview import render_preview
         from ..trainer_core.preflight.report import long_captions, manifest_table, report
 
-        train = read_plan(buckets, epochs=epoch + 1, **values)
+        share = validation.validation_share if validation else 0.0
+        train = read_plan(buckets, epochs=epoch + 1, validation_share=share, **values)
         base = source_of(base_model).outline() if base_model else None
         if base is None and not (train.resolution or train.buckets.resolutions):
             raise ValueError(
@@ -105,7 +122,10 @@ class AtelierDatasetPreview(Node):
 
 def differences(prompt: Mapping[str, Any], own: str | None) -> list[str]:
     """List sentences on settings of Train LoRA nodes of the same dataset that the preview has otherwise."""
-    inputs = {key: node.get("inputs", {}) for key, node in prompt.items()}
+    inputs = {key: dict(node.get("inputs", {})) for key, node in prompt.items()}
+    for each in inputs.values():  # without a share, Validation does not change the plan
+        if isinstance(link := each.get("validation"), list) and not inputs.get(link[0], {}).get("validation_share"):
+            del each["validation"]
     mine = inputs.get(own or "", {})
     trains = (inputs[key] for key, node in prompt.items() if node.get("class_type") == "AtelierTrain")
     found = dict.fromkeys(name for one in trains if _same_dataset(one, mine) for name in _differing(one, mine))

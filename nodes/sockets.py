@@ -50,6 +50,7 @@ class Validation(NamedTuple):
     early_stop_min_improvement: float = 0.0
     keep_best: bool = False
     validation_levels: int = 0
+    validation_share: float = 0.0
 
 
 def titled(name: str) -> str:

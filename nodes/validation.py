@@ -21,7 +21,7 @@ class AtelierValidation(Node):
             display_name=titled("Validation"),
             category=CATEGORY,
             description="Optional: how often the validation loss is measured, and whether the run stops by it or keeps "
-            "the best LoRA. Needs a Concept Dataset whose role is validation.",
+            "the best LoRA. Needs validation_share, or a Concept Dataset whose role is validation.",
             search_aliases=["early stopping", "validation loss", "best checkpoint", "overfitting", "atelier"],
             inputs=[
                 io.Int.Input(
@@ -67,6 +67,17 @@ class AtelierValidation(Node):
                     "and of the run's graph: little noise shows detail, much noise composition. 8 is usual. 0 "
                     "(default) = only their mean, which stays the same. Takes a pass for each picture and level.",
                     advanced=True,
+                ),
+                io.Float.Input(
+                    "validation_share",
+                    default=DEFAULTS.validation_share,
+                    min=0.0,
+                    max=0.9,
+                    step=0.05,
+                    round=0.001,
+                    optional=True,
+                    tooltip="Share of the training pictures that is held out for validation, 0 to 0.9, of every "
+                    "concept alike. The seed and the pictures' content choose which; the report names them. 0 = none.",
                 ),
             ],
             outputs=[ValidationSocket.Output(display_name="VALIDATION", tooltip="For Train LoRA's input validation.")],

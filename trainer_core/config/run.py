@@ -30,6 +30,7 @@ class TrainConfig(Config):
     seed: int = 0
     validate_every: int = 0  # steps between validation losses; 0 = at the start and the end only
     validation_levels: int = 0  # noise levels whose validation losses are measured one by one, 0..20; 0 = none
+    validation_share: float = 0.0  # of the training pictures, held out for validation, 0..0.9; 0 = none
     save_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
     keep_best: bool = False  # use the weights of the lowest validation loss; save the last ones beside them
     early_stop_patience: int = 0  # validations without improvement until the run ends with the best weights; 0 = never
@@ -47,6 +48,7 @@ class TrainConfig(Config):
         check_range(self, "seed", 0, 2**64 - 1)
         check_range(self, "validate_every", 0)
         check_range(self, "validation_levels", 0, 20)
+        check_range(self, "validation_share", 0, 0.9)
         check_range(self, "early_stop_patience", 0)
         check_range(self, "early_stop_min_improvement", 0, 0.9)
         if self.bucket_step % 8 or 0 < self.resolution < self.bucket_step:

@@ -16,6 +16,7 @@ from ..config import DatasetConfig, TrainConfig
 from .buckets import Placement, Size, buckets_of, cover, merge_buckets, parse_resolution, place
 from .captions import compose_caption, is_dropped, mentions_side, plain_caption, varies
 from .crops import Crop, variant
+from .holdout import hold_out
 from .scan import Manifest, Picture
 from .visits import cycle_starts, shuffled, trained_resolutions, visit_offsets, visit_rates
 
@@ -427,7 +428,7 @@ class Plan:
 
 
 def build_plan(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -> Plan:
-    """Plan a run; raises ValueError without a picture to train, or for pictures too narrow for a bucket."""
+    """Plan a run; raises ValueError without a picture to train or hold out, or for pictures too narrow for a bucket."""
     manifest = _without_narrow(manifest, dataset, train)
     if not manifest.pictures:
         raise ValueError("The dataset has no picture; put pictures into the folders of Concept Dataset.")
@@ -437,7 +438,7 @@ def build_plan(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -
             f"No concept has the role train, only {' and '.join(sorted(roles))}; set role of one Concept Dataset to "
             "train."
         )
-    return Plan(manifest, dataset, train)
+    return Plan(*hold_out(manifest, dataset, train.validation_share, train.seed), train)
 
 
 def _without_narrow(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -> Manifest:

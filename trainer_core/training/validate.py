@@ -28,8 +28,8 @@ def check_validation(train: TrainConfig, plan: Plan) -> None:
     """Raise ValueError when settings need a validation loss and no concept has the role validation."""
     if train.keeps_by and not plan.validation:
         raise ValueError(
-            f"{train.keeps_by} needs pictures that are not trained, and there are none; set role of one Concept "
-            "Dataset to validation."
+            f"{train.keeps_by} needs pictures that are not trained, and there are none; set validation_share of "
+            "Validation to 0.1, or role of one Concept Dataset to validation."
         )
 
 
