@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from ..trainer_core.config import BaseModelConfig, Weights
+from ..trainer_core.config import Weights
 from ..trainer_core.models.sd import check_base_model, detect_noise, remarks
+from ..trainer_core.workflow.settings import BAKED, other_files, read_base_model
 from .comfyui import folders, models
 from .node import Node
 from .sockets import CATEGORY, BaseModelSocket, io, titled, ui
 
-BAKED = "baked"
 TEXT_TOOLTIPS = {
     "text_encoder": "The (first) text encoder, CLIP-L for Stable Diffusion 1 and XL, OpenCLIP-H for 2. baked: the "
     "one in the checkpoint; else a file of models/text_encoders, used in training and in CLIP.",
@@ -155,52 +154,18 @@ class AtelierLoadBaseModel(Node):
         **_: object,
     ) -> str:
         """Change when a file was replaced under the same name."""
-        files = [folders.checkpoint_path(checkpoint), *other_files(vae, text_encoder, text_encoder_2).values()]
+        chosen = {"vae": vae, "text_encoder": text_encoder, "text_encoder_2": text_encoder_2}
+        files = [folders.checkpoint_path(checkpoint), *other_files(folders, chosen).values()]
         return " ".join(map(folders.state_of, files))
 
     @classmethod
     def execute(
         cls,
-        checkpoint: str,
-        prediction: str,
-        clip_skip: int,
-        precision: str,
-        vae_precision: str = "auto",
-        zero_terminal_snr: str = "auto",
-        vae: str = BAKED,
-        text_encoder: str = BAKED,
-        text_encoder_2: str = BAKED,
-        weights: str = "auto",
-        text_weights: str = "auto",
-        prompt_weights: bool = False,
+        **inputs: Any,
     ) -> io.NodeOutput:
         """Check the file, then load it through ComfyUI."""
-        config = BaseModelConfig(
-            path=str(folders.checkpoint_path(checkpoint)),
-            **{name: str(file) for name, file in other_files(vae, text_encoder, text_encoder_2).items()},
-            tokenizer=str(folders.tokenizer_path()),
-            prediction=prediction,
-            prompt_weights=prompt_weights,
-            clip_skip=clip_skip,
-            precision=precision,
-            weights=weights,
-            text_weights=text_weights,
-            vae_precision=vae_precision,
-            zero_terminal_snr=zero_terminal_snr,
-        )
+        config = read_base_model(folders, **inputs)
         check_base_model(config)
         loaded = models.load_models(config, *detect_noise(config))
         sentences = remarks(config)
         return io.NodeOutput(config, *loaded, ui=ui.PreviewText("\n".join(sentences)) if sentences else None)
-
-
-def other_files(vae: str, text_encoder: str, text_encoder_2: str) -> dict[str, Path]:
-    """Find the files chosen in place of the checkpoint's own, by their names in BaseModelConfig."""
-    chosen = {"vae": vae, "text_encoder": text_encoder, "text_encoder_2": text_encoder_2}
-    return {
-        setting: folders.file_path(
-            "vae" if setting == "vae" else "text_encoders", name, f"{setting} of Load Base Model"
-        )
-        for setting, name in chosen.items()
-        if name != BAKED
-    }

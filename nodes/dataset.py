@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..trainer_core.config import OPEN, CaptionConfig, ConceptConfig, DatasetConfig
+from ..trainer_core.config import OPEN, CaptionConfig
+from ..trainer_core.workflow.settings import extensions, plain_path, read_concept
 from .comfyui import folders
 from .node import Node
 from .sockets import CATEGORY, DatasetSocket, complaint, io, titled
@@ -16,29 +17,6 @@ FOLDER_RULE = (
     "A folder inside ComfyUI's input/ or datasets/ folder, or a full path. For a folder outside ComfyUI's own the page "
     "asks once. Nothing is ever written there."
 )
-CAPTION_FIELDS = {  # input of the node -> field of CaptionConfig
-    "caption_source": "source",
-    "caption_extension": "extensions",
-    "caption_file": "file",
-    "caption_encoding": "encoding",
-    "caption_lines": "lines",
-    "missing_caption": "missing",
-    "caption_prefix": "prefix",
-    "caption_suffix": "suffix",
-    "tag_separator": "separator",
-    "shuffle_tags": "shuffle",
-    "keep_tags": "keep",
-    "tag_dropout": "tag_dropout",
-    "tag_dropout_mode": "tag_dropout_mode",
-    "protected_tags": "protected",
-    "caption_dropout": "dropout",
-    "wildcards": "wildcards",
-    "caption_variants": "variants",
-    "class_prompt": "class_prompt",
-    "tag_warmup_steps": "tag_warmup_steps",
-    "tag_warmup_min": "tag_warmup_min",
-    "caption_dropout_every_n_epochs": "dropout_every_n_epochs",
-}
 
 
 class AtelierConceptDataset(Node):
@@ -378,42 +356,12 @@ class AtelierConceptDataset(Node):
             return ""
         captions = CaptionConfig(
             source="table" if caption_file.strip() else "text_file",
-            file=folders.plain_path(caption_file, f"caption_file of {NODE}"),
+            file=plain_path(caption_file, f"caption_file of {NODE}"),
             extensions=extensions(caption_extension),
         )
         return folders.fingerprint(folders.find_folder(folder, NODE), recursive=recursive, captions=captions)
 
     @classmethod
-    def execute(
-        cls, folder: str, dataset: DatasetConfig | None = None, enabled: bool = True, **values: Any
-    ) -> io.NodeOutput:
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Return the concepts so far and this one."""
-        concepts = dataset.concepts if dataset else ()
-        if not enabled:
-            return io.NodeOutput(DatasetConfig(concepts=concepts))
-        captions = {field: values.pop(name) for name, field in CAPTION_FIELDS.items() if name in values}
-        captions |= {name: split_list(captions[name]) for name in ("protected",) if name in captions}
-        captions["extensions"] = extensions(captions["extensions"])
-        if "file" in captions:
-            captions["file"] = folders.plain_path(captions["file"], f"caption_file of {NODE}")
-        values |= {"resolutions": resolutions(values["resolutions"])} if "resolutions" in values else {}
-        values |= {"min_side": values.pop("min_picture_side")} if "min_picture_side" in values else {}
-        concept = ConceptConfig(
-            folder=str(folders.find_folder(folder, NODE)), captions=CaptionConfig(**captions), **values
-        )
-        return io.NodeOutput(DatasetConfig(concepts=(*concepts, concept)))
-
-
-def split_list(text: str) -> tuple[str, ...]:
-    """Split a list at its commas; empty parts are dropped."""
-    return tuple(part for part in map(str.strip, text.split(",")) if part)
-
-
-def extensions(text: str) -> tuple[str, ...]:
-    """Split a list of file endings; each gets its dot."""
-    return tuple(part if part.startswith(".") else f".{part}" for part in split_list(text)) or (".txt",)
-
-
-def resolutions(text: str) -> tuple[str, ...]:
-    """Split a list of resolutions; 640 x 384 is understood as 640x384."""
-    return tuple("".join(part.lower().split()) for part in split_list(text))
+        return io.NodeOutput(read_concept(folders, **inputs))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from ..trainer_core.config import EmbeddingConfig, LoraConfig
+from typing import Any
+
+from ..trainer_core.config import EmbeddingConfig
+from ..trainer_core.workflow.settings import read_embedding
 from .node import Node
-from .sockets import CATEGORY, OPEN_LORA, LoraConfigSocket, complaint, io, titled, ui
+from .sockets import CATEGORY, LoraConfigSocket, complaint, io, titled, ui
 
 
 class AtelierEmbedding(Node):
@@ -93,15 +96,7 @@ class AtelierEmbedding(Node):
         return complaint(token, lambda text: text.strip() and EmbeddingConfig(token=text.strip()))
 
     @classmethod
-    def execute(
-        cls,
-        token: str,
-        init_text: str,
-        lora_config: LoraConfig = OPEN_LORA,
-        **values: int | float | str | bool,
-    ) -> io.NodeOutput:
+    def execute(cls, token: str, **inputs: Any) -> io.NodeOutput:
         """Add the word to the configuration."""
-        if not token.strip():
-            return io.NodeOutput(lora_config, ui=ui.PreviewText("No token is set, so this node changes nothing."))
-        embedding = EmbeddingConfig(token=token.strip(), init=init_text.strip(), **values)  # type: ignore[arg-type]
-        return io.NodeOutput(lora_config.replace(embeddings=(*lora_config.embeddings, embedding)))
+        shown = None if token.strip() else ui.PreviewText("No token is set, so this node changes nothing.")
+        return io.NodeOutput(read_embedding(token, **inputs), ui=shown)

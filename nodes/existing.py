@@ -10,13 +10,11 @@ import torch
 from safetensors.torch import save
 
 from ..trainer_core.common.files import written_whole
-from ..trainer_core.config import BeneathConfig, LoraConfig
-from ..trainer_core.lora_files.read import outline_lora
+from ..trainer_core.config import LoraConfig
+from ..trainer_core.workflow.settings import NONE, OPEN_LORA, read_existing_lora
 from .comfyui import folders, kept
 from .node import Node
-from .sockets import CATEGORY, OPEN_LORA, LoraConfigSocket, io, titled, ui
-
-NONE = "none"
+from .sockets import CATEGORY, LoraConfigSocket, io, titled, ui
 
 
 class AtelierExistingLora(Node):
@@ -102,16 +100,7 @@ class AtelierExistingLora(Node):
         if lora is None and lora_name == NONE:
             return io.NodeOutput(lora_config, ui=ui.PreviewText("No LoRA is chosen, so this node changes nothing."))
         path = folders.file_path("loras", lora_name, "lora_name of Existing LoRA") if lora is None else keep(lora)
-        outline_lora(path)
-        if use == "beneath":
-            beneath = BeneathConfig(path=str(path), strength=strength)
-            return io.NodeOutput(lora_config.replace(beneath=(*lora_config.beneath, beneath)))
-        if lora_config.start:
-            raise ValueError(
-                f"Existing LoRA continues {Path(lora_config.start).name} already, and a run continues only one LoRA; "
-                f"set use to beneath for {path.name}."
-            )
-        return io.NodeOutput(lora_config.replace(start=str(path)))
+        return io.NodeOutput(read_existing_lora(path, use, strength, lora_config))
 
 
 def keep(lora: Mapping[str, torch.Tensor]) -> Path:

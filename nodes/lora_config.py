@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
-from ..trainer_core.config import BaseModelConfig, LoraConfig
+from ..trainer_core.config import BaseModelConfig
+from ..trainer_core.workflow.settings import read_lora
 from .comfyui import models
 from .node import Node, described
 from .sockets import CATEGORY, BaseModelSocket, LoraConfigSocket, io, titled, ui
 
-RANKS = ("block_ranks", "conv_block_ranks")  # whole numbers; the others may be fractions
 BLOCKS = {
     "block_ranks": "Rank of each block of the UNet, in the order of kohya's block_dims: 25 numbers for Stable "
     "Diffusion 1 and 2, 23 for XL, one for each block of other models, separated by commas; 16*9 means nine times "
@@ -326,8 +324,6 @@ class AtelierLoraConfig(Node):
     def execute(
         cls,
         algorithm: dict[str, Any] | None = None,
-        include: str = "",
-        exclude: str = "",
         base_model: BaseModelConfig | None = None,
         **values: Any,
     ) -> io.NodeOutput:
@@ -338,10 +334,7 @@ class AtelierLoraConfig(Node):
                 f"algorithm of LoRA Config is {described(asked)}; set it to one of "
                 f"{', '.join(o.key for o in options())}, without a link."
             )
-        chosen = {name: value for name, value in (algorithm or {}).items() if value is not None}
-        config = LoraConfig(
-            include=patterns(include), exclude=patterns(exclude), **chosen, **{**values, **block_numbers(values)}
-        )
+        config = read_lora(algorithm, **values)
         if base_model is None:
             return io.NodeOutput(config, models.NOTHING, models.NOTHING)
         from ..trainer_core.preflight.network import describe_network, outline_size  # here, so that ComfyUI starts fast
@@ -356,17 +349,3 @@ class AtelierLoraConfig(Node):
 
 
 TEXT_NOTE = "Text encoders are trained and saved if Optimizer sets a learning rate for them."
-
-
-def patterns(text: str) -> tuple[str, ...]:
-    """Split a text into patterns at commas and line breaks."""
-    return tuple(part.strip() for part in re.split(r"[,\n]", text) if part.strip())
-
-
-def block_numbers(values: dict[str, Any]) -> dict[str, Sequence[float]]:
-    """Collect the numbers of each block list that is set."""
-    from ..trainer_core.networks import parse_numbers
-
-    return {
-        name: parse_numbers(values[name], name, int if name in RANKS else float) for name in BLOCKS if name in values
-    }

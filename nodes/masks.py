@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from ..trainer_core.config import MASK_SUFFIX, DatasetConfig, MaskConfig
-from ..trainer_core.data.images import picture_extensions
+from ..trainer_core.config import MASK_SUFFIX
+from ..trainer_core.workflow.settings import read_masks
 from .comfyui import folders
-from .dataset import FOLDER_RULE, split_list
+from .dataset import FOLDER_RULE
 from .node import Node
 from .sockets import CATEGORY, DatasetSocket, complaint, io, titled
 
@@ -128,15 +127,6 @@ class AtelierMaskLoader(Node):
         return folders.fingerprint(folders.find_folder(folder, NODE)) if folder else ""
 
     @classmethod
-    def execute(cls, dataset: DatasetConfig, folder: str, suffix: str, **values: Any) -> io.NodeOutput:
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Set these masks on every concept that has none yet."""
-        suffixes = split_list(suffix)
-        # Only files with these endings are fingerprinted, so that an edited mask trains again.
-        if wrong := [s for s in suffixes if os.path.splitext("a" + s.lower())[1] not in picture_extensions()]:
-            raise ValueError(
-                f"The mask suffix is {wrong[0]!r}, which is no picture file; set suffix of Mask Loader "
-                f"to one like {MASK_SUFFIX}."
-            )
-        masks = MaskConfig(folder=str(folders.find_folder(folder, NODE)) if folder else "", suffixes=suffixes, **values)
-        concepts = (c if c.masks else c.replace(masks=masks) for c in dataset.concepts)
-        return io.NodeOutput(DatasetConfig(concepts=tuple(concepts)))
+        return io.NodeOutput(read_masks(folders, **inputs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..trainer_core.config import MIN_SNR, ObjectiveConfig
+from ..trainer_core.workflow.settings import read_objective
 from .node import Node
 from .sockets import CATEGORY, ObjectiveSocket, io, titled
 
@@ -313,18 +313,7 @@ class AtelierObjective(Node):
     @classmethod
     def execute(cls, **values: Any) -> io.NodeOutput:
         """Build the configuration."""
-        settings: dict[str, Any] = {}
-        for name, value in values.items():
-            settings |= value if isinstance(value, dict) else {name: value}  # a choice and the fields of it
-        return io.NodeOutput(read_objective(settings))
-
-
-def read_objective(settings: dict[str, Any]) -> ObjectiveConfig:
-    """Build and check the configuration of the node's inputs, with those of its choices among them."""
-    given = {name: value for name, value in settings.items() if name != "pyramid_noise"}  # off has no fields
-    if given.get("weighting", "min_snr") not in MIN_SNR:
-        given.pop("min_snr_gamma", None)
-    return ObjectiveConfig(**given)
+        return io.NodeOutput(read_objective(**values))
 
 
 def _number(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..trainer_core.config import OPEN, OPTIMIZERS, OptimizerConfig
+from ..trainer_core.config import OPEN, OPTIMIZERS
 from ..trainer_core.config.optimizers import Setting
+from ..trainer_core.workflow.settings import read_optimizer
 from .node import Node
 from .sockets import CATEGORY, OptimizerSocket, io, titled
 
@@ -155,12 +156,9 @@ class AtelierOptimizer(Node):
         )
 
     @classmethod
-    def execute(cls, name: dict[str, Any], **values: Any) -> io.NodeOutput:
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Build the configuration."""
-        own = dict(name)
-        chosen = own.pop("name")
-        rates = {key: own.pop(key) for key in ("learning_rate", "text_encoder_learning_rate")}
-        return io.NodeOutput(OptimizerConfig(name=chosen, options=own, **rates, **values))
+        return io.NodeOutput(read_optimizer(**inputs))
 
 
 def rate(name: str, default: float, tooltip: str, least: float = 0.0, **options: Any) -> io.Input:

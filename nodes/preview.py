@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..trainer_core.config import BaseModelConfig, DatasetConfig, Defaults, fill_dataset, fill_train, resolution_remarks
+from ..trainer_core.workflow.settings import read_plan
 from .comfyui import folders
 from .comfyui.progress import scan_callbacks
 from .node import Node
@@ -23,7 +24,7 @@ from .sockets import (
     titled,
     ui,
 )
-from .train_inputs import accumulate, batch_size, buckets, read_plan, resolution, seed
+from .train_inputs import accumulate, batch_size, buckets, resolution, seed
 
 SHARED = ("batch_size", "resolution", "seed", "buckets", "accumulate", "validation")  # inputs of the plan
 

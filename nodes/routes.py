@@ -19,11 +19,12 @@ from ..trainer_core.lora_files.read import outline_lora
 from ..trainer_core.models.sd.noise import noise_model
 from ..trainer_core.objective import Objective, level_shares
 from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
+from ..trainer_core.workflow.settings import plain_path, read_objective
 from .comfyui import allowed, folders, kept, server, session, shown
 from .comfyui.progress import LONGEST_ID, live_state
 from .load_lora import WHERE
-from .objective import CHOICES, read_objective
-from .scheduler import read_scheduler
+from .objective import CHOICES
+from .scheduler import build_scheduler
 
 LARGEST = 8192  # bytes of a question
 MOST_FOLDERS = 20  # of one workflow that a person is asked for
@@ -126,7 +127,7 @@ def scheduler_of(values: dict[str, Any]) -> SchedulerConfig:
     settings = settings_of(values, SchedulerConfig, "Scheduler", ["name"])
     of_shape = {field for choice, field in map(_choice_and_field, values) if "name" in (choice, field)}
     own = {field: settings.pop(field) for field in of_shape}
-    return read_scheduler(own if "name" in own else None, settings)
+    return build_scheduler(own if "name" in own else None, settings)
 
 
 def settings_of(values: dict[str, Any], config: type, title: str, choices: Sequence[str]) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def levels(question: Any) -> dict[str, Any]:
     values = question.get("values") if isinstance(question, dict) else None
     if not isinstance(values, dict):
         raise ValueError("The question needs the values of Noise & Loss.")
-    config = read_objective(settings_of(values, ObjectiveConfig, "Noise & Loss", CHOICES))
+    config = read_objective(**settings_of(values, ObjectiveConfig, "Noise & Loss", CHOICES))
     open_shift, family = not config.timestep_shift, ""
     if question.get("connected"):
         if config.timestep_distribution in ("auto", "snr_uniform"):
@@ -238,7 +239,7 @@ def _change(question: Any, change: Callable[[str], None], sentence: str) -> web.
     if not isinstance(folder, str):
         return web.json_response({"error": "folder must be a full path."}, status=400)
     try:
-        change(folders.plain_path(folder, "The folder"))
+        change(plain_path(folder, "The folder"))
     except ValueError as problem:
         return web.json_response({"error": str(problem)}, status=409)
     except OSError as problem:

@@ -22,9 +22,9 @@ from PIL import Image
 from ..trainer_core.common.disk_errors import reason
 from ..trainer_core.common.wording import bytes_of
 from ..trainer_core.config import plain_folder, plain_name
+from ..trainer_core.workflow.settings import split_name
 from .comfyui import folders, server
 from .comfyui.allowed import same_site
-from .saves import split_name
 
 LARGEST = 2**16  # bytes of a question
 MOST_RUNS = 5000  # in a list

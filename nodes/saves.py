@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..trainer_core.config import PROMPTS, SavesConfig, parse_prompts
+from ..trainer_core.workflow.settings import read_saves, split_name
 from .node import Node
 from .sockets import CATEGORY, Outputs, SavesSocket, complaint, io, titled
 
 UNITS = ["steps", "epochs", "minutes"]
 DEFAULTS = Outputs()
-SAMPLE_FIELDS = ("negative", "width", "height", "steps", "cfg", "seed")
 
 
 class AtelierSaves(Node):
@@ -187,15 +187,6 @@ class AtelierSaves(Node):
         return " ".join(each for each in found if isinstance(each, str)) or True
 
     @classmethod
-    def execute(cls, file_name: str, sample_prompts: str, save_dtype: str, log: str, **values: Any) -> io.NodeOutput:
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Build the configuration."""
-        prompts = tuple(line.text for line in parse_prompts(sample_prompts, PROMPTS))
-        sample = {field: values.pop(f"sample_{field}") for field in SAMPLE_FIELDS if f"sample_{field}" in values}
-        saves = SavesConfig(**split_name(file_name), **values)
-        return io.NodeOutput(Outputs(saves, DEFAULTS.sample.replace(prompts=prompts, **sample), save_dtype, log))
-
-
-def split_name(file_name: str) -> dict[str, Any]:
-    """Split a path into folder and name, as SavesConfig has them."""
-    folder, slash, name = file_name.strip().replace("\\", "/").rpartition("/")
-    return {"folder": folder or slash, "file_name": name}
+        return io.NodeOutput(read_saves(**inputs))

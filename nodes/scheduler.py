@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..trainer_core.config import SchedulerConfig
-from ..trainer_core.optim.schedule import check_curve
+from ..trainer_core.workflow.settings import read_scheduler
 from .node import Node
 from .sockets import CATEGORY, SchedulerSocket, io, titled
 
@@ -207,14 +207,11 @@ class AtelierScheduler(Node):
     @classmethod
     def execute(cls, name: dict[str, Any] | None = None, **values: Any) -> io.NodeOutput:
         """Build the configuration."""
-        return io.NodeOutput(read_scheduler(name, values))
+        return io.NodeOutput(build_scheduler(name, values))
 
 
-def read_scheduler(name: dict[str, Any] | None, values: dict[str, Any]) -> SchedulerConfig:
+def build_scheduler(name: dict[str, Any] | None, values: dict[str, Any]) -> SchedulerConfig:
     """Build and check the configuration of the node's inputs; raises ValueError for an invalid curve."""
     if name is None:  # how ComfyUI passes an option that it does not know
         raise ValueError(f"name of Scheduler is unknown; set it to one of {[option.key for option in options()]}.")
-    own = {field: value for field, value in name.items() if value is not None}
-    config = SchedulerConfig(**{**values, **own})
-    check_curve(config)
-    return config
+    return read_scheduler(name, **values)

@@ -1,17 +1,13 @@
 """The node API and our socket types. The one module that imports `comfy_api`."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from comfy_api.latest import ComfyExtension, io, ui
 
-from ..trainer_core.config import OPEN, BucketConfig, LoraConfig, OptimizerConfig, SampleConfig, SavesConfig
+from ..trainer_core.workflow.settings import Outputs, Sizes, Validation
 
 CATEGORY = "training/lora"
 SUFFIX = " (Atelier)"  # of names in the editor: ComfyUI has nodes of the same names, such as Train LoRA
-
-OPEN_OPTIMIZER = OptimizerConfig(learning_rate=OPEN)  # where nothing is linked
-OPEN_LORA = LoraConfig(rank=0, alpha=0, preset="auto")
 
 # Our sockets carry frozen configuration objects, never live models.
 BaseModelSocket = io.Custom("ATELIER_BASE_MODEL")  # BaseModelConfig
@@ -24,33 +20,6 @@ MemorySocket = io.Custom("ATELIER_MEMORY")  # MemoryConfig
 ObjectiveSocket = io.Custom("ATELIER_OBJECTIVE")  # ObjectiveConfig
 SavesSocket = io.Custom("ATELIER_SAVES")  # Outputs
 ValidationSocket = io.Custom("ATELIER_VALIDATION")  # Validation
-
-
-class Sizes(NamedTuple):
-    """What Buckets sets."""
-
-    buckets: BucketConfig = BucketConfig()
-    bucket_step: int = 0
-
-
-class Outputs(NamedTuple):
-    """What Saves & Samples sets."""
-
-    saves: SavesConfig = SavesConfig()
-    sample: SampleConfig = SampleConfig(width=0, height=0)
-    save_dtype: str = "float16"
-    log: str = "csv"
-
-
-class Validation(NamedTuple):
-    """What Validation sets, by the names in TrainConfig."""
-
-    validate_every: int = 0
-    early_stop_patience: int = 0
-    early_stop_min_improvement: float = 0.0
-    keep_best: bool = False
-    validation_levels: int = 0
-    validation_share: float = 0.0
 
 
 def titled(name: str) -> str:
@@ -73,8 +42,6 @@ def complaint(text: object, check: Callable[[str], object]) -> bool | str:
 
 __all__ = [
     "CATEGORY",
-    "OPEN_LORA",
-    "OPEN_OPTIMIZER",
     "SUFFIX",
     "BaseModelSocket",
     "BucketsSocket",

@@ -11,15 +11,7 @@ from typing import Any
 from ..trainer_core.common.callbacks import Callbacks
 from ..trainer_core.common.wording import count
 from ..trainer_core.config import (
-    BaseModelConfig,
-    DatasetConfig,
-    ExistingConfig,
-    LoraConfig,
-    MemoryConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
     RunConfig,
-    SchedulerConfig,
     check_samples,
     fill,
     plain_name,
@@ -29,14 +21,15 @@ from ..trainer_core.lora_files.merge import comfy_tensors
 from ..trainer_core.models import source_of
 from ..trainer_core.models.sd import detect_noise
 from ..trainer_core.preflight.outline import outline_run
+from ..trainer_core.workflow.settings import read_train
 from .comfyui import folders, kept, models, server, session
 from .comfyui.connected.live import live_of
 from .comfyui.progress import NodeProgress, address_of
 from .node import Node
 from .plot import draw_losses
 from .preview import to_image
-from .sockets import CATEGORY, OPEN_LORA, OPEN_OPTIMIZER, Outputs, Sizes, Validation, complaint, io, titled, ui
-from .train_inputs import read_plan, train_inputs
+from .sockets import CATEGORY, complaint, io, titled, ui
+from .train_inputs import train_inputs
 
 
 class AtelierTrain(Node):
@@ -88,45 +81,20 @@ class AtelierTrain(Node):
     @classmethod
     def execute(
         cls,
-        base_model: BaseModelConfig,
-        dataset: DatasetConfig,
         name: str,
-        on_existing: dict[str, Any] | None = None,
-        optimizer: OptimizerConfig = OPEN_OPTIMIZER,
-        scheduler: SchedulerConfig | None = None,
-        lora_config: LoraConfig = OPEN_LORA,
-        objective: ObjectiveConfig | None = None,
-        buckets: Sizes | None = None,
-        memory: MemoryConfig | None = None,
-        saves: Outputs | None = None,
-        validation: Validation | None = None,
         model: Any = None,
         clip: Any = None,
         strength: float = 1.0,
-        **values: Any,
+        **inputs: Any,
     ) -> io.NodeOutput:
         """Train, verify and save the LoRA, and apply it to MODEL and CLIP."""
-        outputs, validation = saves or Outputs(), validation or Validation()
-        train = read_plan(buckets, save_dtype=outputs.save_dtype, log=outputs.log, **validation._asdict(), **values)
-        config = RunConfig(
-            base_model=base_model,
-            dataset=dataset,
-            lora=lora_config,
-            optimizer=optimizer,
-            scheduler=scheduler or SchedulerConfig(),
-            objective=objective or ObjectiveConfig(),
-            train=train,
-            memory=memory or MemoryConfig(),
-            sample=outputs.sample,
-            saves=outputs.saves,
-            existing=read_existing(on_existing or {}),
-        )
-        used = [concept.folder for concept in dataset.concepts]
-        used += [lora_config.start, *(beneath.path for beneath in lora_config.beneath)]
+        config = read_train(**inputs)
+        used = [concept.folder for concept in config.dataset.concepts]
+        used += [config.lora.start, *(beneath.path for beneath in config.lora.beneath)]
         kept.mark_used(map(Path, used))
         kept.make_room()
         output = folders.lora_file(plain_name(name), config.saves.folder)
-        embeddings = folders.embeddings_folder() if lora_config.embeddings else None
+        embeddings = folders.embeddings_folder() if config.lora.embeddings else None
         began, draws = time.monotonic(), bool(config.sample.prompts)
         with NodeProgress(address_of(cls.hidden), output.stem) as progress:
             with session.buttons_enabled(cls.hidden.unique_id, draws=draws) as buttons:
@@ -171,15 +139,6 @@ class AtelierTrain(Node):
             ),
             ui=ui.PreviewText("\n\n".join([report, *(note for note in progress.notes if note != result.origin)])),
         )
-
-
-def read_existing(on_existing: dict[str, Any]) -> ExistingConfig:
-    """Build the configuration of on_existing and its fields; old prompts have none."""
-    fields = {"on_existing": "on_existing", "run": "fork_run", "step": "fork_step"}
-    chosen = {fields[name]: value for name, value in on_existing.items() if value is not None}
-    if "fork_run" in chosen:
-        chosen["fork_run"] = chosen["fork_run"].strip()
-    return ExistingConfig(**chosen)
 
 
 def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks) -> tuple[Any, Any]:

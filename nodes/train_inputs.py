@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..trainer_core.config import TrainConfig
+from ..trainer_core.workflow.settings import OPEN_TRAIN as DEFAULTS
 from .sockets import (
     BaseModelSocket,
     BucketsSocket,
@@ -15,12 +13,9 @@ from .sockets import (
     OptimizerSocket,
     SavesSocket,
     SchedulerSocket,
-    Sizes,
     ValidationSocket,
     io,
 )
-
-DEFAULTS = TrainConfig(resolution=0, bucket_step=0)
 
 
 def batch_size() -> io.Input:
@@ -79,12 +74,6 @@ def accumulate() -> io.Input:
         tooltip="Gradient accumulation: batches per optimizer step. Works like a larger batch_size without its memory.",
         advanced=True,
     )
-
-
-def read_plan(sizes: Sizes | None, **values: Any) -> TrainConfig:
-    """Build the configuration that the plan of a run follows; a setting of 0 is open."""
-    sizes = sizes or Sizes()
-    return DEFAULTS.replace(buckets=sizes.buckets, bucket_step=sizes.bucket_step, **values)
 
 
 def train_inputs() -> list[io.Input]:

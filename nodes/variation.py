@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..trainer_core.config import AugmentConfig, BucketConfig, DatasetConfig
-from .dataset import resolutions as parse_resolutions
+from ..trainer_core.workflow.settings import read_augmentation, read_buckets
 from .node import Node
-from .sockets import CATEGORY, BucketsSocket, DatasetSocket, Sizes, io, titled
+from .sockets import CATEGORY, BucketsSocket, DatasetSocket, io, titled
 
 
 class AtelierBuckets(Node):
@@ -91,9 +90,9 @@ class AtelierBuckets(Node):
         )
 
     @classmethod
-    def execute(cls, resolutions: str, bucket_step: int, **values: Any) -> io.NodeOutput:
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Build the configuration."""
-        return io.NodeOutput(Sizes(BucketConfig(resolutions=parse_resolutions(resolutions), **values), bucket_step))
+        return io.NodeOutput(read_buckets(**inputs))
 
 
 def _share(name: str, tooltip: str, most: float = 1.0) -> io.Float.Input:
@@ -146,10 +145,6 @@ class AtelierAugment(Node):
         )
 
     @classmethod
-    def execute(cls, dataset: DatasetConfig, **values: Any) -> io.NodeOutput:
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Set this augmentation on every concept that has none yet; without any variation none is set."""
-        augment = AugmentConfig(**values)
-        if augment == AugmentConfig(variants=augment.variants):
-            return io.NodeOutput(dataset)
-        concepts = (c if c.augment else c.replace(augment=augment) for c in dataset.concepts)
-        return io.NodeOutput(DatasetConfig(concepts=tuple(concepts)))
+        return io.NodeOutput(read_augmentation(**inputs))

@@ -24,6 +24,7 @@ from ...trainer_core.common.access import Access, access_to
 from ...trainer_core.common.callbacks import Callbacks
 from ...trainer_core.config import ConceptConfig, DatasetConfig
 from ...trainer_core.models.files.safetensors_file import is_readable
+from ...trainer_core.workflow.settings import plain_path
 from .allowed import allowed_folders
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
@@ -34,7 +35,6 @@ KEPT_LIMIT = "Atelier.KeptLimit"  # the setting's id in js/atelier.js
 USUAL_LIMIT = 20.0  # GB; the setting's default there
 MOST_GIGABYTES = 1e9
 DIFFUSION = "diffusion_models/"  # before names of models/diffusion_models in a list with checkpoints
-LONGEST_PATH = 1000  # characters
 
 
 def register_assets() -> None:
@@ -178,22 +178,6 @@ def places_of(folder: str, node: str) -> list[Path]:
     if ".." in path.parts:
         raise ValueError(f"The folder {text!r} contains '..'; set folder of {node} to the full path.")
     return [root / path for root in _dataset_roots()]
-
-
-def plain_path(text: str, setting: str) -> str:
-    """Strip quotes and blanks around a path that a person typed.
-
-    setting: input and node that hold it, for the message. Raises ValueError for a network address, which is not
-    touched, and for what no system takes as a path.
-    """
-    text = text.strip().strip("\"'").strip()
-    if text[:1] in ("/", "\\") and text[1:2] in ("/", "\\"):
-        raise ValueError(f"{setting} is a network address; connect it as a drive or a folder, and name that.")
-    if len(text) > LONGEST_PATH:
-        raise ValueError(f"{setting} has {len(text)} characters; use a path of at most {LONGEST_PATH}.")
-    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError(f"{setting} has a character that no path can have; type it again.")
-    return text
 
 
 def _dataset_roots() -> list[Path]:

@@ -1,0 +1,386 @@
+"""From the inputs of each node to its configuration: the one mapping, which nodes and readers of workflows call.
+
+Inputs are as ComfyUI passes them: a dynamic combo is a dict of its choice and that option's own inputs. What a node's
+socket carries beside a Config is here, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from ..config import (
+    MASK_SUFFIX,
+    MIN_SNR,
+    MODEL_FILES,
+    OPEN,
+    PROMPTS,
+    AugmentConfig,
+    BaseModelConfig,
+    BeneathConfig,
+    BucketConfig,
+    CaptionConfig,
+    ConceptConfig,
+    DatasetConfig,
+    EmbeddingConfig,
+    ExistingConfig,
+    LoraConfig,
+    MaskConfig,
+    MemoryConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+    SavesConfig,
+    SchedulerConfig,
+    TrainConfig,
+    parse_prompts,
+)
+
+BAKED, NONE = "baked", "none"  # choices of no file
+OPEN_OPTIMIZER = OptimizerConfig(learning_rate=OPEN)  # where nothing is linked
+OPEN_LORA = LoraConfig(rank=0, alpha=0, preset="auto")
+OPEN_CAPTIONS = CaptionConfig(dropout=OPEN)
+OPEN_TRAIN = TrainConfig(resolution=0, bucket_step=0)
+RANKS = ("block_ranks", "conv_block_ranks")  # whole numbers; the others may be fractions
+BLOCKS = (*RANKS, "block_alphas", "conv_block_alphas", "block_weights")
+SAMPLE_FIELDS = ("negative", "width", "height", "steps", "cfg", "seed")
+LONGEST_PATH = 1000  # characters
+CAPTION_FIELDS = {  # input of Concept Dataset -> field of CaptionConfig
+    "caption_source": "source",
+    "caption_extension": "extensions",
+    "caption_file": "file",
+    "caption_encoding": "encoding",
+    "caption_lines": "lines",
+    "missing_caption": "missing",
+    "caption_prefix": "prefix",
+    "caption_suffix": "suffix",
+    "tag_separator": "separator",
+    "shuffle_tags": "shuffle",
+    "keep_tags": "keep",
+    "tag_dropout": "tag_dropout",
+    "tag_dropout_mode": "tag_dropout_mode",
+    "protected_tags": "protected",
+    "caption_dropout": "dropout",
+    "wildcards": "wildcards",
+    "caption_variants": "variants",
+    "class_prompt": "class_prompt",
+    "tag_warmup_steps": "tag_warmup_steps",
+    "tag_warmup_min": "tag_warmup_min",
+    "caption_dropout_every_n_epochs": "dropout_every_n_epochs",
+}
+
+
+class Sizes(NamedTuple):
+    """What Buckets sets."""
+
+    buckets: BucketConfig = BucketConfig()
+    bucket_step: int = 0
+
+
+class Outputs(NamedTuple):
+    """What Saves & Samples sets."""
+
+    saves: SavesConfig = SavesConfig()
+    sample: SampleConfig = SampleConfig(width=0, height=0)
+    save_dtype: str = "float16"
+    log: str = "csv"
+
+
+class Validation(NamedTuple):
+    """What Validation sets, by the names in TrainConfig."""
+
+    validate_every: int = 0
+    early_stop_patience: int = 0
+    early_stop_min_improvement: float = 0.0
+    keep_best: bool = False
+    validation_levels: int = 0
+    validation_share: float = 0.0
+
+
+class Places(Protocol):
+    """Finds the files and folders that inputs name; each raises ValueError for what is not there."""
+
+    def checkpoint_path(self, name: str) -> Path:
+        """Find a checkpoint or a diffusers folder by its name in the list of checkpoints."""
+        ...
+
+    def file_path(self, kind: str, name: str, setting: str) -> Path:
+        """Find a file of a kind: "vae", "text_encoders" or "loras"; setting: input and node, for the message."""
+        ...
+
+    def find_folder(self, folder: str, node: str) -> Path:
+        """Find a folder of pictures; node: for the message."""
+        ...
+
+    def tokenizer_path(self) -> Path | None:
+        """Find the folder of ComfyUI's own CLIP tokenizer; None without one."""
+        ...
+
+
+# --- the base model and the pictures -----------------------------------------------------------------------
+
+
+def read_base_model(places: Places, checkpoint: str, **values: Any) -> BaseModelConfig:
+    """Read Load Base Model."""
+    chosen = {name: values.pop(name) for name in MODEL_FILES if name in values}
+    return BaseModelConfig(
+        path=str(places.checkpoint_path(checkpoint)),
+        **{name: str(file) for name, file in other_files(places, chosen).items()},
+        tokenizer=str(places.tokenizer_path() or ""),
+        **values,
+    )
+
+
+def other_files(places: Places, chosen: Mapping[str, str]) -> dict[str, Path]:
+    """Find the files chosen in place of the checkpoint's own, by their names in BaseModelConfig."""
+    return {
+        setting: places.file_path("vae" if setting == "vae" else "text_encoders", name, f"{setting} of Load Base Model")
+        for setting, name in chosen.items()
+        if name != BAKED
+    }
+
+
+def read_concept(
+    places: Places, folder: str, dataset: DatasetConfig | None = None, enabled: bool = True, **values: Any
+) -> DatasetConfig:
+    """Read Concept Dataset: the concepts so far and this one."""
+    concepts = dataset.concepts if dataset else ()
+    if not enabled:
+        return DatasetConfig(concepts=concepts)
+    captions = {field: values.pop(name) for name, field in CAPTION_FIELDS.items() if name in values}
+    captions |= {name: split_list(captions[name]) for name in ("protected",) if name in captions}
+    captions["extensions"] = extensions(captions["extensions"])
+    if "file" in captions:
+        captions["file"] = plain_path(captions["file"], "caption_file of Concept Dataset")
+    values |= {"resolutions": split_resolutions(values["resolutions"])} if "resolutions" in values else {}
+    values |= {"min_side": values.pop("min_picture_side")} if "min_picture_side" in values else {}
+    found = str(places.find_folder(folder, "Concept Dataset"))
+    concept = ConceptConfig(folder=found, captions=CaptionConfig(**captions), **values)
+    return DatasetConfig(concepts=(*concepts, concept))
+
+
+def read_masks(places: Places, dataset: DatasetConfig, folder: str, suffix: str, **values: Any) -> DatasetConfig:
+    """Read Mask Loader: its masks on every concept that has none yet."""
+    from ..data.images import picture_extensions  # imported here, so that ComfyUI starts fast
+
+    suffixes = split_list(suffix)
+    # Only files with these endings are fingerprinted, so that an edited mask trains again.
+    if wrong := [each for each in suffixes if Path("a" + each.lower()).suffix not in picture_extensions()]:
+        raise ValueError(
+            f"The mask suffix is {wrong[0]!r}, which is no picture file; set suffix of Mask Loader "
+            f"to one like {MASK_SUFFIX}."
+        )
+    found = str(places.find_folder(folder, "Mask Loader")) if folder else ""
+    masks = MaskConfig(folder=found, suffixes=suffixes, **values)
+    return DatasetConfig(concepts=tuple(c if c.masks else c.replace(masks=masks) for c in dataset.concepts))
+
+
+def read_augmentation(dataset: DatasetConfig, **values: Any) -> DatasetConfig:
+    """Read Augmentation: it on every concept that has none yet; without any variation none is set."""
+    augment = AugmentConfig(**values)
+    if augment == AugmentConfig(variants=augment.variants):
+        return dataset
+    return DatasetConfig(concepts=tuple(c if c.augment else c.replace(augment=augment) for c in dataset.concepts))
+
+
+def read_buckets(resolutions: str, bucket_step: int, **values: Any) -> Sizes:
+    """Read Buckets."""
+    return Sizes(BucketConfig(resolutions=split_resolutions(resolutions), **values), bucket_step)
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Split a list at its commas; empty parts are dropped."""
+    return tuple(part for part in map(str.strip, text.split(",")) if part)
+
+
+def extensions(text: str) -> tuple[str, ...]:
+    """Split a list of file endings; each gets its dot."""
+    return tuple(part if part.startswith(".") else f".{part}" for part in split_list(text)) or (".txt",)
+
+
+def split_resolutions(text: str) -> tuple[str, ...]:
+    """Split a list of resolutions; 640 x 384 is understood as 640x384."""
+    return tuple("".join(part.lower().split()) for part in split_list(text))
+
+
+def plain_path(text: str, setting: str) -> str:
+    """Strip quotes and blanks around a path that a person typed.
+
+    setting: input and node that hold it, for the message. Raises ValueError for a network address, which is not
+    touched, and for what no system takes as a path.
+    """
+    text = text.strip().strip("\"'").strip()
+    if text[:1] in ("/", "\\") and text[1:2] in ("/", "\\"):
+        raise ValueError(f"{setting} is a network address; connect it as a drive or a folder, and name that.")
+    if len(text) > LONGEST_PATH:
+        raise ValueError(f"{setting} has {len(text)} characters; use a path of at most {LONGEST_PATH}.")
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"{setting} has a character that no path can have; type it again.")
+    return text
+
+
+# --- how it is trained -------------------------------------------------------------------------------------
+
+
+def read_optimizer(name: Mapping[str, Any], **values: Any) -> OptimizerConfig:
+    """Read Optimizer."""
+    own = dict(name)
+    chosen = own.pop("name")
+    rates = {key: own.pop(key) for key in ("learning_rate", "text_encoder_learning_rate")}
+    return OptimizerConfig(name=chosen, options=own, **rates, **values)
+
+
+def read_scheduler(name: Mapping[str, Any], **values: Any) -> SchedulerConfig:
+    """Read Scheduler; raises ValueError for an invalid curve."""
+    from ..optim.schedule import check_curve  # imported here, so that ComfyUI starts fast
+
+    own = {field: value for field, value in name.items() if value is not None}
+    config = SchedulerConfig(**{**values, **own})
+    check_curve(config)
+    return config
+
+
+def read_lora(
+    algorithm: Mapping[str, Any] | None = None, include: str = "", exclude: str = "", **values: Any
+) -> LoraConfig:
+    """Read LoRA Config."""
+    from ..networks import parse_numbers  # imported here, so that ComfyUI starts fast
+
+    chosen = {name: value for name, value in (algorithm or {}).items() if value is not None}
+    for name in BLOCKS:
+        if name in values:
+            values[name] = parse_numbers(values[name], name, int if name in RANKS else float)
+    return LoraConfig(include=split_patterns(include), exclude=split_patterns(exclude), **chosen, **values)
+
+
+def split_patterns(text: str) -> tuple[str, ...]:
+    """Split a text into patterns at commas and line breaks."""
+    return tuple(part.strip() for part in re.split(r"[,\n]", text) if part.strip())
+
+
+def read_existing_lora(path: Path | None, use: str, strength: float, lora_config: LoraConfig = OPEN_LORA) -> LoraConfig:
+    """Read Existing LoRA; path: the file that it names, None for none. Raises ValueError for a file that is no LoRA."""
+    from ..lora_files.read import outline_lora  # imported here, so that ComfyUI starts fast
+
+    if path is None:
+        return lora_config
+    outline_lora(path)
+    if use == "beneath":
+        beneath = BeneathConfig(path=str(path), strength=strength)
+        return lora_config.replace(beneath=(*lora_config.beneath, beneath))
+    if lora_config.start:
+        raise ValueError(
+            f"Existing LoRA continues {Path(lora_config.start).name} already, and a run continues only one LoRA; "
+            f"set use to beneath for {path.name}."
+        )
+    return lora_config.replace(start=str(path))
+
+
+def read_embedding(token: str, init_text: str, lora_config: LoraConfig = OPEN_LORA, **values: Any) -> LoraConfig:
+    """Read Embedding: its word after those so far; an empty one changes nothing."""
+    if not token.strip():
+        return lora_config
+    embedding = EmbeddingConfig(token=token.strip(), init=init_text.strip(), **values)
+    return lora_config.replace(embeddings=(*lora_config.embeddings, embedding))
+
+
+def read_objective(**values: Any) -> ObjectiveConfig:
+    """Read Noise & Loss; the fields of a choice may stand beside it, too."""
+    settings: dict[str, Any] = {}
+    for name, value in values.items():
+        settings |= value if isinstance(value, Mapping) else {name: value}  # a choice and the fields of it
+    settings.pop("pyramid_noise", None)  # off has no fields, and none is no pyramid
+    if settings.get("weighting", "min_snr") not in MIN_SNR:
+        settings.pop("min_snr_gamma", None)
+    return ObjectiveConfig(**settings)
+
+
+def read_saves(file_name: str, sample_prompts: str, save_dtype: str, log: str, **values: Any) -> Outputs:
+    """Read Saves & Samples."""
+    prompts = tuple(line.text for line in parse_prompts(sample_prompts, PROMPTS))
+    sample = {field: values.pop(f"sample_{field}") for field in SAMPLE_FIELDS if f"sample_{field}" in values}
+    saves = SavesConfig(**split_name(file_name), **values)
+    return Outputs(saves, Outputs().sample.replace(prompts=prompts, **sample), save_dtype, log)
+
+
+def split_name(file_name: str) -> dict[str, Any]:
+    """Split a path into folder and name, as SavesConfig has them."""
+    folder, slash, name = file_name.strip().replace("\\", "/").rpartition("/")
+    return {"folder": folder or slash, "file_name": name}
+
+
+# --- the run -----------------------------------------------------------------------------------------------
+
+
+def read_plan(sizes: Sizes | None, **values: Any) -> TrainConfig:
+    """Build the configuration that the plan of a run follows; a setting of 0 is open."""
+    sizes = sizes or Sizes()
+    return OPEN_TRAIN.replace(buckets=sizes.buckets, bucket_step=sizes.bucket_step, **values)
+
+
+def read_existing(on_existing: Mapping[str, Any]) -> ExistingConfig:
+    """Build the configuration of on_existing and its fields; old prompts have none."""
+    fields = {"on_existing": "on_existing", "run": "fork_run", "step": "fork_step"}
+    chosen = {fields[name]: value for name, value in on_existing.items() if value is not None}
+    if "fork_run" in chosen:
+        chosen["fork_run"] = chosen["fork_run"].strip()
+    return ExistingConfig(**chosen)
+
+
+def read_train(
+    base_model: BaseModelConfig,
+    dataset: DatasetConfig,
+    on_existing: Mapping[str, Any] | None = None,
+    optimizer: OptimizerConfig = OPEN_OPTIMIZER,
+    scheduler: SchedulerConfig | None = None,
+    lora_config: LoraConfig = OPEN_LORA,
+    objective: ObjectiveConfig | None = None,
+    buckets: Sizes | None = None,
+    memory: MemoryConfig | None = None,
+    saves: Outputs | None = None,
+    validation: Validation | None = None,
+    **values: Any,
+) -> RunConfig:
+    """Read Train LoRA, but for its name and its outputs: the configuration of the whole run."""
+    outputs, measured = saves or Outputs(), validation or Validation()
+    return RunConfig(
+        base_model=base_model,
+        dataset=dataset,
+        lora=lora_config,
+        optimizer=optimizer,
+        scheduler=scheduler or SchedulerConfig(),
+        objective=objective or ObjectiveConfig(),
+        train=read_plan(buckets, save_dtype=outputs.save_dtype, log=outputs.log, **measured._asdict(), **values),
+        memory=memory or MemoryConfig(),
+        sample=outputs.sample,
+        saves=outputs.saves,
+        existing=read_existing(on_existing or {}),
+    )
+
+
+def read_file(places: Places, lora_name: str, **values: Any) -> LoraConfig:
+    """Read an Existing LoRA that names a file."""
+    path = None if lora_name == NONE else places.file_path("loras", lora_name, "lora_name of Existing LoRA")
+    return read_existing_lora(path, **values)
+
+
+# By node: places and inputs -> what its socket carries.
+READERS: dict[str, Callable[..., Any]] = {
+    "AtelierLoadBaseModel": read_base_model,
+    "AtelierConceptDataset": read_concept,
+    "AtelierMaskLoader": read_masks,
+    "AtelierExistingLora": read_file,
+    "AtelierAugment": lambda _, **inputs: read_augmentation(**inputs),
+    "AtelierBuckets": lambda _, **inputs: read_buckets(**inputs),
+    "AtelierOptimizer": lambda _, **inputs: read_optimizer(**inputs),
+    "AtelierScheduler": lambda _, **inputs: read_scheduler(**inputs),
+    "AtelierLoraConfig": lambda _, **inputs: read_lora(**inputs),
+    "AtelierEmbedding": lambda _, **inputs: read_embedding(**inputs),
+    "AtelierObjective": lambda _, **inputs: read_objective(**inputs),
+    "AtelierMemory": lambda _, **inputs: MemoryConfig(**inputs),
+    "AtelierSaves": lambda _, **inputs: read_saves(**inputs),
+    "AtelierValidation": lambda _, **inputs: Validation(**inputs),
+}
