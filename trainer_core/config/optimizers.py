@@ -69,6 +69,13 @@ SEPARATE = (
     "A step size is estimated for the UNet and for each text encoder by itself. Off: parts with the same learning "
     "rate share one estimate."
 )
+ADEMAMIX = (
+    _decay(0.01),
+    *_betas(0.9, 0.999),
+    Setting("beta3", 0.9999, "Memory of the slow mean gradient, 0 to 0.999999. 0.9999 is usual.", 0, 0.999999),
+    Setting("alpha", 5.0, "Share of the slow mean in a step, 0 to 1000. 5 is usual; 0 = AdamW.", 0, 1000),
+    _eps(1e-8),
+)
 CLIP = Setting("clip_threshold", 1.0, "Longest root mean square of an update, above 0. 1 is usual.", 0.001, 1000)
 
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -92,6 +99,26 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "AdamW 8-bit whose state may move to RAM when the GPU's memory is full. NVIDIA GPUs only.",
         wanted="0.45",
         instead="adamw8bit",
+    ),
+    # Its LAMB8bit and LARS8bit are left out: with state in 8 bits they are its Adam and SGD, and limit no step. Its
+    # Adam8bit is AdamW8bit with another default for weight_decay. Paged optimizers need CUDA, the others nothing.
+    "ademamix8bit": Optimizer(
+        "bitsandbytes.optim.AdEMAMix8bit",
+        "bitsandbytes",
+        ADEMAMIX,
+        1e-4,
+        "AdamW with a second, slow mean of gradients that remembers old pictures, its state in 8 bits. For long runs; "
+        "settings as AdamW's.",
+        wanted="0.45",
+    ),
+    "paged_ademamix8bit": Optimizer(
+        "bitsandbytes.optim.PagedAdEMAMix8bit",
+        "bitsandbytes",
+        ADEMAMIX,
+        1e-4,
+        "AdEMAMix 8-bit whose state may move to RAM. NVIDIA GPUs only.",
+        wanted="0.45",
+        instead="ademamix8bit",
     ),
     # From transformers, which is needed anyway; sd-scripts uses the same class, so its settings mean the same.
     "adafactor": Optimizer(
@@ -218,6 +245,15 @@ OPTIMIZERS: dict[str, Optimizer] = {
         wanted="0.45",
         instead="lion",
     ),
+    "paged_lion8bit": Optimizer(
+        "bitsandbytes.optim.PagedLion8bit",
+        "bitsandbytes",
+        LION,
+        2e-5,
+        "Lion 8-bit whose state may move to RAM. NVIDIA GPUs only.",
+        wanted="0.45",
+        instead="lion8bit",
+    ),
     "adopt": Optimizer(
         "pytorch_optimizer.ADOPT",
         "pytorch-optimizer",
@@ -250,6 +286,43 @@ OPTIMIZERS: dict[str, Optimizer] = {
         ),
         1e-4,
         "Adam without the mean of gradients: quick to turn, half the state.",
+    ),
+    # The parameters that bitsandbytes' kernels use; nesterov, RMSprop's momentum and others are read there and ignored.
+    "sgd8bit": Optimizer(
+        "bitsandbytes.optim.SGD8bit",
+        "bitsandbytes",
+        (
+            _decay(0.0, INTO_GRADIENT),
+            Setting("momentum", 0.9, "Memory of earlier steps, 0.001 to 0.999999. 0.9 is usual.", 0.001, 0.999999),
+        ),
+        0.1,
+        "SGD with its momentum in 8 bits. The learning rate must be found by trial.",
+        wanted="0.45",
+        instead="sgd",
+    ),
+    "rmsprop8bit": Optimizer(
+        "bitsandbytes.optim.RMSprop8bit",
+        "bitsandbytes",
+        (
+            _decay(0.0, INTO_GRADIENT),
+            Setting(
+                "alpha", 0.99, "Memory of the mean squared gradient, 0.001 to 0.999999. 0.99 is usual.", 0.001, 0.999999
+            ),
+            _eps(1e-8),
+        ),
+        1e-4,
+        "RMSprop with its state in 8 bits.",
+        wanted="0.45",
+        instead="rmsprop",
+    ),
+    "adagrad8bit": Optimizer(
+        "bitsandbytes.optim.Adagrad8bit",
+        "bitsandbytes",
+        (_decay(0.0, INTO_GRADIENT), _eps(1e-10)),
+        1e-3,
+        "Steps that shrink with the sum of all squared gradients, its state in 8 bits. Best with a constant schedule.",
+        wanted="0.45",
+        instead="adamw8bit",
     ),
     "radam": Optimizer(
         "torch.optim.RAdam", "torch", ADAM, 1e-4, "AdamW that warms up by itself, for runs without a warm-up."

@@ -41,7 +41,10 @@ def build_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]], s
     check_device(config, parameters[0].device)
     # Set in each group, not as the class's default, about which Prodigy prints a line.
     decay = options.pop("weight_decay", None)
-    takes_decay = "weight_decay" in inspect.signature(kind.__init__).parameters
+    known = inspect.signature(kind.__init__).parameters
+    takes_decay = "weight_decay" in known
+    if "lr" in known and known["lr"].default is inspect.Parameter.empty:
+        options["lr"] = groups[0]["lr"]  # each group has its own
     apart, kinds = estimates(config), {kind: options}
     if config.name == "muon":
         groups = [half for group in groups for half in _halves(kind, group)]
@@ -178,8 +181,9 @@ def check_device(config: OptimizerConfig, device: torch.device) -> None:
     """Raise ValueError if the optimizer does not support this kind of device."""
     if device.type == "cuda" or OPTIMIZERS[config.name].package != "bitsandbytes":
         return
-    if config.name == "paged_adamw8bit":
-        raise ValueError("paged_adamw8bit needs an NVIDIA GPU; set name of Optimizer to adamw8bit.")
+    if config.name.startswith("paged_"):
+        instead = OPTIMIZERS[config.name].instead
+        raise ValueError(f"{config.name} needs an NVIDIA GPU; set name of Optimizer to {instead}.")
     import bitsandbytes
 
     version = bitsandbytes.__version__

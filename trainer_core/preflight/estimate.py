@@ -27,7 +27,11 @@ from ..optim.noise_scale import looked_at
 
 CUDA_BLOCK = 512  # bytes; torch's allocator on CUDA gives out whole blocks
 SMALLEST_8BIT = 4096  # values; bitsandbytes keeps the state of smaller parameters in float32
-EIGHT_BITS = {"adamw8bit": 2, "paged_adamw8bit": 2, "lion8bit": 1}  # values of state for each weight
+EIGHT_BITS = {  # values of state for each weight
+    **dict.fromkeys(("adamw8bit", "paged_adamw8bit"), 2),
+    **dict.fromkeys(("ademamix8bit", "paged_ademamix8bit"), 3),
+    **dict.fromkeys(("lion8bit", "paged_lion8bit", "sgd8bit", "rmsprop8bit", "adagrad8bit"), 1),
+}
 ABSMAX_BLOCK = 256  # 8-bit values that share one float32 scale
 
 

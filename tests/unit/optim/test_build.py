@@ -36,8 +36,9 @@ from lora_atelier.trainer_core.optim.combined import Combined
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 CONSTANT = SchedulerConfig(name="constant")
 MUON = ["muon"] if hasattr(torch.optim, "Muon") else []  # since torch 2.9
-RUN_HERE = [name for name in OPTIMIZERS if name not in ("paged_adamw8bit", "muon")] + MUON
-EVERY = [*RUN_HERE, pytest.param("paged_adamw8bit", marks=pytest.mark.gpu)]
+PAGED = [name for name in OPTIMIZERS if name.startswith("paged_")]
+RUN_HERE = [name for name in OPTIMIZERS if name not in (*PAGED, "muon")] + MUON
+EVERY = [*RUN_HERE, *(pytest.param(name, marks=pytest.mark.gpu) for name in PAGED)]
 SHAPES = ((6, 8), (8, 6, 1, 1), (80, 60), (4, 6, 3, 3), (1, 8))  # the third is large enough for 8 bits
 LR = {name: kind.learning_rate if kind.estimates else 0.01 for name, kind in OPTIMIZERS.items()}
 
@@ -88,6 +89,8 @@ DIRECT = {
     "adamw": {"betas": (0.9, 0.999), "eps": 1e-8},
     "adamw8bit": {"betas": (0.9, 0.999), "eps": 1e-8},
     "paged_adamw8bit": {"betas": (0.9, 0.999), "eps": 1e-8},
+    "ademamix8bit": {"betas": (0.9, 0.999, 0.9999), "alpha": 5.0, "eps": 1e-8},
+    "paged_ademamix8bit": {"betas": (0.9, 0.999, 0.9999), "alpha": 5.0, "eps": 1e-8},
     "adafactor": {"beta1": None, "clip_threshold": 1.0, "relative_step": False, "scale_parameter": False},
     "came": {"betas": (0.9, 0.999, 0.9999), "clip_threshold": 1.0},
     "prodigy": {"use_bias_correction": True, "safeguard_warmup": True, "slice_p": 11},
@@ -95,13 +98,21 @@ DIRECT = {
     "schedulefree_adamw": {"betas": (0.9, 0.999)},
     "lion": {"betas": (0.9, 0.99)},
     "lion8bit": {"betas": (0.9, 0.99)},
+    "paged_lion8bit": {"betas": (0.9, 0.99)},
+    "sgd8bit": {"momentum": 0.9},
+    "rmsprop8bit": {"alpha": 0.99},
+    "adagrad8bit": {},
     "adopt": {"betas": (0.9, 0.9999), "eps": 1e-6, "weight_decouple": True},
     "sgd": {"momentum": 0.9, "nesterov": True},
     "rmsprop": {"alpha": 0.99},
     "radam": {"decoupled_weight_decay": True},
     "custom": {},
 }
-DECAY = {"adafactor": 0, "sgd": 0, "rmsprop": 0, "prodigy_plus_schedule_free": 0, "lion": 0.05, "lion8bit": 0.05}
+DECAY = {
+    **dict.fromkeys(("adafactor", "sgd", "rmsprop", "prodigy_plus_schedule_free"), 0),
+    **dict.fromkeys(("sgd8bit", "rmsprop8bit", "adagrad8bit"), 0),
+    **dict.fromkeys(("lion", "lion8bit", "paged_lion8bit"), 0.05),
+}
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "muon"])
@@ -115,7 +126,8 @@ def test_each_optimizer_goes_where_its_library_goes(name):
         {"params": theirs[:3], "lr": LR[name], **decay},
         {"params": theirs[3:], "lr": LR[name], "weight_decay": 0.0},
     ]
-    reference = getattr(importlib.import_module(module), kind)(groups, **DIRECT[name])
+    rate = {"lr": LR[name]} if name == "sgd8bit" else {}  # it has no default
+    reference = getattr(importlib.import_module(module), kind)(groups, **rate, **DIRECT[name])
     if OPTIMIZERS[name].averages:
         reference.train()
     descend(optimizer, ours, range(20))
@@ -159,6 +171,32 @@ def test_without_muon_in_torch_there_is_a_sentence(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     with pytest.raises(ValueError, match=r"needs the package torch 2.9 or newer, .* no class Muon; .* choose adamw"):
         check_optimizer(OptimizerConfig(name="muon"), CONSTANT, CPU)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "same", "momentum"), [("LAMB8bit", "Adam8bit", {}), ("LARS8bit", "SGD8bit", {"momentum": 0.9})]
+)
+def test_what_bitsandbytes_names_lamb_and_lars_is_its_adam_and_sgd(left_out, same, momentum):
+    """With state in 8 bits; so the table leaves them out. Where this fails, a newer bitsandbytes has them."""
+    import bitsandbytes
+
+    found = []
+    for name in (left_out, same):
+        large = weights()[2:3]
+        descend(getattr(bitsandbytes.optim, name)(large, lr=0.01, **momentum), large, range(5))
+        found.append(large[0])
+    assert torch.equal(*found)
+
+
+def test_adam_in_8_bits_is_adamw_in_8_bits():
+    import bitsandbytes
+
+    found = []
+    for name in ("Adam8bit", "AdamW8bit"):
+        large = weights()[2:3]
+        descend(getattr(bitsandbytes.optim, name)(large, lr=0.01, weight_decay=0.1), large, range(5))
+        found.append(large[0])
+    assert torch.equal(*found)
 
 
 def closed_form(name, w, decay, lr=0.01, steps=20):
@@ -703,11 +741,13 @@ def test_schedules_that_an_optimizer_does_not_go_with(monkeypatch):
 
 def test_what_is_missing_or_cannot_run_here_is_reported_in_a_sentence(monkeypatch):
     for name in OPTIMIZERS:
-        if name != "paged_adamw8bit":
+        if name not in PAGED:
             check_optimizer(OptimizerConfig(name=name, learning_rate=LR[name]), CONSTANT, CPU)
-    with pytest.raises(ValueError, match="needs an NVIDIA GPU; set name of Optimizer to adamw8bit"):
-        check_optimizer(OptimizerConfig(name="paged_adamw8bit"), CONSTANT, CPU)
-    check_optimizer(OptimizerConfig(name="paged_adamw8bit"), CONSTANT, CUDA)
+    for name in PAGED:
+        plain = name.removeprefix("paged_")
+        with pytest.raises(ValueError, match=f"{name} needs an NVIDIA GPU; set name of Optimizer to {plain}"):
+            check_optimizer(OptimizerConfig(name=name), CONSTANT, CPU)
+        check_optimizer(OptimizerConfig(name=name), CONSTANT, CUDA)
     with monkeypatch.context() as patched:
         patched.setattr(build, "SINCE_ON_CPU", (99, 0))
         with pytest.raises(
