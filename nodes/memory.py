@@ -19,7 +19,15 @@ class AtelierMemory(Node):
             category=CATEGORY,
             description="Optional: trades time for memory. Train LoRA estimates what a run needs and picks the fastest "
             "settings that fit; here you can fix each of them. The trained weights stay the same but for rounding.",
-            search_aliases=["vram", "gradient checkpointing", "offload", "torch compile", "low memory", "atelier"],
+            search_aliases=[
+                "vram",
+                "gradient checkpointing",
+                "offload",
+                "torch compile",
+                "xformers",
+                "low memory",
+                "atelier",
+            ],
             inputs=[
                 io.Combo.Input(
                     "checkpointing",
@@ -48,7 +56,8 @@ class AtelierMemory(Node):
                     options=["auto", "flash", "efficient", "cudnn", "math"],
                     default="auto",
                     tooltip="Which of torch's attention kernels a GPU uses. auto: flash where it runs, else "
-                    "efficient. A kernel that cannot run on your card ends the run with torch's own message.",
+                    "efficient, which is xformers' own in torch. A kernel that cannot run on your card ends the run "
+                    "with torch's own message.",
                     advanced=True,
                 ),
                 io.Combo.Input(

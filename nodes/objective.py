@@ -306,6 +306,17 @@ class AtelierObjective(Node):
                     "distribution, new at each visit. mean: always its middle.",
                     advanced=True,
                 ),
+                io.Combo.Input(
+                    "loss_reduction",
+                    options=["mean", "sum_batch", "sum_accumulate", "sum"],
+                    default="mean",
+                    optional=True,
+                    tooltip="How the losses of a step's samples become one. mean (default): a larger batch does not "
+                    "change the size of gradients. sum_batch, sum_accumulate, sum: summed over the batch, the "
+                    "accumulation, or both (the loss scaler of others). Acts through max_grad_norm and with sgd; "
+                    "AdamW and its kin divide it out again. The shown loss stays the mean.",
+                    advanced=True,
+                ),
             ],
             outputs=[ObjectiveSocket.Output(display_name="OBJECTIVE", tooltip="For Train LoRA's input objective.")],
         )

@@ -288,6 +288,7 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
     base, objective, device = run.base, run.objective, run.device
     micro_batches = run.plan.step(run.at)
     count = sum(len(micro_batch.samples) for micro_batch in micro_batches)
+    factor = objective.reduction_factor(count, len(micro_batches))
     passes = Passes(loss=torch.zeros((), device=device))
     models = (base.denoiser, *(text.model for text in base.text_encoders))
     for number, micro_batch in enumerate(micro_batches, 1):
@@ -302,7 +303,7 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
             frozen = predict_frozen(run, micro_batch, draws, conditions) if draws.needs_frozen else None
             losses = objective.loss(prediction, draws, frozen)
             loss = losses.sum() / count
-            run.scaler.scale(loss).backward()
+            run.scaler.scale(loss * factor).backward()
         passes.add(micro_batch, draws, losses, loss, run)
         if number == len(micro_batches) // 2:
             run.noise_scale.halfway(len(passes.concepts), run.scaler.get_scale)

@@ -151,6 +151,21 @@ def test_every_setting_changes_the_loss(config, tmp_path):
     assert apart(*losses) and all(map(math.isfinite, losses))
 
 
+@pytest.mark.parametrize(("reduction", "factor"), [("sum_batch", 2), ("sum_accumulate", 4), ("sum", 8)])
+def test_a_summed_loss_is_a_multiple_of_the_mean(config, tmp_path, reduction, factor):
+    """Of 4 batches of 2: gradient descent goes exactly as far as with so many times the learning rate."""
+    plain = {"momentum": 0.0, "nesterov": False}
+    train = config.train.replace(steps=2, batch_size=2, accumulate=4)
+
+    def trained(rate, objective):
+        optimizer = OptimizerConfig(name="sgd", options=plain, learning_rate=rate, max_grad_norm=0)
+        return run(config, tmp_path, objective, optimizer=optimizer, train=train)
+
+    summed, mean = trained(0.125, ObjectiveConfig(loss_reduction=reduction)), trained(0.125 * factor, ObjectiveConfig())
+    assert summed.losses == mean.losses
+    assert all(torch.equal(t, summed.tensors[k]) for k, t in mean.tensors.items())
+
+
 def test_the_samples_of_a_step_share_the_noise_levels_out(config, tmp_path):
     run = prepared(config.replace(objective=ObjectiveConfig(stratified_timesteps=True)), tmp_path)
     for step in range(3):

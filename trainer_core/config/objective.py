@@ -74,6 +74,8 @@ class ObjectiveConfig(Config):
     pyramid_discount: float = 0.3  # strength of a level relative to the one before, 0..1
     input_perturbation: float = 0.0  # extra input noise that is not part of the target; 0.1 is usual
     latent_sampling: Literal["sample", "mean"] = "sample"  # clean latents from the autoencoder's distribution
+    # of the samples' losses of a step: their mean, or its sum over the batch, over the accumulation, or over both
+    loss_reduction: Literal["mean", "sum_batch", "sum_accumulate", "sum"] = "mean"
 
     def __post_init__(self) -> None:
         check_choices(self)

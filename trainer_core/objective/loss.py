@@ -44,6 +44,16 @@ def huber_thresholds(c: float, schedule: str, scale: float, times: Tensor, sigma
     return torch.full_like(sigmas, scale * c)
 
 
+def reduction_factor(reduction: str, samples: int, micro_batches: int) -> float:
+    """Compute the loss of a step as a multiple of the mean of its samples' losses.
+
+    sum_batch: the sum over a micro-batch, averaged over the step's; sum_accumulate: the mean over a micro-batch, summed
+    over them; sum: of all samples (OneTrainer's loss scaler: none, batch, gradient accumulation, both).
+    """
+    factors = {"mean": 1.0, "sum_batch": samples / micro_batches, "sum_accumulate": micro_batches, "sum": samples}
+    return float(factors[reduction])
+
+
 def sample_losses(
     prediction: Tensor,
     target: Tensor,

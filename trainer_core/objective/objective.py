@@ -11,7 +11,7 @@ from torch import Tensor
 from ..common.rng import sample_uniform
 from ..config import ObjectiveConfig
 from ..models.base import LevelDefaults, NoiseModel
-from .loss import huber_thresholds, sample_losses
+from .loss import huber_thresholds, reduction_factor, sample_losses
 from .noise import offset_growth, perturb, sample_noise
 from .path import Mix, Path
 from .timesteps import chosen_levels, level_probabilities, sample_strata, sample_timesteps, shift_of
@@ -127,6 +127,10 @@ class Objective:
             draws.huber_c,
         )
         return losses * draws.weights
+
+    def reduction_factor(self, samples: int, micro_batches: int) -> float:
+        """Compute what the mean loss of a step of so many samples is multiplied by before its backward pass."""
+        return reduction_factor(self.config.loss_reduction, samples, micro_batches)
 
     def level_weights(self) -> Tensor:
         """Compute the weight of the loss at every level, (N,)."""
