@@ -326,6 +326,15 @@ class AtelierConceptDataset(Node):
                     "in none.",
                     advanced=True,
                 ),
+                io.String.Input(
+                    "leave_out",
+                    default="",
+                    socketless=True,
+                    optional=True,
+                    tooltip="Pictures that are not used: names within the folder, separated by commas. * stands for "
+                    "any text, ? for any character. The buttons of Dataset Preview fill it.",
+                    advanced=True,
+                ),
             ],
             outputs=[
                 DatasetSocket.Output(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ from .sockets import (
     ui,
 )
 from .train_inputs import accumulate, batch_size, buckets, resolution, seed
+
+if TYPE_CHECKING:
+    from ..trainer_core.data.plan import Plan
+    from ..trainer_core.preflight.curation import Finding
 
 SHARED = ("batch_size", "resolution", "seed", "buckets", "accumulate", "validation")  # inputs of the plan
 
@@ -96,6 +100,7 @@ class AtelierDatasetPreview(Node):
         from ..trainer_core.data.scan import Index, scan
         from ..trainer_core.models import source_of
         from ..trainer_core.models.sd import ClipLengths, load_tokenizer  # here, so that ComfyUI starts fast
+        from ..trainer_core.preflight.curation import curate, misfits
         from ..trainer_core.preflight.preview import render_preview
         from ..trainer_core.preflight.report import long_captions, manifest_table, report
 
@@ -111,13 +116,19 @@ class AtelierDatasetPreview(Node):
         train, dataset = fill_train(train, defaults), fill_dataset(dataset, defaults)
         with Index(folders.index_file()) as index:
             manifest = scan(dataset, index, scan_callbacks(cls.hidden.unique_id), folders.access())
-        plan = build_plan(manifest, dataset, train)
+            plan = build_plan(manifest, dataset, train)
+            badly = misfits(plan, index)
         sheet = to_image(render_preview(plan, epoch=epoch, columns=columns, limit=limit))
         remarks = long_captions(plan, base or ClipLengths(load_tokenizer(folders.tokenizer_path())), {})
         remarks += resolution_remarks(train, dataset, base.defaults, base.title) if base else []
+        remarks += [finding.sentence for finding in badly]
         remarks += differences(cls.hidden.prompt or {}, cls.hidden.unique_id)
         text = "\n".join([report(plan), *(f"- {sentence}" for sentence in remarks)])
+        nodes = concept_nodes(cls.hidden.prompt or {}, cls.hidden.unique_id)
         shown = {**ui.PreviewImage(sheet, cls=cls).as_dict(), **ui.PreviewText(text).as_dict()}
+        shown["leave_out"] = (
+            leave_out([*curate(plan), *badly], plan, nodes) if len(nodes) == len(dataset.concepts) else []
+        )
         return io.NodeOutput(sheet, text, manifest_table(plan), ui=shown)
 
 
@@ -136,6 +147,44 @@ def differences(prompt: Mapping[str, Any], own: str | None) -> list[str]:
         f"Train LoRA has another {' and another '.join(found)}, and may train other batches or crops. Set "
         f"{' and '.join(found)} of Dataset Preview as there."
     ]
+
+
+def concept_nodes(prompt: Mapping[str, Any], own: str | None) -> list[str]:
+    """List the Concept Dataset node of each concept of a preview, by its id in the prompt.
+
+    "" stands for a concept of the graph's own pictures. Nothing behind a node of other people is found.
+    """
+    found: list[str] = []
+    link = prompt.get(own or "", {}).get("inputs", {}).get("dataset")
+    while isinstance(link, list):
+        node = prompt.get(str(link[0]), {})
+        kind, inputs = node.get("class_type"), node.get("inputs", {})
+        if kind == "AtelierConceptDataset" and inputs.get("enabled", True):
+            found.append(str(link[0]))
+        elif kind == "AtelierImageConcept":
+            found.append("")
+        link = inputs.get("dataset")
+    return found[::-1]
+
+
+def leave_out(findings: Sequence[Finding], plan: Plan, nodes: Sequence[str]) -> list[dict[str, Any]]:
+    """List for the page, for each kind of finding, the pictures to leave out, by the node that reads them.
+
+    A name with a comma gets a ? for it, as commas separate the entries of leave_out.
+    """
+    concepts = plan.dataset.concepts
+    folders = {concept.folder: node for concept, node in zip(concepts, nodes, strict=False)}
+    shown = []
+    for finding in findings:
+        names: dict[str, list[str]] = {}
+        for i in finding.pictures:
+            picture = plan.manifest.pictures[i]
+            own = nodes[picture.concept] if picture.concept < len(nodes) else folders[concepts[picture.concept].folder]
+            if own:
+                names.setdefault(own, []).append(picture.name.replace(",", "?"))
+        if names:
+            shown.append({"kind": finding.kind, "nodes": names})
+    return shown
 
 
 def _same_dataset(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -120,6 +120,23 @@ def test_the_preview_runs_by_itself_from_its_button(editor, comfy: ComfyClient) 
     assert "AtelierDatasetPreview" in ran and not ran & {"AtelierTrain", "SaveImage"}
 
 
+def test_a_button_of_the_preview_writes_names_into_the_concept(editor) -> None:
+    editor.load(json.loads(TOUR.read_text(encoding="utf-8")))
+    written = """([kind, names]) => {
+        const of = (type) => window.app.graph.nodes.find(node => node.comfyClass === type);
+        const concept = of("AtelierConceptDataset");
+        of("AtelierDatasetPreview").onExecuted({ leave_out: [{ kind, nodes: { [concept.id]: names } }] });
+    }"""
+    for kind, names in (("blurred", ["a.png"]), ("near-duplicates", ["a.png", "b? c.png"])):
+        editor.run(written, [kind, names])
+        button = editor.page.locator(".atelier-leave-out button")
+        button.wait_for()
+        button.dispatch_event("click")
+    value = """() => window.app.graph.nodes.find(node => node.comfyClass === "AtelierConceptDataset")
+        .widgets.find(widget => widget.name === "leave_out").value"""
+    assert editor.run(value) == "a.png, b? c.png"
+
+
 UPLOAD = """async ([name, bytes]) => {
     const node = window.app.graph.nodes.find(node => node.comfyClass === "AtelierLoadLoraFile");
     node.onDragDrop({ dataTransfer: { files: [new File([new Uint8Array(bytes)], name)] } });

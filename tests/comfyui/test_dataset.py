@@ -227,3 +227,28 @@ def test_the_preview_plans_as_the_run(comfy: ComfyClient, pictures: Path) -> Non
         "is 64, and " in result.outputs["sheet"]["text"][0]
         and "was made for about 128" in result.outputs["sheet"]["text"][0]
     )
+
+
+def test_the_preview_names_what_stands_out_by_its_node_and_marks_what_is_held_out(
+    comfy: ComfyClient, pictures: Path
+) -> None:
+    with Image.open(pictures / "0.png") as picture:
+        picture.resize((160, 128)).save(pictures / "z, again.png")
+    (pictures / "z, again.txt").write_text("a circle again")
+    empty = concept(pictures.name, enabled=False)
+    graph = {"off": empty, "data": concept(pictures.name, dataset=["off", 0]), "masks": masks(["data", 0])}
+    graph["masks"]["inputs"]["missing"] = "ones"
+    graph["held"] = node("AtelierValidation", validate_every=0, early_stop_patience=0, early_stop_min_improvement=0.0)
+    graph["held"]["inputs"] |= {"keep_best": False, "validation_share": 0.5}
+    graph |= preview(["masks", 0], validation=["held", 0])
+    result = comfy.queue(graph)
+    assert result.ok, result.error
+    shown = {each["kind"]: each["nodes"] for each in result.outputs["sheet"]["leave_out"]}
+    assert shown["near-duplicates"] == {"data": ["z? again.png"]}
+    held = [row["file"] for row in table(result) if row["why"] == "held out for validation"]
+    assert len(held) == 2 and "Validation holds out 2 pictures" in result.outputs["sheet"]["text"][0]
+    graph = changed(graph, "data", leave_out="z? again.png")
+    result = comfy.queue(graph)
+    assert result.ok and not result.outputs["sheet"]["leave_out"]
+    outcomes = {row["file"]: row["why"] for row in table(result)}
+    assert outcomes["z, again.png"] == "by leave_out of Concept Dataset"

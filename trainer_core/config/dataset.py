@@ -142,6 +142,7 @@ class ConceptConfig(Config):
     flip: bool = False  # mirror left-right at half of the visits; not where the caption says left or right
     background: str = "white"  # colour behind transparent pictures: a name or #rrggbb
     min_side: int = 16  # pixels; a picture with a shorter side is a problem
+    leave_out: tuple[str, ...] = ()  # names of pictures that are not used; * and ? stand for any text and character
     on_problem: Literal["stop", "leave_out"] = "stop"  # for unusable pictures: stop the run, or list and skip them
     captions: CaptionConfig = field(default_factory=CaptionConfig)
     augment: AugmentConfig | None = None

@@ -10,7 +10,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +20,7 @@ from PIL import Image, ImageCms, ImageColor, ImageFile, ImageOps, UnidentifiedIm
 
 from .buckets import NEUTRAL, Color, Size
 from .crops import Crop
+from .looks import Look, look_at
 
 Source = Path | bytes | BinaryIO
 
@@ -78,6 +79,7 @@ class Facts:
     has_alpha: bool  # an alpha channel, or a colour that stands for transparent
     format: str  # as Pillow names it: PNG, JPEG ...
     mode: str  # as it is stored: RGB, P, CMYK, I;16 ...
+    look: Look = field(default_factory=Look)
 
 
 @functools.cache
@@ -169,8 +171,7 @@ def load_picture(source: Source, background: str = "white") -> Image.Image:
 def examine(source: Source, background: str = "white") -> Facts:
     """Decode a picture as completely as training does, and return its properties; raises DECODER_ERRORS."""
     image, facts = _decode(source, True)
-    flatten(image, background)
-    return facts
+    return replace(facts, look=look_at(flatten(image, background)))
 
 
 def flatten(image: Image.Image, background: str = "white") -> Image.Image:

@@ -123,6 +123,7 @@ def _without_paths(config: RunConfig, base: BaseModel) -> dict[str, Any]:
     for beneath in public["lora"]["beneath"]:
         beneath["path"] = Path(beneath["path"]).name
     for concept in public["dataset"]["concepts"]:
+        concept["leave_out"] = []  # names of files
         for place, name in ((concept, "folder"), (concept["masks"] or {}, "folder"), (concept["captions"], "file")):
             if place.get(name):
                 place[name] = Path(place[name]).name

@@ -13,9 +13,9 @@ from ..data.buckets import buckets_of, parse_resolution
 from ..data.plan import Plan, Sample
 from ..data.scan import count, names, printable
 from ..models import CaptionLengths, Words
+from .curation import curate
 
 MOST_CROPPED = 0.2  # a picture that loses more of its area gets a remark
-MOST_ENLARGED = 1.5  # a picture that is enlarged more gets a remark
 
 _MARKS = re.compile(r"[\\`|*<\[]")  # Markdown's marks; not underlines, as those of names are inside a word
 
@@ -168,7 +168,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _remarks(plan: Plan) -> Iterator[str]:
-    """Yield remarks on limits of buckets and on pictures without words, much cropped, enlarged or never mirrored."""
+    """Yield remarks on limits of buckets, and on pictures that stand out."""
     yield from _remarks_on_limits(plan)
     pictures = plan.manifest.pictures
     if not any(text.strip() for i in plan.trained for text in plan.captions_of(i)):
@@ -194,16 +194,12 @@ def _remarks(plan: Plan) -> Iterator[str]:
             "every visit, which take more space."
         )
     shares = [(i, max(crop.crop_share(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
-    scales = [(i, max(crop.scale(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
     cropped = [f"{pictures[i].name} ({share:.0%})" for i, share in shares if share > MOST_CROPPED]
-    enlarged = [f"{pictures[i].name} ({scale:.1f}x)" for i, scale in scales if scale > MOST_ENLARGED]
     guarded = [pictures[i].name for i in range(len(pictures)) if plan.guarded[i]]
     if cropped:
         some = count(cropped, "picture loses", "pictures lose")
         yield f"{some} more than {MOST_CROPPED:.0%} of the area: {names(cropped)}."
-    if enlarged:
-        some = count(enlarged, "picture is", "pictures are")
-        yield f"{some} enlarged more than {MOST_ENLARGED:g}x: {names(enlarged)}."
+    yield from (finding.sentence for finding in curate(plan))
     if guarded:
         some = count(guarded, "picture is", "pictures are")
         yield f"{some} never mirrored, as the caption says left or right: {names(guarded)}."

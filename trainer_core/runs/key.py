@@ -79,7 +79,7 @@ def _values(
         (values["base_model"], (*MODEL_FILES, "tokenizer")),
         (lora, ("start",)),
         *((beneath, ("path",)) for beneath in lora["beneath"]),
-        *((concept, ("folder",)) for concept in values["dataset"]["concepts"]),
+        *((concept, ("folder", "leave_out")) for concept in values["dataset"]["concepts"]),
         *((concept["captions"], ("file",)) for concept in values["dataset"]["concepts"]),
         *((concept["masks"] or {}, ("folder",)) for concept in values["dataset"]["concepts"]),
     ):

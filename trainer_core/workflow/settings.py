@@ -155,6 +155,7 @@ def read_concept(
     captions["extensions"] = extensions(captions["extensions"])
     if "file" in captions:
         captions["file"] = plain_path(captions["file"], "caption_file of Concept Dataset")
+    values |= {"leave_out": split_list(values["leave_out"])} if "leave_out" in values else {}
     values |= {"resolutions": split_resolutions(values["resolutions"])} if "resolutions" in values else {}
     values |= {"min_side": values.pop("min_picture_side")} if "min_picture_side" in values else {}
     found = str(places.find_folder(folder, "Concept Dataset"))

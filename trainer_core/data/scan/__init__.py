@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...common.access import ANYWHERE, Access
@@ -15,6 +15,7 @@ from ...common.callbacks import Callbacks
 from ...common.wording import count, names, printable
 from ...config import ConceptConfig, DatasetConfig
 from ..images import PACKAGES, picture_extensions, strict_decoding
+from ..looks import Look
 from ..masks import mask_endings, mask_folder
 from .captions import read_captions
 from .folder import (
@@ -70,6 +71,7 @@ class Picture:
     repeats: int = 1  # from the name of its folder
     mask: Path | None = None  # the picture's own path if its alpha channel is the mask
     mask_digest: str = ""  # "" without a mask
+    look: Look = field(default_factory=Look)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,6 +185,7 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
             repeats=folder_repeats(file.name) if concept.folder_repeats else 1,
             mask=masks[file.name][0],
             mask_digest=masks[file.name][1],
+            look=Look(**fact["look"]),
         )
         for file, fact in facts.items()
         if file.name in captions and file.name in masks

@@ -134,7 +134,7 @@ class Index:
             if read is None:
                 return found, {}
             if found != digest:  # new content, or a known one of a touched or renamed file
-                facts = self._known_facts(found, kind)
+                facts = self.known_facts(found, kind)
             return found, read(content) if facts is None else facts
 
         done, remaining = 0, iter(files)
@@ -142,7 +142,7 @@ class Index:
             while chunk := list(islice(remaining, CHUNK)):
                 callbacks.check()
                 digests = [self._known_digest(file) for file in chunk]
-                facts = [{} if read is None else self._known_facts(digest, kind) for digest in digests]
+                facts = [{} if read is None else self.known_facts(digest, kind) for digest in digests]
                 done += len(chunk)
                 if None not in digests and None not in facts:
                     yield from map(work, chunk, digests, facts)
@@ -152,16 +152,21 @@ class Index:
                 callbacks.phase("reading files", done, len(files))
                 yield from results
 
+    def keep(self, digest: str, kind: str, facts: Facts) -> None:
+        """Remember facts about a content that were found elsewhere; they replace earlier ones of this kind."""
+        self._new["facts"][f"{digest} {kind}"] = [self._today, facts]
+
+    def known_facts(self, digest: str | None, kind: str) -> Facts | None:
+        """Look up the facts of a kind about a content, None if there are none."""
+        match self._find("facts", f"{digest} {kind}"):
+            case [int(), dict(facts)]:
+                return facts
+        return None
+
     def _known_digest(self, file: File) -> str | None:
         match self._find("files", os.path.abspath(file.path)):
             case [int(), file.size, file.mtime_ns, file.ctime_ns, str(digest)]:
                 return digest
-        return None
-
-    def _known_facts(self, digest: str | None, kind: str) -> Facts | None:
-        match self._find("facts", f"{digest} {kind}"):
-            case [int(), dict(facts)]:
-                return facts
         return None
 
     def _find(self, table: str, name: str) -> list[Any] | None:

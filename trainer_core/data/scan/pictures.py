@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import PIL
@@ -11,12 +13,12 @@ from ...common.callbacks import Callbacks
 from ...common.wording import count, names
 from ..images import DECODER_ERRORS, PACKAGES, decoder_error, examine, picture_extensions
 from ..masks import is_mask_name, mask_folder
-from .folder import File, unlisted
+from .folder import File, same_name, unlisted
 from .index import Facts, Index
 from .report import Report
 
 UNREADABLE_EXTENSIONS = frozenset((".svg", ".cr2", ".nef", ".arw", ".dng"))  # no pictures that a package adds
-FORMAT = 2  # increase it whenever pictures or masks are read, or their problems said, differently
+FORMAT = 3  # increase it whenever pictures or masks are read, or their problems said, differently
 
 
 def reading(kind: str) -> str:
@@ -30,6 +32,7 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
     apart = mask_folder(folder, masks) if masks is not None and masks.source == "file" else folder
     found: list[File] = []
     unused: list[File] = []
+    wanted = _not_left_out(folder, files, report)
     strange: list[str] = []
     lacking: dict[str, str] = {}
     for file in files:
@@ -37,7 +40,8 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
             report.outcomes[file.name] = ("not used", "in the folder of masks")
         elif file.extension in readable:
             if not is_mask_name(file.path.name, masks):
-                found.append(file)
+                if wanted(file):
+                    found.append(file)
                 continue
             report.outcomes[file.name] = ("not used", "a mask by its name")
             if masks is None:
@@ -60,6 +64,28 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
         some = count(unused, "mask is", "masks are")
         report.notes.append(f"{some} not used in {folder}, because no Mask Loader is connected.")
     return found
+
+
+def _not_left_out(folder: Path, files: list[File], report: Report) -> Callable[[File], bool]:
+    """Build a function that tells whether leave_out lets a file be; a pattern that nothing matches is noted.
+
+    A pattern is a name within the folder, in any case; * stands for any text and ? for any character.
+    """
+    patterns = {pattern: same_name(pattern) for pattern in report.concept.leave_out}
+    escaped = {pattern: text.replace("[", "[[]") for pattern, text in patterns.items()}
+    names_of = {file: same_name(file.name) for file in files} if patterns else {}
+    unknown = [pattern for pattern, text in escaped.items() if not any(fnmatchcase(n, text) for n in names_of.values())]
+    if unknown:
+        some = count(unknown, "entry of leave_out names", "entries of leave_out name")
+        report.notes.append(f"{some} no file in {folder}: {names(unknown)}.")
+
+    def wanted(file: File) -> bool:
+        if not any(fnmatchcase(names_of[file], text) for text in escaped.values()):
+            return True
+        report.outcomes[file.name] = ("left out", "by leave_out of Concept Dataset")
+        return False
+
+    return wanted if patterns else lambda file: True
 
 
 def examine_pictures(

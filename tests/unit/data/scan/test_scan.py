@@ -15,6 +15,7 @@ from scan_folder import draw, read
 
 from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, TrainConfig
 from lora_atelier.trainer_core.data.images import load_picture
+from lora_atelier.trainer_core.data.looks import look_at
 from lora_atelier.trainer_core.data.plan import build_plan
 from lora_atelier.trainer_core.data.scan import fingerprint, folder_repeats, manifest_digest, names, natural_order, scan
 
@@ -353,3 +354,43 @@ def test_the_name_of_a_folder_is_a_caption_without_its_repeats(tmp_path: Path, u
         "2023_summer": ("2023_summer",),  # a year is no number of repeats
         "plain": ("plain",),
     }
+
+
+def test_a_scan_measures_what_each_picture_looks_like(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    pixels[:8] = pixels[-8:] = 0
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("a cat")
+    (picture,) = read(tmp_path).pictures
+    assert picture.look == look_at(Image.fromarray(pixels)) and picture.look.border == 0.25
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "left"),
+    [
+        ((), ["a, b.png", "a.png", "b[1].png", "sub/a.png"]),
+        (("a.png",), ["a, b.png", "b[1].png", "sub/a.png"]),
+        (("SUB/A.PNG", "B[1].png"), ["a, b.png", "a.png"]),
+        (("*a.png",), ["a, b.png", "b[1].png"]),
+        (("a? b.png", "sub/*"), ["a.png", "b[1].png"]),
+    ],
+)
+def test_pictures_are_left_out_by_name(tmp_path: Path, leave_out: tuple[str, ...], left: list[str]) -> None:
+    for name in ("a.png", "a, b.png", "b[1].png", "sub/a.png"):
+        draw(tmp_path / name)
+    (tmp_path / "b[1].png").with_suffix(".txt").unlink()  # what is left out may be without a caption
+    if not any("[1]" in entry for entry in leave_out):
+        (tmp_path / "b[1].txt").write_text("a cat")
+    manifest = read(tmp_path, leave_out=leave_out)
+    assert [picture.name for picture in manifest.pictures] == left
+    outcomes = {file.name: (file.outcome, file.why) for file in manifest.outcomes if file.name.endswith(".png")}
+    gone = {name for name, outcome in outcomes.items() if outcome == ("left out", "by leave_out of Concept Dataset")}
+    assert gone == outcomes.keys() - set(left) and not any("leave_out" in note for note in manifest.notes)
+
+
+def test_what_leave_out_names_and_nobody_has_is_noted(tmp_path: Path) -> None:
+    draw(tmp_path / "a.png")
+    (note,) = read(tmp_path, leave_out=("b.png", "c*")).notes
+    assert note == f"2 entries of leave_out name no file in {tmp_path}: b.png, c*."
+    with pytest.raises(ValueError, match="has no picture"):
+        read(tmp_path, leave_out=("*",))

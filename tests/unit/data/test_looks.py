@@ -1,0 +1,93 @@
+"""What pictures look like: hashes that near-duplicates share, blur and borders against closed forms."""
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageFilter, ImageOps
+
+from lora_atelier.trainer_core.data.looks import MOST_APART, Look, look_at, near_duplicates
+
+
+def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def soft(seed: int, side: int = 200) -> Image.Image:
+    """Draw large soft shapes."""
+    return Image.fromarray(noise(8, 8, seed)).resize((side, side), Image.Resampling.BICUBIC)
+
+
+def look(pixels: np.ndarray) -> Look:
+    return look_at(Image.fromarray(pixels))
+
+
+def apart(one: Image.Image, other: Image.Image) -> int:
+    return (int(look_at(one).hash, 16) ^ int(look_at(other).hash, 16)).bit_count()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_picture_that_was_scaled_or_compressed_keeps_its_hash_and_others_have_another(seed: int) -> None:
+    picture, file = soft(seed), io.BytesIO()
+    picture.save(file, "JPEG", quality=60)
+    assert apart(picture, picture.resize((90, 110))) <= MOST_APART
+    assert apart(picture, Image.open(file)) <= MOST_APART
+    assert apart(picture, soft(seed + 100)) > MOST_APART
+    assert apart(picture, ImageOps.mirror(picture)) > MOST_APART
+
+
+def test_pictures_without_shapes_have_no_hash_and_are_alike_to_none() -> None:
+    assert look(np.full((40, 40, 3), 7, np.uint8)) == Look(hash="", blur=0.0, border=0.0)
+    assert list(near_duplicates(["", "", "0" * 16, ""])) == []
+
+
+HASHES = st.lists(
+    st.builds(
+        lambda base, bits: base ^ sum(1 << bit for bit in bits),
+        st.sampled_from([0, 2**64 - 1, 0x0123456789ABCDEF]),
+        st.sets(st.integers(0, 63), max_size=MOST_APART + 1),
+    ),
+    max_size=12,
+)
+
+
+@given(HASHES)
+def test_near_duplicates_are_all_pairs_that_are_close(values: list[int]) -> None:
+    wanted = {
+        i: min(j for j in range(i) if (values[i] ^ values[j]).bit_count() <= MOST_APART)
+        for i in range(len(values))
+        if any((values[i] ^ values[j]).bit_count() <= MOST_APART for j in range(i))
+    }
+    assert dict(near_duplicates([f"{value:016x}" for value in values])) == wanted
+
+
+def test_blur_is_cretes_measure() -> None:
+    step, ramp = np.zeros((64, 64, 3), np.uint8), np.zeros((64, 64, 3), np.uint8)
+    step[:, 32:] = 200
+    ramp[:] = (3 * np.arange(64, dtype=np.uint8))[:, None, None]
+    assert look(step).blur == round(1 / 11, 3)  # 11 small steps are left of one step, and the part lost is 10/11
+    assert look(ramp).blur == 1.0  # a mean changes no ramp
+    picture = Image.fromarray(noise(128, 128))
+    blurs = [look_at(picture.filter(ImageFilter.GaussianBlur(radius))).blur for radius in (0, 1, 2, 4)]
+    assert blurs == sorted(set(blurs))
+
+
+def test_borders_are_bars_of_one_colour_on_opposite_sides() -> None:
+    inside = noise(100, 100)
+    assert look(inside).border == 0
+    bars = inside.copy()
+    bars[:10] = bars[-14:] = 20
+    assert look(bars).border == pytest.approx(0.24)
+    assert look(bars.swapaxes(0, 1)).border == pytest.approx(0.24)
+    framed = bars.copy()
+    framed[:, :10] = framed[:, -10:] = 20
+    assert look(framed).border == pytest.approx(1 - 0.76 * 0.8)
+    one, other = inside.copy(), inside.copy()
+    one[:10] = 20  # a floor or a sky
+    other[:10], other[-10:] = 20, 200
+    assert look(one).border == look(other).border == 0
+    ground = np.full((100, 100, 3), 255, np.uint8)
+    ground[30:70, 40:60] = 0  # a figure on a white ground has no border
+    assert look(ground).border == 0

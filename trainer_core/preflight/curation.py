@@ -1,0 +1,107 @@
+"""Find pictures that a person may want to leave out: near-duplicates, blur, borders, small ones, equal captions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ..common.wording import count, names
+from ..data.fit import KIND, Fit, describe_fits
+from ..data.looks import near_duplicates
+from ..data.plan import Plan
+from ..data.scan import Index
+
+BLURRED = 0.7  # Crete's measure, beyond which a picture of 512 pixels has lost its finest two
+MOST_BORDER = 0.1  # share of the area in borders of one colour
+MOST_ENLARGED = 1.5  # a picture that is enlarged more gets a remark
+
+Kind = Literal["near-duplicates", "blurred", "borders", "enlarged", "captions", "fit"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """A remark on pictures, and those that would be left out for it."""
+
+    kind: Kind
+    sentence: str
+    pictures: tuple[int, ...] = ()  # indices in the manifest
+
+
+def curate(plan: Plan) -> list[Finding]:
+    """List what stands out among the pictures of a plan."""
+    return [*_near_duplicates(plan), *_blurred(plan), *_borders(plan), *_enlarged(plan), *_same_captions(plan)]
+
+
+def misfits(plan: Plan, index: Index) -> list[Finding]:
+    """Name the pictures that had higher losses than others in the last run that trained them."""
+    fits = {}
+    for i in plan.trained:
+        facts = index.known_facts(plan.manifest.pictures[i].digest, KIND)
+        if facts is not None and (fit := Fit(**facts)).is_bad:
+            fits[i] = fit
+    pictures = plan.manifest.pictures
+    sentence = describe_fits([(pictures[i].name, " ".join(pictures[i].lines), fit) for i, fit in fits.items()])
+    return [Finding(kind="fit", sentence=f"In the last run: {sentence}", pictures=tuple(fits))] if fits else []
+
+
+def _near_duplicates(plan: Plan) -> Iterator[Finding]:
+    """Find pictures that look like an earlier one; exact copies have a note of the scan."""
+    pictures = plan.manifest.pictures
+    taught = [i for i, concept in enumerate(plan.concepts) if concept.role != "prior_prediction"]  # others repeat
+    found = near_duplicates([pictures[i].look.hash for i in taught])
+    pairs = [(taught[i], taught[first]) for i, first in found]
+    pairs = [(i, first) for i, first in pairs if pictures[i].digest != pictures[first].digest]
+    if pairs:
+        some = count(pairs, "picture looks", "pictures look")
+        each = names(f"{pictures[i].name} (like {pictures[first].name})" for i, first in pairs)
+        sentence = f"{some} almost like another one, which then counts more often: {each}."
+        yield Finding(kind="near-duplicates", sentence=sentence, pictures=tuple(i for i, _ in pairs))
+
+
+def _blurred(plan: Plan) -> Iterator[Finding]:
+    found = [i for i, picture in enumerate(plan.manifest.pictures) if picture.look.blur > BLURRED]
+    if found:
+        some = count(found, "picture looks", "pictures look")
+        yield Finding(kind="blurred", sentence=f"{some} blurred: {_names(plan, found)}.", pictures=tuple(found))
+
+
+def _borders(plan: Plan) -> Iterator[Finding]:
+    shares = {i: p.look.border for i, p in enumerate(plan.manifest.pictures) if p.look.border > MOST_BORDER}
+    if shares:
+        some = count(shares, "picture has", "pictures have")
+        each = names(f"{plan.manifest.pictures[i].name} ({share:.0%})" for i, share in shares.items())
+        sentence = f"{some} borders of one colour, which are learnt, too: {each}."
+        yield Finding(kind="borders", sentence=sentence, pictures=tuple(shares))
+
+
+def _enlarged(plan: Plan) -> Iterator[Finding]:
+    """Find pictures that are too small for their buckets."""
+    pictures = plan.manifest.pictures
+    scales = {i: max(crop.scale(plan.size(i)) for crop in plan.first_crops(i)) for i in range(len(pictures))}
+    small = {i: scale for i, scale in scales.items() if scale > MOST_ENLARGED}
+    if small:
+        some = count(small, "picture is", "pictures are")
+        each = names(f"{pictures[i].name} ({scale:.1f}x)" for i, scale in small.items())
+        sentence = f"{some} enlarged more than {MOST_ENLARGED:g}x: {each}."
+        yield Finding(kind="enlarged", sentence=sentence, pictures=tuple(small))
+
+
+def _same_captions(plan: Plan) -> Iterator[Finding]:
+    """Find captions that several contents of a concept share, where each picture has one of its own."""
+    pictures = plan.manifest.pictures
+    groups: defaultdict[tuple[int, tuple[str, ...]], dict[str, str]] = defaultdict(dict)
+    for picture, concept in zip(pictures, plan.concepts, strict=True):
+        own = concept.captions.source in ("text_file", "table") and any(picture.lines)
+        if own and picture.lines != (concept.captions.class_prompt.strip(),):
+            groups[picture.concept, picture.lines].setdefault(picture.digest, picture.name)
+    same = [list(group.values()) for group in groups.values() if len(group) > 1]
+    if same:
+        some = count(same, "caption belongs", "captions belong")
+        each = "; ".join(names(group, 3) for group in same[:3]) + (f"; and {len(same) - 3} more" if same[3:] else "")
+        yield Finding(kind="captions", sentence=f"{some} to several pictures: {each}.")
+
+
+def _names(plan: Plan, pictures: list[int]) -> str:
+    return names(plan.manifest.pictures[i].name for i in pictures)
