@@ -38,13 +38,17 @@ from lora_atelier.trainer_core.config import (
     SchedulerConfig,
     TrainConfig,
 )
+from lora_atelier.trainer_core.data import fit
+from lora_atelier.trainer_core.data.scan import PLACE, Index
 from lora_atelier.trainer_core.memory import compile_blocks
 from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.models.sd import load_base_model
 from lora_atelier.trainer_core.objective import objective
+from lora_atelier.trainer_core.preflight.curation import misfits
 from lora_atelier.trainer_core.runs import open_run
 from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import prepare
+from lora_atelier.trainer_core.training.checkpoint import read_history
 
 
 @pytest.fixture
@@ -564,6 +568,20 @@ def test_dropouts_bounded_norms_and_baking_act_in_a_run_and_repeat(config, tmp_p
     assert [0 < report.norms.largest <= 0.002001 for report in reports] == [True, True]
     assert any("Baked into plain LoRA: the file lacks" in note for note in notes)
     assert {name.partition(".")[2] for name in first.tensors} == {"lora_down.weight", "lora_up.weight", "alpha"}
+
+
+def test_losses_of_pictures_are_counted_once_and_kept_by_content(config, tmp_path, monkeypatch):
+    notes = []
+    monkeypatch.setattr(fit, "SURE", -1e9)  # so few visits are chance
+    result = run(change(config, "train", accumulate=2), tmp_path, callbacks=Callbacks(note=notes.append))
+    visits = read_history(open_run(result.run).checkpoints()[0])["fits"]["visits"]
+    plan = result.plan
+    samples = [sample for step in range(plan.steps) for mb in plan.step(step) for sample in mb.samples]
+    assert visits.sum(1).tolist() == [sum(s.picture == i for s in samples) for i in range(len(plan.manifest.pictures))]
+    with Index(tmp_path / "cache" / PLACE) as index:
+        (finding,) = misfits(plan, index)
+    (said,) = (note for note in notes if "higher losses than the others" in note)
+    assert finding.sentence == f"In the last run: {said}" and set(finding.pictures) == {s.picture for s in samples}
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-3])

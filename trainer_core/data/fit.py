@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..common.wording import count, names
@@ -38,9 +39,9 @@ class PictureLosses:
     def __init__(self, contents: Sequence[str]) -> None:
         """Begin with no losses. contents: digest of each picture."""
         self._of = hashlib.sha256(" ".join(contents).encode()).hexdigest()
-        self._sums = torch.zeros(len(contents), dtype=torch.float64)
-        self._visits = torch.zeros(len(contents), BINS, dtype=torch.int32)
-        self._levels = torch.zeros(2, BINS, dtype=torch.float64)  # sums of losses and of their squares
+        self._sums = np.zeros(len(contents))
+        self._visits = np.zeros((len(contents), BINS), np.int32)
+        self._levels = np.zeros((2, BINS))  # sums of losses and of their squares
 
     def add(self, picture: int, level: float, loss: float) -> None:
         """Add a loss; level: 0..1 of all levels. One that is not finite is left out."""
@@ -57,11 +58,10 @@ class PictureLosses:
 
         Losses of a level vary by chance about its mean, so that a picture's sum has the sum of their variances.
         """
-        visits = self._visits.double()
-        total = visits.sum(0).clamp(min=1)
+        total = np.maximum(self._visits.sum(0), 1)
         means = self._levels[0] / total
-        variances = (self._levels[1] / total - means.square()).clamp(min=0)
-        expected, chance = visits @ means, (visits @ variances).sqrt()
+        variances = np.maximum(self._levels[1] / total - means**2, 0)
+        expected, chance = self._visits @ means, np.sqrt(self._visits @ variances)
         found = {}
         for i, number in enumerate(self._visits.sum(1).tolist()):
             if number and expected[i] > 0:
@@ -72,17 +72,14 @@ class PictureLosses:
 
     def state_dict(self) -> dict[str, Any]:
         """Collect the sums, for a save."""
-        return {"of": self._of, "sums": self._sums, "visits": self._visits, "levels": self._levels}
+        sums, visits, levels = (torch.from_numpy(each) for each in (self._sums, self._visits, self._levels))
+        return {"of": self._of, "sums": sums, "visits": visits, "levels": levels}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore the sums of a save; those of other pictures, or none, begin anew."""
         if state is None or state["of"] != self._of:
-            for sums in (self._sums, self._visits, self._levels):
-                sums.zero_()
-            return
-        self._sums.copy_(state["sums"])
-        self._visits.copy_(state["visits"])
-        self._levels.copy_(state["levels"])
+            state = {"sums": 0, "visits": 0, "levels": 0}
+        self._sums[:], self._visits[:], self._levels[:] = state["sums"], state["visits"], state["levels"]
 
 
 def describe_fits(pictures: Sequence[tuple[str, str, Fit]]) -> str:

@@ -32,8 +32,9 @@ def look_at(image: Image.Image) -> Look:
     """Measure an RGB picture."""
     scale = min(1.0, SIDE / max(image.size))
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    pixels = np.asarray(image.resize(size, Image.Resampling.BOX, reducing_gap=2))
-    return Look(hash=_hash(image), blur=round(_blur(pixels), 3), border=round(_border(pixels), 4))
+    small = image.resize(size, Image.Resampling.BOX, reducing_gap=1.0)
+    grey = np.asarray(small.convert("L"), np.int16)
+    return Look(hash=_hash(small), blur=round(_blur(grey), 3), border=round(_border(np.asarray(small)), 4))
 
 
 def near_duplicates(hashes: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -63,7 +64,7 @@ def _bands(value: int) -> Iterable[tuple[int, int]]:
 
 def _hash(image: Image.Image) -> str:
     """Compute a perceptual hash: the signs of low frequencies about their median (Zauner 2010, section 3.2.1)."""
-    grey = np.asarray(image.resize((32, 32), Image.Resampling.BOX, reducing_gap=3).convert("L"), np.float64)
+    grey = np.asarray(image.resize((32, 32), Image.Resampling.BOX).convert("L"), np.float64)
     if grey.std() < FLAT:
         return ""
     waves = np.cos(np.pi / 32 * np.outer(np.arange(1, 9), np.arange(32) + 0.5))  # of the cosine transform, 1 to 8
@@ -71,19 +72,18 @@ def _hash(image: Image.Image) -> str:
     return np.packbits(low > np.median(low)).tobytes().hex()
 
 
-def _blur(pixels: np.ndarray) -> float:
+def _blur(grey: np.ndarray) -> float:
     """Compute the perceptual blur of Crete et al. (2007): what a mean over WINDOW pixels leaves of all differences.
 
-    pixels: (H, W, 3). The larger of both directions; 0 for pictures that are small or of one colour.
+    grey: (H, W) int16. The larger of both directions; 0 for pictures that are small or of one colour.
     """
-    if min(pixels.shape[:2]) < LEAST:
+    if min(grey.shape) < LEAST:
         return 0.0
-    grey = pixels.sum(axis=-1, dtype=np.int32)
     return max(_lost_sharpness(grey), _lost_sharpness(grey.T))
 
 
 def _lost_sharpness(lines: np.ndarray) -> float:
-    """Compute Crete's blur along the first axis of whole numbers."""
+    """Compute Crete's blur along the first axis of 0..255 in int16, which holds WINDOW times as much."""
     half = WINDOW // 2
     sharp = WINDOW * np.abs(np.diff(lines[half:-half], axis=0))
     soft = np.abs(lines[WINDOW:] - lines[:-WINDOW])  # neighbouring means differ by what enters and leaves the window

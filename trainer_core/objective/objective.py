@@ -59,6 +59,14 @@ class Draws:
     prior_weight: Tensor | None
     held: Tensor | None
 
+    def plain(self, losses: Tensor) -> Tensor:
+        """Divide losses of samples, (B,), by their weights and trained areas; not finite where these are 0."""
+        plain = losses / self.weights
+        if self.mask is None:
+            return plain
+        area = self.mask.mean(dim=(1, 2, 3))
+        return plain / (area if self.normalize is None else area.masked_fill(self.normalize, 1))
+
     @property
     def needs_frozen(self) -> bool:
         """Tell whether the loss needs the frozen model's prediction."""

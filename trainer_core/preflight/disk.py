@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from ..config import RunConfig
+from ..data.fit import BINS
 from ..data.plan import Plan
 from ..memory import DTYPES
 from ..networks.of_model import learning_rates
@@ -47,4 +48,5 @@ def save_bytes(config: RunConfig, plan: Plan, outline: Outline) -> int:
     sizes = [*weights, *(count * dtype.itemsize for count, dtype in state), sum(looked_at(parameters)) * 4]
     for dtype in [train.save_dtype] * (2 if optimizer.ema_decay else 1) + ["float32"] * bool(train.keeps_by):
         sizes += [count * DTYPES[dtype].itemsize for count in file]
-    return sum(sizes) + TENSOR_ENTRY * len(sizes) + SMALL_FILES + 8 * plan.steps * (1 + len(plan.concept_names()))
+    history = 8 * plan.steps * (1 + len(plan.concept_names())) + (8 + 4 * BINS) * len(plan.manifest.pictures)
+    return sum(sizes) + TENSOR_ENTRY * len(sizes) + SMALL_FILES + history

@@ -37,6 +37,7 @@ def state_of(run: Run) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         "losses": torch.tensor(run.losses, dtype=torch.float64),
         "concepts": {name: torch.tensor(losses, dtype=torch.float64) for name, losses in run.concepts.items()},
         "validation": run.validation,
+        "fits": run.fits.state_dict(),
         "best": run.best and (run.best.steps, run.best.loss),
     }
     return weights, optimizer, history
@@ -68,6 +69,7 @@ def restore(
     unknown = torch.full((run.at,), math.nan)
     history = history or {"losses": unknown, "concepts": {}, "validation": []}
     run.losses[:], run.validation[:] = history["losses"].tolist(), history["validation"]  # the log reads these lists
+    run.fits.load_state_dict(history.get("fits"))
     run.concepts = {name: history["concepts"].get(name, unknown).tolist() for name in run.concepts}
     if optimizer is not None:
         _restore_optimizer(run, optimizer)

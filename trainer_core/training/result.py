@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ..common.wording import clock, count
 from ..config import RunConfig, SampleConfig
+from ..data.fit import KIND, describe_fits
 from ..data.plan import Plan
+from ..data.scan import PLACE, Index
 from ..lora_files.lora import Lora
 from ..models.files.safetensors_file import read_header
 from ..runs import LORA, SAMPLES, Checkpoint, Choice, RunFolder
@@ -67,6 +69,7 @@ def finish(run: Run, checkpoint: Checkpoint, origin: str, log: Path | None, *, s
     """
     effect = None if stopped else measure_effect(run)
     if not stopped:
+        report_fits(run)
         run.folder.finish({"step": checkpoint.step, "effect": effect})
     with disk_errors_explained(run.destination.output.parent, lambda: size_of_lora(checkpoint)):
         copies = publish(run, checkpoint, f"-stopped-at-{checkpoint.step}" if stopped else "")
@@ -95,6 +98,16 @@ def finish(run: Run, checkpoint: Checkpoint, origin: str, log: Path | None, *, s
         log=log,
     )
     return read_result(source, paths, stopped=stopped)
+
+
+def report_fits(run: Run) -> None:
+    """Name the pictures with higher losses than others, and keep all comparisons by content, for Dataset Preview."""
+    fits, pictures = run.fits.fits(), run.plan.manifest.pictures
+    if sentence := describe_fits([(pictures[i].name, " ".join(pictures[i].lines), fit) for i, fit in fits.items()]):
+        run.callbacks.note(sentence)
+    with Index(run.encoded.cache.folder / PLACE) as index:
+        for i, fit in fits.items():
+            index.keep(pictures[i].digest, KIND, asdict(fit))
 
 
 def size_of_lora(checkpoint: Checkpoint) -> int:

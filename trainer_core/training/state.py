@@ -11,6 +11,7 @@ import torch
 
 from ..common.callbacks import Callbacks
 from ..config import MemoryConfig, RunConfig
+from ..data.fit import PictureLosses
 from ..data.plan import Plan, Sample
 from ..memory import Programs, Stream
 from ..models import BaseModel
@@ -67,11 +68,13 @@ class Run:
     best: Best | None = None  # with keep_best or early stopping
     ended: bool = False  # early, as the validation loss did not fall
     saves: int = 0  # so far
+    fits: PictureLosses = field(init=False)
     updating: bool = False  # within an update: weights and optimizer state do not match
     reported: set[str] = field(default_factory=set)  # kinds of problems already reported
 
     def __post_init__(self) -> None:
-        """Create an empty list of losses for each concept."""
+        """Create an empty list of losses for each concept, and empty sums for each picture."""
+        self.fits = PictureLosses([picture.digest for picture in self.plan.manifest.pictures])
         self.concepts = self.concepts or {name: [] for name in self.plan.concept_names().values()}
 
     @property

@@ -32,6 +32,9 @@ class Passes:
     losses: list[Tensor] = field(default_factory=list)  # (B,) weighted, of each micro-batch
     areas: list[Tensor] = field(default_factory=list)  # (1,) mean mask of each micro-batch with masks
     concepts: list[int] = field(default_factory=list)  # number of each sample's concept
+    pictures: list[int] = field(default_factory=list)  # number of each sample's picture
+    plain: list[Tensor] = field(default_factory=list)  # (B,) losses without weights, of each micro-batch
+    levels: list[Tensor] = field(default_factory=list)  # (B,) levels of each micro-batch
 
     def add(self, micro_batch: MicroBatch, draws: Draws, losses: Tensor, loss: Tensor, run: Run) -> None:
         """Add the losses of a micro-batch."""
@@ -40,6 +43,9 @@ class Passes:
         self.areas += [draws.mask.mean()[None]] if draws.mask is not None else []
         pictures = run.plan.manifest.pictures
         self.concepts += [pictures[sample.picture].concept for sample in micro_batch.samples]
+        self.pictures += [sample.picture for sample in micro_batch.samples]
+        self.plain.append(draws.plain(losses.detach()))
+        self.levels.append(draws.levels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +57,7 @@ class Numbers:
     noise: tuple[float, float]  # for `NoiseScale.record`
     concepts: dict[str, float]  # mean loss of the samples of each concept
     masked_area: float | None  # mean of the masks, None without
+    samples: list[tuple[int, float, float]]  # picture, level and loss without weights of each sample
 
     @property
     def finite(self) -> bool:
@@ -88,9 +95,11 @@ def limit(run: Run, passes: Passes) -> Numbers:
     parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
     norm = limit_gradients(parameters, run.config.optimizer)
     # One list: every copy would wait for the device.
-    numbers = torch.cat([torch.stack([passes.loss, norm]), noise, *passes.losses, *passes.areas]).tolist()
+    samples = (*passes.losses, *passes.plain, *passes.levels)
+    numbers = torch.cat([torch.stack([passes.loss, norm]), noise, *samples, *passes.areas]).tolist()
     (loss, grad_norm, *pair), numbers = numbers[:4], numbers[4:]
-    losses, areas = numbers[: len(passes.concepts)], numbers[len(passes.concepts) :]
+    of = len(passes.concepts)
+    losses, plain, levels, areas = numbers[:of], numbers[of : 2 * of], numbers[2 * of : 3 * of], numbers[3 * of :]
     concept_names = run.plan.concept_names()
     return Numbers(
         loss=loss,
@@ -98,6 +107,7 @@ def limit(run: Run, passes: Passes) -> Numbers:
         noise=(pair[0], pair[1]),
         concepts={concept_names[number]: loss for number, loss in mean_by(passes.concepts, losses).items()},
         masked_area=sum(areas) / len(areas) if areas else None,
+        samples=list(zip(passes.pictures, levels, plain, strict=True)),
     )
 
 
@@ -116,6 +126,9 @@ def update(run: Run, numbers: Numbers) -> Norms | None:
     run.losses.append(numbers.loss if finite else math.nan)
     for name, losses in run.concepts.items():
         losses.append(numbers.concepts.get(name, math.nan))
+    for picture, level, loss in numbers.samples:
+        if run.plan.concepts[picture].role == "train":  # others should not fit
+            run.fits.add(picture, level / len(run.objective.path), loss)
     run.updating = False
     return norms
 
