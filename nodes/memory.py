@@ -74,6 +74,15 @@ class AtelierMemory(Node):
                     "Needs a C++ compiler, on GPUs Triton; where it fails the run continues without it, and the "
                     "report says so.",
                 ),
+                io.Combo.Input(
+                    "encodings",
+                    options=["disk", "RAM"],
+                    default="disk",
+                    optional=True,
+                    tooltip="Where encoded pictures and captions are kept. disk: in the pack's cache, where the next "
+                    "run finds them. RAM: nothing is written, and every run encodes them anew; for small disks.",
+                    advanced=True,
+                ),
             ],
             outputs=[MemorySocket.Output(display_name="MEMORY", tooltip="For Train LoRA's input memory.")],
         )

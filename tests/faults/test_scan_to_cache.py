@@ -173,7 +173,9 @@ def test_a_full_disk_is_reported_before_anything_is_encoded(tmp_path: Path, monk
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     monkeypatch.setattr(encode_module, "load_picture", lambda *_: pytest.fail("a picture was read"))
-    with pytest.raises(ValueError, match=r"The cache needs \d+ MB and 0 MB are free in .*cache; make room\."):
+    with pytest.raises(
+        ValueError, match=r"Encoded pictures need \d+ MB and 0 MB are free in .*cache; make room, or set encodings"
+    ):
         encode(plan, tmp_path / "cache")
 
 

@@ -131,7 +131,10 @@ def test_the_disk_is_asked_before_anything_is_encoded(base, pictures, tmp_path, 
     usage = module.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=1000))
     base.vae.encode = lambda *_: pytest.fail("something was encoded")
-    with pytest.raises(ValueError, match=r"The cache needs \d+ MB and 0 MB are free"):
+    with pytest.raises(
+        ValueError,
+        match=r"Encoded pictures need \d+ MB and 0 MB are free in .*; make room, or set encodings of Memory to RAM",
+    ):
         encode_plan(base, plan, Cache(tmp_path / "new" / "cache"), CPU, Callbacks(), prompts=None)
 
 

@@ -584,6 +584,12 @@ def test_losses_of_pictures_are_counted_once_and_kept_by_content(config, tmp_pat
     assert finding.sentence == f"In the last run: {said}" and set(finding.pictures) == {s.picture for s in samples}
 
 
+def test_encodings_in_ram_are_the_same_and_none_is_written(config, plain, tmp_path):
+    result = run(change(config, "memory", encodings="RAM"), tmp_path)
+    assert result.losses == plain(config).losses and same(result, plain(config))
+    assert not list((tmp_path / "cache").rglob("shard-*"))
+
+
 @pytest.mark.parametrize("rate", [0.0, 1e-3])
 def test_weights_of_captions_and_prompts_count_where_they_are_asked_for(config, tmp_path, rate):
     """In losses, from the cache and from text encoders that are trained, and in samples."""

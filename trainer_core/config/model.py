@@ -59,6 +59,7 @@ class MemoryConfig(Config):
     attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"  # kernel of scaled dot product attention
     channels_last: Literal["auto", "off", "on"] = "auto"  # memory order of convolutions
     compile: bool = False  # torch.compile of the UNet's repeated blocks
+    encodings: Literal["disk", "RAM"] = "disk"  # where encoded pictures and captions are kept; RAM writes nothing
 
     def __post_init__(self) -> None:
         check_choices(self)

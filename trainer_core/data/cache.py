@@ -126,12 +126,14 @@ class _Shard:
 class Cache:
     """A folder of tensors by key: written atomically, read memory-mapped, safe to share between processes.
 
-    limit: bytes that `prune` leaves on disk, 0 = no limit. Use it in a `with` block, which writes pending entries.
+    limit: bytes that `prune` leaves on disk, 0 = no limit. in_ram: new entries stay pending in RAM and are never
+    written. Use it in a `with` block, which writes pending entries.
     """
 
-    def __init__(self, folder: Path, limit: int = 0) -> None:
+    def __init__(self, folder: Path, limit: int = 0, *, in_ram: bool = False) -> None:
         self.folder = Path(folder)
         self.limit = limit
+        self.in_ram = in_ram
         self._index: dict[str, _Shard] = {}
         self._known: set[str] = set()  # names of the shards whose header was read
         self._used: set[str] = set()  # names of the shards that this instance has read or written
@@ -216,7 +218,7 @@ class Cache:
 
     def flush(self) -> None:
         """Write the pending entries as one shard; raises CacheError, and keeps them, if that fails."""
-        if not self._pending:
+        if not self._pending or self.in_ram:
             return
         entries = {key: (_checksum(key, tensors), list(tensors)) for key, tensors in self._pending.items()}
         data = safetensors.torch.save(
@@ -253,11 +255,12 @@ class Cache:
         freed = 0
         if self.limit:
             shards = self._stats(_SHARD_NAME)
-            excess = sum(size for _, size, _ in shards) + self._pending_bytes - self.limit
+            excess = sum(size for _, size, _ in shards) - self.limit
+            excess += 0 if self.in_ram else self._pending_bytes
             for _, size, path in sorted(shards):
                 if freed < excess and path.name not in self._used and _delete(path):
                     freed += size
-            if freed < excess:
+            if freed < excess and not self.in_ram:
                 freed += self._compact(excess - freed)
         return freed
 

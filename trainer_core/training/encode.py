@@ -26,7 +26,7 @@ from ..data.crops import Crop
 from ..data.images import DECODER_ERRORS, cut, decoder_error, load_picture, strict_decoding
 from ..data.masks import cut_mask, latent_mask, painting_masks, read_mask
 from ..data.plan import Plan, Sample
-from ..memory import placed, with_room
+from ..memory import free_bytes, placed, with_room
 from ..models import BaseModel, Conditioning, mentions
 
 AHEAD = 4  # pictures that are decoded in advance, while the autoencoder works
@@ -278,33 +278,43 @@ def _finite(*tensors: Tensor | None) -> bool:
 
 
 def _check_space(base: BaseModel, cache: Cache, missing: list[Item]) -> None:
-    """Raise ValueError when the latents, mean and deviation in float32, do not fit on the disk."""
+    """Raise ValueError when the latents, mean and deviation in float32, do not fit on the disk or into RAM."""
     form, numbers = base.latents, 2 * torch.float32.itemsize
     each = (crop.bucket[0] // form.pixels * (crop.bucket[1] // form.pixels) for _, crop in missing)
     needed = form.channels * numbers * sum(each)
-    free = shutil.disk_usage(next(p for p in (cache.folder, *cache.folder.parents) if p.exists())).free
+    free, place, _ = _room(cache)
     if needed > free:
+        other = "disk" if cache.in_ram else "RAM, where there is more"
         raise ValueError(
-            f"The cache needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free in {cache.folder}; make room."
+            f"Encoded pictures need {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free in {place}; make room, or "
+            f"set encodings of Memory to {other}."
         )
 
 
+def _room(cache: Cache) -> tuple[int, Path | str, int]:
+    """Measure the free bytes for new entries, name their place, and its limit in bytes, 0 = none."""
+    if cache.in_ram:
+        return free_bytes(torch.device("cpu")), "RAM", 0
+    folder = next(path for path in (cache.folder, *cache.folder.parents) if path.exists())
+    return shutil.disk_usage(folder).free, cache.folder, cache.limit
+
+
 def _check_text_space(each: int, texts: int, cache: Cache, callbacks: Callbacks) -> None:
-    """Raise ValueError if captions do not fit on the disk; note those that exceed the limit of the cache.
+    """Raise ValueError if captions do not fit on the disk or into RAM; note those that exceed the limit of the cache.
 
     each: bytes of the first caption; others have about as many.
     """
     needed, more = each * texts, "set caption_variants of Concept Dataset lower"
-    free = shutil.disk_usage(next(p for p in (cache.folder, *cache.folder.parents) if p.exists())).free
+    free, place, limit = _room(cache)
     if needed > free:
         raise ValueError(
-            f"{texts} encoded captions need {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free in "
-            f"{cache.folder}; make room, or {more}."
+            f"{texts} encoded captions need {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free in {place}; make "
+            f"room, or {more}."
         )
-    if 0 < cache.limit < needed:
+    if 0 < limit < needed:
         callbacks.note(
             f"{texts} encoded captions take about {needed / 1e9:.1f} GB, more than the limit of what the pack keeps, "
-            f"{cache.limit / 1e9:.1f} GB. They stay until this run ends; to have fewer, {more}."
+            f"{limit / 1e9:.1f} GB. They stay until this run ends; to have fewer, {more}."
         )
 
 

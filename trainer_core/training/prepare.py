@@ -293,7 +293,8 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     network.to(device, DTYPES[config.lora.dtype])
     prompts = None if train_text else config.sample.texts()
     vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
-    with Cache(job.cache, job.cache_limit) as cache, network.attached():  # a continued LoRA changes captions, too
+    cache = Cache(job.cache, job.cache_limit, in_ram=config.memory.encodings == "RAM")
+    with cache, network.attached():  # a continued LoRA changes captions, too
         encoded = encode_plan(base, planned.plan, cache, device, job.callbacks, prompts=prompts, vae_dtype=vae_dtype)
         cache.prune()
     if base.text_encoders and not trains_text(config, base):

@@ -794,3 +794,16 @@ def test_the_header_can_be_read_by_any_reader_of_the_format(tmp_path: Path) -> N
     assert same({name.removeprefix(f"{KEY}/"): tensor for name, tensor in loaded.items()}, TENSORS)
     with safetensors.safe_open(path, framework="pt") as file:
         assert list(json.loads(file.metadata()["checksums"])) == [KEY]
+
+
+def test_entries_in_ram_are_read_and_never_written(tmp_path: Path) -> None:
+    with Cache(tmp_path, limit=1) as disk:
+        disk.put("old", {"x": torch.ones(3)})
+    with Cache(tmp_path, limit=1, in_ram=True) as cache:
+        assert cache.get("old") is not None  # what the disk has is used
+        cache.put("new", {"x": torch.arange(3.0)})
+        cache.flush()
+        cache.prune()
+    entry = cache.get("new")
+    assert entry is not None and torch.equal(entry["x"], torch.arange(3.0)) and cache.has("old")
+    assert len(list(tmp_path.glob("shard-*"))) == 1 and not Cache(tmp_path).has("new")
