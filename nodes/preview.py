@@ -84,6 +84,11 @@ class AtelierDatasetPreview(Node):
         )
 
     @classmethod
+    def fingerprint_inputs(cls, **_: object) -> str:
+        """Run again after a run, which has compared the losses of pictures."""
+        return folders.index_version()
+
+    @classmethod
     def execute(
         cls,
         dataset: DatasetConfig,

@@ -235,6 +235,15 @@ def index_file() -> Path:
     return cache_folder() / PLACE
 
 
+def index_version() -> str:
+    """Identify the state of that file, which scans of new files and finished runs change; "" without it."""
+    try:
+        status = index_file().stat()
+    except OSError:
+        return ""
+    return f"{status.st_mtime_ns}/{status.st_size}"
+
+
 def kept_limit() -> int:
     """The most bytes that the pack keeps, 0 for any: the setting of ComfyUI, of several users the largest.
 

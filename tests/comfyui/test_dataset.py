@@ -252,3 +252,7 @@ def test_the_preview_names_what_stands_out_by_its_node_and_marks_what_is_held_ou
     assert result.ok and not result.outputs["sheet"]["leave_out"]
     outcomes = {row["file"]: row["why"] for row in table(result)}
     assert outcomes["z, again.png"] == "by leave_out of Concept Dataset"
+    while comfy.queue(graph).did_run("sheet"):  # until nothing new is read
+        pass
+    assert comfy.queue(train_graph(pictures.name, name=pictures.name, steps=1)).ok
+    assert comfy.queue(graph).did_run("sheet")  # the run has compared losses
