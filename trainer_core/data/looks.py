@@ -40,8 +40,8 @@ def look_at(image: Image.Image) -> Look:
 def near_duplicates(hashes: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Yield (picture, the first earlier one that it looks like) by their hashes, in the order of the pictures.
 
-    Two hashes that differ in at most MOST_APART bits share one of MOST_APART + 1 bands of bits, so that only pictures
-    with a common band are compared.
+    Earlier ones that are near-duplicates themselves do not count. Two hashes that differ in at most MOST_APART bits
+    share one of MOST_APART + 1 bands of bits, so that only pictures with a common band are compared.
     """
     bands: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     values = [int(text, 16) if text else None for text in hashes]
@@ -52,6 +52,7 @@ def near_duplicates(hashes: Sequence[str]) -> Iterator[tuple[int, int]]:
         close = (j for band in own for j in bands[band] if ((values[j] or 0) ^ value).bit_count() <= MOST_APART)
         if (first := min(close, default=None)) is not None:
             yield i, first
+            continue
         for band in own:
             bands[band].append(i)
 
