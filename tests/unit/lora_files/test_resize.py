@@ -123,9 +123,9 @@ def test_scores_are_their_formula():
 
 
 def test_the_largest_singular_value_is_found():
-    for rows, columns in ((30, 20), (20, 30), (1, 5)):
+    for rows, columns in ((300, 200), (200, 300), (1, 5), (30, 1)):
         matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
-        assert spectral_norm(matrix) == pytest.approx(float(torch.linalg.svdvals(matrix)[0]), rel=1e-5)
+        assert spectral_norm(matrix) == pytest.approx(float(torch.linalg.svdvals(matrix)[0]), rel=1e-3)
     assert spectral_norm(torch.zeros(3, 3)) == 0
 
 
