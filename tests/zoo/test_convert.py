@@ -1,12 +1,16 @@
 """Converted LoRA files: under the names of every program and back, they change a MODEL by the same."""
 
+import re
+
 import comfy.lora
+import diffusers
 import pytest
 import torch
 from zoo.zoo import ZOO, build
 
 from lora_atelier.nodes.comfyui.connected.names import names_of
 from lora_atelier.trainer_core.lora_files.convert import convert
+from lora_atelier.trainer_core.lora_files.diffusers_names import diffusers_paths
 from lora_atelier.trainer_core.lora_files.formats import delta_weight
 from lora_atelier.trainer_core.lora_files.lora import layers_of
 from lora_atelier.trainer_core.lora_files.names import PROGRAMS
@@ -28,6 +32,10 @@ EXAMPLES = [
     ("qwen_image", "ai-toolkit", "diffusion_model.transformer_blocks.0.attn.to_q"),
     ("qwen_image", "diffusers", "transformer.transformer_blocks.0.attn.to_q"),
     ("wan21_t2v", "ai-toolkit", "diffusion_model.blocks.0.self_attn.q"),
+    ("wan21_t2v", "diffusers", "transformer.blocks.0.attn1.to_q"),
+    ("wan21_i2v", "diffusers", "transformer.blocks.0.attn2.add_k_proj"),
+    ("ltxv", "diffusers", "transformer.proj_in"),
+    ("cosmos_predict2", "diffusers", "transformer.transformer_blocks.0.attn1.to_out.0"),
     ("cascade_c", "kohya", "lora_prior_unet_down_blocks_0_0_channelwise_0"),
 ]
 
@@ -100,3 +108,53 @@ def test_every_program_s_file_changes_a_model_by_the_same(row):
 def test_names_are_those_of_the_program(row, program, name):
     names = names_of(build(row)[1], None)
     assert name in {each.name for weight in names.weights.values() for each in names.written(weight, program)}
+
+
+# Architectures that ComfyUI's map of names does not know under diffusers' names, and their classes there.
+CLASSES = {
+    "wan21_t2v": "WanTransformer3DModel",
+    "wan21_i2v": "WanTransformer3DModel",
+    "ltxv": "LTXVideoTransformer3DModel",
+    "cosmos_predict2": "CosmosTransformer3DModel",
+    "mochi": "MochiTransformer3DModel",
+    "hunyuan_video": "HunyuanVideoTransformer3DModel",
+}
+REAL = {"hunyuan_video": 3072}  # width for which diffusers' conversion is written
+OPTIONAL = {"wan21_i2v": {"image_dim": 1280, "added_kv_proj_dim": 5120}}  # parts that a class has on request
+
+
+def sizes_of(row):
+    """Count the rows of a tiny model's tensors, at the real width or number of blocks where diffusers counts on it."""
+    tensors = build(row)[1].model.diffusion_model.state_dict()
+    rows = {name: len(each) for name, each in tensors.items() if each.ndim}
+    if row in REAL:
+        factor = REAL[row] // rows["img_in.proj.weight"]
+        rows = {name: factor * count for name, count in rows.items()}
+    if row == "mochi":
+        first = {name: count for name, count in rows.items() if name.startswith("blocks.0.")}
+        last = {name.replace("blocks.1.", "blocks.47."): n for name, n in rows.items() if name.startswith("blocks.1.")}
+        rows = {name: count for name, count in rows.items() if not name.startswith("blocks.")} | last
+        rows |= {name.replace("blocks.0.", f"blocks.{i}."): n for name, n in first.items() for i in range(47)}
+    return rows
+
+
+@pytest.mark.parametrize("row", [row for row in CLASSES if row in ZOO])
+def test_names_are_those_of_layers_in_diffusers(row):
+    rows = sizes_of(row)
+    found = diffusers_paths(rows)
+    with torch.device("meta"):
+        theirs = getattr(diffusers, CLASSES[row])(**OPTIONAL.get(row, {}))
+    known = {re.sub(r"\d+", "#", name) for name, _ in theirs.named_modules()}
+    named = [each for names in found.values() for each in names]
+    assert {each.name for each in named if re.sub(r"\d+", "#", each.name) not in known} == set()
+    matrices = {n.removesuffix(".weight") for n, t in shapes_of(row).items() if n.endswith(".weight") and len(t) > 1}
+    blocks = {path for path in matrices if "blocks" in path}
+    assert blocks and (row == "mochi" or blocks <= found.keys())
+    for path, names in found.items():
+        pieces = [each.slice for each in names if each.slice]
+        covered = sum(piece.length for piece in pieces) if pieces else rows[f"{path}.weight"]
+        assert covered == rows[f"{path}.weight"]
+
+
+def shapes_of(row):
+    return {name: each.shape for name, each in build(row)[1].model.diffusion_model.state_dict().items()}

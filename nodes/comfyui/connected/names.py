@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import comfy.lora
@@ -13,6 +13,7 @@ import comfy.utils
 import torch
 from torch import Tensor
 
+from ....trainer_core.lora_files.diffusers_names import diffusers_paths
 from ....trainer_core.lora_files.match import flat_name
 from ....trainer_core.lora_files.names import OWN, Named, Names, Weight
 from ....trainer_core.models.base import Form, Slice
@@ -22,6 +23,7 @@ from ....trainer_core.networks.layers.shape import weight_shape
 
 WEIGHT = ".weight"
 DIFFUSERS = "transformer."  # of transformers' names in files of diffusers
+OF_DIFFUSERS = (DIFFUSERS, "diffusion_model.", "lora_transformer_")  # of its paths; ai-toolkit, OneTrainer, too
 TEXT_NUMBER = re.compile(r"lora_te(\d?)_")
 DENOISER = "diffusion_model."  # start of its modules' names in ComfyUI's models
 # Starts of the denoiser's own paths in files: of kohya and musubi, ai-toolkit, Wan Fun, diffusers, OneTrainer, LyCORIS.
@@ -94,9 +96,9 @@ def names_of(model: Any, clip: Any) -> Names:
             diffusers=tuple(dotted.get(path, ())),
             # ComfyUI's map has those of old attention processors alone.
             aliases={
+                **_of_diffusers(("unet.",) if unet else OF_DIFFUSERS, dotted.get(path, ())),
                 **dict.fromkeys(known),
                 **slices.get(path, {}),
-                **_peft_of_unet(dotted.get(path, []) if unet else []),
             },
         )
     texts = {} if clip is None else _names_of_texts(clip.cond_stage_model)
@@ -113,8 +115,8 @@ def names_of(model: Any, clip: Any) -> Names:
     )
 
 
-def _peft_of_unet(names: Iterable[Named]) -> dict[str, None]:
-    return {flat_name(f"unet.{each.name}"): None for each in names}
+def _of_diffusers(starts: Sequence[str], names: Iterable[Named]) -> dict[str, Slice | None]:
+    return {flat_name(start + each.name): each.slice for start in starts for each in names}
 
 
 def _forms(base: Any, dotted: set[str]) -> dict[str, Form]:
@@ -149,14 +151,17 @@ def _unet_paths(unet: Mapping[str, str]) -> dict[str, list[Named]]:
 
 
 def _diffusers_paths(base: Any) -> dict[str, list[Named]]:
-    """Map paths of a transformer's modules to those of diffusers, as far as ComfyUI's map of names has them."""
-    if isinstance(base, comfy.model_base.HunyuanVideo):  # there they are diffusion-pipe's
-        return {}
+    """Map paths of a transformer's modules to those of diffusers: ComfyUI's map of names first, then diffusers' own."""
     known = {path[len(DENOISER) : -len(WEIGHT)] for path in base.state_dict() if path.endswith(WEIGHT)}
     found: dict[str, list[Named]] = {}
-    for key, target in comfy.lora.model_lora_keys_unet(base, {}).items():
+    hunyuan = isinstance(base, comfy.model_base.HunyuanVideo)  # whose names there are diffusion-pipe's
+    for key, target in ({} if hunyuan else comfy.lora.model_lora_keys_unet(base, {})).items():
         if key.startswith(DIFFUSERS) and (place := _place(base, key, target, known)) is not None:
             found.setdefault(place[0], []).append(Named(key.removeprefix(DIFFUSERS), place[1]))
+    if known - found.keys():
+        tensors = base.diffusion_model.state_dict()
+        own = diffusers_paths({name: len(each) for name, each in tensors.items() if each.ndim})
+        found = {path: names for path, names in own.items() if path in known} | found
     return {path: _once(names, weight_shape(base.get_submodule(DENOISER + path))[0]) for path, names in found.items()}
 
 
