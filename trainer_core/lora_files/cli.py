@@ -18,7 +18,8 @@ from .extract import extract
 from .formats import FileLayer
 from .inspect import describe_lora, inspect_lora
 from .lora import Lora, read_lora, remade
-from .names import PROGRAMS, names_of_file
+from .model_names import names_of_file
+from .names import PROGRAMS
 from .recipes import parse_recipes
 from .resize import MODES, Rule, describe_ranks, resize, resize_by_recipes
 from .write import save_lora
@@ -61,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     converting = command("convert", convert_file, "write a LoRA as another program does")
     output(converting)
     converting.add_argument("--for", dest="program", choices=PROGRAMS, required=True, help="the program that reads it")
-    converting.add_argument("--model", type=Path, required=True, help="a Stable Diffusion checkpoint of its kind")
+    converting.add_argument("--model", type=Path, required=True, help="a model file of its kind, .safetensors")
     converting.add_argument("--plain-rank", type=int, default=0, help="plain LoRA of this rank for other kinds")
     extracting = commands.add_parser("extract", help="the difference of two models as a LoRA")
     extracting.add_argument("tuned", type=Path, help="the tuned model's file, .safetensors")
@@ -109,7 +110,13 @@ def resize_file(options: argparse.Namespace) -> int:
 def convert_file(options: argparse.Namespace) -> int:
     """Write a LoRA as another program does."""
     lora, file = read_lora(options.lora)
-    made = convert(file, names_of_file(options.model), options.program, rank=options.plain_rank)
+    names = names_of_file(options.model)
+    if options.program not in names.forms:
+        raise ValueError(
+            f"The form of {options.program} depends on what ComfyUI knows of the model; use the node Convert LoRA, or "
+            f"one of {', '.join(names.forms)} after --for."
+        )
+    made = convert(file, names, options.program, rank=options.plain_rank)
     settings = {"program": options.program, "plain_rank": options.plain_rank}
     return _write(options, lora, made.layers, "convert", settings, made.describe(options.program), made.tensors)
 

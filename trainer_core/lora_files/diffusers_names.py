@@ -1,6 +1,7 @@
-"""What diffusers calls the layers of a transformer: asked of its own conversion of checkpoints, which gets marked tensors.
+"""What diffusers calls the layers of a transformer: asked of its own conversion of checkpoints.
 
-So the names, the slices of fused layers and their order are diffusers' own, of the version that is installed.
+That gets tensors whose rows are numbered. So the names, the slices of fused layers and their order are those of the
+version that is installed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..models.base import Slice
 from .names import Named
 
 WEIGHT = ".weight"
+Replacement = str | Callable[[re.Match[str]], str]
 
 
 class Origin(NamedTuple):
@@ -25,9 +27,7 @@ class Origin(NamedTuple):
     marks: tuple[str, ...]  # paths of layers
     kind: str
     start: str = ""  # of tensors' names in the original files
-    renamed: Sequence[
-        tuple[str, str | Callable[[re.Match[str]], str]]
-    ] = ()  # patterns of ComfyUI's paths, and the original's
+    renamed: Sequence[tuple[str, Replacement]] = ()  # patterns of ComfyUI's paths, and the original's
 
 
 ORIGINS = (

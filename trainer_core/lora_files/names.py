@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from ..config import BaseModelConfig
 from ..models.base import Form, Slice
 from .match import flat_name
 
@@ -34,6 +32,7 @@ class Weight:
 
 
 OWN = Form("diffusion_model.")  # as ComfyUI's own nodes
+DIFFUSERS = "transformer."  # start of transformers' names in files of diffusers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,22 +67,6 @@ def _named(form: Form, names: Sequence[Named]) -> tuple[Named, ...]:
     return tuple(Named(form.start + (flat_name(name) if form.flat else name), piece) for name, piece in names)
 
 
-def names_of_file(path: Path) -> Names:
-    """Collect the names of a checkpoint of Stable Diffusion; raises ValueError for another file."""
-    from ..models.sd.names import file_forms  # here, as diffusers takes seconds to import
-    from ..models.sd.outline import outline_base_model
-
-    base = outline_base_model(BaseModelConfig(path=str(path)))
-    texts = [part.prefix for part in base.parts[1:]]
-    weights = {
-        layer.comfy: Weight(
-            key=layer.comfy,
-            rows=layer.module.weight.shape[0],
-            diffusers=(Named(layer.path),),
-            text=texts.index(layer.part) + 1 if layer.part in texts else 0,
-            aliases={**dict.fromkeys((flat_name(layer.name), *layer.aliases)), **layer.slices},
-        )
-        for layer in base.layers()
-    }
-    forms = file_forms(original=base.family.ldm_names)
-    return Names(weights=weights, forms=forms, without_alpha=frozenset({"diffusers"}), texts=len(texts))
+def of_diffusers(starts: Sequence[str], names: Sequence[Named]) -> dict[str, Slice | None]:
+    """Map names of diffusers' paths behind some starts, with underscores for dots, to slices."""
+    return {flat_name(start + each.name): each.slice for start in starts for each in names}

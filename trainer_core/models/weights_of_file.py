@@ -36,10 +36,14 @@ def open_weights(path: Path) -> Iterator[Weights]:
 
 
 def _denoiser(header: FileHeader, file: TensorFile) -> Weights:
+    return {
+        DENOISER + name.removesuffix(WEIGHT): lambda tensor=tensor: file.get_tensor(tensor)
+        for name, tensor in denoiser_names(header).items()
+        if name.endswith(WEIGHT) and len(header.shapes[tensor]) >= LEAST_SIDES
+    }
+
+
+def denoiser_names(header: FileHeader) -> dict[str, str]:
+    """Map the names of a denoiser's tensors, without what files put before them, to those of a file."""
     prefix = next(start for start in PREFIXES if any(name.startswith(start) for name in header.shapes))
-    names = [
-        name
-        for name, shape in header.shapes.items()
-        if name.startswith(prefix) and name.endswith(WEIGHT) and len(shape) >= LEAST_SIDES
-    ]
-    return {DENOISER + name[len(prefix) : -len(WEIGHT)]: lambda name=name: file.get_tensor(name) for name in names}
+    return {name[len(prefix) :]: name for name in header.shapes if name.startswith(prefix)}

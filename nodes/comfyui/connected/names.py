@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import comfy.lora
@@ -15,22 +15,16 @@ from torch import Tensor
 
 from ....trainer_core.lora_files.diffusers_names import diffusers_paths
 from ....trainer_core.lora_files.match import flat_name
-from ....trainer_core.lora_files.names import OWN, Named, Names, Weight
+from ....trainer_core.lora_files.names import DIFFUSERS, OWN, Named, Names, Weight, of_diffusers
 from ....trainer_core.models.base import Form, Slice
 from ....trainer_core.models.sd.identify import made_for as made_for_unet
-from ....trainer_core.models.sd.names import file_forms
+from ....trainer_core.models.sd.names import PREFIXES, file_forms
 from ....trainer_core.networks.layers.shape import weight_shape
 
 WEIGHT = ".weight"
-DIFFUSERS = "transformer."  # of transformers' names in files of diffusers
 OF_DIFFUSERS = (DIFFUSERS, "diffusion_model.", "lora_transformer_")  # of its paths; ai-toolkit, OneTrainer, too
 TEXT_NUMBER = re.compile(r"lora_te(\d?)_")
 DENOISER = "diffusion_model."  # start of its modules' names in ComfyUI's models
-# Starts of the denoiser's own paths in files: of kohya and musubi, ai-toolkit, Wan Fun, diffusers, OneTrainer, LyCORIS.
-PREFIXES = (
-    *("lora_unet_", "diffusion_model_", "model_diffusion_model_", "lora_unet__"),
-    *("transformer_", "lora_transformer_", "lycoris_", "unet_", ""),
-)
 # A mark in the names of a file's layers, with underscores for dots, and the family it is for; the more special first.
 MARKS = (
     (r"double_stream_modulation|to_qkv_mlp_proj", "FLUX.2"),
@@ -96,7 +90,7 @@ def names_of(model: Any, clip: Any) -> Names:
             diffusers=tuple(dotted.get(path, ())),
             # ComfyUI's map has those of old attention processors alone.
             aliases={
-                **_of_diffusers(("unet.",) if unet else OF_DIFFUSERS, dotted.get(path, ())),
+                **of_diffusers(("unet.",) if unet else OF_DIFFUSERS, dotted.get(path, ())),
                 **dict.fromkeys(known),
                 **slices.get(path, {}),
             },
@@ -113,10 +107,6 @@ def names_of(model: Any, clip: Any) -> Names:
         without_alpha=frozenset({"diffusers"} if unet else {"diffusers", "ai-toolkit"}),
         texts=len({weight.text for weight in texts.values() if weight.text}),
     )
-
-
-def _of_diffusers(starts: Sequence[str], names: Iterable[Named]) -> dict[str, Slice | None]:
-    return {flat_name(start + each.name): each.slice for start in starts for each in names}
 
 
 def _forms(base: Any, dotted: set[str]) -> dict[str, Form]:

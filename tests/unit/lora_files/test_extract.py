@@ -112,3 +112,27 @@ def test_other_models_have_comfyui_s_names(tmp_path):
     call = ["extract", str(tmp_path / "tuned.safetensors"), "--base", str(tmp_path / "base.safetensors")]
     assert main([*call, "--rank", "1", "--to", str(tmp_path / "made")]) == 0
     assert read_lora(tmp_path / "made.safetensors")[1].layers.keys() == {"diffusion_model.double_blocks.0.img_attn.qkv"}
+
+
+def test_a_shell_converts_the_lora_of_a_transformer_by_its_model_file(tmp_path, capsys):
+    layers = ("self_attn.q", "cross_attn.o", "ffn.0")
+    model = {f"blocks.0.{layer}.weight": torch.zeros(6, 4) for layer in layers} | {"blocks.0.norm3.bias": torch.ones(4)}
+    save_file(model, tmp_path / "wan.safetensors")
+    lora = {f"lora_unet_blocks_0_{layer.replace('.', '_')}": torch.randn(6, 4, **NORMAL) for layer in layers}
+    save_file({f"{name}.diff": delta for name, delta in lora.items()}, tmp_path / "full.safetensors")
+
+    def convert(name, program, to):
+        call = ["convert", str(tmp_path / name), "--model", str(tmp_path / "wan.safetensors"), "--for", program]
+        return main([*call, "--plain-rank", "4", "--to", str(tmp_path / to)])
+
+    assert convert("full.safetensors", "diffusers", "peft") == 0
+    found = {name.removesuffix(".lora_A.weight") for name in load_file(tmp_path / "peft.safetensors")}
+    assert {f"transformer.blocks.0.{name}" for name in ("attn1.to_q", "attn2.to_out.0", "ffn.net.0.proj")} <= found
+    assert convert("peft.safetensors", "kohya", "back") == 0
+    back = read_lora(tmp_path / "back.safetensors")[1]
+    assert back.layers.keys() == lora.keys()
+    for name, layer in back.layers.items():
+        torch.testing.assert_close(delta_weight(layer), lora[name], rtol=1e-3, atol=1e-3)
+    capsys.readouterr()
+    assert convert("full.safetensors", "onetrainer", "no") == 2
+    assert "The form of onetrainer depends on what ComfyUI knows of the model" in capsys.readouterr().err

@@ -145,6 +145,11 @@ SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
 V_BIAS = "output_blocks.11.1.transformer_blocks.0.norm1.bias"
 
 
+def is_stable_diffusion(shapes: Shapes) -> bool:
+    """Tell whether tensors are those of a checkpoint of Stable Diffusion."""
+    return unet_prefix(shapes) is not None
+
+
 def unet_prefix(shapes: Shapes) -> str | None:
     """Find the prefix of a UNet's tensors in a file: "" in files of a UNet alone, None without a UNet."""
     return next((prefix for prefix in (UNET, "") if f"{prefix}input_blocks.0.0.weight" in shapes), None)

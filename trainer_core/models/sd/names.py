@@ -12,6 +12,12 @@ from torch import Tensor
 
 from ..base import Form
 
+KOHYA = Form("lora_unet_", flat=True)  # also of transformers
+# Starts of the denoiser's own paths in files: of kohya and musubi, ai-toolkit, Wan Fun, diffusers, OneTrainer, LyCORIS.
+PREFIXES = (
+    *("lora_unet_", "diffusion_model_", "model_diffusion_model_", "lora_unet__"),
+    *("transformer_", "lora_transformer_", "lycoris_", "unet_", ""),
+)
 RESNET = {
     "norm1": "in_layers.0",
     "conv1": "in_layers.2",

@@ -1,0 +1,69 @@
+"""The names of a model file's layers in LoRA files of several programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..config import BaseModelConfig
+from ..models.base import Form
+from ..models.files.safetensors_file import FileHeader, read_header
+from ..models.sd.names import KOHYA, PREFIXES
+from ..models.weights_of_file import WEIGHT, denoiser_names
+from .diffusers_names import diffusers_paths
+from .match import flat_name
+from .names import DIFFUSERS, OWN, Named, Names, Weight, of_diffusers
+
+
+def names_of_file(path: Path) -> Names:
+    """Collect the names of a model file: a checkpoint of Stable Diffusion, or a transformer under ComfyUI's names.
+
+    Of a transformer the forms of kohya, ComfyUI and diffusers are known. Raises ValueError for a file without layers.
+    """
+    from ..models.sd.family import is_stable_diffusion  # here, as diffusers takes seconds to import
+
+    header = read_header(path)
+    return _stable_diffusion(path) if is_stable_diffusion(header.shapes) else _transformer(header)
+
+
+def _stable_diffusion(path: Path) -> Names:
+    from ..models.sd.names import file_forms
+    from ..models.sd.outline import outline_base_model
+
+    base = outline_base_model(BaseModelConfig(path=str(path)))
+    texts = [part.prefix for part in base.parts[1:]]
+    weights = {
+        layer.comfy: Weight(
+            key=layer.comfy,
+            rows=layer.module.weight.shape[0],
+            diffusers=(Named(layer.path),),
+            text=texts.index(layer.part) + 1 if layer.part in texts else 0,
+            aliases={**dict.fromkeys((flat_name(layer.name), *layer.aliases)), **layer.slices},
+        )
+        for layer in base.layers()
+    }
+    forms = file_forms(original=base.family.ldm_names)
+    return Names(weights=weights, forms=forms, without_alpha=frozenset({"diffusers"}), texts=len(texts))
+
+
+def _transformer(header: FileHeader) -> Names:
+    tensors = denoiser_names(header)
+    rows = {name: header.shapes[tensor][0] for name, tensor in tensors.items() if header.shapes[tensor]}
+    theirs = diffusers_paths(rows)
+    weights = {}
+    for name, tensor in tensors.items():
+        own = name.removesuffix(WEIGHT)
+        if own != name and len(header.shapes[tensor]) > 1:
+            found = tuple(theirs.get(own, ()))
+            weights[OWN.start + own] = Weight(
+                key=OWN.start + own,
+                rows=rows[name],
+                diffusers=found,
+                aliases={
+                    **of_diffusers((DIFFUSERS, OWN.start), found),
+                    **dict.fromkeys(flat_name(prefix + own) for prefix in PREFIXES),
+                },
+            )
+    if not weights:
+        raise ValueError(f"{header.path.name} holds no layers of a model; choose another file.")
+    forms = {"kohya": KOHYA, "comfyui": OWN, "diffusers": Form(DIFFUSERS, diffusers=True)}
+    return Names(weights=weights, forms=forms, without_alpha=frozenset({"diffusers"}))
