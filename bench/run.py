@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.bench import cases, connected, full_size, gpu_report, saves, start, tools
+from lora_atelier.bench import cases, connected, full_size, gpu_report, ranks, saves, start, tools
 from lora_atelier.bench.cases import CACHE, CPU, CPU_DRY, GPU, GPU_DRY, ROOT, Case
 from lora_atelier.bench.parts import case_parts, case_result, describe, gpu_parts, has_comfyui, suite
 from lora_atelier.bench.report import render, render_data, write_block
@@ -39,6 +39,7 @@ def main() -> int:
     parser.add_argument("--tools", action="store_true", help="resize and extract a LoRA of SDXL's size instead")
     parser.add_argument("--start", action="store_true", help="time of a run to its first step instead")
     parser.add_argument("--connected", action="store_true", help="linked models against ComfyUI's own node instead")
+    parser.add_argument("--ranks", action="store_true", help="two processes of one thread against one instead")
     parser.add_argument("--full-size", action="store_true", help="full-size models from load to ComfyUI instead")
     parser.add_argument("--model", choices=[*cases.BASES, "all"], default="all")
     parser.add_argument("--rounds", type=int, help="rounds of race and stock node (default 3, 1 with --gpu)")
@@ -79,6 +80,8 @@ def main() -> int:
             return run_start(options, command)
         if options.connected:
             return run_connected(options.rounds or (1 if options.dry else 3), command, dry=options.dry)
+        if options.ranks:
+            return run_ranks(options, command)
         if options.full_size:
             return run_full_size(options, command)
         return run_cpu(options, command)
@@ -233,6 +236,17 @@ def run_connected(rounds: int, command: str, *, dry: bool) -> int:
     print(text)
     if not dry:
         write_block(PAGE, "connected-cpu", text)
+    return 0
+
+
+def run_ranks(options: argparse.Namespace, command: str) -> int:
+    """Measure two processes against one on Stable Diffusion 1.5 (in a dry run the tiny base)."""
+    name = "tiny" if options.dry else "sd15"
+    rounds = ranks.race(name, options.rounds or (1 if options.dry else 2))
+    text = ranks.render(rounds, name, cases.BASES[name].title, command, stamp())
+    print(text)
+    if not options.dry:
+        write_block(PAGE, "ranks-cpu", text)
     return 0
 
 

@@ -15,20 +15,24 @@ from .common.access import ANYWHERE, Access
 from .common.callbacks import Callbacks, Norms
 from .common.cancel import cancellable
 from .common.leftovers import sweep
+from .common.world import ALONE, World
 from .config import MemoryConfig, RunConfig
 from .memory import attention_kernel, choose_dtype, empty_cache, give_back, kept_activations, room_for_programs
 from .memory.messages import never_fits, out_of_memory_explained, repeated_with_less
 from .models import Source, source_of
 from .optim.schedule import factor_on
-from .runs import Checkpoint, choose_run, explain_choice, working_run
+from .runs import Checkpoint, RunFolder, choose_run, explain_choice, working_run
 from .runs.log import logged
 from .runs.publish import Destination
 from .training.batch import Read, read_batch
 from .training.conditioning import freeze_stopped, text_is_trained
 from .training.prepare import (
     Job,
+    Planned,
     apply_memory,
+    check_processes,
     check_settings,
+    describe_shares,
     fill_settings,
     joins,
     log_columns,
@@ -72,7 +76,8 @@ def train_lora(
     source: Source | None = None,
     access: Access = ANYWHERE,
     workflow: Mapping[str, Any] | None = None,
-) -> Result:
+    world: World = ALONE,
+) -> Result | None:
     """Train a LoRA, or resume or reuse an earlier run of it, and copy its file to `output`.
 
     output: path of the LoRA; its stem is the run's name, and a taken name gets a number. cache: folder of encoded
@@ -80,8 +85,10 @@ def train_lora(
     to refuse it. logs: folder for the run's log, in a subfolder. embeddings: folder for trained embeddings, by
     default output's. runs: folder of run folders, by default beside output. source: of the base model, by default
     the files of config.base_model. access: the places that pictures, captions and masks may be read from. workflow:
-    kept in the run's folder. Wrong input raises ValueError before a model is loaded. When the run is stopped or fails,
-    its state is saved in its folder and its LoRA copied beside `output`, then the exception is raised.
+    kept in the run's folder. world: the processes that share the run; all call this with the same arguments, the leader
+    reports and saves, and the others return None. Wrong input raises ValueError before a model is loaded. When the run
+    is stopped or fails, its state is saved in its folder and its LoRA copied beside `output`, then the exception is
+    raised, and ProcessFailed in the other processes.
     """
     device = torch.device(device)
     job = Job(
@@ -94,17 +101,18 @@ def train_lora(
         runs=runs or output.parent / "runs",
         logs=logs,
         destination=Destination(output=output, embeddings=embeddings or output.parent, saves=config.saves),
-        callbacks=callbacks or Callbacks(),
+        callbacks=callbacks if callbacks and world.leads else Callbacks(),
         access=access,
         verify=verify,
         workflow=workflow,
+        world=world,
     )
-    with cancellable(job.callbacks.check):
+    with world.together(), cancellable(job.callbacks.check):
         return train_job(job)
 
 
-def train_job(job: Job) -> Result:
-    """Plan, prepare and train a run, or find its finished result."""
+def train_job(job: Job) -> Result | None:
+    """Plan, prepare and train a run, or find its finished result; None in a process that does not lead."""
     note, callbacks, name = job.callbacks.note, job.callbacks, job.destination.output.stem
     later: list[str] = []  # notes that come after the one on an earlier run
     try:
@@ -112,7 +120,11 @@ def train_job(job: Job) -> Result:
         config = job.config
         check_settings(job)
         sweep(job.places())
-        planned = plan_run(job, outline)
+        with job.world.leader_first():  # the others find the hashes of its files
+            planned = plan_run(job, outline)
+        check_processes(job.world, planned)
+        if not job.world.leads:
+            return help_train(job, planned)
         plan, keys = planned.plan, planned.keys
         choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, joins(config, plan.steps))
         choice = choose(later.append)
@@ -123,9 +135,12 @@ def train_job(job: Job) -> Result:
             note(sentence)
     job = replace(job, callbacks=callbacks)
     if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:
+        job.world.share(None)
         job.callbacks.run(result.run, False)
         note(choice.message)
         return result
+    if sentence := describe_shares(job.world, config.train.accumulate):
+        note(sentence)
     ladder = run_preflight(job, planned, choice.run)
 
     about = {"config": config.to_dict(), "pictures": len(plan.manifest.pictures), "models": planned.models}
@@ -134,9 +149,11 @@ def train_job(job: Job) -> Result:
     working = working_run(job.runs, choose, keys, name, plan.steps, note, **about)
     with working as (choice, folder, checkpoint, origin):
         if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:  # finished meanwhile
+            job.world.share(None)
             job.callbacks.run(result.run, False)
             note(choice.message)
             return result
+        job.world.share((folder, checkpoint))
         job.callbacks.run(folder.path, True)
         if checkpoint is not None:
             note(origin)
@@ -153,20 +170,29 @@ def train_job(job: Job) -> Result:
                     note(describe_stop(checkpoint, plan))
                 raise
             result = carry_out(run, ladder, checkpoint, choice.finished, origin, log)
-    if sentence := describe_best(result):
+    if result and (sentence := describe_best(result)):
         note(sentence)
     return result
+
+
+def help_train(job: Job, planned: Planned) -> None:
+    """Compute this process's share of the steps of a run that the leader has chosen, in whose folder it only reads."""
+    ladder = run_preflight(job, planned, None)
+    chosen: tuple[RunFolder, Checkpoint | None] | None = job.world.share(None)
+    if chosen is not None:  # else the leader has found a finished run
+        folder, checkpoint = chosen
+        carry_out(prepare_run(job, planned, ladder[0], folder), ladder, checkpoint)
 
 
 def carry_out(
     run: Run,
     ladder: list[MemoryConfig],
     checkpoint: Checkpoint | None,
-    end: Checkpoint | None,
-    origin: str,
-    log: Path | None,
-) -> Result:
-    """Train a prepared run, save it, free its models, and return its result.
+    end: Checkpoint | None = None,
+    origin: str = "",
+    log: Path | None = None,
+) -> Result | None:
+    """Train a prepared run, save it, free its models, and return its result; None if this process does not lead.
 
     ladder: as for `train`. checkpoint: the one to resume from. end: the last one of a run that lacks only samples.
     """
@@ -187,11 +213,14 @@ def carry_out(
                     if checkpoint is not None:
                         resume_run(run, checkpoint)
                     train(run, ladder)
+                if not run.world.leads:
+                    return None
                 if checkpoint is None or end is None or end.step != run.at:
                     with disk_errors_explained(run.folder.path, lambda: size_of_save(run)):
                         checkpoint = save(run, stays=True, at_end=True)
             except BaseException:
-                save_interrupted(run)
+                if run.world.leads:
+                    save_interrupted(run)
                 raise
             return finish(run, checkpoint, origin, log, stopped=not run.finished)
     finally:
@@ -210,7 +239,7 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
     read = run.reader(training=True)
     stopped: dict[str, float] = {}  # learning rates (0) of frozen parts
     not_finite: list[str] = []  # descriptions of the last steps, if their updates were skipped
-    if run.at == 0:
+    if run.at == 0 and run.world.leads:
         for sentence in check_prediction(run, read):
             callbacks.note(sentence)
         saving.before_first_step()
@@ -236,8 +265,9 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
                 "learning_rate of Optimizer lower, or set precision of Load Base Model to float32 or bfloat16."
             )
         measure(run)
-        asked = callbacks.asked()
-        saving.after_step(asked)
+        asked = run.asked()
+        if run.world.leads:
+            saving.after_step(asked)
         if "stop" in asked and run.at < plan.steps:
             callbacks.note(f"Stopped and kept after step {run.at} of {plan.steps}. Press Run again to resume.")
             break
@@ -256,7 +286,12 @@ def take_step(
     for repeated in (False, True):
         passes = catch_out_of_memory(gradients, run, read)
         updated = catch_out_of_memory(limit_and_update, run, passes, saving) if passes is not None else None
+        short = updated is None
+        if passes is not None and first and "repeat" in run.world.agree(("repeat",) if short else ()).words:
+            updated = None  # in all processes
         if updated is not None:
+            if updated[0].finite:
+                saving.drop_backup()
             return updated
         run.optimizer.zero_grad(set_to_none=True)
         give_back(run.device)
@@ -264,34 +299,44 @@ def take_step(
             if not first:
                 break
             saving.roll_back()
-        if repeated or len(ladder) == 1:
-            break
-        del ladder[0]
-        apply_memory(run, ladder[0])
-        run.callbacks.note(repeated_with_less(run.at + 1, ladder[0]))
+        if short:
+            if repeated or len(ladder) == 1:
+                break
+            del ladder[0]
+            apply_memory(run, ladder[0])
+            run.callbacks.note(repeated_with_less(run.at + 1, ladder[0]))
     raise RuntimeError(never_fits(run.at + 1, run.memory))
 
 
 def gradients(run: Run, read: Read) -> Passes:
-    """Run the forward and backward passes of the next step; repeat them without compiling where that failed."""
+    """Compute the gradients of the next step; repeat its passes without compiling where that failed."""
+    passes = None
     try:
-        return forward_and_backward(run, read)
+        passes = forward_and_backward(run, read)
     except RuntimeError as error:
         if not run.programs.end_for(error):
             raise
-    run.optimizer.zero_grad(set_to_none=True)
-    return forward_and_backward(run, read)
+    if passes is None:
+        run.optimizer.zero_grad(set_to_none=True)
+        passes = forward_and_backward(run, read)
+    passes.total(run)  # of all processes
+    return passes
 
 
 def forward_and_backward(run: Run, read: Read) -> Passes:
-    """Accumulate the gradients of the mean loss of a step's samples, over its micro-batches."""
+    """Accumulate the gradients of the mean loss of a step's samples, over this process's share of its micro-batches."""
     base, objective, device = run.base, run.objective, run.device
     micro_batches = run.plan.step(run.at)
-    count = sum(len(micro_batch.samples) for micro_batch in micro_batches)
+    count = micro_batches[0].step_samples
     factor = objective.reduction_factor(count, len(micro_batches))
+    own, half = run.world.mine(range(len(micro_batches))), len(micro_batches) // 2
+    halfway = partial(run.noise_scale.halfway, micro_batches[half].first, run.scaler.get_scale)
     passes = Passes(loss=torch.zeros((), device=device))
     models = (base.denoiser, *(text.model for text in base.text_encoders))
-    for number, micro_batch in enumerate(micro_batches, 1):
+    for number in own:
+        if number == max(half, own[0]):
+            halfway()
+        micro_batch = micro_batches[number]
         run.callbacks.check()
         run.network.set_micro_batch(micro_batch.index)
         batch = read_batch(run.encoded, micro_batch, run.plan, run.config)  # latents, masks, weights
@@ -305,8 +350,8 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
             loss = losses.sum() / count
             run.scaler.scale(loss * factor).backward()
         passes.add(micro_batch, draws, losses, loss, run)
-        if number == len(micro_batches) // 2:
-            run.noise_scale.halfway(len(passes.concepts), run.scaler.get_scale)
+    if not own or own[-1] < half:
+        halfway()
     run.network.set_micro_batch(None)
     return passes
 
@@ -322,5 +367,4 @@ def limit_and_update(run: Run, passes: Passes, saving: Saving) -> tuple[Numbers,
     norms = update(run, numbers)
     if numbers.finite:
         check_weights(run, saving)
-        saving.drop_backup()
     return numbers, norms

@@ -27,8 +27,9 @@ AGAIN = {"Press Run again": "Run the command again", "press Run again": "run the
 class Screen:
     """Writes what happens to a stream: as text for people, or as JSON for programs."""
 
-    def __init__(self, stream: TextIO, *, as_json: bool) -> None:
-        self._stream, self._json = stream, as_json
+    def __init__(self, stream: TextIO, *, as_json: bool, silent: bool = False) -> None:
+        """Write to a stream; silent: nothing, in a process that does not lead."""
+        self._stream, self._json, self.silent = stream, as_json, silent
         self._live = not as_json and stream.isatty()
         self._shown = False  # a live line stands below the text
         self._changed = -math.inf  # when the live line changed last
@@ -56,8 +57,9 @@ class Screen:
         return cleared
 
     def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+        if not self.silent:
+            self._stream.write(text)
+            self._stream.flush()
 
 
 class Progress:

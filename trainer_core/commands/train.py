@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ..common.command_line import PROGRAM, comfyui_around
+from ..common.world import ProcessFailed, World, joined, own_gpu
 from ..config import BaseModelConfig
 from ..train import train_lora
 from ..training.result import Result, describe_result
@@ -30,14 +31,16 @@ EXIT_CODES = (
 def main(arguments: Sequence[str]) -> int:
     """Train a run; return the exit status, which EXIT_CODES explains."""
     options = build_parser().parse_args(arguments)
-    screen = Screen(sys.stdout, as_json=options.json)
-    try:
-        run = prepared(options)
-        places = layout(options.output, options.comfyui, options.run)
-        device = device_of(options.device)
-    except (OSError, ValueError) as error:
-        return fail(screen, error, WRONG)
-    return train_run(run, places, device, screen)
+    with joined() as world:
+        screen = Screen(sys.stdout, as_json=options.json, silent=not world.leads)
+        try:
+            with world.together():
+                run = prepared(options)
+                places = layout(options.output, options.comfyui, options.run)
+                device = device_of(options.device, world)
+        except (OSError, ValueError, ProcessFailed) as error:
+            return fail(screen, error, WRONG)
+        return train_run(run, places, device, screen, world)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -88,8 +91,13 @@ def tokenizer_of(base: BaseModelConfig, given: Path | None, comfyui: Path | None
     return next((str(folder) for folder in found if (folder / "vocab.json").is_file()), "")
 
 
-def device_of(name: str) -> torch.device:
-    """Choose the device: a named one, else the fastest there is; raises ValueError for one that is not there."""
+def device_of(name: str, world: World) -> torch.device:
+    """Choose the device: a named one, else the fastest there is; raises ValueError for one that is not there.
+
+    Of several processes each takes a GPU of its own.
+    """
+    if world.size > 1 and name in ("", "cuda") and torch.cuda.is_available():
+        return own_gpu()
     if name:
         try:
             return torch.empty(0, device=name).device
@@ -100,7 +108,7 @@ def device_of(name: str) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen) -> int:
+def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen, world: World) -> int:
     """Train a run and show it; return the exit status."""
     progress, began = Progress(screen), time.monotonic()
     try:
@@ -115,15 +123,17 @@ def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen
                     logs=places.logs,
                     embeddings=places.embeddings,
                     runs=places.runs,
+                    world=world,
                 )
             except KeyboardInterrupt:
                 if not stop.number:
                     raise
                 screen.tell("stopped", signal=stop.number)
                 return STOPPED + stop.number
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ProcessFailed) as error:
         return fail(screen, error, FAILED if progress.began else WRONG)
-    report(screen, result, time.monotonic() - began)
+    if result is not None:
+        report(screen, result, time.monotonic() - began)
     return 0
 
 
@@ -149,5 +159,6 @@ def fail(screen: Screen, error: Exception, status: int) -> int:
     if isinstance(error, OSError) and error.filename:
         sentence = f"{error.filename}: {error.strerror}."
     screen.tell("error", sentence=sentence, status=status)
-    print(sentence, file=sys.stderr)
+    if not screen.silent:
+        print(sentence, file=sys.stderr)
     return status

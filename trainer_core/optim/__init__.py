@@ -3,12 +3,11 @@
 from .average import Ema, averaged
 from .build import arguments, build_optimizer, check_optimizer, describe, estimates, remarks
 from .restore import check_shapes, load_exactly
-from .step import apply_gradients, are_finite, learning_rate, limit_gradients
+from .step import apply_gradients, learning_rate, limit_gradients, sum_of_norms
 
 __all__ = [
     "Ema",
     "apply_gradients",
-    "are_finite",
     "arguments",
     "averaged",
     "build_optimizer",
@@ -20,4 +19,5 @@ __all__ = [
     "limit_gradients",
     "load_exactly",
     "remarks",
+    "sum_of_norms",
 ]

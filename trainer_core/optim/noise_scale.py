@@ -32,7 +32,7 @@ class NoiseScale:
         self._every = every
         self._step = 0
         self._halves = False
-        self._half: tuple[Tensor, int] | None = None
+        self.half: tuple[Tensor, int] | None = None  # gradient of the first half of a step, and its samples
         self._before: tuple[int, Tensor, int] | None = None
         self._pairs: list[tuple[float, float]] = []
         self._means = RunningMean(SMOOTHED), RunningMean(SMOOTHED)
@@ -53,16 +53,21 @@ class NoiseScale:
             mean.state = saved
 
     def halfway(self, samples: int, loss_scale: Callable[[], float]) -> None:
-        """Record the gradient accumulated over the first micro-batches of a step, which hold `samples` samples."""
+        """Record the gradient accumulated over the first half of a step's micro-batches, with `samples` samples.
+
+        Without a sample, as where a step has one micro-batch, it does nothing.
+        """
+        if not samples:
+            return
         self._halves = True
         if self._step % self._every == 0:
-            self._half = self._look() / loss_scale(), samples
+            self.half = self._look() / loss_scale(), samples
 
     @torch.no_grad()
     def finished(self, samples: int) -> Tensor:
         """Estimate tr(S) and |G|^2, (2,), from a step's gradients before clipping; NaN without a pair to compare."""
-        step, half, before = self._step, self._half, self._before
-        self._step, self._half, self._before = step + 1, None, None
+        step, half, before = self._step, self.half, self._before
+        self._step, self.half, self._before = step + 1, None, None
         if half is not None:
             whole, (first, count) = self._look(), half  # a sum over `count` samples, divided by all of the step
             rest = samples - count

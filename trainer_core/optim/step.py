@@ -30,9 +30,9 @@ def apply_gradients(optimizer: Any, scaler: torch.amp.GradScaler, *, finite: boo
     optimizer.zero_grad(set_to_none=True)
 
 
-def are_finite(parameters: Sequence[Tensor]) -> bool:
-    """Tell whether all numbers of parameters are finite: one fused norm, and one copy that waits for the device."""
-    return bool(torch.stack(torch._foreach_norm(list(parameters))).isfinite().all())
+def sum_of_norms(parameters: Sequence[Tensor]) -> float:
+    """Sum the norms of parameters; not finite if a number is not. One copy waits for the device."""
+    return sum(torch.stack(torch._foreach_norm(list(parameters))).tolist())
 
 
 def learning_rate(optimizer: Any, group: dict[str, Any] | None = None) -> float:

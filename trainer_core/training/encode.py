@@ -6,7 +6,7 @@ import copy
 import hashlib
 import shutil
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..common.callbacks import Callbacks
 from ..common.wording import count, names
+from ..common.world import ALONE, World
 from ..data.buckets import Size
 from ..data.cache import Cache, blank_key, latent_key, mask_key, painted_key, text_key
 from ..data.crops import Crop
@@ -53,6 +54,10 @@ class Encoded:
         key = self.mask_keys.get((sample.picture, sample.crop))
         return None if key is None else self._read(key)["mask"]
 
+    def has_mask(self, sample: Sample) -> bool:
+        """Tell whether a sample's picture has a mask."""
+        return (sample.picture, sample.crop) in self.mask_keys
+
     def painted(self, sample: Sample) -> Tensor | None:
         """Read the mask and picture latents for an inpainting model, (C, H, W); None for other models.
 
@@ -74,6 +79,22 @@ class Encoded:
         return entry
 
 
+def encode_together(world: World, cache: Cache, encode: Callable[[World], Encoded]) -> Encoded:
+    """Let each process of a world encode its share of what the cache lacks, then whatever it still does not find there.
+
+    encode: `encode_plan` for a world. Processes without a common folder for the cache then encode all themselves.
+    """
+    if world.size > 1:
+        world.meet()  # all have opened the cache, so that all find the same entries missing
+        cache.refresh()
+        encode(world)
+        world.meet()
+        cache.refresh()
+    encoded = encode(ALONE)
+    world.meet()  # before anybody prunes the cache
+    return encoded
+
+
 def encode_plan(
     base: BaseModel,
     plan: Plan,
@@ -83,11 +104,13 @@ def encode_plan(
     *,
     prompts: set[str] | None,
     vae_dtype: torch.dtype = torch.float32,
+    world: World = ALONE,
 ) -> Encoded:
     """Encode the samples and captions that the cache lacks; return the keys of all.
 
     prompts: texts to encode beside the plan's captions; None encodes no text, as the text encoder is trained.
-    Raises ValueError for a picture or mask that changed or vanished since the scan, and for a full disk.
+    world: only this process's share is encoded. Raises ValueError for a picture or mask that changed or vanished
+    since the scan, and for a full disk.
     """
     pictures, concepts = plan.manifest.pictures, plan.concepts
     items = sorted(plan.crops(), key=lambda item: (item[0], repr(item[1])))
@@ -114,16 +137,16 @@ def encode_plan(
     }
     missing = [item for item in items if not cache.has(latent_keys[item])]
     _check_space(base, cache, missing)
-    if missing:
+    if missing := world.mine(missing):
         _encode_pictures(base, plan, missing, latent_keys, cache, device, callbacks, vae_dtype)
-    for (i, crop), key in mask_keys.items():
-        if not cache.has(key):
-            callbacks.check()
-            cache.put(key, {"mask": latent_mask(cut_mask(_mask(plan, i), crop), base.latents.pixels)})
-    painted_keys = _encode_painted(base, plan, cache, device, callbacks) if base.inpainting else {}
+    for i, crop in world.mine([item for item, key in mask_keys.items() if not cache.has(key)]):
+        callbacks.check()
+        mask = latent_mask(cut_mask(_mask(plan, i), crop), base.latents.pixels)
+        cache.put(mask_keys[i, crop], {"mask": mask})
+    painted_keys = _encode_painted(base, plan, cache, device, callbacks, world) if base.inpainting else {}
     text_keys: dict[str, str] = {}
     if prompts is not None:
-        text_keys = _encode_texts(base, plan.captions() | prompts, cache, device, callbacks)
+        text_keys = _encode_texts(base, plan.captions() | prompts, cache, device, callbacks, world)
     cache.flush()
     return Encoded(
         cache=cache, latent_keys=latent_keys, mask_keys=mask_keys, text_keys=text_keys, painted_keys=painted_keys
@@ -133,7 +156,7 @@ def encode_plan(
 def _encode_pictures(
     base: BaseModel,
     plan: Plan,
-    missing: list[Item],
+    missing: Sequence[Item],
     keys: dict[Item, str],
     cache: Cache,
     device: torch.device,
@@ -170,7 +193,7 @@ def _encode_pictures(
 
 
 def _encode_painted(
-    base: BaseModel, plan: Plan, cache: Cache, device: torch.device, callbacks: Callbacks
+    base: BaseModel, plan: Plan, cache: Cache, device: torch.device, callbacks: Callbacks, world: World
 ) -> dict[Item | Size, str]:
     """Encode masked pictures for an inpainting model, in float32, and return their keys."""
     pictures, concepts = plan.manifest.pictures, plan.concepts
@@ -189,10 +212,10 @@ def _encode_painted(
             vae_id=vae_id,
         )
     missing = [item for item in items if not cache.has(keys[item])]
-    sizes = [size for size in sorted(blank) if not cache.has(keys[size])]
+    _check_space(base, cache, missing)
+    missing, sizes = world.mine(missing), world.mine([size for size in sorted(blank) if not cache.has(keys[size])])
     if not missing and not sizes:
         return keys
-    _check_space(base, cache, missing)
     with placed(base.autoencoder, device) as vae:
         for size in sizes:
             cache.put(keys[size], {"painted": base.encode_blank(vae, size)[0].cpu()})
@@ -216,7 +239,7 @@ def _not_finite(base: BaseModel, plan: Plan, item: Item) -> ValueError:
     )
 
 
-def _prepared(plan: Plan, items: list[Item]) -> Iterator[tuple[Item, Tensor]]:
+def _prepared(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, Tensor]]:
     """Yield each item with its pixels, (1, 3, H, W) in -1..1; threads decode the next pictures meanwhile."""
     groups = ((i, [crop for _, crop in group]) for i, group in groupby(items, key=lambda item: item[0]))
     with ThreadPoolExecutor(max_workers=2) as pool, strict_decoding():
@@ -277,7 +300,7 @@ def _finite(*tensors: Tensor | None) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors if tensor is not None)
 
 
-def _check_space(base: BaseModel, cache: Cache, missing: list[Item]) -> None:
+def _check_space(base: BaseModel, cache: Cache, missing: Sequence[Item]) -> None:
     """Raise ValueError when the latents, mean and deviation in float32, do not fit on the disk or into RAM."""
     form, numbers = base.latents, 2 * torch.float32.itemsize
     each = (crop.bucket[0] // form.pixels * (crop.bucket[1] // form.pixels) for _, crop in missing)
@@ -320,12 +343,12 @@ def _check_text_space(each: int, texts: int, cache: Cache, callbacks: Callbacks)
 
 @torch.no_grad()
 def _encode_texts(
-    base: BaseModel, texts: set[str], cache: Cache, device: torch.device, callbacks: Callbacks
+    base: BaseModel, texts: set[str], cache: Cache, device: torch.device, callbacks: Callbacks, world: World = ALONE
 ) -> dict[str, str]:
     """Encode texts that the cache lacks and return the key of each; texts with a trained embedding are left out."""
     words = base.text_encoders[0].words if base.text_encoders else {}  # training changes what these captions encode to
     keys = {t: text_key(caption=t, encoder_id=base.text_identity) for t in sorted(texts) if not mentions(t, words)}
-    missing = [text for text, key in keys.items() if not cache.has(key)]
+    missing = world.mine([text for text, key in keys.items() if not cache.has(key)])
     if missing:
         with ExitStack() as stack:
             for encoder in base.text_encoders:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ import torch
 from ..common.access import ANYWHERE, Access
 from ..common.callbacks import Callbacks
 from ..common.files import check_writable
-from ..common.wording import count
+from ..common.wording import count, names
+from ..common.world import ALONE, World
 from ..config import (
     OPEN,
     MemoryConfig,
@@ -50,7 +54,7 @@ from ..runs.publish import Destination
 from ..runs.values import is_count, is_object
 from .checkpoint import resume
 from .conditioning import check_embeddings, check_stops
-from .encode import encode_plan
+from .encode import encode_plan, encode_together
 from .saving import publish
 from .state import Run
 from .validate import check_validation, measured_levels
@@ -87,6 +91,7 @@ class Job:
     verify: Callable[[Path], None] | None  # raises to refuse a LoRA file
     access: Access = ANYWHERE  # the places that pictures, captions and masks may be read from
     workflow: Mapping[str, Any] | None = None  # of ComfyUI, kept in the run's folder
+    world: World = ALONE  # the processes that share the run
 
     def places(self) -> list[Path]:
         """List the folders that many runs write files into; a run's own folders are cleared when they are locked."""
@@ -178,6 +183,30 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     return Planned(plan=plan, keys=keys, inputs=inputs, models=models, outline=outline)
 
 
+def check_processes(world: World, planned: Planned) -> None:
+    """Raise ValueError if the processes of a run have other settings, pictures or models."""
+    inputs = planned.inputs | {"train": json.dumps(planned.plan.train.to_dict())}
+    first, *others = world.gather((platform.node(), inputs))
+    for number, (host, found) in enumerate(others, 1):
+        different = sorted(part for part in {**first[1], **found} if first[1].get(part) != found.get(part))
+        if different:
+            raise ValueError(
+                f"Process {number} on {host} has other {names(different)} than process 0 on {first[0]}; give all "
+                "processes of a run the same files and settings."
+            )
+
+
+def describe_shares(world: World, accumulate: int) -> str:
+    """Say that some processes wait for others in every step; "" if all have as many micro-batches."""
+    if not accumulate % world.size:
+        return ""
+    batches = count(accumulate, "micro-batch", "micro-batches")
+    return (
+        f"{world.size} processes share the {batches} of a step, so that some wait for others; set accumulate of Train "
+        f"LoRA to a multiple of {world.size}."
+    )
+
+
 def joins(config: RunConfig, steps: int) -> Joins:
     """Return a function that tells how a run of `steps` goes on from a save of another run of the same course.
 
@@ -247,9 +276,10 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
     config, plan, note = job.config, planned.plan, job.callbacks.note
     outline = outline_run(config, planned.outline)
     saved_bytes = sum(checkpoint.size for checkpoint in existing.checkpoints()) if existing else 0
-    check_disk(config, plan, outline, job.runs, saved_bytes)
-    job.destination.check_folders()
-    check_writable(job.runs)
+    if job.world.leads:  # the others write nothing there
+        check_disk(config, plan, outline, job.runs, saved_bytes)
+        job.destination.check_folders()
+        check_writable(job.runs)
     long = long_captions(plan, outline.base, word_ids(config.lora.embeddings))
     note("\n".join([report(plan), *(f"- {sentence}" for sentence in long)]))
     note(describe_network(measure_run(config, outline)))
@@ -295,8 +325,10 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
     cache = Cache(job.cache, job.cache_limit, in_ram=config.memory.encodings == "RAM")
     with cache, network.attached():  # a continued LoRA changes captions, too
-        encoded = encode_plan(base, planned.plan, cache, device, job.callbacks, prompts=prompts, vae_dtype=vae_dtype)
-        cache.prune()
+        encode = partial(encode_plan, base, planned.plan, cache, device, job.callbacks, prompts=prompts)
+        encoded = encode_together(job.world, cache, lambda world: encode(vae_dtype=vae_dtype, world=world))
+        if job.world.leads:
+            cache.prune()
     if base.text_encoders and not trains_text(config, base):
         network.release(*(text.prefix for text in base.text_encoders))
         base.free("text")
@@ -329,6 +361,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         destination=job.destination,
         verify=job.verify,
         continued=start.describe() if start else None,
+        world=job.world,
     )
 
 
@@ -348,7 +381,7 @@ def resume_run(run: Run, checkpoint: Checkpoint) -> None:
     """Restore a run from a checkpoint; publish its LoRA if the earlier process ended before it did."""
     resume(run, checkpoint)
     inside = checkpoint.path.is_relative_to(run.folder.path) and not run.finished
-    if checkpoint.stays and run.config.saves.publish and inside:
+    if run.world.leads and checkpoint.stays and run.config.saves.publish and inside:
         publish(run, checkpoint, f"-step-{run.at:06}")
     run.callbacks.resumed(run.losses, run.concepts, run.validation)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from ..common.callbacks import Callbacks
+from ..common.world import ALONE, World
 from ..config import MemoryConfig, RunConfig
 from ..data.fit import PictureLosses
 from ..data.plan import Plan, Sample
@@ -60,6 +62,7 @@ class Run:
     destination: Destination
     verify: Callable[[Path], None] | None  # raises to refuse a LoRA file
     continued: Mapping[str, Any] | None  # metadata of the continued LoRA
+    world: World = ALONE  # the processes that share its steps
 
     at: int = 0  # steps finished
     losses: list[float] = field(default_factory=list)  # of each step, NaN where it was not finite
@@ -70,6 +73,7 @@ class Run:
     saves: int = 0  # so far
     fits: PictureLosses = field(init=False)
     updating: bool = False  # within an update: weights and optimizer state do not match
+    weights_norm: float = 0.0  # sum of the norms of all parameters after the last update
     reported: set[str] = field(default_factory=set)  # kinds of problems already reported
 
     def __post_init__(self) -> None:
@@ -96,9 +100,27 @@ class Run:
             self.callbacks.note(sentence)
         self.reported.add(kind)
 
+    def asked(self) -> Collection[str]:
+        """Ask the user for wishes after a step, and tell all processes; report once if their weights differ."""
+        words, alike = self.world.agree(self.callbacks.asked(), bits_of(self.weights_norm))
+        if not alike:
+            self.note_once(
+                "unlike",
+                f"After step {self.at} the weights of the processes differ, although their updates are the same: use "
+                "GPUs of one kind, and one version of torch. The LoRA is that of process 0.",
+            )
+        return words
+
     def record(self, event: str, **values: Any) -> None:
-        """Append a line to the run's log; a disk error does not stop the run."""
+        """Append a line to the run's log, in the leader; a disk error does not stop the run."""
+        if not self.world.leads:
+            return
         try:
             self.folder.log(event, **values)
         except OSError as error:
             self.note_once("log", f"{self.folder.path} cannot be written ({error.strerror}); training continues.")
+
+
+def bits_of(number: float) -> int:
+    """Read the 64 bits of a number from 0 on as an integer."""
+    return struct.unpack("<q", struct.pack("<d", number))[0]

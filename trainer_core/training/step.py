@@ -16,7 +16,7 @@ from ..common.wording import names
 from ..data.plan import MicroBatch
 from ..memory import out_of_memory
 from ..objective import Draws
-from ..optim import apply_gradients, are_finite, arguments, learning_rate, limit_gradients
+from ..optim import apply_gradients, arguments, learning_rate, limit_gradients, sum_of_norms
 from .batch import Read
 from .saving import Saving
 from .state import Run
@@ -35,17 +35,45 @@ class Passes:
     pictures: list[int] = field(default_factory=list)  # number of each sample's picture
     plain: list[Tensor] = field(default_factory=list)  # (B,) losses without weights, of each micro-batch
     levels: list[Tensor] = field(default_factory=list)  # (B,) levels of each micro-batch
+    shared: tuple[Tensor, ...] = ()  # (parameters,) how many processes have a gradient of each; none of one alone
 
     def add(self, micro_batch: MicroBatch, draws: Draws, losses: Tensor, loss: Tensor, run: Run) -> None:
         """Add the losses of a micro-batch."""
         self.loss += loss.detach()
         self.losses.append(losses.detach())
         self.areas += [draws.mask.mean()[None]] if draws.mask is not None else []
-        pictures = run.plan.manifest.pictures
-        self.concepts += [pictures[sample.picture].concept for sample in micro_batch.samples]
-        self.pictures += [sample.picture for sample in micro_batch.samples]
+        self.concepts += concepts_of([micro_batch], run)
+        self.pictures += pictures_of([micro_batch])
         self.plain.append(draws.plain(losses.detach()))
         self.levels.append(draws.levels)
+
+    def total(self, run: Run) -> None:
+        """Sum gradients over the processes; all then have the losses of the whole step, in the order of the plan."""
+        if run.world.size == 1:
+            return
+        run.scaler.scale(self.loss)  # makes the scaler ready where a process had no micro-batch
+        micro_batches, parameters, scale = run.plan.step(run.at), trained_parameters(run), run.noise_scale
+        sizes = [len(each.samples) for each in micro_batches]
+        masked = [int(any(map(run.encoded.has_mask, each.samples))) for each in micro_batches]
+        own = (
+            torch.tensor([float(p.grad is not None) for p in parameters], device=run.device),
+            placed(self.losses, sizes, run),
+            placed(self.plain, sizes, run),
+            placed(self.levels, sizes, run),
+            placed(self.areas, masked, run),
+            scale.half[0] if scale.half else self.loss.new_zeros(0),
+        )
+        gradients = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in parameters]
+        shared, losses, plain, levels, areas, half, *gradients = run.world.total([*own, *gradients])
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.to(parameter.dtype)
+        scale.half = scale.half and (half, scale.half[1])
+        self.loss = torch.zeros_like(self.loss)
+        for part in losses.split(sizes):
+            self.loss += part.sum() / len(losses)
+        self.losses, self.plain, self.levels = [losses], [plain], [levels]
+        self.areas, self.shared = [areas], (shared,)
+        self.concepts, self.pictures = concepts_of(micro_batches, run), pictures_of(micro_batches)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +91,35 @@ class Numbers:
     def finite(self) -> bool:
         """Tell whether loss and gradients are finite, so that the weights may be updated."""
         return math.isfinite(self.grad_norm) and math.isfinite(self.loss)
+
+
+def pictures_of(micro_batches: Sequence[MicroBatch]) -> list[int]:
+    """List the numbers of the samples' pictures."""
+    return [sample.picture for micro_batch in micro_batches for sample in micro_batch.samples]
+
+
+def concepts_of(micro_batches: Sequence[MicroBatch], run: Run) -> list[int]:
+    """List the numbers of the samples' concepts."""
+    return [run.plan.manifest.pictures[picture].concept for picture in pictures_of(micro_batches)]
+
+
+def placed(values: Sequence[Tensor], lengths: Sequence[int], run: Run) -> Tensor:
+    """Put the values of this process's micro-batches between zeros for those of the others, (sum of lengths,)."""
+    whole, before = torch.zeros(sum(lengths), device=run.device), run.world.mine(range(len(lengths)))[:1]
+    if values:
+        found, first = torch.cat(list(values)), sum(lengths[: before[0]])
+        whole[first : first + len(found)] = found
+    return whole
+
+
+def parameters_of(run: Run) -> list[Tensor]:
+    """List the parameters of the optimizer."""
+    return [p for group in run.optimizer.param_groups for p in group["params"]]
+
+
+def trained_parameters(run: Run) -> list[Tensor]:
+    """List the parameters that are still trained."""
+    return [p for p in parameters_of(run) if p.requires_grad]
 
 
 def catch_out_of_memory(work: Callable[..., T], *args: Any) -> T | None:
@@ -92,21 +149,27 @@ def limit(run: Run, passes: Passes) -> Numbers:
     """Clip the gradients and read the step's numbers from the device."""
     run.scaler.unscale_(run.optimizer)
     noise = run.noise_scale.finished(len(passes.concepts))
-    parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
-    norm = limit_gradients(parameters, run.config.optimizer)
+    norm = limit_gradients(parameters_of(run), run.config.optimizer)
     # One list: every copy would wait for the device.
     samples = (*passes.losses, *passes.plain, *passes.levels)
-    numbers = torch.cat([torch.stack([passes.loss, norm]), noise, *samples, *passes.areas]).tolist()
+    values = [torch.stack([passes.loss, norm]), noise, *samples, *passes.shared, *passes.areas]
+    numbers = torch.cat(values).tolist()
     (loss, grad_norm, *pair), numbers = numbers[:4], numbers[4:]
     of = len(passes.concepts)
-    losses, plain, levels, areas = numbers[:of], numbers[of : 2 * of], numbers[2 * of : 3 * of], numbers[3 * of :]
+    losses, plain, levels, numbers = numbers[:of], numbers[of : 2 * of], numbers[2 * of : 3 * of], numbers[3 * of :]
+    if passes.shared:
+        parameters = trained_parameters(run)
+        shared, numbers = numbers[: len(parameters)], numbers[len(parameters) :]
+        for parameter, processes in zip(parameters, shared, strict=True):
+            if not processes:  # no caption of the step has the word: the optimizer leaves such parameters alone
+                parameter.grad = None
     concept_names = run.plan.concept_names()
     return Numbers(
         loss=loss,
         grad_norm=grad_norm,
         noise=(pair[0], pair[1]),
         concepts={concept_names[number]: loss for number, loss in mean_by(passes.concepts, losses).items()},
-        masked_area=sum(areas) / len(areas) if areas else None,
+        masked_area=sum(numbers) / len(numbers) if numbers else None,
         samples=list(zip(passes.pictures, levels, plain, strict=True)),
     )
 
@@ -138,7 +201,8 @@ def check_weights(run: Run, saving: Saving) -> None:
 
     Such weights are never saved, so that without a backup the last save stays.
     """
-    if are_finite([p for group in run.optimizer.param_groups for p in group["params"]]):
+    run.weights_norm = sum_of_norms(parameters_of(run))
+    if math.isfinite(run.weights_norm):
         return
     step, before = run.at, "stopped before that step was saved"
     if saving.roll_back():

@@ -143,10 +143,16 @@ def losses_at(run: Run, read: Read, at: Sequence[int]) -> Iterator[tuple[range, 
         prediction = run.base.predict(mix.noised(clean, noise), at.to(device), conditions)
         return sample_losses(prediction, mix.target(clean, noise))
 
-    for sample in plan.validation:
+    found: list[tuple[range, Tensor]] = []
+    for sample in run.world.mine(plan.validation):
         for first in range(0, len(levels), size):
             part = range(first, min(first + size, len(levels)))
-            yield part, in_parts(lambda which, *, of=sample, part=part: losses(of, part[which]), len(part), device)
+            each = in_parts(lambda which, *, of=sample, part=part: losses(of, part[which]), len(part), device)
+            found.append((part, each))
+    if run.world.size > 1:  # in the order of the pictures, whichever process has measured them
+        shares = run.world.gather([(part, each.cpu()) for part, each in found])
+        found = [(part, each.to(device)) for share in shares for part, each in share]
+    yield from found
 
 
 @torch.no_grad()

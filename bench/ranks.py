@@ -1,0 +1,183 @@
+"""Measure two processes of one thread against one, on the same steps; called by `dev.py bench --ranks`.
+
+One process starts those of a world, as torchrun does. Wrappers around the passes, the optimizer and the calls of
+torch.distributed time the parts of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lora_atelier.bench.report import build_ratio, verdict
+
+RESOLUTIONS = {"tiny": 128, "sd15": 256}  # pixels
+STEPS = {"tiny": 4, "sd15": 5}  # of which the first is left out
+ACCUMULATE = 2  # micro-batches of a step
+SPEED, SHARE = 1.8, 0.05  # goals: how many times as fast, share of a step that is no computing
+
+
+def measure(name: str, folder: Path) -> dict[str, Any]:
+    """Train in this process, one of a world; return the seconds of each step by part, and what was sent."""
+    import torch
+    import torch.distributed as dist
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+
+    from lora_atelier.bench.bases import ready, tokenizer
+    from lora_atelier.bench.contenders import OPTIMIZER
+    from lora_atelier.bench.loop import timed
+    from lora_atelier.bench.measure import describe_machine
+    from lora_atelier.trainer_core import train as training
+    from lora_atelier.trainer_core.common.callbacks import Callbacks, StepReport
+    from lora_atelier.trainer_core.common.world import World, joined
+    from lora_atelier.trainer_core.config import (
+        BaseModelConfig,
+        ConceptConfig,
+        DatasetConfig,
+        LoraConfig,
+        MemoryConfig,
+        RunConfig,
+        SavesConfig,
+        TrainConfig,
+    )
+
+    cpu, spent, rows, counts = torch.device("cpu"), {}, [], {}
+    original, at = dist.all_reduce, [time.perf_counter()]
+
+    def collect(_: StepReport) -> None:
+        at.append(time.perf_counter())
+        rows.append({"seconds": at[-1] - at[-2], **spent})
+        spent.clear()
+
+    def sending(tensor: Any, *others: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        found = original(tensor, *others, **options)
+        if tensor.is_floating_point():  # else a message of a few numbers
+            spent["sum"], spent["bytes"] = time.perf_counter() - began, tensor.nbytes
+        return found
+
+    def count(*values: Any, **options: Any) -> Any:
+        run = prepare_run(*values, **options)
+        counts["bytes"] = sum(p.nbytes for group in run.optimizer.param_groups for p in group["params"])
+        return run
+
+    config = RunConfig(
+        base_model=BaseModelConfig(path=str(ready(name)), tokenizer=tokenizer(), precision="float32"),
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(folder / "pictures")),)),
+        lora=LoraConfig(rank=8, alpha=8, preset="full"),
+        optimizer=OPTIMIZER,
+        train=TrainConfig(steps=STEPS[name], accumulate=ACCUMULATE, resolution=RESOLUTIONS[name]),
+        memory=MemoryConfig(checkpointing="0"),
+        saves=SavesConfig(save_every=0),
+    )
+    prepare_run, training.prepare_run = training.prepare_run, count
+    dist.all_reduce = sending
+    with joined() as world, ExitStack() as stack:
+        for owner, method, part in (
+            (UNet2DConditionModel, "forward", "forward"),
+            (torch.Tensor, "backward", "backward"),
+            (torch.optim.AdamW, "step", "optimizer"),
+            (World, "agree", "meeting"),
+        ):
+            stack.enter_context(timed(owner, method, part, spent, cpu))
+        output = folder / f"of-{world.size}" / "lora.safetensors"
+        output.parent.mkdir(exist_ok=True)
+        training.train_lora(config, output, folder / "encoded", cpu, Callbacks(step=collect), world=world)
+    return {"rows": rows, "size": world.size, **counts, "machine": describe_machine(cpu)}
+
+
+def start(name: str, folder: Path, size: int) -> dict[str, Any]:
+    """Start the processes of a world, of one thread each, and return what the leader has measured."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    out = folder / f"measured-{size}.json"
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, __file__, "--model", name, "--folder", str(folder), "--out", str(out), "--process"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(number)],
+            env=env | {"WORLD_SIZE": str(size), "RANK": str(number), "LOCAL_RANK": str(number)},
+            stdout=subprocess.DEVNULL,
+        )
+        for number in range(size)
+    ]
+    if any([process.wait() for process in processes]):
+        raise SystemExit(f"bench: a process of {size} failed.")
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+def race(name: str, rounds: int) -> list[dict[str, Any]]:
+    """Measure one process and two in turn, each round in a new folder."""
+    from lora_atelier.bench.loop import write_pictures
+
+    found = []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="atelier-bench-") as text:
+            folder = Path(text)
+            write_pictures(folder, RESOLUTIONS[name])
+            found.append({str(size): start(name, folder, size) for size in (1, 2)})
+        print(json.dumps({size: [row["seconds"] for row in part["rows"]] for size, part in found[-1].items()}))
+    return found
+
+
+def render(rounds: list[dict[str, Any]], name: str, title: str, command: str, stamp: str) -> str:
+    """Write the block of the page as Markdown."""
+    ones, twos = ([row for each in rounds for row in each[size]["rows"][1:]] for size in ("1", "2"))
+    about = rounds[0]["1"]["machine"]
+    targets = name != "tiny"
+    speed = [a["seconds"] / b["seconds"] for a, b in zip(ones, twos, strict=True)]
+    share = [own(row) / row["seconds"] for row in twos]
+    sent = [row["bytes"] / rounds[0]["2"]["bytes"] for row in twos]
+    loads = ", ".join(f"{part['machine']['load']:g}" for each in rounds for part in each.values())
+    lines = [
+        "### Two processes, CPU",
+        "",
+        f"{title}, {RESOLUTIONS[name]} px, float32, LoRA of rank 8 on all layers, {ACCUMULATE} micro-batches of one "
+        f"picture a step, processes of one thread each, by gloo. {stamp}, {about['cpu']}, {about['cores']} cores, load "
+        f"at the ends {loads}. Command: `{command}`.",
+        "",
+        "| | median | spread | target | |",
+        "|---|---|---|---|---|",
+        verdict(build_ratio("steps per second, two processes / one", speed, least=SPEED), targets),
+        verdict(build_ratio("share of a step: bookkeeping and the sum", share, most=SHARE), targets),
+        verdict(build_ratio("share of a step: the sum alone", [row["sum"] / row["seconds"] for row in twos]), targets),
+        verdict(build_ratio("share of a step: waiting", [row["meeting"] / row["seconds"] for row in twos]), targets),
+        verdict(build_ratio("bytes sent / bytes of the network's parameters", sent, most=1.01), targets),
+        "",
+        f"Seconds per step: {median(r['seconds'] for r in ones):.2f} of one process, "
+        f"{median(r['seconds'] for r in twos):.2f} of two; {rounds[0]['2']['bytes'] / 1e6:.1f} MB of parameters.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def own(row: dict[str, float]) -> float:
+    """Compute the seconds of a step that are neither passes, nor the optimizer, nor waiting for the other process."""
+    return row["seconds"] - sum(row.get(part, 0.0) for part in ("forward", "backward", "optimizer", "meeting"))
+
+
+def main() -> None:
+    """Measure as one process of a world, and write JSON if it leads."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True, choices=RESOLUTIONS)
+    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("--process", required=True, type=int)
+    parser.add_argument("--out", required=True, type=Path)
+    options = parser.parse_args()
+    result = measure(options.model, options.folder)
+    if options.process == 0:
+        options.out.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Two processes that share the micro-batches of a step give what one gives: weights, optimizer state, losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+from recipes.recipes import Material
+from safetensors.torch import load_file
+
+from lora_atelier.trainer_core.common.tensor_tree import load_state, pack
+from lora_atelier.trainer_core.config import EmbeddingConfig
+from lora_atelier.trainer_core.runs import find_runs
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked: Unix only")
+
+ROOT = Path(__file__).resolve().parents[2]
+CLOSE = 1e-6  # relative: sums in another order
+TWO = {"accumulate": 2, "steps": 3}
+WORDS = (
+    EmbeddingConfig(token="thing", vectors=2, init="creature", learning_rate=3e-2).to_dict(),
+    EmbeddingConfig(token="green", vectors=1, learning_rate=3e-2, stop=2, keep_norm=True).to_dict(),
+)
+
+# Of two micro-batches each process has one, and a sum of two numbers has no order: these are equal to the last bit.
+EXACT = {
+    "text encoders, embeddings, masks with prior, dropouts, average": {
+        "recipe": "masks with prior",
+        "lora": {"embeddings": WORDS, "dropout": 0.2, "scale_weight_norms": 0.2},
+        "optimizer": {"text_encoder_learning_rate": 1e-2, "ema_decay": 0.8},
+        "train": TWO,
+    },
+    "words of some captions": {  # of which a process may have no gradient
+        "recipe": "sd1",
+        "lora": {"preset": "attn-only", "embeddings": WORDS[1:]},
+        "train": {**TWO, "batch_size": 1},
+    },
+    "bfloat16, stratified levels, prior prediction": {
+        "recipe": "prior prediction",
+        "lora": {"dtype": "bfloat16"},
+        "objective": {"stratified_timesteps": True},
+        "train": TWO,
+    },
+    "inpainting, best by validation": {
+        "recipe": "inpainting",
+        "train": {**TWO, "validate_every": 1, "keep_best": True},
+        "own_cache": True,
+    },
+    "one micro-batch": {"recipe": "resumed", "train": {"steps": 3}},
+}
+# The same in another order, and shares of unequal size.
+SUMMED = {
+    "three of several resolutions": {"recipe": "accumulated, several resolutions", "train": {"steps": 3}},
+    "five and a short last step": {
+        "recipe": "masks with prior",
+        "train": {"accumulate": 5, "batch_size": 1, "epochs": 1, "steps": 1},
+    },
+}
+PLAIN = {"recipe": "resumed", "train": TWO}
+
+
+def fails(process, where, calls, kind="error"):
+    """Return a job in which something fails in one process."""
+    return {**PLAIN, "fails": {"process": process, "where": where, "calls": calls, "kind": kind}}
+
+
+JOBS = {
+    **EXACT,
+    **SUMMED,
+    "stopped": {**PLAIN, "in": "stopped", "asked": {"1": ["save"], "2": ["stop"]}},
+    "cancelled": {**PLAIN, "cancel": 2},
+    "failed": fails(1, "read_batch", 3),
+    "leader failed": fails(0, "save", 1),
+    "other pictures": {**PLAIN, "other_pictures": 1},
+    "memory of passes": fails(1, "read_batch", 1, "memory"),
+    "memory of an update": fails(1, "update", 1, "memory"),
+    "resumed by two": {**PLAIN, "in": "begun by one"},
+    "killed": fails(1, "read_batch", 3, "killed"),
+}
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory, comfyui):
+    """Carry out all jobs by two processes, and meanwhile those to compare by this one."""
+    folder, tokenizer = tmp_path_factory.mktemp("world"), comfyui / "comfy" / "sd1_tokenizer"
+    material, threads = Material(folder / "material", tokenizer), torch.get_num_threads()
+    torch.set_num_threads(worlds.THREADS)
+    for job in JOBS.values():  # before two processes write the same files
+        worlds.configure(worlds.recipe_of(job), material)
+    worlds.carry_out({**PLAIN, "asked": {"2": ["stop"]}}, material, folder / "begun by one")
+    (folder / "jobs.json").write_text(json.dumps(JOBS))
+    processes = worlds.start(folder, tokenizer)
+    for name, job in {**EXACT, **SUMMED, "plain": PLAIN}.items():
+        worlds.carry_out(job, material, folder / "alone" / name)
+    assert processes.wait(timeout=300) == 0
+    worlds.carry_out(PLAIN, material, folder / "stopped")
+    torch.set_num_threads(threads)
+    assert json.loads((folder / "codes.json").read_text()) == [0, -signal.SIGKILL]
+    return folder
+
+
+def told(scene, name, number=0):
+    """Return what a job has come to in a process."""
+    return json.loads((scene / f"{name}-{number}.json").read_text())
+
+
+def states(folder):
+    """Return the tensors and the other values of the newest save by file, but for the number of saves."""
+    (run,) = find_runs(folder / "runs")
+    path = run.checkpoints()[0].path
+    states = {name: load_state(path / f"{name}.safetensors") for name in ("weights", "optimizer", "history")}
+    del states["weights"]["saves"]
+    return {name: pack(state) for name, state in states.items()}
+
+
+def equal(folder, other):
+    """Tell whether two runs hold the same bits."""
+    found, wanted = states(folder), states(other)
+    return all(
+        found[name][1] == values
+        and found[name][0].keys() == tensors.keys()
+        and all(torch.equal(found[name][0][key].nan_to_num(7.0), t.nan_to_num(7.0)) for key, t in tensors.items())
+        for name, (tensors, values) in wanted.items()
+    )
+
+
+def learned(folder):
+    """Return all that a run has learned, as one vector: the factors that begin with 0."""
+    tensors = states(folder)["weights"][0]
+    return torch.cat([tensor.double().flatten() for name, tensor in tensors.items() if name.endswith(".up")])
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_two_processes_give_the_bits_of_one(scene, name):
+    assert told(scene, name)["error"] == told(scene, name, 1)["error"] == ""
+    assert equal(scene / name, scene / "alone" / name)
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_sums_in_another_order_give_the_same_run(scene, name):
+    found, wanted = learned(scene / name), learned(scene / "alone" / name)
+    assert wanted.norm() > 0
+    assert (found - wanted).norm() <= CLOSE * wanted.norm()
+    losses, others = told(scene, name)["losses"], states(scene / "alone" / name)["history"][0][".losses"].tolist()
+    assert losses == pytest.approx(others, rel=CLOSE, abs=0)
+
+
+def test_each_process_encodes_its_share(scene):
+    counts = [told(scene, "inpainting, best by validation", number)["encoded"] for number in (0, 1)]
+    assert min(counts) > 0 and abs(counts[0] - counts[1]) <= 1
+
+
+def test_the_validation_loss_is_that_of_one_process(scene):
+    name = "inpainting, best by validation"
+    assert len(told(scene, name)["validation"]) == 4  # measured in halves, one picture each
+    assert equal(scene / name, scene / "alone" / name)
+
+
+def test_a_process_without_a_micro_batch_is_named(scene):
+    (note,) = [note for note in told(scene, "one micro-batch")["notes"] if "share" in note]
+    assert "set accumulate of Train LoRA to a multiple of 2" in note
+    assert not any("share" in note for note in told(scene, "stopped")["notes"])
+
+
+def test_stop_and_save_reach_both_and_one_resumes_to_the_same_bits(scene):
+    assert told(scene, "stopped")["finished"] is False
+    assert told(scene, "stopped", 1)["error"] == ""
+    assert any("Saved after step 1" in note for note in told(scene, "stopped")["notes"])
+    assert not told(scene, "stopped", 1)["notes"]
+    assert equal(scene / "stopped", scene / "alone" / "plain")  # one process has resumed it
+
+
+def test_two_resume_what_one_has_begun(scene):
+    assert equal(scene / "begun by one", scene / "alone" / "plain")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "error", "other", "step"),
+    [
+        ("cancelled", 0, "Cut: Cancel", "ProcessFailed: Process 0 of 2 failed: Cancel", 2),
+        ("failed", 1, "RuntimeError: the disk is gone", "ProcessFailed: Process 1 of 2 failed: the disk is gone", 2),
+        (
+            "leader failed",
+            0,
+            "RuntimeError: the disk is gone",
+            "ProcessFailed: Process 0 of 2 failed: the disk is gone",
+            3,
+        ),
+    ],
+)
+def test_an_error_in_one_process_ends_both_and_the_run_is_saved(scene, name, number, error, other, step):
+    assert told(scene, name, number)["error"] == error
+    assert told(scene, name, 1 - number)["error"] == other
+    (run,) = find_runs(scene / name / "runs")
+    assert [(c.step, c.problem()) for c in run.checkpoints()][:1] == [(step, "")]
+
+
+def test_a_killed_process_ends_the_other_with_a_sentence_and_the_run_is_saved(scene):
+    sentence = "ProcessFailed: Of the 2 processes of this run, process 1 was killed or has crashed."
+    assert told(scene, "killed")["error"] == sentence
+    (run,) = find_runs(scene / "killed" / "runs")
+    assert [(c.step, c.problem()) for c in run.checkpoints()] == [(2, "")]
+
+
+def test_processes_with_other_pictures_are_refused(scene):
+    for number in (0, 1):
+        error = told(scene, "other pictures", number)["error"]
+        assert error.startswith("ValueError: Process 1 on ")
+        assert "other captions, masks, pictures than process 0" in error or "other captions, pictures than" in error
+
+
+@pytest.mark.parametrize("name", ["memory of passes", "memory of an update"])
+def test_a_process_out_of_memory_repeats_the_step_with_less(scene, name):
+    assert told(scene, name)["error"] == told(scene, name, 1)["error"] == ""
+    found, wanted = learned(scene / name), learned(scene / "alone" / "plain")
+    assert (found - wanted).norm() <= CLOSE * wanted.norm()
+
+
+def test_torchrun_trains_by_the_command_the_run_of_one_process(scene, tmp_path):
+    (run,) = find_runs(scene / "alone" / "plain" / "runs")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    train = [ROOT / "__main__.py", "train", run.path / "run.json", "--output", tmp_path, "--device", "cpu", "--json"]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(worlds.THREADS)}
+    done = subprocess.run([*launch, *train], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3]  # one process talks
+    (result,) = [event for event in events if event["event"] == "result"]
+    found, wanted = load_file(result["lora"]), load_file(scene / "alone" / "plain" / "lora.safetensors")
+    assert found.keys() == wanted.keys() and all(torch.equal(found[key], wanted[key]) for key in wanted)

@@ -1,0 +1,171 @@
+"""Runs that several processes share: the jobs, and the program of each process, which carries out one after another.
+
+As a program: `python worlds.py FOLDER TOKENIZER`, with the environment that torchrun gives. It carries out the jobs of
+FOLDER/jobs.json, in subfolders of their names, and writes what each has come to, as `<name>-<number>.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from durable import Cut
+from prepared import Ready, without_estimates
+from recipes.recipes import RECIPES, Material, Recipe, configure
+
+from lora_atelier.trainer_core import train as training
+from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.common.world import ALONE, ProcessFailed, World, joined
+from lora_atelier.trainer_core.config import EmbeddingConfig, MemoryConfig
+from lora_atelier.trainer_core.training import encode
+
+THREADS = 1  # the same in all processes, as sums depend on it
+LADDER = [MemoryConfig(checkpointing="0"), MemoryConfig(checkpointing="full")]
+
+
+def recipe_of(job: dict[str, Any]) -> Recipe:
+    """Build the recipe of a job: one of RECIPES with other settings."""
+    recipe = RECIPES[job["recipe"]]
+    parts = ("base_model", "optimizer", "objective", "train")
+    lora = {**recipe.lora, **job.get("lora", {})}
+    lora["embeddings"] = tuple(EmbeddingConfig.from_dict(word) for word in lora.get("embeddings", ()))
+    return Recipe(**{
+        "model": recipe.model,
+        "concepts": recipe.concepts,
+        "scheduler": recipe.scheduler,
+        **{part: {**getattr(recipe, part), **job.get(part, {})} for part in parts},
+        "lora": lora,
+    })  # fmt: skip
+
+
+def carry_out(job: dict[str, Any], material: Material, folder: Path, world: World = ALONE) -> dict[str, Any]:
+    """Train a job in its folder, where an earlier one of the same name may have left a run; tell what it came to."""
+    config = configure(recipe_of(job), material)
+    if not config.train.validate_every:  # saves a third of the time
+        concepts = tuple(concept for concept in config.dataset.concepts if concept.role != "validation")
+        config = config.replace(dataset=config.dataset.replace(concepts=concepts))
+    if job.get("other_pictures") == world.number:
+        concepts = (config.dataset.concepts[0].replace(folder=material.pictures("tall")), *config.dataset.concepts[1:])
+        config = config.replace(dataset=config.dataset.replace(concepts=concepts))
+    done, seen, notes = [0], {"words": [], "encoded": 0}, list[str]()
+
+    def asked() -> tuple[str, ...]:
+        return tuple(job.get("asked", {}).get(str(done[0]), ()))
+
+    def check() -> None:
+        if job.get("cancel") == done[0]:
+            raise Cut("Cancel")
+
+    callbacks = Callbacks(
+        step=lambda report: done.__setitem__(0, report.step), asked=asked, check=check, note=notes.append
+    )
+    with ExitStack() as stack:
+        stack.enter_context(without_estimates(list(LADDER)))
+        stack.enter_context(counted(seen))
+        if job.get("fails", {}).get("process") == world.number:
+            stack.enter_context(failing(job["fails"]))
+        found: dict[str, Any] = {"error": ""}
+        try:
+            result = training.train_lora(
+                config,
+                folder / "lora.safetensors",
+                folder / "cache" if job.get("own_cache") else folder.parent / "cache",
+                callbacks=callbacks,
+                source=Ready(config.base_model),
+                world=world,
+            )
+        except (ProcessFailed, ValueError, RuntimeError, Cut) as error:
+            found["error"] = f"{type(error).__name__}: {error}"
+            result = None
+    if result is not None:
+        found |= {"losses": result.losses, "validation": result.validation, "finished": result.finished}
+    return {**found, **seen, "notes": notes}
+
+
+@contextmanager
+def counted(seen: dict[str, Any]) -> Iterator[None]:
+    """Count the pictures that this process encodes."""
+    real = encode._encode_pictures
+
+    def encoding(base: Any, plan: Any, missing: Any, *others: Any) -> None:
+        seen["encoded"] += len(missing)
+        real(base, plan, missing, *others)
+
+    with mock.patch.object(encode, "_encode_pictures", encoding):
+        yield
+
+
+@contextmanager
+def failing(how: dict[str, Any]) -> Iterator[None]:
+    """Let one thing fail in this process: kind "error", "killed" or "memory", in `where` after so many calls."""
+    calls, real = [0], getattr(training, how["where"])
+
+    def work(*values: Any, **options: Any) -> Any:
+        calls[0] += 1
+        found = real(*values, **options)
+        if calls[0] != how["calls"]:
+            return found
+        if how["kind"] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("out of memory" if how["kind"] == "memory" else "the disk is gone")
+
+    with mock.patch.object(training, how["where"], work):
+        yield
+
+
+def start(folder: Path, tokenizer: Path) -> subprocess.Popen:
+    """Start two processes, by one that imports all they need and forks them."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [sys.executable, __file__, str(folder), str(tokenizer)], env=env | {"OMP_NUM_THREADS": str(THREADS)}
+    )
+
+
+def free_port() -> int:
+    """Find a port that no process uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def work(folder: Path, tokenizer: Path) -> None:
+    """Carry out the jobs, together with the other process."""
+    jobs = json.loads((folder / "jobs.json").read_text())
+    with joined() as world, mock.patch.object(os, "fsync", os.fstat):
+        for name, job in jobs.items():
+            found = carry_out(job, Material(folder / "material", tokenizer), folder / job.get("in", name), world)
+            (folder / f"{name}-{world.number}.json").write_text(json.dumps(found))
+
+
+def main() -> None:
+    """Fork two processes with what torchrun tells its own; write how they end, below 0 by which signal."""
+    folder, tokenizer = Path(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(THREADS)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    children = []
+    for number in range(2):
+        child = os.fork()
+        if not child:
+            os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number)}
+            try:
+                work(folder, tokenizer)
+            finally:
+                sys.stderr.flush()
+                os._exit(int(sys.exc_info()[0] is not None))
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    (folder / "codes.json").write_text(json.dumps(codes))
+
+
+if __name__ == "__main__":
+    main()
