@@ -3,6 +3,20 @@
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+
+def connected(comfyui: Path, cpu: bool, document: Any, node: str) -> Any:
+    """Load the models that a workflow links into Use Connected Model, by ComfyUI's own nodes."""
+    sys.path.insert(0, str(comfyui))
+    import comfy.cli_args
+    import utils.install_util  # noqa: F401  # first, as in ComfyUI: its nodes put another `utils` before it
+
+    comfy.cli_args.args.cpu = cpu  # read when ComfyUI chooses its device
+    from lora_atelier.nodes.comfyui.headless import connect
+
+    return connect(document, node)
+
 
 if __name__ == "__main__":
     folder = Path(__file__).absolute().parent
@@ -12,5 +26,7 @@ if __name__ == "__main__":
     pack.__path__ = [str(folder)]
 
     from lora_atelier.trainer_core.commands import main
+    from lora_atelier.trainer_core.workflow import connecting
 
+    connecting.load = connected
     sys.exit(main())

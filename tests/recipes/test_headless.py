@@ -1,5 +1,6 @@
 """A run without a page: the same steps and files as the core's own, shown, stopped and resumed in a shell."""
 
+import csv
 import io
 import json
 import shutil
@@ -181,15 +182,17 @@ def test_wrong_settings_are_refused_in_one_sentence(first, tmp_path, capsys, cha
     given = [part for change in changes for part in ("--set", change)]
     assert main(["train", str(first.run), "--output", str(tmp_path), *given]) == 2
     said = capsys.readouterr()
-    assert said.err == f"{sentence}\n" and not said.out and not list(tmp_path.iterdir())
+    assert said.err == f"run.json cannot be trained: {sentence}\n" and not said.out and not list(tmp_path.iterdir())
 
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):
     assert main(["train", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"There is no run {tmp_path / 'run.json'}; name a run's folder or its run.json.\n"
+    assert capsys.readouterr().err == (
+        f"There is no run {tmp_path / 'run.json'}; name a run's folder, its run.json, a TOML or a saved workflow.\n"
+    )
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
     assert main(["train", str(tmp_path)]) == 2
-    assert "run.json cannot be read: not JSON" in capsys.readouterr().err
+    assert "run.json cannot be trained: not JSON" in capsys.readouterr().err
 
 
 def test_the_help_says_the_exit_codes(capsys):
@@ -206,3 +209,41 @@ def test_the_device_is_one_that_there_is(first, tmp_path, capsys):
     if not torch.cuda.is_available():
         assert main(["train", str(first.run), "--output", str(tmp_path), "--device", "cuda"]) == 2
         assert capsys.readouterr().err == "There is no device cuda; set --device to cuda, mps or cpu.\n"
+
+
+def test_the_plan_is_that_of_the_run(first, tmp_path, capsys):
+    crops = tmp_path / "crops.csv"
+    arguments = ["plan", str(first.run), "--output", str(tmp_path), "--device", "cpu", "--json", "--crops", str(crops)]
+    assert main([*arguments, "--set", "train.epochs=2"]) == 0
+    told = events(capsys.readouterr().out)
+    (plan,) = (event for event in told if event["event"] == "plan")
+    assert plan | {"event": "plan", "steps": 6, "epochs": 2.0, "pictures": 6} == plan
+    assert sum(plan["buckets"].values()) == 6
+    (measured,) = (event for event in told if event["event"] == "time")
+    assert measured["seconds"] == pytest.approx(6 * measured["seconds_per_step"])
+    with crops.open(encoding="utf-8", newline="") as file:
+        assert sum(bool(row["bucket"]) for row in csv.DictReader(file)) == 6
+    assert not find_runs(tmp_path / "atelier" / "runs")
+    assert any("6 pictures, 6 visits and 3 batches per epoch." in event.get("text", "") for event in told)
+
+
+def test_the_plan_of_a_finished_run_says_so(copied, capsys):
+    assert main(["plan", str(copied), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert f"Already trained in {copied.name}" in said and "About" not in said
+    assert main(["plan", str(copied), "--device", "cpu", "--set", "train.steps=0"]) == 2
+    assert capsys.readouterr().err == "run.json cannot be trained: steps is 0; it must be at least 1.\n"
+
+
+def test_a_toml_and_a_workflow_train_the_same_run(first, config, tmp_path, capsys):
+    toml, workflow = tmp_path / "cat.toml", tmp_path / "cat.json"
+    assert main(["export", str(first.run), str(toml)]) == 0
+    assert main(["export", str(toml), str(workflow)]) == 0
+    assert main(["export", str(toml), str(workflow)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    model = ["--base-model", config.base_model.path, "--tokenizer", TOKENIZER]
+    output = ["--output", str(first.run.parents[2]), "--device", "cpu"]
+    for file in (toml, workflow):
+        capsys.readouterr()
+        assert main(["train", str(file), *model, *output]) == 0
+        assert f"Already trained in {first.run.name}" in capsys.readouterr().out

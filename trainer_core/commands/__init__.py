@@ -1,4 +1,4 @@
-"""The command line: python custom_nodes/lora-atelier train, runs, lora."""
+"""The command line: python custom_nodes/lora-atelier train, plan, export, import, runs, lora."""
 
 from __future__ import annotations
 
@@ -14,6 +14,27 @@ def train(arguments: Sequence[str]) -> int:
     from .train import main  # each command is imported when it is called, so that the others need not wait for torch
 
     return main(arguments)
+
+
+def plan(arguments: Sequence[str]) -> int:
+    """Tell what a run will do."""
+    from .plan import main
+
+    return main(arguments)
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Write a TOML of a workflow, or a workflow of a TOML."""
+    from .convert import main
+
+    return main(arguments)
+
+
+def import_(arguments: Sequence[str]) -> int:
+    """Read the settings of another trainer."""
+    from .convert import main_import
+
+    return main_import(arguments)
 
 
 def runs(arguments: Sequence[str]) -> int:
@@ -32,6 +53,9 @@ def lora(arguments: Sequence[str]) -> int:
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (train, "train a run without a page"),
+    "plan": (plan, "what a run will do: steps, buckets, crops, memory, time"),
+    "export": (export, "write a TOML of a workflow or a run, or a workflow of a TOML"),
+    "import": (import_, "read the settings of sd-scripts or OneTrainer: a TOML and a workflow"),
     "runs": (runs, "list, show, verify, export, average and clean runs"),
     "lora": (lora, "tools for LoRA files"),
 }

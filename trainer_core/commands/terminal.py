@@ -65,8 +65,10 @@ class Screen:
 class Progress:
     """Shows one run, and writes its notes into its log, where the page finds them."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, wanted: Mapping[str, str] | None = None) -> None:
+        """Show a run on a screen; wanted: sha256 of the model files that its description names, by role."""
         self.screen = screen
+        self._wanted = wanted or {}
         self.began = False  # the run has a folder, and trains
         self._log: RunFolder | None = None
         self._notes: list[str] = []  # before there is a log
@@ -110,6 +112,9 @@ class Progress:
             self._record("begun")
             for text in self._notes:
                 self._record("note", text=text)
+            for role, digest in self._log.about.get("models", {}).items():
+                if self._wanted.get(role, digest) != digest:
+                    self.note(f"The {role} of the model is another file than the run's (sha256 {self._wanted[role]}).")
 
     def _resumed(self, losses: Sequence[float], *_: object) -> None:
         self._before = len(losses)

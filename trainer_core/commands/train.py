@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..common.command_line import PROGRAM, comfyui_around
-from ..common.world import ProcessFailed, World, joined, own_gpu
-from ..config import BaseModelConfig
+from ..common.world import ALONE, ProcessFailed, World, joined, own_gpu
 from ..train import train_lora
 from ..training.result import Result, describe_result
-from ..workflow.run_file import RunFile, describe_missing, read_run
+from ..workflow.connecting import connector
+from ..workflow.places import Folders
+from ..workflow.read import Connect
+from ..workflow.run_file import RunFile, on_this_machine, read_run
+from ..workflow.write import workflow_of
 from .layout import Layout, layout
 from .terminal import Progress, Screen, stopping
 
@@ -35,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         screen = Screen(sys.stdout, as_json=options.json, silent=not world.leads)
         try:
             with world.together():
-                run = prepared(options)
+                run = on_this_machine(read_source(options), places_of(options))
                 places = layout(options.output, options.comfyui, options.run)
                 device = device_of(options.device, world)
         except (OSError, ValueError, ProcessFailed) as error:
@@ -54,12 +58,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add what names a run and changes it on this machine."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run's folder, or its run.json")
+    add_source(parser, "RUN", "the run: its folder, its run.json, a TOML of the same names, or a saved workflow")
+    parser.add_argument("--output", type=Path, help="the output folder; by default the run's, ComfyUI's, or ./output")
+    parser.add_argument("--device", default="", help="cuda, cuda:1, mps or cpu; by default the fastest there is")
+
+
+def add_source(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:
+    """Add what names a run and its files."""
+    parser.add_argument("run", metavar=metavar, type=Path, help=text)
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting, as train.steps=500"
     )
-    parser.add_argument("--output", type=Path, help="the output folder; by default the run's, ComfyUI's, or ./output")
-    parser.add_argument("--device", default="", help="cuda, cuda:1, mps or cpu; by default the fastest there is")
+    parser.add_argument("--node", default="", metavar="ID", help="the Train LoRA of a workflow that has several")
     parser.add_argument("--base-model", type=Path, metavar="FILE", help="where the base model is on this machine")
     parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help="ComfyUI's comfy/sd1_tokenizer, or a copy")
     parser.add_argument(
@@ -67,31 +77,22 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def prepared(options: argparse.Namespace) -> RunFile:
-    """Read the run with the options' changes; raises ValueError for what this machine lacks."""
+def read_source(options: argparse.Namespace, connect: Connect | None = None) -> RunFile:
+    """Read the run that the options name, with their changes; connect: by default ComfyUI, which loads the models."""
     changes = list(options.set)
     if options.base_model:
         changes.append(f"base_model.path={options.base_model.absolute()}")
-    run = read_run(options.run, changes)
-    if sentence := describe_missing(run):
-        raise ValueError(sentence)
-    base = run.config.base_model
-    if base.connected is None:
-        base = base.replace(tokenizer=tokenizer_of(base, options.tokenizer, options.comfyui))
-    return RunFile(name=run.name, config=run.config.replace(base_model=base), models=run.models)
+    if connect is None:
+        connect = connector(options.comfyui, cpu=device_of(options.device).type == "cpu")
+    return read_run(options.run, places_of(options), changes, options.node, connect)
 
 
-def tokenizer_of(base: BaseModelConfig, given: Path | None, comfyui: Path | None) -> str:
-    """Choose the tokenizer's folder: the given one, the run's own, ComfyUI's, or the model's ("")."""
-    if given:
-        return str(given.absolute())
-    found = [Path(base.tokenizer)] if base.tokenizer else []
-    places = [comfyui, *map(Path, sys.path)]  # a ComfyUI that Python finds will do
-    found += [place / "comfy" / "sd1_tokenizer" for place in places if place]
-    return next((str(folder) for folder in found if (folder / "vocab.json").is_file()), "")
+def places_of(options: argparse.Namespace) -> Folders:
+    """Choose where files are looked for."""
+    return Folders(options.comfyui.absolute() if options.comfyui else None, options.tokenizer)
 
 
-def device_of(name: str, world: World) -> torch.device:
+def device_of(name: str, world: World = ALONE) -> torch.device:
     """Choose the device: a named one, else the fastest there is; raises ValueError for one that is not there.
 
     Of several processes each takes a GPU of its own.
@@ -110,7 +111,7 @@ def device_of(name: str, world: World) -> torch.device:
 
 def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen, world: World) -> int:
     """Train a run and show it; return the exit status."""
-    progress, began = Progress(screen), time.monotonic()
+    progress, began = Progress(screen, run.models), time.monotonic()
     try:
         with stopping(screen) as stop:
             try:
@@ -123,6 +124,7 @@ def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen
                     logs=places.logs,
                     embeddings=places.embeddings,
                     runs=places.runs,
+                    workflow=kept_workflow(run),
                     world=world,
                 )
             except KeyboardInterrupt:
@@ -135,6 +137,16 @@ def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen
     if result is not None:
         report(screen, result, time.monotonic() - began)
     return 0
+
+
+def kept_workflow(run: RunFile) -> Mapping[str, Any] | None:
+    """Choose the workflow that the run's folder keeps for the page; None where no workflow has its settings."""
+    if run.workflow is not None:
+        return run.workflow
+    try:
+        return workflow_of(run)
+    except ValueError:
+        return None
 
 
 def output_of(run: RunFile, places: Layout) -> Path:

@@ -7,7 +7,7 @@ import json
 import weakref
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -65,10 +65,20 @@ def digest_of_scale(model: Any) -> str:
 
 
 def _options(given: Any) -> str:
-    """Write the plain options that a loader was called with; other values by their kind."""
+    """Write the plain options that a loader was called with; other values by their kind, and no place of a file."""
     return json.dumps(
-        given[1:], default=lambda value: str(value) if isinstance(value, torch.dtype) else type(value).__name__
+        _without_places(given[1:]),
+        default=lambda value: str(value) if isinstance(value, torch.dtype) else type(value).__name__,
     )
+
+
+def _without_places(value: Any) -> Any:
+    """Replace full paths, since the files' content counts: another machine has the same model elsewhere."""
+    if isinstance(value, list | tuple):
+        return [_without_places(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(name): _without_places(each) for name, each in value.items()}
+    return "a path" if isinstance(value, str) and PurePath(value).is_absolute() else value
 
 
 def _weights(patcher: Any) -> str:

@@ -57,6 +57,7 @@ def test_every_field_of_a_run_changes_its_digest() -> None:
             "save_dtype": "float32",
             "keep_best": True,
             "early_stop_min_improvement": 0.1,
+            "validation_share": 0.1,
             "log": "csv",
             "resolution": 768,
             "bucket_step": 32,

@@ -1,0 +1,82 @@
+"""Run the loaders of a workflow without a server, for the models that are linked into Use Connected Model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+import nodes as comfyui_nodes
+
+from ...trainer_core.config import BaseModelConfig
+from ...trainer_core.workflow.canvas import Input, Schema, prompt_of, schemas
+from ..connect_model import AtelierConnectModel
+from .connected import register_connected_models
+from .folders import register_assets
+from .tiny import register_tiny_model
+
+CONNECT = "AtelierConnectModel"
+
+
+def connect(document: Any, key: str) -> BaseModelConfig:
+    """Run all that leads to a Use Connected Model of a workflow or a prompt; return what its socket carries.
+
+    key: the node's id in the prompt. Raises ValueError for nodes that are not ComfyUI's own.
+    """
+    asyncio.run(comfyui_nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
+    register_tiny_model()
+    register_connected_models()
+    register_assets()
+    kinds: dict[str, Any] = {**comfyui_nodes.NODE_CLASS_MAPPINGS, CONNECT: AtelierConnectModel}
+    known = {name: _schema(name, kind) for name, kind in kinds.items()} | schemas()
+    prompt, results = prompt_of(document, known), {}
+    with torch.inference_mode():
+        return _run(prompt, key, kinds, results)[0]
+
+
+def _schema(name: str, kind: Any) -> Schema:
+    """Read the inputs of a node's class, in the order of their widgets."""
+    groups = kind.INPUT_TYPES()
+    found = []
+    for group in ("required", "optional"):
+        for each, spec in groups.get(group, {}).items():
+            options = spec[1] if len(spec) > 1 else {}
+            kind_of = "COMBO" if isinstance(spec[0], list) else str(spec[0])
+            found.append(
+                Input(
+                    name=each,
+                    kind="*" if options.get("forceInput") else kind_of,
+                    default=options.get("default", next(iter(_listed(spec[0], options)), None)),
+                    optional=group == "optional",
+                    controlled=bool(options.get("control_after_generate")) or each in ("seed", "noise_seed"),
+                )
+            )
+    return Schema(name, tuple(found), ())
+
+
+def _listed(kind: Any, options: Mapping[str, Any]) -> Iterable[Any]:
+    return kind if isinstance(kind, list) else options.get("options") or ()
+
+
+def _run(prompt: Mapping[str, Any], key: str, kinds: Mapping[str, Any], results: dict[str, Any]) -> Any:
+    """Run a node after those that it is linked to; return its outputs."""
+    if key in results:
+        return results[key]
+    node = prompt[key]
+    kind = kinds.get(node["class_type"])
+    if kind is None:
+        raise ValueError(
+            f"without a page only ComfyUI's own nodes run, and {node['class_type']} is of another pack; load the model "
+            "by those"
+        )
+    inputs = {}
+    for name, value in node["inputs"].items():
+        linked = isinstance(value, list) and len(value) == 2 and str(value[0]) in prompt
+        inputs[name] = _run(prompt, str(value[0]), kinds, results)[value[1]] if linked else value
+    function = getattr(kind if hasattr(kind, "define_schema") else kind(), kind.FUNCTION)
+    output = function(**inputs)
+    output = output.get("result", ()) if isinstance(output, dict) else output
+    results[key] = getattr(output, "result", output) or ()
+    return results[key]

@@ -1,0 +1,145 @@
+"""Runs without a page and runs of the page are the same: their configurations, their keys, their folders."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from comfy_client import ComfyClient, ComfyServer
+from lora_atelier.dev import FLOW, ROOT, TINY_BASE, TINY_FLOW, to_prompt
+from lora_atelier.trainer_core.commands import main
+from lora_atelier.trainer_core.config import RunConfig
+from lora_atelier.trainer_core.runs import find_runs
+from lora_atelier.trainer_core.workflow.places import Folders
+from lora_atelier.trainer_core.workflow.read import read_workflow
+
+WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
+# A node pack that makes Train LoRA write its configuration instead of training.
+PROBE = """
+import json, sys
+from pathlib import Path
+
+class Probe:
+    INPUT_TYPES = classmethod(lambda cls: {"required": {}})
+    RETURN_TYPES, FUNCTION, OUTPUT_NODE, CATEGORY = (), "probe", True, "tests"
+
+    def probe(self):
+        train = next(m for name, m in list(sys.modules.items()) if name.endswith("lora-atelier.nodes.train"))
+        read = train.read_train
+        def write(**inputs):
+            Path(__file__).with_name("config.json").write_text(json.dumps(read(**inputs).to_dict()), encoding="utf-8")
+            raise ValueError("The configuration is written.")
+        train.read_train = write
+        return ()
+
+NODE_CLASS_MAPPINGS = {"Probe": Probe}
+"""
+
+
+@pytest.fixture(scope="module")
+def probed(start_comfy: Callable[..., ComfyServer], tmp_path_factory: pytest.TempPathFactory) -> ComfyServer:
+    """A server whose Train LoRA writes its configuration, and ends."""
+    base = tmp_path_factory.mktemp("probed")
+    (base / "custom_nodes" / "probe").mkdir(parents=True)
+    (base / "custom_nodes" / "probe" / "__init__.py").write_text(PROBE, encoding="utf-8")
+    server = start_comfy(base=base)
+    assert ComfyClient(server.url).queue({"1": {"class_type": "Probe", "inputs": {}}}).ok
+    return server
+
+
+def workflow_of(path: Path) -> dict:
+    """Read a workflow, on the tiny model whatever it names."""
+    workflow = json.loads(path.read_text(encoding="utf-8"))
+    for node in workflow["nodes"]:
+        if node["type"] == "AtelierLoadBaseModel":
+            node["widgets_values"][0] = TINY_BASE.name
+    return workflow
+
+
+@pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_gives_the_servers_configuration(probed: ComfyServer, comfyui: Path, path: Path) -> None:
+    client, workflow = ComfyClient(probed.url), workflow_of(path)
+    for node in workflow["nodes"]:
+        if node["type"] == "AtelierConceptDataset" and not (folder := node["widgets_values"][0]).startswith("atelier:"):
+            (probed.base / "input" / folder).mkdir(exist_ok=True)
+    written = probed.base / "custom_nodes" / "probe" / "config.json"
+    written.unlink(missing_ok=True)
+    prompt = to_prompt(workflow, client.object_info())
+    result = client.queue(prompt)
+    assert "The configuration is written." in result.error, result.error
+    wanted = RunConfig.from_dict(json.loads(written.read_text(encoding="utf-8")))
+    places = Folders(probed.base, comfyui / "comfy" / "sd1_tokenizer")
+    for document in (workflow, prompt):  # as the editor saves it, and as the API takes it
+        # The models of a graph have a key of the server's process.
+        name, found = read_workflow(document, places, "", lambda *_: wanted.base_model)
+        assert found == wanted
+        assert name == next(n for n in prompt.values() if n["class_type"] == "AtelierTrain")["inputs"]["name"]
+
+
+@pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
+def test_a_run_of_the_shell_is_reused_by_the_page(
+    server: ComfyServer, comfyui: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The workflow trains here, and then on the page; its TOML trains elsewhere, and its run's folder comes home."""
+    workflow = workflow_of(ROOT / "workflows" / "Train a LoRA.json")
+    train = next(node for node in workflow["nodes"] if node["type"] == "AtelierTrain")
+    train["widgets_values"][:2] = ["headless", 3]
+    tokenizer = ["--tokenizer", str(comfyui / "comfy" / "sd1_tokenizer")]
+    comfy = [*tokenizer, "--comfyui", str(server.base)]
+    saved = tmp_path / "headless.json"
+    saved.write_text(json.dumps(workflow), encoding="utf-8")
+    assert main(["export", str(saved), str(tmp_path / "headless.toml"), *comfy]) == 0
+    device = ["--device", "cpu"] if server.cpu else []
+    away = tmp_path / "away"
+    assert main(["train", str(tmp_path / "headless.toml"), "--output", str(away), *tokenizer, *device]) == 0
+    (run,) = find_runs(away / "atelier" / "runs")
+    home = server.base / "output" / "atelier" / "runs"
+    home.mkdir(parents=True, exist_ok=True)
+    run.path.rename(home / run.path.name)
+
+    capsys.readouterr()
+    assert main(["train", str(saved), *comfy, *device]) == 0  # at home it is reused
+    assert f"Already trained in {run.path.name}" in capsys.readouterr().out
+
+    client = ComfyClient(server.url)
+    prompt = to_prompt(workflow, client.object_info())
+    key = next(key for key, node in prompt.items() if node["class_type"] == "AtelierTrain")
+    others = ("AtelierSample", "SaveImage", "PreviewImage")
+    result = client.queue({number: node for number, node in prompt.items() if node["class_type"] not in others})
+    assert result.ok, result.error
+    (text,) = result.outputs[key]["text"]
+    assert f"Already trained in {run.path.name}" in text
+    assert not any(event.get("kind") == "step" for _, event in result.custom())
+    shown = client.get(f"/atelier/runs/{run.path.name}")
+    assert shown["status"] == "finished" and shown["steps"] == 3
+    assert client.get(f"/atelier/runs/{run.path.name}/workflow")["workflow"]["nodes"]
+
+
+@pytest.mark.skipif(not TINY_FLOW.exists(), reason="needs the tiny flow model")
+def test_a_connected_model_trains_where_comfyui_is(server: ComfyServer, comfyui: Path, tmp_path: Path) -> None:
+    """ComfyUI's own nodes load the models here; the page, on the same workflow, reuses the run."""
+    workflow = json.loads(FLOW.read_text(encoding="utf-8"))
+    train = next(node for node in workflow["nodes"] if node["type"] == "AtelierTrain")
+    train["widgets_values"][:2] = ["linked", 2]
+    saved, output = tmp_path / "linked.json", server.base / "output"
+    saved.write_text(json.dumps(workflow), encoding="utf-8")
+    command = [sys.executable, str(ROOT), "train", str(saved), "--output", str(output)]
+    device = ["--device", "cpu"] if server.cpu else []
+    alone = subprocess.run(command, capture_output=True, text=True)
+    assert alone.returncode == 2 and "and none is around the pack; name ComfyUI's folder by --comfyui" in alone.stderr
+    done = subprocess.run([*command, *device, "--comfyui", str(comfyui)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (run,) = (run for run in find_runs(output / "atelier" / "runs") if run.path.name.startswith("linked-"))
+    assert (run.result() or {})["step"] == 2
+
+    client = ComfyClient(server.url)
+    prompt = to_prompt(workflow, client.object_info())
+    others = ("AtelierSample", "SaveImage", "PreviewImage", "ImageStitch")
+    result = client.queue({number: node for number, node in prompt.items() if node["class_type"] not in others})
+    assert result.ok, result.error
+    key = next(key for key, node in prompt.items() if node["class_type"] == "AtelierTrain")
+    assert f"Already trained in {run.path.name}" in result.outputs[key]["text"][0]

@@ -1,0 +1,216 @@
+"""Workflows are read without a server: subgraphs, bypassed nodes, links of values, and what cannot be read."""
+
+import json
+from typing import Any
+
+import pytest
+
+from lora_atelier.dev import ROOT, TINY_BASE
+from lora_atelier.trainer_core.config import OPTIMIZERS
+from lora_atelier.trainer_core.workflow.canvas import prompt_of, schemas
+from lora_atelier.trainer_core.workflow.connecting import connector
+from lora_atelier.trainer_core.workflow.places import ASSETS, Folders
+from lora_atelier.trainer_core.workflow.read import read_workflow
+
+PLACES = Folders(tokenizer=ROOT)
+QUICKSTART = ROOT / "workflows" / "Train a LoRA.json"
+TOUR = ROOT / "workflows" / "Train a LoRA - all nodes.json"
+SUBGRAPH = ROOT / "subgraphs" / "Train a LoRA (Atelier).json"
+
+
+def loaded(path=QUICKSTART) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def find(workflow: dict, kind: str) -> dict:
+    return next(node for node in workflow["nodes"] if node["type"] == kind)
+
+
+def read(document: Any, node: str = "") -> Any:
+    return read_workflow(document, PLACES, node, connector(None, cpu=True))
+
+
+def set_value(node: dict, name: str, value: Any) -> None:
+    """Set a widget of a node whose choices have no inputs of their own before it."""
+    names: list[str] = []
+    for each in schemas()[node["type"]].inputs:
+        if each.widget:
+            names += [each.name, *(["control"] if each.controlled else [])]
+    node["widgets_values"][names.index(name)] = value
+
+
+def add(workflow: dict, node: dict, origin: int, target: dict, name: str, kind: str) -> None:
+    """Add a node, and link its first output into an input of another one."""
+    if node:
+        workflow["nodes"].append(node)
+    number = 1000 + len(workflow["links"])
+    slot = next((i for i, each in enumerate(target["inputs"]) if each["name"] == name), len(target["inputs"]))
+    if slot == len(target["inputs"]):
+        target["inputs"].append({"name": name, "type": kind, "widget": {"name": name}})
+    target["inputs"][slot]["link"] = number
+    workflow["links"].append([number, origin, 0, target["id"], slot, kind])
+
+
+def test_the_quickstart_is_read():
+    name, config = read(loaded())
+    assert name == "mossling" and config.base_model.path == str(ASSETS / TINY_BASE.name)
+    assert [concept.folder for concept in config.dataset.concepts] == [str(ASSETS / "concept_example")]
+
+
+def test_the_prompt_of_a_workflow_is_read_alike():
+    prompt = prompt_of(loaded(TOUR), schemas())
+    assert read(prompt) == read({"prompt": prompt}) == read(loaded(TOUR))
+
+
+def test_a_subgraph_is_opened():
+    workflow = loaded(SUBGRAPH)
+    inner = workflow["definitions"]["subgraphs"][0]
+    set_value(find(inner, "AtelierConceptDataset"), "folder", "atelier:concept_example")
+    _, config = read(workflow)
+    assert config.train.steps == 1000 and config.dataset.concepts[0].folder == str(ASSETS / "concept_example")
+    # A socket of the subgraph: its link, or the value that the subgraph's node shows.
+    inner["inputs"] = [{"id": "x", "name": "how long", "type": "INT", "linkIds": [50]}]
+    train = find(inner, "AtelierTrain")
+    train["inputs"].append({"name": "steps", "type": "INT", "link": 50, "widget": {"name": "steps"}})
+    link = {"id": 50, "origin_id": -10, "origin_slot": 0, "target_id": 4, "target_slot": 12, "type": "INT"}
+    inner["links"].append(link)
+    (outer,) = workflow["nodes"]
+    outer["inputs"] = [{"name": "how long", "type": "INT", "link": None, "widget": {"name": "how long"}}]
+    outer["widgets_values"] = [77]
+    assert read(workflow)[1].train.steps == 77
+    constant = {"id": 90, "type": "PrimitiveInt", "widgets_values": [88, "fixed"], "outputs": [{"type": "INT"}]}
+    add(workflow, constant, 90, outer, "how long", "INT")
+    assert read(workflow)[1].train.steps == 88
+
+
+@pytest.mark.parametrize("kind", ["PrimitiveInt", "PrimitiveNode"])
+def test_a_linked_value_is_read(kind):
+    workflow = loaded()
+    node = {"id": 90, "type": kind, "widgets_values": [33, "fixed"], "outputs": [{"type": "INT"}]}
+    add(workflow, node, 90, find(workflow, "AtelierTrain"), "steps", "INT")
+    assert read(workflow)[1].train.steps == 33
+
+
+def test_a_reroute_is_followed():
+    workflow = loaded()
+    train = find(workflow, "AtelierTrain")
+    slot = next(each for each in train["inputs"] if each["name"] == "dataset")
+    reroute = {"id": 91, "type": "Reroute", "inputs": [{"name": "", "type": "*", "link": slot["link"]}]}
+    add(workflow, reroute, 91, train, "dataset", "*")
+    assert read(workflow) == read(loaded())
+
+
+def masked(mode: int) -> dict:
+    workflow = loaded()
+    train, data = find(workflow, "AtelierTrain"), find(workflow, "AtelierConceptDataset")
+    values = [each.default for each in schemas()["AtelierMaskLoader"].inputs if each.widget]
+    sockets = [{"name": "dataset", "type": "ATELIER_DATASET", "link": None}]
+    mask = {"id": 92, "type": "AtelierMaskLoader", "mode": mode, "inputs": sockets, "widgets_values": values}
+    mask["outputs"] = [{"name": "DATASET", "type": "ATELIER_DATASET"}]
+    add(workflow, mask, 92, train, "dataset", "ATELIER_DATASET")
+    add(workflow, {}, data["id"], mask, "dataset", "ATELIER_DATASET")
+    return workflow
+
+
+def test_bypassed_nodes_are_passed_through_and_muted_ones_are_none():
+    assert read(masked(0))[1].dataset.concepts[0].masks is not None
+    assert read(masked(4)) == read(loaded())
+    with pytest.raises(ValueError, match="dataset of Train LoRA is missing"):
+        read(masked(2))
+
+
+def test_every_optimizer_has_its_own_values():
+    for name, kind in OPTIMIZERS.items():
+        if name == "custom":
+            continue
+        workflow = loaded(TOUR)
+        node = find(workflow, "AtelierOptimizer")
+        rows = schemas()["AtelierOptimizer"].inputs
+        own = [each.default for each in rows[0].options[name]]
+        node["widgets_values"] = [name, *own, *(each.default for each in rows[1:])]
+        optimizer = read(workflow)[1].optimizer
+        assert optimizer.name == name
+        assert optimizer.options == {each.name: each.default for each in kind.settings}
+
+
+def test_widgets_that_an_older_file_lacks_have_their_defaults():
+    workflow = loaded()
+    data = find(workflow, "AtelierConceptDataset")
+    wanted = read(workflow)
+    data["widgets_values"] = data["widgets_values"][:-4]
+    assert read(workflow) == wanted
+
+
+def test_two_training_parts_are_asked_about():
+    workflow = loaded()
+    train = find(workflow, "AtelierTrain")
+    other = json.loads(json.dumps(train)) | {"id": 95}
+    set_value(other, "name", "other")
+    set_value(other, "steps", 3)
+    workflow["nodes"].append(other)
+    with pytest.raises(ValueError, match=rf"^it has 2 Train LoRA nodes: {train['id']} \(mossling\), 95 \(other\)"):
+        read(workflow)
+    assert read(workflow, "95")[0] == "other" and read(workflow, "95")[1].train.steps == 3
+    with pytest.raises(ValueError, match=f"node 7 is no Train LoRA; set --node to {train['id']} or 95"):
+        read(workflow, "7")
+    other["mode"] = 2
+    assert read(workflow) == read(loaded())
+
+
+def test_a_workflow_without_training_is_refused():
+    workflow = loaded()
+    workflow["nodes"] = [node for node in workflow["nodes"] if node["type"] != "AtelierTrain"]
+    with pytest.raises(ValueError, match="it has no training part"):
+        read(workflow)
+
+
+def test_values_of_nodes_that_run_only_in_comfyui_are_refused():
+    workflow = loaded()
+    node = {"id": 90, "type": "AtelierSweep", "widgets_values": ["1, 2"], "outputs": [{"type": "*"}]}
+    add(workflow, node, 90, find(workflow, "AtelierTrain"), "steps", "INT")
+    with pytest.raises(ValueError, match="steps of Train LoRA comes from the node AtelierSweep, which runs only in"):
+        read(workflow)
+    with pytest.raises(ValueError, match="it trains on a model that ComfyUI's own nodes load"):
+        read(loaded(ROOT / "workflows" / "Train a LoRA - flow model.json"))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        ({"steps": "many"}, "steps of Train LoRA is 'many' and must be a whole number"),
+        ({"dataset": 5}, "dataset of Train LoRA is 5; link a node into it"),
+        ({"dataset": ["99", 0]}, "dataset of Train LoRA is linked to node 99, which does not run"),
+        ({"on_existing": "never"}, "on_existing of Train LoRA is 'never', which is not in its list"),
+        ({"name": "../x"}, "The name '../x' cannot be a file name"),
+    ],
+)
+def test_wrong_values_of_a_prompt_are_refused(inputs, sentence):
+    prompt = prompt_of(loaded(), schemas())
+    train = next(node for node in prompt.values() if node["class_type"] == "AtelierTrain")
+    train["inputs"] |= inputs
+    with pytest.raises(ValueError, match=sentence.replace(".", r"\.")):
+        read(prompt)
+
+
+def test_a_circle_of_links_is_refused():
+    prompt = prompt_of(loaded(), schemas())
+    key = next(key for key, node in prompt.items() if node["class_type"] == "AtelierConceptDataset")
+    prompt[key]["inputs"]["dataset"] = [key, 0]
+    with pytest.raises(ValueError, match="the links of dataset of Concept Dataset form a circle"):
+        read(prompt)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda workflow: workflow.update(links=[[1]]),
+        lambda workflow: workflow["nodes"][0].pop("id"),
+        lambda workflow: workflow.update(nodes=[5]),
+        lambda workflow: workflow.update(definitions={"subgraphs": [5]}),
+    ],
+)
+def test_a_damaged_workflow_is_refused(damage):
+    workflow = loaded()
+    damage(workflow)
+    with pytest.raises(ValueError, match=r"^it is damaged: "):
+        read(workflow)

@@ -1,0 +1,102 @@
+"""A run as a workflow for the canvas: read again, it is the same run."""
+
+import json
+
+import pytest
+
+from lora_atelier.dev import ROOT
+from lora_atelier.trainer_core.config import (
+    OPTIMIZERS,
+    AugmentConfig,
+    BaseModelConfig,
+    BucketConfig,
+    CaptionConfig,
+    ConceptConfig,
+    DatasetConfig,
+    EmbeddingConfig,
+    ExistingConfig,
+    LoraConfig,
+    MaskConfig,
+    MemoryConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    SampleConfig,
+    SavesConfig,
+    SchedulerConfig,
+)
+from lora_atelier.trainer_core.workflow.connecting import connector
+from lora_atelier.trainer_core.workflow.places import Folders
+from lora_atelier.trainer_core.workflow.read import read_workflow
+from lora_atelier.trainer_core.workflow.run_file import OPEN, RunFile
+from lora_atelier.trainer_core.workflow.write import listed, workflow_of
+
+BASE = BaseModelConfig(path="/m/checkpoints/sub/base.safetensors", vae="/m/vae/a.safetensors", clip_skip=2)
+CATS = ConceptConfig(folder="/cats", captions=CaptionConfig(dropout=-1))
+PLAIN = OPEN.replace(base_model=BASE, dataset=DatasetConfig(concepts=(CATS,)))
+MASKS, AUGMENT = MaskConfig(invert=True, suffixes=("-a.png", "-b.png")), AugmentConfig(rotation=5)
+WORD = EmbeddingConfig(token="moss", init="a cat", stop=0.5, stop_unit="share")
+CHANGES = {
+    "plain": {},
+    "concepts": {
+        "dataset": DatasetConfig(
+            concepts=(
+                CATS.replace(masks=MASKS, augment=AUGMENT),
+                ConceptConfig(
+                    folder="/dogs", resolutions=("512", "640x384"), min_side=32, masks=MASKS, augment=AUGMENT,
+                    captions=CaptionConfig(protected=("a", "b c"), extensions=(".txt", ".tags"), prefix="moss")
+                ),
+                ConceptConfig(folder="/held", role="validation", masks=MaskConfig()),
+            )
+        )
+    },
+    "buckets": {"train": OPEN.train.replace(buckets=BucketConfig(resolutions=("512", "640x384")), bucket_step=32)},
+    "train": {"train": OPEN.train.replace(epochs=3, batch_size=2, accumulate=4, resolution=768, seed=2**64 - 1)},
+    "validation": {"train": OPEN.train.replace(validate_every=5, keep_best=True, validation_share=0.1)},
+    "scheduler": {"scheduler": SchedulerConfig(name="rex_restarts", cycles=3, d=0.5, gamma=0.8, warmup_steps=5)},
+    "points": {"scheduler": SchedulerConfig(name="points", points="0:1, 0.5:0.2, 1:0")},
+    "lokr": {"lora": LoraConfig(rank=8, alpha=4, algorithm="lokr", factor=8, tucker=True, preset="full", conv_rank=4)},
+    "blocks": {"lora": LoraConfig(block_ranks=(4,) * 25, block_weights=(0.5,) * 25, include=("a*", "b"), names="peft")},
+    "words": {"lora": LoraConfig(embeddings=(WORD, WORD.replace(token="fern", stop=0)))},
+    "huber": {"objective": ObjectiveConfig(min_snr_gamma=5, loss="huber", huber_c=0.2, pyramid_iterations=6)},
+    "p2": {"objective": ObjectiveConfig(weighting="p2", p2_gamma=0.5, timestep_distribution="beta", beta_a=3)},
+    "memory": {"memory": MemoryConfig(checkpointing="2", compile=True)},
+    "saves": {
+        "saves": SavesConfig(folder="", file_name="{name}-{step}", save_every=0),
+        "sample": SampleConfig(prompts=("a cat --d 5", "a dog"), negative="bad", width=640, height=0),
+        "train": OPEN.train.replace(log="none", save_dtype="float32"),
+    },
+    "fork": {"existing": ExistingConfig(on_existing="fork", fork_run="cat-ab", fork_step=5)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_a_workflow_gives_its_run_again(changes):
+    config = PLAIN.replace(**changes)
+    document = json.loads(json.dumps(workflow_of(RunFile(name="cat", config=config))))
+    name, again = read_workflow(document, Folders(tokenizer=ROOT), "", connector(None, cpu=True))
+    paths = {"path": BASE.path, "vae": BASE.vae, "tokenizer": ""}
+    assert name == "cat" and again.replace(base_model=again.base_model.replace(**paths)) == config
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_can_be_written(name):
+    assert workflow_of(RunFile(name="cat", config=PLAIN.replace(optimizer=OptimizerConfig(name=name))))
+
+
+def test_only_nodes_that_are_needed_are_there():
+    nodes = workflow_of(RunFile(name="cat", config=PLAIN))["nodes"]
+    assert [node["type"] for node in nodes] == ["AtelierLoadBaseModel", "AtelierConceptDataset", "AtelierTrain"]
+    assert len({tuple(node["pos"]) for node in nodes}) == 3
+
+
+def test_what_no_nodes_make_is_refused_by_name():
+    later = CATS.replace(folder="/dogs", masks=MASKS)
+    config = PLAIN.replace(dataset=DatasetConfig(concepts=(CATS, later)))
+    with pytest.raises(ValueError, match=r"^No workflow has the setting dataset\.concepts\.1\.masks of cat beside"):
+        workflow_of(RunFile(name="cat", config=config))
+
+
+def test_models_are_named_as_comfyui_lists_them():
+    assert listed("/a/models/checkpoints/sd/base.safetensors", ("checkpoints",)) == "sd/base.safetensors"
+    assert listed("D:\\models\\diffusers\\sdxl", ("checkpoints",)) == "diffusers/sdxl"
+    assert listed("/tmp/base.safetensors", ("checkpoints",)) == "base.safetensors"

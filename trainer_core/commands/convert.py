@@ -1,0 +1,88 @@
+"""export FROM TO: a TOML of a workflow or a run, and the other way; import FILE: both of another trainer's file."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..common.command_line import PROGRAM, run_command
+from ..common.files import file_digest, written_whole
+from ..common.wording import printable
+from ..config import MODEL_FILES, BaseModelConfig, ConnectedConfig, plain_name
+from ..workflow.foreign import read_foreign
+from ..workflow.run_file import RunFile, read_open, write_run
+from ..workflow.write import workflow_of
+from .train import add_source, read_source
+
+LINKED = BaseModelConfig(path="", connected=ConnectedConfig(key=""))  # in the place of models that are not loaded here
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the other form; return the exit status: 2 for an error."""
+    text = "Write a TOML of a workflow or a run, or a workflow for the canvas of a TOML or a run."
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} export", description=text)
+    add_source(parser, "FROM", "a saved workflow, a TOML, a run's folder or its run.json")
+    parser.add_argument("to", metavar="TO", type=Path, help="the new file: .toml, or .json for a workflow")
+    return run_command(export, parser.parse_args(arguments))
+
+
+def export(options: argparse.Namespace) -> int:
+    """Read the one file and write the other; an existing file is not replaced."""
+    kind = options.to.suffix.lower()
+    if kind not in (".toml", ".json") or options.to.exists():
+        raise ValueError(f"{options.to} exists already, or ends in neither .toml nor .json; choose another name.")
+    run = with_digests(read_source(options, lambda *_: LINKED))
+    text = write_run(run) if kind == ".toml" else json.dumps(run.workflow or workflow_of(run), indent=1)
+    with written_whole(options.to) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    print(f"Saved as {options.to}.", file=sys.stdout)
+    return 0
+
+
+def with_digests(run: RunFile) -> RunFile:
+    """Add the sha256 of the model files that are here, so that another machine can tell which ones are wanted."""
+    base = run.config.base_model
+    named = {role: Path(getattr(base, role)) for role in MODEL_FILES if getattr(base, role)}
+    found = {role: file_digest(path) for role, path in named.items() if path.is_file() and role not in run.models}
+    return dataclasses.replace(run, models={**run.models, **found})
+
+
+def main_import(arguments: Sequence[str]) -> int:
+    """Write a TOML and a workflow of another trainer's settings; return the exit status: 2 for an error."""
+    text = "Read settings of sd-scripts or OneTrainer as a starting point: writes NAME.toml and the workflow NAME.json."
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} import", description=text)
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        type=Path,
+        help="sd-scripts: its TOML (--config_file), or a script or text with its command line; OneTrainer: its JSON",
+    )
+    parser.add_argument("--to", type=Path, metavar="NAME", help="without an ending; by default that of FILE, here")
+    return run_command(import_file, parser.parse_args(arguments))
+
+
+def import_file(options: argparse.Namespace) -> int:
+    """Read another trainer's file, write both of ours, and list what has no counterpart."""
+    name = options.to or Path(f"{options.file.stem}-atelier")
+    files = [name.with_name(f"{name.name}{ending}") for ending in (".toml", ".json")]
+    if taken := next((file for file in files if file.exists()), None):
+        raise ValueError(f"{taken} exists already; choose another name by --to.")
+    try:
+        found = read_foreign(options.file)
+        run = RunFile(name=plain_name(found.name), config=read_open(found.values))
+        texts = [write_run(run), json.dumps(workflow_of(run), indent=1)]
+    except ValueError as error:
+        raise ValueError(f"{options.file.name} cannot be imported: {error}") from error
+    for file, text in zip(files, texts, strict=True):
+        with written_whole(file) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    print(f"Saved as {files[0]} and {files[1]}. Check them before you train: trainers differ in more than names.")
+    if found.left:
+        print("Without a counterpart:")
+    for line in found.left:
+        print(f"  {printable(line)}")
+    return 0

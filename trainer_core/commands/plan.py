@@ -1,0 +1,142 @@
+"""plan RUN: everything that a run will do, and how long it takes, without training it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..common.callbacks import Callbacks, StepReport
+from ..common.cancel import cancellable
+from ..common.command_line import PROGRAM
+from ..common.files import written_whole
+from ..common.wording import bytes_of, clock, count, speed
+from ..config import ExistingConfig, RunConfig, SampleConfig, SavesConfig, SchedulerConfig
+from ..memory import choose_dtype
+from ..models import source_of
+from ..preflight.report import manifest_table
+from ..runs import Choice, choose_run
+from ..runs.publish import Destination
+from ..train import train_lora
+from ..training.prepare import Job, Planned, check_settings, fill_settings, joins, plan_run, run_preflight
+from ..workflow.run_file import RunFile, on_this_machine
+from .layout import Layout, layout
+from .terminal import Progress, Screen, stopping
+from .train import STOPPED, WRONG, add_run, device_of, fail, output_of, places_of, read_source
+
+MEASURED = 4  # steps that are taken to measure one; the first is not counted
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Tell what a run will do; return the exit status: 2 for wrong input."""
+    options = build_parser().parse_args(arguments)
+    screen = Screen(sys.stdout, as_json=options.json)
+    progress = Progress(screen)
+    try:
+        run = on_this_machine(read_source(options), places_of(options))
+        places = layout(options.output, options.comfyui, options.run)
+        with stopping(screen) as stop:
+            try:
+                tell_plan(run, places, device_of(options.device), progress.callbacks(stop), screen, options)
+            except KeyboardInterrupt:
+                return STOPPED + stop.number
+    except (OSError, ValueError, RuntimeError) as error:
+        return fail(screen, error, WRONG)
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the command line."""
+    text = "Tell what a run will do: its steps, buckets, crops, memory, and the time by some measured steps."
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} plan", description=text)
+    add_run(parser)
+    parser.add_argument("--crops", type=Path, metavar="FILE", help="also write each picture's size and crop, as CSV")
+    parser.add_argument("--no-time", action="store_true", help="measure no step, which loads the model")
+    parser.add_argument("--json", action="store_true", help="write an event in JSON per line, for programs")
+    return parser
+
+
+def tell_plan(
+    run: RunFile,
+    places: Layout,
+    device: torch.device,
+    callbacks: Callbacks,
+    screen: Screen,
+    options: argparse.Namespace,
+) -> None:
+    """Plan a run as training does before its first step, and tell of it."""
+    job = Job(
+        config=run.config,
+        source=source_of(run.config.base_model),
+        device=device,
+        dtype=choose_dtype(run.config.base_model.precision, device),
+        cache=places.cache,
+        cache_limit=0,
+        runs=places.runs,
+        logs=places.logs,
+        destination=Destination(output=output_of(run, places), embeddings=places.embeddings, saves=run.config.saves),
+        callbacks=callbacks,
+        verify=None,
+    )
+    with cancellable(callbacks.check):
+        job, outline = fill_settings(job)
+        check_settings(job)
+        planned = plan_run(job, outline)
+        run_preflight(job, planned, None)
+    choice = choose(job, planned)
+    screen.tell("plan", choice.message, **numbers(planned))
+    if options.crops:
+        with written_whole(options.crops) as temporary:
+            temporary.write_text(manifest_table(planned.plan), encoding="utf-8")
+        screen.tell("crops", f"Sizes and crops are in {options.crops}.", file=str(options.crops))
+    begun = choice.begin_with[1].step if choice.begin_with else 0
+    left = 0 if choice.finished else planned.plan.steps - begun
+    if left and not options.no_time:
+        measure(job.config, places, device, callbacks, screen, left)
+
+
+def choose(job: Job, planned: Planned) -> Choice:
+    """Find the earlier run that this one would reuse or resume."""
+    steps = planned.plan.steps
+    return choose_run(job.runs, planned.keys, steps, job.config.existing, joins(job.config, steps))
+
+
+def numbers(planned: Planned) -> dict[str, Any]:
+    """Collect the numbers of a plan."""
+    plan = planned.plan
+    buckets = {f"{width}x{height}": len(members) for (width, height), members in plan.buckets().items()}
+    return {"steps": plan.steps, "epochs": plan.epochs, "pictures": len(plan.manifest.pictures), "buckets": buckets}
+
+
+def measure(
+    config: RunConfig, places: Layout, device: torch.device, callbacks: Callbacks, screen: Screen, left: int
+) -> None:
+    """Take a few steps of the run in a folder that is thrown away, and tell how long all take."""
+    reports: list[StepReport] = []
+    quiet = Callbacks(phase=callbacks.phase, check=callbacks.check, step=reports.append)
+    with tempfile.TemporaryDirectory() as folder:
+        train_lora(shortened(config), Path(folder) / "measured.safetensors", places.cache, device, quiet)
+    seconds = sum(report.seconds for report in reports[1:]) / len(reports[1:])
+    peak = max((report.peak_memory or 0 for report in reports), default=0)
+    said = f"About {clock(seconds * left)} for {count(left, 'step')}: {speed(seconds)}, measured over "
+    said += count(len(reports) - 1, "step") + (f", with {bytes_of(peak)} of GPU memory at most." if peak else ".")
+    screen.tell("time", said, seconds=seconds * left, seconds_per_step=seconds, peak_memory=peak or None)
+
+
+def shortened(config: RunConfig) -> RunConfig:
+    """Shorten a run to its first steps; what they compute stays, and nothing is saved or drawn on the way."""
+    train = config.train.replace(
+        steps=MEASURED, epochs=0, validate_every=0, keep_best=False, early_stop_patience=0, log="none"
+    )
+    return config.replace(
+        train=train,
+        scheduler=SchedulerConfig(name="constant"),
+        sample=SampleConfig(),
+        saves=SavesConfig(save_every=0),
+        existing=ExistingConfig(on_existing="train again"),
+    )

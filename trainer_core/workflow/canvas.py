@@ -1,0 +1,256 @@
+"""From a workflow as the editor saves it to a prompt, as ComfyUI's HTTP API takes it, without a server.
+
+Values stand in a node's `widgets_values` by the order of its widgets, which `widgets.json` holds for our nodes; a test
+writes it from their schemas. Subgraphs are opened, muted nodes left out, bypassed ones passed through.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TABLE = Path(__file__).with_name("widgets.json")
+MUTED, BYPASSED = 2, 4
+INPUTS, OUTPUTS = -10, -20  # ids of a subgraph's own ends
+DEEPEST = 20  # subgraphs in one another
+SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize")  # a widget that follows a seed
+WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
+CONSTANTS = ("PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveStringMultiline", "PrimitiveBoolean")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Input:
+    """An input of a node, as its schema has it."""
+
+    name: str
+    kind: str
+    default: Any = None
+    optional: bool = False
+    controlled: bool = False  # a seed, whose widget is followed by another one
+    options: Mapping[str, tuple[Input, ...]] = field(default_factory=dict)  # a choice: the inputs of each option
+
+    @property
+    def widget(self) -> bool:
+        """Tell whether it has a widget."""
+        return self.kind in WIDGETS or bool(self.options)
+
+
+class Schema(NamedTuple):
+    """What is known of a kind of node."""
+
+    title: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[tuple[str, str], ...]  # names and types
+
+
+@functools.cache
+def schemas() -> dict[str, Schema]:
+    """Read the table of our nodes' inputs."""
+    table = json.loads(TABLE.read_text(encoding="utf-8"))
+    return {
+        kind: Schema(about["title"], _inputs(about["inputs"]), tuple(map(tuple, about["outputs"])))
+        for kind, about in table.items()
+    }
+
+
+def _inputs(rows: list[dict[str, Any]]) -> tuple[Input, ...]:
+    def built(row: dict[str, Any]) -> Input:
+        options = {key: _inputs(own) for key, own in row.get("options", {}).items()}
+        return Input(**{**row, "options": options})
+
+    return tuple(map(built, rows))
+
+
+def chosen_inputs(
+    inputs: tuple[Input, ...], values: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Input]]:
+    """Yield (full name, input) of all inputs of a node in order, with those of the options that values choose."""
+    for each in inputs:
+        name = prefix + each.name
+        yield name, each
+        choice = values.get(name)
+        yield from chosen_inputs(each.options.get(choice, ()) if isinstance(choice, str) else (), values, f"{name}.")
+
+
+def prompt_of(document: Any, known: Mapping[str, Schema]) -> dict[str, dict[str, Any]]:
+    """Convert what a person saved, a workflow or a prompt, to a prompt; raises ValueError for anything else."""
+    inner = document.get("prompt") if isinstance(document, dict) else None
+    prompt = inner if isinstance(inner, dict) else document
+    if isinstance(prompt, dict) and prompt and all(_is_entry(each) for each in prompt.values()):
+        return prompt
+    if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
+        raise ValueError("it is neither a workflow nor a prompt of ComfyUI")
+    try:
+        opened = {str(each["id"]): each for each in (document.get("definitions") or {}).get("subgraphs", [])}
+        whole = _Graph("", document, opened)
+        return {node.id: _entry(node, known) for node in whole.all_nodes()}
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"it is damaged: {type(error).__name__} {error}") from error
+
+
+def _is_entry(value: Any) -> bool:
+    return (
+        isinstance(value, dict) and isinstance(value.get("class_type"), str) and isinstance(value.get("inputs"), dict)
+    )
+
+
+class _Value(NamedTuple):
+    """A value that an input gets from a node of the editor alone."""
+
+    value: Any
+
+
+class _Link(NamedTuple):
+    """An output that an input gets its value from."""
+
+    node: str
+    slot: int
+
+
+class _Node:
+    """A node of a workflow, in its graph."""
+
+    def __init__(self, graph: _Graph, about: Mapping[str, Any]) -> None:
+        self.graph, self.about = graph, about
+        self.id = f"{graph.prefix}{about['id']}"
+        self.kind, self.mode = str(about["type"]), about.get("mode", 0)
+
+    @property
+    def inputs(self) -> list[dict[str, Any]]:
+        """List its sockets."""
+        return self.about.get("inputs") or []
+
+    @functools.cached_property
+    def inner(self) -> _Graph | None:
+        """Open the subgraph that it stands for; None if it is a plain node."""
+        definition = self.graph.opened.get(self.kind)
+        return definition and _Graph(f"{self.id}:", definition, self.graph.opened, self)
+
+    def given(self, slot: int) -> _Value | _Link | None:
+        """Find what an input gets; None without a link."""
+        return self.graph.follow(self.inputs[slot].get("link"))
+
+    def output(self, slot: int) -> _Value | _Link | None:
+        """Find what an output gives, through bypassed nodes, reroutes and subgraphs; None for nothing."""
+        if self.mode == MUTED:
+            return None
+        if self.mode == BYPASSED:
+            return self._passed(slot)
+        if self.inner:
+            return self.inner.result(slot)
+        if self.kind == "Reroute":
+            return self.given(0)
+        if self.kind == "PrimitiveNode":
+            return _Value(self.about["widgets_values"][0])
+        return _Link(self.id, slot)
+
+    def _passed(self, slot: int) -> _Value | _Link | None:
+        """Find what a bypassed node passes on: its input beside the output, else the first of the same type."""
+        kinds = [each.get("type") for each in self.inputs]
+        kind = self.about["outputs"][slot].get("type")
+        if kind not in kinds:
+            return None
+        return self.given(slot if slot < len(kinds) and kinds[slot] == kind else kinds.index(kind))
+
+    def widget_value(self, name: str) -> _Value | None:
+        """Find the value of a widget that a subgraph shows; None if the widget inside it holds it."""
+        shown = [each["name"] for each in self.inputs if each.get("widget")]
+        values = self.about.get("widgets_values")
+        if isinstance(values, dict):
+            return _Value(values[name]) if name in values else None
+        if name in shown and shown.index(name) < len(values or []):
+            return _Value(values[shown.index(name)])  # type: ignore[index]
+        return None
+
+
+class _Graph:
+    """A workflow or one use of a subgraph."""
+
+    def __init__(
+        self, prefix: str, about: Mapping[str, Any], opened: Mapping[str, Any], outside: _Node | None = None
+    ) -> None:
+        if prefix.count(":") > DEEPEST:
+            raise ValueError(f"its subgraphs are nested more than {DEEPEST} levels deep")
+        self.prefix, self.about, self.opened, self.outside = prefix, about, opened, outside
+        self.nodes = {each["id"]: _Node(self, each) for each in about["nodes"]}
+        links = [self._ends(each) for each in about.get("links") or [] if each]
+        self.links = {number: start for number, start, _ in links}
+        self.ends = {end: start for _, start, end in links}
+
+    @staticmethod
+    def _ends(link: Any) -> tuple[Any, tuple[Any, int], tuple[Any, int]]:
+        if isinstance(link, list):
+            return link[0], (link[1], link[2]), (link[3], link[4])
+        start, end = (link["origin_id"], link["origin_slot"]), (link["target_id"], link["target_slot"])
+        return link["id"], start, end
+
+    def all_nodes(self) -> Iterator[_Node]:
+        """Yield the nodes that run, also inside of subgraphs."""
+        for node in self.nodes.values():
+            if node.mode in (MUTED, BYPASSED) or node.kind in ("Reroute", "PrimitiveNode", "Note", "MarkdownNote"):
+                continue
+            if node.inner:
+                yield from node.inner.all_nodes()
+            else:
+                yield node
+
+    def follow(self, link: Any) -> _Value | _Link | None:
+        """Find what a link brings."""
+        return self._from(self.links[link]) if link in self.links else None
+
+    def result(self, slot: int) -> _Value | _Link | None:
+        """Find what an output of the subgraph gives."""
+        start = self.ends.get((OUTPUTS, slot))
+        return None if start is None else self._from(start)
+
+    def _from(self, start: tuple[Any, int]) -> _Value | _Link | None:
+        origin, slot = start
+        if origin != INPUTS:
+            return self.nodes[origin].output(slot) if origin in self.nodes else None
+        assert self.outside is not None
+        name = self.about["inputs"][slot]["name"]
+        names = [each["name"] for each in self.outside.inputs]
+        found = self.outside.given(names.index(name)) if name in names else None
+        return found or self.outside.widget_value(name)
+
+
+def _entry(node: _Node, known: Mapping[str, Schema]) -> dict[str, Any]:
+    """Write a node as a prompt has it."""
+    schema, values = known.get(node.kind), node.about.get("widgets_values") or []
+    inputs: dict[str, Any] = dict(values) if isinstance(values, dict) else {}
+    if node.kind in CONSTANTS:
+        inputs = {"value": values[0]}
+    elif schema and isinstance(values, list):
+        inputs = dict(_widget_values(schema.inputs, iter(values)))
+    elif not schema:
+        inputs = {}
+    inputs = {name: {"__value__": value} if isinstance(value, list) else value for name, value in inputs.items()}
+    for slot, each in enumerate(node.inputs):
+        found = node.given(slot)
+        if found is not None:
+            inputs[each["name"]] = list(found) if isinstance(found, _Link) else found.value
+    title = node.about.get("title") or (schema.title if schema else node.kind)
+    return {"class_type": node.kind, "inputs": inputs, "_meta": {"title": title}}
+
+
+def _widget_values(inputs: tuple[Input, ...], values: Iterator[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of a node's widgets in order; those that an older file lacks have their default."""
+    for each in inputs:
+        if not each.widget:
+            continue
+        value = next(values, each.default)
+        yield prefix + each.name, value
+        if each.controlled:
+            values = _without_control(values)
+        yield from _widget_values(each.options.get(value, ()), values, f"{prefix}{each.name}.")
+
+
+def _without_control(values: Iterator[Any]) -> Iterator[Any]:
+    first = next(values, None)
+    if first is not None and first not in SEED_CONTROLS:
+        yield first
+    yield from values

@@ -1,0 +1,27 @@
+"""Find the models that a workflow links into Use Connected Model: only where ComfyUI is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..config import BaseModelConfig
+
+# By ComfyUI's folder, whether it shall use the CPU, the workflow, the node's id; set where nodes can be imported.
+load: Callable[[Path, bool, Any, str], BaseModelConfig] | None = None
+
+
+def connector(comfyui: Path | None, *, cpu: bool) -> Callable[[Any, str], BaseModelConfig]:
+    """Return what reads the base model of such a workflow; it raises ValueError where there is no ComfyUI."""
+
+    def connect(document: Any, node: str) -> BaseModelConfig:
+        if load is None or comfyui is None or not (comfyui / "comfy" / "sd.py").is_file():
+            where = f"there is none in {comfyui}" if comfyui else "none is around the pack"
+            raise ValueError(
+                f"it trains on a model that ComfyUI's own nodes load, and {where}; name ComfyUI's folder by --comfyui, "
+                "and start with its Python"
+            )
+        return load(comfyui, cpu, document, node)
+
+    return connect

@@ -1,0 +1,123 @@
+"""Read the training part of a workflow: the same configuration that its nodes make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..config import BaseModelConfig, RunConfig, plain_name
+from .canvas import CONSTANTS, Input, Schema, chosen_inputs, prompt_of, schemas
+from .settings import READERS, Places, read_train
+
+TRAIN = "AtelierTrain"
+CONNECTED = "AtelierConnectModel"
+OUTPUTS_ONLY = ("name", "model", "clip", "strength")  # inputs of Train LoRA that are no settings of the run
+CASTS: dict[str, tuple[Callable[[Any], Any], str]] = {  # as ComfyUI casts the values of widgets
+    "INT": (int, "a whole number"),
+    "FLOAT": (float, "a number"),
+    "STRING": (str, "a text"),
+    "BOOLEAN": (bool, "true or false"),
+}
+Connect = Callable[[Any, str], BaseModelConfig]  # loads what a workflow links into the node of an id
+
+
+def read_workflow(document: Any, places: Places, node: str, connect: Connect) -> tuple[str, RunConfig]:
+    """Read the name and the configuration of the run that a workflow or a prompt trains.
+
+    node: id of its Train LoRA, "" where there is one. connect: called for a connected model. Raises ValueError.
+    """
+    prompt = prompt_of(document, schemas())
+    chosen = _choose(prompt, node)
+    reader = _Reader(prompt, places, lambda key: connect(document, key))
+    inputs = reader.inputs(chosen)
+    name = plain_name(inputs["name"])
+    settings = {key: value for key, value in inputs.items() if key not in OUTPUTS_ONLY}
+    return name, read_train(**settings)
+
+
+def _choose(prompt: Mapping[str, Any], node: str) -> str:
+    trains = [key for key, each in prompt.items() if each["class_type"] == TRAIN]
+    if not trains:
+        raise ValueError("it has no training part: no Train LoRA of LoRA Atelier that would run is in it")
+    if node and node not in trains:
+        raise ValueError(f"node {node} is no Train LoRA; set --node to {' or '.join(trains)}")
+    if len(trains) > 1 and not node:
+        listed = ", ".join(f"{key} ({prompt[key]['inputs'].get('name')})" for key in trains)
+        raise ValueError(f"it has {len(trains)} Train LoRA nodes: {listed}; choose one by --node {trains[0]}")
+    return node or trains[0]
+
+
+class _Reader:
+    """Reads the nodes of a prompt, each once."""
+
+    def __init__(self, prompt: Mapping[str, Any], places: Places, connect: Callable[[str], BaseModelConfig]) -> None:
+        self._prompt, self._places, self._connect = prompt, places, connect
+        self._read: dict[str, Any] = {}
+        self._open: list[str] = []  # nodes whose inputs are being read
+
+    def inputs(self, key: str) -> dict[str, Any]:
+        """Read the inputs of one of our nodes as ComfyUI would pass them."""
+        node = self._prompt[key]
+        schema, given = schemas()[node["class_type"]], node["inputs"]
+        found: dict[str, Any] = {}
+        for name, each in chosen_inputs(schema.inputs, given):
+            if name in given:
+                found[name] = self._value(given[name], each, f"{each.name} of {schema.title}")
+            elif not each.optional:
+                raise ValueError(f"{each.name} of {schema.title} is missing")
+        return _nested(schema, found)
+
+    def _value(self, value: Any, each: Input, name: str) -> Any:
+        if isinstance(value, list) and len(value) == 2:
+            return self._linked(str(value[0]), name) if each.name not in ("model", "clip") else None
+        if isinstance(value, dict) and "__value__" in value:
+            value = value["__value__"]
+        if each.options:
+            if value not in each.options:
+                raise ValueError(f"{name} is {value!r:.80}, which is not in its list")
+            return value
+        if each.kind not in CASTS:
+            if each.kind != "COMBO":
+                raise ValueError(f"{name} is {value!r:.80}; link a node into it")
+            return value
+        cast, words = CASTS[each.kind]
+        try:
+            return cast(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{name} is {value!r:.80} and must be {words}") from error
+
+    def _linked(self, key: str, name: str) -> Any:
+        """Read what a link brings; name: of the input, for messages."""
+        if key not in self._prompt:
+            raise ValueError(f"{name} is linked to node {key}, which does not run")
+        if key in self._open:
+            raise ValueError(f"the links of {name} form a circle")
+        if key not in self._read:
+            self._open.append(key)
+            self._read[key] = self._node(key, name)
+            self._open.pop()
+        return self._read[key]
+
+    def _node(self, key: str, name: str) -> Any:
+        node = self._prompt[key]
+        kind = node["class_type"]
+        if kind in READERS:
+            return READERS[kind](self._places, **self.inputs(key))
+        if kind in CONSTANTS:
+            return node["inputs"]["value"]
+        if kind == CONNECTED:
+            return self._connect(key)
+        raise ValueError(f"{name} comes from the node {kind}, which runs only in ComfyUI; set it on its own node")
+
+
+def _nested(schema: Schema, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the inputs of a choice into one dict with it, as ComfyUI passes them."""
+    choices = {each.name for each in schema.inputs if each.options}
+    result: dict[str, Any] = {}
+    for name, value in found.items():
+        choice, dot, field = name.partition(".")
+        if choice in choices:
+            result.setdefault(choice, {})[field if dot else choice] = value
+        else:
+            result[name] = value
+    return result

@@ -1,0 +1,254 @@
+"""Write a run as a workflow for the canvas: the nodes whose settings are not open, linked into Train LoRA."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from ..config import (
+    MODEL_FILES,
+    BaseModelConfig,
+    BucketConfig,
+    ConceptConfig,
+    Config,
+    MemoryConfig,
+    ObjectiveConfig,
+    RunConfig,
+    SchedulerConfig,
+)
+from .canvas import chosen_inputs, schemas
+from .connecting import connector
+from .places import ASSETS, DIFFUSERS, EXAMPLE
+from .read import read_workflow
+from .run_file import RunFile
+from .settings import (
+    BAKED,
+    CAPTION_FIELDS,
+    OPEN_LORA,
+    OPEN_OPTIMIZER,
+    SAMPLE_FIELDS,
+    Outputs,
+    Validation,
+)
+
+WIDTH, GAP, ROW, TITLE = 380, 60, 26, 60  # pixels of a node on the canvas
+
+
+class _Canvas:
+    """A workflow as it grows: nodes from left to right."""
+
+    def __init__(self) -> None:
+        self.nodes: list[dict[str, Any]] = []
+        self.links: list[list[Any]] = []
+        self._below = 0
+
+    def add(self, kind: str, given: Mapping[str, Any], sources: Mapping[str, int], column: int = 0) -> int:
+        """Add a node and return its id; given: its values by input. sources: id of the node that each socket gets."""
+        schema, number = schemas()[kind], len(self.nodes) + 1
+        chosen: dict[str, Any] = {}
+        for name, each in chosen_inputs(schema.inputs, chosen):
+            if each.widget:
+                plain = name.rpartition(".")[2]
+                chosen[name] = given.get(name, given.get(plain, each.default))
+        controls = [name for name, each in chosen_inputs(schema.inputs, chosen) if each.controlled]
+        values: list[Any] = []
+        for name, value in chosen.items():
+            values += [value, "fixed"] if name in controls else [value]
+        sockets = [each for each in schema.inputs if not each.widget]
+        height = TITLE + ROW * (len(values) + len(sockets))
+        node = {"id": number, "type": kind, "pos": [column * (WIDTH + GAP), self._below if not column else 0]}
+        node |= {"size": [WIDTH, height], "flags": {}, "order": number - 1, "mode": 0}
+        node["inputs"] = [{"name": each.name, "type": each.kind, "link": None} for each in sockets]
+        node["outputs"] = [{"name": name, "type": out, "links": []} for name, out in schema.outputs]
+        node |= {"properties": {"Node name for S&R": kind}, "widgets_values": values}
+        self.nodes.append(node)
+        if not column:
+            self._below += height + GAP
+        for name, source in sources.items():
+            self._link(source, node, name)
+        return number
+
+    def _link(self, source: int, node: dict[str, Any], name: str) -> None:
+        slot = next(i for i, each in enumerate(node["inputs"]) if each["name"] == name)
+        output, number = self.nodes[source - 1]["outputs"][0], len(self.links) + 1
+        node["inputs"][slot]["link"] = number
+        output["links"].append(number)
+        self.links.append([number, source, 0, node["id"], slot, output["type"]])
+
+    def document(self) -> dict[str, Any]:
+        """Write the workflow as the editor saves it."""
+        last = {"last_node_id": len(self.nodes), "last_link_id": len(self.links)}
+        return {
+            **last,
+            "nodes": self.nodes,
+            "links": self.links,
+            "groups": [],
+            "config": {},
+            "extra": {},
+            "version": 0.4,
+        }
+
+
+def workflow_of(run: RunFile) -> dict[str, Any]:
+    """Write the workflow of a run; raises ValueError for settings that no nodes make.
+
+    Models are named as ComfyUI lists them: their files belong into its folders of models.
+    """
+    config = run.config
+    if config.base_model.connected is not None:
+        raise ValueError(f"{run.name} trains on a model of other nodes, which its settings do not name.")
+    canvas = _Canvas()
+    sources = {"base_model": _add_base(canvas, config.base_model), "dataset": _add_dataset(canvas, config)}
+    sources |= _add_optional(canvas, config)
+    on_existing = {"on_existing": config.existing.on_existing, "run": config.existing.fork_run}
+    given = {**inputs_of(config.train), **on_existing, "name": run.name, "step": config.existing.fork_step}
+    canvas.add("AtelierTrain", given, sources, column=1)
+    document = canvas.document()
+    _, again = read_workflow(document, _AsWritten(config), "", connector(None, cpu=True))
+    if again != config:
+        wrong = _first_difference(again.to_dict(), config.to_dict())
+        raise ValueError(f"No workflow has the setting {wrong} of {run.name} beside its other settings.")
+    return document
+
+
+def inputs_of(config: Config) -> dict[str, Any]:
+    """Collect the fields of a configuration as inputs have them; lists as texts."""
+    values = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
+    return {name: _joined(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _joined(values: Iterable[Any]) -> str:
+    return ", ".join(str(value) if isinstance(value, str) else repr(value) for value in values)
+
+
+def _add_base(canvas: _Canvas, base: BaseModelConfig) -> int:
+    given = inputs_of(base)
+    for role in MODEL_FILES[1:]:
+        given[role] = listed(given[role], ("vae", "text_encoders", "clip")) if given[role] else BAKED
+    return canvas.add("AtelierLoadBaseModel", {**given, "checkpoint": listed(base.path, ("checkpoints",))}, {})
+
+
+def listed(path: str, kinds: Iterable[str]) -> str:
+    """Name a model file as ComfyUI lists it: below the folder of its kind, else by its name alone."""
+    parts = PureWindowsPath(path).parts
+    for kind in (*kinds, "diffusers"):
+        if kind in parts[:-1]:
+            last = len(parts) - 1 - parts[::-1].index(kind)
+            return (DIFFUSERS if kind == "diffusers" else "") + "/".join(parts[last + 1 :])
+    return parts[-1] if parts else ""
+
+
+def _add_dataset(canvas: _Canvas, config: RunConfig) -> int:
+    """Add the concepts one after another, each with its masks and augmentation unless the next one has the same."""
+    concepts, before = config.dataset.concepts, 0
+    for concept, after in zip(concepts, (*concepts[1:], None), strict=True):
+        before = canvas.add("AtelierConceptDataset", _concept(concept), {"dataset": before} if before else {})
+        if concept.masks and (after is None or after.masks != concept.masks):
+            given = {**inputs_of(concept.masks), "suffix": _joined(concept.masks.suffixes)}
+            before = canvas.add("AtelierMaskLoader", given, {"dataset": before})
+        if concept.augment and (after is None or after.augment != concept.augment):
+            before = canvas.add("AtelierAugment", inputs_of(concept.augment), {"dataset": before})
+    if not before:
+        raise ValueError("The run has no pictures; write a concept with a folder.")
+    return before
+
+
+def _concept(concept: ConceptConfig) -> dict[str, Any]:
+    captions = inputs_of(concept.captions)
+    given = {name: captions[field] for name, field in CAPTION_FIELDS.items()}
+    folder = EXAMPLE if concept.folder == os.path.realpath(ASSETS / "concept_example") else concept.folder
+    return {**inputs_of(concept), **given, "folder": folder, "enabled": True, "min_picture_side": concept.min_side}
+
+
+def _add_optional(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
+    """Add the optional nodes whose settings are not open; return their ids by the input of Train LoRA."""
+    train, found = config.train, {}
+
+    def add(name: str, kind: str, given: Mapping[str, Any], *, needed: bool) -> None:
+        if needed:
+            found[name] = canvas.add(kind, given, {})
+
+    sizes = {**inputs_of(train.buckets), "bucket_step": train.bucket_step}
+    add("buckets", "AtelierBuckets", sizes, needed=train.buckets != BucketConfig() or train.bucket_step != 0)
+    optimizer = {**inputs_of(config.optimizer), **config.optimizer.options}
+    add("optimizer", "AtelierOptimizer", optimizer, needed=config.optimizer != OPEN_OPTIMIZER)
+    scheduler = config.scheduler
+    add("scheduler", "AtelierScheduler", inputs_of(scheduler), needed=scheduler != SchedulerConfig())
+    objective = inputs_of(config.objective)
+    objective["pyramid_noise"] = "on" if config.objective.pyramid_iterations else "off"
+    add("objective", "AtelierObjective", objective, needed=config.objective != ObjectiveConfig())
+    add("memory", "AtelierMemory", inputs_of(config.memory), needed=config.memory != MemoryConfig())
+    outputs = Outputs(config.saves, config.sample, train.save_dtype, train.log)
+    add("saves", "AtelierSaves", _saves(outputs), needed=outputs != Outputs())
+    validation = {name: getattr(train, name) for name in Validation._fields}
+    add("validation", "AtelierValidation", validation, needed=validation != Validation()._asdict())
+    return found | _add_lora(canvas, config)
+
+
+def _saves(outputs: Outputs) -> dict[str, Any]:
+    saves, sample = inputs_of(outputs.saves), inputs_of(outputs.sample)
+    given = {f"sample_{field}": sample[field] for field in SAMPLE_FIELDS}
+    given["file_name"] = "/".join(filter(None, (outputs.saves.folder, outputs.saves.file_name)))
+    given["sample_prompts"] = "\n".join(outputs.sample.prompts)
+    return {**saves, **given, "save_dtype": outputs.save_dtype, "log": outputs.log}
+
+
+def _add_lora(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
+    """Add LoRA Config, then the LoRAs that exist, then trained words."""
+    lora, chain = config.lora, {}
+    plain = lora.replace(start="", beneath=(), embeddings=())
+    if plain != OPEN_LORA:
+        chain = {"lora_config": canvas.add("AtelierLoraConfig", inputs_of(plain), {})}
+    files = [(each.path, "beneath", each.strength) for each in lora.beneath]
+    files += [(lora.start, "continue", 1.0)] if lora.start else []
+    for path, use, strength in files:
+        given = {"lora_name": listed(path, ("loras",)), "use": use, "strength": strength}
+        chain = {"lora_config": canvas.add("AtelierExistingLora", given, chain)}
+    for word in lora.embeddings:
+        given = {**inputs_of(word), "init_text": word.init}
+        chain = {"lora_config": canvas.add("AtelierEmbedding", given, chain)}
+    return chain
+
+
+class _AsWritten:
+    """Gives back the paths of a configuration for the names of its workflow; implements `Places`."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        lora = config.lora
+        paths = [*(each.path for each in lora.beneath), *filter(None, [lora.start])]
+        self._loras = iter(paths)
+
+    def checkpoint_path(self, name: str) -> Path:
+        """The base model, whatever its name."""
+        return Path(self._config.base_model.path)
+
+    def file_path(self, kind: str, name: str, setting: str) -> Path:
+        """The next LoRA, or the file of a setting."""
+        if kind == "loras":
+            return Path(next(self._loras))
+        return Path(getattr(self._config.base_model, setting.split(" ")[0]))
+
+    def find_folder(self, folder: str, node: str) -> Path:
+        """The folder as it is."""
+        return ASSETS / "concept_example" if folder == EXAMPLE else Path(folder)
+
+    def tokenizer_path(self) -> Path | None:
+        """The tokenizer."""
+        return Path(self._config.base_model.tokenizer) if self._config.base_model.tokenizer else None
+
+
+def _first_difference(one: Any, other: Any, name: str = "") -> str:
+    """Name the first place where nested values differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in other:
+            if one.get(key) != other[key]:
+                return _first_difference(one.get(key), other[key], f"{name}.{key}")
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for number, (mine, theirs) in enumerate(zip(one, other, strict=True), 1):
+            if mine != theirs:
+                return _first_difference(mine, theirs, f"{name}.{number}")
+    return name.lstrip(".")
