@@ -91,6 +91,8 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
     (c.ConceptConfig, {"folder": "x", "background": "no colour"}, "background is 'no colour'"),
     (c.ConceptConfig, {"folder": "x", "min_side": 0}, "min_side"),
     (c.CaptionConfig, {"tag_dropout": 2}, "tag_dropout"),
+    (c.CaptionConfig, {"tag_warmup_steps": -1}, "tag_warmup_steps"),
+    (c.CaptionConfig, {"missing": "class_prompt"}, "set class_prompt of Concept Dataset"),
     (c.CaptionConfig, {"extensions": ("txt",)}, "dot"),
     (c.CaptionConfig, {"extensions": ()}, "dot"),
     (c.CaptionConfig, {"extensions": ("./../x",)}, "dot"),
