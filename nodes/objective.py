@@ -8,7 +8,8 @@ from ..trainer_core.workflow.settings import read_objective
 from .node import Node
 from .sockets import CATEGORY, ObjectiveSocket, io, titled
 
-CHOICES = ("loss", "weighting", "timestep_distribution", "noise_offset_strength", "pyramid_noise")  # have own fields
+# Widgets whose choices have fields of their own.
+CHOICES = ("loss", "weighting", "timestep_distribution", "noise_offset_strength", "pyramid_noise", "preservation")
 
 
 class AtelierObjective(Node):
@@ -317,6 +318,45 @@ class AtelierObjective(Node):
                     "AdamW and its kin divide it out again. The shown loss stays the mean.",
                     advanced=True,
                 ),
+                _number(
+                    "guidance_loss",
+                    0.0,
+                    0.0,
+                    100.0,
+                    0.5,
+                    "For models with their guidance distilled into them (Flux, turbo models): keeps it, where plain "
+                    "training wears it off. The target moves away from the prediction without a caption by this "
+                    "factor; 3 to 4 is usual. Steps take about half as long again. 0 (default) = off.",
+                    optional=True,
+                ),
+                io.DynamicCombo.Input(
+                    "preservation",
+                    options=[
+                        io.DynamicCombo.Option("off", []),
+                        io.DynamicCombo.Option("blank", [_preservation_weight()]),
+                        io.DynamicCombo.Option(
+                            "class",
+                            [
+                                _preservation_weight(),
+                                io.String.Input(
+                                    "preservation_trigger",
+                                    default="",
+                                    tooltip="The word in your captions that names the subject.",
+                                ),
+                                io.String.Input(
+                                    "preservation_class",
+                                    default="",
+                                    tooltip="What stands in its place: the kind of subject, such as a person.",
+                                ),
+                            ],
+                        ),
+                    ],
+                    optional=True,
+                    tooltip="Keeps what the base model draws for other captions, so that the subject does not spread. "
+                    "off (default). blank: without a caption. class: with the subject's class in place of the trigger "
+                    "word (differential output preservation). Steps take about twice as long.",
+                    extra_dict={"advanced": True},
+                ),
             ],
             outputs=[ObjectiveSocket.Output(display_name="OBJECTIVE", tooltip="For Train LoRA's input objective.")],
         )
@@ -342,6 +382,12 @@ def _number(
         tooltip=tooltip,
         advanced=optional or None,
     )
+
+
+def _preservation_weight() -> io.Float.Input:
+    """Build the input of the weight of a preservation."""
+    text = "Its loss is multiplied by this; 1 is usual. Higher keeps more and learns more slowly."
+    return _number("preservation_weight", 1.0, 0.0001, 1000.0, 0.1, text)
 
 
 def _huber(threshold: float) -> list[Any]:

@@ -51,7 +51,9 @@ from .training.step import (
     check_weights,
     describe_step,
     limit,
+    predict_blank,
     predict_frozen,
+    preservation_losses,
     report_step,
     update,
 )
@@ -346,9 +348,14 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
                 conditions = run.conditions(micro_batch.samples, read)
                 prediction = base.predict(draws.noised, draws.levels, conditions)
             frozen = predict_frozen(run, micro_batch, draws, conditions) if draws.needs_frozen else None
-            losses = objective.loss(prediction, draws, frozen)
+            blank = predict_blank(run, micro_batch, draws, read) if run.config.objective.guidance_loss else None
+            losses = objective.loss(prediction, draws, frozen, blank)
             loss = losses.sum() / count
             run.scaler.scale(loss * factor).backward()
+            if (preserved := preservation_losses(run, micro_batch, draws, read, models)) is not None:
+                extra = preserved.sum() / count
+                run.scaler.scale(extra * factor).backward()
+                losses, loss = losses.detach() + preserved.detach(), loss.detach() + extra.detach()
         passes.add(micro_batch, draws, losses, loss, run)
     if not own or own[-1] < half:
         halfway()

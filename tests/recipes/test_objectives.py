@@ -1,6 +1,7 @@
 """Objectives in whole runs: what is switched on acts, repeats to the last bit, and is said before the start."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.models.sd.noise import noise_model
 from lora_atelier.trainer_core.objective import Objective, objective_remarks
-from lora_atelier.trainer_core.train import train_lora
+from lora_atelier.trainer_core.train import forward_and_backward, train_lora
 from lora_atelier.trainer_core.training.batch import read_batch
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
@@ -164,6 +165,53 @@ def test_a_summed_loss_is_a_multiple_of_the_mean(config, tmp_path, reduction, fa
     summed, mean = trained(0.125, ObjectiveConfig(loss_reduction=reduction)), trained(0.125 * factor, ObjectiveConfig())
     assert summed.losses == mean.losses
     assert all(torch.equal(t, summed.tensors[k]) for k, t in mean.tensors.items())
+
+
+def passed(config, folder, objective):
+    """Return the passes of the first step of a fresh run, its gradient, and the captions it needs beside its own."""
+    run = prepared(config.replace(objective=objective), folder)
+    with run.base.session(run.device), run.network.attached():
+        passes = forward_and_backward(run, run.reader(training=True))
+    gradients = [p.grad for group in run.optimizer.param_groups for p in group["params"]]
+    return run, passes, torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def test_guidance_is_of_the_prediction_without_a_caption(config, tmp_path):
+    """The loss of a step, computed by hand from the model's predictions with and without captions."""
+    run, passes, _ = passed(config, tmp_path, ObjectiveConfig(guidance_loss=3.5))
+    losses = []
+    with torch.no_grad(), run.base.session(run.device), run.network.attached():
+        for micro in run.plan.step(0):
+            draws = run.objective.draw(read_batch(run.encoded, micro, run.plan, run.config), run.device)
+            read = run.reader(training=True)
+            told, blank = (
+                run.base.predict(draws.noised, draws.levels, run.conditions(samples, read))
+                for samples in (micro.samples, [replace(sample, caption="") for sample in micro.samples])
+            )
+            assert not torch.equal(told, blank)
+            losses.append((told - blank - 3.5 * (draws.target - blank)).square().mean(dim=(1, 2, 3)))
+    assert float(passes.loss) == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("text_rate", [0.0, 1e-3])
+def test_preservation_is_nothing_until_the_network_says_something_else(config, tmp_path, text_rate):
+    """A fresh network predicts as the base does; later its loss is against what the base says of the other caption."""
+    config = config.replace(optimizer=config.optimizer.replace(text_encoder_learning_rate=text_rate))
+    blank = ObjectiveConfig(preservation="blank", preservation_weight=8.0)
+    (_, plain, moved), (_, kept, same) = (passed(config, tmp_path / str(i), each) for i, each in
+                                          enumerate((ObjectiveConfig(), blank)))  # fmt: skip
+    assert float(kept.loss) == pytest.approx(float(plain.loss), rel=1e-5)
+    torch.testing.assert_close(same, moved, rtol=1e-3, atol=1e-6)
+    train = config.train.replace(steps=6)
+    optimizer = config.optimizer.replace(learning_rate=1e-2)
+    runs = [run(config, tmp_path, each, train=train, optimizer=optimizer) for each in (ObjectiveConfig(), blank)]
+    assert runs[0].losses[0] == pytest.approx(runs[1].losses[0], rel=1e-5) and runs[0].losses[1:] != runs[1].losses[1:]
+
+
+def test_a_trigger_word_that_no_caption_has_is_refused_before_a_model_is_loaded(config, tmp_path):
+    words = ObjectiveConfig(preservation="class", preservation_trigger="zwx", preservation_class="a man")
+    with pytest.raises(ValueError, match="No caption that is trained contains 'zwx'; set preservation_trigger"):
+        run(config, tmp_path, words, source=NeverLoaded(config.base_model))
 
 
 def test_the_samples_of_a_step_share_the_noise_levels_out(config, tmp_path):

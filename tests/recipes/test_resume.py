@@ -213,6 +213,12 @@ CASES = {
         },
         lambda: (inside(1, 2), measured(3)),
     ),
+    "guidance, preservation": (
+        {"dropout": 0.2},
+        {},
+        {"objective": {"guidance_loss": 3.0, "preservation": "blank"}},
+        lambda: (inside(1, 1), after(2)),
+    ),
     "best of the average, prior of masks, stratified": (
         {"preset": "full", "init": "orthogonal"},
         {"ema_decay": 0.9, "max_grad_value": 1e-3},

@@ -15,6 +15,7 @@ Distribution = Literal[
 
 HUBER = ("huber", "smooth_l1", "huber_true")
 MIN_SNR = ("min_snr", "soft_min_snr")
+PRESERVING = ("blank", "class")
 
 # Settings that have an effect with some choices of another setting only; with other choices they keep their default.
 ACTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -33,6 +34,9 @@ ACTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "mode_scale": ("timestep_distribution", ("mode",)),
     "parabola_center": ("timestep_distribution", ("inverted_parabola",)),
     "parabola_scale": ("timestep_distribution", ("inverted_parabola",)),
+    "preservation_weight": ("preservation", PRESERVING),
+    "preservation_trigger": ("preservation", ("class",)),
+    "preservation_class": ("preservation", ("class",)),
     "offset_adaptation": ("noise_offset_strength", ("adaptive",)),
 }
 
@@ -74,6 +78,12 @@ class ObjectiveConfig(Config):
     pyramid_discount: float = 0.3  # strength of a level relative to the one before, 0..1
     input_perturbation: float = 0.0  # extra input noise that is not part of the target; 0.1 is usual
     latent_sampling: Literal["sample", "mean"] = "sample"  # clean latents from the autoencoder's distribution
+    guidance_loss: float = 0.0  # s: the target becomes u + s (target - u), u predicted without a caption; 0 = off
+    # Keeps what the base model predicts for other captions: without words, or with a class for the trigger word.
+    preservation: Literal["off", "blank", "class"] = "off"
+    preservation_weight: float = 1.0  # factor of the loss against the base model's prediction, > 0
+    preservation_trigger: str = ""  # of class: the word in the captions
+    preservation_class: str = ""  # of class: what stands in its place, such as "a person"
     # of the samples' losses of a step: their mean, or its sum over the batch, over the accumulation, or over both
     loss_reduction: Literal["mean", "sum_batch", "sum_accumulate", "sum"] = "mean"
 
@@ -107,6 +117,8 @@ class ObjectiveConfig(Config):
         check_range(self, "pyramid_iterations", 0, 16)
         check_range(self, "pyramid_discount", 0, 1)
         check_range(self, "input_perturbation", 0, 10)
+        check_range(self, "guidance_loss", 0, 100)
+        check_range(self, "preservation_weight", 1e-6, 1e6)
         self._check_combinations()
 
     @property
@@ -138,6 +150,13 @@ class ObjectiveConfig(Config):
             raise ValueError(
                 "pyramid_discount needs pyramid noise; set pyramid_iterations of Noise & Loss to 6 or more."
             )
+        if self.preservation == "class" and not (self.preservation_trigger.strip() and self.preservation_class.strip()):
+            raise ValueError(
+                "preservation class needs both words; set preservation_trigger of Noise & Loss to the trained word and "
+                "preservation_class to what it is, for example a person."
+            )
+        if self.loss_on == "x0" and self.guidance_loss:
+            raise ValueError("guidance_loss is of predictions; set loss_on of Noise & Loss to prediction.")
         if self.loss_on == "x0" and self.weighted:
             raise ValueError(
                 "loss_on x0 is a diagnostic with its own weighting; set weighting of Noise & Loss to min_snr and "

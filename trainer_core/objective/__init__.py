@@ -2,6 +2,7 @@
 
 from .objective import Batch, Draws, Objective, Place
 from .path import Path
+from .preserved import check_preservation, other_captions
 from .settings import check_objective, describe_levels, objective_remarks
 from .timesteps import level_shares
 
@@ -12,7 +13,9 @@ __all__ = [
     "Path",
     "Place",
     "check_objective",
+    "check_preservation",
     "describe_levels",
     "level_shares",
     "objective_remarks",
+    "other_captions",
 ]

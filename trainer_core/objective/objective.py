@@ -111,13 +111,19 @@ class Objective:
             held=move(batch.held),
         )
 
-    def loss(self, prediction: Tensor, draws: Draws, frozen: Tensor | None = None) -> Tensor:
+    def loss(
+        self, prediction: Tensor, draws: Draws, frozen: Tensor | None = None, blank: Tensor | None = None
+    ) -> Tensor:
         """Compute the weighted loss of each sample, (B,) float32.
 
         frozen: the frozen model's prediction, where `needs_frozen`; it is the target of held samples, and outside the
-        mask that of masked prior preservation.
+        mask that of masked prior preservation. blank: with guidance_loss s, the prediction u without a caption; the
+        target v becomes u + s (v - u), which keeps a guidance-distilled model where its guidance has put it
+        (kohya-ss/musubi-tuner#1045).
         """
         target, mix = draws.target, draws.mix
+        if blank is not None:
+            target = blank.float().lerp(target, self.config.guidance_loss)
         if self.config.loss_on == "x0":
             prediction = mix.clean(prediction, draws.noised)
             target = draws.latents
@@ -135,6 +141,14 @@ class Objective:
             draws.huber_c,
         )
         return losses * draws.weights
+
+    def preservation_loss(self, prediction: Tensor, frozen: Tensor, draws: Draws, kept: Tensor) -> Tensor:
+        """Compute the weighted loss of each sample against the frozen model's prediction for another caption, (B,).
+
+        kept: (B,) 1 for samples that have another caption, else 0. Of the whole picture, without mask.
+        """
+        losses = sample_losses(prediction, frozen, loss=self.config.loss, huber_c=draws.huber_c)
+        return losses * draws.weights * kept * self.config.preservation_weight
 
     def reduction_factor(self, samples: int, micro_batches: int) -> float:
         """Compute what the mean loss of a step of so many samples is multiplied by before its backward pass."""

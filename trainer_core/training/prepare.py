@@ -37,7 +37,7 @@ from ..memory import DTYPES, Programs, Stream, check_weights, compile_blocks, ke
 from ..models import BaseModel, Source, check_weighted, word_ids
 from ..networks import remarks_on_algorithm
 from ..networks.of_model import build_network, learning_rates
-from ..objective import Objective, check_objective, objective_remarks
+from ..objective import Objective, check_objective, check_preservation, objective_remarks, other_captions
 from ..optim import Ema, build_optimizer, check_optimizer, estimates
 from ..optim import remarks as optimizer_remarks
 from ..optim.noise_scale import NoiseScale
@@ -178,6 +178,8 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     if config.base_model.prompt_weights:
         check_weighted((*sorted(plan.captions()), *sorted(config.sample.texts())))
     check_embeddings(config.lora.embeddings, plan, outline)
+    if config.objective.preservation != "off":
+        check_preservation(plan.captions(trained_only=True), config.objective)
     keys = build_keys(config, models, manifest_digest(plan.manifest), outline.levels)
     inputs = build_parts(config, models, manifest_parts(plan.manifest), outline.levels)
     return Planned(plan=plan, keys=keys, inputs=inputs, models=models, outline=outline)
@@ -321,7 +323,8 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         base.mark_text(kind)
     network = build_network(base, config, rates, start.layers if start else None)
     network.to(device, DTYPES[config.lora.dtype])
-    prompts = None if train_text else config.sample.texts()
+    others = other_captions(planned.plan, config.objective)
+    prompts = None if train_text else config.sample.texts() | others
     vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
     cache = Cache(job.cache, job.cache_limit, in_ram=config.memory.encodings == "RAM")
     with cache, network.attached():  # a continued LoRA changes captions, too

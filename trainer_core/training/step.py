@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 from ..common.callbacks import Norms, StepReport
 from ..common.wording import names
 from ..data.plan import MicroBatch
-from ..memory import out_of_memory
+from ..memory import kept_activations, out_of_memory
 from ..objective import Draws
+from ..objective.preserved import BLANK, preserved_caption
 from ..optim import apply_gradients, arguments, learning_rate, limit_gradients, sum_of_norms
 from .batch import Read
 from .saving import Saving
@@ -143,6 +144,33 @@ def predict_frozen(run: Run, micro_batch: MicroBatch, draws: Draws, conditions: 
             read: Read = run.reader(training=True)
             conditions = run.conditions(micro_batch.samples, read)
         return run.base.predict(draws.noised, draws.levels, conditions)
+
+
+@torch.no_grad()
+def predict_blank(run: Run, micro_batch: MicroBatch, draws: Draws, read: Read) -> Tensor:
+    """Predict for a micro-batch without its captions, with the network, (B, C, H, W)."""
+    samples = [replace(sample, caption=BLANK) for sample in micro_batch.samples]
+    return run.base.predict(draws.noised, draws.levels, run.conditions(samples, read))
+
+
+def preservation_losses(
+    run: Run, micro_batch: MicroBatch, draws: Draws, read: Read, models: Sequence[Any]
+) -> Tensor | None:
+    """Compute how far each sample's prediction for its other caption is from the frozen model's, (B,).
+
+    None where no sample has another caption. models: those whose activations the backward pass needs.
+    """
+    others = [preserved_caption(sample.caption, run.config.objective) for sample in micro_batch.samples]
+    if all(other is None for other in others):
+        return None
+    pairs = zip(micro_batch.samples, others, strict=True)
+    samples = tuple(sample if other is None else replace(sample, caption=other) for sample, other in pairs)
+    with kept_activations(run.memory, models, run.device):
+        conditions = run.conditions(samples, read)
+        prediction = run.base.predict(draws.noised, draws.levels, conditions)
+    frozen = predict_frozen(run, replace(micro_batch, samples=samples), draws, conditions)
+    kept = torch.tensor([other is not None for other in others], device=run.device).float()
+    return run.objective.preservation_loss(prediction, frozen, draws, kept)
 
 
 def limit(run: Run, passes: Passes) -> Numbers:

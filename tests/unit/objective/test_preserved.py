@@ -1,0 +1,69 @@
+"""Guidance loss and preservation: the captions, and the closed forms of both losses."""
+
+import pytest
+import torch
+
+from lora_atelier.trainer_core.config import ObjectiveConfig
+from lora_atelier.trainer_core.models.sd.noise import noise_model
+from lora_atelier.trainer_core.objective import Batch, Objective, Place, check_preservation
+from lora_atelier.trainer_core.objective.path import flow_noise
+from lora_atelier.trainer_core.objective.preserved import preserved_caption
+
+CLASS = ObjectiveConfig(preservation="class", preservation_trigger="ohwx.", preservation_class=r"a \\1 man")
+LATENTS = torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def drawn(objective):
+    """Return what an objective draws for a batch of three, and two predictions."""
+    batch = Batch(place=Place(micro_batch=2, step=0), latents=LATENTS, weights=torch.tensor([1.0, 0.5, 2.0]))
+    draws = objective.draw(batch, torch.device("cpu"))
+    return draws, draws.noised.sin(), draws.noised.cos()
+
+
+@pytest.mark.parametrize(
+    ("caption", "other"),
+    [
+        ("photo of ohwx. by the sea", r"photo of a \\1 man by the sea"),
+        ("OHWX., ohwx.", r"a \\1 man, a \\1 man"),
+        ("photo of ohwxy", None),  # the word's dot is a dot
+        ("xohwx. and a_ohwx.", None),  # part of another word
+        ("", None),
+    ],
+)
+def test_the_class_stands_where_the_trigger_word_stood(caption, other):
+    assert preserved_caption(caption, CLASS) == other
+
+
+def test_a_blank_caption_is_kept_beside_every_other():
+    blank = ObjectiveConfig(preservation="blank")
+    assert preserved_caption("a cat", blank) == "" and preserved_caption("", blank) is None
+    assert preserved_caption("a cat", ObjectiveConfig()) is None
+
+
+def test_a_preservation_of_nothing_is_refused():
+    check_preservation(["a cat", "ohwx."], CLASS)
+    with pytest.raises(ValueError, match=r"No caption that is trained contains 'ohwx\.'; set preservation_trigger"):
+        check_preservation(["a cat", ""], CLASS)
+    with pytest.raises(ValueError, match="No picture that is trained has a caption"):
+        check_preservation([""], ObjectiveConfig(preservation="blank"))
+
+
+@pytest.mark.parametrize("noise", [noise_model("epsilon", False), flow_noise()], ids=["epsilon", "flow"])
+@pytest.mark.parametrize("scale", [1.0, 3.5])
+def test_guidance_moves_the_target_away_from_the_prediction_without_a_caption(noise, scale):
+    objective = Objective(ObjectiveConfig(guidance_loss=scale), noise, 3)
+    draws, prediction, blank = drawn(objective)
+    target = blank + scale * (draws.target - blank)
+    expected = (prediction - target).square().mean(dim=(1, 2, 3)) * draws.weights
+    torch.testing.assert_close(objective.loss(prediction, draws, None, blank), expected)
+    plain = objective.loss(prediction, draws)
+    assert torch.allclose(expected, plain) == (scale == 1)
+
+
+def test_preservation_weighs_samples_as_their_loss_and_skips_those_without_another_caption():
+    config = ObjectiveConfig(preservation="blank", preservation_weight=0.25, min_snr_gamma=5, loss="l1")
+    objective = Objective(config, noise_model("epsilon", False), 3)
+    draws, prediction, frozen = drawn(objective)
+    found = objective.preservation_loss(prediction, frozen, draws, torch.tensor([1.0, 0.0, 1.0]))
+    errors = (prediction - frozen).abs().mean(dim=(1, 2, 3)) * draws.weights
+    torch.testing.assert_close(found, 0.25 * errors * torch.tensor([1.0, 0.0, 1.0]))
