@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.bench import cases, connected, full_size, gpu_report, ranks, saves, start, tools
+from lora_atelier.bench import cases, connected, full_size, gpu_report, learning, ranks, saves, start, tools
 from lora_atelier.bench.cases import CACHE, CPU, CPU_DRY, GPU, GPU_DRY, ROOT, Case
 from lora_atelier.bench.parts import case_parts, case_result, describe, gpu_parts, has_comfyui, suite
 from lora_atelier.bench.report import render, render_data, write_block
 from lora_atelier.bench.results import Child, PartFailed, Results, child, commit, found, sources_digest, stamp
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+LEARNING = ROOT / "docs" / "learning.md"
 
 
 def main() -> int:
@@ -37,6 +38,8 @@ def main() -> int:
     parser.add_argument("--estimates", action="store_true", help="count memory by settings in dry runs instead")
     parser.add_argument("--saves", action="store_true", help="time of a save against a step instead")
     parser.add_argument("--tools", action="store_true", help="resize and extract a LoRA of SDXL's size instead")
+    parser.add_argument("--learning", action="store_true", help="learn the example concept by settings instead")
+    parser.add_argument("--variants", nargs="+", choices=learning.VARIANTS, help="of --learning (default all)")
     parser.add_argument("--start", action="store_true", help="time of a run to its first step instead")
     parser.add_argument("--connected", action="store_true", help="linked models against ComfyUI's own node instead")
     parser.add_argument("--ranks", action="store_true", help="two processes of one thread against one instead")
@@ -76,6 +79,8 @@ def main() -> int:
             return run_saves("cuda" if options.gpu else "cpu", command, dry=options.dry)
         if options.tools:
             return run_tools(command, dry=options.dry)
+        if options.learning:
+            return run_learning(options, command)
         if options.start:
             return run_start(options, command)
         if options.connected:
@@ -205,6 +210,28 @@ def run_tools(command: str, *, dry: bool) -> int:
     print(text)
     if not dry:
         write_block(PAGE, "tools-cpu", text)
+    return 0
+
+
+def run_learning(options: argparse.Namespace, command: str) -> int:
+    """Train the example concept by settings, a process for each run, and write the table of those that are measured."""
+    path = options.results or CACHE / f"learning{dried(options)}.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if options.resume and path.exists() else {}
+    known = kept.get("runs", {}) if kept.get("sources") == sources_digest() else {}
+    steps = ["--steps", "2"] if options.dry else []
+    for name in options.variants or learning.VARIANTS:
+        for seed in range(options.rounds or (1 if options.dry else 3)):
+            if str(seed) in known.setdefault(name, {}):
+                continue
+            print(f"{name}, seed {seed} ...", flush=True)
+            known[name][str(seed)] = child("learning.py", "--variant", name, "--seed", str(seed), *steps)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"sources": sources_digest(), "runs": known}), encoding="utf-8")
+    measured = {name: list(known[name].values()) for name in learning.VARIANTS if known.get(name)}
+    text = learning.render(measured, command, stamp())
+    print(text)
+    if not options.dry:
+        write_block(LEARNING, "learning", text)
     return 0
 
 

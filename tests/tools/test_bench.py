@@ -23,6 +23,7 @@ from lora_atelier.bench import (
     full_size,
     gpu_report,
     layers,
+    learning,
     loop,
     networks,
     parts,
@@ -543,6 +544,21 @@ def test_tools_are_measured_beside_whole_decompositions():
     text = tools.render({**result, "whole": 300.0, "ours": {**ours, "sv_fro 0.9": 4.0}}, "bench --tools", "today")
     assert "| Resize LoRA, sv_fro 0.9 | 4.0 | ≤ 20 | met |" in text and "| 20.5 | ≤ 20 | **missed** |" in text
     assert "| whole decompositions / Resize LoRA, sv_fro | 75.000 |" in text
+
+
+def test_settings_are_measured_by_what_the_example_concept_looks_like(monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    runs = [learning.configure(name, seed) for name in learning.VARIANTS for seed in (0, 1)]
+    assert len({repr(run) for run in runs}) == len(runs)  # each variant is another run
+    found = learning.measure(learning.configure("preservation class", 0, steps=1, size=64))
+    assert found["motif"] < 0.5 and found["bleed"] < 0.5 and 0 <= found["kept"] <= 1
+    assert found["loss"] > 0 and found["seconds"] > 0
+    plain = {"motif": 0.25, "bleed": -0.5, "kept": 0.75, "loss": 0.05, "seconds": 2.0}
+    text = learning.render(
+        {"adamw": [plain, {**plain, "motif": 0.35}], "muon": [{**plain, "seconds": 3.0}] * 2}, "b", "d"
+    )
+    assert "| adamw | 0.300 | 0.250 to 0.350 | -0.500 | 75% | 0.0500 | 1.00 |" in text
+    assert "| muon | 0.250 | 0.250 to 0.250 | -0.500 | 75% | 0.0500 | 1.50 |" in text and "2 seeds each" in text
 
 
 def test_linked_models_race_against_the_node_and_only_its_gradients_are_wrong(monkeypatch, comfyui, warm_children):
