@@ -29,6 +29,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "mode": {"objective": {"timestep_distribution": "mode"}},
     "cos_map": {"objective": {"timestep_distribution": "cos_map"}},
     "inverted_parabola": {"objective": {"timestep_distribution": "inverted_parabola"}},
+    "timestep_rank 8": {"lora": {"timestep_rank": 8}},
     "preservation blank": {"objective": {"preservation": "blank"}},
     "preservation class": {
         "objective": {"preservation": "class", "preservation_trigger": "mossling", "preservation_class": "ring"}

@@ -305,6 +305,18 @@ class AtelierLoraConfig(Node):
                     "lora_A and lora_B, as ai-toolkit and diffusers write, for plain LoRA only. ComfyUI reads both.",
                     advanced=True,
                 ),
+                io.Int.Input(
+                    "timestep_rank",
+                    default=0,
+                    min=0,
+                    max=4096,
+                    optional=True,
+                    tooltip="T-LoRA, against overfitting on few pictures: noisy timesteps, which decide the "
+                    "composition, train only this many ranks, clean ones nearly all. Half of the rank is usual; 0 "
+                    "(default) = off. In training only: ComfyUI applies every rank at every timestep. For the "
+                    "algorithm lora.",
+                    advanced=True,
+                ),
             ],
             outputs=[
                 LoraConfigSocket.Output(display_name="LORA_CONFIG", tooltip="For Train LoRA."),

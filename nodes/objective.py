@@ -354,7 +354,7 @@ class AtelierObjective(Node):
                     optional=True,
                     tooltip="Keeps what the base model draws for other captions, so that the subject does not spread. "
                     "off (default). blank: without a caption. class: with the subject's class in place of the trigger "
-                    "word (differential output preservation). Steps take about twice as long.",
+                    "word (differential output preservation). Steps take more than twice as long.",
                     extra_dict={"advanced": True},
                 ),
             ],

@@ -343,6 +343,7 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
         run.network.set_micro_batch(micro_batch.index)
         batch = read_batch(run.encoded, micro_batch, run.plan, run.config)  # latents, masks, weights
         draws = objective.draw(batch, device)  # levels, noise, noised, target
+        run.network.set_times(draws.levels / len(objective.path), base.parts[0].prefix)
         with base.passes(draws.noised.shape):
             with kept_activations(run.memory, models, device):
                 conditions = run.conditions(micro_batch.samples, read)
@@ -360,6 +361,7 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
     if not own or own[-1] < half:
         halfway()
     run.network.set_micro_batch(None)
+    run.network.set_times(None, base.parts[0].prefix)
     return passes
 
 

@@ -213,8 +213,8 @@ CASES = {
         },
         lambda: (inside(1, 2), measured(3)),
     ),
-    "guidance, preservation": (
-        {"dropout": 0.2},
+    "guidance, preservation, ranks by timestep": (
+        {"dropout": 0.2, "timestep_rank": 1},
         {},
         {"objective": {"guidance_loss": 3.0, "preservation": "blank"}},
         lambda: (inside(1, 1), after(2)),

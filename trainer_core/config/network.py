@@ -55,6 +55,7 @@ class LoraConfig(Config):
     rank_dropout: float = 0.0  # chance to drop a rank, per sample
     module_dropout: float = 0.0  # chance to drop a layer, per sample
     rank_dropout_scale: bool = True  # scale up the remaining ranks, so that the mean stays
+    timestep_rank: int = 0  # lora: least rank that is trained, at the noisiest timestep; 0 = the whole rank at all
     use_scalar: bool = False  # a trained factor per layer, which starts at 0 instead of `up`
     scale_weight_norms: float = 0.0  # maximum norm of a layer's delta; 0 = no limit
     train_norm: bool = False  # norm layers are trained, too
@@ -81,6 +82,12 @@ class LoraConfig(Config):
             check_range(self, name, 0, 0.99)
         check_range(self, "constraint", 0)
         check_range(self, "scale_weight_norms", 0)
+        check_range(self, "timestep_rank", 0, 4096)
+        if 0 < self.rank <= self.timestep_rank:
+            raise ValueError(
+                f"timestep_rank is {self.timestep_rank} and rank is {self.rank}; set timestep_rank of LoRA Config to "
+                "half of the rank, or to 0."
+            )
         if not 0 <= self.alpha < float("inf"):
             raise ValueError(f"alpha of LoRA Config is {self.alpha}; set it above 0, or to 0 for the rank.")
         tokens = [embedding.token.casefold() for embedding in self.embeddings]
@@ -101,6 +108,7 @@ GOES_WITH: dict[str, tuple[str, ...]] = {  # options that act on some algorithms
     "scale_weight_norms": PRODUCTS,
     "init": ("lora",),
     "dropout": ("lora",),
+    "timestep_rank": ("lora",),
 }
 STARTS_AS = ("dora", "tucker", "rs_lora", "use_scalar", "init")  # options of a new network, not of a continued one
 

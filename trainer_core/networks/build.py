@@ -57,7 +57,7 @@ def build_layer(target: Target, config: LoraConfig, seed: int, *, by_output: boo
         layer = _plain_layer(target, config, seed)
         if config.dora:
             layer.decompose(target.module, by_output=by_output)
-    if config.dropout or config.rank_dropout or config.module_dropout:
+    if config.dropout or config.rank_dropout or config.module_dropout or config.timestep_rank:
         layer.dropouts = Dropouts(
             elements=config.dropout,
             ranks=config.rank_dropout,
@@ -65,6 +65,7 @@ def build_layer(target: Target, config: LoraConfig, seed: int, *, by_output: boo
             scaled=config.rank_dropout_scale,
             seed=seed,
             name=target.name,
+            least_rank=config.timestep_rank,
         )
     return layer
 

@@ -135,6 +135,13 @@ class Network(nn.Module):
             if layer.dropouts:
                 layer.dropouts.micro_batch = micro_batch
 
+    def set_times(self, times: Tensor | None, part: str) -> None:
+        """Set the times of a micro-batch's samples, (B,) 0 to 1, by which layers of a part use ranks; None: all."""
+        for target in self.chosen:
+            dropouts = self._layers[target.name].dropouts
+            if dropouts and dropouts.least_rank and target.part == part:
+                dropouts.times = times
+
     @torch.no_grad()
     def limit_norms(self, limit: float) -> Norms | None:
         """Scale down each trained delta whose norm exceeds `limit`.

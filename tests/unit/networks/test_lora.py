@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 from toy_layers import ALL_DROPOUTS, LAYERS, OPTIONS, Toy, config_of, move, one_layer
 
+from lora_atelier.trainer_core.common.part import Part, computing
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.memory import Stream, keep_weights
 from lora_atelier.trainer_core.memory import recompute as recompute_blocks
@@ -59,6 +60,37 @@ def test_a_fresh_network_changes_nothing_bitwise_and_a_moved_one_is_its_weights(
     for name, module in network._targets.items():
         module.weight.data = network.layers[name].changed_weight(module.weight).detach()
     assert torch.allclose(live, toy(x), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("init", ["default", "pissa"])
+def test_noisy_timesteps_have_fewer_ranks(init):
+    """T-LoRA: each sample's delta is that of its first ranks, floor((rank - least) (1 - t)) + least of them."""
+    toy, x = Toy(), torch.cat([pictures(), pictures()])[:3]
+    plain = toy(x)
+    network = network_on(toy, config_of(timestep_rank=1, init=init))
+    rank = network.layers["lora_unet_down"].rank
+    with network.attached():
+        move(network)
+        whole = toy(x)
+        for layer in network.layers.values():
+            assert layer.dropouts.timestep_mask(x, rank) is None
+        network.set_times(torch.tensor([1.0, 0.5, 0.0]), "another")
+        assert torch.equal(toy(x), whole)
+        network.set_times(torch.tensor([1.0, 0.5, 0.0]), network.chosen[0].part)
+        mask = network.layers["lora_unet_down"].dropouts.timestep_mask(x, rank)
+        assert mask.sum(1).tolist() == [1, (rank - 1) // 2 + 1, rank]
+        found = toy(x)
+        torch.testing.assert_close(found[2], whole[2])
+        with computing(Part(samples=(1,), count=3)):  # as a model that computes its samples one by one
+            torch.testing.assert_close(toy(x[1:2])[0], found[1])
+        assert not torch.allclose(found[0], whole[0], atol=1e-4)
+        if init == "default":  # the first rank alone
+            for layer in network.layers.values():
+                layer.up.data[:, 1:] = 0
+            torch.testing.assert_close(toy(x)[0], found[0])
+        network.set_times(None, network.chosen[0].part)
+        network.set_micro_batch(None)
+    assert torch.equal(toy(x), plain)
 
 
 @pytest.mark.parametrize("weights", ["float8", "bfloat16"])

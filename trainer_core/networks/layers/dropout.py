@@ -13,7 +13,7 @@ from ...common.rng import generator
 
 @dataclass(kw_only=True, slots=True)
 class Dropouts:
-    """The dropouts of one layer; nothing is drawn while `micro_batch` is None.
+    """The dropouts of one layer; nothing is drawn while `micro_batch` is None, no rank left out while `times` is None.
 
     The same micro-batch always gives the same masks, so that gradient checkpointing recomputes the same activations.
     Captions that a text encoder reads one by one share the masks of their micro-batch. Samples that the denoiser
@@ -26,7 +26,9 @@ class Dropouts:
     scaled: bool  # scale the remaining ranks up by 1 / (1 - ranks)
     seed: int
     name: str  # of the layer
+    least_rank: int = 0  # that acts at the noisiest timestep; 0 = all act at all
     micro_batch: int | None = None  # counted over the run
+    times: Tensor | None = None  # (B,) of its samples, 0 (clean) to 1 (noise)
 
     def sample_mask(self, x: Tensor) -> Tensor | None:
         """Draw for each sample of x (B, …) whether the layer acts on it: 0 or 1, (B,); None: on all."""
@@ -49,12 +51,38 @@ class Dropouts:
         if (drawn := self._mask("elements", self.elements, (len(x), rank, positions), x)) is not None:
             drawn = drawn / (1 - self.elements)
             mask = drawn if mask is None else mask * drawn
+        if (acting := self.timestep_mask(x, rank)) is not None:
+            mask = acting[:, :, None] if mask is None else mask * acting[:, :, None]
         return mask if mask is None else mask.expand(-1, rank, -1)
+
+    def timestep_mask(self, x: Tensor, rank: int) -> Tensor | None:
+        """Compute which ranks act on each sample of x (B, …): 0 or 1, (B, rank); None: all.
+
+        The first floor((rank - least) (1 - t)) + least at time t: more as there is less noise (T-LoRA, Soboleva et al.
+        2025, section 3.2).
+        """
+        if not self.least_rank or self.times is None:
+            return None
+        return _acting(self, x, rank)  # pyright: ignore[reportCallIssue]
 
     def _mask(self, kind: str, chance: float, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
         if not chance:
             return None
         return _draw(self, kind, chance, shape, like)  # pyright: ignore[reportCallIssue]
+
+
+@torch.compiler.disable  # as below
+def _acting(dropouts: Dropouts, like: Tensor, rank: int) -> Tensor | None:
+    """Compute the mask of `Dropouts.timestep_mask`, in dtype and device of `like`; None for an input of no sample."""
+    assert dropouts.times is not None
+    times, part = dropouts.times, current_part()
+    times = times if part is None else times[list(part.samples)]
+    if len(like) % len(times):
+        return None
+    least = min(dropouts.least_rank, rank)
+    acting = ((rank - least) * (1 - times)).floor() + least
+    mask = torch.arange(rank, device=times.device) < acting[:, None]
+    return mask.to(like).repeat_interleave(len(like) // len(times), 0)
 
 
 @torch.compiler.disable  # else each new micro-batch would compile a new program
