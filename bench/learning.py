@@ -22,9 +22,9 @@ PLAIN = (("square", "red", "blue"), ("heart", "pink", "green"), ("star", "blue",
 # What is changed against AdamW at RATE with min_snr_gamma 5, by part of the configuration.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {},
-    "muon": {"optimizer": {"name": "muon"}},
+    "muon": {"optimizer": {"name": "muon", "options": {}}},
     "adamw, rate 1e-2": {"optimizer": {"learning_rate": 1e-2}},
-    "muon, rate 1e-2": {"optimizer": {"name": "muon", "learning_rate": 1e-2}},
+    "muon, rate 1e-2": {"optimizer": {"name": "muon", "options": {}, "learning_rate": 1e-2}},
     "every timestep weighs the same": {"objective": {"min_snr_gamma": 0.0}},
     "mode": {"objective": {"timestep_distribution": "mode"}},
     "cos_map": {"objective": {"timestep_distribution": "cos_map"}},
@@ -46,7 +46,11 @@ def configure(name: str, seed: int, steps: int = STEPS, size: int = 128) -> RunC
     tokenizer = Path(os.environ["COMFYUI_PATH"]) / "comfy" / "sd1_tokenizer"
     base = BaseModelConfig(path=str(ROOT / "assets" / "atelier-tiny.safetensors"), tokenizer=str(tokenizer))
     run = concept.learning_run(base, sample, rank=RANK, rate=RATE, steps=steps)
-    run = run.replace(objective=ObjectiveConfig(min_snr_gamma=5), train=run.train.replace(seed=seed, resolution=size))
+    run = run.replace(
+        objective=ObjectiveConfig(min_snr_gamma=5),
+        scheduler=run.scheduler.replace(warmup_steps=min(run.scheduler.warmup_steps, steps // 4)),
+        train=run.train.replace(seed=seed, resolution=size),
+    )
     for part, changes in VARIANTS[name].items():
         run = run.replace(**{part: getattr(run, part).replace(**changes)})
     return run
