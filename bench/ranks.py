@@ -107,7 +107,8 @@ def start(name: str, folder: Path, size: int) -> dict[str, Any]:
     processes = [
         subprocess.Popen(
             [*command, str(number)],
-            env=env | {"WORLD_SIZE": str(size), "RANK": str(number), "LOCAL_RANK": str(number)},
+            env=env
+            | {"TORCHELASTIC_RUN_ID": "bench", "WORLD_SIZE": str(size), "RANK": str(number), "LOCAL_RANK": str(number)},
             stdout=subprocess.DEVNULL,
         )
         for number in range(size)

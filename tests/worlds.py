@@ -151,7 +151,12 @@ def main() -> None:
     """Fork two processes with what torchrun tells its own; write how they end, below 0 by which signal."""
     folder, tokenizer = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(THREADS)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "tests",
+    }
     children = []
     for number in range(2):
         child = os.fork()

@@ -188,7 +188,7 @@ def joined() -> Iterator[World]:
 
     Tensors on the CPU are sent by gloo, those on GPUs by NCCL.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
+    if not dist.is_available() or not dist.is_torchelastic_launched():
         yield ALONE
         return
     nccl = torch.cuda.is_available() and dist.is_nccl_available()
@@ -202,12 +202,11 @@ def joined() -> Iterator[World]:
 
 def own_gpu() -> torch.device:
     """Choose the GPU of this process's number on its machine; ValueError if there are fewer GPUs than processes."""
-    number, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    number, gpus = dist.get_node_local_rank(fallback_rank=0), torch.cuda.device_count()
     if number >= gpus:
-        processes = count(int(os.environ.get("LOCAL_WORLD_SIZE", number + 1)), "process was", "processes were")
         raise ValueError(
-            f"{processes} started on this machine, which has {count(gpus, 'GPU')}; set --nproc-per-node of torchrun, "
-            f"or --num_processes of accelerate, to {gpus}."
+            f"More processes were started on this machine than it has GPUs, which is {gpus}; set --nproc-per-node of "
+            f"torchrun, or --num_processes of accelerate, to {gpus}."
         )
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
