@@ -89,7 +89,7 @@ def test_runs_are_listed_by_name_and_nothing_beside_them(any_server: ComfyServer
     assert detail["published"] == ["atelier/x.safetensors"] and str(any_server.base) not in json.dumps([told, detail])
     rate = {"unet": [[step, 1e-4] for step in range(1, 5)]}
     loss, validation = [[step, 1 / step] for step in range(1, 5)], [[0, 2.0], [4, 1.5]]
-    assert detail["curves"] == {"loss": loss, "validation": validation, "rate": rate, "concepts": {}}
+    assert detail["curves"] == {"loss": loss, "validation": validation, "rate": rate, "concepts": {}, "levels": {}}
     assert [save["step"] for save in detail["saves"]] == [2, 4] and found["saves"] == 2
     for name in (f"..%2f{beside}", f"%2e%2e%2f{beside}", f"..%5c{beside}", "..%2f..%2fetc", "..", "nothing", "%00"):
         with pytest.raises(urllib.error.HTTPError) as refused:
