@@ -354,7 +354,10 @@ class Drawn:
     """An objective whose noise is drawn already, in parts: a micro-batch's own numbers depend on its place."""
 
     def __init__(self, objective, parts):
-        self.loss, self.parts = objective.loss, iter(parts)
+        self.objective, self.parts = objective, iter(parts)
+
+    def __getattr__(self, name):
+        return getattr(self.objective, name)
 
     def draw(self, *_):
         return next(self.parts)

@@ -12,6 +12,8 @@ from lora_atelier.trainer_core.config import EmbeddingConfig, LoraConfig
 from lora_atelier.trainer_core.models import mentions, word_ids
 from lora_atelier.trainer_core.models.sd import load_tokenizer
 from lora_atelier.trainer_core.models.sd.text import (
+    CHUNK,
+    MAX_CHUNKS,
     TextEncoder,
     count_tokens,
     encode_caption,
@@ -65,8 +67,9 @@ def test_a_word_becomes_its_ids_and_parts_are_chunked_as_a_prompt_is(tokenizer):
     large = tokenize(tokenizer, "cat " * 74 + "pebble dog", words=WORDS)
     assert large[0, 75].item() == -4 and large[1, 1:10].tolist() == list(range(-5, -14, -1))
     assert count_tokens(tokenizer, "cat " * 74 + "mossling", WORDS) == 78
-    assert truncated_words(tokenizer, "cat " * 224 + "pebble", WORDS) == ["pebble"]
-    assert truncated_words(tokenizer, "cat " * 224 + "dog", WORDS) == []
+    almost = "cat " * (CHUNK * MAX_CHUNKS - 1)
+    assert truncated_words(tokenizer, f"{almost}pebble", WORDS) == ["pebble"]
+    assert truncated_words(tokenizer, f"{almost}dog", WORDS) == []
 
 
 def test_gradients_are_those_of_rows_in_a_whole_table_and_nothing_else_has_any(texts, tokenizer):
