@@ -13,7 +13,6 @@ directory `.atelier`; delete the three to undo it all.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
@@ -26,7 +25,6 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -76,11 +74,7 @@ class SetupError(RuntimeError):
 
 def run(command: list, env: dict | None = None) -> int:
     """Run a command in the repository root and return its exit status; Ctrl-C goes to the command."""
-    return wait(subprocess.Popen([str(part) for part in command], cwd=ROOT, env=env))
-
-
-def wait(child: subprocess.Popen) -> int:
-    """Wait for a process and return its exit status; end it where this process has to end."""
+    child = subprocess.Popen([str(part) for part in command], cwd=ROOT, env=env)
     while True:
         try:
             return child.wait()
@@ -90,27 +84,6 @@ def wait(child: subprocess.Popen) -> int:
             child.terminate()
             child.wait()
             raise
-
-
-@contextlib.contextmanager
-def beside(command: list, env: dict) -> Iterator[Callable[[], int]]:
-    """Run a command beside what happens in the context; give what waits for it, prints its output."""
-    with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(
-            [str(part) for part in command], cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT
-        )
-
-        def finish() -> int:
-            status = wait(child)
-            output.seek(0)
-            print(output.read().decode(errors="replace"), flush=True)
-            return status
-
-        try:
-            yield finish
-        finally:
-            child.terminate()  # nothing, where it has ended
-            child.wait()
 
 
 def must_run(command: list, remedy: str) -> None:
@@ -471,24 +444,11 @@ def test(options: argparse.Namespace) -> int:
     # Each of two has servers and a browser of its own; tests/conftest.py says which tests share them.
     in_two = ["-n", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
     env["OMP_NUM_THREADS"] = "1"  # the processes share the cores
-    with_servers = [*pytest, *in_two, *served, *others]
-    if served and not alone and not zoo:
-        return run(with_servers, env)
-    tested = []
-    with contextlib.ExitStack() as stack:
-        for version in (NEWEST, OLDEST) if zoo or served else ():
-            comfyui_folder(version)
-        # Half of their time they wait for servers and pages: the other parts compute meanwhile.
-        finish = stack.enter_context(beside(with_servers, env)) if served else None
-        if alone:
-            tested.append(run([*pytest, *parallel, *alone, *others], env))
-        for version in (NEWEST, OLDEST) if zoo else ():
-            print(f"-- the zoo on ComfyUI {version}", flush=True)
-            on_version = env | {"COMFYUI_PATH": str(comfyui_folder(version))}
-            tested.append(run([*pytest, *parallel, *zoo, *others], on_version))
-        if finish:
-            print(f"-- {' and '.join(served)}, beside the other parts", flush=True)
-            tested.append(finish())
+    tested = [run([*pytest, *parallel, *alone, *others], env)] if alone else []
+    for version in (NEWEST, OLDEST) if zoo else ():
+        print(f"-- the zoo on ComfyUI {version}", flush=True)
+        tested.append(run([*pytest, *parallel, *zoo, *others], env | {"COMFYUI_PATH": str(comfyui_folder(version))}))
+    tested += [run([*pytest, *in_two, *served, *others], env)] if served else []
     return max(checked, *([code for code in tested if code != NOTHING_COLLECTED] or tested))
 
 
