@@ -97,7 +97,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
 
 
 def start(name: str, folder: Path, size: int) -> dict[str, Any]:
-    """Start the processes of a world, of one thread each, and return what the leader has measured."""
+    """Start the processes of a world, of one thread each, and return the measurements of the first."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

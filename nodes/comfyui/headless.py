@@ -21,7 +21,7 @@ CONNECT = "AtelierConnectModel"
 
 
 def connect(document: Any, key: str) -> BaseModelConfig:
-    """Run all that leads to a Use Connected Model of a workflow or a prompt; return what its socket carries.
+    """Run all that leads to a Use Connected Model of a workflow or a prompt; return its output.
 
     key: the node's id in the prompt. Raises ValueError for nodes that are not ComfyUI's own.
     """

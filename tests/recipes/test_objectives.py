@@ -154,7 +154,7 @@ def test_every_setting_changes_the_loss(config, tmp_path):
 
 @pytest.mark.parametrize(("reduction", "factor"), [("sum_batch", 2), ("sum_accumulate", 4), ("sum", 8)])
 def test_a_summed_loss_is_a_multiple_of_the_mean(config, tmp_path, reduction, factor):
-    """Of 4 batches of 2: gradient descent goes exactly as far as with so many times the learning rate."""
+    """Of 4 batches of 2: gradient descent goes exactly as far as with the learning rate times the factor."""
     plain = {"momentum": 0.0, "nesterov": False}
     train = config.train.replace(steps=2, batch_size=2, accumulate=4)
 

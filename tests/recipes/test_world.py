@@ -107,7 +107,7 @@ def scene(tmp_path_factory, comfyui):
 
 
 def told(scene, name, number=0):
-    """Return what a job has come to in a process."""
+    """Return the result of a job in one process."""
     return json.loads((scene / f"{name}-{number}.json").read_text())
 
 

@@ -13,7 +13,7 @@ load: Callable[[Path, bool, Any, str], BaseModelConfig] | None = None
 
 
 def connector(comfyui: Path | None, *, cpu: bool) -> Callable[[Any, str], BaseModelConfig]:
-    """Return what reads the base model of such a workflow; it raises ValueError where there is no ComfyUI."""
+    """Build the function that reads the base model of such a workflow; it raises ValueError without ComfyUI."""
 
     def connect(document: Any, node: str) -> BaseModelConfig:
         if load is None or comfyui is None or not (comfyui / "comfy" / "sd.py").is_file():

@@ -14,7 +14,7 @@ LATENTS = torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
 def drawn(objective):
-    """Return what an objective draws for a batch of three, and two predictions."""
+    """Draw a batch of three; return the draws and two predictions."""
     batch = Batch(place=Place(micro_batch=2, step=0), latents=LATENTS, weights=torch.tensor([1.0, 0.5, 2.0]))
     draws = objective.draw(batch, torch.device("cpu"))
     return draws, draws.noised.sin(), draws.noised.cos()
