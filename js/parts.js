@@ -29,6 +29,16 @@ export function isLinked(node, name) {
   return slot >= 0 && node.isInputConnected(slot);
 }
 
+// The node of an id in the prompt: "12:3" is number 3 in the subgraph that node 12 stands for.
+export function nodeOf(id) {
+  let graph = app.rootGraph ?? app.graph, node;
+  for (const part of id.split(":")) {
+    node = graph?.getNodeById(Number(part));
+    graph = node?.subgraph;
+  }
+  return node;
+}
+
 // Nodes 2.0 of newer editors goes on showing the element of a node as it was before an undo made the node anew.
 export function takePlace(node, box) {
   if (!window.LiteGraph?.vueNodesMode || box.isConnected) return;

@@ -1,5 +1,5 @@
 import { app } from "../../scripts/app.js";
-import { make, makeButton, toast } from "./parts.js";
+import { make, makeButton, nodeOf, toast } from "./parts.js";
 import { t } from "./words.js";
 
 // Buttons on Dataset Preview: one runs this node and what it needs, nothing else of the workflow. Others appear with
@@ -15,19 +15,9 @@ const KINDS = { // of the server's findings
 };
 const boxes = new WeakMap(); // node -> the element of its buttons
 
-// The node of an id in the prompt: "12:3" is number 3 in the subgraph that node 12 stands for.
-function find(id) {
-  let graph = app.rootGraph ?? app.graph, node;
-  for (const part of id.split(":")) {
-    node = graph?.getNodeById(Number(part));
-    graph = node?.subgraph;
-  }
-  return node;
-}
-
 function leaveOut(nodes) {
   for (const [id, names] of Object.entries(nodes)) {
-    const widget = find(id)?.widgets?.find((each) => each.name === "leave_out");
+    const widget = nodeOf(id)?.widgets?.find((each) => each.name === "leave_out");
     if (!widget) {
       toast({ error: t("The Concept Dataset of these pictures is no longer here; run the preview again.") });
       return;

@@ -1,7 +1,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { RunGraph } from "./graph.js";
-import { ask, make, makeButton, toast } from "./parts.js";
+import { ask, isLinked, make, makeButton, nodeOf, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
 import { t, told } from "./words.js";
 
@@ -41,6 +41,7 @@ class View {
     done: make("div", "height:100%;width:0;border-radius:2px;background:var(--p-primary-color, #5b9bd5)"),
     bar: make("div", "height:4px;border-radius:2px;background:var(--border-color);display:none"),
     buttons: make("div", "display:flex;flex-wrap:wrap;gap:4px;width:100%"),
+    guesses: make("div", "font:11px/15px sans-serif;display:none;user-select:text;overflow-wrap:anywhere"),
     graph: make("div", "display:none"),
     samples: make("div"),
     notes: make("details", "font:11px sans-serif;display:none"),
@@ -52,6 +53,8 @@ class View {
   #buttons = [];
   #go = makeButton(t("Continue"), t("Queue this workflow again; the run goes on from its last save."), () =>
     app.queuePrompt(0, 1));
+  #guess = makeButton(t("Guess settings"), t("Set resolution, batch, steps, rank and learning rate by the pictures, the " +
+    "model and the free memory, with the reasons."), () => this.#takeGuess());
   #graph = null;
   #samples = new SampleStrip(this.#parts.samples);
 
@@ -59,22 +62,25 @@ class View {
     this.#node = node;
     const outer = this.#outer, inner = make("div", "display:flex;flex-direction:column;" +
       "gap:6px;width:100%;box-sizing:border-box;color:var(--input-text)");
-    const { status, details, done, bar, buttons, graph, samples, notes } = this.#parts;
+    const { status, details, done, bar, buttons, guesses, graph, samples, notes } = this.#parts;
     outer.className = "atelier-train";
     status.className = "atelier-status";
     status.setAttribute("role", "status");
     notes.className = "atelier-notes";
+    guesses.className = "atelier-guesses";
     bar.append(done);
     for (const [what, name, help] of BUTTONS) {
       const button = makeButton(name, help, () => this.#ask(what));
       button.dataset.ask = what;
       this.#buttons.push(button);
     }
-    for (const button of [...this.#buttons, this.#go])
+    const own = node.subgraph ? [] : [this.#guess]; // a subgraph's inputs are those of several nodes
+    for (const button of [...this.#buttons, this.#go, ...own])
       button.style.cssText += ";flex:1 1 auto;padding:3px 2px";
-    buttons.append(...this.#buttons, this.#go);
+    buttons.append(...this.#buttons, this.#go, ...own);
     this.#fillNotes();
-    inner.append(status, details, bar, buttons, graph, samples, notes);
+    guesses.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
+    inner.append(status, details, bar, buttons, guesses, graph, samples, notes);
     outer.append(inner);
     this.#addWidget(outer, inner);
     this.#draw();
@@ -177,6 +183,18 @@ class View {
     toast(await ask("/atelier/ask", { what, node: this.#state.node }), t("Train LoRA"));
   }
 
+  // Ask for a first guess of settings, and fill in those whose inputs are here.
+  async #takeGuess() {
+    const id = [...trains()].find(({ node }) => node === this.#node)?.id;
+    this.#guess.disabled = true;
+    const answer = await ask("/atelier/guess", { prompt: leadingTo(id, (await app.graphToPrompt()).output), node: id });
+    this.#guess.disabled = false;
+    if (answer.error) return toast(answer, t("Train LoRA"));
+    this.#parts.guesses.replaceChildren(...answer.guesses.map((each) => make("div", "", fillIn(each))));
+    this.#parts.guesses.style.display = "";
+    app.graph.setDirtyCanvas(true, true);
+  }
+
   #add({ step, loss, rate, concepts }) {
     this.#fresh.push({ step, loss, rate, concepts });
     if (this.#curves) this.#append({ step, loss, rate, concepts });
@@ -240,6 +258,27 @@ class View {
     }
     this.#samples.set(run ?? "", detail?.samples ?? [], detail?.prompts ?? []);
   }
+}
+
+// The part of a prompt that leads to a node.
+function leadingTo(id, prompt) {
+  const found = new Set([id]);
+  for (const key of found) // also those that are added meanwhile
+    for (const value of Object.values(prompt[key]?.inputs ?? {}))
+      if (Array.isArray(value) && prompt[value[0]]) found.add(value[0]);
+  return Object.fromEntries([...found].map((key) => [key, prompt[key]]));
+}
+
+// Put a guess into its widget; returns what to show.
+function fillIn({ setting, value, reason, taken, node: id, widget: name, where }) {
+  const node = id && nodeOf(id), widget = node?.widgets?.find((each) => each.name === name);
+  const words = `${setting} ${value}: ${told(reason)}`;
+  if (!widget && taken) return `${words} ${t("{0} is not linked; it is the same without.", where)}`;
+  if (!widget) return `${words} ${t("{0} is not linked; link it to set {1}.", where, setting)}`;
+  if (isLinked(node, name)) return `${words} ${t("{0} of {1} is linked and stays as it is.", setting, where)}`;
+  widget.value = value;
+  widget.callback?.(value);
+  return words;
 }
 
 // A run as RunGraph draws it.

@@ -22,11 +22,13 @@ from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
 from ..trainer_core.workflow.settings import plain_path, read_objective
 from .comfyui import allowed, folders, kept, server, session, shown
 from .comfyui.progress import LONGEST_ID, live_state
+from .guess import guess
 from .load_lora import WHERE
 from .objective import CHOICES
 from .scheduler import build_scheduler
 
 LARGEST = 8192  # bytes of a question
+LARGEST_PROMPT = 262_144  # of one that holds a prompt
 MOST_FOLDERS = 20  # of one workflow that a person is asked for
 LONGEST = 10_000_000  # steps of a run
 MOST_NODES = 100  # that a page asks for at once
@@ -42,6 +44,7 @@ def register_routes() -> None:
     server.add_route("/atelier/levels", answering(answer_levels))
     server.add_route("/atelier/blocks", answering(answer_blocks))
     server.add_route("/atelier/ask", answering(answer_ask))
+    server.add_route("/atelier/guess", answering(answer_guess, LARGEST_PROMPT))
     server.add_route("/atelier/kept", answer_kept, "GET")
     server.add_route("/atelier/kept/clear", answer_clear)
     server.add_route("/atelier/folders", answer_folders, "GET")
@@ -52,12 +55,13 @@ def register_routes() -> None:
 
 def answering(
     answer: Callable[[Any], web.Response | Awaitable[web.Response]],
+    largest: int = LARGEST,
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Make a route that answers a question in JSON; an invalid one gets {error: a sentence}."""
+    """Make a route that answers a question in JSON, of `largest` bytes at most; an invalid one gets {error: …}."""
 
     async def route(request: web.Request) -> web.Response:
-        if request.content_length is None or request.content_length > LARGEST:
-            return web.json_response({"error": f"The question is too long; send at most {LARGEST} bytes."}, status=413)
+        if request.content_length is None or request.content_length > largest:
+            return web.json_response({"error": f"The question is too long; send at most {largest} bytes."}, status=413)
         try:
             question = json.loads(await request.read())
         except (ValueError, RecursionError):  # neither text nor JSON
@@ -181,6 +185,19 @@ def levels(question: Any) -> dict[str, Any]:
     table, count = objective.probabilities((64, 64)), len(objective.path)
     shares = level_shares(table, config.min_timestep, count, PARTS)
     return {"levels": count, "shares": [round(share, 4) for share in shares], "family": family}
+
+
+async def answer_guess(question: Any) -> web.Response:
+    """Answer {prompt: all that leads to a Train LoRA, node: its id} with {guesses: as `guess` lists} or {error: …}."""
+    prompt, node = (question.get("prompt"), question.get("node")) if isinstance(question, dict) else (None, None)
+    if not isinstance(prompt, dict) or not isinstance(node, str):
+        return web.json_response({"error": "prompt must be a prompt, and node an id in it."}, status=400)
+    try:
+        return web.json_response({"guesses": await asyncio.to_thread(guess, prompt, node)})
+    except ValueError as problem:
+        return web.json_response({"error": str(problem)}, status=409)
+    except OSError as problem:
+        return web.json_response({"error": f"A file could not be read ({reason(problem)})."}, status=409)
 
 
 async def answer_blocks(question: Any) -> web.Response:

@@ -16,6 +16,8 @@ import comfy.model_management
 import torch
 from server import PromptServer
 
+from ...trainer_core.memory import free_bytes
+
 SAID = {  # what can be asked of a run, and what is answered
     "pause": "The run pauses and frees the memory. Press Continue, or Run, to go on from the same step.",
     "stop": "The run stops after this step; the next nodes get the LoRA so far.",
@@ -58,6 +60,16 @@ def training_session() -> Iterator[torch.device]:
         if fp16_sums:
             matmul.allow_fp16_accumulation = fp16_sums
         management.soft_empty_cache()
+
+
+def free_to_train() -> tuple[torch.device, float]:
+    """Find the device of runs, and the bytes that are free there once a run has unloaded the other models."""
+    management = comfy.model_management
+    device = management.get_torch_device()
+    if device.type == "cpu":
+        return device, free_bytes(device)
+    loaded = [each for each in management.current_loaded_models if each.device == device]
+    return device, free_bytes(device) + sum(each.model_loaded_memory() for each in loaded)
 
 
 # --- buttons -----------------------------------------------------------------------------------------------

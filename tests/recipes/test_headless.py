@@ -214,10 +214,13 @@ def test_the_device_is_one_that_there_is(first, tmp_path, capsys):
 def test_the_plan_is_that_of_the_run(first, tmp_path, capsys):
     crops = tmp_path / "crops.csv"
     arguments = ["plan", str(first.run), "--output", str(tmp_path), "--device", "cpu", "--json", "--crops", str(crops)]
+    arguments += ["--guess"]
     assert main([*arguments, "--set", "train.epochs=2"]) == 0
     told = events(capsys.readouterr().out)
     (plan,) = (event for event in told if event["event"] == "plan")
     assert plan | {"event": "plan", "steps": 6, "epochs": 2.0, "pictures": 6} == plan
+    guesses = {event["setting"]: event["value"] for event in told if event["event"] == "guess"}
+    assert guesses.keys() >= {"resolution", "batch_size", "steps", "learning_rate"} and guesses["batch_size"] == 1
     assert sum(plan["buckets"].values()) == 6
     (measured,) = (event for event in told if event["event"] == "time")
     assert measured["seconds"] == pytest.approx(6 * measured["seconds_per_step"])

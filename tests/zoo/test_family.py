@@ -9,12 +9,20 @@ import comfy.samplers
 import comfy.supported_models
 import pytest
 import torch
+from safetensors.torch import save_file
 from zoo.linked import linked
 from zoo.zoo import ODD, ROWS, ZOO, build
 
 from lora_atelier.nodes.comfyui.connected import register_connected_models
 from lora_atelier.nodes.comfyui.connected.families import FAMILIES, OTHER_KINDS
-from lora_atelier.nodes.comfyui.connected.family import describe, family_of, name_of, remarks
+from lora_atelier.nodes.comfyui.connected.family import (
+    defaults_of,
+    describe,
+    family_of,
+    family_of_file,
+    name_of,
+    remarks,
+)
 from lora_atelier.trainer_core.config import Defaults
 from lora_atelier.trainer_core.config.objective import Distribution
 from lora_atelier.trainer_core.models import source_of
@@ -249,3 +257,15 @@ def test_precision_is_of_the_weights():
     first = describe(patcher)[0]
     assert "bfloat16 and float32" in first or "float32 and bfloat16" in first
     assert "qwen_image" in ZOO
+
+
+@pytest.mark.parametrize("row", ["flux_dev", "krea2"])
+def test_a_model_file_tells_its_family_by_its_header(row, tmp_path):
+    denoiser, file = build(row)[1].model.diffusion_model, tmp_path / "model.safetensors"
+    tensors = {f"model.diffusion_model.{name}": tensor.clone() for name, tensor in denoiser.state_dict().items()}
+    save_file(tensors, file)
+    assert family_of_file(file).kind == KINDS[row][0]
+    assert defaults_of(family_of_file(file)).rank == family_of(build(row)[1]).rank
+    save_file({"somebody.weight": torch.ones(2, 2)}, file)
+    with pytest.raises(ValueError, match=r"model.safetensors is of no architecture whose usual settings are known"):
+        family_of_file(file)

@@ -17,8 +17,9 @@ from ..common.command_line import PROGRAM
 from ..common.files import written_whole
 from ..common.wording import bytes_of, clock, count, speed
 from ..config import ExistingConfig, RunConfig, SampleConfig, SavesConfig, SchedulerConfig
-from ..memory import choose_dtype
+from ..memory import choose_dtype, free_bytes
 from ..models import source_of
+from ..preflight.guess import find_facts, fits_memory, guess_settings
 from ..preflight.report import manifest_table
 from ..runs import Choice, choose_run
 from ..runs.publish import Destination
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} plan", description=text)
     add_run(parser)
     parser.add_argument("--crops", type=Path, metavar="FILE", help="also write each picture's size and crop, as CSV")
+    parser.add_argument("--guess", action="store_true", help="also guess settings, by pictures, model and free memory")
     parser.add_argument("--no-time", action="store_true", help="measure no step, which loads the model")
     parser.add_argument("--json", action="store_true", help="write an event in JSON per line, for programs")
     return parser
@@ -90,6 +92,8 @@ def tell_plan(
         run_preflight(job, planned, None)
     choice = choose(job, planned)
     screen.tell("plan", choice.message, **numbers(planned))
+    if options.guess:
+        guess(run.config, job, planned, screen)
     if options.crops:
         with written_whole(options.crops) as temporary:
             temporary.write_text(manifest_table(planned.plan), encoding="utf-8")
@@ -98,6 +102,14 @@ def tell_plan(
     left = 0 if choice.finished else planned.plan.steps - begun
     if left and not options.no_time:
         measure(job.config, places, device, callbacks, screen, left)
+
+
+def guess(config: RunConfig, job: Job, planned: Planned, screen: Screen) -> None:
+    """Guess settings for a run, and tell each with its reason. config: as a person left it."""
+    base, free = planned.outline, free_bytes(job.device)
+    fits = None if base.managed else fits_memory(job.config, planned.plan, job.device, free)
+    for each in guess_settings(find_facts(config, planned.plan, base.title, base.defaults, fits)):
+        screen.tell("guess", each.sentence, **each._asdict())
 
 
 def choose(job: Job, planned: Planned) -> Choice:

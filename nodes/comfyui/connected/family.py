@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import comfy.model_detection
+import torch
+
+from ....trainer_core.config import Defaults
 from ....trainer_core.models import LevelDefaults
+from ....trainer_core.models.files.safetensors_file import read_header
 from ....trainer_core.objective import describe_levels
 from .families import FAMILIES, NONE_FOUND, OTHER_KINDS, OWN, OWN_SHIFT, Family, Sampling, middle, uniform
 from .noise import NODE, is_flow, noise_model, own_shift
@@ -32,7 +38,7 @@ def family_of(patcher: Any) -> Family:
     """
     model = patcher.model
     _check_kind(model)
-    found = _row(model)
+    found = _row(model.model_config, type(model).__name__)
     row = _generic(patcher) if found is None else found
     name = row.kind.replace("_", "-")
     levels = row.levels
@@ -46,6 +52,34 @@ def family_of(patcher: Any) -> Family:
         architecture=row.architecture or name,
         base_version=row.base_version or row.kind,
         step=row.step or model.latent_format.spacial_downscale_ratio * _patch(model),
+    )
+
+
+def family_of_file(path: Path) -> Family:
+    """Find the family of a model file by ComfyUI's own detection, from the file's header alone.
+
+    Raises ValueError for a file that ComfyUI does not know, and for an architecture that is not listed.
+    """
+    zero = torch.zeros(())  # some values are looked at, so that tensors without any would not do
+    tensors = {name: zero.expand(shape) for name, shape in read_header(path).shapes.items()}
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
+    start = prefix if any(name.startswith(prefix) for name in tensors) else ""
+    config = comfy.model_detection.model_config_from_unet(tensors, start)
+    row = None if config is None else _row(config)
+    if row is None:
+        raise ValueError(f"{path.name} is of no architecture whose usual settings are known; choose them yourself.")
+    return row
+
+
+def defaults_of(family: Family) -> Defaults:
+    """What a run takes for a family where its settings are left open."""
+    return Defaults(
+        rank=family.rank,
+        learning_rate=family.learning_rate,
+        resolution=family.resolution,
+        step=math.lcm(Defaults().step, family.step or 1),
+        caption_dropout=family.caption_dropout,
+        guidance=family.guidance,
     )
 
 
@@ -104,7 +138,7 @@ def _file(patcher: Any) -> str:
 
 def sampling_of(patcher: Any) -> Sampling:
     """Find how pictures of a MODEL are drawn, also of one that cannot be trained."""
-    row = _row(patcher.model)
+    row = _row(patcher.model.model_config, type(patcher.model).__name__)
     usual = Sampling() if row is None else row.sampling
     return usual if _takes_guidance(patcher.model) else replace(usual, guidance=None)
 
@@ -131,17 +165,17 @@ def _names(model: Any) -> Iterator[str]:
     yield type(model).__name__
 
 
-def _row(model: Any) -> Family | None:
-    """Find the row of a model; that of an ancestor is a guess."""
-    config, own = model.model_config.unet_config, {type(model.model_config).__name__, type(model).__name__}
-    for name in _names(model):
+def _row(config: Any, *classes: str) -> Family | None:
+    """Find the row of a model by ComfyUI's configuration of it and its own class; that of an ancestor is a guess."""
+    details, own = config.unet_config, {type(config).__name__, *classes}
+    for name in (*(each.__name__ for each in type(config).__mro__), *classes):
         rows = [row for row in FAMILIES if name in row.classes]
-        fitting = [row for row in rows if all(config.get(key) == value for key, value in row.where.items())]
+        fitting = [row for row in rows if all(details.get(key) == value for key, value in row.where.items())]
         if fitting:
             row = max(fitting, key=lambda row: len(row.where))
             if name in own:
                 return row
-            name = type(model.model_config).__name__.replace("_", " ")
+            name = type(config).__name__.replace("_", " ")
             return replace(row, title=f"{name}, a relative of {row.title}", untried=True)
     return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -30,7 +29,7 @@ from ....trainer_core.models.base import Size, Unit
 from . import gradients, identity, layers, names, text, vae
 from .check import check_connected, check_partner
 from .denoiser import Conditions, Denoiser
-from .family import Family, family_of, remarks
+from .family import Family, defaults_of, family_of, remarks
 from .live import live_of
 from .noise import noise_model, sigmas
 from .sampling import SAMPLERS, draw
@@ -125,15 +124,7 @@ class ConnectedModel:
     @property
     def defaults(self) -> Defaults:
         """What a run takes for this model where its settings are left open."""
-        family = self.family
-        return Defaults(
-            rank=family.rank,
-            learning_rate=family.learning_rate,
-            resolution=family.resolution,
-            step=math.lcm(Defaults().step, family.step),
-            caption_dropout=family.caption_dropout,
-            guidance=family.guidance,
-        )
+        return defaults_of(self.family)
 
     @property
     def latents(self) -> LatentFormat:

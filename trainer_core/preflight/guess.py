@@ -1,0 +1,169 @@
+"""A first guess of settings, from the pictures, the defaults of the model's family and the free memory."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from ..common.wording import count
+from ..config import OPEN, Defaults, RunConfig, fill
+from ..config.defaults import FAR
+from ..data.plan import Plan
+from ..memory import choose_dtype, rungs
+from ..models import word_ids
+from ..optim import estimates
+from .memory import RESERVE, estimate_run, largest_micro_batch
+from .outline import outline_run
+
+BATCHES = (4, 2, 1)
+LEAST_BATCHES = 8  # an epoch should have, so that its pictures meet others in each
+VISITS = 100  # of a picture, where that is neither too little nor too much in all
+FEWEST, MOST = 1500, 4000  # visits of a run
+EPOCHS = 10  # that a large dataset gets, even beyond MOST
+ROUND = 50  # steps
+LARGE = (1000, 4), (100, 2)  # from so many pictures on the rank is so many times the family's
+RANKED = ("lora", "loha", "glora")  # algorithms of which the family's rank is a good start
+Fits = Callable[[int, int], bool]  # whether (resolution, batch) fits into the free memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What a guess is made of."""
+
+    title: str  # of the base model
+    defaults: Defaults  # of its family
+    sides: tuple[float, ...]  # of each trained picture: the side of the square of its area, in pixels
+    visits: float  # of all pictures in an epoch, also of those for regularisation
+    repeats: float  # visits of a trained picture in an epoch, in the mean
+    rate: float  # learning rate that suits the model and its optimizer
+    estimates: bool = False  # the optimizer finds its step size
+    accumulate: int = 1
+    by_epochs: bool = False  # the length is set in epochs
+    ranked: bool = True  # a rank is free to choose
+    sized: bool = False  # Buckets sets the resolutions
+    fits: Fits | None = None  # None: unknown before the run
+
+
+class Guess(NamedTuple):
+    """A guessed setting and the reason for it, in a sentence."""
+
+    setting: str  # resolution, batch_size, steps, epochs, rank or learning_rate
+    value: float
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        """The guess as text."""
+        return f"{self.setting} {self.value:.10g}: {self.reason}"
+
+
+def guess_settings(facts: Facts) -> list[Guess]:
+    """Guess resolution, batch size, steps, rank and learning rate; what is decided elsewhere is left out.
+
+    The learning rate grows with the square root of the batch, as suits Adam (Malladi et al. 2022, arXiv 2205.10287).
+    """
+    size = _resolution(facts)
+    batch = _batch(facts, int(size.value))
+    whole = int(batch.value) * facts.accumulate
+    found = [] if facts.sized else [size]
+    found += [batch, _steps(facts, whole)]
+    found += [Guess("epochs", 0, "steps sets the length only then.")] if facts.by_epochs else []
+    found += [_rank(facts)] if facts.ranked else []
+    return [*found, _rate(facts, whole)]
+
+
+def _resolution(facts: Facts) -> Guess:
+    own, step, side = facts.defaults.resolution, facts.defaults.step, statistics.median(facts.sides)
+    least = math.ceil(own * FAR / step) * step
+    found = min(max(int(side // step * step), least), own)
+    why = f"{facts.title} was made for it, and the pictures are large enough."
+    if found < own:
+        why = f"{facts.title} was made for {own}, but half of the pictures have fewer than {side:.0f} pixels a side."
+    if facts.fits and not facts.fits(found, 1) and found > least and facts.fits(least, 1):
+        found, why = least, f"at {found} even a batch of 1 does not fit into the free memory."
+    return Guess("resolution", found, why)
+
+
+def _batch(facts: Facts, resolution: int) -> Guess:
+    pictures = count(facts.sides, "picture")
+    filled = next((batch for batch in BATCHES if facts.visits >= batch * LEAST_BATCHES), 1)
+    if facts.fits is None:
+        return Guess("batch_size", 1, "the memory of a linked model is measured only when the run starts.")
+    found = next((batch for batch in BATCHES if batch <= filled and facts.fits(resolution, batch)), 1)
+    if found < filled:
+        return Guess("batch_size", found, f"{2 * found} at a time do not fit into the free memory.")
+    if found < BATCHES[0]:
+        return Guess("batch_size", found, f"an epoch of {pictures} then has at least {LEAST_BATCHES} batches.")
+    return Guess("batch_size", found, "it fits into the free memory, and more would hardly help.")
+
+
+def _steps(facts: Facts, batch: int) -> Guess:
+    pictures = len(facts.sides)
+    visits = max(min(max(VISITS * pictures, FEWEST), MOST), EPOCHS * pictures)
+    epochs = visits / (pictures * facts.repeats)
+    steps = math.ceil(epochs * facts.visits / batch / ROUND) * ROUND
+    each = round(visits / pictures)
+    return Guess("steps", steps, f"each of {count(pictures, 'picture')} is then trained about {each} times.")
+
+
+def _rank(facts: Facts) -> Guess:
+    pictures, own = len(facts.sides), facts.defaults.rank
+    times = next((times for least, times in LARGE if pictures >= least), 1)
+    why = f"it suits {facts.title} and few pictures." if times == 1 else f"{pictures} pictures hold more to learn."
+    return Guess("rank", own * times, why)
+
+
+def _rate(facts: Facts, batch: int) -> Guess:
+    if facts.estimates:
+        return Guess("learning_rate", facts.rate, "this optimizer finds its own step size.")
+    value = float(f"{facts.rate * math.sqrt(batch):.2g}")
+    grown = f", times the root of the batch, {batch}" if batch > 1 else ""
+    return Guess("learning_rate", value, f"{facts.rate:g} suits {facts.title} and this optimizer{grown}.")
+
+
+def find_facts(config: RunConfig, plan: Plan, title: str, defaults: Defaults, fits: Fits | None) -> Facts:
+    """Collect the facts of a run: its settings as a person left them, and its plan with those that fill them in."""
+    optimizer = config.optimizer.replace(learning_rate=OPEN)
+    finds = estimates(optimizer)
+    rate = 1.0 if finds else fill(config.replace(optimizer=optimizer), defaults).optimizer.learning_rate
+    mine = [i for i in plan.trained if plan.concepts[i].role == "train"] or plan.trained
+    pictures = [plan.manifest.pictures[i] for i in mine]
+    return Facts(
+        title=title,
+        defaults=defaults,
+        sides=tuple(math.sqrt(picture.width * picture.height) for picture in pictures),
+        visits=float(sum(plan.rates[i] for i in plan.trained)),
+        repeats=float(sum(plan.rates[i] for i in mine)) / len(mine),
+        rate=rate,
+        estimates=finds,
+        accumulate=config.train.accumulate,
+        by_epochs=config.train.epochs > 0,
+        ranked=config.lora.algorithm in RANKED and not config.lora.start,
+        sized=bool(config.train.buckets.resolutions),
+        fits=fits,
+    )
+
+
+def fits_memory(config: RunConfig, plan: Plan, device: torch.device, free: float) -> Fits:
+    """Return a function that tells whether (resolution, batch) fits with all weights and activations on the device.
+
+    config: filled. free: bytes on the device. Each call estimates a step, which takes seconds for a large model.
+    """
+    outline = outline_run(config, dtype=choose_dtype(config.base_model.precision, device))
+    shape = largest_micro_batch(plan, outline.base, word_ids(config.lora.embeddings))
+    ladder = rungs(config.memory, device)
+    stays = [each for each in ladder if (each.offload_weights, each.offload_activations) == ("none", "off")]
+    smallest = (stays or ladder)[-1]
+    room = free - (RESERVE if device.type == "cuda" else 0)
+
+    def fits(resolution: int, batch: int) -> bool:
+        size = shape.size if config.train.buckets.resolutions else (resolution, resolution)
+        wanted = replace(shape, samples=batch, size=size)
+        return estimate_run(config, outline, smallest, wanted, device).total <= room
+
+    return fits
