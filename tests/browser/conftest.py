@@ -60,6 +60,14 @@ STILL = """async () => {
     } while (view() !== before);
 }"""
 
+ALONE = """id => {
+    const node = window.app.graph.getNodeById(id), canvas = window.app.canvas;
+    node.pos = [0, 3000];
+    canvas.ds.scale = 0.6;
+    canvas.ds.offset = [300, 120 - 3000];
+    canvas.setDirty(true, true);
+}"""
+
 
 def pytest_report_header() -> str:
     """Name the frontends that the browser tests run on."""
@@ -90,6 +98,10 @@ class Editor:
         """Bring the whole graph into view."""
         self.run("() => window.app.extensionManager.command.execute('Comfy.Canvas.FitView')")
         self.settle()
+
+    def alone(self, node: int) -> None:
+        """Show a node away from the others, all of it in view."""
+        self.run(ALONE, node)
 
     def render(self, *, vue: bool) -> None:
         """Change the renderer of the open page."""

@@ -23,19 +23,12 @@ REMOVE = """() => {
     const { graph } = window.app;
     graph.remove(graph.nodes.find(node => node.comfyClass === "AtelierOptimizer"));
 }"""
-ALONE = f"""() => {{  // away from the other nodes, all of it in view
-    const node = window.app.graph.getNodeById({TRAIN}), canvas = window.app.canvas;
-    node.pos = [0, 3000];
-    canvas.ds.scale = 0.6;
-    canvas.ds.offset = [300, 120 - 3000];
-    canvas.setDirty(true, true);
-}}"""
 
 
 def test_a_guess_fills_in_what_is_there(editor) -> None:
     workflow = json.loads(TOUR.read_text(encoding="utf-8"))
     editor.load(workflow)
-    editor.run(ALONE)
+    editor.alone(TRAIN)
     button = editor.page.get_by_role("button", name="Guess settings")
     button.click()
     editor.page.wait_for_function(SHOWS, arg="learning_rate ")

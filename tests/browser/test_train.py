@@ -31,13 +31,6 @@ COUNT = """() => {
     window.app.api.addEventListener("atelier.run", () => count++);
     return () => count;
 }"""
-ALONE = f"""() => {{  // away from the other nodes, all of it in view
-    const node = window.app.graph.getNodeById({TRAIN}), canvas = window.app.canvas;
-    node.pos = [0, 3000];
-    canvas.ds.scale = 0.6;
-    canvas.ds.offset = [300, 120 - 3000];
-    canvas.setDirty(true, true);
-}}"""
 STAND_IN = 5  # the node of the blueprint that stands for its subgraph
 # Whether the view lies within the node that stands for the subgraph, which is as wide as the view needs.
 IN_ITS_NODE = """id => {
@@ -88,12 +81,12 @@ def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(e
     page.wait_for_function(ALL, arg=False)
 
     # During the run: status, graph, buttons, samples, notes; in both renderers.
-    editor.run(ALONE)
+    editor.alone(TRAIN)
     editor.run(QUEUE)
     page.wait_for_function(ALL, arg=True)
     for renderer in ("litegraph", "vue"):
         editor.render(vue=renderer == "vue")
-        editor.run(ALONE)
+        editor.alone(TRAIN)
         wait(page, r"^step \d+ of 100000$")
         page.get_by_text(re.compile("left · .* · loss .*used, .*free")).wait_for()
         page.wait_for_function(f"() => ({COLOURS})() > 3")
@@ -134,7 +127,7 @@ def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(e
     page.wait_for_function(READY)
     editor.settle()
     editor.load(workflow)
-    editor.run(ALONE)
+    editor.alone(TRAIN)
     editor.settle()
     page.wait_for_function(ALL, arg=True)
     wait(page, r"^step \d+ of 100000$")
