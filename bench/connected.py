@@ -1,6 +1,7 @@
 """Race linked models against ComfyUI's own node, and compare gradients; called by `dev.py bench --connected`.
 
-Every side works in a process of its own, and they take turns step by step. Sides: see `connected_sides.py`.
+Every side works in a process of its own. Ours takes turns with one other side at a time, step by step: a process that
+waits for long has its memory reclaimed, and would pay for that. Sides: see `connected_sides.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ SIDES = {
     "stock": "ComfyUI's TrainLoraNode as it ships",
     "stock, plain": "the same without checkpointing",
 }
+OURS = "ours"
 PATIENCE = 600.0  # seconds for a step
 
 
@@ -43,23 +45,29 @@ GOALS = (
 
 
 def race(model: str, rounds: int, *, toy: bool) -> dict[str, Any]:
-    """Let all sides take turns; return the report of each side on each of its steps but the first."""
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
-    about: dict[str, Any] = {}
+    """Let our side take turns with each other one; return the reports of both by the other, on each step but the first.
+
+    `steps`: other side -> rounds, each side -> report.
+    """
     parts = {side: {"what": "connected", "model": model, "side": side, "toy": toy} for side in SIDES}
-    children = {side: Child(part) for side, part in parts.items()}
+    found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES if side != OURS}
+    ours = Child(parts[OURS])
     try:
-        for turn in range(rounds + 1):
-            names = list(SIDES)
-            for side in names[turn % len(names) :] + names[: turn % len(names)]:
-                told = children[side].measure(parts[side], PATIENCE)
-                about = told.pop("about")
-                found[side] += [told] if turn else []
-            print(f"{model}, round {turn}", flush=True)
+        for side, steps in found.items():
+            other = Child(parts[side])
+            try:
+                for turn in range(rounds + 1):
+                    pair = ((OURS, ours), (side, other))
+                    told = {
+                        name: child.measure(parts[name], PATIENCE) for name, child in pair[:: 1 if turn % 2 else -1]
+                    }
+                    steps += [told] if turn else []
+            finally:
+                other.end()
+            print(f"{model}, {side}", flush=True)
     finally:
-        for child in children.values():
-            child.end()
-    return {"steps": found, "about": about}
+        ours.end()
+    return {"steps": found, "about": next(iter(found.values()))[0][OURS]["about"]}
 
 
 def render(results: dict[str, dict[str, Any]], errors: dict[str, Any], command: str, stamp: str) -> str:
@@ -86,15 +94,18 @@ def _race_lines(result: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for side, title in SIDES.items():
-        seconds = [step["seconds"] for step in steps[side]]
-        peak = max(step["peak"] for step in steps[side])
-        over = peak - steps[side][0]["loaded"]
+        told = [pair[side] for pairs in steps.values() for pair in pairs if side in pair]
+        seconds = [step["seconds"] for step in told]
+        peak = max(step["peak"] for step in told)
         spread = f"{min(seconds):.3f} – {max(seconds):.3f}"
-        lines.append(f"| {title} | {median(seconds):.3f} | {spread} | {peak:,.0f} MB | {over:,.0f} MB |")
+        lines.append(
+            f"| {title} | {median(seconds):.3f} | {spread} | {peak:,.0f} MB | {peak - told[0]['loaded']:,.0f} MB |"
+        )
     lines += ["", "| ratio | median | spread | target | |", "|---|---|---|---|---|"]
     for goal in GOALS:
-        pairs = zip(steps[goal.sides[0]], steps[goal.sides[1]], strict=True)
-        ratio = build_ratio(goal.title, [one[goal.what] / other[goal.what] for one, other in pairs], **goal.limit)
+        one, other = goal.sides
+        pairs = steps[one if other == OURS else other]
+        ratio = build_ratio(goal.title, [pair[one][goal.what] / pair[other][goal.what] for pair in pairs], **goal.limit)
         lines.append(verdict(ratio, targets=True))
     return lines
 

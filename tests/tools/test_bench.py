@@ -564,15 +564,17 @@ def test_settings_are_measured_by_what_the_example_concept_looks_like(monkeypatc
 def test_linked_models_race_against_the_node_and_only_its_gradients_are_wrong(monkeypatch, comfyui, warm_children):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     result = connected.race("flux", 1, toy=True)
-    assert set(result["steps"]) == set(connected.SIDES)
-    for (step,) in result["steps"].values():
-        assert step["seconds"] > 0 and step["peak"] >= step["loaded"] > 0
+    assert {connected.OURS, *result["steps"]} == set(connected.SIDES)
+    for other, (pair,) in result["steps"].items():
+        assert set(pair) == {connected.OURS, other}
+        assert all(step["seconds"] > 0 and step["peak"] >= step["loaded"] > 0 for step in pair.values())
     errors = results.child("gradient_errors.py", "--model", "Flux")
     row = errors["Flux"]
     assert max(row.pop("slope")) < 1e-3
     assert all(error > 0.01 if name.startswith("node") else error < 1e-5 for name, error in row.items())
-    for step, seconds in (("ours", 2.0), ("frozen", 1.6), ("stock", 6.0), ("stock, plain", 4.0)):
-        result["steps"][step] = [{"seconds": seconds, "peak": 1e3 * seconds, "loaded": 900.0}]
+    for side, seconds in (("frozen", 1.6), ("stock", 6.0), ("stock, plain", 4.0)):
+        both = {connected.OURS: 2.0, side: seconds}
+        result["steps"][side] = [{name: {"seconds": s, "peak": 1e3 * s, "loaded": 900.0} for name, s in both.items()}]
     text = connected.render({"flux": result}, {"Flux": {**row, "slope": (1e-5, 1e-5)}}, "bench --connected", "today")
     assert "| seconds per step, ours / frozen pass | 1.250 | 1.250 – 1.250, n = 1 | ≤ 1.12 | **missed** |" in text
     assert "| seconds per step, TrainLoraNode / ours | 3.000 | 3.000 – 3.000, n = 1 | ≥ 2.5 | met |" in text
