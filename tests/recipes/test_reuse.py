@@ -38,6 +38,7 @@ from lora_atelier.trainer_core.preflight import disk
 from lora_atelier.trainer_core.runs import build_keys, find_runs, model_digests, open_run
 from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import prepare
+from lora_atelier.trainer_core.training.result import describe_result
 
 
 @pytest.fixture(scope="module")
@@ -452,7 +453,10 @@ def test_a_finished_run_says_what_it_has_changed(config, tmp_path, cache):
     found = re.fullmatch(changed + r"Norm of its changes: UNet ([\d.]+), text encoder CLIP-L ([\d.]+)\.", first.effect)
     assert found and all(float(number) > 0 for number in found.groups()), first.effect
     again, _ = run(change(config, optimizer=text), tmp_path, cache)
-    assert again.effect == first.effect  # also of a run that is reused
+    assert again.effect == first.effect and again.advice == first.advice == []  # also of a run that is reused
+    weak, _ = run(change(config, optimizer={"learning_rate": 1e-5}), tmp_path, cache)
+    assert len(weak.advice) == 1 and "set learning_rate of Optimizer about 3 times higher" in weak.advice[0]
+    assert "To try next: The LoRA changes" in describe_result(weak, 1.0)
     text = {"text_encoder_learning_rate": 1e-30}
     half, _ = run(change(config, optimizer=text), tmp_path, cache)
     assert half.effect.endswith(

@@ -162,7 +162,9 @@ def report(screen: Screen, result: Result, seconds: float) -> None:
     files = {"lora": str(result.path), "run": str(result.run)}
     loss = result.losses[-1] if result.losses else None
     said = describe_result(result, seconds)
-    screen.tell("result", said, **files, steps=len(result.losses), finished=result.finished, loss=loss)
+    screen.tell(
+        "result", said, **files, steps=len(result.losses), finished=result.finished, loss=loss, advice=result.advice
+    )
 
 
 def fail(screen: Screen, error: Exception, status: int) -> int:

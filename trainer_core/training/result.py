@@ -6,20 +6,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from ..common.wording import clock, count
-from ..config import RunConfig, SampleConfig
+from ..config import RunConfig
 from ..data.fit import KIND, describe_fits
 from ..data.plan import Plan
 from ..data.scan import PLACE, Index
 from ..lora_files.lora import Lora
 from ..models.files.safetensors_file import read_header
+from ..optim import estimates
 from ..runs import LORA, SAMPLES, Checkpoint, Choice, RunFolder
 from ..runs.publish import Destination
+from .advice import Figures, advise
 from .checkpoint import read_history
 from .effect import describe_effect, measure_effect
 from .sample_files import are_pictures, draw_samples, put_preview, read_pictures
@@ -46,6 +49,7 @@ class Result:
     run: Path  # the run's folder
     origin: str  # a sentence: trained, resumed, or reused from a finished run
     effect: str  # sentences on what the LoRA changes; "" of a run that was stopped
+    advice: list[str]  # sentences on what to try next
     finished: bool  # False: stopped before its end, and can be resumed
 
 
@@ -57,7 +61,7 @@ class ResultSource:
     checkpoint: Checkpoint
     plan: Plan
     destination: Destination
-    sample: SampleConfig
+    config: RunConfig
     origin: str
     log: Path | None
 
@@ -67,7 +71,7 @@ def finish(run: Run, checkpoint: Checkpoint, origin: str, log: Path | None, *, s
 
     If drawing fails, the run is finished and its LoRA published all the same.
     """
-    effect = None if stopped else measure_effect(run)
+    effect = None if stopped else {**measure_effect(run), "noise_scale": run.noise_scale.estimate()}
     if not stopped:
         report_fits(run)
         run.folder.finish({"step": checkpoint.step, "effect": effect})
@@ -93,7 +97,7 @@ def finish(run: Run, checkpoint: Checkpoint, origin: str, log: Path | None, *, s
         checkpoint=checkpoint,
         plan=run.plan,
         destination=run.destination,
-        sample=sample,
+        config=run.config,
         origin=origin,
         log=log,
     )
@@ -132,7 +136,7 @@ def reuse(choice: Choice, plan: Plan, destination: Destination, config: RunConfi
         checkpoint=checkpoint,
         plan=plan,
         destination=destination,
-        sample=sample,
+        config=config,
         origin=choice.message,
         log=log,
     )
@@ -141,8 +145,9 @@ def reuse(choice: Choice, plan: Plan, destination: Destination, config: RunConfi
 
 def read_result(source: ResultSource, samples: Sequence[Path], *, stopped: bool) -> Result:
     """Read the result from a save; copy its LoRA files to the destination if they are missing there."""
-    checkpoint, plan, sample = source.checkpoint, source.plan, source.sample
+    checkpoint, plan, sample = source.checkpoint, source.plan, source.config.sample
     history, saved = read_history(checkpoint), read_versions(checkpoint)
+    effect = None if stopped else (source.folder.result() or {}).get("effect")
     kind = f"-stopped-at-{checkpoint.step}" if stopped else ""
     copies = source.destination.publish(source.folder, saved, checkpoint.step, plan.epochs_after(checkpoint.step), kind)
     return Result(
@@ -159,8 +164,27 @@ def read_result(source: ResultSource, samples: Sequence[Path], *, stopped: bool)
         plan=plan,
         run=source.folder.path,
         origin=source.origin,
-        effect="" if stopped else describe_effect((source.folder.result() or {}).get("effect")),
+        effect=describe_effect(effect),
+        advice=[] if stopped else advise(figures_of(source.config, history, effect)),
         finished=not stopped,
+    )
+
+
+def figures_of(config: RunConfig, history: dict[str, Any], effect: Any) -> Figures:
+    """Collect what a run has measured; effect: as its folder tells it, which may be of another program."""
+    told, train = effect if isinstance(effect, dict) else {}, config.train
+    moved, scale = told.get("prediction"), told.get("noise_scale")
+    known = isinstance(scale, list | tuple) and len(scale) == 3 and all(isinstance(each, float) for each in scale)
+    return Figures(
+        losses=history["losses"].tolist(),
+        validation=history["validation"],
+        prediction=moved if isinstance(moved, float) else None,
+        noise_scale=(scale[0], scale[1], scale[2]) if known and math.isfinite(scale[0]) else None,
+        batch_size=train.batch_size,
+        accumulate=train.accumulate,
+        epochs=train.epochs,
+        keeps_best=bool(train.keeps_by),
+        rated=not estimates(config.optimizer),
     )
 
 
@@ -178,6 +202,8 @@ def describe_result(result: Result, seconds: float) -> str:
     ]
     if result.effect:
         lines.append(result.effect)
+    if result.advice:
+        lines.append(f"To try next: {' '.join(result.advice)}")
     if result.others:
         lines.append(f"Also saved, but not in the outputs: {', '.join(other.name for other in result.others)}")
     for word, file in result.embeddings.items():
