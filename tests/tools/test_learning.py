@@ -27,7 +27,7 @@ LEAST_SCORE, LEAST_RISE = 0.1, 0.4
 
 @pytest.fixture(scope="module")
 def drawn(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give pictures of TRIGGER and PLAIN by the base and by the base with the LoRA, (12, 128, 128, 3) each."""
+    """Give pictures of TRIGGER by the base, (6, 128, 128, 3), and of TRIGGER and PLAIN with the LoRA, (12, …)."""
     prompts = (*TRIGGER, *concept.plain_prompts(PLAIN))
     sample = SampleConfig(prompts=prompts, width=128, height=128, steps=10, cfg=4, seed=0)
     base = BaseModelConfig(
@@ -36,7 +36,8 @@ def drawn(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[torc
     run = concept.learning_run(base, sample, rank=16, rate=3e-3, steps=250)
     config = replace(run, objective=ObjectiveConfig(min_snr_gamma=5))
     folder = tmp_path_factory.mktemp("learning")
-    before = torch.stack([image for _, image in sample_images(load_base_model(base), sample)])
+    plain = replace(sample, prompts=TRIGGER)
+    before = torch.stack([image for _, image in sample_images(load_base_model(base), plain)])
     after = train_lora(config, folder / "mossling.safetensors", folder / "cache").samples
     return before, after
 
