@@ -3,11 +3,13 @@
 from .base import Config
 from .dataset import (
     MASK_SUFFIX,
+    MOST_CONTROLS,
     AugmentConfig,
     BucketConfig,
     CaptionConfig,
     CaptionSource,
     ConceptConfig,
+    ControlConfig,
     DatasetConfig,
     MaskConfig,
 )
@@ -29,6 +31,7 @@ __all__ = [
     "MASK_SUFFIX",
     "MIN_SNR",
     "MODEL_FILES",
+    "MOST_CONTROLS",
     "OPEN",
     "OPTIMIZERS",
     "PROMPTS",
@@ -44,6 +47,7 @@ __all__ = [
     "ConceptConfig",
     "Config",
     "ConnectedConfig",
+    "ControlConfig",
     "DatasetConfig",
     "Defaults",
     "EmbeddingConfig",

@@ -113,7 +113,12 @@ def check_choices(config: Config) -> None:
 
 def check_path(config: Config, name: str) -> None:
     """Refuse a path with NUL or half characters, for which the system's functions raise ValueError."""
-    if re.search("[\0\ud800-\udc7f\udd00-\udfff]", getattr(config, name)):
+    check_text(getattr(config, name), name)
+
+
+def check_text(path: str, name: str) -> None:
+    """Refuse a path as `check_path` does; name: for the message."""
+    if re.search("[\0\ud800-\udc7f\udd00-\udfff]", path):
         raise ValueError(f"{name} contains NUL or half characters, which no path can have; write it again.")
 
 

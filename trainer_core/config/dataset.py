@@ -7,9 +7,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .base import Config, check_choices, check_open, check_path, check_range
+from .base import Config, check_choices, check_open, check_path, check_range, check_text
 
 MASK_SUFFIX = "-masklabel.png"  # of masks beside pictures; files with it are never trained as pictures
+
+MOST_CONTROLS = 3  # control pictures of a picture
 
 CaptionSource = Literal["text_file", "one_file", "table", "file_name", "folder_name", "none"]
 
@@ -38,6 +40,27 @@ class MaskConfig(Config):
         check_range(self, "prior_weight", 0, 1000)
         if self.source == "file" and not (self.suffixes and all(self.suffixes)):
             raise ValueError(f"The mask suffix is empty; set suffix of Mask Loader, for example to {MASK_SUFFIX}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlConfig(Config):
+    """Folders of control pictures, which an edit model sees beside the caption; found by the names of the pictures."""
+
+    folders: tuple[str, ...]  # one to MOST_CONTROLS, in the order in which the model sees them
+    # as_picture: cut exactly as the picture, so of its shape. whole: any shape, uncut, of about the bucket's area
+    fit: Literal["as_picture", "whole"] = "as_picture"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if not 1 <= len(self.folders) <= MOST_CONTROLS:
+            raise ValueError(
+                f"There are {len(self.folders)} folders of control pictures; set 1 to {MOST_CONTROLS} of them in "
+                "Control Pictures."
+            )
+        for folder in self.folders:
+            check_text(folder, "A folder of Control Pictures")
+        if not all(map(str.strip, self.folders)):
+            raise ValueError("A folder of Control Pictures is empty; set it to the folder of the control pictures.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +170,7 @@ class ConceptConfig(Config):
     captions: CaptionConfig = field(default_factory=CaptionConfig)
     augment: AugmentConfig | None = None
     masks: MaskConfig | None = None
+    controls: ControlConfig | None = None
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -19,6 +19,8 @@ class ConnectedConfig(Config):
 
     key: str  # finds the linked models in memory; no part of a run's identity, which is that of their weights
     guidance: float = -1.0  # distilled guidance that training gives the denoiser; -1 = the family's
+    # How Qwen-Image-Edit's text encoder sees control pictures: up to three, as from 2509 on, or the first model's one
+    edit_text: Literal["plus", "single"] = "plus"
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .base import LONGEST_TEXT, Config
+from .dataset import MOST_CONTROLS
 
 MOST_PROMPTS = 1000
 SIDES = (64, 8192)  # pixels
@@ -42,6 +43,7 @@ class PromptLine(Config):
     seed: int | None = None
     guidance: float | None = None  # distilled guidance, 0..100
     sampler: str | None = None  # by ComfyUI's name
+    controls: tuple[str, ...] | None = None  # control pictures, in the order in which the model sees them
 
 
 def parse_prompts(text: str, setting: str) -> tuple[PromptLine, ...]:
@@ -68,13 +70,15 @@ def parse_line(line: str, where: str) -> PromptLine:
         if name.lower() not in _SWITCHES:
             raise ValueError(f"--{_cut(name)} in {where} is none of {KNOWN}; remove it, or write one of these.")
         field, read = _SWITCHES[name.lower()]
-        if field in values:
+        if field in values and field != "controls":
             raise ValueError(f"--{name} occurs twice in {where}; remove one of them.")
         value = line[switch.end() : end].strip()
         try:
-            values[field] = read(value)
+            values[field] = (*values.get(field, ()), read(value)) if field == "controls" else read(value)
         except ValueError as error:
             raise ValueError(f"--{name} is {_cut(value)!r} in {where}; set it to {error}.") from None
+    if len(values.get("controls", ())) > MOST_CONTROLS:
+        raise ValueError(f"--ci occurs more than {MOST_CONTROLS} times in {where}; remove the others.")
     return PromptLine(text=line, prompt=line[: ends[0]].strip(), **values)
 
 
@@ -112,7 +116,14 @@ def _sampler(text: str) -> str:
     return SAMPLERS.get(text.lower(), text.lower())
 
 
-# The field and the reader of each switch.
+def _file(text: str) -> str:
+    """Read the name of a control picture."""
+    if not text:
+        raise ValueError("the name of a control picture")
+    return text
+
+
+# The field and the reader of each switch; --ci may occur several times.
 _SWITCHES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "n": ("negative", str),
     "w": ("width", _whole(*SIDES, SIDE_STEP)),
@@ -122,5 +133,6 @@ _SWITCHES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "l": ("cfg", _number(0.01, 100)),
     "g": ("guidance", _number(0, 100)),
     "ss": ("sampler", _sampler),
+    "ci": ("controls", _file),
 }
 KNOWN = ", ".join(f"--{name}" for name in _SWITCHES)

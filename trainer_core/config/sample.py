@@ -37,6 +37,7 @@ class SamplePicture(Config):
     seed: int
     sampler: str
     guidance: float | None  # distilled guidance; None where the model takes none
+    controls: tuple[str, ...] = ()  # control pictures, as the line names them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +87,7 @@ class SampleConfig(Config):
                 seed=(self.seed + i) % 2**64 if line.seed is None else line.seed,
                 sampler=line.sampler or defaults.sampler,
                 guidance=defaults.guidance if line.guidance is None else line.guidance,
+                controls=line.controls or (),
             )
             for i, line in enumerate(self.lines())
         ]

@@ -16,6 +16,7 @@ import os
 import re
 import uuid
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -90,6 +91,13 @@ def painted_key(
     )
 
 
+def reference_key(*, picture_digest: str, crop: Crop, background: str, vae_id: str) -> str:
+    """Compute the key of a control picture's latents, in the autoencoder's scale."""
+    return _key(
+        kind="reference", picture=picture_digest, crop=dataclasses.asdict(crop), background=background, vae=vae_id
+    )
+
+
 def blank_key(*, size: tuple[int, int], vae_id: str) -> str:
     """Compute the key of an inpainting model's extra input channels where the whole picture is painted."""
     return _key(kind="blank", size=size, vae=vae_id)
@@ -107,9 +115,9 @@ def mask_key(*, mask_digest: str, crop: Crop, source: str, invert: bool, thresho
     )
 
 
-def text_key(*, caption: str, encoder_id: str) -> str:
-    """Compute the key of one final caption, encoded by one text encoder."""
-    return _key(kind="text", caption=caption, encoder=encoder_id)
+def text_key(*, caption: str, encoder_id: str, pictures: Sequence[Any] = ()) -> str:
+    """Compute the key of one final caption, encoded by one text encoder; pictures: what decides those that it reads."""
+    return _key(kind="text", caption=caption, encoder=encoder_id, **({"pictures": pictures} if pictures else {}))
 
 
 @dataclass(slots=True, eq=False)

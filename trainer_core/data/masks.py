@@ -23,10 +23,13 @@ from .images import PACKAGES, Source, open_upright, picture_extensions, turned
 
 def mask_folder(concept_folder: Path, config: MaskConfig) -> Path:
     """Find the folder of a concept's masks; a relative mask folder starts at the concept's folder."""
-    if not config.folder.strip():
-        return concept_folder
+    return folder_beside(concept_folder, config.folder) if config.folder.strip() else concept_folder
+
+
+def folder_beside(concept_folder: Path, folder: str) -> Path:
+    """Resolve a folder as users write it; a relative one starts at the concept's folder."""
     # os.path, since Path raises RuntimeError for a link to itself and for an unknown user's home
-    return Path(os.path.realpath(concept_folder / os.path.expanduser(config.folder.strip().strip('"'))))
+    return Path(os.path.realpath(concept_folder / os.path.expanduser(folder.strip().strip('"'))))
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from ..common.wording import count, names
 from ..config import DatasetConfig, TrainConfig
 from .buckets import Placement, Size, buckets_of, cover, merge_buckets, parse_resolution, place
 from .captions import compose_caption, is_dropped, mentions_side, plain_caption, varies
+from .controls import Reference, References, control_crop
 from .crops import Crop, variant
 from .holdout import hold_out
 from .scan import Manifest, Picture
@@ -172,10 +173,17 @@ class Plan:
                 found.add((picture, replace(crop, flip=True) if flip else crop, use_mask))
         return found
 
-    def captions(self, *, trained_only: bool = False) -> set[str]:
-        """List every distinct final caption of the run; trained_only: without those of validation."""
-        found = set() if trained_only else {sample.caption for sample in self.validation}
+    def captions(self, *, trained_only: bool = False, alone: bool = False) -> set[str]:
+        """List every distinct final caption of the run.
+
+        trained_only: without those of validation. alone: without those of pictures that have control pictures.
+        """
+        controls = [bool(picture.controls) and alone for picture in self.manifest.pictures]
+        validated = () if trained_only else self.validation
+        found = {sample.caption for sample in validated if not controls[sample.picture]}
         for picture, visits in self.visits().items():
+            if controls[picture]:
+                continue
             text = self._texts[picture]
             found |= {self._caption(picture, visit) for visit in visits} if text is None else {text}
         return found
@@ -247,6 +255,25 @@ class Plan:
     def first_crops(self, picture: int) -> list[Crop]:
         """List a picture's first variant at each of its resolutions."""
         return [self._crop(picture, resolution, 0) for resolution in range(len(self.resolutions[picture]))]
+
+    def references(self, picture: int, crop: Crop) -> References:
+        """List the control pictures of a picture, as the model sees them beside a crop of it; () without any."""
+        config, background = self.concepts[picture].controls, self.concepts[picture].background
+        if config is None:
+            return ()
+        return tuple(
+            Reference(
+                control=control,
+                background=background,
+                crop=control_crop((control.width, control.height), crop, config, self.train.bucket_step),
+            )
+            for control in self.manifest.pictures[picture].controls
+        )
+
+    def all_references(self) -> set[Reference]:
+        """List every control picture of the run, in each way in which it is cut."""
+        items = self.crops() if any(picture.controls for picture in self.manifest.pictures) else ()
+        return {each for i, crop in items for each in self.references(i, crop)}
 
     def crop_in(self, picture: int, bucket: Size) -> Crop:
         """Find a picture's first variant in a bucket that it uses."""

@@ -127,6 +127,8 @@ def _without_paths(config: RunConfig, base: BaseModel) -> dict[str, Any]:
         for place, name in ((concept, "folder"), (concept["masks"] or {}, "folder"), (concept["captions"], "file")):
             if place.get(name):
                 place[name] = Path(place[name]).name
+        if concept["controls"]:
+            concept["controls"]["folders"] = [Path(folder).name for folder in concept["controls"]["folders"]]
     return public
 
 

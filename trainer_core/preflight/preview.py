@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from PIL import Image, ImageChops, ImageDraw, ImageFont
+from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageOps
 
 from ..common.wording import count
 from ..data.crops import Crop
@@ -22,8 +22,9 @@ def render_preview(plan: Plan, *, epoch: int = 0, columns: int = 4, limit: int =
     """Draw a sheet of the first `limit` pictures, each cropped exactly as at its first visit in an epoch.
 
     Below each: a thumbnail of the whole picture with its crop, bucket, share cropped, scale, name and caption. The area
-    outside a mask is tinted red. columns, limit and tile (pixels) are raised to at least 1, 1 and 96. A picture without
-    a visit in the epoch, by a fractional repeat, is shown as at its next visit.
+    outside a mask is tinted red, and control pictures lie at the lower edge. columns, limit and tile (pixels) are
+    raised to at least 1, 1 and 96. A picture without a visit in the epoch, by a fractional repeat, is shown as at its
+    next visit.
     """
     total = len(plan.manifest.pictures)
     shown = min(max(limit, 1), total)
@@ -57,6 +58,11 @@ def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
         trained = _tint(trained, cut_mask(load_mask(picture.mask, whole.size, concept.masks), sample.crop))
     trained.thumbnail((tile, tile), Image.Resampling.LANCZOS)
     cell.paste(trained, (_PAD + (tile - trained.width) // 2, _PAD + (tile - trained.height) // 2))
+    for n, reference in enumerate(plan.references(index, sample.crop)):
+        shown = cut(load_picture(reference.control.path, reference.background), reference.crop)
+        shown.thumbnail((tile // 3 - _PAD, tile // 3 - _PAD), Image.Resampling.LANCZOS)
+        framed = ImageOps.expand(shown, 1, _ACCENT)
+        cell.paste(framed, (_PAD + n * tile // 3, _PAD + tile - framed.height))
     top = tile + 2 * _PAD
     overview = _overview(whole, sample.crop)
     cell.paste(overview, (_PAD + (_THUMBNAIL - overview.width) // 2, top))

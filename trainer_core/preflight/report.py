@@ -102,6 +102,7 @@ def _describe_length(plan: Plan) -> Iterator[str]:
 def _concept_table(plan: Plan) -> str:
     """Describe each concept."""
     rows: list[Sequence[object]] = []
+    paired = any(concept.controls for concept in plan.dataset.concepts)
     for number, concept in enumerate(plan.dataset.concepts):
         members = [i for i, p in enumerate(plan.manifest.pictures) if p.concept == number]
         pictures = [plan.manifest.pictures[i] for i in members]
@@ -123,9 +124,11 @@ def _concept_table(plan: Plan) -> str:
                 f"{concept.loss_weight:g}",
                 captions,
                 masked,
+                *([len(concept.controls.folders) if concept.controls else "none"] if paired else []),
             )
         )
-    return table(("concept", "role", "pictures", "repeats", "visits/epoch", "weight", "captions", "masks"), rows)
+    head = ("concept", "role", "pictures", "repeats", "visits/epoch", "weight", "captions", "masks")
+    return table((*head, *(["controls"] if paired else [])), rows)
 
 
 def _bucket_table(plan: Plan) -> str:

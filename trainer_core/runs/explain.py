@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MOST = 3  # settings of a node that are named
 UNCOUNTED = ("start", "log")  # settings that change nothing, beside files, whose contents count
-DATA = ("pictures", "captions", "masks")
+DATA = ("pictures", "captions", "masks", "control pictures")
 
 
 def explain_choice(

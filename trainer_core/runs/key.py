@@ -82,9 +82,13 @@ def _values(
         *((concept, ("folder", "leave_out")) for concept in values["dataset"]["concepts"]),
         *((concept["captions"], ("file",)) for concept in values["dataset"]["concepts"]),
         *((concept["masks"] or {}, ("folder",)) for concept in values["dataset"]["concepts"]),
+        *((concept["controls"] or {}, ("folders",)) for concept in values["dataset"]["concepts"]),
     ):
         for name in names:  # the content counts instead, by its digest
             place.pop(name, None)
+    for concept in values["dataset"]["concepts"]:
+        if concept["controls"] is None:  # as ever
+            del concept["controls"]
     del values["objective"]["timestep_shift"]
     values["objective"] |= _levels(config.objective, levels)
     if lora["names"] == "comfy":  # as ever; another form is another file of the same weights
@@ -94,6 +98,8 @@ def _values(
     connected = values["base_model"].pop("connected")
     if connected:
         values["connected"] = {name: value for name, value in connected.items() if name != "key"}
+        if connected["edit_text"] == "plus":  # as ever
+            del values["connected"]["edit_text"]
     if config.existing.on_existing == "fork":
         values["fork"] = [config.existing.fork_run, config.existing.fork_step]
     return values | {"format": FORMAT, "models": dict(models), "pictures": pictures}
@@ -120,14 +126,10 @@ def model_digests(config: RunConfig, source: Source, index: Index) -> dict[str, 
 
     The index remembers the digest of a file while its size and times stay. Raises ValueError for an unreadable file.
     """
-    from ..data.scan import File  # imported here, so that lists of runs need no image library
+    from ..data.scan import file_at  # imported here, so that lists of runs need no image library
 
     roles = list(_model_files(config, source.files()))
-    files = []
-    for _, path in roles:
-        status = path.stat()
-        mtime, ctime = status.st_mtime_ns, status.st_ctime_ns
-        files.append(File(path=path, name=str(path), size=status.st_size, mtime_ns=mtime, ctime_ns=ctime))
+    files = [file_at(path) for _, path in roles]
     found = {role: digest for (role, _), digest in zip(roles, index.digests(files, large=source.digest), strict=True)}
     for role, path in roles:
         if not found[role]:

@@ -55,6 +55,16 @@ def test_every_switch_sets_one_value() -> None:
     )
 
 
+def test_control_pictures_may_be_several() -> None:
+    line = only("add a hat --ci /a b/1.png --s 8 --ci 2.png")
+    assert (line.prompt, line.steps, line.controls) == ("add a hat", 8, ("/a b/1.png", "2.png"))
+    both = SampleConfig(prompts=(line.text, "a cat")).pictures(SD)
+    assert [picture.controls for picture in both] == [("/a b/1.png", "2.png"), ()]
+    for text, error in (("a --ci 1" + " --ci 2" * 3, "--ci occurs more than 3 times"), ("a --ci", "--ci is ''")):
+        with pytest.raises(ValueError, match=error):
+            only(text)
+
+
 @pytest.mark.parametrize(
     ("line", "prompt", "expected"),
     [

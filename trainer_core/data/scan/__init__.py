@@ -14,13 +14,16 @@ from ...common.access import ANYWHERE, Access
 from ...common.callbacks import Callbacks
 from ...common.wording import count, names, printable
 from ...config import ConceptConfig, DatasetConfig
+from ..controls import Control, control_folders
 from ..images import PACKAGES, picture_extensions, strict_decoding
 from ..looks import Look
 from ..masks import mask_endings, mask_folder
 from .captions import read_captions
+from .control_files import read_controls
 from .folder import (
     ELSEWHERE,
     File,
+    file_at,
     folder_repeats,
     list_files,
     natural_order,
@@ -44,6 +47,7 @@ __all__ = [
     "Manifest",
     "Picture",
     "count",
+    "file_at",
     "fingerprint",
     "folder_repeats",
     "list_files",
@@ -71,6 +75,7 @@ class Picture:
     repeats: int = 1  # from the name of its folder
     mask: Path | None = None  # the picture's own path if its alpha channel is the mask
     mask_digest: str = ""  # "" without a mask
+    controls: tuple[Control, ...] = ()  # one of each folder of control pictures
     look: Look = field(default_factory=Look)
 
 
@@ -173,6 +178,7 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
     # If problems stop the run, report all of them at once, also the captions of broken pictures.
     captions = read_captions(folder, found if concept.on_problem == "stop" else list(facts), files, report)
     masks = read_masks(folder, facts, report, index, callbacks)
+    controls = read_controls(folder, facts, report, index, callbacks)
     pictures = [
         Picture(
             path=file.path,
@@ -185,10 +191,11 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
             repeats=folder_repeats(file.name) if concept.folder_repeats else 1,
             mask=masks[file.name][0],
             mask_digest=masks[file.name][1],
+            controls=controls[file.name],
             look=Look(**fact["look"]),
         )
         for file, fact in facts.items()
-        if file.name in captions and file.name in masks
+        if file.name in captions and file.name in masks and file.name in controls
     ]
     report.outcomes |= {picture.name: ("picture", "") for picture in pictures}
     repeated = Counter(picture.name.split("/")[0] for picture in pictures if picture.repeats > 1)
@@ -201,8 +208,11 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
 
 
 def manifest_digest(manifest: Manifest) -> str:
-    """Compute the sha256 of the training data: contents, captions, masks and concepts, without paths and times."""
-    parts = [(p.concept, p.digest, p.lines, p.repeats, p.mask_digest) for p in manifest.pictures]
+    """Compute the sha256 of the training data: contents, captions, masks, control pictures and concepts.
+
+    Paths and times do not count.
+    """
+    parts = [(p.concept, p.digest, p.lines, p.repeats, p.mask_digest, *_digests(p)) for p in manifest.pictures]
     return hashlib.sha256(json.dumps(parts, ensure_ascii=True).encode()).hexdigest()
 
 
@@ -213,7 +223,14 @@ def manifest_parts(manifest: Manifest) -> dict[str, str]:
         "captions": [p.lines for p in manifest.pictures],
         "masks": [p.mask_digest for p in manifest.pictures],
     }
+    if any(p.controls for p in manifest.pictures):
+        parts["control pictures"] = [_digests(p) for p in manifest.pictures]
     return {name: hashlib.sha256(json.dumps(part).encode()).hexdigest() for name, part in parts.items()}
+
+
+def _digests(picture: Picture) -> list[str]:
+    """List the digests of a picture's control pictures."""
+    return [control.digest for control in picture.controls]
 
 
 def fingerprint(dataset: DatasetConfig, index: Index | None = None, access: Access = ANYWHERE) -> str:
@@ -243,6 +260,8 @@ def _contents(concept: ConceptConfig, index: Index, access: Access) -> Iterable[
     yield from listing(folder, concept.recursive, endings)
     if masks is not None and mask_folder(folder, masks) != folder:
         yield from listing(mask_folder(folder, masks), True, mask_endings(masks.suffixes))
+    for place in control_folders(folder, concept.controls):
+        yield from listing(place, True, (*picture_extensions(), *PACKAGES))
     if captions.source in ("one_file", "table") and captions.file.strip():
         named = folder / captions.file.strip()
         yield from listing(named.parent, False, (named.name.lower(),))

@@ -40,6 +40,14 @@ class File:
         return os.path.splitext(self.name)[0]
 
 
+def file_at(path: Path) -> File:
+    """Describe one file, whose name is its path; raises OSError for one that is missing."""
+    status = path.stat()
+    return File(
+        path=path, name=str(path), size=status.st_size, mtime_ns=status.st_mtime_ns, ctime_ns=status.st_ctime_ns
+    )
+
+
 def resolve_folder(folder: str) -> Path:
     """Resolve a folder as users write it to an absolute path; quotes and blanks around it are ignored."""
     # os.path, since Path raises RuntimeError for a link to itself and for an unknown user's home
@@ -53,6 +61,21 @@ def list_files(folder: Path, recursive: bool, access: Access = ANYWHERE) -> list
     outside `access` is listed as ignored, and nothing there is touched.
     """
     return sorted(_walk(folder, "", recursive, set(), access), key=lambda file: natural_order(file.name))
+
+
+def list_apart(place: Path, what: str, setting: str, access: Access) -> list[File]:
+    """List the files of a folder beside the pictures', with its sub-folders; ValueError for one that cannot be read.
+
+    what, setting: name the folder, and the input and node that name it, in the message.
+    """
+    if not access.allows(place):
+        raise ValueError(refused(place, setting))
+    if not os.path.isdir(place):  # Path.is_dir raises OSError for a name that is too long
+        raise ValueError(f"The {what} {place} does not exist; check {setting}.")
+    try:
+        return [file for file in list_files(place, True, access) if not file.ignored]
+    except OSError as error:
+        raise ValueError(unlisted(error)) from error
 
 
 def _walk(folder: Path, prefix: str, recursive: bool, visited: set[str], access: Access) -> Iterator[File]:

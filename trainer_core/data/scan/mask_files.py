@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ...common.callbacks import Callbacks
@@ -10,7 +9,7 @@ from ...common.wording import count, names
 from ...config import MaskConfig
 from ..images import DECODER_ERRORS, decoder_error
 from ..masks import examine_mask, find_mask, mask_folder
-from .folder import File, list_files, refused, same_name, unlisted
+from .folder import File, list_apart, same_name
 from .index import Facts, Index
 from .pictures import reading
 from .report import Report
@@ -75,16 +74,10 @@ def _pairs(folder: Path, found: list[File], config: MaskConfig, report: Report) 
     if config.source == "alpha":
         return [(file, file) for file in found]
     apart = mask_folder(folder, config)
-    if not report.access.allows(apart):
-        report.errors.append(refused(apart, "folder of Mask Loader"))
-        return []
-    if not os.path.isdir(apart):  # Path.is_dir raises OSError for a name that is too long
-        report.errors.append(f"The mask folder {apart} does not exist; check folder of Mask Loader.")
-        return []
     try:
-        files = [file for file in list_files(apart, True, report.access) if not file.ignored]
-    except OSError as error:
-        report.errors.append(unlisted(error))
+        files = list_apart(apart, "mask folder", "folder of Mask Loader", report.access)
+    except ValueError as error:
+        report.errors.append(str(error))
         return []
     listed: dict[str, list[File]] = {}
     for file in files:

@@ -11,6 +11,7 @@ import PIL
 
 from ...common.callbacks import Callbacks
 from ...common.wording import count, names
+from ..controls import control_folders
 from ..images import DECODER_ERRORS, PACKAGES, decoder_error, examine, picture_extensions
 from ..masks import is_mask_name, mask_folder
 from .folder import File, same_name, unlisted
@@ -29,15 +30,18 @@ def reading(kind: str) -> str:
 def pictures_among(folder: Path, files: list[File], report: Report) -> list[File]:
     """Select the pictures among the files; masks are skipped, unreadable formats are noted."""
     masks, readable = report.concept.masks, picture_extensions()
-    apart = mask_folder(folder, masks) if masks is not None and masks.source == "file" else folder
+    apart = {place: "control pictures" for place in control_folders(folder, report.concept.controls)}
+    if masks is not None and masks.source == "file":
+        apart[mask_folder(folder, masks)] = "masks"
+    apart.pop(folder, None)
     found: list[File] = []
     unused: list[File] = []
     wanted = _not_left_out(folder, files, report)
     strange: list[str] = []
     lacking: dict[str, str] = {}
     for file in files:
-        if apart != folder and file.path.is_relative_to(apart):
-            report.outcomes[file.name] = ("not used", "in the folder of masks")
+        if what := next((what for place, what in apart.items() if file.path.is_relative_to(place)), ""):
+            report.outcomes[file.name] = ("not used", f"in the folder of {what}")
         elif file.extension in readable:
             if not is_mask_name(file.path.name, masks):
                 if wanted(file):
@@ -98,7 +102,7 @@ def examine_pictures(
     broken: dict[str, str] = {}
     tiny: dict[str, str] = {}
     moving: list[str] = []
-    results = index.examine(found, reading("picture"), _facts, decoder_error, callbacks)
+    results = index.examine(found, reading("picture"), facts_of, decoder_error, callbacks)
     for file, (digest, fact) in zip(found, results, strict=True):
         if "problem" in fact:
             broken[file.name] = f"{file.name} ({fact['problem']})"
@@ -121,7 +125,7 @@ def examine_pictures(
     return facts, digests
 
 
-def _facts(data: bytes) -> Facts:
+def facts_of(data: bytes) -> Facts:
     """Decode a picture's content into its properties, {"problem": …} if it is broken."""
     if not data:
         return {"problem": "an empty file"}

@@ -1,0 +1,97 @@
+"""Every picture gets its control pictures, or is named; what they are counts for the run's key."""
+
+from pathlib import Path
+
+import pytest
+from scan_folder import draw, read
+
+from lora_atelier.trainer_core.common.access import access_to
+from lora_atelier.trainer_core.config import ConceptConfig, ControlConfig, DatasetConfig
+from lora_atelier.trainer_core.data.scan import fingerprint, manifest_digest, manifest_parts, scan
+
+
+def pair(tmp_path: Path, *folders: str, names: tuple[str, ...] = ("a", "sub/b")) -> Path:
+    """Write pictures, and a control picture of each in each folder."""
+    for number, name in enumerate(names):
+        draw(tmp_path / "pictures" / f"{name}.png", (number, 0, 0))
+        for folder in folders:
+            draw(tmp_path / folder / f"{name}.jpg", (0, number, 9), caption=None)
+    return tmp_path / "pictures"
+
+
+def controls(tmp_path: Path, *folders: str, **options) -> ControlConfig:
+    return ControlConfig(folders=tuple(str(tmp_path / folder) for folder in folders), **options)
+
+
+def test_control_pictures_are_found_by_name_in_the_order_of_their_folders(tmp_path: Path) -> None:
+    folder = pair(tmp_path, "before", "other")
+    first, second = read(folder, controls=controls(tmp_path, "other", "before")).pictures
+    assert [each.path for each in first.controls] == [tmp_path / "other" / "a.jpg", tmp_path / "before" / "a.jpg"]
+    assert [each.name for each in second.controls] == ["sub/b.jpg", "sub/b.jpg"]
+    assert {(each.width, each.height, len(each.digest)) for each in second.controls} == {(24, 16, 64)}
+
+
+def test_the_same_ending_comes_first_and_a_sub_folder_is_not_needed(tmp_path: Path) -> None:
+    folder = pair(tmp_path, "before", names=("a",))
+    draw(tmp_path / "before" / "a.png", caption=None)
+    draw(folder / "sub" / "B.png")
+    draw(tmp_path / "before" / "b.webp", caption=None)
+    first, second = read(folder, controls=controls(tmp_path, "before")).pictures
+    assert (first.controls[0].name, second.controls[0].name) == ("a.png", "b.webp")
+
+
+def test_a_folder_inside_the_pictures_holds_no_pictures(tmp_path: Path) -> None:
+    folder = pair(tmp_path, "pictures/before", names=("a", "b"))
+    manifest = read(folder, controls=ControlConfig(folders=("before",)))
+    assert [p.name for p in manifest.pictures] == ["a.png", "b.png"]
+    outcomes = {file.name: (file.outcome, file.why) for file in manifest.outcomes}
+    assert outcomes["before/a.jpg"] == ("control picture", "of a.png")
+
+
+def test_missing_broken_and_misfitting_control_pictures_are_all_named(tmp_path: Path) -> None:
+    folder = pair(tmp_path, "before", names=("a", "b", "c", "d"))
+    (tmp_path / "before" / "a.jpg").unlink()
+    (tmp_path / "before" / "b.jpg").write_bytes(b"no picture")
+    draw(tmp_path / "before" / "c.jpg", size=(24, 24), caption=None)
+    config = controls(tmp_path, "before")
+    with pytest.raises(ValueError) as error:
+        read(folder, controls=config)
+    assert f"1 picture has no control picture of the same name in {tmp_path / 'before'}: a.png" in str(error.value)
+    assert "1 control picture of" in str(error.value) and "cannot be read: b.jpg (not a picture)" in str(error.value)
+    assert "another shape than the picture" in str(error.value) and "c.jpg (24x24, picture 24x16)" in str(error.value)
+    assert "set fit of Control Pictures to whole" in str(error.value)
+    manifest = read(folder, controls=config, on_problem="leave_out")
+    assert [p.name for p in manifest.pictures] == ["d.png"] and len(manifest.notes) == 3
+    whole = read(folder, controls=config.replace(fit="whole"), on_problem="leave_out")
+    assert [p.name for p in whole.pictures] == ["c.png", "d.png"]
+
+
+def test_a_wrong_folder_gets_one_sentence(tmp_path: Path) -> None:
+    folder = pair(tmp_path, "before", names=("a",))
+    with pytest.raises(ValueError, match=r"The folder of control pictures .*none does not exist; check folder of Con"):
+        read(folder, controls=controls(tmp_path, "none"))
+    with pytest.raises(ValueError, match="holds the pictures, so it cannot hold their control pictures"):
+        read(folder, controls=controls(tmp_path, "pictures"))
+    dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(folder), controls=controls(tmp_path, "before")),))
+    with pytest.raises(ValueError, match="before lies outside the folders that may be read; set folder of Control"):
+        scan(dataset, access=access_to([folder]))
+    with pytest.raises(ValueError, match="There are 4 folders of control pictures; set 1 to 3"):
+        controls(tmp_path, "a", "b", "c", "d")
+
+
+def test_the_content_of_control_pictures_counts_and_their_place_does_not(tmp_path: Path) -> None:
+    folder = pair(tmp_path, "before", "moved", "other")
+    draw(tmp_path / "other" / "a.jpg", (99, 99, 99), caption=None)
+
+    def of(name: str):
+        config = controls(tmp_path, name)
+        manifest = read(folder, controls=config)
+        dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(folder), controls=config),))
+        return manifest_digest(manifest), manifest_parts(manifest), fingerprint(dataset)
+
+    before, moved, other = of("before"), of("moved"), of("other")
+    assert before[:2] == moved[:2] and before[0] != other[0]
+    assert [part for part in before[1] if before[1][part] != other[1][part]] == ["control pictures"]
+    assert "control pictures" not in manifest_parts(read(folder))
+    draw(tmp_path / "before" / "a.jpg", (1, 2, 3), caption=None)
+    assert of("before")[2] != before[2]

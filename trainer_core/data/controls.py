@@ -1,0 +1,66 @@
+"""Control pictures, which an edit model sees beside the caption: which part of each, at which size. No pixels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..config import ControlConfig
+from .buckets import Size
+from .crops import Crop, fit
+from .masks import folder_beside
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Control:
+    """One usable control picture of a picture."""
+
+    path: Path
+    name: str  # for messages
+    digest: str  # sha256 of the file's bytes
+    width: int  # pixels, upright
+    height: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """A control picture as a model sees it."""
+
+    control: Control
+    background: str  # colour behind transparent pictures
+    crop: Crop
+
+
+References = tuple[Reference, ...]  # of one sample, in the order in which the model sees them
+
+
+def control_folders(concept_folder: Path, config: ControlConfig | None) -> list[Path]:
+    """Find a concept's folders of control pictures; relative ones start at the concept's folder."""
+    return [folder_beside(concept_folder, folder) for folder in config.folders] if config else []
+
+
+def same_shape(size: Size, other: Size) -> bool:
+    """Tell whether two pictures have the same aspect ratio, up to a pixel of rounding in either of them."""
+    return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)
+
+
+def control_crop(size: Size, crop: Crop, config: ControlConfig, step: int) -> Crop:
+    """Build the crop of a control picture of a size in pixels, for a crop of its picture.
+
+    As the picture: the same crop, as all that it says is relative to the size. Whole: of about the bucket's area,
+    mirrored and coloured with the picture.
+    """
+    if config.fit == "as_picture":
+        return crop
+    return replace(whole_crop(size, crop.bucket, step), flip=crop.flip, color=crop.color)
+
+
+def whole_crop(size: Size, bucket: Size, step: int) -> Crop:
+    """Fit a whole picture into about the area of a bucket, in its own shape; sides are multiples of step.
+
+    A picture of the bucket's shape gets the bucket itself, up to the step.
+    """
+    scale = math.sqrt(bucket[0] * bucket[1] / (size[0] * size[1]))
+    width, height = (max(step, round(side * scale / step) * step) for side in size)
+    return fit(size, (width, height))

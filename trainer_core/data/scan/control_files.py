@@ -1,0 +1,105 @@
+"""Find and check the control pictures of every picture of a concept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...common.callbacks import Callbacks
+from ...common.wording import count, names
+from ..controls import Control, control_folders, same_shape
+from ..images import PACKAGES, decoder_error, picture_extensions
+from .folder import File, list_apart, same_name
+from .index import Facts, Index
+from .pictures import facts_of, reading
+from .report import Report
+
+Controls = dict[str, tuple[Control, ...]]  # by name of the picture
+
+
+def read_controls(
+    folder: Path, found: dict[File, Facts], report: Report, index: Index, callbacks: Callbacks
+) -> Controls:
+    """Find the control pictures of each picture, one in each folder; missing, broken and misfitting ones are reported.
+
+    found: the concept's pictures and their properties. The result has the pictures without a problem.
+    """
+    controls: Controls = {file.name: () for file in found}
+    for place in control_folders(folder, report.concept.controls):
+        own = _read_folder(place, folder, found, report, index, callbacks)
+        controls = {name: (*earlier, own[name]) for name, earlier in controls.items() if name in own}
+    return controls
+
+
+def _read_folder(
+    place: Path, folder: Path, found: dict[File, Facts], report: Report, index: Index, callbacks: Callbacks
+) -> dict[str, Control]:
+    """Find the control picture of each picture in one folder."""
+    pairs = _pairs(place, folder, list(found), report)
+    missing = [picture.name for picture, control in pairs if control is None]
+    sources = [control for _, control in pairs if control is not None]
+    results = index.examine(sources, reading("picture"), facts_of, decoder_error, callbacks)
+    facts = dict(zip((source.path for source in sources), results, strict=True))
+    as_picture = report.concept.controls is not None and report.concept.controls.fit == "as_picture"
+    controls: dict[str, Control] = {}
+    broken: dict[str, str] = {}
+    wrong: dict[str, str] = {}
+    for file, source in pairs:
+        if source is None:
+            continue
+        digest, fact = facts[source.path]
+        if "problem" in fact:
+            broken[file.name] = f"{source.name} ({fact['problem']})"
+            continue
+        size, own = (found[file]["width"], found[file]["height"]), (fact["width"], fact["height"])
+        if as_picture and not same_shape(size, own):
+            wrong[file.name] = f"{source.name} ({own[0]}x{own[1]}, picture {size[0]}x{size[1]})"
+            continue
+        controls[file.name] = Control(path=source.path, name=source.name, digest=digest, width=own[0], height=own[1])
+        if source.path.is_relative_to(folder):
+            report.outcomes[source.path.relative_to(folder).as_posix()] = ("control picture", f"of {file.name}")
+    _report_problems(place, missing, broken, wrong, report)
+    return controls
+
+
+def _pairs(place: Path, folder: Path, found: list[File], report: Report) -> list[tuple[File, File | None]]:
+    """Pair each picture with the picture of its name in a folder, whatever their endings."""
+    setting = "folder of Control Pictures"
+    try:
+        files = list_apart(place, "folder of control pictures", setting, report.access)
+    except ValueError as error:
+        report.errors.append(str(error))
+        return []
+    if place == folder:
+        report.errors.append(
+            f"{place} holds the pictures, so it cannot hold their control pictures; set {setting} to another folder."
+        )
+        return []
+    listed: dict[str, list[File]] = {}
+    for file in files:
+        if file.extension in picture_extensions() or file.extension in PACKAGES:
+            listed.setdefault(same_name(file.stem), []).append(file)
+
+    def control_of(picture: File) -> File | None:
+        stem = same_name(picture.stem)  # in the same sub-folder, or directly in the folder
+        same = listed.get(stem) or listed.get(stem.rpartition("/")[2]) or [None]
+        return next((file for file in same if file and file.extension == picture.extension), same[0])
+
+    return [(picture, control_of(picture)) for picture in found]
+
+
+def _report_problems(
+    place: Path, missing: list[str], broken: dict[str, str], wrong: dict[str, str], report: Report
+) -> None:
+    """Add the problems of one folder of control pictures to the concept's report, as sentences."""
+    if missing:
+        some = count(missing, "picture has", "pictures have")
+        sentence = f"{some} no control picture of the same name in {place}: {names(missing)}"
+        report.problem(missing, "without a control picture", sentence, "add them")
+    if broken:
+        sentence = f"{count(broken, 'control picture')} of {place} cannot be read: {names(broken.values())}"
+        report.problem(broken, "its control picture cannot be read", sentence, "replace or remove them")
+    if wrong:
+        differ = count(wrong, "control picture has", "control pictures have")
+        sentence = f"{differ} another shape than the picture in {place}: {names(wrong.values())}"
+        remedy = "cut them alike, set fit of Control Pictures to whole"
+        report.problem(wrong, "its control picture has another shape", sentence, remedy)
