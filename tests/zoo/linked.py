@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,8 +26,11 @@ class DrawnClip:
         self.cond_stage_model = nn.Identity()
         self.patcher = patcher_of(self.cond_stage_model)  # type: ignore[arg-type]
 
-    def tokenize(self, text: str) -> dict[str, list[list[tuple[str, float]]]]:
-        return {"words": [[(word, 1.0) for word in ("<", *text.split(), ">")]]}
+    def tokenize(
+        self, text: str, images: Sequence[Tensor] = (), llama_template: str = ""
+    ) -> dict[str, list[list[tuple[str, float]]]]:
+        seen = [hashlib.sha256(image.contiguous().numpy().tobytes()).hexdigest() for image in images]
+        return {"words": [[(word, 1.0) for word in ("<", *llama_template.split(), *text.split(), *seen, ">")]]}
 
     def encode_from_tokens_scheduled(self, tokens: dict[str, list[list[tuple[str, float]]]]) -> list[list[Any]]:
         words = [word for word, _ in tokens["words"][0]]

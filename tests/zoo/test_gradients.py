@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from zoo import trial
 from zoo.trial import Trial, apart
 from zoo.zoo import ZOO
 
@@ -56,6 +57,24 @@ def test_gradients_are_central_differences(name):
         for level in ("2", "full"):
             recompute(trial.units, level, copies=True)
             assert apart(trial.gradients(), found) < 1e-9
+
+
+def test_gradients_with_references_are_central_differences(monkeypatch):
+    plain = trial.conditioning
+
+    def conditioning(name, seed=1, tokens=0):
+        draws = torch.Generator().manual_seed(seed)
+        ((cross, values),) = plain(name, seed, tokens)
+        shapes = ((1, 16, 8, 8), (1, 16, 4, 6))
+        return [[cross, values | {"reference_latents": [torch.randn(s, generator=draws).double() for s in shapes]}]]
+
+    monkeypatch.setattr(trial, "conditioning", conditioning)
+    edited = Trial("flux_dev", dtype=torch.float64)
+    with gradients.session(edited.patcher), edited.network.attached():
+        found = edited.gradients()
+        check(edited, found)
+        recompute(edited.units, "full", copies=True)
+        assert apart(edited.gradients(), found) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["sd15", "flux_dev", "z_image", "hunyuan_video"])

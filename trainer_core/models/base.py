@@ -212,6 +212,16 @@ class BaseModel(Protocol):
         ...
 
     @property
+    def references(self) -> int:
+        """How many control pictures the denoiser reads at most beside a caption."""
+        ...
+
+    @property
+    def seen_as(self) -> str:
+        """A key of how the text encoders read control pictures with a caption; "" if they do not."""
+        ...
+
+    @property
     def levels(self) -> LevelDefaults:
         """The distribution of levels that this family is trained with."""
         ...
@@ -247,10 +257,13 @@ class BaseModel(Protocol):
         """List the layers of all networks in memory, in each network's order."""
         ...
 
-    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size) -> list[str]:
+    def try_out(
+        self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0
+    ) -> list[str]:
         """Try passes with gradients on a picture of (width, height); leave out, and list, layers that get none.
 
-        Raises ValueError for a model that cannot be trained so.
+        references: as many control pictures of that size beside the caption. Raises ValueError for a model that cannot
+        be trained so.
         """
         ...
 
@@ -267,12 +280,18 @@ class BaseModel(Protocol):
         ...
 
     def batch(
-        self, captions: Sequence[Conditioning], sizes: Tensor, device: torch.device, painted: Tensor | None = None
+        self,
+        captions: Sequence[Conditioning],
+        sizes: Tensor,
+        device: torch.device,
+        painted: Tensor | None = None,
+        references: Sequence[Sequence[Tensor]] = (),
     ) -> Any:
         """Join the conditions of a batch on a device.
 
         sizes: (B, 6) original height and width, top and left of the crop, trained height and width, in pixels.
-        painted: (B, C, H, W) from `encode_painted`, for inpainting models.
+        painted: (B, C, H, W) from `encode_painted`, for inpainting models. references: of each sample, from
+        `encode_reference`, (C, h, w) each; () is none at all.
         """
         ...
 
@@ -312,8 +331,11 @@ class BaseModel(Protocol):
         """Add changes of the text encoders' weights to `text_identity`."""
         ...
 
-    def encode_text(self, caption: str, device: torch.device | str) -> Conditioning:
-        """Encode a caption with the text encoders in their current state."""
+    def encode_text(self, caption: str, device: torch.device | str, pictures: Sequence[Tensor] = ()) -> Conditioning:
+        """Encode a caption with the text encoders in their current state.
+
+        pictures: control pictures (3, H, W) in -1..1, for text encoders that read them.
+        """
         ...
 
     def count_tokens(self, caption: str, words: Mapping[str, Sequence[int]]) -> int:
@@ -347,6 +369,10 @@ class BaseModel(Protocol):
         """Encode (B, 3, H, W) pixels in -1..1 with the autoencoder or a copy: mean and standard deviation, if any."""
         ...
 
+    def encode_reference(self, autoencoder: Any, pixels: Tensor, /) -> Tensor:
+        """Encode (1, 3, H, W) pixels of a control picture in -1..1, (1, C, h, w), in the autoencoder's own scale."""
+        ...
+
     def encode_painted(self, autoencoder: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor, /) -> Tensor:
         """Encode an inpainting model's further inputs; pixel_mask (B, 1, H, W), mask at latent size."""
         ...
@@ -369,9 +395,17 @@ class BaseModel(Protocol):
         ...
 
     def draw(
-        self, prompt: Conditioning, negative: Conditioning, picture: SamplePicture, check: Callable[[], None]
+        self,
+        prompt: Conditioning,
+        negative: Conditioning,
+        picture: SamplePicture,
+        check: Callable[[], None],
+        references: Sequence[Tensor] = (),
     ) -> Tensor | None:
-        """Draw a sample with the model's own sampler, (1, H, W, 3) in 0..1; None: with the core's."""
+        """Draw a sample with the model's own sampler, (1, H, W, 3) in 0..1; None: with the core's.
+
+        references: its control pictures, from `encode_reference`, (C, h, w) each.
+        """
         ...
 
     def free(self, *parts: str) -> None:

@@ -41,14 +41,17 @@ class Peak:
 
 
 def measure_peak(
-    base: BaseModel, network: Network, caption: Conditioning, largest: Pixels, device: torch.device
+    base: BaseModel, network: Network, caption: Conditioning, largest: Pixels, device: torch.device, references: int = 0
 ) -> Peak:
-    """Measure passes with gradients on smaller pictures than the largest, on a model in its session."""
+    """Measure passes with gradients on smaller pictures than the largest, on a model in its session.
+
+    references: control pictures of each sample, which are as large as it.
+    """
 
     def measured(shares: tuple[float, float]) -> Peak:
         small, larger = (_share(largest, share, base.latents.step) for share in shares)
         one, wide, two = (
-            _pass_bytes(base, network, [caption] * samples, size, device)
+            _pass_bytes(base, network, [caption] * samples, size, device, references)
             for samples, size in ((1, small), (1, larger), (2, small))
         )
         pixels = math.prod(larger) - math.prod(small)
@@ -71,7 +74,12 @@ def _share(size: Pixels, share: float, step: int) -> Pixels:
 
 
 def _pass_bytes(
-    base: BaseModel, network: Network, captions: list[Conditioning], size: Pixels, device: torch.device
+    base: BaseModel,
+    network: Network,
+    captions: list[Conditioning],
+    size: Pixels,
+    device: torch.device,
+    references: int,
 ) -> int:
     """Count the bytes that a forward and a backward pass allocate at their peak."""
     width, height = size
@@ -81,8 +89,8 @@ def _pass_bytes(
     shape = (count, form.channels, height // form.pixels, width // form.pixels)
     levels = torch.full((count,), len(base.noise.alpha) // 2, device=device)
     with live, base.passes(shape):
-        conditions = base.batch(captions, sizes, device)
         noised: Tensor = torch.zeros(shape, device=device)
+        conditions = base.batch(captions, sizes, device, None, [[each] * references for each in noised])
         network.set_micro_batch(0)
         base.predict(noised, levels, conditions).square().mean().backward()
     network.set_micro_batch(None)
@@ -98,7 +106,9 @@ def fit_measured(
     """
     size, samples = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
     longest = max(plan.captions(), key=lambda caption: base.count_tokens(caption, word_ids(())))
-    caption = base.encode_text(longest, device)
+    references = max(len(picture.controls) for picture in plan.manifest.pictures)
+    pictures = [torch.zeros(3, size[1], size[0])] * references if base.seen_as else ()
+    caption = base.encode_text(longest, device, pictures)
     every = (memory.replace(offload_weights="none") for memory in rungs(config.memory, device))
     ladder = list(dict.fromkeys(every))  # where weights lie is ComfyUI's business
     with base.session(device):
@@ -108,10 +118,11 @@ def fit_measured(
         kept = _network_bytes(network, config)
         free = free_bytes(device)
         with network.attached():
-            idle = base.try_out(dict(network.layers.items()), caption, min(plan.fullest_batches(), key=math.prod))
+            smallest = min(plan.fullest_batches(), key=math.prod)
+            idle = base.try_out(dict(network.layers.items()), caption, smallest, references)
             for number, memory in enumerate(ladder):
                 recompute(base.units(base.denoiser), memory.checkpointing, copies=base.writes_inputs)
-                needed = kept + measure_peak(base, network, caption, size, device).at(samples, size)
+                needed = kept + measure_peak(base, network, caption, size, device, references).at(samples, size)
                 last = number + 1 == len(ladder)
                 base.reserve(needed)
                 if needed <= free or (last and device.type == "cuda"):  # ComfyUI then loads a part of the weights

@@ -15,7 +15,7 @@ from ..models import BaseModel, Conditioning
 from ..objective import Batch, Place
 from .encode import Encoded
 
-Read = Callable[[str], Conditioning]  # turns a caption into its conditioning
+Read = Callable[..., Conditioning]  # turns a caption, and what the text encoders see with it, into its conditioning
 
 
 def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig) -> Batch:
@@ -70,8 +70,13 @@ def _masks(
 def build_conditions(
     base: BaseModel, encoded: Encoded, read: Read, plan: Plan, samples: Sequence[Sample], device: torch.device
 ) -> object:
-    """Batch the conditions of samples for the model: captions, true sizes and crops, inpainting latents."""
+    """Batch the conditions of samples: captions, sizes and crops, inpainting latents, control pictures."""
     sizes = torch.tensor([sample.crop.size_conditioning(plan.size(sample.picture)) for sample in samples])
     painted = [each for sample in samples if (each := encoded.painted(sample)) is not None]
-    captions = [read(sample.caption) for sample in samples]
-    return base.batch(captions, sizes, device, torch.stack(painted) if painted else None)
+    seen = [plan.references(sample.picture, sample.crop) for sample in samples]
+    captions = [
+        read(sample.caption, each) if each and base.seen_as else read(sample.caption)
+        for sample, each in zip(samples, seen, strict=True)
+    ]
+    references = [encoded.references(each) for each in seen] if any(seen) else ()
+    return base.batch(captions, sizes, device, torch.stack(painted) if painted else None, references)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import hashlib
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,17 +24,22 @@ from torch import Tensor
 from ..common.callbacks import Callbacks
 from ..common.wording import count, names
 from ..common.world import ALONE, World
+from ..config import MOST_CONTROLS, SamplePicture
 from ..data.buckets import Size
-from ..data.cache import Cache, blank_key, latent_key, mask_key, painted_key, text_key
+from ..data.cache import Cache, blank_key, latent_key, mask_key, painted_key, reference_key, text_key
+from ..data.controls import Control, Reference, References
 from ..data.crops import Crop
 from ..data.images import DECODER_ERRORS, cut, decoder_error, load_picture, strict_decoding
 from ..data.masks import cut_mask, latent_mask, painting_masks, read_mask
 from ..data.plan import Plan, Sample
+from ..data.scan import Picture
 from ..memory import free_bytes, placed, with_room
 from ..models import BaseModel, Conditioning, mentions
 
 AHEAD = 4  # pictures that are decoded in advance, while the autoencoder works
 Item = tuple[int, Crop]  # (index of the picture, its crop)
+Seen = tuple[str, References]  # a caption, and the control pictures that the text encoders read with it
+File = TypeVar("File")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +51,9 @@ class Encoded:
     mask_keys: dict[Item, str]
     text_keys: dict[str, str]
     painted_keys: dict[Item | Size, str] = field(default_factory=dict)  # of inpainting models; by size without a mask
+    reference_keys: dict[Reference, str] = field(default_factory=dict)
+    seen_keys: dict[Seen, str] = field(default_factory=dict)
+    drawn: Mapping[SamplePicture, References] = field(default_factory=dict)  # of samples with control pictures
 
     def latents(self, sample: Sample) -> tuple[Tensor, Tensor | None]:
         """Read mean and standard deviation, if any, of a sample's latents in model scale, (C, H, W) each."""
@@ -68,9 +79,13 @@ class Encoded:
         key = (sample.picture, sample.crop) if sample.use_mask else sample.crop.bucket
         return self._read(self.painted_keys[key])["painted"]
 
-    def conditioning(self, caption: str) -> Conditioning:
-        """Read the conditioning of a caption."""
-        return self._read(self.text_keys[caption])
+    def references(self, references: References) -> list[Tensor]:
+        """Read the latents of control pictures in the autoencoder's scale, (C, h, w) each."""
+        return [self._read(self.reference_keys[reference])["reference"] for reference in references]
+
+    def conditioning(self, caption: str, seen: References = ()) -> Conditioning:
+        """Read the conditioning of a caption; seen: control pictures that the text encoders read with it."""
+        return self._read(self.seen_keys[caption, seen] if seen else self.text_keys[caption])
 
     def _read(self, key: str) -> dict[str, Tensor]:
         entry = self.cache.get(key)
@@ -103,14 +118,17 @@ def encode_plan(
     callbacks: Callbacks,
     *,
     prompts: set[str] | None,
+    seen: Collection[Seen] = (),
+    drawn: Mapping[SamplePicture, References] | None = None,
     vae_dtype: torch.dtype = torch.float32,
     world: World = ALONE,
 ) -> Encoded:
     """Encode the samples and captions that the cache lacks; return the keys of all.
 
-    prompts: texts to encode beside the plan's captions; None encodes no text, as the text encoder is trained.
-    world: only this process's share is encoded. Raises ValueError for a picture or mask that changed or vanished
-    since the scan, and for a full disk.
+    prompts: texts to encode beside the plan's captions; None encodes no text, as the text encoder is trained. seen:
+    captions that the text encoders read with control pictures. drawn: the control pictures of samples. world: only this
+    process's share is encoded. Raises ValueError for a picture or mask that changed or vanished since the scan, and for
+    a full disk.
     """
     pictures, concepts = plan.manifest.pictures, plan.concepts
     items = sorted(plan.crops(), key=lambda item: (item[0], repr(item[1])))
@@ -136,7 +154,7 @@ def encode_plan(
         if (masks := concepts[i].masks) is not None and pictures[i].mask is not None
     }
     missing = [item for item in items if not cache.has(latent_keys[item])]
-    _check_space(base, cache, missing)
+    _check_space(base, cache, [crop for _, crop in missing])
     if missing := world.mine(missing):
         _encode_pictures(base, plan, missing, latent_keys, cache, device, callbacks, vae_dtype)
     for i, crop in world.mine([item for item, key in mask_keys.items() if not cache.has(key)]):
@@ -144,12 +162,24 @@ def encode_plan(
         mask = latent_mask(cut_mask(_mask(plan, i), crop), base.latents.pixels)
         cache.put(mask_keys[i, crop], {"mask": mask})
     painted_keys = _encode_painted(base, plan, cache, device, callbacks, world) if base.inpainting else {}
+    drawn = drawn or {}
+    references = plan.all_references().union(*drawn.values())
+    reference_keys = _encode_references(base, references, cache, device, callbacks, world)
     text_keys: dict[str, str] = {}
     if prompts is not None:
-        text_keys = _encode_texts(base, plan.captions() | prompts, cache, device, callbacks, world)
+        texts = plan.captions(alone=bool(base.seen_as)) | prompts
+        text_keys = _encode_texts(base, texts, cache, device, callbacks, world)
+    seen_keys = _encode_seen(base, seen, cache, device, callbacks, world)
     cache.flush()
     return Encoded(
-        cache=cache, latent_keys=latent_keys, mask_keys=mask_keys, text_keys=text_keys, painted_keys=painted_keys
+        cache=cache,
+        latent_keys=latent_keys,
+        mask_keys=mask_keys,
+        text_keys=text_keys,
+        painted_keys=painted_keys,
+        reference_keys=reference_keys,
+        seen_keys=seen_keys,
+        drawn=drawn,
     )
 
 
@@ -169,14 +199,14 @@ def _encode_pictures(
     with ExitStack() as stack:
         vae = stack.enter_context(placed(base.autoencoder, device))
         small = copy.deepcopy(vae).to(dtype) if dtype != torch.float32 else vae
-        for done, (item, pixels) in enumerate(_prepared(plan, missing)):
+        for done, (item, pixels) in enumerate(_prepared(missing, lambda i: _picture(plan, i))):
             callbacks.check()
             (mean, std), no_room = with_room(base.encode_pixels, small, device, pixels)
             if small is not vae and not _finite(mean, std):
                 (mean, std), no_room = with_room(base.encode_pixels, vae, device, pixels)
                 overflowed.append(plan.manifest.pictures[item[0]].name)
             if not _finite(mean, std):
-                raise _not_finite(base, plan, item)
+                raise _not_finite(base, plan.manifest.pictures[item[0]])
             on_cpu += no_room
             entry = {"mean": mean} | ({} if std is None else {"std": std})
             cache.put(keys[item], {name: tensor[0].cpu() for name, tensor in entry.items()})
@@ -212,48 +242,82 @@ def _encode_painted(
             vae_id=vae_id,
         )
     missing = [item for item in items if not cache.has(keys[item])]
-    _check_space(base, cache, missing)
+    _check_space(base, cache, [crop for _, crop in missing])
     missing, sizes = world.mine(missing), world.mine([size for size in sorted(blank) if not cache.has(keys[size])])
     if not missing and not sizes:
         return keys
     with placed(base.autoencoder, device) as vae:
         for size in sizes:
             cache.put(keys[size], {"painted": base.encode_blank(vae, size)[0].cpu()})
-        for done, (item, picture) in enumerate(_prepared(plan, missing)):
+        for done, (item, picture) in enumerate(_prepared(missing, lambda i: _picture(plan, i))):
             callbacks.check()
             pixel_mask, mask = (
                 m[None] for m in painting_masks(cut_mask(_mask(plan, item[0]), item[1]), base.latents.pixels)
             )
             painted, _ = with_room(base.encode_painted, vae, device, picture, pixel_mask, mask)
             if not _finite(painted):
-                raise _not_finite(base, plan, item)
+                raise _not_finite(base, plan.manifest.pictures[item[0]])
             cache.put(keys[item], {"painted": painted[0].cpu()})
             callbacks.phase("encoding masked pictures", done + 1, len(missing))
     return keys
 
 
-def _not_finite(base: BaseModel, plan: Plan, item: Item) -> ValueError:
-    return ValueError(
-        f"The VAE of {base.name} gives values that are not finite for {plan.manifest.pictures[item[0]].name}; use "
-        "another VAE."
-    )
+def _encode_references(
+    base: BaseModel,
+    references: Collection[Reference],
+    cache: Cache,
+    device: torch.device,
+    callbacks: Callbacks,
+    world: World,
+) -> dict[Reference, str]:
+    """Encode control pictures, in float32, and return their keys."""
+    keys = {
+        each: reference_key(
+            picture_digest=each.control.digest,
+            crop=each.crop,
+            background=each.background,
+            vae_id=base.autoencoder_identity,
+        )
+        for each in sorted(references, key=repr)
+    }
+    missing = [each for each, key in keys.items() if not cache.has(key)]
+    _check_space(base, cache, [each.crop for each in missing])
+    if missing := world.mine(missing):
+        with placed(base.autoencoder, device) as vae:
+            items = [((each.control, each.background), each.crop) for each in missing]
+            for done, (each, (_, pixels)) in enumerate(
+                zip(missing, _prepared(items, lambda f: _decoded(*f)), strict=True)
+            ):
+                callbacks.check()
+                reference, _ = with_room(base.encode_reference, vae, device, pixels)
+                if not _finite(reference):
+                    raise _not_finite(base, each.control)
+                cache.put(keys[each], {"reference": reference[0].cpu()})
+                callbacks.phase("encoding control pictures", done + 1, len(missing))
+    return keys
 
 
-def _prepared(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, Tensor]]:
-    """Yield each item with its pixels, (1, 3, H, W) in -1..1; threads decode the next pictures meanwhile."""
-    groups = ((i, [crop for _, crop in group]) for i, group in groupby(items, key=lambda item: item[0]))
+def _not_finite(base: BaseModel, picture: Picture | Control) -> ValueError:
+    return ValueError(f"The VAE of {base.name} gives values that are not finite for {picture.name}; use another VAE.")
+
+
+def _prepared(
+    items: Sequence[tuple[File, Crop]], read: Callable[[File], Image.Image]
+) -> Iterator[tuple[tuple[File, Crop], Tensor]]:
+    """Yield each (file, crop) with its pixels, (1, 3, H, W) in -1..1; threads read the next files meanwhile."""
+    groups = ((file, [crop for _, crop in group]) for file, group in groupby(items, key=lambda item: item[0]))
     with ThreadPoolExecutor(max_workers=2) as pool, strict_decoding():
-        waiting: deque[tuple[int, list[Crop], Future[Image.Image]]] = deque()
+        waiting: deque[tuple[File, list[Crop], Future[Image.Image]]] = deque()
         try:
             while True:
-                for i, crops in islice(groups, AHEAD - len(waiting)):
-                    waiting.append((i, crops, pool.submit(_picture, plan, i)))
+                for file, crops in islice(groups, AHEAD - len(waiting)):
+                    waiting.append((file, crops, pool.submit(read, file)))
                 if not waiting:
                     return
-                i, crops, future = waiting.popleft()
+                file, crops, future = waiting.popleft()
                 image = future.result()
                 for crop in crops:
-                    yield (i, crop), pixels(cut(image, crop))[None]
+                    yield (file, crop), pixels(cut(image, crop))[None]
         finally:
             for _, _, future in waiting:
                 future.cancel()
@@ -261,10 +325,14 @@ def _prepared(plan: Plan, items: Sequence[Item]) -> Iterator[tuple[Item, Tensor]
 
 def _picture(plan: Plan, i: int) -> Image.Image:
     """Read a picture as RGB; ValueError if it changed since the scan."""
-    picture = plan.manifest.pictures[i]
+    return _decoded(plan.manifest.pictures[i], plan.concepts[i].background)
+
+
+def _decoded(picture: Picture | Control, background: str) -> Image.Image:
+    """Read a picture or control picture as RGB; ValueError if it changed since the scan."""
     data = _bytes(picture.path, picture.digest, picture.name)
     try:
-        return load_picture(data, plan.concepts[i].background)
+        return load_picture(data, background)
     except DECODER_ERRORS as error:  # the scan could decode it: out of memory, or a decoder was unloaded
         raise ValueError(f"{picture.name} cannot be decoded any more ({decoder_error(error)}); start again.") from error
 
@@ -300,10 +368,10 @@ def _finite(*tensors: Tensor | None) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors if tensor is not None)
 
 
-def _check_space(base: BaseModel, cache: Cache, missing: Sequence[Item]) -> None:
+def _check_space(base: BaseModel, cache: Cache, missing: Sequence[Crop]) -> None:
     """Raise ValueError when the latents, mean and deviation in float32, do not fit on the disk or into RAM."""
     form, numbers = base.latents, 2 * torch.float32.itemsize
-    each = (crop.bucket[0] // form.pixels * (crop.bucket[1] // form.pixels) for _, crop in missing)
+    each = (crop.bucket[0] // form.pixels * (crop.bucket[1] // form.pixels) for crop in missing)
     needed = form.channels * numbers * sum(each)
     free, place, _ = _room(cache)
     if needed > free:
@@ -361,3 +429,30 @@ def _encode_texts(
                 cache.put(keys[text], encoded)
                 callbacks.phase("encoding captions", done + 1, len(missing))
     return keys
+
+
+@torch.no_grad()
+def _encode_seen(
+    base: BaseModel, seen: Collection[Seen], cache: Cache, device: torch.device, callbacks: Callbacks, world: World
+) -> dict[Seen, str]:
+    """Encode captions that the text encoders read with control pictures, and return their keys."""
+    keys: dict[Seen, str] = {}
+    for caption, references in sorted(seen, key=lambda each: (repr(each[1]), each[0])):
+        shown = [(each.control.digest, each.background, dataclasses.asdict(each.crop)) for each in references]
+        identity = f"{base.text_identity}/{base.seen_as}"
+        keys[caption, references] = text_key(caption=caption, encoder_id=identity, pictures=shown)
+    missing = world.mine([each for each, key in keys.items() if not cache.has(key)])
+    read = functools.lru_cache(maxsize=MOST_CONTROLS)(_pixels)  # of one picture after another
+    for done, (caption, references) in enumerate(missing):
+        callbacks.check()
+        encoded = base.encode_text(caption, device, [read(each) for each in references])
+        if not done:
+            _check_text_space(sum(tensor.nbytes for tensor in encoded.values()), len(missing), cache, callbacks)
+        cache.put(keys[caption, references], encoded)
+        callbacks.phase("encoding captions with control pictures", done + 1, len(missing))
+    return keys
+
+
+def _pixels(reference: Reference) -> Tensor:
+    """Read a control picture as a model sees it, (3, H, W) in -1..1."""
+    return pixels(cut(_decoded(reference.control, reference.background), reference.crop))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ..config import (
     OPEN,
     MemoryConfig,
     RunConfig,
+    SamplePicture,
     SchedulerConfig,
     check_samples,
     describe_filled,
@@ -29,6 +30,7 @@ from ..config import (
 )
 from ..config.optimizer import RATES
 from ..data.cache import Cache
+from ..data.controls import References
 from ..data.plan import Plan, build_plan
 from ..data.scan import PLACE, Index, manifest_digest, manifest_parts, scan
 from ..lora_files.continued import check_lora_files, load_continued
@@ -55,6 +57,7 @@ from ..runs.values import is_count, is_object
 from .checkpoint import resume
 from .conditioning import check_embeddings, check_stops
 from .encode import encode_plan, encode_together
+from .references import check_references, sample_references, seen_captions
 from .saving import publish
 from .state import Run
 from .validate import check_validation, measured_levels
@@ -72,6 +75,7 @@ class Planned:
     inputs: dict[str, str]  # digest of each part of the run's key
     models: dict[str, str]  # sha256 of the files of the base model and of LoRAs, by role
     outline: BaseModel  # on the meta device
+    drawn: Mapping[SamplePicture, References] = field(default_factory=dict)  # control pictures of samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +157,8 @@ def check_connected(config: RunConfig, base: BaseModel) -> None:
 def check_sizes(plan: Plan, base: BaseModel) -> None:
     """Raise ValueError for a bucket whose sides are no multiples of the model's size step."""
     step = base.latents.step
-    if wrong := next((size for size in plan.fullest_batches() if size[0] % step or size[1] % step), None):
+    sizes = {*plan.fullest_batches(), *(reference.crop.bucket for reference in plan.all_references())}
+    if wrong := next((size for size in sorted(sizes) if size[0] % step or size[1] % step), None):
         raise ValueError(
             f"{base.title} takes pictures whose sides are multiples of {step} pixels, and a bucket has "
             f"{wrong[0]} x {wrong[1]}; set bucket_step of Buckets, or its sizes, to multiples of {step}."
@@ -164,11 +169,13 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     """Scan the pictures and plan every step; ValueError for settings that do not suit the pictures or the model."""
     config = job.config
     check_connected(config, outline)
+    check_references(config, outline)
     check_objective(config, outline.noise)
     check_lora_files(config, outline)
     check_samples(config.sample, outline.sampling, outline.title)
     with Index(job.cache / PLACE) as index:
         manifest = scan(config.dataset, index, job.callbacks, job.access)
+        drawn = sample_references(config, outline, index, job.access)
         models = model_digests(config, job.source, index)
     plan = build_plan(manifest, config.dataset, config.train)
     check_sizes(plan, outline)
@@ -182,7 +189,7 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
         check_preservation(plan.captions(trained_only=True), config.objective)
     keys = build_keys(config, models, manifest_digest(plan.manifest), outline.levels)
     inputs = build_parts(config, models, manifest_parts(plan.manifest), outline.levels)
-    return Planned(plan=plan, keys=keys, inputs=inputs, models=models, outline=outline)
+    return Planned(plan=plan, keys=keys, inputs=inputs, models=models, outline=outline, drawn=drawn)
 
 
 def check_processes(world: World, planned: Planned) -> None:
@@ -328,7 +335,9 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
     cache = Cache(job.cache, job.cache_limit, in_ram=config.memory.encodings == "RAM")
     with cache, network.attached():  # a continued LoRA changes captions, too
-        encode = partial(encode_plan, base, planned.plan, cache, device, job.callbacks, prompts=prompts)
+        seen = seen_captions(planned.plan, base, config.objective, planned.drawn)
+        texts = {"prompts": prompts, "seen": seen, "drawn": planned.drawn}
+        encode = partial(encode_plan, base, planned.plan, cache, device, job.callbacks, **texts)
         encoded = encode_together(job.world, cache, lambda world: encode(vae_dtype=vae_dtype, world=world))
         if job.world.leads:
             cache.prune()

@@ -15,6 +15,7 @@ from ..models.base import Size
 from ..objective import Path
 from ..objective.path import LEAST_ALPHA
 from .batch import Read
+from .encode import Encoded
 
 
 @torch.no_grad()
@@ -24,12 +25,13 @@ def sample_images(
     device: torch.device | str = "cpu",
     *,
     encode: Read | None = None,
+    encoded: Encoded | None = None,
     callbacks: Callbacks | None = None,
 ) -> Iterator[tuple[SamplePicture, Tensor]]:
     """Draw one picture per prompt, (H, W, 3) float32 in 0..1 on the CPU, and tell what it was drawn with.
 
-    encode: turns a prompt into its conditioning, by default with the base model's text encoders. Moves the denoiser to
-    the device.
+    encode: turns a prompt into its conditioning, by default with the base model's text encoders. encoded: holds the
+    control pictures of prompts that name some. Moves the denoiser to the device.
     """
     device, callbacks = torch.device(device), callbacks or Callbacks()
     if not base.managed:
@@ -42,8 +44,11 @@ def sample_images(
             for size in {(picture.width, picture.height) for picture in wanted}:
                 painted[size] = base.encode_blank(vae, size).expand(2, -1, -1, -1)
     for done, picture in enumerate(wanted, 1):
-        each = (encode(picture.prompt), encode(picture.negative))
-        image = base.draw(each[0], each[1], picture, callbacks.check)
+        shown = encoded.drawn.get(picture, ()) if encoded else ()
+        seen = (shown,) if shown and base.seen_as else ()
+        each = (encode(picture.prompt, *seen), encode(picture.negative, *seen))
+        references = encoded.references(shown) if encoded else []
+        image = base.draw(each[0], each[1], picture, callbacks.check, references)
         if image is None:
             size = (picture.width, picture.height)
             both = base.batch(each, whole_pictures(size, 2), device, painted.get(size))

@@ -55,7 +55,9 @@ def _draw(run: Run, version: Version) -> list[Path]:
     paths: list[Path] = []
     with version.weights(), run.base.drawing(run.network):
         read = run.reader(training=False)
-        images = sample_images(run.base, run.config.sample, run.device, encode=read, callbacks=run.callbacks)
+        images = sample_images(
+            run.base, run.config.sample, run.device, encode=read, encoded=run.encoded, callbacks=run.callbacks
+        )
         for number, (picture, image) in enumerate(images, 1):
             paths.append(run.folder.path / SAMPLES / f"step-{run.at:08}-{number}{version.ending}.png")
             save_picture(paths[-1], image, texts_of(picture, image, version.steps, run.folder.about["name"]))
@@ -88,6 +90,7 @@ def texts_of(picture: SamplePicture, image: Tensor, step: int, run: str) -> dict
         "Distilled CFG Scale": None if picture.guidance is None else f"{picture.guidance:g}",
         "Seed": picture.seed,
         "Size": f"{width}x{height}",
+        "Control": ", ".join(Path(name).name for name in picture.controls) or None,
         "Training step": step,
         "Run": run,
     }

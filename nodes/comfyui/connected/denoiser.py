@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ....trainer_core.common.part import Part, computing
 from ....trainer_core.models import Conditioning
 from .text import conditioning
-from .vae import with_time, without_time
+from .vae import reference_latents, with_time, without_time
 
 Sample = Mapping[str, Any]  # a sample's conditions by name, as ComfyUI's COND objects
 TOLERANCE = 0.02  # of the largest value: a batch may differ from its samples by rounding in half precision
@@ -84,19 +84,35 @@ class Denoiser:
         self._joins: bool | None = None  # whether batches act like single samples; tried once
 
     def conditions(
-        self, captions: Sequence[Conditioning], sizes: Tensor, shape: Sequence[int], device: Any
+        self,
+        captions: Sequence[Conditioning],
+        sizes: Tensor,
+        shape: Sequence[int],
+        device: Any,
+        references: Sequence[Sequence[Tensor]] = (),
     ) -> Conditions:
         """Build the conditions of a batch on a device.
 
         sizes: (B, 6) original height and width, top and left of the crop, trained height and width, in pixels. shape:
-        of one sample's latents, (C, h, w).
+        of one sample's latents, (C, h, w). references: of each sample, latents (C, h, w) in the VAE's scale.
         """
+        shown = references or [()] * len(captions)
         with torch.no_grad():
             return Conditions(
-                tuple(self._sample(c, n.tolist(), shape, device) for c, n in zip(captions, sizes, strict=True))
+                tuple(
+                    self._sample(caption, size.tolist(), shape, device, own)
+                    for caption, size, own in zip(captions, sizes, shown, strict=True)
+                )
             )
 
-    def _sample(self, caption: Conditioning, size: Sequence[int], shape: Sequence[int], device: Any) -> Sample:
+    def _sample(
+        self,
+        caption: Conditioning,
+        size: Sequence[int],
+        shape: Sequence[int],
+        device: Any,
+        references: Sequence[Tensor],
+    ) -> Sample:
         """Ask the MODEL for the conditions of one sample; sizes and guidance enter here."""
         cross, given = conditioning({name: tensor.to(device) for name, tensor in caption.items()})
         height, width, top, left, trained_height, trained_width = size
@@ -116,6 +132,8 @@ class Denoiser:
             given["guidance"] = self.guidance
         if cross is not None:
             given["cross_attn"] = cross
+        if references:
+            given |= reference_latents(self.model, [latents.to(device) for latents in references])
         found = self.model.extra_conds(**given)
         return {name: cond.process_cond(batch_size=1, area=None) for name, cond in found.items()}
 

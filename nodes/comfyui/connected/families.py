@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from ....trainer_core.config import MOST_CONTROLS
 from ....trainer_core.models import LevelDefaults
 
 OWN = 0.0  # for the shift of levels: the one that the MODEL is sampled with
@@ -46,6 +47,8 @@ class Family:
     learning_rate: float = 1e-4
     resolution: int = 1024
     caption_dropout: float = 0.05
+    references: int = 0  # control pictures that it reads at most, as ComfyUI's reference latents
+    seen: bool = False  # its text encoder reads control pictures, too
     distilled: str = ""  # why it should not be trained, and what to do instead
     untried: bool = False  # no trainer's values were found
 
@@ -120,6 +123,7 @@ FAMILIES = (
         levels=FLUX,
         guidance=1.0,
         sampling=Sampling(cfg=1.0, guidance=3.5),
+        references=MOST_CONTROLS,
     ),
     Family(
         kind="flux_schnell",
@@ -141,6 +145,7 @@ FAMILIES = (
         levels=FLUX2,
         guidance=1.0,
         sampling=Sampling(cfg=1.0, guidance=4.0),
+        references=MOST_CONTROLS,
     ),
     Family(
         kind="flux2_klein",
@@ -151,6 +156,7 @@ FAMILIES = (
         base_version="flux_2_klein_9b",
         levels=FLUX2,
         sampling=KLEIN,
+        references=MOST_CONTROLS,
     ),
     Family(
         kind="flux2_klein",
@@ -161,6 +167,7 @@ FAMILIES = (
         base_version="flux_2_klein_4b",
         levels=FLUX2,
         sampling=KLEIN,
+        references=MOST_CONTROLS,
     ),
     Family(
         kind="chroma",
@@ -188,6 +195,8 @@ FAMILIES = (
         base_version="qwen_image",
         levels=middle("musubi-tuner, docs/qwen_image.md", 2.2),
         learning_rate=5e-5,
+        references=MOST_CONTROLS,
+        seen=True,
     ),
     Family(
         kind="z_image",
@@ -385,6 +394,7 @@ FAMILIES = (
         levels=middle(OWN_SHIFT, OWN),
         sampling=Sampling(cfg=5.0),
         untried=True,
+        references=MOST_CONTROLS,
     ),
     Family(
         kind="ideogram4",

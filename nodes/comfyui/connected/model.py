@@ -35,6 +35,7 @@ from .noise import noise_model, sigmas
 from .sampling import SAMPLERS, draw
 
 PREFIX = "lora_unet"  # of the denoiser's layers in our LoRA files, as sd-scripts names it for every architecture
+SINGLE = "single"  # edit_text of Qwen-Image-Edit's first model
 WINDOW = 2**31  # tokens; ComfyUI cuts captions into chunks of its own, without an upper limit
 
 
@@ -56,6 +57,7 @@ class ConnectedModel:
         self._partner = live.sampled  # draws the samples instead of `model`
         self._drawing: Any = None  # that partner with the network's LoRA on it
         self.family: Family = family_of(self.model)
+        self._edit_text = config.connected.edit_text
         guidance = config.connected.guidance
         guidance = self.family.guidance if guidance < 0 else guidance
         self._denoiser: Denoiser | None = Denoiser(self.model, sigmas(self.model), guidance)
@@ -143,12 +145,27 @@ class ConnectedModel:
         idle = self._idle
         return [layer._replace(trainable=False) if layer.name in idle else layer for layer in self._layers]
 
-    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size) -> list[str]:
-        """Try passes with gradients on a picture of (width, height); leave out, and list, layers that get none."""
+    @property
+    def references(self) -> int:
+        """How many control pictures the architecture reads at most, as ComfyUI's reference latents."""
+        return min(self.family.references, 1) if self.seen_as == SINGLE else self.family.references
+
+    @property
+    def seen_as(self) -> str:
+        """Which of ComfyUI's nodes for Qwen-Image-Edit shows control pictures to the text encoder; "" for none."""
+        return self._edit_text if self.family.seen else ""
+
+    def try_out(
+        self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0
+    ) -> list[str]:
+        """Try passes with gradients on a picture of (width, height); leave out, and list, layers that get none.
+
+        references: as many control pictures of that size.
+        """
         what = f"{self.name} with the linked CLIP, on pictures of {size[0]} x {size[1]} pixels"
         try:
             with torch.no_grad():
-                inputs = self._inputs(caption, size)
+                inputs = self._inputs(caption, size, references)
                 self.predict(*inputs)
         except torch.OutOfMemoryError:
             raise
@@ -164,12 +181,13 @@ class ConnectedModel:
         self._idle = frozenset(idle)
         return idle
 
-    def _inputs(self, caption: Conditioning, size: Size) -> tuple[Tensor, Tensor, Conditions]:
-        """Build the inputs of a pass on one picture of (width, height) in pixels."""
+    def _inputs(self, caption: Conditioning, size: Size, references: int) -> tuple[Tensor, Tensor, Conditions]:
+        """Build the inputs of a pass on one picture of (width, height) in pixels, beside other pictures."""
         (width, height), device, pixels = size, self.model.load_device, self.latents.pixels
-        conditions = self.batch([caption], torch.tensor([[height, width, 0, 0, height, width]]), device)
-        shape = (1, self.latents.channels, height // pixels, width // pixels)
-        noised = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+        shape = (1 + references, self.latents.channels, height // pixels, width // pixels)
+        noised, *shown = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device).split(1)
+        sizes = torch.tensor([[height, width, 0, 0, height, width]])
+        conditions = self.batch([caption], sizes, device, None, [[each[0] for each in shown]])
         return noised, torch.full((1,), len(self.noise.alpha) // 2, device=device), conditions
 
     def block_layouts(self, setting: str) -> list[list[str]]:
@@ -207,7 +225,12 @@ class ConnectedModel:
         return self._written.passes(tuple(shape))
 
     def batch(
-        self, captions: Sequence[Conditioning], sizes: Tensor, device: torch.device, painted: Tensor | None = None
+        self,
+        captions: Sequence[Conditioning],
+        sizes: Tensor,
+        device: torch.device,
+        painted: Tensor | None = None,
+        references: Sequence[Sequence[Tensor]] = (),
     ) -> Conditions:
         """Join the conditions of a batch on a device; captions of unequal lengths run one after another."""
         del painted
@@ -215,7 +238,7 @@ class ConnectedModel:
         height, width = sizes[0, 4:].tolist()
         pixels = self.latents.pixels
         shape = (self.latents.channels, height // pixels, width // pixels)
-        return self._denoiser.conditions(captions, sizes, shape, device)
+        return self._denoiser.conditions(captions, sizes, shape, device, references)
 
     def predict(self, noised: Tensor, levels: Tensor, conditions: Conditions) -> Tensor:
         """Compute the denoiser's raw output."""
@@ -236,9 +259,11 @@ class ConnectedModel:
     def mark_text(self, *changes: str) -> None:
         """Nothing: text encoders are not changed."""
 
-    def encode_text(self, caption: str, device: torch.device | str) -> Conditioning:
+    def encode_text(self, caption: str, device: torch.device | str, pictures: Sequence[Tensor] = ()) -> Conditioning:
         """Encode a caption by the linked CLIP, which ComfyUI moves."""
         del device
+        if pictures:
+            return text.encode_seen(self.clip, caption, pictures, single=self.seen_as == SINGLE)
         return text.encode(self.clip, caption, weights=self.prompt_weights)
 
     def count_tokens(self, caption: str, words: Words) -> int:
@@ -277,6 +302,10 @@ class ConnectedModel:
         """Encode (B, 3, H, W) pixels in -1..1 to latents in the MODEL's scale; the VAE gives no deviation."""
         return vae.encode(self.model.model, held.vae, pixels, self.family.pixels), None
 
+    def encode_reference(self, held: Any, pixels: Tensor) -> Tensor:
+        """Encode (1, 3, H, W) pixels in -1..1 in the VAE's own scale, as VAE Encode does for reference latents."""
+        return vae.encode_plain(held.vae, pixels)
+
     def encode_painted(self, held: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor) -> Tensor:
         """Never called, as `inpainting` is False."""
         raise NotImplementedError
@@ -314,11 +343,16 @@ class ConnectedModel:
                     self.load()  # ComfyUI may have moved it, to make room
 
     def draw(
-        self, prompt: Conditioning, negative: Conditioning, picture: SamplePicture, check: Callable[[], None]
+        self,
+        prompt: Conditioning,
+        negative: Conditioning,
+        picture: SamplePicture,
+        check: Callable[[], None],
+        references: Sequence[Tensor] = (),
     ) -> Tensor:
         """Draw a sample by ComfyUI's own sampler, (1, H, W, 3) in 0..1."""
         model = self._drawing or self.model
-        latents = draw(model, family_of(model).sampling.scheduler, (prompt, negative), picture, check)
+        latents = draw(model, family_of(model).sampling.scheduler, (prompt, negative), picture, check, references)
         return vae.decode(self.vae, latents)
 
     def free(self, *parts: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import comfy.sample
@@ -13,6 +13,7 @@ from torch import Tensor
 from ....trainer_core.config import SamplePicture
 from ....trainer_core.models import Conditioning
 from .text import conditioning
+from .vae import reference_latents
 
 SAMPLERS = tuple(comfy.samplers.KSampler.SAMPLERS)
 
@@ -24,16 +25,20 @@ def draw(
     prompts: tuple[Conditioning, Conditioning],
     picture: SamplePicture,
     check: Callable[[], None],
+    references: Sequence[Tensor] = (),
 ) -> Tensor:
     """Draw a sample with a MODEL as it is now; return latents in the VAE's scale.
 
-    scheduler: of ComfyUI, spaces the steps. prompts: the prompt and the negative prompt.
+    scheduler: of ComfyUI, spaces the steps. prompts: the prompt and the negative prompt, which both get the references:
+    latents (C, h, w) of control pictures in the VAE's scale.
     """
     form = model.model.latent_format
     height, width = (side // form.spacial_downscale_ratio for side in (picture.height, picture.width))
     shape = (1, form.latent_channels, *((1,) if form.latent_dimensions == 3 else ()), height, width)
     latents = torch.zeros(shape)
-    positive, negative = (_conditioning(prompt, picture.guidance) for prompt in prompts)
+    given: dict[str, Any] = {} if picture.guidance is None else {"guidance": picture.guidance}
+    given |= reference_latents(model.model, references) if references else {}
+    positive, negative = (_conditioning(prompt, given) for prompt in prompts)
     return comfy.sample.sample(
         model,
         comfy.sample.prepare_noise(latents, picture.seed),
@@ -50,7 +55,7 @@ def draw(
     )
 
 
-def _conditioning(stored: Conditioning, guidance: float | None) -> list[list[Any]]:
-    """Rebuild a CONDITIONING; guidance: distilled guidance, for models that take one."""
+def _conditioning(stored: Conditioning, given: Mapping[str, Any]) -> list[list[Any]]:
+    """Rebuild a CONDITIONING; given: values that it gets beside the text encoders' own."""
     cross, extra = conditioning(stored)
-    return [[cross, extra if guidance is None else {**extra, "guidance": guidance}]]
+    return [[cross, {**extra, **given}]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,7 +34,29 @@ def count_tokens(clip: Any, caption: str, *, weights: bool) -> int:
 @torch.no_grad()
 def encode(clip: Any, caption: str, *, weights: bool) -> Conditioning:
     """Encode a caption as ComfyUI does, as flat tensors; raises ValueError for values that cannot be kept."""
-    found = clip.encode_from_tokens_scheduled(tokenize(clip, caption, weights=weights))
+    return _stored(clip.encode_from_tokens_scheduled(tokenize(clip, caption, weights=weights)))
+
+
+@torch.no_grad()
+def encode_seen(clip: Any, caption: str, pictures: Sequence[Tensor], *, single: bool) -> Conditioning:
+    """Encode a caption that Qwen-Image-Edit's text encoder reads with control pictures, by ComfyUI's own nodes for it.
+
+    pictures: (3, H, W) in -1..1. single: by the node of its first model, which takes one; else by that of the later
+    ones. Neither knows weights of words.
+    """
+    from comfy_extras import nodes_qwen  # ComfyUI loads it after custom nodes
+
+    images = [((pixels + 1) / 2).movedim(0, -1)[None] for pixels in pictures]
+    if single:
+        made = nodes_qwen.TextEncodeQwenImageEdit.execute(clip, escape(caption), image=images[0])
+    else:
+        numbered = {f"image{number}": image for number, image in enumerate(images, 1)}
+        made = nodes_qwen.TextEncodeQwenImageEditPlus.execute(clip, escape(caption), **numbered)
+    return _stored(made.result[0])
+
+
+def _stored(found: Any) -> Conditioning:
+    """Write a CONDITIONING as flat tensors; raises ValueError for values that cannot be kept."""
     if len(found) != 1:
         raise ValueError(
             "The linked CLIP changes over a schedule (hooks); link it to Use Connected Model without them."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -27,9 +28,14 @@ def encode(model: Any, vae: Any, pixels: Tensor, each: Fraction | None = None) -
     if each:
         height, width = (int(side // each) * vae.spacial_compression_encode() for side in pixels.shape[2:])
         pixels = comfy.utils.common_upscale(pixels, width, height, "bicubic", "disabled")
-    latents = vae.encode(((pixels + 1) / 2).movedim(1, -1).cpu())
-    latents = model.process_latent_in(with_time(model, latents.float()))
+    latents = model.process_latent_in(with_time(model, encode_plain(vae, pixels)))
     return without_time(latents).float().clone()
+
+
+@torch.no_grad()
+def encode_plain(vae: Any, pixels: Tensor) -> Tensor:
+    """Encode (B, 3, H, W) pixels in -1..1: (B, C, h, w) float32 latents in the VAE's own scale."""
+    return without_time(vae.encode(((pixels + 1) / 2).movedim(1, -1).cpu())).float().clone()
 
 
 @torch.no_grad()
@@ -37,6 +43,11 @@ def decode(vae: Any, latents: Tensor) -> Tensor:
     """Decode latents in the VAE's own scale, with or without a time axis, to (B, H, W, 3) pictures in 0..1."""
     pictures = vae.decode(latents)
     return pictures.reshape(-1, *pictures.shape[-3:]).float().clone()
+
+
+def reference_latents(model: Any, references: Sequence[Tensor]) -> dict[str, list[Tensor]]:
+    """Write control pictures, (C, h, w) in the VAE's scale, as ReferenceLatent adds them to a CONDITIONING."""
+    return {"reference_latents": [with_time(model, latents[None]) for latents in references]}
 
 
 def with_time(model: Any, latents: Tensor) -> Tensor:

@@ -75,6 +75,8 @@ class StableDiffusion:
     window: int = CHUNK  # tokens in a chunk
     max_tokens: int = CHUNK * MAX_CHUNKS  # of a caption; the rest is cut
     levels: LevelDefaults = field(default_factory=LevelDefaults)
+    references: int = 0
+    seen_as: str = ""
     managed: bool = False
     writes_inputs: bool = False
 
@@ -158,9 +160,11 @@ class StableDiffusion:
         """List the layers of the UNet and of the text encoders in memory."""
         return list_layers(self.unet, self.texts, self.family)
 
-    def try_out(self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size) -> list[str]:
+    def try_out(
+        self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0
+    ) -> list[str]:
         """Leave nothing out: every layer of Stable Diffusion gets a gradient."""
-        del layers, caption, size
+        del layers, caption, size, references
         return []
 
     def block_layouts(self, setting: str) -> list[list[str]]:
@@ -177,9 +181,15 @@ class StableDiffusion:
         return units(module)
 
     def batch(
-        self, captions: Sequence[Conditioning], sizes: Tensor, device: torch.device, painted: Tensor | None = None
+        self,
+        captions: Sequence[Conditioning],
+        sizes: Tensor,
+        device: torch.device,
+        painted: Tensor | None = None,
+        references: Sequence[Sequence[Tensor]] = (),
     ) -> Conditions:
         """Join the conditions of a batch on a device; sizes (B, 6), painted (B, 5, H, W) for inpainting models."""
+        del references  # the UNet reads none
         context, mask = batch_context([c["context"] for c in captions])
         context, mask = context.to(device, self.dtype), None if mask is None else mask.to(device)
         pooled = [c["pooled"] for c in captions if "pooled" in c]
@@ -256,8 +266,9 @@ class StableDiffusion:
         """Add changes of the text encoders' weights to `text_identity`."""
         self.identity["text_encoder"] = "+".join([self.identity["text_encoder"], *changes])
 
-    def encode_text(self, caption: str, device: torch.device | str) -> Conditioning:
+    def encode_text(self, caption: str, device: torch.device | str, pictures: Sequence[Tensor] = ()) -> Conditioning:
         """Encode a caption as ComfyUI does at inference: "context" (L, D), for XL also "pooled" (P,)."""
+        del pictures  # CLIP's text encoders read none
         context, pooled = encode_caption(self.texts, self.tokenizer, caption, device, weights=self.prompt_weights)
         return {"context": context} | ({} if pooled is None else {"pooled": pooled})
 
@@ -298,6 +309,10 @@ class StableDiffusion:
         """Encode (B, 3, H, W) pixels in -1..1: mean and standard deviation in model scale, float32."""
         return autoencoder.encode_pixels(vae, pixels, self.family.latent_scale)
 
+    def encode_reference(self, vae: Any, pixels: Tensor) -> Tensor:
+        """Never called, as `references` is False."""
+        raise NotImplementedError
+
     def encode_painted(self, vae: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor) -> Tensor:
         """Encode the mask, and the latents with the masked region mid-grey, (B, 5, h, w)."""
         return autoencoder.encode_painted(vae, pixels, pixel_mask, mask, self.family.latent_scale)
@@ -321,10 +336,15 @@ class StableDiffusion:
         return nullcontext()
 
     def draw(
-        self, prompt: Conditioning, negative: Conditioning, picture: SamplePicture, check: Callable[[], None]
+        self,
+        prompt: Conditioning,
+        negative: Conditioning,
+        picture: SamplePicture,
+        check: Callable[[], None],
+        references: Sequence[Tensor] = (),
     ) -> Tensor | None:
         """Leave samples to the core's sampler."""
-        del prompt, negative, picture, check
+        del prompt, negative, picture, check, references
         return None
 
     def free(self, *parts: str) -> None:

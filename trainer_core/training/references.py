@@ -1,0 +1,116 @@
+"""The control pictures of a run: whether its model takes them, those of samples, captions that are read with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..common.access import Access
+from ..common.callbacks import Callbacks
+from ..common.wording import count
+from ..config import PROMPTS, DatasetConfig, ObjectiveConfig, RunConfig, SamplePicture
+from ..data.controls import Control, Reference, References, control_folders, whole_crop
+from ..data.images import decoder_error
+from ..data.plan import Plan
+from ..data.scan import Index, file_at, resolve_folder
+from ..data.scan.pictures import facts_of, reading
+from ..models import BaseModel
+from ..objective.preserved import BLANK, preserved_caption
+from ..workflow.settings import plain_path
+from .encode import Seen
+
+SWITCH = f"--ci in {PROMPTS}"
+
+
+def check_references(config: RunConfig, base: BaseModel) -> None:
+    """Raise ValueError for control pictures that the model does not take."""
+    given = [("Control Pictures", len(each.controls.folders)) for each in config.dataset.concepts if each.controls]
+    given += [
+        (f"--ci of prompt {n} in {PROMPTS}", len(line.controls or ()))
+        for n, line in enumerate(config.sample.lines(), 1)
+    ]
+    for setting, number in given:
+        if number and not base.references:
+            raise ValueError(
+                f"{base.title} takes no control pictures; remove {setting}, or train on an edit model, such as FLUX.1 "
+                "Kontext or FLUX.2, by Use Connected Model."
+            )
+        if number > base.references:
+            taken = count(base.references, "control picture")
+            raise ValueError(
+                f"{base.title} takes {taken} with edit_text single; set {setting} to as many, or edit_text of Use "
+                "Connected Model to plus."
+            )
+
+
+def sample_references(
+    config: RunConfig, base: BaseModel, index: Index, access: Access
+) -> dict[SamplePicture, References]:
+    """Read the control pictures that prompts of samples name: in full, or by their names in the folders of concepts.
+
+    Each is seen whole, in about the area of the sample. Raises ValueError for a file that cannot be read.
+    """
+    found: dict[SamplePicture, References] = {}
+    folders = _folders(config.dataset)
+    for picture in config.sample.pictures(base.sampling):
+        references = []
+        for number, name in enumerate(picture.controls):
+            control = _control(_find(name, [*folders[number:], *folders[:number]], access), index)
+            crop = whole_crop((control.width, control.height), (picture.width, picture.height), base.latents.step)
+            references.append(Reference(control=control, background="white", crop=crop))
+        if references:
+            found[picture] = tuple(references)
+    return found
+
+
+def _folders(dataset: DatasetConfig) -> list[Path]:
+    """List the folders of control pictures of the first concept that has some."""
+    concept = next((concept for concept in dataset.concepts if concept.controls), None)
+    return control_folders(resolve_folder(concept.folder), concept.controls) if concept else []
+
+
+def _find(name: str, folders: Sequence[Path], access: Access) -> Path:
+    """Find a control picture by its full path, or by its name in the first of some folders that has it."""
+    named = Path(os.path.expanduser(plain_path(name, SWITCH)))
+    places = [named] if named.is_absolute() else [folder / named for folder in folders]
+    if not places:
+        raise ValueError(f"{SWITCH} is {name!r:.200}, and no concept has control pictures; write the full path.")
+    for place in places:
+        if not access.allows(place):
+            raise ValueError(
+                f"{place} lies outside the folders that may be read; set {SWITCH} to a picture inside them."
+            )
+        if os.path.isfile(place):
+            return place
+    looked = " and ".join(map(str, places))
+    raise ValueError(f"There is no file {looked}; set {SWITCH} to a picture that exists.")
+
+
+def _control(path: Path, index: Index) -> Control:
+    """Decode a control picture to check it; raises ValueError for one that cannot be read."""
+    file = file_at(path)
+    ((digest, fact),) = index.examine([file], reading("picture"), facts_of, decoder_error, Callbacks())
+    if "problem" in fact:
+        raise ValueError(f"{path} cannot be read ({fact['problem']}); set {SWITCH} to another picture.")
+    return Control(path=path, name=path.name, digest=digest, width=fact["width"], height=fact["height"])
+
+
+def seen_captions(
+    plan: Plan, base: BaseModel, objective: ObjectiveConfig, drawn: Mapping[SamplePicture, References]
+) -> set[Seen]:
+    """List the captions that the text encoders read with control pictures, for each way in which these are cut."""
+    if not base.seen_as:
+        return set()
+    paired = [i for i, picture in enumerate(plan.manifest.pictures) if picture.controls]
+    visits = plan.visits()
+    samples = [plan.sample(i, visit) for i in paired for visit in visits.get(i, ())]
+    samples += [sample for sample in plan.validation if sample.picture in set(paired)]
+    found: set[Seen] = set()
+    for sample in samples:
+        references = plan.references(sample.picture, sample.crop)
+        others = [preserved_caption(sample.caption, objective), BLANK if objective.guidance_loss else None]
+        found |= {(text, references) for text in (sample.caption, *others) if text is not None}
+    for picture, references in drawn.items():
+        found |= {(picture.prompt, references), (picture.negative, references)}
+    return found
