@@ -5,12 +5,14 @@ import { t } from "./words.js";
 
 // A workflow may come from anybody, and names folders of this machine: those outside ComfyUI's are asked for once.
 
-const NODES = new Set(["AtelierConceptDataset", "AtelierMaskLoader"]);
+const NODES = new Set(["AtelierConceptDataset", "AtelierControlPictures", "AtelierMaskLoader"]);
+const INPUTS = ["folder", "folder_2", "folder_3"];
 
 // The folders that a prompt names, subgraphs included: a prompt is flat.
 function foldersOf(prompt) {
   const nodes = Object.values(prompt?.output ?? {}).filter((node) => NODES.has(node.class_type));
-  return [...new Set(nodes.map((node) => node.inputs?.folder).filter((folder) => typeof folder === "string"))];
+  const named = nodes.flatMap((node) => INPUTS.map((name) => node.inputs?.[name]));
+  return [...new Set(named.filter((folder) => folder && typeof folder === "string"))];
 }
 
 async function askFor(folders) {

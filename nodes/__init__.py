@@ -7,6 +7,7 @@ from .comfyui.folders import register_assets
 from .comfyui.tiny import register_tiny_model
 from .compare import AtelierCompareLoras
 from .connect_model import AtelierConnectModel
+from .controls import AtelierControlPictures
 from .convert import AtelierConvertLora
 from .dataset import AtelierConceptDataset
 from .embedding import AtelierEmbedding
@@ -41,6 +42,7 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierConnectModel,
     AtelierConceptDataset,
     AtelierMaskLoader,
+    AtelierControlPictures,
     AtelierOptimizer,
     AtelierScheduler,
     AtelierLoraConfig,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ..trainer_core.config import BaseModelConfig, ConnectedConfig
 from .base_model import prompt_weights_input
@@ -54,6 +54,16 @@ class AtelierConnectModel(Node):
                     "forgets its few steps by that; a LoRA of its undistilled base usually works on it, too.",
                     advanced=True,
                 ),
+                io.Combo.Input(
+                    "edit_text",
+                    options=["plus", "single"],
+                    default="plus",
+                    optional=True,
+                    tooltip="For Qwen-Image-Edit with Control Pictures: how its text encoder sees them. plus: as "
+                    "TextEncodeQwenImageEditPlus, for the models 2509 and 2511. single: as TextEncodeQwenImageEdit, "
+                    "for the first model, with one control picture.",
+                    advanced=True,
+                ),
             ],
             outputs=[
                 BaseModelSocket.Output(display_name="BASE_MODEL", tooltip="The model to train on, for Train LoRA.")
@@ -70,6 +80,7 @@ class AtelierConnectModel(Node):
         sample_model: Any = None,
         prompt_weights: bool = False,
         train_distilled: bool = False,
+        edit_text: Literal["plus", "single"] = "plus",
     ) -> io.NodeOutput:
         """Check the models, and describe what was found."""
         from .comfyui.connected.check import check_connected, check_distilled, check_partner
@@ -79,6 +90,7 @@ class AtelierConnectModel(Node):
         check_connected(model, clip, vae)
         check_partner(sample_model, model)
         check_distilled(model, confirmed=train_distilled)
-        connected = ConnectedConfig(key=key_of(Live(model, clip, vae, sample_model)), guidance=guidance)
+        key = key_of(Live(model, clip, vae, sample_model))
+        connected = ConnectedConfig(key=key, guidance=guidance, edit_text=edit_text)
         config = BaseModelConfig(path=name_of(model), connected=connected, prompt_weights=prompt_weights)
         return io.NodeOutput(config, ui=ui.PreviewText("\n".join(describe(model))))

@@ -70,8 +70,9 @@ class AtelierSaves(Node):
                     default="",
                     tooltip="Prompts of the sample pictures, one per line, for the output SAMPLES of Train LoRA. Empty "
                     "= none. A line may set its own values, as in sd-scripts: --n negative prompt, --w width, "
-                    "--h height, --s steps, --l CFG scale, --g distilled guidance, --d seed, --ss sampler. Lines that "
-                    "begin with # are left out. With an EMA (ema_decay of Optimizer) all are drawn with it as well.",
+                    "--h height, --s steps, --l CFG scale, --g distilled guidance, --d seed, --ss sampler, --ci "
+                    "control picture (its full path, or its name in the folder of Control Pictures). Lines that begin "
+                    "with # are left out. With an EMA (ema_decay of Optimizer) all are drawn with it as well.",
                 ),
                 io.Int.Input(
                     "sample_every",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -211,6 +212,23 @@ def test_a_finished_run_is_found_again_after_a_restart(
     assert first.outputs["path"] == again.outputs["path"]
     other = finished(ComfyClient(server.url), changed(graph, "linked", guidance=2.0))
     assert "Already trained" not in other.outputs["train"]["text"][0]
+
+
+def test_an_edit_model_learns_from_pairs_of_folders(comfy: ComfyClient, models, pictures: Path) -> None:
+    """The same pictures with other control pictures are another run; a missing one is named."""
+    before = shutil.copytree(pictures, pictures.with_name(f"{pictures.name}-before"))
+    graph = connected(pictures, steps=1)
+    plain = finished(comfy, graph)
+    graph["pairs"] = node("AtelierControlPictures", dataset=["data", 0], folder=before.name)
+    graph = changed(graph, "train", dataset=["pairs", 0])
+    paired = finished(comfy, graph)
+    assert "controls" in paired.outputs["train"]["text"][0]
+    files = [load_file(each.outputs["path"]["text"][0]) for each in (plain, paired)]
+    assert any(not torch.equal(tensor, files[1][name]) for name, tensor in files[0].items())
+    next(before.glob("*.png")).unlink()
+    refused(comfy, graph, "error", "1 picture has no control picture of the same name in")
+    nowhere = changed(graph, "pairs", folder_2="/somewhere/else")
+    refused(comfy, nowhere, "error", "/somewhere/else is outside ComfyUI's folders, and nobody allowed it yet")
 
 
 def test_what_does_not_fit_gets_one_sentence(comfy: ComfyClient, models, pictures: Path) -> None:

@@ -20,6 +20,7 @@ NODES = [
     "AtelierCompareLoras",
     "AtelierConceptDataset",
     "AtelierConnectModel",
+    "AtelierControlPictures",
     "AtelierConvertLora",
     "AtelierDatasetPreview",
     "AtelierEmbedding",

@@ -23,6 +23,7 @@ from ..config import (
     BucketConfig,
     CaptionConfig,
     ConceptConfig,
+    ControlConfig,
     DatasetConfig,
     EmbeddingConfig,
     ExistingConfig,
@@ -47,6 +48,7 @@ OPEN_TRAIN = TrainConfig(resolution=0, bucket_step=0)
 RANKS = ("block_ranks", "conv_block_ranks")  # whole numbers; the others may be fractions
 BLOCKS = (*RANKS, "block_alphas", "conv_block_alphas", "block_weights")
 SAMPLE_FIELDS = ("negative", "width", "height", "steps", "cfg", "seed")
+CONTROL_FOLDERS = ("folder", "folder_2", "folder_3")  # inputs of Control Pictures, MOST_CONTROLS
 LONGEST_PATH = 1000  # characters
 CAPTION_FIELDS = {  # input of Concept Dataset -> field of CaptionConfig
     "caption_source": "source",
@@ -177,6 +179,16 @@ def read_masks(places: Places, dataset: DatasetConfig, folder: str, suffix: str,
     found = str(places.find_folder(folder, "Mask Loader")) if folder else ""
     masks = MaskConfig(folder=found, suffixes=suffixes, **values)
     return DatasetConfig(concepts=tuple(c if c.masks else c.replace(masks=masks) for c in dataset.concepts))
+
+
+def read_controls(
+    places: Places, dataset: DatasetConfig, folder: str, folder_2: str = "", folder_3: str = "", **values: Any
+) -> DatasetConfig:
+    """Read Control Pictures: its control pictures on every concept that has none yet."""
+    named = [folder, *filter(None, (folder_2, folder_3))]
+    found = tuple(str(places.find_folder(each, "Control Pictures")) for each in named)
+    controls = ControlConfig(folders=found, **values)
+    return DatasetConfig(concepts=tuple(c if c.controls else c.replace(controls=controls) for c in dataset.concepts))
 
 
 def read_augmentation(dataset: DatasetConfig, **values: Any) -> DatasetConfig:
@@ -373,6 +385,7 @@ READERS: dict[str, Callable[..., Any]] = {
     "AtelierLoadBaseModel": read_base_model,
     "AtelierConceptDataset": read_concept,
     "AtelierMaskLoader": read_masks,
+    "AtelierControlPictures": read_controls,
     "AtelierExistingLora": read_file,
     "AtelierAugment": lambda _, **inputs: read_augmentation(**inputs),
     "AtelierBuckets": lambda _, **inputs: read_buckets(**inputs),

@@ -27,6 +27,7 @@ from .run_file import RunFile
 from .settings import (
     BAKED,
     CAPTION_FIELDS,
+    CONTROL_FOLDERS,
     OPEN_LORA,
     OPEN_OPTIMIZER,
     SAMPLE_FIELDS,
@@ -149,6 +150,9 @@ def _add_dataset(canvas: _Canvas, config: RunConfig) -> int:
         if concept.masks and (after is None or after.masks != concept.masks):
             given = {**inputs_of(concept.masks), "suffix": _joined(concept.masks.suffixes)}
             before = canvas.add("AtelierMaskLoader", given, {"dataset": before})
+        if concept.controls and (after is None or after.controls != concept.controls):
+            given = {"fit": concept.controls.fit, **dict(zip(CONTROL_FOLDERS, concept.controls.folders, strict=False))}
+            before = canvas.add("AtelierControlPictures", given, {"dataset": before})
         if concept.augment and (after is None or after.augment != concept.augment):
             before = canvas.add("AtelierAugment", inputs_of(concept.augment), {"dataset": before})
     if not before:

@@ -13,6 +13,7 @@ from lora_atelier.trainer_core.config import (
     CaptionConfig,
     ConceptConfig,
     ConnectedConfig,
+    ControlConfig,
     DatasetConfig,
     LoraConfig,
     MaskConfig,
@@ -35,6 +36,7 @@ RUN = RunConfig(
             ConceptConfig(
                 folder="/dogs",
                 augment=AugmentConfig(rotation=5),
+                controls=ControlConfig(folders=("/before", "pose"), fit="whole"),
                 captions=CaptionConfig(protected=("a b", "c"), class_prompt="dog"),
             ),
         )

@@ -12,6 +12,7 @@ from lora_atelier.trainer_core.config import (
     BucketConfig,
     CaptionConfig,
     ConceptConfig,
+    ControlConfig,
     DatasetConfig,
     EmbeddingConfig,
     ExistingConfig,
@@ -48,6 +49,15 @@ CHANGES = {
                 ConceptConfig(folder="/held", role="validation", masks=MaskConfig()),
             )
         )
+    },
+    "controls": {
+        "dataset": DatasetConfig(
+            concepts=(
+                CATS.replace(controls=ControlConfig(folders=("/before", "/pose"), fit="whole"), masks=MASKS),
+                ConceptConfig(folder="/dogs", controls=ControlConfig(folders=("/a", "/b", "/c"))),
+            )
+        ),
+        "sample": SampleConfig(prompts=("a cat --ci /x/1.png --ci 2.png",), width=0, height=0),
     },
     "buckets": {"train": OPEN.train.replace(buckets=BucketConfig(resolutions=("512", "640x384")), bucket_step=32)},
     "train": {"train": OPEN.train.replace(epochs=3, batch_size=2, accumulate=4, resolution=768, seed=2**64 - 1)},
