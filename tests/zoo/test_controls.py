@@ -9,7 +9,7 @@ import pytest
 import torch
 from comfy_extras.nodes_edit_model import ReferenceLatent
 from comfy_extras.nodes_qwen import TextEncodeQwenImageEdit, TextEncodeQwenImageEditPlus
-from durable import equal
+from durable import Cut, cut_at, equal
 from PIL import Image
 from safetensors import safe_open
 from train_graph import draw_pictures
@@ -114,12 +114,27 @@ def test_a_run_with_control_pictures_and_masks_trains_resumes_and_is_known_by_th
         (concept,) = json.loads(file.metadata()["atelier.config"])["dataset"]["concepts"]
     assert concept["controls"]["folders"] == list(names)  # and no path of this machine
     assert "Already trained in" in run(config, tmp_path)[0].origin
+    with pytest.raises(Cut):
+        run(config, tmp_path / "cut", step=cut_at(2))
+    resumed, _ = run(config, tmp_path / "cut")
+    assert "Resumed after step 2" in resumed.origin and equal(resumed.tensors, result.tensors)
     plain = config.replace(dataset=DatasetConfig(concepts=(config.dataset.concepts[0].replace(controls=None),)))
     other, _ = run(plain, tmp_path)
     assert other.run != result.run and other.losses != result.losses
     turned = paired(base, pairs, *reversed(("before", "pose")[: len(names)]), masks=MaskConfig(), flip=True)
     if len(names) > 1:
         assert run(turned, tmp_path)[0].run != result.run
+
+
+@pytest.mark.parametrize("row", ["flux2", "qwen_image", "omnigen2"])
+def test_concepts_with_and_without_control_pictures_train_together(row, pairs, tmp_path):
+    """In one batch, too: one sample has two, the other none."""
+    base = linked(row)
+    config = paired(base, pairs, "before", "pose")
+    both = (ConceptConfig(folder=str(pairs / "after"), role="regularisation"), *config.dataset.concepts)
+    train = config.train.replace(steps=6)
+    result, _ = run(config.replace(dataset=DatasetConfig(concepts=both), train=train), tmp_path)
+    assert result.finished and torch.tensor(result.losses).isfinite().all()
 
 
 def test_a_model_without_references_refuses_control_pictures(pairs, tmp_path):
