@@ -58,7 +58,7 @@ def measure(name: str) -> dict[str, Any]:
         "recipe spn_lora=1,thr=-1": seconds(lambda: resize_by_recipes(lora, parse_recipes("spn_lora=1,thr=-1"))),
     }
     weights = {shape: torch.randn(shape, generator=draws) / shape[1] ** 0.5 for shape in set(shapes.values())}
-    for recipe in ("fro_ckpt=1,thr=-3.55", "spn_ckpt=1,thr=-3.55"):
+    for recipe in ("fro_ckpt=1,thr=-3.55", "spn_ckpt=1,thr=-1", "spn_ckpt=1,size=100"):
         parsed = parse_recipes(recipe)
         ours[f"recipe {recipe}"] = seconds(
             lambda parsed=parsed: resize_by_recipes(lora, parsed, lambda layer: weights[shapes[layer]])

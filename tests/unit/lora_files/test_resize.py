@@ -13,8 +13,10 @@ from lora_atelier.trainer_core.lora_files.lora import layers_of
 from lora_atelier.trainer_core.lora_files.read import parse_lora
 from lora_atelier.trainer_core.lora_files.recipes import (
     Recipe,
+    Reference,
     kept_directions,
     parse_recipes,
+    reference_of,
     scores,
     spectral_norm,
 )
@@ -127,6 +129,44 @@ def test_the_largest_singular_value_is_found():
         matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
         assert spectral_norm(matrix) == pytest.approx(float(torch.linalg.svdvals(matrix)[0]), rel=1e-3)
     assert spectral_norm(torch.zeros(3, 3)) == 0
+
+
+def matrices():
+    """Random matrices, with and without a largest singular value that stands out."""
+    for number, (rows, columns) in enumerate([(300, 200), (60, 250), (128, 128)] * 4):
+        g = torch.Generator().manual_seed(number)
+        spike = torch.randn(rows, 1, generator=g) @ torch.randn(1, columns, generator=g)
+        yield torch.randn(rows, columns, generator=g) + number % 3 * spike / rows**0.5
+
+
+def test_bounds_hold_the_largest_singular_value():
+    for matrix in matrices():
+        bounds = []
+        spectral_norm(matrix, lambda *pair, told=bounds: told.append(pair), tolerance=1e-6)  # None: goes on
+        true = float(torch.linalg.svdvals(matrix.double())[0])
+        assert all(low <= true * (1 + 1e-5) and true <= high * (1 + 1e-5) for low, high in bounds)
+        assert len(bounds) > 1 and bounds[-1][1] / bounds[-1][0] < bounds[0][1] / bounds[0][0]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_thresholds_are_decided_as_by_all_digits_of_the_norm(together):
+    found = known(0.8 ** torch.arange(30, dtype=torch.float64), 300, 300)
+    recipes = parse_recipes(
+        "spn_ckpt=1,spn_lora,thr=-1:spn_ckpt=1,thr=-1.5:spn_ckpt=1,thr=-2.2:spn_ckpt=2,params,thr=-2"
+    )
+    for matrix in matrices():
+        exact = Reference(fro=math.nan, spn=float(torch.linalg.svdvals(matrix.double())[0]))
+        for recipe in recipes:
+            reference = reference_of(matrix, found, recipes if together else [recipe])
+            near = (scores(recipe, found, exact) - recipe.threshold).abs() < 5e-4  # what digits cannot decide
+            kept, expected = (kept_directions(recipe, [found], [each], 2)[0] for each in (reference, exact))
+            assert torch.equal(kept[~near], expected[~near])
+
+
+def test_a_threshold_that_all_pass_takes_no_step(monkeypatch):
+    monkeypatch.setattr(f"{reference_of.__module__}.look", lambda: pytest.fail("a step was taken"))
+    for threshold in (-9, 9):
+        assert reference_of(torch.randn(30, 20), known(), parse_recipes(f"spn_ckpt=1,thr={threshold}")).spn > 0
 
 
 def test_the_result_is_the_nearest_of_its_rank():
