@@ -6,16 +6,29 @@ from types import ModuleType
 from typing import Any
 
 
-def connected(comfyui: Path, cpu: bool, document: Any, node: str) -> Any:
-    """Load the models that a workflow links into Use Connected Model, by ComfyUI's own nodes."""
+def start(comfyui: Path, *, cpu: bool) -> None:
+    """Make ComfyUI's modules importable, and choose its device."""
     sys.path.insert(0, str(comfyui))
     import comfy.cli_args
     import utils.install_util  # noqa: F401  # first, as in ComfyUI: its nodes put another `utils` before it
 
     comfy.cli_args.args.cpu = cpu  # read when ComfyUI chooses its device
+
+
+def connected(comfyui: Path, cpu: bool, document: Any, node: str) -> Any:
+    """Load the models that a workflow links into Use Connected Model, by ComfyUI's own nodes."""
+    start(comfyui, cpu=cpu)
     from lora_atelier.nodes.comfyui.headless import connect
 
     return connect(document, node)
+
+
+def checked(comfyui: Path, model: Path | None) -> Any:
+    """Start the check of LoRA files by ComfyUI's loader."""
+    start(comfyui, cpu=True)
+    from lora_atelier.nodes.comfyui.offline import loader
+
+    return loader(model)
 
 
 if __name__ == "__main__":
@@ -26,7 +39,8 @@ if __name__ == "__main__":
     pack.__path__ = [str(folder)]
 
     from lora_atelier.trainer_core.commands import main
+    from lora_atelier.trainer_core.lora_files import loader
     from lora_atelier.trainer_core.workflow import connecting
 
-    connecting.load = connected
+    connecting.load, loader.load = connected, checked
     sys.exit(main())

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import FLOW, ROOT, TINY_BASE, TINY_FLOW, to_prompt
@@ -143,3 +145,17 @@ def test_a_connected_model_trains_where_comfyui_is(server: ComfyServer, comfyui:
     assert result.ok, result.error
     key = next(key for key, node in prompt.items() if node["class_type"] == "AtelierTrain")
     assert f"Already trained in {run.path.name}" in result.outputs[key]["text"][0]
+
+
+@pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
+def test_files_of_a_shell_go_through_comfyuis_loader(comfyui: Path, tmp_path: Path) -> None:
+    name = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+    tensors = {f"{name}.lora_down.weight": torch.eye(64)[:2], f"{name}.lora_up.weight": torch.eye(64)[:, :2] * 2}
+    save_file(tensors, tmp_path / "own.safetensors")
+    save_file({key.replace("attn1", "attn9"): each for key, each in tensors.items()}, tmp_path / "other.safetensors")
+    for file, status, said in (("own", 0, f"every layer in {TINY_BASE.name}."), ("other", 2, "finds no weight for 1")):
+        command = ["lora", "resize", str(tmp_path / f"{file}.safetensors"), "--to", str(tmp_path / f"new-{file}")]
+        options = ["--rank", "1", "--comfyui", str(comfyui), "--model", str(TINY_BASE)]
+        done = subprocess.run([sys.executable, str(ROOT), *command, *options], capture_output=True, text=True)
+        assert done.returncode == status and said in done.stdout + done.stderr, done.stderr
+        assert (tmp_path / f"new-{file}.safetensors").exists() is (status == 0)

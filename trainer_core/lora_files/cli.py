@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..common.command_line import PROGRAM, run_command
+from ..common.command_line import PROGRAM, comfyui_around, run_command
 from ..models.weights_of_file import open_weights
 from .blocks import parse_rules, scale_blocks
 from .combine import METHODS, Summand, merge_loras
@@ -17,8 +18,9 @@ from .convert import convert
 from .extract import extract
 from .formats import FileLayer
 from .inspect import describe_lora, inspect_lora
+from .loader import loader_of
 from .lora import Lora, read_lora, remade
-from .model_names import names_of_file
+from .model_names import names_of_file, open_reader
 from .names import PROGRAMS
 from .recipes import parse_recipes
 from .resize import MODES, Rule, describe_ranks, resize, resize_by_recipes
@@ -53,16 +55,22 @@ def build_parser() -> argparse.ArgumentParser:
     def output(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--to", type=Path, required=True, help="the new file; a file of this name is not replaced")
         parser.add_argument("--dtype", choices=DTYPES, default="", help="number format; by default as it is")
+        text = "ComfyUI, whose loader checks the file; by default the one around"
+        parser.add_argument("--comfyui", type=Path, default=comfyui_around(), metavar="FOLDER", help=text)
+
+    def model(parser: argparse.ArgumentParser, text: str, *, required: bool = False) -> None:
+        parser.add_argument("--model", type=Path, required=required, metavar="FILE", help=f"a model file {text}")
 
     command("inspect", inspect, "tell what a LoRA is")
     resizing = command("resize", resize_file, "make a LoRA smaller")
     output(resizing)
     rule(resizing)
+    model(resizing, "of its kind, which some recipes compare with; also to check the new file by")
     resizing.add_argument("--recipe", help="instead: a recipe of resize_lora, such as spn_lora=1,thr=-1")
     converting = command("convert", convert_file, "write a LoRA as another program does")
     output(converting)
     converting.add_argument("--for", dest="program", choices=PROGRAMS, required=True, help="the program that reads it")
-    converting.add_argument("--model", type=Path, required=True, help="a model file of its kind, .safetensors")
+    model(converting, "of its kind, .safetensors", required=True)
     converting.add_argument("--plain-rank", type=int, default=0, help="plain LoRA of this rank for other kinds")
     extracting = commands.add_parser("extract", help="the difference of two models as a LoRA")
     extracting.add_argument("tuned", type=Path, help="the tuned model's file, .safetensors")
@@ -72,6 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     rule(extracting)
     merging = command("merge", merge_files, "merge LoRAs into one", several=True)
     output(merging)
+    model(merging, "of their kind, to check the new file by")
     merging.add_argument("--strength", type=float, nargs="+", default=[], help="of each LoRA; by default 1")
     merging.add_argument("--method", choices=METHODS, default="sum", help="by default sum, which is exact")
     merging.add_argument("--rank", type=int, default=0, help="of the result, for all methods but sum and orthogonal")
@@ -79,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     merging.add_argument("--seed", type=int, default=0, help="of dare's draws")
     filtering = command("blocks", filter_file, "keep, scale or drop parts of a LoRA")
     output(filtering)
+    model(filtering, "of its kind, to check the new file by")
     filtering.add_argument("--rules", required=True, help="such as te*=0,double_blocks.3=0.5; * stands for any letters")
     filtering.add_argument("--rest", type=float, default=1.0, help="factor of all other layers")
     return parser
@@ -94,17 +104,16 @@ def inspect(options: argparse.Namespace) -> int:
 def resize_file(options: argparse.Namespace) -> int:
     """Write a smaller LoRA, and print each layer's ranks."""
     lora, file = read_lora(options.lora)
-    if options.recipe:
-        recipes = parse_recipes(options.recipe, "--recipe")
-        if len(recipes) > 1:
-            raise ValueError("--recipe holds several recipes, which give several files; call once for each.")
-        [made] = resize_by_recipes(file, recipes)
-        settings: dict[str, Any] = {"mode": "recipe", "recipe": made.recipe}
-    else:
-        rule = _rule(options, "Resize LoRA")
-        made = resize(file, rule)
-        settings = rule.settings()
-    return _write(options, lora, made.layers, "resize", settings, describe_ranks(made))
+    recipes = parse_recipes(options.recipe, "--recipe") if options.recipe else []
+    if len(recipes) > 1:
+        raise ValueError("--recipe holds several recipes, which give several files; call once for each.")
+    if options.model is None and any(recipe.needs_model for recipe in recipes):
+        raise ValueError(f"The recipe {options.recipe} compares with the model; name the model's file by --model.")
+    rule = None if recipes else _rule(options, "Resize LoRA")
+    settings = {"mode": "recipe", "recipe": options.recipe.strip()} if rule is None else rule.settings()
+    with nullcontext() if options.model is None else open_reader(options.model) as weight:
+        made = resize_by_recipes(file, recipes, weight)[0] if rule is None else resize(file, rule, weight)
+    return _write(options, lora, made.layers, "resize", settings, describe_ranks(made), model=options.model)
 
 
 def convert_file(options: argparse.Namespace) -> int:
@@ -116,9 +125,12 @@ def convert_file(options: argparse.Namespace) -> int:
             f"The form of {options.program} depends on what ComfyUI knows of the model; use the node Convert LoRA, or "
             f"one of {', '.join(names.forms)} after --for."
         )
-    made = convert(file, names, options.program, rank=options.plain_rank)
+    known = loader_of(options.comfyui, options.model).knows
+    with open_reader(options.model) as weight:
+        made = convert(file, names, options.program, rank=options.plain_rank, weight=weight, known=known)
     settings = {"program": options.program, "plain_rank": options.plain_rank}
-    return _write(options, lora, made.layers, "convert", settings, made.describe(options.program), made.tensors)
+    said, model = made.describe(options.program), None if made.unread else options.model  # such names are not refused
+    return _write(options, lora, made.layers, "convert", settings, said, model=model, tensors=made.tensors)
 
 
 def extract_file(options: argparse.Namespace) -> int:
@@ -127,7 +139,7 @@ def extract_file(options: argparse.Namespace) -> int:
     with open_weights(options.tuned) as tuned, open_weights(options.base) as base:
         made = extract(tuned, base, rule, titles=(options.tuned.name, options.base.name))
     settings = {**rule.settings(), "tuned": options.tuned.name, "base": options.base.name}
-    return _write(options, Lora({}, {}), made.layers, "extract", settings, made.describe())
+    return _write(options, Lora({}, {}), made.layers, "extract", settings, made.describe(), model=options.base)
 
 
 def _rule(options: argparse.Namespace, node: str) -> Rule:
@@ -144,7 +156,7 @@ def merge_files(options: argparse.Namespace) -> int:
     made = merge_loras(summands, options.method, rank=options.rank, density=options.density, seed=options.seed)
     settings = {"method": options.method, "loras": [file.name for _, file in read], "strengths": strengths}
     said = f"{len(made.layers)} layers, {made.shared} of them in several LoRAs; {made.kept:.2%} of the change is kept."
-    return _write(options, read[0][0], made.layers, "merge", settings, said)
+    return _write(options, read[0][0], made.layers, "merge", settings, said, model=options.model)
 
 
 def filter_file(options: argparse.Namespace) -> int:
@@ -153,7 +165,7 @@ def filter_file(options: argparse.Namespace) -> int:
     kept, factors = scale_blocks(file, parse_rules(options.rules, "--rules"), rest=options.rest)
     settings = {"rules": options.rules, "rest": options.rest}
     said = f"{len(kept.layers)} of {len(factors)} layers are kept."
-    return _write(options, lora, kept.layers.values(), "blocks", settings, said)
+    return _write(options, lora, kept.layers.values(), "blocks", settings, said, model=options.model)
 
 
 def _write(
@@ -163,15 +175,21 @@ def _write(
     tool: str,
     settings: Mapping[str, Any],
     said: str,
+    *,
+    model: Path | None,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> int:
-    """Write the result to the file of --to, and print what was done. tensors: by default those of the layers."""
+    """Write the result to the file of --to, checked by ComfyUI's loader if there is one, and print what was done.
+
+    model: the file of a model that must have every layer, if one is named. tensors: by default those of the layers.
+    """
     path: Path = (
         options.to if options.to.suffix == ".safetensors" else options.to.with_name(f"{options.to.name}.safetensors")
     )
     if path.exists():
         raise ValueError(f"{path} exists already; choose another name for --to.")
     made = remade(lora, layers, tool, settings, tensors)
-    save_lora(path, made, made.metadata, options.dtype)
-    print(f"{said}\nSaved as {path}.")
+    loader = loader_of(options.comfyui, model)
+    save_lora(path, made, made.metadata, options.dtype, loader.check)
+    print(f"{said}\nSaved as {path}. {loader.report}")
     return 0

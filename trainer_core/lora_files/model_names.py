@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from ..config import BaseModelConfig
 from ..models.base import Form
 from ..models.files.safetensors_file import FileHeader, read_header
 from ..models.sd.names import KOHYA, PREFIXES
-from ..models.weights_of_file import WEIGHT, denoiser_names
+from ..models.weights_of_file import WEIGHT, denoiser_names, open_weights
 from .diffusers_names import diffusers_paths
 from .match import flat_name
 from .names import DIFFUSERS, OWN, Named, Names, Weight, of_diffusers
@@ -23,6 +28,26 @@ def names_of_file(path: Path) -> Names:
 
     header = read_header(path)
     return _stable_diffusion(path) if is_stable_diffusion(header.shapes) else _transformer(header)
+
+
+@contextmanager
+def open_reader(path: Path) -> Iterator[Callable[[str], Tensor]]:
+    """Open a model file; what it gives reads the weight of a layer by any of its names in LoRA files, or a slice."""
+    places = names_of_file(path).places()
+    with open_weights(path) as weights:
+        readers = {places[name][0].key: read for key, read in weights.items() if (name := flat_name(key)) in places}
+
+        def read(name: str) -> Tensor:
+            weight, piece = places.get(flat_name(name), (None, None))
+            if weight is None or weight.key not in readers:
+                raise ValueError(f"{path.name} has no layer {name}; set --model to the model that the LoRA is for.")
+            whole = readers[weight.key]()
+            if piece is None:
+                return whole
+            rows = whole.narrow(0, piece.start, piece.length)
+            return torch.cat(rows.chunk(2)[::-1]) if piece.swapped else rows
+
+        yield read
 
 
 def _stable_diffusion(path: Path) -> Names:

@@ -33,7 +33,8 @@ def decompose(layer: FileLayer, weight: Tensor | None = None) -> Singular:
     if layer.kind in (*WEIGHT_DEPENDENT, "DoRA"):
         if weight is None:
             raise ValueError(
-                f"{layer.source} is a layer of {layer.kind}, whose effect depends on the model; link the MODEL."
+                f"{layer.source} is a layer of {layer.kind}, whose effect depends on the model; link the MODEL, "
+                "or in a shell name its file by --model."
             )
         frozen = weight.float()
         return of_delta((merged_weight(frozen, layer, 1.0) - frozen).double())

@@ -9,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from lora_atelier.trainer_core.commands import main as program
+from lora_atelier.trainer_core.lora_files import loader
 from lora_atelier.trainer_core.lora_files.cli import main
 from lora_atelier.trainer_core.lora_files.formats import delta_weight
 from lora_atelier.trainer_core.lora_files.inspect import describe_lora, inspect_lora
@@ -21,6 +22,8 @@ from lora_atelier.trainer_core.lora_files.lora import (
     remade,
     tensors_of,
 )
+from lora_atelier.trainer_core.lora_files.recipes import parse_recipes
+from lora_atelier.trainer_core.lora_files.resize import resize_by_recipes
 from lora_atelier.trainer_core.lora_files.write import delta_norms, save_lora
 
 TEXT = {"ss_steps": "250", "modelspec.title": "moss", "modelspec.trigger_phrase": "mossling", "sshs_model_hash": "old"}
@@ -150,7 +153,7 @@ def test_commands_write_new_files_alone(tmp_path, capsys):
     ("arguments", "said"),
     [
         (["resize", "{a}", "--to", "{new}"], "rank of Resize LoRA is 0"),
-        (["resize", "{a}", "--to", "{new}", "--recipe", "fro_ckpt=1,thr=-3"], "link the MODEL"),
+        (["resize", "{a}", "--to", "{new}", "--recipe", "fro_ckpt=1,thr=-3"], "name the model's file by --model"),
         (["resize", "{a}", "--to", "{new}", "--recipe", "x"], "--recipe has 'x' at character 1"),
         (["resize", "{a}", "--to", "{new}", "--recipe", "params,thr=1:params,thr=2"], "several recipes"),
         (["merge", "{a}", "--to", "{new}"], "link at least two"),
@@ -166,6 +169,55 @@ def test_wrong_commands_get_one_sentence(tmp_path, capsys, arguments, said):
     assert main([argument.format(**places) for argument in arguments]) == 2
     printed = capsys.readouterr()
     assert said in printed.err and len(printed.err.splitlines()) == 1 and not (tmp_path / "new.safetensors").exists()
+
+
+def test_recipes_of_a_shell_compare_with_a_model_s_file(tmp_path, capsys):
+    write(tmp_path / "a.safetensors", {**layer("transformer.blocks.0.attn1.to_q"), **layer("blocks.0.out")})
+    model = {"diffusion_model.blocks.0.out.weight": sdxl_sample.noise(9, 5, 6)}
+    save_file(model, tmp_path / "model.safetensors")
+    command = ["resize", str(tmp_path / "a.safetensors"), "--recipe", "fro_ckpt=1,thr=-4.6", "--to"]
+    given = ["--model", str(tmp_path / "model.safetensors")]
+    assert main([*command, str(tmp_path / "b"), *given]) == 2
+    assert "model.safetensors has no layer transformer.blocks.0.attn1.to_q" in capsys.readouterr().err
+    write(tmp_path / "a.safetensors", layer("blocks.0.out"))
+    assert main([*command, str(tmp_path / "b"), *given]) == 0
+    file = read_lora(tmp_path / "a.safetensors")[1]
+    recipes = parse_recipes("fro_ckpt=1,thr=-4.6")
+    [made] = resize_by_recipes(file, recipes, lambda _: model["diffusion_model.blocks.0.out.weight"])
+    (kept,) = read_lora(tmp_path / "b.safetensors")[1].layers.values()
+    assert len(kept.tensors["down"]) == made.ranks[0].new_rank < 3
+
+
+def test_a_file_of_a_shell_is_checked_before_it_has_its_name(tmp_path, capsys, monkeypatch):
+    """By ComfyUI's loader where there is one; else the last line says that it was not."""
+    one = str(write(tmp_path / "a.safetensors"))
+    (tmp_path / "comfy").mkdir()
+    (tmp_path / "comfy" / "sd.py").touch()
+    said, seen = [], []
+
+    def refuse(path):
+        seen.append(len(load_file(path)))
+        raise ValueError("ComfyUI finds no weight.")
+
+    def missing(*_):
+        raise ImportError("No module named 'torchsde'")
+
+    for number, (load, expected) in enumerate(
+        [
+            (None, "so its loader has not checked the file; name its folder by --comfyui."),
+            (missing, "has not checked the file: No module named 'torchsde'. Start with ComfyUI's Python."),
+            (lambda *given: said.append(given) or loader.Loader(lambda _: None, bool, "All is well."), "All is well."),
+            (lambda *_: loader.Loader(refuse, bool, ""), "ComfyUI finds no weight."),
+        ]
+    ):
+        monkeypatch.setattr(loader, "load", load)
+        new = tmp_path / f"{number}.safetensors"
+        command = ["resize", one, "--to", str(new), "--rank", "1", "--comfyui", str(tmp_path)]
+        fails = number == 3
+        assert main(command) == (2 if fails else 0) and new.exists() is not fails
+        printed = capsys.readouterr()
+        assert (printed.err if fails else printed.out).strip().endswith(expected)
+    assert said == [(tmp_path, None)] and seen == [6] and not list(tmp_path.glob(".*"))
 
 
 def test_the_program_lists_its_commands(capsys, monkeypatch):
