@@ -539,7 +539,7 @@ def test_saves_are_measured_against_steps(monkeypatch, comfyui):
 
 def test_tools_are_measured_beside_whole_decompositions():
     result = tools.measure("toy")
-    assert result["layers"] > 100 and result["whole"] > 0 and result["extracted"] > 0 and len(result["ours"]) == 5
+    assert result["layers"] > 100 and result["whole"] > 0 and result["extracted"] > 0 and len(result["ours"]) == 6
     ours = dict.fromkeys(result["ours"], 20.5)
     text = tools.render({**result, "whole": 300.0, "ours": {**ours, "sv_fro 0.9": 4.0}}, "bench --tools", "today")
     assert "| Resize LoRA, sv_fro 0.9 | 4.0 | ≤ 20 | met |" in text and "| 20.5 | ≤ 20 | **missed** |" in text
