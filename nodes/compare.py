@@ -220,7 +220,9 @@ class AtelierCompareLoras(Node):
                 cells.append(cell)
                 progress(len(cells) / (len(columns) * len(rows)))
             scores: Any = [(None, None)] * len(cells)
+            wordless = False
             if clip_vision is not None:
+                wordless = clip_of_vision is not None and not comparing.has_text_side(clip_vision)
                 known = like_what(pictures, dataset, cls.hidden.unique_id)
                 scores = comparing.likeness(clip_vision, cells, known, clip_of_vision)
             best = best_column(columns, scores)
@@ -229,7 +231,7 @@ class AtelierCompareLoras(Node):
         grid = to_image(draw_comparison(cells, len(columns), None if best is None else best[0]))
         shown = {
             **ui.PreviewImage(grid, cls=cls).as_dict(),
-            **ui.PreviewText(describe(cells, columns, scores, best)).as_dict(),
+            **ui.PreviewText(describe(cells, columns, scores, best, wordless=wordless)).as_dict(),
         }
         images = [cell.picture[None] for cell in cells]
         return io.NodeOutput(grid, images, write_table(cells, scores), lora, chosen.title, ui=shown)

@@ -78,8 +78,18 @@ def best_column(columns: Sequence[Column], scores: Scores) -> tuple[int, float] 
     return best, sums[best]
 
 
-def describe(cells: Sequence[Cell], columns: Sequence[Column], scores: Scores, best: tuple[int, float] | None) -> str:
-    """Say how many pictures were drawn and kept, the likeness of each column, and what the mark means."""
+def describe(
+    cells: Sequence[Cell],
+    columns: Sequence[Column],
+    scores: Scores,
+    best: tuple[int, float] | None,
+    *,
+    wordless: bool = False,
+) -> str:
+    """Say how many pictures were drawn and kept, the likeness of each column, and what the mark means.
+
+    wordless: likeness to prompts was asked for, and the vision model has no text side.
+    """
     kept = sum(cell.kept for cell in cells)
     lines = [f"{len(cells)} pictures: {len(cells) - kept} drawn, {kept} there already."]
     rows = len(cells) // len(columns)
@@ -93,6 +103,10 @@ def describe(cells: Sequence[Cell], columns: Sequence[Column], scores: Scores, b
             if found
         ]
         lines.append(f"{number + 1}. {column.title} at {column.strength:g}{': ' if likes else ''}{', '.join(likes)}")
+    if wordless:
+        lines.append(
+            "The vision model has no text side, so likeness to the prompt is left out. Link one of CLIP for it."
+        )
     if best is not None:
         column = columns[best[0]]
         lines.append(

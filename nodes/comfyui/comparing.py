@@ -145,9 +145,18 @@ def to_tensor(picture: Image.Image) -> Tensor:
 
 
 def embed(vision: Any, pictures: Sequence[Tensor]) -> Tensor:
-    """Compute unit vectors of pictures (H, W, 3) by a CLIP vision model, (N, D)."""
-    found = [vision.encode_image(picture[None])["image_embeds"].flatten(1).float().cpu() for picture in pictures]
-    return torch.nn.functional.normalize(torch.cat(found), dim=1)
+    """Compute unit vectors of pictures (H, W, 3) by a vision model, (N, D).
+
+    Of models that give a vector for each patch, such as SigLIP in ComfyUI, the mean: their number may follow the shape.
+    """
+    found = [vision.encode_image(picture[None])["image_embeds"].float().cpu() for picture in pictures]
+    vectors = [each.mean(1) if each.ndim > 2 else each for each in found]
+    return torch.nn.functional.normalize(torch.cat(vectors), dim=1)
+
+
+def has_text_side(vision: Any) -> bool:
+    """Tell whether a vision model projects pictures to where a text encoder projects prompts: CLIP does."""
+    return isinstance(getattr(vision.model, "visual_projection", None), torch.nn.Module)
 
 
 def embed_prompts(clip: Any, prompts: Sequence[str]) -> Tensor:
@@ -161,15 +170,16 @@ def likeness(
 ) -> list[tuple[float | None, float | None]]:
     """Measure each cell's likeness to pictures and to its prompt by cosines, None where nothing to compare is linked.
 
-    To pictures: the mean over them. text: the text encoder that was trained with the vision model. Raises ValueError
-    for one of another width.
+    To pictures: the mean over them. text: the text encoder that was trained with the vision model; without a text side
+    nothing is alike to prompts. Raises ValueError for a text encoder of another width, or without its projection.
     """
     drawn = embed(vision, [cell.picture for cell in cells])
     to_pictures: list[float | None] = [None] * len(cells)
     to_prompt: list[float | None] = [None] * len(cells)
     if pictures:
         to_pictures = list((drawn @ embed(vision, pictures).t()).mean(dim=1).tolist())
-    if text is not None:
+    if text is not None and has_text_side(vision):
+        _check_projected(text)
         words = embed_prompts(text, [cell.row.line.prompt for cell in cells])
         if words.shape[1] != drawn.shape[1]:
             raise ValueError(
@@ -178,3 +188,14 @@ def likeness(
             )
         to_prompt = list((drawn * words).sum(dim=1).tolist())
     return list(zip(to_pictures, to_prompt, strict=True))
+
+
+def _check_projected(text: Any) -> None:
+    """Raise ValueError for a text encoder whose pooled output is not projected to where the pictures are."""
+    model = getattr(text, "cond_stage_model", None)
+    encoder = getattr(model, getattr(model, "clip", None) or "", None)
+    if not getattr(encoder, "return_projected_pooled", True):
+        raise ValueError(
+            "clip_of_vision of Compare LoRAs is the text encoder of a checkpoint of Stable Diffusion 1, which lacks "
+            "CLIP's projection; link one of Load CLIP, or none."
+        )

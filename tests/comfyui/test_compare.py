@@ -229,3 +229,66 @@ def test_the_column_that_is_most_alike_is_marked(comfy_modules: ModuleType, tmp_
     with pytest.raises(ValueError, match="gives 5 numbers a prompt, the CLIP vision model 8 a picture"):
         comparing.likeness(vision, cells, [], Words)
     assert comparison.best_column(columns, [(None, None)] * 3) is None
+
+
+VISIONS = [  # ComfyUI's settings of vision models, what they make of a picture, how their weights are stored
+    ("clip_vision_config_vitl.json", 768, torch.float16),
+    ("clip_vision_config_h.json", 1024, torch.bfloat16),
+    ("clip_vision_siglip_384.json", 1152, torch.float16),
+    ("clip_vision_siglip2_base_naflex.json", 1152, torch.bfloat16),
+    ("image_encoders/dino2_large.json", 1024, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("name", "width", "dtype"), VISIONS)
+def test_every_vision_model_gives_one_vector_a_picture(
+    comfy_modules: ModuleType, comfyui: Path, name: str, width: int, dtype: torch.dtype
+) -> None:
+    """Of its real width, with two layers of random weights."""
+    import comfy.clip_vision
+
+    from lora_atelier.nodes.comfyui import comparing
+
+    config = json.loads((comfyui / "comfy" / name).read_text(encoding="utf-8"))
+    vision = comfy.clip_vision.ClipVisionModel({**config, "num_hidden_layers": 2})
+    draws = torch.Generator().manual_seed(0)
+    for parameter in vision.model.parameters():
+        parameter.data = (torch.randn(parameter.shape, generator=draws) * 0.02).to(dtype)
+    pictures = [torch.rand(size, generator=draws) for size in ((96, 64, 3), (64, 128, 3), (96, 64, 3))]
+    found = comparing.embed(vision, [*pictures, pictures[0]])
+    assert found.shape == (4, width) and found.isfinite().all()
+    like = found @ found.t()
+    torch.testing.assert_close(like.diagonal(), torch.ones(4))
+    torch.testing.assert_close(like[0, 3], torch.ones(()))
+    assert not torch.equal(found[0], found[2])
+    assert comparing.has_text_side(vision) is name.startswith("clip_vision_config")
+
+
+def test_likeness_to_prompts_needs_the_projection_of_clip(comfy_modules: ModuleType, tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from lora_atelier.nodes import comparison
+    from lora_atelier.nodes.comfyui import comparing, sampling
+    from lora_atelier.trainer_core.config.prompt_lines import PromptLine
+
+    row = comparing.Row(PromptLine(text="red", prompt="red"), sampling.Pass(3), "", None, (8, 8))
+    column = comparing.Column("one", 1.0, "one", dict)
+    cells = [comparing.Cell(column, row, torch.rand(8, 8, 3), tmp_path / "x.png", False)]
+    # SigLIP as ComfyUI loads it: a vector for each patch, and a projection that is none.
+    siglip = SimpleNamespace(
+        model=SimpleNamespace(visual_projection=lambda a: a),
+        encode_image=lambda picture: {"image_embeds": torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])},
+    )
+    scores = comparing.likeness(siglip, cells, [], "a text encoder that is not asked")
+    assert scores == [(None, None)]
+    said = comparison.describe(cells, [column], scores, None, wordless=True)
+    assert "no text side, so likeness to the prompt is left out" in said
+    assert "left out" not in comparison.describe(cells, [column], scores, None)
+    torch.testing.assert_close(comparing.embed(siglip, [cells[0].picture]), torch.full((1, 2), 0.5**0.5))
+    clip = SimpleNamespace(
+        model=SimpleNamespace(visual_projection=torch.nn.Identity()), encode_image=siglip.encode_image
+    )
+    encoder = SimpleNamespace(return_projected_pooled=False)
+    text = SimpleNamespace(cond_stage_model=SimpleNamespace(clip="clip_l", clip_l=encoder))
+    with pytest.raises(ValueError, match="lacks CLIP's projection; link one of Load CLIP"):
+        comparing.likeness(clip, cells, [], text)
