@@ -1,5 +1,6 @@
 """Converted LoRA files: under the names of every program and back, they change a MODEL by the same."""
 
+import inspect
 import re
 
 import comfy.lora
@@ -158,3 +159,59 @@ def test_names_are_those_of_layers_in_diffusers(row):
 
 def shapes_of(row):
     return {name: each.shape for name, each in build(row)[1].model.diffusion_model.state_dict().items()}
+
+
+def ideogram4(own, theirs):
+    """Run both on a packed sequence of 4 tokens of text and 6 of a picture."""
+    draws = torch.Generator().manual_seed(1)
+    x, text = torch.randn(1, 10, 128, generator=draws), torch.randn(1, 10, 48, generator=draws)
+    places = torch.arange(10)[None, :, None].expand(1, 10, 3)
+    kinds = torch.tensor([[3] * 4 + [2] * 6])
+    time, whole = torch.tensor([0.3]), torch.ones(1, 10, dtype=torch.long)
+    one = own._backbone(text, x, time, places, None, kinds)
+    return one[:, 4:], theirs(x, time, text, places, whole, kinds, return_dict=False)[0][:, 4:]
+
+
+def cogvideox(own, theirs):
+    """Run both on 2 frames of 4x6 latent pixels."""
+    draws = torch.Generator().manual_seed(1)
+    x, text = torch.randn(1, 16, 2, 4, 6, generator=draws), torch.randn(1, 8, 48, generator=draws)
+    turned = own._get_rotary_emb(2, 3, 2, device=x.device)
+    one = own(x, torch.tensor([300.0]), text)
+    frames = x.permute(0, 2, 1, 3, 4)
+    other = theirs(frames, text, torch.tensor([300.0]), image_rotary_emb=turned, return_dict=False)[0]
+    return one, other.permute(0, 2, 1, 3, 4)
+
+
+TABLED = {  # class in diffusers, its settings beside those of the tiny model, both models' outputs
+    # All axes have the same places, so that their shares, of which ComfyUI takes more, do not matter.
+    "ideogram4": ("Ideogram4Transformer2DModel", {"mrope_section": (6, 5, 5)}, ideogram4),
+    "cogvideox": (
+        "CogVideoXTransformer3DModel",
+        {"max_text_seq_length": 8, "use_rotary_positional_embeddings": True},
+        cogvideox,
+    ),
+}
+
+
+@pytest.mark.parametrize("row", [row for row in TABLED if row in ZOO])
+def test_a_model_under_the_names_of_a_table_computes_the_same_in_diffusers(row):
+    kind, more, outputs = TABLED[row]
+    kind = getattr(diffusers, kind)
+    model = build(row)[1].model.diffusion_model
+    known = inspect.signature(kind.__init__).parameters
+    theirs = kind(**{key: value for key, value in ZOO[row].config.items() if key in known} | more).eval()
+    own = model.state_dict()
+    paths = diffusers_paths({name: len(each) for name, each in own.items() if each.ndim})
+    named = {}
+    for name, tensor in own.items():
+        path, _, part = name.rpartition(".")
+        for each in paths.get(path, []):
+            rows = slice(None) if each.slice is None else slice(each.slice.start, each.slice.start + each.slice.length)
+            named[f"{each.name}.{part}"] = tensor[rows]
+    missing, unknown = theirs.load_state_dict(named, strict=False)
+    assert not unknown and all(name.endswith("pos_embedding") for name in missing)
+    with torch.no_grad():
+        one, other = outputs(model, theirs)
+    assert one.abs().max() > 0
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

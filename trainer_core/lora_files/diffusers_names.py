@@ -1,7 +1,7 @@
-"""What diffusers calls the layers of a transformer: asked of its own conversion of checkpoints.
+"""What diffusers calls the layers of a transformer: asked of its own conversion of checkpoints, or from a table.
 
-That gets tensors whose rows are numbered. So the names, the slices of fused layers and their order are those of the
-version that is installed.
+The conversion gets tensors whose rows are numbered. So the names, the slices of fused layers and their order are those
+of the version that is installed. The table has what diffusers loads LoRAs for and does not convert.
 """
 
 from __future__ import annotations
@@ -59,12 +59,46 @@ ORIGINS = (
 )
 
 
+class Table(NamedTuple):
+    """An architecture that diffusers has no conversion for; a test compares the outputs of both models."""
+
+    marks: tuple[str, ...]  # paths of layers
+    renamed: Sequence[tuple[str, str]]  # patterns of ComfyUI's paths, and diffusers'
+    fused: str = ""  # end of the paths of layers that hold query, key and value
+
+
+TABLES = (
+    Table(
+        ("embed_image_indicator", "llm_cond_proj", "layers.0.attention.qkv"),  # Ideogram 4
+        ((r"\.attention\.o$", ".attention.to_out.0"),),
+        fused=".qkv",
+    ),
+    Table(
+        ("time_embedding_linear_1", "blocks.0.ff_proj"),  # CogVideoX
+        (
+            (r"^blocks\.(\d+)\.([qkv])$", r"blocks.\1.attn1.to_\2"),
+            (r"\.(norm_[qk])$", r".attn1.\1"),
+            (r"\.attn_out$", ".attn1.to_out.0"),
+            (r"\.ff_proj$", ".ff.net.0.proj"),
+            (r"\.ff_out$", ".ff.net.2"),
+            (r"^(time|ofs)_embedding_linear_", r"\1_embedding.linear_"),
+            (r"^blocks\.", "transformer_blocks."),
+        ),
+    ),
+)
+
+
 def diffusers_paths(rows: Mapping[str, int]) -> dict[str, list[Named]]:
     """Map paths of a transformer's layers to those of diffusers, as far as it knows the architecture.
 
     rows: how many rows each tensor has, by its name in ComfyUI's model: {"blocks.0.cross_attn.o.weight": 64, …}. Empty
-    for architectures, versions of diffusers and sizes that its conversion of checkpoints does not know.
+    for architectures, versions of diffusers and sizes that its conversion of checkpoints does not know, unless they are
+    in the table.
     """
+    table = next((each for each in TABLES if all(mark + WEIGHT in rows for mark in each.marks)), None)
+    if table is not None:
+        paths = {name.removesuffix(WEIGHT): count for name, count in rows.items() if name.endswith(WEIGHT)}
+        return {path: _by_table(path, count, table) for path, count in paths.items()}
     origin = next((each for each in ORIGINS if all(mark + WEIGHT in rows for mark in each.marks)), None)
     convert = None if origin is None else _conversion(origin.kind)
     if origin is None or convert is None:
@@ -88,6 +122,17 @@ def diffusers_paths(rows: Mapping[str, int]) -> dict[str, list[Named]]:
             if piece is not None:
                 found.setdefault(names[place].removesuffix(WEIGHT), []).append(Named(name.removesuffix(WEIGHT), *piece))
     return found
+
+
+def _by_table(path: str, rows: int, table: Table) -> list[Named]:
+    """Name a layer, or the three parts of a fused one."""
+    if table.fused and path.endswith(table.fused):
+        start, size = path.removesuffix(table.fused), rows // 3
+        cuts = [Slice(comfy="", start=size * number, length=size) for number in range(3)]
+        return [Named(f"{start}.to_{part}", cut) for part, cut in zip("qkv", cuts, strict=True)]
+    for pattern, other in table.renamed:
+        path = re.sub(pattern, other, path)
+    return [Named(path)]
 
 
 def _original(name: str, origin: Origin) -> str:
