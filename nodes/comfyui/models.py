@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...trainer_core.config import BaseModelConfig
 from ...trainer_core.lora_files.formats import FileLayer, fits
-from ...trainer_core.lora_files.match import flat_name
+from ...trainer_core.lora_files.match import TEXT, flat_name
 from ...trainer_core.lora_files.read import LoraFile, list_some, load_lora
 from ...trainer_core.models.files.safetensors_file import read_header
 from ...trainer_core.models.sd.encoder import embedding_shape, read_text
@@ -209,16 +209,18 @@ def lora_keys(model: Any, clip: Any) -> dict[str, Any]:
     return keys if clip is None else comfy.lora.model_lora_keys_clip(clip.cond_stage_model, keys)
 
 
-def misfits(lora: LoraFile, model: Any, clip: Any) -> list[str]:
-    """List the layers of a LoRA that have no weight of their name and shape in a MODEL and CLIP."""
+def misfits(lora: LoraFile, model: Any, clip: Any) -> dict[str, str]:
+    """Find the layers of a LoRA that ComfyUI would not load on a MODEL and CLIP: their names, and why."""
     keys = lora_keys(model, clip)
     owners = {True: None if model is None else model.model, False: None if clip is None else clip.cond_stage_model}
-    return [
-        name
-        for name, layer in lora.layers.items()
-        if name not in keys
-        or not _has_room(owners[_weight_of(keys[name])[0].startswith("diffusion_model.")], keys[name], layer)
-    ]
+    found = {}
+    for name, layer in lora.layers.items():
+        if name not in keys:
+            alone = clip is None and TEXT.match(name)
+            found[name] = "no CLIP is linked" if alone else "no weight of the linked model has this name"
+        elif not _has_room(owners[_weight_of(keys[name])[0].startswith("diffusion_model.")], keys[name], layer):
+            found[name] = "its weight in the linked model has another shape"
+    return found
 
 
 def check_fits(lora: LoraFile, model: Any, clip: Any, node: str) -> None:
@@ -226,7 +228,7 @@ def check_fits(lora: LoraFile, model: Any, clip: Any, node: str) -> None:
     if missing := misfits(lora, model, clip):
         raise ValueError(
             f"{len(missing)} of {len(lora.layers)} layers have no weight of their name and shape in the MODEL linked "
-            f"to {node} ({list_some(missing)}). Link the MODEL that the LoRA is for, and its CLIP where the LoRA "
+            f"to {node} ({list_some(list(missing))}). Link the MODEL that the LoRA is for, and its CLIP where the LoRA "
             "changes text encoders."
         )
 

@@ -9,6 +9,7 @@ from zoo.zoo import build
 from lora_atelier.dev import TINY_BASE, TINY_FLOW
 from lora_atelier.nodes.comfyui import models
 from lora_atelier.nodes.comfyui.offline import loader, outline_models
+from lora_atelier.trainer_core.lora_files.lora import layers_of
 
 ASSETS = [path for path in (TINY_BASE, TINY_FLOW) if path.exists()]
 
@@ -44,6 +45,21 @@ def test_a_file_is_checked_by_the_model_s_names_and_shapes(tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             found.check(lora(tmp_path / "other.safetensors", other))
+
+
+@pytest.mark.skipif(TINY_BASE not in ASSETS, reason="needs the tiny base model")
+def test_each_layer_that_would_not_be_loaded_has_its_reason():
+    model, clip = outline_models(TINY_BASE)
+    name, text = "lora_unet_middle_block_1_proj_in", "lora_te_text_model_encoder_layers_0_self_attn_q_proj"
+    pair = {"lora_down.weight": torch.ones(2, 9), "lora_up.weight": torch.ones(9, 2)}
+    parts = {each: {f"{each}.{end}": tensor for end, tensor in pair.items()} for each in (name, text, "odd")}
+    found = models.misfits(layers_of({k: t for each in parts.values() for k, t in each.items()}, "x"), model, None)
+    assert found == {
+        name: "its weight in the linked model has another shape",
+        text: "no CLIP is linked",
+        "odd": "no weight of the linked model has this name",
+    }
+    assert models.misfits(layers_of(parts[text], "x"), model, clip) == {text: found[name]}
 
 
 def test_without_a_known_model_endings_are_checked(tmp_path):

@@ -118,8 +118,8 @@ def _history(metadata: Mapping[str, str]) -> list[str]:
     return [json.dumps(entry, ensure_ascii=True)[:LONGEST_TEXT] for entry in entries[-20:]]
 
 
-def describe_lora(found: Inspected, name: str, misfits: list[str] | None = None) -> str:
-    """Write the report. misfits: layers without a place in the linked model; None: no model is linked."""
+def describe_lora(found: Inspected, name: str, misfits: Mapping[str, str] | None = None) -> str:
+    """Write the report. misfits: why layers would not be loaded, by name; None: no model is linked."""
     kinds = Counter(layer.kind for layer in found.layers)
     ranks = Counter(layer.rank for layer in found.layers if layer.rank)
     curves = [layer for layer in found.layers if len(layer.sigma)]
@@ -150,11 +150,9 @@ def describe_lora(found: Inspected, name: str, misfits: list[str] | None = None)
         lines.append(
             f"{count(unknown, 'layer')} depend on the model ({list_some(unknown)}); link the MODEL to measure them."
         )
-    if misfits is not None:
-        lines.append(
-            f"{count(misfits, 'layer')} without a weight of this name and shape in the linked model: "
-            f"{list_some(misfits)}"
-            if misfits
-            else "All layers have their weight in the linked model."
-        )
+    if misfits is not None and not misfits:
+        lines.append("All layers have their weight in the linked model.")
+    for why in dict.fromkeys((misfits or {}).values()):
+        names = [layer for layer, reason in (misfits or {}).items() if reason == why]
+        lines.append(f"{count(names, 'layer')} would not be loaded, as {why}: {list_some(names)}")
     return "\n".join([*lines, *(f"{block}: {norm:.4g}" for block, norm in found.blocks.items())])

@@ -106,15 +106,17 @@ def test_the_report_tells_what_a_lora_is():
         each.name: each.norm for each in found.layers
     }
     assert list(found.blocks) == ["te.layers.2", "double_blocks.1", "other"]
-    report = describe_lora(found, "moss", ["z"])
+    report = describe_lora(found, "moss", {"z": "no CLIP is linked", "y": "of a reason", "x": "of a reason"})
     for words in (
         "3 layers, 3 of LoRA",
         "trigger words: mossling",
         "ranks: 1 (1), 2 (1), 3 (1)",
         "without effect: 1 layer (z)",
-        "1 layer without a weight",
+        "1 layer would not be loaded, as no CLIP is linked: z",
+        "2 layers would not be loaded, as of a reason: y, x",
     ):
         assert words in report
+    assert "All layers have their weight" in describe_lora(found, "moss", {})
     turned = layers_of({"a.oft_blocks": torch.zeros(2, 2, 2)}, "x")
     assert "depend on the model (a); link the MODEL" in describe_lora(inspect_lora(turned), "x")
 
