@@ -231,6 +231,28 @@ def test_the_column_that_is_most_alike_is_marked(comfy_modules: ModuleType, tmp_
     assert comparison.best_column(columns, [(None, None)] * 3) is None
 
 
+def test_cancel_keeps_what_is_drawn(comfy_modules: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lora_atelier.nodes.comfyui import comparing, sampling
+    from lora_atelier.trainer_core.config.prompt_lines import PromptLine
+
+    drawn = []
+
+    def draw(*_: object) -> torch.Tensor:
+        drawn.append(len(drawn))
+        if len(drawn) == 2:
+            raise KeyboardInterrupt
+        return torch.full((1, 8, 8, 3), 0.5)
+
+    monkeypatch.setattr(sampling, "draw", draw)
+    monkeypatch.setattr(comparing, "digest_of_base", lambda _: "base")
+    passes = (sampling.Pass(seed) for seed in (1, 2))
+    rows = [comparing.Row(PromptLine(text="red", prompt="red"), each, "", None, (8, 8)) for each in passes]
+    given = (sampling.Models(None, None, None), [comparing.Column("none", 0.0, "", dict)], rows, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        list(comparing.draw_cells(*given))
+    assert [cell.kept for cell in comparing.draw_cells(*given)] == [True, False] and len(drawn) == 3
+
+
 VISIONS = [  # ComfyUI's settings of vision models, what they make of a picture, how their weights are stored
     ("clip_vision_config_vitl.json", 768, torch.float16),
     ("clip_vision_config_h.json", 1024, torch.bfloat16),

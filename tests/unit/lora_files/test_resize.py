@@ -7,6 +7,7 @@ import sdxl_sample
 import torch
 from tiny_models import network_on, tiny_unet
 
+from lora_atelier.trainer_core.common.cancel import cancellable
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.lora_files.formats import delta_weight
 from lora_atelier.trainer_core.lora_files.lora import layers_of
@@ -167,6 +168,26 @@ def test_a_threshold_that_all_pass_takes_no_step(monkeypatch):
     monkeypatch.setattr(f"{reference_of.__module__}.look", lambda: pytest.fail("a step was taken"))
     for threshold in (-9, 9):
         assert reference_of(torch.randn(30, 20), known(), parse_recipes(f"spn_ckpt=1,thr={threshold}")).spn > 0
+
+
+def test_cancel_ends_the_work_between_layers_and_within_one():
+    tensors = {f"{name}.lora_down.weight": torch.eye(40)[:4] for name in "abc"}
+    tensors |= {f"{name}.lora_up.weight": torch.eye(40)[:, :4] for name in "abc"}
+    lora, weight, looked = layers_of(tensors, "x"), torch.randn(40, 40), []
+
+    def cancel():
+        looked.append(len(read))
+        if len(looked) == 6:
+            raise KeyboardInterrupt
+
+    read = []
+    size = parse_recipes("spn_ckpt=1,size=1")  # which needs all digits
+    with cancellable(cancel), pytest.raises(KeyboardInterrupt):
+        resize_by_recipes(lora, size, lambda name: read.append(name) or weight)
+    assert looked[0] == 0 and looked[-1] == 1 and read == ["a"]
+    with cancellable(cancel), pytest.raises(KeyboardInterrupt):
+        looked[:] = [0] * 4
+        resize(lora, Rule(rank=2))
 
 
 def test_the_result_is_the_nearest_of_its_rank():
