@@ -174,12 +174,12 @@ def figures_of(config: RunConfig, history: dict[str, Any], effect: Any) -> Figur
     """Collect what a run has measured; effect: as its folder tells it, which may be of another program."""
     told, train = effect if isinstance(effect, dict) else {}, config.train
     moved, scale = told.get("prediction"), told.get("noise_scale")
-    known = isinstance(scale, list | tuple) and len(scale) == 3 and all(isinstance(each, float) for each in scale)
+    scale = [each for each in scale if isinstance(each, float)] if isinstance(scale, list | tuple) else []
     return Figures(
         losses=history["losses"].tolist(),
         validation=history["validation"],
         prediction=moved if isinstance(moved, float) else None,
-        noise_scale=(scale[0], scale[1], scale[2]) if known and math.isfinite(scale[0]) else None,
+        noise_scale=(scale[0], scale[1], scale[2]) if len(scale) == 3 and all(map(math.isfinite, scale)) else None,
         batch_size=train.batch_size,
         accumulate=train.accumulate,
         epochs=train.epochs,
