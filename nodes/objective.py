@@ -98,12 +98,14 @@ class AtelierObjective(Node):
                                 )
                             ],
                         ),
+                        io.DynamicCombo.Option("cos_map", []),
+                        io.DynamicCombo.Option("sigma_sqrt", []),
                     ],
                     optional=True,
                     tooltip="The weight of each timestep. min_snr (default): set by min_snr_gamma. soft_min_snr: the "
                     "same with a smooth transition. debiased: the noisiest weigh most, for composition. p2: clean ones "
                     "weigh less, set by p2_gamma. v_scaled: v models as if they predicted noise. v_like: noise models "
-                    "with a share of the v loss.",
+                    "with a share of the v loss. For flow models: cos_map, mostly the middle; sigma_sqrt, clean ones.",
                     extra_dict={"advanced": True},
                 ),
                 _number(
@@ -356,6 +358,17 @@ class AtelierObjective(Node):
                     "off (default). blank: without a caption. class: with the subject's class in place of the trigger "
                     "word (differential output preservation). Steps take more than twice as long.",
                     extra_dict={"advanced": True},
+                ),
+                _number(
+                    "uncertainty_rate",
+                    0.0,
+                    0.0,
+                    1.0,
+                    0.001,
+                    "Learns the usual loss of each timestep and divides by it, so that all weigh the same (EDM2). This "
+                    "is its learning rate: 0.01 is usual, 0 (default) = off. Needs weighting min_snr and "
+                    "min_snr_gamma 0.",
+                    optional=True,
                 ),
             ],
             outputs=[ObjectiveSocket.Output(display_name="OBJECTIVE", tooltip="For Train LoRA's input objective.")],

@@ -334,6 +334,8 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
     own, half = run.world.mine(range(len(micro_batches))), len(micro_batches) // 2
     halfway = partial(run.noise_scale.halfway, micro_batches[half].first, run.scaler.get_scale)
     passes = Passes(loss=torch.zeros((), device=device))
+    if run.uncertainty:
+        run.uncertainty.forget_gradient()
     models = (base.denoiser, *(text.model for text in base.text_encoders))
     for number in own:
         if number == max(half, own[0]):
@@ -352,7 +354,8 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
             blank = predict_blank(run, micro_batch, draws, read) if run.config.objective.guidance_loss else None
             losses = objective.loss(prediction, draws, frozen, blank)
             loss = losses.sum() / count
-            run.scaler.scale(loss * factor).backward()
+            weighed = run.uncertainty.weigh(losses, draws.levels).sum() / count if run.uncertainty else loss
+            run.scaler.scale(weighed * factor).backward()
             if (preserved := preservation_losses(run, micro_batch, draws, read, models)) is not None:
                 extra = preserved.sum() / count
                 run.scaler.scale(extra * factor).backward()

@@ -213,10 +213,10 @@ CASES = {
         },
         lambda: (inside(1, 2), measured(3)),
     ),
-    "guidance, preservation, ranks by timestep": (
+    "guidance, preservation, ranks by timestep, uncertainty": (
         {"dropout": 0.2, "timestep_rank": 1},
         {},
-        {"objective": {"guidance_loss": 3.0, "preservation": "blank"}},
+        {"objective": {"guidance_loss": 3.0, "preservation": "blank", "uncertainty_rate": 0.05}},
         lambda: (inside(1, 1), after(2)),
     ),
     "best of the average, prior of masks, stratified": (

@@ -206,6 +206,21 @@ def test_a_partner_draws_the_samples_and_changes_nothing_else(partner, pictures,
     assert (alone.samples - result.samples).abs().max() > 1.5 / 255
 
 
+def test_a_training_adapter_is_in_the_training_alone(pictures, tmp_path):
+    """A LoRA on the MODEL, and the same MODEL without it as sample_model: how distilled models keep their speed."""
+    plain = build("flux_dev")[1]
+    adapted = plain.clone()
+    key = "diffusion_model.double_blocks.0.img_mlp.0.weight"
+    adapted.add_patches({key: ("diff", (torch.ones_like(plain.model.state_dict()[key]) * 0.1,))})
+    base = linked("flux_dev", adapted, plain)
+    result, notes = run(sampled(base, pictures), tmp_path / "adapter")
+    assert not any("could not be drawn" in note for note in notes), notes
+    assert (result.samples - drawn_with(live_of(base), result.tensors)).abs().max() <= 1.5 / 255  # by the plain one
+    without, _ = run(sampled(linked("flux_dev", plain), pictures), tmp_path / "without")
+    assert result.losses[0] != pytest.approx(without.losses[0], rel=1e-4)
+    assert result.tensors.keys() == without.tensors.keys()
+
+
 def test_a_partner_with_other_blocks_is_refused(pictures, tmp_path):
     with pytest.raises(ValueError, match="sample_model linked to Use Connected Model has other blocks"):
         run(configure(linked("flux_dev", sampled=build("chroma")[1]), pictures), tmp_path)

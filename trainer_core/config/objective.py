@@ -8,7 +8,7 @@ from typing import Literal
 from .base import Config, check_choices, check_range
 
 Loss = Literal["mse", "l1", "huber", "smooth_l1", "huber_true", "log_cosh"]
-Weighting = Literal["min_snr", "soft_min_snr", "debiased", "p2", "v_scaled", "v_like"]
+Weighting = Literal["min_snr", "soft_min_snr", "debiased", "p2", "v_scaled", "v_like", "cos_map", "sigma_sqrt"]
 Distribution = Literal[
     "auto", "uniform", "logit_normal", "sigmoid", "beta", "snr_uniform", "mode", "cos_map", "inverted_parabola"
 ]
@@ -56,7 +56,7 @@ class ObjectiveConfig(Config):
     loss_on: Literal["prediction", "x0"] = (
         "prediction"  # x0: a diagnostic, on the clean latents that follow from the prediction
     )
-    weighting: Weighting = "min_snr"  # of noise levels, by their SNR
+    weighting: Weighting = "min_snr"  # of noise levels, by their SNR; the last two are for flow
     p2_gamma: float = 1.0  # of weighting p2, > 0
     v_like_weight: float = 0.1  # of weighting v_like: share of the v loss that is added, > 0
     snr_weight_floor: float = 0.0  # lower limit of the weights, 0..1; 0 = the published weights
@@ -86,6 +86,8 @@ class ObjectiveConfig(Config):
     preservation_class: str = ""  # of class: what stands in its place, such as "a person"
     # of the samples' losses of a step: their mean, or its sum over the batch, over the accumulation, or over both
     loss_reduction: Literal["mean", "sum_batch", "sum_accumulate", "sum"] = "mean"
+    # Learning rate of the uncertainty of each noise level, which weighs the losses; 0 = off, 0.01 is usual.
+    uncertainty_rate: float = 0.0
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -119,6 +121,7 @@ class ObjectiveConfig(Config):
         check_range(self, "input_perturbation", 0, 10)
         check_range(self, "guidance_loss", 0, 100)
         check_range(self, "preservation_weight", 1e-6, 1e6)
+        check_range(self, "uncertainty_rate", 0, 1)
         self._check_combinations()
 
     @property
@@ -137,6 +140,11 @@ class ObjectiveConfig(Config):
                 )
         if self.weighting == "soft_min_snr" and self.min_snr_gamma == 0:
             raise ValueError("weighting soft_min_snr needs min_snr_gamma; set it to 5 in Noise & Loss.")
+        if self.uncertainty_rate and self.weighted:
+            raise ValueError(
+                "uncertainty_rate learns the weights of timesteps, which undoes other weights; set weighting of "
+                "Noise & Loss to min_snr and min_snr_gamma to 0."
+            )
         if self.snr_weight_floor and not self.weighted:
             raise ValueError("snr_weight_floor needs a weighting; set min_snr_gamma of Noise & Loss to 5.")
         if self.sigmoid_slope == 0:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from ..config import RunConfig
+from ..config import MIN_SNR, RunConfig
 from ..models.base import LevelDefaults, NoiseModel
 from .objective import PLAIN, level_weights
 from .path import PURE_NOISE, Path
 from .timesteps import chosen_levels
 
-KIND_OF_WEIGHTING = {"v_scaled": "v_prediction", "v_like": "epsilon"}  # weightings for one kind of prediction
-DIFFUSION_WEIGHTINGS = ("debiased", "p2", *KIND_OF_WEIGHTING)  # weightings for diffusion only
+KIND_OF_WEIGHTING = {  # weightings for one kind of prediction
+    "v_scaled": "v_prediction",
+    "v_like": "epsilon",
+    "cos_map": "flow",
+    "sigma_sqrt": "flow",
+}
+DIFFUSION_WEIGHTINGS = ("debiased", "p2")  # weightings for diffusion only
 
 
 def check_objective(config: RunConfig, noise: NoiseModel) -> None:
@@ -50,10 +55,13 @@ def objective_remarks(config: RunConfig, noise: NoiseModel, family: LevelDefault
     if partly and describe_levels(family) != describe_levels(PLAIN):
         source = f", as this model's family is trained ({levels.source})" if levels == family else ""
         sentences.append(f"Timesteps are drawn from {describe_levels(levels)}{source}.")
-    if noise.kind == "flow" and objective.weighted:
+    if noise.kind == "flow" and objective.weighted and objective.weighting != "cos_map":
+        snr = objective.weighting in MIN_SNR
+        gamma = f" with min_snr_gamma {objective.min_snr_gamma:g}" if snr else ""
+        remedy = "min_snr_gamma of Noise & Loss to 0" if snr else "weighting of Noise & Loss to min_snr"
         sentences.append(
-            f"weighting {objective.weighting} with min_snr_gamma {objective.min_snr_gamma:g} hardly trains the noisy "
-            "timesteps of a flow model, which decide the composition. Set min_snr_gamma of Noise & Loss to 0."
+            f"weighting {objective.weighting}{gamma} hardly trains the noisy timesteps of a flow model, which decide "
+            f"the composition. Set {remedy}."
         )
     if pure and changes:
         sentences.append(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
-SNR_LIMIT = 1000.0  # of debiased, v_scaled and v_like: cleaner timesteps get this one's weight
+SNR_LIMIT = 1000.0  # of debiased, v_scaled, v_like and sigma_sqrt: cleaner timesteps get this one's weight
 
 
 def snr_weight(
@@ -24,8 +26,9 @@ def snr_weight(
     min_snr, soft_min_snr: the loss on clean latents times min(snr, gamma) (Hang et al. 2023), or times its smooth
     form snr gamma / (snr + gamma) (Crowson et al. 2024), over clean_factor; gamma 0 is no weight. debiased: Yu et al.
     2024, for v as in sd-scripts. p2: Choi et al. 2022, for v with 2 instead of 1 as in OneTrainer. v_scaled: weighs the
-    v loss like the noise loss. v_like: the noise loss plus a share of the v loss. Weights for v are finite where snr is
-    0.
+    v loss like the noise loss. v_like: the noise loss plus a share of the v loss. For flow, at time t: cos_map,
+    2 / (pi (1 - 2 t + 2 t^2)), and sigma_sqrt, 1 / t^2, as in diffusers' and sd-scripts' training of Stable Diffusion 3
+    (Esser et al. 2024). Weights for v are finite where snr is 0.
     """
     noise = prediction == "epsilon"
     limited = snr.clamp(max=SNR_LIMIT)
@@ -43,6 +46,11 @@ def snr_weight(
         weights = limited / (limited + 1)
     elif weighting == "v_like":
         weights = 1 + v_like_weight * (limited + 1) / limited
+    elif weighting == "cos_map":
+        time = 1 / (1 + snr.sqrt())
+        weights = 2 / (math.pi * (1 - 2 * time + 2 * time.square()))
+    elif weighting == "sigma_sqrt":
+        weights = (1 + limited.sqrt()).square()
     else:
         raise ValueError(f"There is no weighting {weighting!r}.")
     return weights.clamp(min=floor)

@@ -32,6 +32,7 @@ def state_of(run: Run) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         "of": _identity(run),
         "scaler": run.scaler.state_dict(),
         "noise_scale": run.noise_scale.state_dict(),
+        "uncertainty": run.uncertainty and run.uncertainty.state_dict(),
     }
     history = {
         "losses": torch.tensor(run.losses, dtype=torch.float64),
@@ -76,6 +77,8 @@ def restore(
         if run.scaler.is_enabled() and optimizer["scaler"]:  # a fork may change the precision
             run.scaler.load_state_dict(optimizer["scaler"])
         run.noise_scale.load_state_dict(optimizer["noise_scale"])
+        if run.uncertainty and optimizer.get("uncertainty"):  # a fork may switch it on
+            run.uncertainty.load_state_dict(optimizer["uncertainty"])
 
 
 def resume(run: Run, checkpoint: Checkpoint) -> None:

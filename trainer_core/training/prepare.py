@@ -40,6 +40,7 @@ from ..models import BaseModel, Source, check_weighted, word_ids
 from ..networks import remarks_on_algorithm
 from ..networks.of_model import build_network, learning_rates
 from ..objective import Objective, check_objective, check_preservation, objective_remarks, other_captions
+from ..objective.uncertainty import Uncertainty
 from ..optim import Ema, build_optimizer, check_optimizer, estimates
 from ..optim import remarks as optimizer_remarks
 from ..optim.noise_scale import NoiseScale
@@ -350,6 +351,8 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     settings = config.optimizer
     groups = network.groups(rates, settings.conv_learning_rate, settings.lora_plus_ratio)
     parameters = [p for group in groups for p in group["params"]]
+    objective = Objective(config.objective, base.noise, config.train.seed, base.levels)
+    rate = config.objective.uncertainty_rate
     return Run(
         config=config,
         plan=planned.plan,
@@ -357,7 +360,8 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         base=base,
         encoded=encoded,
         network=network,
-        objective=Objective(config.objective, base.noise, config.train.seed, base.levels),
+        objective=objective,
+        uncertainty=Uncertainty(objective.path, rate, config.train.seed, device) if rate else None,
         optimizer=build_optimizer(settings, groups, config.train.seed),
         scaler=torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16),
         noise_scale=NoiseScale(parameters),

@@ -19,6 +19,7 @@ from ..memory import Programs, Stream
 from ..models import BaseModel
 from ..networks import Network
 from ..objective import Objective
+from ..objective.uncertainty import Uncertainty
 from ..optim import Ema
 from ..optim.noise_scale import NoiseScale
 from ..optim.schedule import Curve
@@ -63,6 +64,7 @@ class Run:
     verify: Callable[[Path], None] | None  # raises to refuse a LoRA file
     continued: Mapping[str, Any] | None  # metadata of the continued LoRA
     world: World = ALONE  # the processes that share its steps
+    uncertainty: Uncertainty | None = None  # of each noise level, trained along
 
     at: int = 0  # steps finished
     losses: list[float] = field(default_factory=list)  # of each step, NaN where it was not finite

@@ -64,9 +64,10 @@ class Passes:
             placed(self.areas, masked, run),
             scale.half[0] if scale.half else self.loss.new_zeros(0),
         )
-        gradients = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in parameters]
+        every = [*parameters, run.uncertainty.weight] if run.uncertainty else parameters
+        gradients = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in every]
         shared, losses, plain, levels, areas, half, *gradients = run.world.total([*own, *gradients])
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        for parameter, gradient in zip(every, gradients, strict=True):
             parameter.grad = gradient.to(parameter.dtype)
         scale.half = scale.half and (half, scale.half[1])
         self.loss = torch.zeros_like(self.loss)
@@ -206,6 +207,8 @@ def update(run: Run, numbers: Numbers) -> Norms | None:
     """Update the weights if loss and gradient are finite, and count the step; return the limited norms of weights."""
     config, finite, norms = run.config, numbers.finite, None
     run.updating = True  # until weights, averages and counts match again
+    if finite and run.uncertainty:
+        run.uncertainty.update(run.scaler.get_scale())
     apply_gradients(run.optimizer, run.scaler, finite=finite)
     if finite:
         run.network.embeddings.keep_norms()
