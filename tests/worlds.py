@@ -24,9 +24,10 @@ from prepared import Ready, without_estimates
 from recipes.recipes import RECIPES, Material, Recipe, configure
 
 from lora_atelier.trainer_core import train as training
-from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.common.callbacks import Callbacks, StepReport
 from lora_atelier.trainer_core.common.world import ALONE, ProcessFailed, World, joined
 from lora_atelier.trainer_core.config import EmbeddingConfig, MemoryConfig
+from lora_atelier.trainer_core.runs.asked import Paused, ask
 from lora_atelier.trainer_core.training import encode
 
 THREADS = 1  # the same in all processes, as sums depend on it
@@ -66,9 +67,14 @@ def carry_out(job: dict[str, Any], material: Material, folder: Path, world: Worl
         if job.get("cancel") == done[0]:
             raise Cut("Cancel")
 
-    callbacks = Callbacks(
-        step=lambda report: done.__setitem__(0, report.step), asked=asked, check=check, note=notes.append
-    )
+    runs: list[Path] = []
+
+    def step(report: StepReport) -> None:
+        done[0] = report.step
+        if word := job.get("wishes", {}).get(str(report.step)):
+            ask(runs[0], word)
+
+    callbacks = Callbacks(run=lambda path, _: runs.append(path), step=step, asked=asked, check=check, note=notes.append)
     with ExitStack() as stack:
         stack.enter_context(without_estimates(list(LADDER)))
         stack.enter_context(counted(seen))
@@ -84,7 +90,7 @@ def carry_out(job: dict[str, Any], material: Material, folder: Path, world: Worl
                 source=Ready(config.base_model),
                 world=world,
             )
-        except (ProcessFailed, ValueError, RuntimeError, Cut) as error:
+        except (ProcessFailed, Paused, ValueError, RuntimeError, Cut) as error:
             found["error"] = f"{type(error).__name__}: {error}"
             result = None
     if result is not None:

@@ -22,6 +22,7 @@ from .memory.messages import never_fits, out_of_memory_explained, repeated_with_
 from .models import Source, source_of
 from .optim.schedule import factor_on
 from .runs import Checkpoint, RunFolder, choose_run, explain_choice, working_run
+from .runs.asked import Paused
 from .runs.log import logged
 from .runs.publish import Destination
 from .training.batch import Read, read_batch
@@ -90,7 +91,7 @@ def train_lora(
     kept in the run's folder. world: the processes that share the run; all call this with the same arguments, the leader
     reports and saves, and the others return None. Wrong input raises ValueError before a model is loaded. When the run
     is stopped or fails, its state is saved in its folder and its LoRA copied beside `output`, then the exception is
-    raised, and ProcessFailed in the other processes.
+    raised, and ProcessFailed in the other processes. A pause asked through the run's folder raises Paused in all.
     """
     device = torch.device(device)
     job = Job(
@@ -270,6 +271,8 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
         asked = run.asked()
         if run.world.leads:
             saving.after_step(asked)
+        if "pause" in asked and not run.finished:
+            raise Paused
         if "stop" in asked and run.at < plan.steps:
             callbacks.note(f"Stopped and kept after step {run.at} of {plan.steps}. Press Run again to resume.")
             break

@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from lora_atelier.trainer_core.config import (
     SchedulerConfig,
     TrainConfig,
 )
-from lora_atelier.trainer_core.runs import find_runs
+from lora_atelier.trainer_core.runs import asked, find_runs
 from lora_atelier.trainer_core.train import train_lora
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
@@ -100,12 +101,12 @@ def test_a_runs_folder_is_reused_and_continued_where_it_lies(copied, capsys):
     assert {run.steps for run in find_runs(copied.parent)} == {4, 6}
 
 
-class Presses(io.StringIO):
-    """A stream at which a signal comes when a text is written, once."""
+class Acts(io.StringIO):
+    """A stream that acts when a text is written, once."""
 
-    def __init__(self, text: str, number: signal.Signals) -> None:
+    def __init__(self, text: str, act: Callable[[], object]) -> None:
         super().__init__()
-        self.text, self.number = text, number
+        self.text, self.act = text, act
 
     def reconfigure(self, **_: str) -> None:
         """Do as the stream of a shell does."""
@@ -113,7 +114,7 @@ class Presses(io.StringIO):
     def write(self, text: str) -> int:
         if self.text and self.text in text:
             self.text = ""
-            signal.raise_signal(self.number)
+            self.act()
         return super().write(text)
 
 
@@ -122,7 +123,7 @@ def test_a_signal_saves_and_the_same_command_resumes(first, tmp_path, monkeypatc
     arguments = ["train", str(first.run), "--output", str(tmp_path), "--device", "cpu"]
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        stream = Presses("step 2 of 4", number)
+        stream = Acts("step 2 of 4", lambda: signal.raise_signal(number))
         patch.setattr("sys.stdout", stream)
         assert main(arguments) == 128 + number
     said = stream.getvalue()
@@ -133,6 +134,26 @@ def test_a_signal_saves_and_the_same_command_resumes(first, tmp_path, monkeypatc
     told = events(capsys.readouterr().out)
     assert [event["step"] for event in told if event["event"] == "step"] == [3, 4]
     assert same_tensors(Path(told[-1]["lora"]), first.path)
+
+
+def test_a_page_saves_stops_and_pauses_a_run_through_its_folder(first, tmp_path, monkeypatch, capsys):
+    arguments = ["train", str(first.run), "--output", str(tmp_path), "--device", "cpu"]
+    monkeypatch.setattr(asked, "PAUSE", 0)  # of a test's steps none may pass unseen
+    run = tmp_path / "atelier" / "runs" / first.run.name
+
+    def train(after: str, *words: str) -> tuple[int, str]:
+        with monkeypatch.context() as patch:
+            stream = Acts(after, lambda: [asked.ask(run, word) for word in words])
+            patch.setattr("sys.stdout", stream)
+            return main(arguments), stream.getvalue()
+
+    code, said = train("step 1 of 4", "save", "pause")
+    assert code == 3 and "Saved after step 1" in said and "Stopped after step 1 of 4." in said
+    code, said = train("step 2 of 4", "stop")
+    assert code == 3 and "Stopped and kept after step 2 of 4. Run the command again to resume." in said
+    assert (tmp_path / "loras" / "atelier" / "cat-stopped-at-2.safetensors").is_file()
+    code, said = train("step 4 of 4", "pause")  # the run ends anyway
+    assert code == 0 and same_tensors(tmp_path / "loras" / "atelier" / "cat.safetensors", first.path)
 
 
 def test_a_run_that_fails_says_so_in_a_sentence(copied, monkeypatch, capsys):

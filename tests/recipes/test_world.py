@@ -75,6 +75,7 @@ JOBS = {
     **EXACT,
     **SUMMED,
     "stopped": {**PLAIN, "in": "stopped", "asked": {"1": ["save"], "2": ["stop"]}},
+    "paused in a page": {**PLAIN, "wishes": {"1": "pause"}},
     "cancelled": {**PLAIN, "cancel": 2},
     "failed": fails(1, "read_batch", 3),
     "leader failed": fails(0, "save", 1),
@@ -167,6 +168,12 @@ def test_a_process_without_a_micro_batch_is_named(scene):
     (note,) = [note for note in told(scene, "one micro-batch")["notes"] if "share" in note]
     assert "set accumulate of Train LoRA to a multiple of 2" in note
     assert not any("share" in note for note in told(scene, "stopped")["notes"])
+
+
+def test_a_pause_through_the_folder_ends_both(scene):
+    assert [told(scene, "paused in a page", number)["error"] for number in (0, 1)] == ["Paused: ", "Paused: "]
+    (run,) = find_runs(scene / "paused in a page" / "runs")
+    assert run.checkpoints()[0].step == 1
 
 
 def test_stop_and_save_reach_both_and_one_resumes_to_the_same_bits(scene):

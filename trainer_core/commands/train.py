@@ -13,6 +13,7 @@ import torch
 
 from ..common.command_line import PROGRAM, comfyui_around
 from ..common.world import ALONE, ProcessFailed, World, joined, own_gpu
+from ..runs.asked import Paused
 from ..train import train_lora
 from ..training.result import Result, describe_result
 from ..workflow.connecting import connector
@@ -23,12 +24,12 @@ from ..workflow.write import workflow_of
 from .layout import Layout, layout
 from .terminal import Progress, Screen, stopping
 
-FAILED, WRONG = 1, 2
+FAILED, WRONG, ASKED = 1, 2, 3
 STOPPED = 128  # and the number of the signal, as shells count
 EXIT_CODES = (
     "Exit codes: 0 the run is finished, now or before; 1 it failed while it trained, and what could be saved is saved; "
-    "2 wrong input, nothing was trained; 130 stopped by Ctrl+C, 143 by the system (SIGTERM), and saved: the same "
-    "command resumes."
+    "2 wrong input, nothing was trained; 3 stopped or paused in a page, 130 stopped by Ctrl+C, 143 by the system "
+    "(SIGTERM), and saved: the same command resumes."
 )
 
 
@@ -132,11 +133,15 @@ def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen
                     raise
                 screen.tell("stopped", signal=stop.number)
                 return STOPPED + stop.number
+            except Paused:
+                screen.tell("stopped", signal=None)
+                return ASKED
     except (OSError, ValueError, RuntimeError, ProcessFailed) as error:
         return fail(screen, error, FAILED if progress.began else WRONG)
-    if result is not None:
-        report(screen, result, time.monotonic() - began)
-    return 0
+    if result is None:
+        return 0
+    report(screen, result, time.monotonic() - began)
+    return 0 if result.finished else ASKED
 
 
 def kept_workflow(run: RunFile) -> Mapping[str, Any] | None:

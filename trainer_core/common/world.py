@@ -20,7 +20,7 @@ from .wording import count
 
 PATIENCE = timedelta(hours=1)  # for the others, which may save, draw samples or hash large files meanwhile
 GRACE = 5.0  # seconds from the end of a process's connections to its own, at most
-WORDS = ("stop", "save", "sample", "repeat")  # that processes can agree on; repeat: a step, with less memory
+WORDS = ("stop", "save", "sample", "pause", "repeat")  # that processes can agree on; repeat: a step, with less memory
 
 T = TypeVar("T")
 

@@ -148,7 +148,7 @@ def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -
     result = run.result() or {}
     saved = checkpoints[0].step if checkpoints else 0
     events = list(run.events(None if curves else RECENT))
-    if run.busy():
+    if run.at_work():
         status, step = "running", _step_now(run, events, saved)
         sentence = f"Training: step {step} of {run.steps}."
     elif result:

@@ -8,7 +8,8 @@ samples/                 pictures drawn during and after training
 workflow.json            the workflow that trained it, where ComfyUI keeps workflows in its files
 title.json               the title that a person gave it
 result.json              the step of the last save and the samples, once the run is finished
-lock, owner.json         the process that trains the run
+lock, owner.json         the process that trains the run; the time of owner.json is its last sign of life
+asked-stop, …            what a page asks of that process; see asked.py
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import os
 import platform
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -40,6 +42,7 @@ from ..common.files import (
 from ..common.json_files import LARGEST, parse_json, read_json
 from ..common.leftovers import leftovers, remove_leftovers
 from ..common.wording import names, printable
+from .asked import take
 from .key import FORMAT, SHOWN, Keys
 from .values import is_count, is_inside, is_object, is_plain, is_text, is_texts, is_time, is_words, read_object, unfit
 
@@ -55,6 +58,8 @@ PARTS = (RUN, RESULT, LOG, SUMMARY, CHECKPOINTS, SAMPLES, PUBLISHED, WORKFLOW, T
 CLAIMS = ".lock"  # in the folder of runs
 CLAIM = 60.0  # seconds to wait for a process that chooses a run: it reads that run's last save
 PROBE = 0.5  # seconds to wait for the lock, which `busy` may hold for a moment
+BEAT = 20.0  # seconds from one sign of life of the process that trains a run to the next
+SILENT = 120.0  # seconds without one after which a process of another machine has ended
 LOG_TAIL = 2**24  # bytes of the log that are read, its end
 NEWEST_TAIL = 2**18  # the same where only its newest steps are
 LONGEST_LINE = 2**16  # bytes of a line of the log
@@ -166,8 +171,10 @@ class RunFolder:
             self._restore_names()
             for folder in self.folders():
                 remove_leftovers(folder)
+            take(self.path)  # asked of an earlier process
             write_json(self.path / OWNER, {"pid": os.getpid(), "host": platform.node(), "since": time.time()})
-            yield
+            with _beating(self.path / OWNER):
+                yield
         finally:
             with suppress(OSError):  # a full or missing disk must not hide the first error, nor keep the lock
                 (self.path / OWNER).unlink(missing_ok=True)
@@ -192,6 +199,21 @@ class RunFolder:
                 return False
         except Timeout:
             return True
+
+    def at_work(self) -> bool:
+        """Tell whether a process trains the run now, here or on another machine, whose lock may not be seen here.
+
+        A process elsewhere counts for SILENT seconds from its last sign of life; the machines' clocks must agree to a
+        minute.
+        """
+        if self.busy():
+            return True
+        host = (read_object(self.path / OWNER) or {}).get("host")
+        try:
+            silent = abs(time.time() - (self.path / OWNER).stat().st_mtime)
+        except FileNotFoundError:
+            return False
+        return is_text(host) and host != platform.node() and silent < SILENT
 
     def _lock_file(self) -> Path:
         """Give the path of the lock; a link in its place is deleted, since to open it would empty another file."""
@@ -241,7 +263,7 @@ class RunFolder:
         for line in io.BytesIO(lines):
             if line.startswith(_STEP_LINE) and older > 0:
                 older -= 1
-            elif len(line) <= LONGEST_LINE and (values := _parse(line)) is not None:
+            elif len(line) <= LONGEST_LINE and (values := parse_line(line)) is not None:
                 yield values
 
     def save(self, step: int, write: Callable[[Path], None], *, stays: bool) -> Checkpoint:
@@ -339,6 +361,23 @@ class RunFolder:
 
 
 @contextmanager
+def _beating(path: Path) -> Iterator[None]:
+    """Give a sign of life for the length of a `with` block, also within long steps: the time of a file."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT):
+            with suppress(OSError):  # the next one may succeed
+                os.utime(path)
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+@contextmanager
 def claiming(runs: Path) -> Iterator[None]:
     """Lock the folder of runs for the length of a `with` block, in which a run is chosen or made, and locked itself.
 
@@ -423,7 +462,8 @@ def is_elsewhere(path: Path, folder: Path) -> bool:
     return Path(os.path.realpath(path)) != Path(os.path.realpath(folder)) / path.relative_to(folder)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """Read a line of the log; None if it is damaged."""
     try:
         values = parse_json(line.decode(errors="replace"))
     except ValueError:

@@ -24,6 +24,7 @@ from ..optim import Ema
 from ..optim.noise_scale import NoiseScale
 from ..optim.schedule import Curve
 from ..runs import RunFolder
+from ..runs.asked import Asked
 from ..runs.publish import Destination
 from .batch import Read, build_conditions
 from .conditioning import text_reader
@@ -74,12 +75,14 @@ class Run:
     ended: bool = False  # early, as the validation loss did not fall
     saves: int = 0  # so far
     fits: PictureLosses = field(init=False)
+    wishes: Asked = field(init=False)  # through the run's folder
     updating: bool = False  # within an update: weights and optimizer state do not match
     weights_norm: float = 0.0  # sum of the norms of all parameters after the last update
     reported: set[str] = field(default_factory=set)  # kinds of problems already reported
 
     def __post_init__(self) -> None:
         """Create an empty list of losses for each concept, and empty sums for each picture."""
+        self.wishes = Asked(self.folder.path)
         self.fits = PictureLosses([picture.digest for picture in self.plan.manifest.pictures])
         self.concepts = self.concepts or {name: [] for name in self.plan.concept_names().values()}
 
@@ -103,8 +106,12 @@ class Run:
         self.reported.add(kind)
 
     def asked(self) -> Collection[str]:
-        """Ask the user for wishes after a step, and tell all processes; report once if their weights differ."""
-        words, alike = self.world.agree(self.callbacks.asked(), bits_of(self.weights_norm))
+        """Ask the user for wishes after a step, also through the run's folder, and tell all processes.
+
+        Reports once if their weights differ.
+        """
+        own = {*self.callbacks.asked(), *self.wishes.take()} if self.world.leads else ()
+        words, alike = self.world.agree(own, bits_of(self.weights_norm))
         if not alike:
             self.note_once(
                 "unlike",

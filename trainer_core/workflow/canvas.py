@@ -17,6 +17,7 @@ TABLE = Path(__file__).with_name("widgets.json")
 MUTED, BYPASSED = 2, 4
 INPUTS, OUTPUTS = -10, -20  # ids of a subgraph's own ends
 DEEPEST = 20  # subgraphs in one another
+MOST_NODES = 20_000  # of a workflow, counted in each use of a subgraph
 SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize")  # a widget that follows a seed
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 CONSTANTS = ("PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveStringMultiline", "PrimitiveBoolean")
@@ -86,10 +87,12 @@ def prompt_of(document: Any, known: Mapping[str, Schema]) -> dict[str, dict[str,
         raise ValueError("it is neither a workflow nor a prompt of ComfyUI")
     try:
         opened = {str(each["id"]): each for each in (document.get("definitions") or {}).get("subgraphs", [])}
-        whole = _Graph("", document, opened)
+        whole = _Graph("", document, opened, room=iter(range(MOST_NODES)))
         return {node.id: _entry(node, known) for node in whole.all_nodes()}
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"it is damaged: {type(error).__name__} {error}") from error
+    except RecursionError as error:
+        raise ValueError("its links form a circle") from error
 
 
 def _is_entry(value: Any) -> bool:
@@ -128,7 +131,7 @@ class _Node:
     def inner(self) -> _Graph | None:
         """Open the subgraph that it stands for; None if it is a plain node."""
         definition = self.graph.opened.get(self.kind)
-        return definition and _Graph(f"{self.id}:", definition, self.graph.opened, self)
+        return definition and _Graph(f"{self.id}:", definition, self.graph.opened, self, room=self.graph.room)
 
     def given(self, slot: int) -> _Value | _Link | None:
         """Find what an input gets; None without a link."""
@@ -171,11 +174,19 @@ class _Graph:
     """A workflow or one use of a subgraph."""
 
     def __init__(
-        self, prefix: str, about: Mapping[str, Any], opened: Mapping[str, Any], outside: _Node | None = None
+        self,
+        prefix: str,
+        about: Mapping[str, Any],
+        opened: Mapping[str, Any],
+        outside: _Node | None = None,
+        *,
+        room: Iterator[int],
     ) -> None:
         if prefix.count(":") > DEEPEST:
             raise ValueError(f"its subgraphs are nested more than {DEEPEST} levels deep")
-        self.prefix, self.about, self.opened, self.outside = prefix, about, opened, outside
+        if len(list(zip(about["nodes"], room, strict=False))) < len(about["nodes"]):
+            raise ValueError(f"it has more than {MOST_NODES} nodes")
+        self.prefix, self.about, self.opened, self.outside, self.room = prefix, about, opened, outside, room
         self.nodes = {each["id"]: _Node(self, each) for each in about["nodes"]}
         links = [self._ends(each) for each in about.get("links") or [] if each]
         self.links = {number: start for number, start, _ in links}

@@ -35,16 +35,25 @@ def read_workflow(document: Any, places: Places, node: str, connect: Connect) ->
     return name, read_train(**settings)
 
 
+def trains_of(document: Any) -> dict[str, Any]:
+    """List the Train LoRA of a workflow or a prompt: what each has as name, by its id; raises ValueError."""
+    return _trains(prompt_of(document, schemas()))
+
+
+def _trains(prompt: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: each["inputs"].get("name") for key, each in prompt.items() if each["class_type"] == TRAIN}
+
+
 def _choose(prompt: Mapping[str, Any], node: str) -> str:
-    trains = [key for key, each in prompt.items() if each["class_type"] == TRAIN]
+    trains = _trains(prompt)
     if not trains:
         raise ValueError("it has no training part: no Train LoRA of LoRA Atelier that would run is in it")
     if node and node not in trains:
         raise ValueError(f"node {node} is no Train LoRA; set --node to {' or '.join(trains)}")
     if len(trains) > 1 and not node:
-        listed = ", ".join(f"{key} ({prompt[key]['inputs'].get('name')})" for key in trains)
-        raise ValueError(f"it has {len(trains)} Train LoRA nodes: {listed}; choose one by --node {trains[0]}")
-    return node or trains[0]
+        listed = ", ".join(f"{key} ({name})" for key, name in trains.items())
+        raise ValueError(f"it has {len(trains)} Train LoRA nodes: {listed}; choose one by --node {next(iter(trains))}")
+    return node or next(iter(trains))
 
 
 class _Reader:

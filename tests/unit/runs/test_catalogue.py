@@ -1,6 +1,7 @@
 """What is told of runs, and the shell that lists, verifies, exports and cleans them."""
 
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_every_run_is_listed_and_no_path_of_the_machine(runs):
 
 def test_a_run_at_work_is_told_from_one_that_was_cut_off(runs):
     run = open_run(named(runs, "cut"))
-    write_json(run.path / "owner.json", {"pid": 1, "host": "h", "since": 0})  # as it is after a kill
+    write_json(run.path / "owner.json", {"pid": 1, "host": platform.node(), "since": 0})  # as after a kill
     assert describe(run.path)["status"] == "stopped" and not run.busy()
     with run.locked():
         told = describe_in_detail(run.path)

@@ -214,3 +214,21 @@ def test_a_damaged_workflow_is_refused(damage):
     damage(workflow)
     with pytest.raises(ValueError, match=r"^it is damaged: "):
         read(workflow)
+
+
+def test_a_workflow_without_end_is_refused():
+    circle = {"type": "Reroute", "inputs": [{"name": "", "type": "*", "link": 1}], "outputs": [{"type": "*"}]}
+    workflow = loaded()
+    workflow["nodes"] += [{**circle, "id": 901}, {**circle, "id": 902, "inputs": [{**circle["inputs"][0], "link": 2}]}]
+    workflow["links"] += [[1, 902, 0, 901, 0, "*"], [2, 901, 0, 902, 0, "*"]]
+    find(workflow, "AtelierTrain")["inputs"][0]["link"] = 1
+    with pytest.raises(ValueError, match="its links form a circle"):
+        read(workflow)
+
+    def level(number: int) -> dict:  # each holds the next one ten times: 10^15 nodes
+        inner = [{"id": i, "type": f"level {number + 1}", "inputs": [], "outputs": []} for i in range(10)]
+        return {"id": f"level {number}", "nodes": inner, "links": [], "inputs": [], "outputs": []}
+
+    workflow = {**level(0), "definitions": {"subgraphs": [level(number) for number in range(15)]}}
+    with pytest.raises(ValueError, match="it has more than 20000 nodes"):
+        read(workflow)
