@@ -7,6 +7,15 @@ import { t, told } from "./words.js";
 const BUTTON = "padding:2px 10px;border-radius:4px;border:1px solid var(--border-color);" +
   "background:var(--comfy-input-bg);color:var(--input-text);font:12px sans-serif;cursor:pointer;white-space:nowrap";
 
+// What can be asked of a run at work: word, name and help of each button.
+export const WISHES = [
+  ["stop", t("Stop and keep"),
+    t("End after this step; the next nodes get the LoRA so far. Press Run again to resume.")],
+  ["save", t("Save now"), t("Save the run after this step.")],
+  ["sample", t("Sample now"), t("Draw sample_prompts after this step.")],
+  ["pause", t("Pause"), t("Save the run, end it and free the memory. Continue goes on from the same step.")],
+];
+
 export function make(kind, style = "", text = "") {
   const made = document.createElement(kind);
   made.style.cssText = style;
@@ -59,4 +68,9 @@ export async function ask(address, question) {
 export function toast(answer, summary = "LoRA Atelier") {
   const [severity, detail] = answer.error ? ["warn", told(answer.error)] : ["success", told(answer.said)];
   app.extensionManager.toast.add({ severity, summary, detail, life: 8000 });
+}
+
+// The address of a run. A name of broken letters has no address; the server then knows no such run.
+export function addressOf(run) {
+  return `/atelier/runs/${encodeURIComponent(run.toWellFormed?.() ?? run.replace(/\p{Surrogate}/gu, "?"))}`;
 }

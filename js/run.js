@@ -1,7 +1,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { RunGraph } from "./graph.js";
-import { ask, make, makeButton, toast } from "./parts.js";
+import { WISHES, addressOf, ask, make, makeButton, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
 import { t, told } from "./words.js";
 
@@ -12,11 +12,6 @@ export const day = (seconds, time = { timeStyle: "short" }) =>
   new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "medium", ...time });
 export const setting = (name) => name.replaceAll(".", ".\u200b"); // lines may break after a dot
 export const readRun = (run) => ask(addressOf(run));
-
-// A name of broken letters has no address; the server then knows no such run.
-export function addressOf(run) {
-  return `/atelier/runs/${encodeURIComponent(run.toWellFormed?.() ?? run.replace(/\p{Surrogate}/gu, "?"))}`;
-}
 
 export function bytes(count) {
   const units = ["B", "kB", "MB", "GB"];
@@ -136,8 +131,8 @@ export class RunPage {
   }
 
   async refresh() {
-    if (this.#run && this.#run.status !== "running") return;
-    await this.#read();
+    const idle = this.#run && this.#run.status !== "running";
+    if (!idle || (await ask(`${addressOf(this.#name)}/live`)).alive) await this.#read();
   }
 
   async #read() {
@@ -178,6 +173,8 @@ export class RunPage {
       can(makeButton(t("Rename"), t("Give this run another title"), () => this.#rename(run)), sound),
       can(makeButton(t("Delete"), t("Delete this run from the disk"), () => this.#delete(null)), idle),
     );
+    if (!idle) bar.prepend(...WISHES.map(([what, name, help]) =>
+      makeButton(name, help, () => this.#act("/atelier/runs/ask", { what }))));
     const old = document.activeElement, place = [...this.#head.querySelectorAll("button")].indexOf(old);
     this.#head.replaceChildren(title, state, bar);
     if (place >= 0) bar.children[place]?.focus();

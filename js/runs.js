@@ -1,8 +1,8 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { RunGraph } from "./graph.js";
-import { ask, make, makeButton } from "./parts.js";
-import { RunPage, addressOf, bytes, day, readRun, setting, shown, table, titleOf } from "./run.js";
+import { addressOf, ask, make, makeButton } from "./parts.js";
+import { RunPage, bytes, day, readRun, setting, shown, table, titleOf } from "./run.js";
 import { t, told } from "./words.js";
 
 // The tab "LoRA runs": every run of this ComfyUI, one of them, or several over each other.

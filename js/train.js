@@ -1,25 +1,21 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { RunGraph } from "./graph.js";
-import { ask, isLinked, make, makeButton, nodeOf, toast } from "./parts.js";
+import { WISHES, addressOf, ask, isLinked, make, makeButton, nodeOf, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
 import { t, told } from "./words.js";
 
 // The run on Train LoRA: status, buttons, loss graph, samples, notes. What is shown comes from the run's folder, so
 // that it outlives the page and the server; events tell what is new, and name the workflow and the node they are for.
+// Of a run that another process trains no event tells: while the page is seen, it looks at that run's folder.
 
 const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
 const FRESH = 2000; // steps that events may add before the server is asked for a thinned curve again
 const OFTEN = 1000, SELDOM = 60_000; // milliseconds between two looks into a run's folder: at most, and while it trains
 const INTERVAL = 500; // milliseconds between two looks at which renderer is on
 const DEEPEST = 16; // subgraphs within each other
-const BUTTONS = [
-  ["stop", t("Stop and keep"),
-    t("End after this step; the next nodes get the LoRA so far. Press Run again to resume.")],
-  ["save", t("Save now"), t("Save the run after this step.")],
-  ["sample", t("Sample now"), t("Draw sample_prompts after this step.")],
-  ["pause", t("Pause"), t("Save the run, end it and free the memory. Continue goes on from the same step.")],
-];
+const FOLLOWED = 2000; // milliseconds between two looks at a run that another process trains
+const SOUGHT = 5000, PATIENCE = 600_000; // the same at whether a copied command runs yet, and how long it is looked for
 
 const views = new WeakMap(); // Train LoRA, or a node that stands for a subgraph with one -> its view
 const root = () => app.graph; // none yet while the editor loads
@@ -33,6 +29,8 @@ class View {
   #asked = -Infinity; // when
   #asking = false;
   #later = 0; // the timer of the next question
+  #next = 0; // the timer of the next look at a run that another process trains
+  #sought = -Infinity; // when the run's command was copied
   #height = 0;
   #notes = ""; // as they are shown
   #parts = {
@@ -42,6 +40,7 @@ class View {
     bar: make("div", "height:4px;border-radius:2px;background:var(--border-color);display:none"),
     buttons: make("div", "display:flex;flex-wrap:wrap;gap:4px;width:100%"),
     guesses: make("div", "font:11px/15px sans-serif;display:none;user-select:text;overflow-wrap:anywhere"),
+    command: make("div", "font:12px sans-serif;display:none;overflow-wrap:anywhere"),
     graph: make("div", "display:none"),
     samples: make("div"),
     notes: make("details", "font:11px sans-serif;display:none"),
@@ -55,6 +54,8 @@ class View {
     app.queuePrompt(0, 1));
   #guess = makeButton(t("Guess settings"), t("Set resolution, batch, steps, rank and learning rate by the pictures, the " +
     "model and the free memory, with the reasons."), () => this.#takeGuess());
+  #copy = makeButton(t("Copy command"), t("Copy the line that trains this run in a shell; it then shows here."), () =>
+    this.#copyCommand());
   #graph = null;
   #samples = new SampleStrip(this.#parts.samples);
 
@@ -62,25 +63,27 @@ class View {
     this.#node = node;
     const outer = this.#outer, inner = make("div", "display:flex;flex-direction:column;" +
       "gap:6px;width:100%;box-sizing:border-box;color:var(--input-text)");
-    const { status, details, done, bar, buttons, guesses, graph, samples, notes } = this.#parts;
+    const { status, details, done, bar, buttons, command, guesses, graph, samples, notes } = this.#parts;
     outer.className = "atelier-train";
     status.className = "atelier-status";
     status.setAttribute("role", "status");
     notes.className = "atelier-notes";
     guesses.className = "atelier-guesses";
+    command.className = "atelier-command";
+    command.setAttribute("role", "status");
     bar.append(done);
-    for (const [what, name, help] of BUTTONS) {
+    for (const [what, name, help] of WISHES) {
       const button = makeButton(name, help, () => this.#ask(what));
       button.dataset.ask = what;
       this.#buttons.push(button);
     }
     const own = node.subgraph ? [] : [this.#guess]; // a subgraph's inputs are those of several nodes
-    for (const button of [...this.#buttons, this.#go, ...own])
+    for (const button of [...this.#buttons, this.#go, this.#copy, ...own])
       button.style.cssText += ";flex:1 1 auto;padding:3px 2px";
-    buttons.append(...this.#buttons, this.#go, ...own);
+    buttons.append(...this.#buttons, this.#go, ...own, this.#copy);
     this.#fillNotes();
     guesses.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
-    inner.append(status, details, bar, buttons, guesses, graph, samples, notes);
+    inner.append(status, details, bar, buttons, command, guesses, graph, samples, notes);
     outer.append(inner);
     this.#addWidget(outer, inner);
     this.#draw();
@@ -97,11 +100,20 @@ class View {
     for (const point of points) this.#add(point);
     if (rest.run && (changed || other || lost || !this.#detail)) this.#look(OFTEN);
     else if (rest.run && (this.#fresh.length > FRESH || performance.now() - this.#asked > SELDOM)) this.#look(OFTEN);
+    clearTimeout(this.#next);
+    if (rest.alive && rest.followed) this.#next = setTimeout(() => this.#follow(), FOLLOWED);
+    if (rest.alive) this.#say();
     this.#draw();
+  }
+
+  // Whether the run whose command was copied may begin soon.
+  get seeks() {
+    return performance.now() - this.#sought < PATIENCE;
   }
 
   remove() {
     clearTimeout(this.#later);
+    clearTimeout(this.#next);
     this.#samples.close();
     this.#graph?.dispose();
   }
@@ -180,7 +192,47 @@ class View {
   }
 
   async #ask(what) {
-    toast(await ask("/atelier/ask", { what, node: this.#state.node }), t("Train LoRA"));
+    const { followed, run, node } = this.#state;
+    toast(await (followed ? ask("/atelier/runs/ask", { run, what }) : ask("/atelier/ask", { what, node })),
+      t("Train LoRA"));
+  }
+
+  async #follow() {
+    const { run, seen } = this.#state;
+    if (document.hidden) return; // `refresh` goes on once the page is seen
+    const answer = await ask(`${addressOf(run)}/live?seen=${seen}`);
+    if (this.#state.followed && run === this.#state.run) this.update(answer.alive ? answer : { run });
+  }
+
+  async #copyCommand() {
+    const { id } = [...trains()].find(({ node, around }) => [node, ...around].includes(this.#node)) ?? {};
+    const { workflow } = await app.graphToPrompt();
+    const { command, error } = await ask("/atelier/command", { workflow, node: id ?? "" });
+    if (error) return this.#say(told(error));
+    this.#sought = performance.now();
+    seek();
+    try {
+      await navigator.clipboard.writeText(command);
+      this.#say(t("Copied. Paste it into a shell on ComfyUI's machine; the run then shows here."));
+    } catch { // refused, or a page that has none: not of this machine, and without https
+      this.#say(t("The browser refuses the clipboard. Copy this line into a shell on ComfyUI's machine:"), command);
+    }
+  }
+
+  // Show a sentence beneath the buttons, and a command to copy; without one nothing.
+  #say(sentence = "", command = "") {
+    if (this.#state.alive) this.#sought = -Infinity;
+    const place = this.#parts.command;
+    place.style.display = sentence ? "" : "none";
+    place.replaceChildren(sentence);
+    if (!command) return;
+    const line = make("textarea", "display:block;width:100%;box-sizing:border-box;margin-top:4px;font:11px monospace;" +
+      "color:var(--input-text);background:var(--comfy-input-bg);border:1px solid var(--border-color)");
+    Object.assign(line, { readOnly: true, rows: 5, value: command, ariaLabel: t("Command") });
+    line.addEventListener("pointerdown", (event) => event.stopPropagation());
+    line.addEventListener("keydown", (event) => event.stopPropagation());
+    line.addEventListener("focus", () => line.select());
+    place.append(line);
   }
 
   // Ask for a first guess of settings, and fill in those whose inputs are here.
@@ -220,7 +272,7 @@ class View {
   async #read() {
     const { run } = this.#state;
     [this.#asking, this.#asked, this.#fresh] = [true, performance.now(), []];
-    const detail = await ask(`/atelier/runs/${encodeURIComponent(run)}`);
+    const detail = await ask(addressOf(run));
     this.#asking = false;
     if (run !== this.#state.run) return;
     this.#detail = detail.error ? { sentence: detail.error } : detail;
@@ -249,6 +301,7 @@ class View {
       button.style.cursor = alive ? "pointer" : "default";
     }
     this.#go.style.display = stopped ? "" : "none";
+    this.#copy.style.display = alive ? "none" : "";
     const said = this.#state.notes?.length ? this.#state.notes : detail?.notes ?? [];
     this.#write(said.join("\n\n"));
     graph.style.display = this.#curves ? "" : "none";
@@ -317,6 +370,16 @@ async function refresh() {
     for (const each of trains()) if (each.id === id) show(each, state);
 }
 
+// Look for a run whose command was copied, until it begins or nobody expects it any more.
+let seeking = 0;
+function seek() {
+  clearTimeout(seeking);
+  seeking = setTimeout(async () => {
+    if (!document.hidden) await refresh();
+    if ([...trains()].some(({ node, around }) => [node, ...around].some((each) => views.get(each)?.seeks))) seek();
+  }, SOUGHT);
+}
+
 // A node that stands for a subgraph shows the run of the Train LoRA inside, too. The editor makes the widgets of such a
 // node anew each time it is asked for them, so ours is put before them there.
 const outside = new WeakMap(); // such a node -> its widgets of ours
@@ -349,6 +412,8 @@ app.registerExtension({
   afterConfigureGraph: refresh,
   setup() {
     api.addEventListener("reconnected", refresh);
+    window.addEventListener("focus", refresh); // a run may have begun in a shell
+    document.addEventListener("visibilitychange", () => document.hidden || refresh());
     setInterval(() => {
       if (document.hidden) return;
       for (const node of app.canvas?.graph?.nodes ?? []) if (outside.has(node)) views.get(node)?.place();

@@ -7,6 +7,7 @@ import inspect
 import json
 import typing
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..trainer_core.models.sd.noise import noise_model
 from ..trainer_core.objective import Objective, level_shares
 from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
 from ..trainer_core.workflow.settings import plain_path, read_objective
-from .comfyui import allowed, folders, kept, server, session, shown
+from .comfyui import allowed, folders, kept, server, session, shell, shown
 from .comfyui.progress import LONGEST_ID, live_state
 from .guess import guess
 from .load_lora import WHERE
@@ -29,6 +30,7 @@ from .scheduler import build_scheduler
 
 LARGEST = 8192  # bytes of a question
 LARGEST_PROMPT = 262_144  # of one that holds a prompt
+LARGEST_WORKFLOW = 2**23  # bytes of one that holds a workflow
 MOST_FOLDERS = 20  # of one workflow that a person is asked for
 LONGEST = 10_000_000  # steps of a run
 MOST_NODES = 100  # that a page asks for at once
@@ -39,6 +41,7 @@ USUAL = 1000  # steps drawn where nothing says how many the run has
 
 def register_routes() -> None:
     """Add the routes to the server."""
+    server.add_route("/atelier/command", allowed.only_own_pages(answering(answer_command, LARGEST_WORKFLOW)))
     server.add_route("/atelier/shown", answering(answer_shown))
     server.add_route("/atelier/schedule", answering(answer_schedule))
     server.add_route("/atelier/levels", answering(answer_levels))
@@ -84,19 +87,51 @@ def answer_ask(question: Any) -> web.Response:
         return web.json_response({"error": str(problem)}, status=409)
 
 
-def answer_shown(question: Any) -> web.Response:
+async def answer_command(question: Any) -> web.Response:
+    """Answer {workflow: as the editor saves it, node: id of a Train LoRA} with {command: a line for a shell}."""
+    workflow, node = (question.get("workflow"), question.get("node")) if isinstance(question, dict) else (None, None)
+    if not isinstance(workflow, dict) or not isinstance(workflow.get("nodes"), list) or not isinstance(node, str):
+        return web.json_response({"error": "workflow must be a workflow, and node a node's id."}, status=400)
+    try:
+        return web.json_response({"command": await asyncio.to_thread(shell.command_of, workflow, node)})
+    except ValueError as problem:
+        whole = str(problem).endswith((".", "?"))
+        sentence = str(problem) if whole else f"This run has no command: {problem}."
+    except OSError as problem:
+        sentence = f"The file of the run could not be written ({reason(problem)}); check ComfyUI's user folder."
+    return web.json_response({"error": sentence}, status=409)
+
+
+async def answer_shown(question: Any) -> web.Response:
     """Answer {workflow: id, nodes: ids} with {shown: by node, the state of its run at work, or {run: its last one}}.
 
-    A node without any run is left out.
+    A run at work elsewhere has the state that `follow` gives. A node without any run is left out.
     """
     workflow, nodes = (question.get("workflow"), question.get("nodes")) if isinstance(question, dict) else (None, None)
     named = [workflow, *nodes] if isinstance(nodes, list) and len(nodes) <= MOST_NODES else [None]
     if not all(isinstance(each, str) and 0 < len(each) <= LONGEST_ID for each in named):
         return web.json_response({"error": "workflow must be an id, and nodes a list of ids."}, status=400)
-    runs = shown.runs()
-    last = {node: {"run": runs[key]} for node in nodes if (key := shown.key(workflow, node)) in runs}
     live = {node: state for node in nodes if (state := live_state(workflow, node)) is not None}
+    try:
+        last = await asyncio.to_thread(_last_runs, workflow, [node for node in nodes if node not in live])
+    except OSError as problem:
+        return web.json_response({"error": f"The runs could not be read ({reason(problem)})."}, status=409)
     return web.json_response({"shown": last | live})
+
+
+def _last_runs(workflow: str, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    from ..trainer_core.runs import run_paths  # here, so that ComfyUI starts fast
+    from ..trainer_core.runs.follow import follow
+
+    found: dict[str, dict[str, Any]] = {}
+    paths = {path.name: path for path in run_paths(folders.runs_folder())}
+    for node, run in shown.of_nodes(workflow, nodes).items():
+        found[node] = {"run": run}
+        if run in paths:
+            with suppress(ValueError, OSError):  # damaged: the node asks for the run, and says so
+                state = follow(paths[run])
+                found[node] = state if state["alive"] else found[node]
+    return found
 
 
 def answer_schedule(question: Any) -> web.Response:

@@ -24,7 +24,8 @@ from ..trainer_core.common.wording import bytes_of
 from ..trainer_core.config import plain_folder, plain_name
 from ..trainer_core.workflow.settings import split_name
 from .comfyui import folders, server
-from .comfyui.allowed import same_site
+from .comfyui.allowed import only_own_pages
+from .comfyui.session import NO_PROMPTS
 
 LARGEST = 2**16  # bytes of a question
 MOST_RUNS = 5000  # in a list
@@ -42,9 +43,11 @@ def register_run_routes() -> None:
     """Add the routes to the server."""
     server.add_route("/atelier/runs", answer_runs, "GET")
     server.add_route("/atelier/runs/{run}", on_a_run(detail), "GET")
+    server.add_route("/atelier/runs/{run}/live", on_a_run(live), "GET")
     server.add_route("/atelier/runs/{run}/workflow", on_a_run(workflow), "GET")
     server.add_route("/atelier/runs/{run}/thumbnail", on_a_run(thumbnail), "GET")
     server.add_route("/atelier/runs/{run}/export/{step}", answer_export, "GET")
+    server.add_route("/atelier/runs/ask", changing(ask))
     server.add_route("/atelier/runs/rename", changing(rename))
     server.add_route("/atelier/runs/publish", changing(publish))
     server.add_route("/atelier/runs/delete", changing(delete))
@@ -83,8 +86,6 @@ def changing(change: Callable[[Path, dict[str, Any]], Any]) -> Callable[[web.Req
     """Make a route that changes the run that a question in JSON names, one at a time; other sites are refused."""
 
     async def route(request: web.Request) -> web.Response:
-        if not same_site(request) or request.content_type != "application/json":
-            return web.json_response({"error": "Only a page of this ComfyUI may change runs."}, status=403)
         if request.content_length is None or request.content_length > LARGEST:
             return web.json_response({"error": f"The question is too long; send at most {LARGEST} bytes."}, status=413)
         try:
@@ -100,7 +101,7 @@ def changing(change: Callable[[Path, dict[str, Any]], Any]) -> Callable[[web.Req
 
         return await asyncio.to_thread(answered, answer)
 
-    return route
+    return only_own_pages(route)
 
 
 def find_run(name: str) -> Path:
@@ -149,6 +150,17 @@ def detail(path: Path, request: web.Request) -> web.Response:
     from ..trainer_core.runs import describe_in_detail
 
     return web.json_response(describe_in_detail(path, folders.shelves()))
+
+
+def live(path: Path, request: web.Request) -> web.Response:
+    """Answer with what `follow` tells of a run; seen: the bytes of its log that the page knows of."""
+    from ..trainer_core.runs.follow import follow
+
+    seen = request.query.get("seen", "0")
+    if not (seen.isdecimal() and len(seen) <= 15):
+        raise Refused("seen must be a number of bytes.", 400)
+    _refuse_link(path)
+    return web.json_response(follow(path, int(seen)))
 
 
 def workflow(path: Path, request: web.Request) -> web.Response:
@@ -220,6 +232,22 @@ def _pack(request: web.Request, file: Any) -> web.Response:
 # --- what people do ----------------------------------------------------------------------------------------
 
 
+def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """Ask {run, what: a word of SAID} of the process that trains the run, whichever it is, and say what it will do."""
+    from ..trainer_core.runs import asked
+
+    what, run = question.get("what"), _open(path)
+    if not isinstance(what, str) or what not in asked.SAID:
+        raise Refused(f"what must be one of {', '.join(asked.SAID)}.", 400)
+    if not run.at_work():
+        raise Refused(f"No process trains {path.name} now; it may have just ended.")
+    sample = run.about["config"].get("sample")
+    if what == "sample" and not (isinstance(sample, dict) and sample.get("prompts")):
+        raise Refused(NO_PROMPTS)
+    asked.ask(path, what)
+    return {"said": asked.SAID[what]}
+
+
 def rename(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     """Give a run the title in {run, title}, "" for none, and say so."""
     if not isinstance(title := question.get("title"), str):
@@ -259,7 +287,7 @@ def delete(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     if steps is not None and not (isinstance(steps, list) and 0 < len(steps) <= MOST_STEPS):
         raise Refused("steps must be a list of saves, or null for the whole run.", 400)
     _refuse_link(path)
-    if RunFolder(path=path, about={}).busy():
+    if RunFolder(path=path, about={}).at_work():
         raise Refused(f"{path.name} is in training; delete after it.")
     run = None if steps is None else _open(path)
     doomed = [] if run is None else saves_of(run, [_step(step) for step in steps or ()])

@@ -77,6 +77,19 @@ def same_site(request: web.Request) -> bool:
     return origin is None or origin.partition("://")[2] == request.host
 
 
+def only_own_pages(
+    route: Callable[[web.Request], Awaitable[web.Response]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Make a route that refuses pages of other sites, which can post no JSON without asking."""
+
+    async def guarded(request: web.Request) -> web.Response:
+        if same_site(request) and (request.method == "GET" or request.content_type == "application/json"):
+            return await route(request)
+        return web.json_response({"error": "Only a page of this ComfyUI may do this."}, status=403)
+
+    return guarded
+
+
 def only_at_the_machine(
     route: Callable[[web.Request], Awaitable[web.Response]],
 ) -> Callable[[web.Request], Awaitable[web.Response]]:

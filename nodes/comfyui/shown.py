@@ -1,15 +1,32 @@
-"""Remember which run a node of a workflow showed last, so that the page finds it after a restart."""
+"""Remember which run a node of a workflow showed last, so that the page finds it after a restart.
+
+A run that was trained elsewhere is found by the workflow that its folder keeps.
+"""
 
 from __future__ import annotations
 
+import functools
+import time
+from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 import folder_paths
 
 from ...trainer_core.common.files import write_json
 from ...trainer_core.common.json_files import read_json
+from ...trainer_core.workflow.read import trains_of
+from . import folders
 
 MOST = 1000  # nodes that are remembered, those of the newest runs
+MOST_LOOKED = 100  # runs whose workflows are compared, the newest
+
+
+class Shown(NamedTuple):
+    """A run of a node."""
+
+    run: str  # its folder's name
+    since: float  # seconds since 1970
 
 
 def list_file() -> Path:
@@ -17,14 +34,20 @@ def list_file() -> Path:
     return Path(folder_paths.get_system_user_directory("atelier")) / "shown.json"
 
 
-def runs() -> dict[str, str]:
-    """Read the folder's name of each node's last run, by `key`; {} where the file is missing or damaged."""
+def runs() -> dict[str, Shown]:
+    """Read each node's last run of this ComfyUI, by `key`; {} where the file is missing or damaged."""
     try:
         known = read_json(list_file())
     except (OSError, ValueError):
         return {}
-    known = known if isinstance(known, dict) else {}
-    return {node: run for node, run in known.items() if isinstance(run, str)}
+    known = known.items() if isinstance(known, dict) else ()
+    return {node: Shown(*each) for node, each in known if _is_shown(each)}
+
+
+def _is_shown(value: object) -> bool:
+    return (
+        isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int | float)
+    )
 
 
 def key(workflow: str, node: str) -> str:
@@ -36,6 +59,49 @@ def remember(workflow: str, node: str, run: str) -> None:
     """Remember the run of a node; raises OSError."""
     if workflow:
         name = key(workflow, node)
-        known = {**{each: of for each, of in runs().items() if each != name}, name: run}
+        known = {**{each: of for each, of in runs().items() if each != name}, name: Shown(run, time.time())}
         list_file().parent.mkdir(parents=True, exist_ok=True)
         write_json(list_file(), dict(list(known.items())[-MOST:]))
+
+
+def of_nodes(workflow: str, nodes: Collection[str]) -> dict[str, str]:
+    """Find the newest run of each of some nodes, trained here or elsewhere; raises OSError."""
+    known = runs()
+    found = {node: known[name] for node in nodes if (name := key(workflow, node)) in known}
+    own = {shown.run for shown in known.values()}  # whose nodes are known exactly
+    for since, path in _newest_workflows():
+        if path.parent.name in own:
+            continue
+        for node in _nodes_of(path, since, workflow):
+            if node in nodes and (node not in found or found[node].since < since):
+                found[node] = Shown(path.parent.name, since)
+    return {node: shown.run for node, shown in found.items()}
+
+
+def _newest_workflows() -> list[tuple[float, Path]]:
+    from ...trainer_core.runs import run_paths  # here, so that ComfyUI starts fast
+    from ...trainer_core.runs.folder import WORKFLOW, is_elsewhere
+
+    kept = [path / WORKFLOW for path in run_paths(folders.runs_folder())]
+    times = [
+        (path.stat().st_mtime, path) for path in kept if path.is_file() and not is_elsewhere(path, path.parents[1])
+    ]
+    return sorted(times, reverse=True)[:MOST_LOOKED]
+
+
+@functools.lru_cache(maxsize=4 * MOST_LOOKED)
+def _nodes_of(path: Path, since: float, workflow: str) -> tuple[str, ...]:
+    """List the ids of Train LoRA in a run's workflow that trained it; none in another workflow.
+
+    since: when the file was written, so that a changed one is read again.
+    """
+    from ...trainer_core.runs import open_run
+
+    try:
+        kept, name = read_json(path), open_run(path.parent).about["name"]
+        if not isinstance(kept, dict) or kept.get("id") != workflow:
+            return ()
+        trains = trains_of(kept)
+    except (OSError, ValueError):  # damaged, or gone: the tab of runs says so
+        return ()
+    return tuple(node for node, given in trains.items() if len(trains) == 1 or given == name)
