@@ -24,6 +24,7 @@ from .merge import AtelierMergeLoras
 from .objective import AtelierObjective
 from .optimizer import AtelierOptimizer
 from .preview import AtelierDatasetPreview
+from .queue_routes import register_queue_routes
 from .resize import AtelierResizeLora
 from .routes import register_routes
 from .run_routes import register_run_routes
@@ -83,6 +84,7 @@ class AtelierExtension(ComfyExtension):
         register_assets()
         register_routes()
         register_run_routes()
+        register_queue_routes()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """List the node classes."""

@@ -17,6 +17,7 @@ import torch
 from server import PromptServer
 
 from ...trainer_core.memory import free_bytes
+from ...trainer_core.runs.asked import Paused
 
 SAID = {  # what can be asked of a run, and what is answered
     "pause": "The run pauses and frees the memory. Press Continue, or Run, to go on from the same step.",
@@ -24,6 +25,7 @@ SAID = {  # what can be asked of a run, and what is answered
     "save": "The run will be saved after this step.",
     "sample": "Samples will be drawn after this step.",
 }
+NO_PROMPTS = "There are no prompts to draw; set sample_prompts of Saves & Samples before the next run."
 PATIENCE = 60.0  # seconds that ComfyUI's end waits for a run to be saved
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # SIGHUP: terminal closed
 
@@ -46,6 +48,8 @@ def training_session() -> Iterator[torch.device]:
             if fp16_sums:  # --fast: too coarse for gradients
                 matmul.allow_fp16_accumulation = False
             yield management.get_torch_device()
+    except Paused as pause:
+        raise management.InterruptProcessingException from pause
     except RuntimeError as error:
         if not management.is_oom(error):
             raise
@@ -133,7 +137,7 @@ def ask(what: str, node_id: str | None) -> str:
     if node_id not in (None, current.node_id):
         raise ValueError("This node is not training; another Train LoRA is.")
     if what == "sample" and not current.draws:
-        raise ValueError("There are no prompts to draw; set sample_prompts of Saves & Samples before the next run.")
+        raise ValueError(NO_PROMPTS)
     current.press(what)
     return SAID[what]
 
@@ -149,6 +153,13 @@ def kept(name: str | None) -> int:
 
 
 # --- the end of ComfyUI ------------------------------------------------------------------------------------
+
+_closing = threading.Event()  # ComfyUI ends, and its run is being saved
+
+
+def closing() -> bool:
+    """Tell whether ComfyUI ends, so that no person has cancelled the prompts that end now."""
+    return _closing.is_set()
 
 
 @contextmanager
@@ -194,6 +205,7 @@ def saved_when_comfyui_ends() -> Iterator[None]:
         over.wait(PATIENCE)
 
     def cancel() -> None:
+        _closing.set()
         logging.getLogger(__name__).info(
             "ComfyUI is closing; LoRA Atelier saves the run first. Close again to end at once."
         )

@@ -1,0 +1,131 @@
+"""Runs beyond the page: their command, a run that another process trains, and what a restart cut off."""
+
+import json
+import re
+
+import pytest
+from run_folders import make_run
+
+from comfy_client import ComfyClient
+from lora_atelier.dev import TOUR
+
+pytestmark = [pytest.mark.browser, pytest.mark.parametrize("opened", ["litegraph"], indirect=True)]
+
+TRAIN = 12  # the node's id in the workflow
+RENDERERS = ("litegraph", "vue")
+STATUS = "words => new RegExp(words).test(document.querySelector('.atelier-status')?.textContent)"
+CLIPBOARD = """allowed => Object.defineProperty(navigator, "clipboard", { configurable: true, value: {
+    writeText: async (text) => { if (!allowed) throw new DOMException("", "NotAllowedError"); window.copied = text; },
+} })"""
+SET = """([type, name, value]) => {
+    const node = window.app.graph.nodes.find((each) => each.comfyClass === type);
+    node.widgets.find((widget) => widget.name === name).value = value;
+}"""
+
+
+def tour(name: str, identity: str) -> dict:
+    """Return the tour with a long run of a name."""
+    workflow = json.loads(TOUR.read_text(encoding="utf-8"))
+    values = next(node["widgets_values"] for node in workflow["nodes"] if node["id"] == TRAIN)
+    values[:5] = [name, 100_000, 0, 1, 64]  # steps, epochs, batch_size, resolution
+    return {**workflow, "id": identity}
+
+
+def test_a_run_is_handed_to_a_shell_and_followed_there(editor, server) -> None:
+    page, workflow = editor.page, tour("handed", "00000000-1111-4222-8333-777777777777")
+    editor.load(workflow)
+    said, folder = page.locator(".atelier-command:visible"), server.base / "output" / "atelier" / "runs"
+    button = page.get_by_role("button", name="Copy command")
+    for renderer in RENDERERS:
+        editor.render(vue=renderer == "vue")
+        editor.alone(TRAIN)
+        editor.run(CLIPBOARD, True)
+        button.click()
+        said.get_by_text("Copied. Paste it into a shell on ComfyUI's machine; the run then shows here.").wait_for()
+        assert re.search(r"lora-atelier'? train .*handed-[0-9a-f]{8}\.json", editor.run("() => window.copied"))
+        editor.run(CLIPBOARD, False)
+        button.click()
+        line = said.get_by_role("textbox", name="Command")
+        line.wait_for()
+        assert line.input_value() == editor.run("() => window.copied")
+        editor.settle()
+        editor.screenshot(f"command-{renderer}-{editor.version}")
+        editor.run(SET, ["AtelierConceptDataset", "folder", "/elsewhere"])
+        button.click()
+        said.get_by_text("The folder /elsewhere is outside ComfyUI's folders, and nobody allowed it yet.").wait_for()
+        editor.screenshot(f"command-wrong-{renderer}-{editor.version}")
+        editor.run(SET, ["AtelierConceptDataset", "folder", "atelier:concept_example"])
+
+    # A process begins a run of this workflow, and the page is told nothing.
+    run = make_run(folder, "handed", "f", saves=(2,), steps=100_000)
+    run.keep_workflow(workflow)
+    with run.locked():
+        for step in range(1, 60):
+            run.log("step", step=step, loss=1 / step, lr={"unet": 1e-4})
+        for step, renderer in zip((60, 61), RENDERERS, strict=True):
+            editor.render(vue=renderer == "vue")
+            editor.alone(TRAIN)
+            run.log("step", step=step, loss=0.1, lr={"unet": 1e-4})
+            page.wait_for_function(STATUS, arg=f"^step {step} of 100000$")
+            page.get_by_text(re.compile(r"left · .* · loss .* · process \d+ on ")).wait_for()
+            page.wait_for_function("() => document.querySelector('.atelier-graph canvas')?.offsetHeight")
+            editor.settle()
+            editor.screenshot(f"followed-{renderer}-{editor.version}")
+        assert button.count() == 0 or not button.is_visible()
+        page.get_by_role("button", name="Stop and keep").click()
+        page.get_by_text("The run ends after its next step; its LoRA so far is saved.").first.wait_for()
+        assert (run.path / "asked-stop").exists()
+
+        # The tab of runs shows it, too, and asks for the same.
+        editor.run("() => window.app.extensionManager.command.execute('Workspace.ToggleSidebarTab.atelier-runs')")
+        tab = page.locator(".atelier-runs")
+        tab.get_by_role("listitem").filter(has_text="handed").get_by_role("button").click()
+        tab.get_by_text("Training: step 61 of 100000.").wait_for()
+        tab.get_by_role("button", name="Save now").click()
+        page.get_by_text("The run will be saved after its next step.").first.wait_for()
+        assert (run.path / "asked-save").exists()
+        editor.settle()
+        editor.screenshot(f"followed-runs-{editor.version}")
+    page.wait_for_function(STATUS, arg="^Stopped after step 2 of 100000")
+    tab.get_by_role("button", name="All runs").click()
+    editor.run("() => window.app.extensionManager.command.execute('Workspace.ToggleSidebarTab.atelier-runs')")
+    editor.render(vue=False)
+
+
+def test_what_a_restart_cut_off_is_offered_until_it_is_answered(editor, visitor, server) -> None:
+    page, comfy = editor.page, ComfyClient(server.url)
+    kept = server.base / "user" / "__atelier" / "queue"
+    offer = page.locator(".atelier-pending")
+
+    def restart(count: int) -> None:
+        while len(list(kept.glob("*.json"))) < count:
+            editor.settle()
+        server.kill()
+        server.start()
+
+    for name in ("cut off", "queued"):
+        editor.load(tour(name, "00000000-1111-4222-8333-888888888888"))
+        editor.run(f"async () => await window.app.queuePrompt(0, 1, ['{TRAIN}'])")
+    page.wait_for_function(STATUS, arg="^step")
+    restart(2)
+    offer.get_by_text("2 runs were not finished: cut off, queued.").wait_for()
+    for renderer in RENDERERS:
+        editor.render(vue=renderer == "vue")
+        editor.screenshot(f"offer-{renderer}-{editor.version}")
+    other = visitor.new_page()
+    other.goto(server.url, wait_until="domcontentloaded")
+    other.locator(".atelier-pending").get_by_role("button", name="Continue").wait_for()
+    offer.get_by_role("button", name="Continue").click()
+    offer.wait_for(state="detached")
+    other.locator(".atelier-pending").wait_for(state="detached")
+    other.close()
+    while not (queue := comfy.get("/queue"))["queue_running"] or len(queue["queue_pending"]) != 1:
+        editor.settle()
+    assert queue["queue_pending"][0][4] == [str(TRAIN)]  # what was to be executed, and no more
+    page.wait_for_function("name => document.querySelector('.atelier-status')?.textContent.startsWith('step')")
+
+    restart(2)
+    offer.get_by_role("button", name="Dismiss").click()
+    offer.wait_for(state="detached")
+    assert comfy.get("/atelier/pending")["prompts"] == [] and not list(kept.glob("*.json"))
+    editor.render(vue=False)

@@ -1,0 +1,166 @@
+"""Runs beyond one page: the command of a run, a run that a shell trains, and what a restart cut off."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_graph import draw_pictures, train_graph
+
+from comfy_client import ComfyClient, ComfyServer
+from lora_atelier.dev import FLOW, QUICKSTART, TINY_BASE
+
+LONG = 100_000  # steps
+
+
+def post(comfy: ComfyClient, path: str, question: object, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    usual = {"Content-Type": "application/json", **(headers or {})}
+    try:
+        return 200, json.loads(comfy.request(path, question, usual))
+    except urllib.error.HTTPError as error:
+        body = error.read()
+        return error.code, json.loads(body) if body else {}
+
+
+def quickstart(name: str) -> tuple[dict, str]:
+    """Return the quickstart on the tiny model, with a long run of a name, and the id of its Train LoRA."""
+    workflow = json.loads(QUICKSTART.read_text(encoding="utf-8"))
+    nodes = {node["type"]: node for node in workflow["nodes"]}
+    nodes["AtelierLoadBaseModel"]["widgets_values"][0] = TINY_BASE.name
+    nodes["AtelierTrain"]["widgets_values"][:2] = [name, LONG]
+    return workflow, str(nodes["AtelierTrain"]["id"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the line is read as a POSIX shell does")
+def test_a_run_of_a_shell_is_followed_and_stopped_through_its_folder(server: ComfyServer) -> None:
+    comfy = ComfyClient(server.url)
+    workflow, node = quickstart("elsewhere")
+    status, answer = post(comfy, "/atelier/command", {"workflow": workflow, "node": node})
+    assert status == 200, answer
+    command = shlex.split(answer["command"])
+    assert command[:2] == [sys.executable, str(server.base / "custom_nodes" / "lora-atelier")]
+    assert command[2] == "train" and Path(command[3]).parent == server.base / "user" / "__atelier" / "commands"
+    assert post(comfy, "/atelier/command", {"workflow": workflow, "node": node})[1] == answer  # the same file
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shell:
+        question = {"workflow": workflow["id"], "nodes": [node, "5000"]}
+        while not (state := post(comfy, "/atelier/shown", question)[1]["shown"].get(node, {})).get("step"):
+            assert shell.poll() is None
+            time.sleep(0.2)
+        assert state["followed"] and state["alive"] and state["steps"] == LONG and state["name"] == "elsewhere"
+        run = state["run"]
+        while not (later := comfy.get(f"/atelier/runs/{run}/live?seen={state['seen']}"))["points"]:
+            time.sleep(0.2)
+        assert later["points"][0]["step"] > state["step"]
+        assert comfy.get(f"/atelier/runs/{run}")["status"] == "running"
+        status, answer = post(comfy, "/atelier/runs/ask", {"run": run, "what": "sample"})
+        assert status == 409 and answer["error"].startswith("There are no prompts to draw; set sample_prompts")
+        assert post(comfy, "/atelier/runs/ask", {"run": run, "what": "dance"})[0] == 400
+        status, answer = post(comfy, "/atelier/runs/ask", {"run": run, "what": "stop"})
+        assert status == 200 and answer["said"] == "The run ends after its next step; its LoRA so far is saved."
+        assert "Stopped and kept after step" in shell.communicate()[0]
+    assert shell.returncode == 3
+    assert post(comfy, "/atelier/shown", question)[1]["shown"] == {node: {"run": run}}  # and its newest run stays
+    status, answer = post(comfy, "/atelier/runs/ask", {"run": run, "what": "stop"})
+    assert status == 409 and answer["error"] == f"No process trains {run} now; it may have just ended."
+    assert comfy.get(f"/atelier/runs/{run}")["status"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("AtelierTrain", 1, "many"), "This run has no command: steps of Train LoRA is 'many' and must be a whole num"),
+        (("AtelierLoadBaseModel", 0, "no.safetensors"), "There is no checkpoint 'no.safetensors'; set checkpoint of"),
+        (("AtelierConceptDataset", 0, "/elsewhere"), "The folder /elsewhere is outside ComfyUI's folders, and nobody"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_what_cannot_train_has_no_command_but_a_sentence(comfy: ComfyClient, change, sentence: str) -> None:
+    workflow, node = quickstart("wrong")
+    kind, place, value = change
+    next(node for node in workflow["nodes"] if node["type"] == kind)["widgets_values"][place] = value
+    status, answer = post(comfy, "/atelier/command", {"workflow": workflow, "node": node})
+    assert status == 409 and answer["error"].startswith(sentence), answer
+
+
+def test_a_command_names_its_node_and_refuses_what_no_shell_can_load(comfy: ComfyClient) -> None:
+    workflow, node = quickstart("first")
+    train = next(each for each in workflow["nodes"] if str(each["id"]) == node)
+    workflow["nodes"].append({**train, "id": 900, "widgets_values": ["second", *train["widgets_values"][1:]]})
+    command = shlex.split(post(comfy, "/atelier/command", {"workflow": workflow, "node": "900"})[1]["command"])
+    assert command[command.index("--node") + 1] == "900" and Path(command[3]).name.startswith("second-")
+    linked = json.loads(FLOW.read_text(encoding="utf-8"))
+    node = next(str(each["id"]) for each in linked["nodes"] if each["type"] == "AtelierTrain")
+    status, answer = post(comfy, "/atelier/command", {"workflow": linked, "node": node})
+    assert status == 409 and "was started with --base-directory." in answer["error"]
+    for question in ({}, {"workflow": [], "node": "1"}, {"workflow": workflow, "node": 5}, 5):
+        assert post(comfy, "/atelier/command", question)[0] == 400
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no signals that ask a process to end")
+def test_runs_that_a_restart_cut_off_are_offered_to_their_user_once(
+    start_comfy: Callable[..., ComfyServer], tmp_path: Path
+) -> None:
+    server = start_comfy("--multi-user", base=tmp_path)
+    comfy = ComfyClient(server.url)
+    users = [{"comfy-user": post(comfy, "/users", {"username": name})[1]} for name in ("one", "two")]
+    draw_pictures(server.base / "input" / "pictures")
+
+    def queue(name: str, user: dict[str, str], **more: Any) -> str:
+        graph = train_graph("pictures", name=name, steps=LONG)
+        status, answer = post(comfy, "/prompt", {"prompt": graph, **more}, user)
+        assert status == 200, answer
+        return answer["prompt_id"]
+
+    def offered(user: dict[str, str]) -> list[dict[str, Any]]:
+        return json.loads(comfy.request("/atelier/pending", headers=user))["prompts"]
+
+    kept = tmp_path / "user" / "__atelier" / "queue"
+
+    def remembered(count: int) -> None:
+        while len(list(kept.glob("*.json"))) != count:
+            time.sleep(0.1)
+
+    workflow = {"id": "a-workflow", "nodes": [], "links": []}
+    queue("first", users[0], extra_data={"extra_pnginfo": {"workflow": workflow}, "api_key_comfy_org": "secret"})
+    queue("second", users[0])
+    queue("strange", users[1])
+    gone = queue("cancelled", users[0])
+    remembered(4)
+    comfy.request("/queue", {"delete": [gone]})
+    remembered(3)
+    assert "secret" not in "".join(path.read_text() for path in kept.glob("*.json"))
+    assert offered(users[0]) == []  # they are in the queue of a ComfyUI that runs
+    while not any(run["step"] for run in comfy.get("/atelier/runs")["runs"]):
+        time.sleep(0.1)
+    server.process.send_signal(signal.SIGTERM)  # the run is saved, and its prompt ends; nobody has cancelled it
+    server.process.wait()
+
+    strange = next(path for path in kept.glob("*.json") if "strange" in path.read_text())
+    strange.write_text(strange.read_text().replace('"AtelierConceptDataset"', '"NoSuchNode"'))
+    server.start()
+    assert [prompt["runs"] for prompt in offered(users[0])] == [["first"], ["second"]]
+    assert [(prompt["runs"], prompt["missing"]) for prompt in offered(users[1])] == [(["strange"], ["NoSuchNode"])]
+    assert post(comfy, "/atelier/pending/take", {}, {**users[0], "Origin": "http://elsewhere.example"})[0] == 403
+    assert post(comfy, "/atelier/pending/take", {}, users[1])[1]["prompts"] == []
+    post(comfy, "/atelier/pending/drop", {"names": [each["name"] for each in offered(users[0])]}, users[1])
+    first, second = post(comfy, "/atelier/pending/take", {}, users[0])[1]["prompts"]
+    assert first["workflow"] == workflow and second["workflow"] is None
+    assert first["prompt"]["train"]["inputs"]["name"] == "first" and "train" in first["outputs"]
+    assert post(comfy, "/atelier/pending/take", {}, users[0])[1]["prompts"] == [] == offered(users[0])
+    post(comfy, "/atelier/pending/drop", {"names": [first["name"], "../shown"]}, users[0])
+
+    # The page ended before it queued the second one: the next ComfyUI offers it again, until it is dismissed.
+    server.kill()
+    server.start()
+    assert [prompt["runs"] for prompt in offered(users[0])] == [["second"]]
+    for user in users:
+        post(comfy, "/atelier/pending/drop", {"names": [each["name"] for each in offered(user)]}, user)
+        assert offered(user) == []
+    assert not list(kept.glob("*.json"))
