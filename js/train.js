@@ -114,6 +114,7 @@ class View {
   remove() {
     clearTimeout(this.#later);
     clearTimeout(this.#next);
+    this.#state = {}; // an answer that is on its way is for nobody
     this.#samples.close();
     this.#graph?.dispose();
   }

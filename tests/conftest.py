@@ -31,7 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # Files that take longest. Processes that share the tests begin with them, so that none works alone at the end.
 LONGEST = (
     *("test_learning", "test_kills", "test_faults", "test_io_errors", "test_bench", "test_second_device"),
-    *("test_train", "test_saves", "test_mutations", "test_recipes", "test_resume", "test_tiny_base", "test_readme"),
+    *("test_train", "test_saves", "test_mutations", "test_elsewhere", "test_recipes", "test_resume", "test_tiny_base"),
+    "test_readme",
 )
 
 

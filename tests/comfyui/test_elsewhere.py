@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from train_graph import draw_pictures, train_graph
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import FLOW, QUICKSTART, TINY_BASE
+from lora_atelier.trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig, RunConfig
 
 LONG = 100_000  # steps
 
@@ -164,3 +166,25 @@ def test_runs_that_a_restart_cut_off_are_offered_to_their_user_once(
         post(comfy, "/atelier/pending/drop", {"names": [each["name"] for each in offered(user)]}, user)
         assert offered(user) == []
     assert not list(kept.glob("*.json"))
+
+
+def test_the_line_of_several_gpus_and_of_files_elsewhere(comfy_modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lora_atelier.nodes.comfyui import shell
+
+    config = RunConfig(
+        base_model=BaseModelConfig(path="/models/base.safetensors"),
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder="/pictures"), ConceptConfig(folder="/more"))),
+    )
+    other = config.replace(
+        base_model=BaseModelConfig(path="/other/base.safetensors"),
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder="/pictures"), ConceptConfig(folder="/../more"))),
+    )
+    assert list(shell._differing(config, config)) == []
+    assert list(shell._differing(config, other)) == ["base_model.path=/models/base.safetensors"]
+    assert shell._program() == [sys.executable]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("comfy.model_management.get_torch_device", lambda: torch.device("cuda"))
+    script, *rest = shell._program()
+    assert Path(script).stem == "torchrun" and rest == ["--nproc-per-node", "2"]
+    monkeypatch.setattr(shell.shutil, "which", lambda *_, **__: None)
+    assert shell._program() == [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
