@@ -42,10 +42,10 @@ EXACT = {
         "lora": {"preset": "attn-only", "embeddings": WORDS[1:]},
         "train": {**TWO, "batch_size": 1},
     },
-    "bfloat16, stratified levels, prior prediction": {
+    "bfloat16, stratified levels, uncertainty, prior prediction": {
         "recipe": "prior prediction",
         "lora": {"dtype": "bfloat16"},
-        "objective": {"stratified_timesteps": True},
+        "objective": {"stratified_timesteps": True, "uncertainty_rate": 0.05},
         "train": TWO,
     },
     "inpainting, best by validation": {
