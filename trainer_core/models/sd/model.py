@@ -310,7 +310,7 @@ class StableDiffusion:
         return autoencoder.encode_pixels(vae, pixels, self.family.latent_scale)
 
     def encode_reference(self, vae: Any, pixels: Tensor) -> Tensor:
-        """Never called, as `references` is False."""
+        """Never called, as `references` is 0."""
         raise NotImplementedError
 
     def encode_painted(self, vae: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor) -> Tensor:
