@@ -82,6 +82,20 @@ def plain_caption(lines: Sequence[str], captions: CaptionConfig) -> str:
     return _finish(_tidy(_first_option(text, captions), captions), captions)
 
 
+def replace_word(text: str, word: str, instead: str) -> str:
+    """Put another text in the place of a word, in any case and where it stands as a whole word."""
+    return re.sub(rf"(?<!\w){re.escape(word.strip())}(?!\w)", lambda _: instead.strip(), text, flags=re.IGNORECASE)
+
+
+def leave_out_word(text: str, word: str, separator: str = ",") -> str:
+    """Leave a whole word out of a text, with the blanks around it and the tags that it alone made up."""
+    shorter = replace_word(text, word, "")
+    if shorter == text:
+        return text
+    tags = [" ".join(tag.split()) for tag in split_tags(shorter, separator)]
+    return (separator if separator[-1].isspace() else separator + " ").join(tags)
+
+
 def tags_of_lines(lines: Sequence[str], captions: CaptionConfig) -> list[set[str]]:
     """List the lower-case tags of each line of a picture; prefix and suffix count, of wildcards the first option."""
     found = []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from ..config import ObjectiveConfig
+from ..data.captions import replace_word
 from ..data.plan import Plan
 
 BLANK = ""  # the caption of a prediction without one
@@ -21,8 +21,7 @@ def preserved_caption(caption: str, config: ObjectiveConfig) -> str | None:
     if config.preservation == "blank":
         other = BLANK
     elif config.preservation == "class":
-        word = rf"(?<!\w){re.escape(config.preservation_trigger.strip())}(?!\w)"
-        other = re.sub(word, lambda _: config.preservation_class.strip(), caption, flags=re.IGNORECASE)
+        other = replace_word(caption, config.preservation_trigger, config.preservation_class)
     return None if other == caption else other
 
 

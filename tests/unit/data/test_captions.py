@@ -18,8 +18,10 @@ from lora_atelier.trainer_core.data.captions import (
     compose_caption,
     has_wildcards,
     is_dropped,
+    leave_out_word,
     mentions_side,
     plain_caption,
+    replace_word,
     split_tags,
     varies,
 )
@@ -520,3 +522,17 @@ def test_each_line_has_its_own_variants() -> None:
 def test_a_bound_does_not_bound_the_dropout_of_captions() -> None:
     dropped = [compose("a, b, c", visit, shuffle=True, dropout=0.5, variants=2) == "" for visit in range(400)]
     assert 140 < sum(dropped) < 260 and len({tuple(dropped[at : at + 2]) for at in range(0, 400, 2)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("a mossling on a rock", "a on a rock"),
+        ("Mossling, forest, a mossling's hat", "forest, a 's hat"),
+        ("mosslings , two  spaces", "mosslings , two  spaces"),  # another word: nothing changes
+        ("mossling", ""),
+    ],
+)
+def test_a_word_is_left_out_of_a_caption_with_what_it_leaves_behind(text: str, left: str) -> None:
+    assert leave_out_word(text, " mossling ") == left
+    assert replace_word(text, "mossling", r"\1").count(r"\1") == len(re.findall(r"(?i)mossling\b", text))
