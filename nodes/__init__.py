@@ -10,6 +10,7 @@ from .connect_model import AtelierConnectModel
 from .controls import AtelierControlPictures
 from .convert import AtelierConvertLora
 from .dataset import AtelierConceptDataset
+from .drawn import AtelierDrawnPictures
 from .embedding import AtelierEmbedding
 from .existing import AtelierExistingLora
 from .extract import AtelierExtractLora
@@ -71,6 +72,7 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierCompareLoras,
     AtelierSweep,
     AtelierSweepResults,
+    AtelierDrawnPictures,
 ]
 
 

@@ -166,7 +166,7 @@ def concept_nodes(prompt: Mapping[str, Any], own: str | None) -> list[str]:
         kind, inputs = node.get("class_type"), node.get("inputs", {})
         if kind == "AtelierConceptDataset" and inputs.get("enabled", True):
             found.append(str(link[0]))
-        elif kind == "AtelierImageConcept":
+        elif kind in ("AtelierImageConcept", "AtelierDrawnPictures"):
             found.append("")
         link = inputs.get("dataset")
     return found[::-1]

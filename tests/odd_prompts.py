@@ -23,6 +23,7 @@ SHORT: dict[str, dict[str, Any]] = {  # inputs that keep a prompt cheap
     "AtelierBuckets": {"bucket_step": 32},
     "AtelierSaves": {"sample_prompts": ""},
     "AtelierSample": {"width": 64, "height": 64, "steps": 1},
+    "AtelierDrawnPictures": {"width": 64, "height": 64, "steps": 1, "pictures": 1},
     "EmptyImage": {"width": 64, "height": 64},
 }
 SLOW = ("compile",)  # inputs that stay as they are: an odd value counts as true there, and is right
@@ -64,7 +65,14 @@ def others(info: dict[str, Any]) -> Prompt:
         "image": plain("EmptyImage"),
         "folder": plain("AtelierConceptDataset"),
         "images": plain("AtelierImageConcept", images=["image", 0], dataset=["folder", 0]),
-        "masks": plain("AtelierMaskLoader", dataset=["images", 0], missing="ones"),
+        "loaded": plain("CheckpointLoaderSimple", ckpt_name=CHECKPOINT),
+        "drawn": plain(
+            "AtelierDrawnPictures",
+            **{name: ["loaded", number] for number, name in enumerate(("model", "clip", "vae"))},
+            dataset=["images", 0],
+            **{"of.prompt": "a circle"},
+        ),
+        "masks": plain("AtelierMaskLoader", dataset=["drawn", 0], missing="ones"),
         "augment": plain("AtelierAugment", dataset=["masks", 0]),
         "buckets": plain("AtelierBuckets"),
         "preview": plain("AtelierDatasetPreview", dataset=["augment", 0], buckets=["buckets", 0]),

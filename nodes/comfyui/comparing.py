@@ -1,4 +1,4 @@
-"""Compare LoRAs: the pictures of each at each strength, drawn once and kept, and how alike they are to others."""
+"""Pictures that are drawn once and kept; for Compare LoRAs also of LoRAs, and how alike they are to others."""
 
 from __future__ import annotations
 
@@ -79,26 +79,32 @@ def draw_cells(
 
     folder: of kept pictures, one PNG file each, named by what it was drawn from.
     """
-    from ...trainer_core.training.sample_files import save_picture  # here, so that ComfyUI starts fast
-
     base = digest_of_base(drawing)
     folder.mkdir(parents=True, exist_ok=True)
     for column in columns:
         patched: sampling.Models | None = None
         for row in rows:
-            about = _about(base, column, row)
-            path = folder / f"{about[KEY][:NAME]}.png"
-            picture = _read(path, about[KEY])
+            about = about_of(base, column, row)
+            path = folder / file_of(about)
+            picture = read_kept(path, about)
             kept = picture is not None
             if picture is None:
                 patched = patched or _patched(drawing, column)
-                prompt = sampling.Prompt(row.line.prompt, row.negative, row.guidance)
-                picture = sampling.draw(patched, prompt, row.size, 1, row.first, None)[0]
-                save_picture(path, picture.detach().float().cpu().clamp(0, 1), about)
-                picture = _read(path, about[KEY])  # in 8 bits, so that a kept one is the same
-            if picture is None:
-                raise RuntimeError(f"{path.name} of {folder.name} could not be read back; run again.")
+                picture = draw_kept(patched, row, path, about)
             yield Cell(column, row, picture, path, kept)
+
+
+def draw_kept(drawing: sampling.Models, row: Row, path: Path, about: Mapping[str, str]) -> Tensor:
+    """Draw a picture and keep it in a file; return it as the file has it, in 8 bits, (H, W, 3) in 0..1."""
+    from ...trainer_core.training.sample_files import save_picture  # here, so that ComfyUI starts fast
+
+    prompt = sampling.Prompt(row.line.prompt, row.negative, row.guidance)
+    picture = sampling.draw(drawing, prompt, row.size, 1, row.first, None)[0]
+    save_picture(path, picture.detach().float().cpu().clamp(0, 1), about)
+    kept = read_kept(path, about)
+    if kept is None:
+        raise RuntimeError(f"{path.name} of {path.parent.name} could not be read back; run again.")
+    return kept
 
 
 def _patched(drawing: sampling.Models, column: Column) -> sampling.Models:
@@ -109,7 +115,7 @@ def _patched(drawing: sampling.Models, column: Column) -> sampling.Models:
     return drawing._replace(model=model, clip=clip)
 
 
-def _about(base: str, column: Column, row: Row) -> dict[str, str]:
+def about_of(base: str, column: Column, row: Row) -> dict[str, str]:
     """Describe a picture for its file: the key of everything it is drawn from, and what people read."""
     shown = {
         "lora": column.title,
@@ -125,13 +131,18 @@ def _about(base: str, column: Column, row: Row) -> dict[str, str]:
     return {KEY: key, "atelier_sample": json.dumps(shown, ensure_ascii=False)}
 
 
-def _read(path: Path, key: str) -> Tensor | None:
+def file_of(about: Mapping[str, str]) -> str:
+    """Name the file of a picture by what it is drawn from."""
+    return f"{about[KEY][:NAME]}.png"
+
+
+def read_kept(path: Path, about: Mapping[str, str]) -> Tensor | None:
     """Read a kept picture; None where it is missing, damaged, or another's."""
     if not path.is_file():
         return None
     try:
         with Image.open(path) as image:
-            if image.info.get(KEY) != key:
+            if image.info.get(KEY) != about[KEY]:
                 return None
         return to_tensor(load_picture(path))
     except DECODER_ERRORS:

@@ -126,9 +126,8 @@ def access() -> Access:
     own = [folder_paths.get_input_directory(), folder_paths.get_output_directory(), folder_paths.get_temp_directory()]
     kinds = [kind for kind in folder_paths.folder_names_and_paths if kind != "custom_nodes"]
     known = [root for kind in kinds for root in folder_paths.get_folder_paths(kind)]  # of extra_model_paths.yaml, too
-    return access_to(
-        [*own, folder_paths.models_dir, *known, *_dataset_roots(), ASSETS, pictures_folder(), *allowed_folders()]
-    )
+    made = (pictures_folder(), drawn_folder())
+    return access_to([*own, folder_paths.models_dir, *known, *_dataset_roots(), ASSETS, *made, *allowed_folders()])
 
 
 def find_folder(folder: str, node: str) -> Path:
@@ -358,6 +357,11 @@ def shelves() -> list[Path]:
 def pictures_folder() -> Path:
     """The folder of pictures that the graph made; ComfyUI serves nothing from there."""
     return Path(folder_paths.get_system_user_directory("atelier")) / "pictures"
+
+
+def drawn_folder() -> Path:
+    """The folder of the sets that Drawn Pictures has drawn; ComfyUI serves nothing from there."""
+    return Path(folder_paths.get_system_user_directory("atelier")) / "drawn"
 
 
 def loras_folder() -> Path:

@@ -21,7 +21,7 @@ def sizes() -> dict[str, int]:
     """Measure what is kept, in bytes, by its kind."""
     return {
         "encoded": folder_size(folders.cache_folder()),
-        "pictures": folder_size(folders.pictures_folder()),
+        "pictures": folder_size(folders.pictures_folder()) + folder_size(folders.drawn_folder()),
         "loras": folder_size(folders.loras_folder()),
     }
 
@@ -34,12 +34,12 @@ def room_for_cache() -> int:
 
 def mark_used(paths: Iterable[Path]) -> None:
     """Mark pictures and LoRAs of the graph as used now; raises ValueError for one that is no longer kept."""
+    makers = _makers()
     for path in paths:
-        if path.parent in (folders.pictures_folder(), folders.loras_folder()):
+        if node := makers.get(path.parent):
             try:
                 os.utime(path)
             except FileNotFoundError as error:
-                node = "Concept from Images" if path.parent == folders.pictures_folder() else "Existing LoRA"
                 raise ValueError(
                     f"The files of {node} were not used for long and are deleted; change an input of {node} to write "
                     "them again."
@@ -71,9 +71,17 @@ def clear() -> None:
     shutil.rmtree(folders.index_file().parent, ignore_errors=True)
 
 
+def _makers() -> dict[Path, str]:
+    """Map the folders of what the graph made to the node that writes there."""
+    return {
+        folders.pictures_folder(): "Concept from Images",
+        folders.drawn_folder(): "Drawn Pictures",
+        folders.loras_folder(): "Existing LoRA",
+    }
+
+
 def _entries() -> list[Path]:
-    places = (folders.pictures_folder(), folders.loras_folder())
-    return [path for place in places if place.is_dir() for path in place.iterdir()]
+    return [path for place in _makers() if place.is_dir() for path in place.iterdir()]
 
 
 def _used(path: Path) -> float:

@@ -23,6 +23,7 @@ NODES = [
     "AtelierControlPictures",
     "AtelierConvertLora",
     "AtelierDatasetPreview",
+    "AtelierDrawnPictures",
     "AtelierEmbedding",
     "AtelierExistingLora",
     "AtelierExtractLora",
