@@ -15,12 +15,22 @@ from typing import Any
 
 from lora_atelier.bench.cases import CACHE, ROOT
 from lora_atelier.trainer_core.common.wording import count
-from lora_atelier.trainer_core.config import BaseModelConfig, ObjectiveConfig, RunConfig, SampleConfig
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    ConceptConfig,
+    DatasetConfig,
+    ObjectiveConfig,
+    RunConfig,
+    SampleConfig,
+)
 
 STEPS, RANK, RATE = 250, 16, 3e-3
 GROUNDS = ("blue", "green", "red", "yellow", "white", "orange")  # the example pictures' but for orange
 PLAIN = (("square", "red", "blue"), ("heart", "pink", "green"), ("star", "blue", "white"),
          ("triangle", "green", "yellow"), ("ring", "white", "red"), ("cross", "black", "orange"))  # fmt: skip
+# The figure that is most like the mossling.
+CIRCLES = (("circle", "red", "blue"), ("circle", "pink", "green"), ("circle", "blue", "white"),
+           ("circle", "green", "yellow"), ("circle", "white", "red"), ("circle", "black", "orange"))  # fmt: skip
 # What is changed against AdamW at RATE with min_snr_gamma 5, by part of the configuration.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "adamw": {},
@@ -36,14 +46,17 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "preservation class": {
         "objective": {"preservation": "class", "preservation_trigger": "mossling", "preservation_class": "ring"}
     },
+    "regularisation pictures": {},
 }
+DRAWN = {"regularisation pictures": 24}  # variants that train such a set beside the example: circles by the base
 
 
 def configure(name: str, seed: int, steps: int = STEPS, size: int = 128) -> RunConfig:
     """Describe the run of a variant."""
     import concept
 
-    prompts = [*(f"a mossling on a {ground} background" for ground in GROUNDS), *concept.plain_prompts(PLAIN)]
+    prompts = [*(f"a mossling on a {ground} background" for ground in GROUNDS)]
+    prompts += [*concept.plain_prompts(PLAIN), *concept.plain_prompts(CIRCLES)]
     sample = SampleConfig(prompts=tuple(prompts), width=size, height=size, steps=10, cfg=4, seed=seed)
     tokenizer = Path(os.environ["COMFYUI_PATH"]) / "comfy" / "sd1_tokenizer"
     base = BaseModelConfig(path=str(ROOT / "assets" / "atelier-tiny.safetensors"), tokenizer=str(tokenizer))
@@ -58,12 +71,32 @@ def configure(name: str, seed: int, steps: int = STEPS, size: int = 128) -> RunC
     return run
 
 
-def measure(run: RunConfig) -> dict[str, float]:
+def with_drawn(run: RunConfig, count: int, folder: Path) -> RunConfig:
+    """Add regularisation pictures to a run: circles that its base draws into a folder, none that it is judged by."""
+    import concept
+    from torchvision.utils import save_image
+
+    from lora_atelier.trainer_core.models.sd import load_base_model
+    from lora_atelier.trainer_core.training.sample import sample_images
+
+    figures = [("circle", colour, ground) for colour, ground in itertools.permutations(GROUNDS, 2)]
+    prompts = concept.plain_prompts([each for each in figures if each not in CIRCLES][:count])
+    for number, (drawn, picture) in enumerate(
+        sample_images(load_base_model(run.base_model), run.sample.replace(prompts=tuple(prompts)))
+    ):
+        save_image(picture.movedim(-1, 0), folder / f"{number:02}.png")
+        (folder / f"{number:02}.txt").write_text(drawn.prompt, encoding="utf-8")
+    drawn = ConceptConfig(folder=str(folder), role="regularisation")
+    return run.replace(dataset=DatasetConfig(concepts=(*run.dataset.concepts, drawn)))
+
+
+def measure(run: RunConfig, drawn: int = 0) -> dict[str, float]:
     """Train a run, and judge its pictures.
 
-    motif: mean score of pictures with the trigger word; 1 is a perfect motif, the base's own are below 0. bleed: the
-    same of pictures without it. kept: share of these whose figure and ground have the colours asked for. loss: mean of
-    the last fifth of the steps. seconds: the processor's for a step, the median, so that a busy machine changes little.
+    drawn: of regularisation pictures that the base draws first. motif: mean score of pictures with the trigger word; 1
+    is a perfect motif, the base's own are below 0. bleed: the same of pictures without it; circles: of circles. kept:
+    share of those without it whose figure and ground have the colours asked for. loss: mean of the last fifth of the
+    steps. seconds: the processor's for a step, the median, so that a busy machine changes little.
     """
     import concept
 
@@ -73,14 +106,18 @@ def measure(run: RunConfig) -> dict[str, float]:
     at: list[float] = []
     told = Callbacks(step=lambda report: at.append(time.process_time()))
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
+        if drawn:
+            (pictures := Path(folder) / "drawn").mkdir()
+            run = with_drawn(run, drawn, pictures)
         result = train_lora(run, Path(folder) / "mossling.safetensors", CACHE / "learning", callbacks=told)
-    pictures = result.samples
-    figures, grounds, _ = concept.read_plain(pictures[len(GROUNDS) :], PLAIN)
-    scores = concept.motif_score(pictures)
+    first, last = len(GROUNDS), len(GROUNDS) + len(PLAIN)
+    figures, grounds, _ = concept.read_plain(result.samples[first:], (*PLAIN, *CIRCLES))
+    scores = concept.motif_score(result.samples)
     return {
-        "motif": float(scores[: len(GROUNDS)].mean()),
-        "bleed": float(scores[len(GROUNDS) :].mean()),
-        "kept": (figures + grounds) / (2 * len(PLAIN)),
+        "motif": float(scores[:first].mean()),
+        "bleed": float(scores[first:last].mean()),
+        "circles": float(scores[last:].mean()),
+        "kept": (figures + grounds) / (2 * len(PLAIN + CIRCLES)),
         "loss": statistics.fmean(result.losses[-max(1, len(result.losses) // 5) :]),
         "seconds": statistics.median(after - before for before, after in itertools.pairwise(at)),
     }
@@ -93,15 +130,15 @@ def render(results: Mapping[str, Sequence[Mapping[str, float]]], command: str, s
     """
     plain = statistics.fmean(each["seconds"] for each in next(iter(results.values())))
     lines = [
-        "| changed setting | motif | lowest and highest seed | bleed | kept | loss | time of a step |",
-        "|---|---|---|---|---|---|---|",
+        "| changed setting | motif | lowest and highest seed | bleed | circles | kept | loss | time of a step |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, runs in results.items():
         means = {key: statistics.fmean(run[key] for run in runs) for key in runs[0]}
         motifs = [run["motif"] for run in runs]
         lines.append(
             f"| {name} | {means['motif']:.3f} | {min(motifs):.3f} to {max(motifs):.3f} | {means['bleed']:.3f} | "
-            f"{means['kept']:.0%} | {means['loss']:.4f} | {means['seconds'] / plain:.2f} |"
+            f"{means['circles']:.3f} | {means['kept']:.0%} | {means['loss']:.4f} | {means['seconds'] / plain:.2f} |"
         )
     seeds = len(next(iter(results.values())))
     lines += ["", f"{count(seeds, 'seed')} each. Command: `{command}`, {stamp}."]
@@ -116,7 +153,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
-    options.out.write_text(json.dumps(measure(configure(options.variant, options.seed, options.steps))))
+    run = configure(options.variant, options.seed, options.steps)
+    options.out.write_text(json.dumps(measure(run, DRAWN.get(options.variant, 0))))
 
 
 if __name__ == "__main__":
