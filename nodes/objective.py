@@ -9,7 +9,8 @@ from .node import Node
 from .sockets import CATEGORY, ObjectiveSocket, io, titled
 
 # Widgets whose choices have fields of their own.
-CHOICES = ("loss", "weighting", "timestep_distribution", "noise_offset_strength", "pyramid_noise", "preservation")
+CHOICES = ("loss", "weighting", "timestep_distribution", "noise_offset_strength", "pyramid_noise")
+CHOICES += ("preservation", "slider")
 
 
 class AtelierObjective(Node):
@@ -369,6 +370,50 @@ class AtelierObjective(Node):
                     "is its learning rate: 0.01 is usual, 0 (default) = off. Needs weighting min_snr and "
                     "min_snr_gamma 0.",
                     optional=True,
+                ),
+                io.DynamicCombo.Input(
+                    "slider",
+                    options=[
+                        io.DynamicCombo.Option("off", []),
+                        io.DynamicCombo.Option(
+                            "prompts",
+                            [
+                                io.String.Input(
+                                    "slider_positive",
+                                    default="",
+                                    placeholder="a very old person",
+                                    tooltip="More of this at strength 1, for example a very old person.",
+                                ),
+                                io.String.Input(
+                                    "slider_negative",
+                                    default="",
+                                    placeholder="a very young person",
+                                    tooltip="More of this at strength -1, for example a very young person.",
+                                ),
+                                io.String.Input(
+                                    "slider_keep",
+                                    default="",
+                                    placeholder="man, woman",
+                                    tooltip="What should not change with it, separated by commas: each is added to "
+                                    "both prompts in turn. Empty = nothing.",
+                                ),
+                                _number(
+                                    "slider_strength",
+                                    1.0,
+                                    0.001,
+                                    100.0,
+                                    0.5,
+                                    "How far strength 1 goes, as a multiple of the difference between both prompts; 1 "
+                                    "to 4 is usual.",
+                                ),
+                            ],
+                        ),
+                    ],
+                    optional=True,
+                    tooltip="Trains a slider: a LoRA that draws more of one thing at strength 1 and more of its "
+                    "opposite at -1. off (default). prompts: two prompts say which; of the pictures only noise and "
+                    "captions count, so that those of Drawn Pictures will do. Steps take about twice as long.",
+                    extra_dict={"advanced": True},
                 ),
             ],
             outputs=[ObjectiveSocket.Output(display_name="OBJECTIVE", tooltip="For Train LoRA's input objective.")],

@@ -20,6 +20,7 @@ from .config import MemoryConfig, RunConfig
 from .memory import attention_kernel, choose_dtype, empty_cache, give_back, kept_activations, room_for_programs
 from .memory.messages import never_fits, out_of_memory_explained, repeated_with_less
 from .models import Source, source_of
+from .objective.slider import slider_sign
 from .optim.schedule import factor_on
 from .runs import Checkpoint, RunFolder, choose_run, explain_choice, working_run
 from .runs.asked import Paused
@@ -54,6 +55,7 @@ from .training.step import (
     limit,
     predict_blank,
     predict_frozen,
+    predict_slider,
     preservation_losses,
     report_step,
     update,
@@ -336,7 +338,7 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
     factor = objective.reduction_factor(count, len(micro_batches))
     own, half = run.world.mine(range(len(micro_batches))), len(micro_batches) // 2
     halfway = partial(run.noise_scale.halfway, micro_batches[half].first, run.scaler.get_scale)
-    passes = Passes(loss=torch.zeros((), device=device))
+    passes, slides = Passes(loss=torch.zeros((), device=device)), run.config.objective.slider != "off"
     if run.uncertainty:
         run.uncertainty.forget_gradient()
     models = (base.denoiser, *(text.model for text in base.text_encoders))
@@ -349,13 +351,16 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
         batch = read_batch(run.encoded, micro_batch, run.plan, run.config)  # latents, masks, weights
         draws = objective.draw(batch, device)  # levels, noise, noised, target
         run.network.set_times(draws.levels / len(objective.path), base.parts[0].prefix)
+        run.network.reverse(slides and slider_sign(micro_batch.index) < 0)
         with base.passes(draws.noised.shape):
             with kept_activations(run.memory, models, device):
                 conditions = run.conditions(micro_batch.samples, read)
                 prediction = base.predict(draws.noised, draws.levels, conditions)
-            frozen = predict_frozen(run, micro_batch, draws, conditions) if draws.needs_frozen else None
+            needed = slides or draws.needs_frozen
+            frozen = predict_frozen(run, micro_batch, draws, conditions) if needed else None
             blank = predict_blank(run, micro_batch, draws, read) if run.config.objective.guidance_loss else None
-            losses = objective.loss(prediction, draws, frozen, blank)
+            slid = predict_slider(run, micro_batch, draws, frozen)
+            losses = objective.loss(prediction, draws, frozen, blank, slid)
             loss = losses.sum() / count
             weighed = run.uncertainty.weigh(losses, draws.levels).sum() / count if run.uncertainty else loss
             run.scaler.scale(weighed * factor).backward()
@@ -368,6 +373,7 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
         halfway()
     run.network.set_micro_batch(None)
     run.network.set_times(None, base.parts[0].prefix)
+    run.network.reverse(False)
     return passes
 
 

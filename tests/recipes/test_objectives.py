@@ -193,6 +193,66 @@ def test_guidance_is_of_the_prediction_without_a_caption(config, tmp_path):
     assert float(passes.loss) == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
 
 
+SLIDER = ObjectiveConfig(
+    slider="prompts", slider_positive="red", slider_negative="blue", slider_keep=("flat", "round"), slider_strength=2.0
+)
+
+
+def direction(run, micro, draws, *prompts):
+    """Return what the base model predicts for the captions, and for the first prompt less for the second."""
+    read = run.reader(training=True)
+    with torch.no_grad(), run.network.detached():
+        own, one, other = (
+            run.base.predict(draws.noised, draws.levels, run.conditions(samples, read))
+            for samples in (micro.samples, *([replace(s, caption=each) for s in micro.samples] for each in prompts))
+        )
+    return own, one - other
+
+
+@pytest.mark.parametrize("text_rate", [0.0, 1e-3])
+def test_a_step_of_a_slider_is_that_of_the_paper_in_both_directions(config, tmp_path, text_rate):
+    """Loss and gradient of a fresh network, computed by hand: it still predicts what the base model does."""
+    config = config.replace(optimizer=config.optimizer.replace(text_encoder_learning_rate=text_rate))
+    run, passes, gradient = passed(config, tmp_path, SLIDER)
+    run.optimizer.zero_grad()
+    losses = []
+    with run.base.session(run.device), run.network.attached():
+        for micro, kept, sign in zip(run.plan.step(0), ("flat", "flat"), (1, -1), strict=True):
+            draws = run.objective.draw(read_batch(run.encoded, micro, run.plan, run.config), run.device)
+            own, moved = direction(run, micro, draws, f"red, {kept}", f"blue, {kept}")
+            told = run.base.predict(
+                draws.noised, draws.levels, run.conditions(micro.samples, run.reader(training=True))
+            )
+            prediction = own + sign * (told - own)  # at strength -1 a fresh network's gradient is the opposite one
+            losses.append((prediction - own - sign * 2.0 * moved).square().mean(dim=(1, 2, 3)))
+            (losses[-1].sum() / 4).backward()
+    assert float(passes.loss) == pytest.approx(float(torch.cat(losses).detach().mean()), rel=1e-5) != 0
+    found = torch.cat([p.grad.flatten() for group in run.optimizer.param_groups for p in group["params"]])
+    torch.testing.assert_close(gradient, found, rtol=1e-3, atol=1e-6 * float(found.abs().max()))
+
+
+def test_a_slider_moves_predictions_one_way_at_strength_1_and_the_other_at_minus_1(config, tmp_path):
+    one = SLIDER.replace(slider_keep=(), slider_strength=1.0)
+    config = config.replace(train=config.train.replace(steps=30), objective=one)
+    run = prepared(config.replace(optimizer=OptimizerConfig(learning_rate=1e-2)), tmp_path)
+    with run.base.session(run.device), run.network.attached():
+        for run.at in range(30):
+            forward_and_backward(run, run.reader(training=True))
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+        micro = run.plan.step(0)[0]
+        draws = run.objective.draw(read_batch(run.encoded, micro, run.plan, run.config), run.device)
+        own, moved = direction(run, micro, draws, "red", "blue")
+        shares = []
+        for reverse in (False, True):
+            run.network.reverse(reverse)
+            with torch.no_grad():
+                conditions = run.conditions(micro.samples, run.reader(training=True))
+                found = run.base.predict(draws.noised, draws.levels, conditions) - own
+            shares.append(float((found * moved).sum() / moved.square().sum()))
+    assert shares[0] > 0.2 and shares[1] < -0.2, shares
+
+
 @pytest.mark.parametrize("text_rate", [0.0, 1e-3])
 def test_preservation_is_nothing_until_the_network_says_something_else(config, tmp_path, text_rate):
     """A fresh network predicts as the base does; later its loss is against what the base says of the other caption."""

@@ -219,6 +219,12 @@ CASES = {
         {"objective": {"guidance_loss": 3.0, "preservation": "blank", "uncertainty_rate": 0.05}},
         lambda: (inside(1, 1), after(2)),
     ),
+    "slider": (
+        {"dropout": 0.2},
+        {},
+        {"objective": {"slider": "prompts", "slider_positive": "old", "slider_keep": ["man", "woman"]}},
+        lambda: (inside(1, 1), after(2)),
+    ),
     "best of the average, prior of masks, stratified": (
         {"preset": "full", "init": "orthogonal"},
         {"ema_decay": 0.9, "max_grad_value": 1e-3},

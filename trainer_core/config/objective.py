@@ -16,6 +16,7 @@ Distribution = Literal[
 HUBER = ("huber", "smooth_l1", "huber_true")
 MIN_SNR = ("min_snr", "soft_min_snr")
 PRESERVING = ("blank", "class")
+SLIDING = ("prompts",)
 
 # Settings that have an effect with some choices of another setting only; with other choices they keep their default.
 ACTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -38,6 +39,10 @@ ACTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
     "preservation_trigger": ("preservation", ("class",)),
     "preservation_class": ("preservation", ("class",)),
     "offset_adaptation": ("noise_offset_strength", ("adaptive",)),
+    "slider_positive": ("slider", SLIDING),
+    "slider_negative": ("slider", SLIDING),
+    "slider_keep": ("slider", SLIDING),
+    "slider_strength": ("slider", SLIDING),
 }
 
 
@@ -84,6 +89,12 @@ class ObjectiveConfig(Config):
     preservation_weight: float = 1.0  # factor of the loss against the base model's prediction, > 0
     preservation_trigger: str = ""  # of class: the word in the captions
     preservation_class: str = ""  # of class: what stands in its place, such as "a person"
+    # A slider: the network at +1 learns what leads from one prompt to the other, and at -1 the opposite.
+    slider: Literal["off", "prompts"] = "off"
+    slider_positive: str = ""  # more of this at +1
+    slider_negative: str = ""  # more of this at -1
+    slider_keep: tuple[str, ...] = ()  # what neither direction should change, added to both prompts in turn
+    slider_strength: float = 1.0  # factor of the difference between both prompts, > 0
     # of the samples' losses of a step: their mean, or its sum over the batch, over the accumulation, or over both
     loss_reduction: Literal["mean", "sum_batch", "sum_accumulate", "sum"] = "mean"
     # Learning rate of the uncertainty of each noise level, which weighs the losses; 0 = off, 0.01 is usual.
@@ -122,6 +133,7 @@ class ObjectiveConfig(Config):
         check_range(self, "guidance_loss", 0, 100)
         check_range(self, "preservation_weight", 1e-6, 1e6)
         check_range(self, "uncertainty_rate", 0, 1)
+        check_range(self, "slider_strength", 1e-3, 100)
         self._check_combinations()
 
     @property
@@ -163,6 +175,7 @@ class ObjectiveConfig(Config):
                 "preservation class needs both words; set preservation_trigger of Noise & Loss to the trained word and "
                 "preservation_class to what it is, for example a person."
             )
+        self._check_slider()
         if self.loss_on == "x0" and self.guidance_loss:
             raise ValueError("guidance_loss is of predictions; set loss_on of Noise & Loss to prediction.")
         if self.loss_on == "x0" and self.weighted:
@@ -170,3 +183,20 @@ class ObjectiveConfig(Config):
                 "loss_on x0 is a diagnostic with its own weighting; set weighting of Noise & Loss to min_snr and "
                 "min_snr_gamma to 0."
             )
+
+    def _check_slider(self) -> None:
+        """Raise ValueError for a slider that has no direction, or that another setting takes the target from."""
+        if self.slider == "off":
+            return
+        if self.slider_positive.strip() == self.slider_negative.strip():
+            raise ValueError(
+                "A slider needs two different prompts; set slider_positive and slider_negative of Noise & Loss, for "
+                "example to an old person and a young person."
+            )
+        if self.guidance_loss:
+            raise ValueError(
+                "guidance_loss and slider both choose the target; set guidance_loss of Noise & Loss to 0, or slider to "
+                "off."
+            )
+        if self.loss_on == "x0":
+            raise ValueError("A slider is of predictions; set loss_on of Noise & Loss to prediction.")

@@ -135,6 +135,14 @@ class Network(nn.Module):
             if layer.dropouts:
                 layer.dropouts.micro_batch = micro_batch
 
+    def reverse(self, reverse: bool) -> None:
+        """Apply every layer as at strength -1, or as at 1 again; for layers that add to their frozen layer's output.
+
+        Keep it until the backward pass, which may recompute activations.
+        """
+        for layer in self._layers.values():
+            layer.reversed = reverse
+
     def set_times(self, times: Tensor | None, part: str) -> None:
         """Set the times of a micro-batch's samples, (B,) 0 to 1, by which layers of a part use ranks; None: all."""
         for target in self.chosen:
@@ -234,6 +242,8 @@ class WithDelta(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the frozen layer's output as the network changes it."""
+        if self.delta.reversed:  # y - delta = -(-y + delta)
+            return -self.delta(x, -super().forward(x))
         entered = self.delta.enter(x)
         return self.delta.leave(self.delta(entered if self.delta.uses_changed_input else x, super().forward(entered)))
 

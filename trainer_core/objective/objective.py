@@ -112,16 +112,21 @@ class Objective:
         )
 
     def loss(
-        self, prediction: Tensor, draws: Draws, frozen: Tensor | None = None, blank: Tensor | None = None
+        self,
+        prediction: Tensor,
+        draws: Draws,
+        frozen: Tensor | None = None,
+        blank: Tensor | None = None,
+        slid: Tensor | None = None,
     ) -> Tensor:
         """Compute the weighted loss of each sample, (B,) float32.
 
         frozen: the frozen model's prediction, where `needs_frozen`; it is the target of held samples, and outside the
         mask that of masked prior preservation. blank: with guidance_loss s, the prediction u without a caption; the
         target v becomes u + s (v - u), which keeps a guidance-distilled model where its guidance has put it
-        (kohya-ss/musubi-tuner#1045).
+        (kohya-ss/musubi-tuner#1045). slid: of a slider, the target in place of the pictures' own.
         """
-        target, mix = draws.target, draws.mix
+        target, mix = draws.target if slid is None else slid, draws.mix
         if blank is not None:
             target = blank.float().lerp(target, self.config.guidance_loss)
         if self.config.loss_on == "x0":

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ..config import ObjectiveConfig
 from ..data.captions import replace_word
 from ..data.plan import Plan
+from .slider import all_prompts
 
 BLANK = ""  # the caption of a prediction without one
 
@@ -29,7 +30,7 @@ def other_captions(plan: Plan, config: ObjectiveConfig) -> set[str]:
     """List the captions that a run needs beside its own."""
     captions = plan.captions(trained_only=True) if config.preservation != "off" else set()
     found = {other for caption in captions if (other := preserved_caption(caption, config)) is not None}
-    return found | ({BLANK} if config.guidance_loss else set())
+    return found | ({BLANK} if config.guidance_loss else set()) | all_prompts(config)
 
 
 def check_preservation(captions: Iterable[str], config: ObjectiveConfig) -> None:

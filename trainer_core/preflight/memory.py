@@ -83,7 +83,8 @@ def estimate_run(
             tokens=shape.tokens,
             optimizer=config.optimizer,
             accumulates=config.train.accumulate > 1,
-            prior=any(
+            prior=config.objective.slider != "off"
+            or any(
                 c.role == "prior_prediction" or (c.masks is not None and c.masks.prior_weight > 0)
                 for c in config.dataset.concepts
             ),

@@ -39,7 +39,7 @@ from ..memory import DTYPES, Programs, Stream, check_weights, compile_blocks, ke
 from ..models import BaseModel, Source, check_weighted, word_ids
 from ..networks import remarks_on_algorithm
 from ..networks.of_model import build_network, learning_rates
-from ..objective import Objective, check_objective, check_preservation, objective_remarks, other_captions
+from ..objective import Objective, check_objective, check_preservation, check_slider, objective_remarks, other_captions
 from ..objective.uncertainty import Uncertainty
 from ..optim import Ema, build_optimizer, check_optimizer, estimates
 from ..optim import remarks as optimizer_remarks
@@ -172,6 +172,7 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     check_connected(config, outline)
     check_references(config, outline)
     check_objective(config, outline.noise)
+    check_slider(config)
     check_lora_files(config, outline)
     check_samples(config.sample, outline.sampling, outline.title)
     with Index(job.cache / PLACE) as index:

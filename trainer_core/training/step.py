@@ -17,6 +17,7 @@ from ..data.plan import MicroBatch
 from ..memory import kept_activations, out_of_memory
 from ..objective import Draws
 from ..objective.preserved import BLANK, preserved_caption
+from ..objective.slider import slider_prompts, slider_sign, slider_target
 from ..optim import apply_gradients, arguments, learning_rate, limit_gradients, sum_of_norms
 from .batch import Read
 from .saving import Saving
@@ -135,13 +136,13 @@ def catch_out_of_memory(work: Callable[..., T], *args: Any) -> T | None:
 
 
 @torch.no_grad()
-def predict_frozen(run: Run, micro_batch: MicroBatch, draws: Draws, conditions: Any) -> Tensor:
-    """Predict with the base model without the network, (B, C, H, W).
+def predict_frozen(run: Run, micro_batch: MicroBatch, draws: Draws, conditions: Any = None) -> Tensor:
+    """Predict with the base model without the network, (B, C, H, W). conditions: of the captions, where they are known.
 
     Trained text encoders encode the captions again without the network; other captions come from the cache.
     """
     with run.network.detached():
-        if run.base.text_encoders:
+        if conditions is None or run.base.text_encoders:
             read: Read = run.reader(training=True)
             conditions = run.conditions(micro_batch.samples, read)
         return run.base.predict(draws.noised, draws.levels, conditions)
@@ -152,6 +153,23 @@ def predict_blank(run: Run, micro_batch: MicroBatch, draws: Draws, read: Read) -
     """Predict for a micro-batch without its captions, with the network, (B, C, H, W)."""
     samples = [replace(sample, caption=BLANK) for sample in micro_batch.samples]
     return run.base.predict(draws.noised, draws.levels, run.conditions(samples, read))
+
+
+def predict_slider(run: Run, micro_batch: MicroBatch, draws: Draws, frozen: Tensor | None) -> Tensor | None:
+    """Predict the target of a slider in this micro-batch's direction, (B, C, H, W); None without a slider.
+
+    frozen: the frozen model's prediction for the captions.
+    """
+    config = run.config.objective
+    if frozen is None or config.slider == "off":
+        return None
+
+    def predict(prompt: str) -> Tensor:
+        samples = tuple(replace(sample, caption=prompt) for sample in micro_batch.samples)
+        return predict_frozen(run, replace(micro_batch, samples=samples), draws)
+
+    positive, negative = map(predict, slider_prompts(config, micro_batch.index))
+    return slider_target(frozen, positive, negative, slider_sign(micro_batch.index) * config.slider_strength)
 
 
 def preservation_losses(
@@ -220,8 +238,9 @@ def update(run: Run, numbers: Numbers) -> Norms | None:
     run.losses.append(numbers.loss if finite else math.nan)
     for name, losses in run.concepts.items():
         losses.append(numbers.concepts.get(name, math.nan))
+    slides = run.config.objective.slider != "off"  # and does not learn the pictures
     for picture, level, loss in numbers.samples:
-        if run.plan.concepts[picture].role == "train":  # others should not fit
+        if run.plan.concepts[picture].role == "train" and not slides:  # others should not fit
             run.fits.add(picture, level / len(run.objective.path), loss)
     run.updating = False
     return norms

@@ -306,6 +306,7 @@ def read_objective(**values: Any) -> ObjectiveConfig:
     for name, value in values.items():
         settings |= value if isinstance(value, Mapping) else {name: value}  # a choice and the fields of it
     settings.pop("pyramid_noise", None)  # off has no fields, and none is no pyramid
+    settings |= {"slider_keep": split_list(settings["slider_keep"])} if "slider_keep" in settings else {}
     if settings.get("weighting", "min_snr") not in MIN_SNR:
         settings.pop("min_snr_gamma", None)
     return ObjectiveConfig(**settings)

@@ -21,6 +21,7 @@ class NetworkLayer(nn.Module):
 
     frozen: nn.Module | None = None
     dropouts: Dropouts | None = None  # None: no dropout
+    reversed: bool = False  # applied as at strength -1, for layers that add to the output
     lr_factor: float = 1.0  # multiplies the learning rate of its part
     uses_changed_input: bool = True  # forward gets the output of `enter`; False: its input
     by_output: bool = False  # a DoRA has a magnitude per output, not per input

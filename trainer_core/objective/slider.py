@@ -1,0 +1,78 @@
+"""Concept sliders (Gandikota et al. 2023, arXiv 2311.12092): the direction of a micro-batch, its prompts, its target.
+
+The network at strength +1 should predict what the base model predicts for the caption, moved from a negative towards a
+positive prompt, and at -1 moved as far the other way. Of the pictures only the noised latents count.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..config import ObjectiveConfig, RunConfig
+
+LINEAR = ("lora", "loha", "lokr", "full")  # algorithms whose change at strength -1 is that at +1 with another sign
+
+
+def slider_sign(micro_batch: int) -> int:
+    """The strength of the network in a micro-batch, counted over the run: +1 and -1 in turn."""
+    return -1 if micro_batch % 2 else 1
+
+
+def slider_prompts(config: ObjectiveConfig, micro_batch: int) -> tuple[str, str]:
+    """The positive and the negative prompt of a micro-batch, with what both keep: one attribute after the other.
+
+    Both directions of the slider have each attribute equally often.
+    """
+    prompts = (config.slider_positive.strip(), config.slider_negative.strip())
+    if not config.slider_keep:
+        return prompts
+    kept = config.slider_keep[micro_batch // 2 % len(config.slider_keep)]
+    positive, negative = (f"{prompt}, {kept}" if prompt else kept for prompt in prompts)
+    return positive, negative
+
+
+def all_prompts(config: ObjectiveConfig) -> set[str]:
+    """List every prompt that a slider's steps use; none without a slider."""
+    if config.slider == "off":
+        return set()
+    turns = 2 * max(1, len(config.slider_keep))
+    return {prompt for turn in range(turns) for prompt in slider_prompts(config, turn)}
+
+
+def slider_target(own: Tensor, positive: Tensor, negative: Tensor, strength: float) -> Tensor:
+    """Compute own + strength (positive - negative), float32, equation 8 of the paper with one attribute.
+
+    All are the frozen model's predictions of the same noised latents, (B, C, H, W). strength: below 0 at -1. The
+    difference is the same for every kind of prediction that is affine in the clean picture.
+    """
+    return own.float() + strength * (positive.float() - negative.float())
+
+
+def check_slider(config: RunConfig) -> None:
+    """Raise ValueError for settings with which a slider has no second direction, or that measure something else."""
+    if config.objective.slider == "off":
+        return
+    lora, train = config.lora, config.train
+    if lora.algorithm not in LINEAR or lora.dora:
+        kind = "DoRA" if lora.dora else lora.algorithm
+        remedy = "dora of LoRA Config to off" if lora.dora else "algorithm of LoRA Config to lora, loha, lokr or full"
+        raise ValueError(
+            f"A slider needs a LoRA that does the opposite at strength -1, and {kind} does not; set {remedy}."
+        )
+    if lora.embeddings:
+        raise ValueError("A trained word has no opposite at strength -1; remove Embedding, or set slider to off.")
+    if lora.start:
+        raise ValueError(
+            "A slider cannot continue another LoRA, as it would use that backwards, too; set use of Existing LoRA to "
+            "beneath."
+        )
+    if any(concept.role == "regularisation" for concept in config.dataset.concepts):
+        raise ValueError(
+            "A slider does not learn pictures, so that regularisation has no meaning; set role of Drawn Pictures or "
+            "Concept Dataset to train, or to prior_prediction for captions that should stay as they are."
+        )
+    if train.validation_share or any(concept.role == "validation" for concept in config.dataset.concepts):
+        raise ValueError(
+            "A slider does not learn pictures, so that a validation loss says nothing of it; set validation_share of "
+            "Validation to 0, and enabled of each Concept Dataset with the role validation to off."
+        )
