@@ -71,22 +71,26 @@ def configure(name: str, seed: int, steps: int = STEPS, size: int = 128) -> RunC
     return run
 
 
-def with_drawn(run: RunConfig, count: int, folder: Path) -> RunConfig:
-    """Add regularisation pictures to a run: circles that its base draws into a folder, none that it is judged by."""
-    import concept
+def draw_concept(base: BaseModelConfig, sample: SampleConfig, folder: Path, role: Any = "train") -> ConceptConfig:
+    """Let a base model draw the pictures of a concept into a folder; the prompts are their captions."""
     from torchvision.utils import save_image
 
     from lora_atelier.trainer_core.models.sd import load_base_model
     from lora_atelier.trainer_core.training.sample import sample_images
 
-    figures = [("circle", colour, ground) for colour, ground in itertools.permutations(GROUNDS, 2)]
-    prompts = concept.plain_prompts([each for each in figures if each not in CIRCLES][:count])
-    for number, (drawn, picture) in enumerate(
-        sample_images(load_base_model(run.base_model), run.sample.replace(prompts=tuple(prompts)))
-    ):
+    for number, (drawn, picture) in enumerate(sample_images(load_base_model(base), sample)):
         save_image(picture.movedim(-1, 0), folder / f"{number:02}.png")
         (folder / f"{number:02}.txt").write_text(drawn.prompt, encoding="utf-8")
-    drawn = ConceptConfig(folder=str(folder), role="regularisation")
+    return ConceptConfig(folder=str(folder), role=role)
+
+
+def with_drawn(run: RunConfig, count: int, folder: Path) -> RunConfig:
+    """Add regularisation pictures to a run: circles that its base draws into a folder, none that it is judged by."""
+    import concept
+
+    figures = [("circle", colour, ground) for colour, ground in itertools.permutations(GROUNDS, 2)]
+    prompts = concept.plain_prompts([each for each in figures if each not in CIRCLES][:count])
+    drawn = draw_concept(run.base_model, run.sample.replace(prompts=tuple(prompts)), folder, "regularisation")
     return run.replace(dataset=DatasetConfig(concepts=(*run.dataset.concepts, drawn)))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.bench import cases, connected, full_size, gpu_report, learning, ranks, saves, start, tools
+from lora_atelier.bench import cases, connected, full_size, gpu_report, learning, ranks, saves, slider, start, tools
 from lora_atelier.bench.cases import CACHE, CPU, CPU_DRY, GPU, GPU_DRY, ROOT, Case
 from lora_atelier.bench.parts import case_parts, case_result, describe, gpu_parts, has_comfyui, suite
 from lora_atelier.bench.report import render, render_data, write_block
@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--tools", action="store_true", help="resize and extract a LoRA of SDXL's size instead")
     parser.add_argument("--learning", action="store_true", help="learn the example concept by settings instead")
     parser.add_argument("--variants", nargs="+", choices=learning.VARIANTS, help="of --learning (default all)")
+    parser.add_argument("--slider", action="store_true", help="train a slider, and draw at several strengths instead")
     parser.add_argument("--start", action="store_true", help="time of a run to its first step instead")
     parser.add_argument("--connected", action="store_true", help="linked models against ComfyUI's own node instead")
     parser.add_argument("--ranks", action="store_true", help="two processes of one thread against one instead")
@@ -81,6 +82,8 @@ def main() -> int:
             return run_tools(command, dry=options.dry)
         if options.learning:
             return run_learning(options, command)
+        if options.slider:
+            return run_slider(command, dry=options.dry)
         if options.start:
             return run_start(options, command)
         if options.connected:
@@ -232,6 +235,15 @@ def run_learning(options: argparse.Namespace, command: str) -> int:
     print(text)
     if not options.dry:
         write_block(LEARNING, "learning", text)
+    return 0
+
+
+def run_slider(command: str, *, dry: bool) -> int:
+    """Train a slider on the tiny base and write the row of its strengths."""
+    text = slider.render(child("slider.py", *(["--dry"] if dry else [])), command, stamp())
+    print(text)
+    if not dry:
+        write_block(LEARNING, "slider", text)
     return 0
 
 

@@ -30,6 +30,7 @@ from lora_atelier.bench import (
     report,
     results,
     saves,
+    slider,
     tools,
     worker,
 )
@@ -549,16 +550,27 @@ def test_tools_are_measured_beside_whole_decompositions():
 def test_settings_are_measured_by_what_the_example_concept_looks_like(monkeypatch, comfyui):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     runs = [learning.configure(name, seed) for name in learning.VARIANTS for seed in (0, 1)]
-    assert len({repr(run) for run in runs}) == len(runs)  # each variant is another run
-    found = learning.measure(learning.configure("preservation class", 0, steps=2, size=64))
+    alike = len(learning.DRAWN) * 2  # as the first variant, but for the pictures that are drawn before
+    assert len({repr(run) for run in runs}) == len(runs) - alike  # each other variant is another run
+    found = learning.measure(learning.configure("preservation class", 0, steps=2, size=64), drawn=2)
+    assert found["circles"] < 0.5
     assert found["motif"] < 0.5 and found["bleed"] < 0.5 and 0 <= found["kept"] <= 1
     assert found["loss"] > 0 and found["seconds"] > 0
-    plain = {"motif": 0.25, "bleed": -0.5, "kept": 0.75, "loss": 0.05, "seconds": 2.0}
+    plain = {"motif": 0.25, "bleed": -0.5, "circles": -0.25, "kept": 0.75, "loss": 0.05, "seconds": 2.0}
     text = learning.render(
         {"adamw": [plain, {**plain, "motif": 0.35}], "muon": [{**plain, "seconds": 3.0}] * 2}, "b", "d"
     )
-    assert "| adamw | 0.300 | 0.250 to 0.350 | -0.500 | 75% | 0.0500 | 1.00 |" in text
-    assert "| muon | 0.250 | 0.250 to 0.250 | -0.500 | 75% | 0.0500 | 1.50 |" in text and "2 seeds each" in text
+    assert "| adamw | 0.300 | 0.250 to 0.350 | -0.500 | -0.250 | 75% | 0.0500 | 1.00 |" in text
+    assert (
+        "| muon | 0.250 | 0.250 to 0.250 | -0.500 | -0.250 | 75% | 0.0500 | 1.50 |" in text and "2 seeds each" in text
+    )
+
+
+def test_a_slider_is_measured_by_what_its_file_draws_at_several_strengths(monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    found = slider.measure(steps=2, size=64)
+    assert list(found) == ["-1", "-0.5", "0", "0.5", "1"] and all(abs(each) <= 1 for each in found.values())
+    assert "| red less blue | -0.100 | +0.200 |" in slider.render({"-1": -0.1, "1": 0.2}, "bench --slider", "today")
 
 
 def test_linked_models_race_against_the_node_and_only_its_gradients_are_wrong(monkeypatch, comfyui, warm_children):
