@@ -1,0 +1,29 @@
+"""Captions that text encoders read with control pictures: all that a run predicts for."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lora_atelier.trainer_core.config import ObjectiveConfig
+from lora_atelier.trainer_core.training.references import seen_captions
+
+
+@pytest.mark.parametrize(
+    ("objective", "others"),
+    [
+        (ObjectiveConfig(), set()),
+        (ObjectiveConfig(preservation="blank"), {""}),
+        (ObjectiveConfig(guidance_loss=3.0), {""}),
+        (ObjectiveConfig(slider="prompts", slider_positive="old", slider_negative="young"), {"old", "young"}),
+    ],
+)
+def test_every_prompt_of_a_step_is_read_with_the_control_pictures(objective, others):
+    plan = SimpleNamespace(
+        manifest=SimpleNamespace(pictures=[SimpleNamespace(controls=("edge.png",)), SimpleNamespace(controls=())]),
+        visits=lambda: {0: (0,), 1: (0,)},
+        sample=lambda picture, visit: SimpleNamespace(picture=picture, caption=f"figure {picture}", crop=None),
+        references=lambda picture, crop: ("edge",),
+        validation=(),
+    )
+    found = seen_captions(plan, SimpleNamespace(seen_as="picture"), objective, {})
+    assert found == {(text, ("edge",)) for text in {"figure 0", *others}}
