@@ -32,6 +32,7 @@ PACK = Path(__file__).absolute().parents[2]
 DRAWN = ("pos", "size", "order", "flags")  # parts of a node by which it only looks different
 MOST_FILES = 100  # that are kept, the newest
 OWN = ("nodes", "comfy_extras.")  # modules of the nodes that run without a page
+WINDOWS_RUNS = frozenset('"%!`$')  # what its two shells read as their own, also between quotes
 LINKED = BaseModelConfig(path="", connected=ConnectedConfig(key=""))  # in the place of models that are not loaded here
 
 
@@ -61,9 +62,12 @@ def command_of(document: Mapping[str, Any], node: str) -> str:
 
 
 def line(parts: Sequence[str]) -> str:
-    """Join the parts of a command as the system's shell reads them."""
+    """Join the parts of a command as the system's shell reads them; raises ValueError for what it would run."""
     if os.name != "nt":
         return shlex.join(parts)
+    for part in parts:
+        if not part.isprintable() or set(part) & WINDOWS_RUNS:
+            raise ValueError(f'a shell of Windows would not take {part!r:.80} as it is; rename it without any of "%!`$')
     return " ".join(f'"{part}"' if any(each in part for each in " &()^;,=") else part for part in parts)
 
 

@@ -9,6 +9,7 @@ import time
 import urllib.error
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,3 +189,15 @@ def test_the_line_of_several_gpus_and_of_files_elsewhere(comfy_modules: Any, mon
     assert Path(script).stem == "torchrun" and rest == ["--nproc-per-node", "2"]
     monkeypatch.setattr(shell.shutil, "which", lambda *_, **__: None)
     assert shell._program() == [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+
+
+def test_no_shell_runs_what_a_workflow_says(comfy_modules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lora_atelier.nodes.comfyui import shell
+
+    strange = ["python", "a b", "x;y&z", "$(touch x)", "`touch x`", "it's", '"', "%PATH%", "two\nlines"]
+    assert shlex.split(shell.line(strange)) == strange
+    monkeypatch.setattr(shell, "os", SimpleNamespace(name="nt"))
+    assert shell.line(strange[:3]) == 'python "a b" "x;y&z"'
+    for part in (*strange[3:5], *strange[6:]):
+        with pytest.raises(ValueError, match="a shell of Windows would not take"):
+            shell.line(["python", part])
