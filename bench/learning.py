@@ -151,12 +151,15 @@ def render(results: Mapping[str, Sequence[Mapping[str, float]]], command: str, s
 
 def main() -> None:
     """Measure one variant and write JSON."""
+    import torch
+
     parser = argparse.ArgumentParser()
     parser.add_argument("--variant", required=True, choices=VARIANTS)
     parser.add_argument("--seed", required=True, type=int)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
+    torch.set_num_threads(1)  # threads that wait for one another are at work, too, for the processor's time
     run = configure(options.variant, options.seed, options.steps)
     options.out.write_text(json.dumps(measure(run, DRAWN.get(options.variant, 0))))
 
