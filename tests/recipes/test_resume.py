@@ -222,7 +222,11 @@ CASES = {
     "slider": (
         {"dropout": 0.2},
         {},
-        {"objective": {"slider": "prompts", "slider_positive": "old", "slider_keep": ["man", "woman"]}},
+        {
+            "objective": {"slider": "prompts", "slider_positive": "old", "slider_keep": ["man", "woman"]},
+            "train": {"validate_every": 0},
+            "validated": False,
+        },
         lambda: (inside(1, 1), after(2)),
     ),
     "best of the average, prior of masks, stratified": (
@@ -253,6 +257,8 @@ def configure(config, lora, optimizer, rest):
         varied, *others = config.dataset.concepts
         varied = varied.replace(masks=varied.masks.replace(**masks))
         config = config.replace(dataset=DatasetConfig(concepts=(varied, *others)))
+    if not rest.pop("validated", True):
+        config = config.replace(dataset=DatasetConfig(concepts=config.dataset.concepts[:1]))
     optimizer = OptimizerConfig(**{"learning_rate": 1e-2, **optimizer})
     if rest.pop("prior", False):
         prior = ConceptConfig(folder=config.dataset.concepts[0].folder, role="prior_prediction")
