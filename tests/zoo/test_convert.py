@@ -194,8 +194,12 @@ TABLED = {  # class in diffusers, its settings beside those of the tiny model, b
 }
 
 
-@pytest.mark.parametrize("row", [row for row in TABLED if row in ZOO])
-def test_a_model_under_the_names_of_a_table_computes_the_same_in_diffusers(row):
+def test_models_under_the_names_of_a_table_compute_the_same_in_diffusers():
+    for row in TABLED.keys() & ZOO.keys():  # the oldest ComfyUI has neither
+        compare_with_diffusers(row)
+
+
+def compare_with_diffusers(row):
     kind, more, outputs = TABLED[row]
     kind = getattr(diffusers, kind)
     model = build(row)[1].model.diffusion_model

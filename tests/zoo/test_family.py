@@ -259,7 +259,7 @@ def test_precision_is_of_the_weights():
     assert "qwen_image" in ZOO
 
 
-@pytest.mark.parametrize("row", ["flux_dev", "krea2"])
+@pytest.mark.parametrize("row", [row for row in ("flux_dev", "krea2") if row in ZOO])
 def test_a_model_file_tells_its_family_by_its_header(row, tmp_path):
     denoiser, file = build(row)[1].model.diffusion_model, tmp_path / "model.safetensors"
     tensors = {f"model.diffusion_model.{name}": tensor.clone() for name, tensor in denoiser.state_dict().items()}
