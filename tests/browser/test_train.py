@@ -136,7 +136,7 @@ def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(e
     ask(page, "Pause", "The run pauses and frees the memory.")
     wait(page, r"^Stopped after step \d+ of 100000")
     assert page.locator(".atelier-train [data-ask]").first.is_hidden()
-    page.get_by_role("button", name="Continue").click()
+    page.locator(".atelier-train").get_by_role("button", name="Continue").click()
     page.wait_for_function(ALL, arg=True)
 
     ask(page, "Stop and keep", "The run stops after this step; the next nodes get the LoRA so far.")
@@ -158,7 +158,7 @@ def test_two_train_nodes_show_their_own_runs(editor) -> None:
     statuses = editor.page.locator(".atelier-status").all_text_contents()
     assert sorted(text.split()[0] for text in statuses) == ["No", "step"]
     editor.page.locator('.atelier-train [data-ask="pause"]:enabled').click()
-    editor.page.get_by_role("button", name="Continue").wait_for()
+    editor.page.locator(".atelier-train").get_by_role("button", name="Continue").wait_for()
 
 
 def runs_of(server) -> list[dict]:
@@ -196,7 +196,7 @@ def test_a_subgraph_shows_its_run_outside_also_after_comfyui_was_killed(editor, 
     server.kill()
     server.start()
     wait(page, r"^Stopped after step \d+ of 100000")
-    page.get_by_role("button", name="Continue").click()
+    page.locator(".atelier-train").get_by_role("button", name="Continue").click()
     wait(page, r"^step \d+ of 100000$")
     ask(page, "Pause", "The run pauses and frees the memory.")
     wait(page, r"^Stopped after step \d+ of 100000")
