@@ -113,6 +113,7 @@ def test_a_file_to_share_is_compared_made_smaller_and_saved(comfy: ComfyClient, 
     prompt = to_prompt(json.loads(SHARE.read_text(encoding="utf-8")), comfy.object_info())
     nodes = {node["class_type"]: (key, node["inputs"]) for key, node in prompt.items()}
     nodes["AtelierTrain"][1]["steps"], nodes["AtelierSaves"][1]["save_every"] = 8, 2
+    nodes["AtelierTrain"][1]["seed"] = 112  # of no other test on this server, whose shorter run it would continue
     result = comfy.queue(prompt)
     assert result.ok, result.error
     compared, smaller, saved = (
