@@ -56,7 +56,7 @@ def test_a_run_is_handed_to_a_shell_and_followed_there(editor, server) -> None:
         editor.screenshot(f"command-wrong-{renderer}-{editor.version}")
         editor.run(SET, ["AtelierConceptDataset", "folder", "atelier:concept_example"])
 
-    # A process begins a run of this workflow, and the page is told nothing.
+    # A process begins a run of this workflow; the server sends the page no event.
     run = make_run(folder, "handed", "f", saves=(2,), steps=100_000)
     run.keep_workflow(workflow)
     with run.locked():

@@ -199,7 +199,7 @@ SLIDER = ObjectiveConfig(
 
 
 def direction(run, micro, draws, *prompts):
-    """Return what the base model predicts for the captions, and for the first prompt less for the second."""
+    """Compute the base model's prediction for the captions, and the difference of those for two prompts."""
     read = run.reader(training=True)
     with torch.no_grad(), run.network.detached():
         own, one, other = (

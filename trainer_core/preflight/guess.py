@@ -26,7 +26,7 @@ VISITS = 100  # of a picture, where that is neither too little nor too much in a
 FEWEST, MOST = 1500, 4000  # visits of a run
 EPOCHS = 10  # that a large dataset gets, even beyond MOST
 ROUND = 50  # steps
-LARGE = (1000, 4), (100, 2)  # from so many pictures on the rank is so many times the family's
+LARGE = (1000, 4), (100, 2)  # number of pictures, factor of the family's rank from that number on
 RANKED = ("lora", "loha", "glora")  # algorithms of which the family's rank is a good start
 Fits = Callable[[int, int], bool]  # whether (resolution, batch) fits into the free memory
 

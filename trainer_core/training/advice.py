@@ -105,7 +105,7 @@ def _small_batch(figures: Figures) -> str:
 
 
 def _length(figures: Figures, steps: int) -> str:
-    """Name the setting of the length, and its value for so many steps."""
+    """Name the setting of the length, and its value for a number of steps."""
     if figures.epochs:
         return f"epochs of Train LoRA to {max(1, round(figures.epochs * steps / len(figures.losses)))}"
     return f"steps of Train LoRA to {steps}"

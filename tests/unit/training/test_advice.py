@@ -16,7 +16,7 @@ def figures(**given) -> Figures:
 
 
 def measured(*losses: float, every: int = 100) -> list[tuple[int, float]]:
-    """Return measurements before the first step, and then every so many steps."""
+    """Pair each loss with its step: the first with 0, the next `every` steps later."""
     return [(every * i, loss) for i, loss in enumerate(losses)]
 
 
