@@ -17,7 +17,7 @@ from .comfyui.progress import scan_callbacks
 from .comparison import best_column, describe, draw_comparison, write_table
 from .node import Node
 from .preview import to_image
-from .sample import pass_inputs, read_prompts
+from .sample import negative_input, pass_inputs, read_prompts, size_inputs
 from .sockets import CATEGORY, DatasetSocket, complaint, io, titled, ui
 
 MOST_CELLS, MOST_PIXELS = 1000, 300_000_000  # of a grid, which lies in memory
@@ -98,12 +98,9 @@ class AtelierCompareLoras(Node):
                     tooltip="One prompt a line, with sd-scripts' switches as in Sample. Each is a row of the grid for "
                     "every seed.",
                 ),
-                io.String.Input("negative", multiline=True, default="", tooltip="The negative prompt: what to avoid."),
+                negative_input(),
                 io.String.Input("seeds", default="0", tooltip="Seeds to draw each prompt with, by commas: 0, 1, 2."),
-                *(
-                    io.Int.Input(side, default=512, min=64, max=8192, step=8, tooltip="Pixels, in steps of 8.")
-                    for side in ("width", "height")
-                ),
+                *size_inputs("Pixels, in steps of 8."),
                 *pass_inputs(),
                 io.Int.Input(
                     "choose",

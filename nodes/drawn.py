@@ -16,7 +16,7 @@ from .comfyui.connected.text import escape
 from .comfyui.drawn import draw_set
 from .comfyui.progress import scan_callbacks
 from .node import Node
-from .sample import first_pass, pass_inputs, read_prompts
+from .sample import first_pass, negative_input, pass_inputs, read_prompts, size_inputs
 from .sockets import CATEGORY, DatasetSocket, io, titled, ui
 
 NODE = "Drawn Pictures"
@@ -86,18 +86,8 @@ class AtelierDrawnPictures(Node):
                     max=1000,
                     tooltip="How many pictures of each prompt or caption. As many in all as you train, or more, suit.",
                 ),
-                io.String.Input("negative", multiline=True, default="", tooltip="The negative prompt: what to avoid."),
-                *(
-                    io.Int.Input(
-                        side,
-                        default=512,
-                        min=64,
-                        max=8192,
-                        step=8,
-                        tooltip="Pixels, in steps of 8. Use the size that you train at.",
-                    )
-                    for side in ("width", "height")
-                ),
+                negative_input(),
+                *size_inputs("Pixels, in steps of 8. Use the size that you train at."),
                 io.Int.Input(
                     "seed",
                     default=0,

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..trainer_core.workflow.settings import read_objective
 from .node import Node
+from .objective_targets import number_input, preservation_input, slider_input
 from .sockets import CATEGORY, ObjectiveSocket, io, titled
 
 # Widgets whose choices have fields of their own.
@@ -88,13 +89,13 @@ class AtelierObjective(Node):
                         io.DynamicCombo.Option("soft_min_snr", []),
                         io.DynamicCombo.Option("debiased", []),
                         io.DynamicCombo.Option(
-                            "p2", [_number("p2_gamma", 1.0, 0.0001, 100.0, 0.1, "How strong; 0.5 to 1 is usual.")]
+                            "p2", [number_input("p2_gamma", 1.0, 0.0001, 100.0, 0.1, "How strong; 0.5 to 1 is usual.")]
                         ),
                         io.DynamicCombo.Option("v_scaled", []),
                         io.DynamicCombo.Option(
                             "v_like",
                             [
-                                _number(
+                                number_input(
                                     "v_like_weight", 0.1, 0.0001, 1000.0, 0.05, "The share of the v loss; 0.1 is small."
                                 )
                             ],
@@ -109,7 +110,7 @@ class AtelierObjective(Node):
                     "with a share of the v loss. For flow models: cos_map, mostly the middle; sigma_sqrt, clean ones.",
                     extra_dict={"advanced": True},
                 ),
-                _number(
+                number_input(
                     "snr_weight_floor",
                     0.0,
                     0.0,
@@ -127,14 +128,16 @@ class AtelierObjective(Node):
                         io.DynamicCombo.Option(
                             "logit_normal",
                             [
-                                _number("logit_mean", 0.0, -10.0, 10.0, 0.1, "Below 0: less noise. Above: more."),
-                                _number("logit_scale", 1.0, 0.01, 10.0, 0.1, "Its width; 1 is usual, small = narrow."),
+                                number_input("logit_mean", 0.0, -10.0, 10.0, 0.1, "Below 0: less noise. Above: more."),
+                                number_input(
+                                    "logit_scale", 1.0, 0.01, 10.0, 0.1, "Its width; 1 is usual, small = narrow."
+                                ),
                             ],
                         ),
                         io.DynamicCombo.Option(
                             "sigmoid",
                             [
-                                _number(
+                                number_input(
                                     "sigmoid_center",
                                     0.5,
                                     0.0,
@@ -142,7 +145,7 @@ class AtelierObjective(Node):
                                     0.05,
                                     "Where in the range the soft step lies, 0 to 1.",
                                 ),
-                                _number(
+                                number_input(
                                     "sigmoid_slope",
                                     10.0,
                                     -100.0,
@@ -155,15 +158,15 @@ class AtelierObjective(Node):
                         io.DynamicCombo.Option(
                             "beta",
                             [
-                                _number("beta_a", 2.0, 0.05, 100.0, 0.1, "Larger = more noise."),
-                                _number("beta_b", 2.0, 0.05, 100.0, 0.1, "Larger = less noise."),
+                                number_input("beta_a", 2.0, 0.05, 100.0, 0.1, "Larger = more noise."),
+                                number_input("beta_b", 2.0, 0.05, 100.0, 0.1, "Larger = less noise."),
                             ],
                         ),
                         io.DynamicCombo.Option("snr_uniform", []),
                         io.DynamicCombo.Option(
                             "mode",
                             [
-                                _number(
+                                number_input(
                                     "mode_scale",
                                     1.29,
                                     -1.0,
@@ -177,7 +180,7 @@ class AtelierObjective(Node):
                         io.DynamicCombo.Option(
                             "inverted_parabola",
                             [
-                                _number(
+                                number_input(
                                     "parabola_center",
                                     0.5,
                                     0.0,
@@ -185,7 +188,7 @@ class AtelierObjective(Node):
                                     0.05,
                                     "Where in the range its top lies, 0 to 1.",
                                 ),
-                                _number(
+                                number_input(
                                     "parabola_scale",
                                     8.0,
                                     -1000.0,
@@ -222,7 +225,7 @@ class AtelierObjective(Node):
                         io.DynamicCombo.Option(
                             "adaptive",
                             [
-                                _number(
+                                number_input(
                                     "offset_adaptation",
                                     0.1,
                                     -100.0,
@@ -255,7 +258,7 @@ class AtelierObjective(Node):
                                     max=16,
                                     tooltip="How many sizes of noise, 1 to 16; 6 to 10 are usual.",
                                 ),
-                                _number(
+                                number_input(
                                     "pyramid_discount",
                                     0.3,
                                     0.0,
@@ -271,7 +274,7 @@ class AtelierObjective(Node):
                     "(multi-resolution noise). off (default), or on for contrast instead of a noise offset.",
                     extra_dict={"advanced": True},
                 ),
-                _number(
+                number_input(
                     "input_perturbation",
                     0.0,
                     0.0,
@@ -291,7 +294,7 @@ class AtelierObjective(Node):
                     "kinds; needs min_snr_gamma 0 and weighting min_snr.",
                     advanced=True,
                 ),
-                _number(
+                number_input(
                     "timestep_shift",
                     0.0,
                     0.0,
@@ -321,7 +324,7 @@ class AtelierObjective(Node):
                     "AdamW and its kin divide it out again. The shown loss stays the mean.",
                     advanced=True,
                 ),
-                _number(
+                number_input(
                     "guidance_loss",
                     0.0,
                     0.0,
@@ -332,35 +335,8 @@ class AtelierObjective(Node):
                     "factor; 3 to 4 is usual. Steps take about half as long again. 0 (default) = off.",
                     optional=True,
                 ),
-                io.DynamicCombo.Input(
-                    "preservation",
-                    options=[
-                        io.DynamicCombo.Option("off", []),
-                        io.DynamicCombo.Option("blank", [_preservation_weight()]),
-                        io.DynamicCombo.Option(
-                            "class",
-                            [
-                                _preservation_weight(),
-                                io.String.Input(
-                                    "preservation_trigger",
-                                    default="",
-                                    tooltip="The word in your captions that names the subject.",
-                                ),
-                                io.String.Input(
-                                    "preservation_class",
-                                    default="",
-                                    tooltip="What stands in its place: the kind of subject, such as a person.",
-                                ),
-                            ],
-                        ),
-                    ],
-                    optional=True,
-                    tooltip="Keeps what the base model draws for other captions, so that the subject does not spread. "
-                    "off (default). blank: without a caption. class: with the subject's class in place of the trigger "
-                    "word (differential output preservation). Steps take more than twice as long.",
-                    extra_dict={"advanced": True},
-                ),
-                _number(
+                preservation_input(),
+                number_input(
                     "uncertainty_rate",
                     0.0,
                     0.0,
@@ -371,50 +347,7 @@ class AtelierObjective(Node):
                     "min_snr_gamma 0.",
                     optional=True,
                 ),
-                io.DynamicCombo.Input(
-                    "slider",
-                    options=[
-                        io.DynamicCombo.Option("off", []),
-                        io.DynamicCombo.Option(
-                            "prompts",
-                            [
-                                io.String.Input(
-                                    "slider_positive",
-                                    default="",
-                                    placeholder="a very old person",
-                                    tooltip="More of this at strength 1, for example a very old person.",
-                                ),
-                                io.String.Input(
-                                    "slider_negative",
-                                    default="",
-                                    placeholder="a very young person",
-                                    tooltip="More of this at strength -1, for example a very young person.",
-                                ),
-                                io.String.Input(
-                                    "slider_keep",
-                                    default="",
-                                    placeholder="man, woman",
-                                    tooltip="What should not change with it, separated by commas: each is added to "
-                                    "both prompts in turn. Empty = nothing.",
-                                ),
-                                _number(
-                                    "slider_strength",
-                                    1.0,
-                                    0.001,
-                                    100.0,
-                                    0.5,
-                                    "How far strength 1 goes, as a multiple of the difference between both prompts; 1 "
-                                    "to 4 is usual.",
-                                ),
-                            ],
-                        ),
-                    ],
-                    optional=True,
-                    tooltip="Trains a slider: a LoRA that draws more of one thing at strength 1 and more of its "
-                    "opposite at -1. off (default). prompts: two prompts say which; of the pictures only noise and "
-                    "captions count, so that those of Drawn Pictures will do. Steps take about twice as long.",
-                    extra_dict={"advanced": True},
-                ),
+                slider_input(),
             ],
             outputs=[ObjectiveSocket.Output(display_name="OBJECTIVE", tooltip="For Train LoRA's input objective.")],
         )
@@ -425,33 +358,10 @@ class AtelierObjective(Node):
         return io.NodeOutput(read_objective(**values))
 
 
-def _number(
-    name: str, default: float, low: float, high: float, step: float, tooltip: str, optional: bool = False
-) -> io.Float.Input:
-    """Build the input of a number."""
-    return io.Float.Input(
-        name,
-        default=default,
-        min=low,
-        max=high,
-        step=step,
-        round=1e-4,
-        optional=optional,
-        tooltip=tooltip,
-        advanced=optional or None,
-    )
-
-
-def _preservation_weight() -> io.Float.Input:
-    """Build the input of the weight of a preservation."""
-    text = "Its loss is multiplied by this; 1 is usual. Higher keeps more and learns more slowly."
-    return _number("preservation_weight", 1.0, 0.0001, 1000.0, 0.1, text)
-
-
 def _huber(threshold: float) -> list[Any]:
     """List the inputs of a Huber loss."""
     return [
-        _number(
+        number_input(
             "huber_c",
             threshold,
             0.0001,
@@ -466,5 +376,5 @@ def _huber(threshold: float) -> list[Any]:
             tooltip="huber_c at each timestep. constant: the same. exponential, snr: 1 where there is no noise, "
             "falling to huber_c where there is most, by the timestep or by signal-to-noise.",
         ),
-        _number("huber_scale", 1.0, 0.0001, 1000.0, 0.1, "Multiplies huber_c at every timestep; 1 is usual."),
+        number_input("huber_scale", 1.0, 0.0001, 1000.0, 0.1, "Multiplies huber_c at every timestep; 1 is usual."),
     ]

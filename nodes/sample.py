@@ -52,6 +52,17 @@ def pass_inputs() -> list[io.Input]:
     ]
 
 
+def negative_input() -> io.Input:
+    """Build the input of the negative prompt."""
+    return io.String.Input("negative", multiline=True, default="", tooltip="The negative prompt: what to avoid.")
+
+
+def size_inputs(tooltip: str) -> list[io.Input]:
+    """Build the inputs width and height of pictures, in pixels."""
+    sides = ("width", "height")
+    return [io.Int.Input(side, default=512, min=64, max=8192, step=8, tooltip=tooltip) for side in sides]
+
+
 def second_pass() -> list[io.Input]:
     """Build the inputs of the second pass, the same for every way to enlarge."""
     return [
@@ -138,18 +149,8 @@ class AtelierSample(Node):
                     "sd-scripts: --n negative --w --h size --d seed --s steps --l cfg --g guidance --ss sampler. # "
                     "begins a comment.",
                 ),
-                io.String.Input("negative", multiline=True, default="", tooltip="The negative prompt: what to avoid."),
-                *(
-                    io.Int.Input(
-                        side,
-                        default=512,
-                        min=64,
-                        max=8192,
-                        step=8,
-                        tooltip="Pixels before the second pass, in steps of 8.",
-                    )
-                    for side in ("width", "height")
-                ),
+                negative_input(),
+                *size_inputs("Pixels before the second pass, in steps of 8."),
                 io.Int.Input("batch_size", default=1, min=1, max=64, tooltip="How many pictures of each prompt."),
                 io.Int.Input(
                     "seed",
