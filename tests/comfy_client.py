@@ -25,7 +25,7 @@ import websocket
 from lora_atelier.dev import prepare_base, server_command
 
 RUN_EVENT = "atelier.run"  # tells of a run at work
-HANGS = 3600.0  # seconds after which whoever waits gives up: what works is quicker on the busiest machine
+HANGS = 900.0  # seconds after which whoever waits gives up: what works is quicker on the busiest machine
 
 
 def free_port() -> int:

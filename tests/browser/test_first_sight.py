@@ -13,7 +13,16 @@ READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
 COMMAND = "name => window.app.extensionManager.command.execute(name)"
 READABLE = 0.5  # of the size that texts have at 100 %
 PROMPT = "async () => (await window.app.graphToPrompt()).output"
-PICTURES = """() => [...document.querySelectorAll("[role=dialog] img")].filter(each => each.naturalWidth > 0).length"""
+# Whether the card of a template shows its picture: the first element around the name that holds a picture is the card.
+PICTURED = """name => {
+    const texts = [...document.querySelectorAll("[role=dialog] *")].filter(each => each.textContent.trim() === name);
+    const cards = texts.map(text => {
+        let card = text;
+        while (card && !card.querySelector("img")) card = card.parentElement;
+        return card;
+    });
+    return cards.some(card => card && [...card.querySelectorAll("img")].some(each => each.naturalWidth > 0));
+}"""
 # The labels that the classic renderer draws, and the Vue one shows.
 LABELS = "() => window.app.graph.nodes.flatMap(node => [node.title, ...(node.widgets ?? []).map(w => w.label)])"
 
@@ -29,9 +38,9 @@ def test_templates_have_names_and_pictures(editor) -> None:
     dialog = editor.page.get_by_role("dialog")
     dialog.get_by_text("LoRA Atelier", exact=True).click()
     names = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
-    for name in names:
+    for name in names:  # a card asks for its picture only once the page has drawn it in view
         dialog.get_by_text(name, exact=True).first.scroll_into_view_if_needed()
-    editor.page.wait_for_function(f"count => ({PICTURES})() >= count", arg=len(names))
+        editor.page.wait_for_function(PICTURED, arg=name)
     assert all(name in dialog.get_by_text(name, exact=True).all_text_contents() for name in names)
     editor.screenshot(f"templates-{editor.version}")
     editor.page.keyboard.press("Escape")
