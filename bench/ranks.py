@@ -1,7 +1,8 @@
 """Measure two processes of one thread against one, on the same steps; called by `dev.py bench --ranks`.
 
 One process starts those of a world, as torchrun does. Wrappers around the passes, the optimizer and the calls of
-torch.distributed time the parts of a step.
+torch.distributed time the parts of a step. Two runs that share nothing, at the same time, are the limit of the machine:
+two busy cores are slower than one, since they share caches and memory.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from lora_atelier.bench.report import build_ratio, verdict
 RESOLUTIONS = {"tiny": 128, "sd15": 256}  # pixels
 STEPS = {"tiny": 4, "sd15": 5}  # of which the first is left out
 ACCUMULATE = 2  # micro-batches of a step
+MEASURED = "measured.json"  # in the folder of a world
 SPEED, SHARE = 1.8, 0.05  # goals: how many times as fast, share of a step that is no computing
 
 
@@ -96,15 +98,14 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     return {"rows": rows, "size": world.size, **counts, "machine": describe_machine(cpu)}
 
 
-def start(name: str, folder: Path, size: int) -> dict[str, Any]:
-    """Start the processes of a world, of one thread each, and return the measurements of the first."""
+def start(name: str, folder: Path, size: int) -> list[subprocess.Popen]:
+    """Start the processes of a world, of one thread each; the first writes what it measures into `folder`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    out = folder / f"measured-{size}.json"
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, __file__, "--model", name, "--folder", str(folder), "--out", str(out), "--process"]
-    processes = [
+    command = [sys.executable, __file__, "--model", name, "--folder", str(folder), "--process"]
+    return [
         subprocess.Popen(
             [*command, str(number)],
             env=env
@@ -113,31 +114,42 @@ def start(name: str, folder: Path, size: int) -> dict[str, Any]:
         )
         for number in range(size)
     ]
+
+
+def measured(folders: list[Path], name: str, size: int) -> list[dict[str, Any]]:
+    """Run a world of this size in each folder at the same time; return what their first processes measured."""
+    processes = [process for folder in folders for process in start(name, folder, size)]
     if any([process.wait() for process in processes]):
         raise SystemExit(f"bench: a process of {size} failed.")
-    return json.loads(out.read_text(encoding="utf-8"))
+    return [json.loads((folder / MEASURED).read_text(encoding="utf-8")) for folder in folders]
 
 
 def race(name: str, rounds: int) -> list[dict[str, Any]]:
-    """Measure one process and two in turn, each round in a new folder."""
+    """Measure one process, two of one run, and two runs at once in turn, each in a folder of its own."""
     from lora_atelier.bench.loop import write_pictures
 
     found = []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="atelier-bench-") as text:
-            folder = Path(text)
-            write_pictures(folder, RESOLUTIONS[name])
-            found.append({str(size): start(name, folder, size) for size in (1, 2)})
+            folders = [Path(text) / part for part in ("1", "2", "apart", "apart too")]
+            for folder in folders:
+                folder.mkdir()
+                write_pictures(folder, RESOLUTIONS[name])
+            one, two, *apart = folders
+            [alone], [pair] = measured([one], name, 1), measured([two], name, 2)
+            found.append({"1": alone, "2": pair, "apart": measured(apart, name, 1)[0]})
         print(json.dumps({size: [row["seconds"] for row in part["rows"]] for size, part in found[-1].items()}))
     return found
 
 
 def render(rounds: list[dict[str, Any]], name: str, title: str, command: str, stamp: str) -> str:
     """Write the block of the page as Markdown."""
-    ones, twos = ([row for each in rounds for row in each[size]["rows"][1:]] for size in ("1", "2"))
+    ones, twos, aparts = ([row for each in rounds for row in each[part]["rows"][1:]] for part in ("1", "2", "apart"))
     about = rounds[0]["1"]["machine"]
     targets = name != "tiny"
     speed = [a["seconds"] / b["seconds"] for a, b in zip(ones, twos, strict=True)]
+    limit = [2 * a["seconds"] / b["seconds"] for a, b in zip(ones, aparts, strict=True)]
+    near = [b["seconds"] / (2 * a["seconds"]) for a, b in zip(twos, aparts, strict=True)]
     share = [own(row) / row["seconds"] for row in twos]
     sent = [row["bytes"] / rounds[0]["2"]["bytes"] for row in twos]
     loads = ", ".join(f"{part['machine']['load']:g}" for each in rounds for part in each.values())
@@ -151,13 +163,16 @@ def render(rounds: list[dict[str, Any]], name: str, title: str, command: str, st
         "| | median | spread | target | |",
         "|---|---|---|---|---|",
         verdict(build_ratio("steps per second, two processes / one", speed, least=SPEED), targets),
+        verdict(build_ratio("steps per second, two runs at once that share nothing / one", limit), targets),
+        verdict(build_ratio("steps per second, two processes / two runs at once", near), targets),
         verdict(build_ratio("share of a step: bookkeeping and the sum", share, most=SHARE), targets),
         verdict(build_ratio("share of a step: the sum alone", [row["sum"] / row["seconds"] for row in twos]), targets),
         verdict(build_ratio("share of a step: waiting", [row["meeting"] / row["seconds"] for row in twos]), targets),
         verdict(build_ratio("bytes sent / bytes of the network's parameters", sent, most=1.01), targets),
         "",
         f"Seconds per step: {median(r['seconds'] for r in ones):.2f} of one process, "
-        f"{median(r['seconds'] for r in twos):.2f} of two; {rounds[0]['2']['bytes'] / 1e6:.1f} MB of parameters.",
+        f"{median(r['seconds'] for r in twos):.2f} of two, {median(r['seconds'] for r in aparts):.2f} of each of two "
+        f"runs at once; {rounds[0]['2']['bytes'] / 1e6:.1f} MB of parameters.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -173,11 +188,10 @@ def main() -> None:
     parser.add_argument("--model", required=True, choices=RESOLUTIONS)
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--process", required=True, type=int)
-    parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
     result = measure(options.model, options.folder)
     if options.process == 0:
-        options.out.write_text(json.dumps(result))
+        (options.folder / MEASURED).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":
