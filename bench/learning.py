@@ -9,7 +9,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lora_atelier.trainer_core.common.wording import count
 from lora_atelier.trainer_core.config import (
     BaseModelConfig,
     ConceptConfig,
+    ConnectedConfig,
     DatasetConfig,
     ObjectiveConfig,
     RunConfig,
@@ -41,34 +43,64 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "mode": {"objective": {"timestep_distribution": "mode"}},
     "cos_map": {"objective": {"timestep_distribution": "cos_map"}},
     "inverted_parabola": {"objective": {"timestep_distribution": "inverted_parabola"}},
+    "logit_normal": {"objective": {"timestep_distribution": "logit_normal"}},
+    "uncertainty_rate 0.01": {"objective": {"min_snr_gamma": 0.0, "uncertainty_rate": 0.01}},
     "timestep_rank 8": {"lora": {"timestep_rank": 8}},
     "preservation blank": {"objective": {"preservation": "blank"}},
     "preservation class": {
         "objective": {"preservation": "class", "preservation_trigger": "mossling", "preservation_class": "ring"}
     },
     "regularisation pictures": {},
+    "flow model": {},
+    "flow model, weighting cos_map": {"objective": {"weighting": "cos_map"}},
+    "flow model, weighting sigma_sqrt": {"objective": {"weighting": "sigma_sqrt"}},
 }
+FLOW = tuple(name for name in VARIANTS if name.startswith("flow model"))
+FLOW_STEPS, FLOW_RANK, FLOW_RATE, FIGURES = 500, 64, 4e-3, 6  # it learns more slowly, beside plain figures
 DRAWN = {"regularisation pictures": 24}  # variants that train such a set beside the example: circles by the base
 
 
-def configure(name: str, seed: int, steps: int = STEPS, size: int = 128) -> RunConfig:
+def configure(name: str, seed: int, steps: int | None = None, size: int = 128) -> RunConfig:
     """Describe the run of a variant."""
     import concept
 
+    flow = name in FLOW
+    steps = steps or (FLOW_STEPS if flow else STEPS)
+
     prompts = [*(f"a mossling on a {ground} background" for ground in GROUNDS)]
     prompts += [*concept.plain_prompts(PLAIN), *concept.plain_prompts(CIRCLES)]
-    sample = SampleConfig(prompts=tuple(prompts), width=size, height=size, steps=10, cfg=4, seed=seed)
+    sample = SampleConfig(prompts=tuple(prompts), width=size, height=size, steps=12 if flow else 10, cfg=4, seed=seed)
     tokenizer = Path(os.environ["COMFYUI_PATH"]) / "comfy" / "sd1_tokenizer"
     base = BaseModelConfig(path=str(ROOT / "assets" / "atelier-tiny.safetensors"), tokenizer=str(tokenizer))
-    run = concept.learning_run(base, sample, rank=RANK, rate=RATE, steps=steps)
+    rank, rate = (FLOW_RANK, FLOW_RATE) if flow else (RANK, RATE)
+    run = concept.learning_run(base, sample, rank=rank, rate=rate, steps=steps)
     run = run.replace(
-        objective=ObjectiveConfig(min_snr_gamma=5),
+        objective=ObjectiveConfig(min_snr_gamma=0 if flow else 5),
         scheduler=run.scheduler.replace(warmup_steps=min(run.scheduler.warmup_steps, steps // 4)),
         train=run.train.replace(seed=seed, resolution=size),
     )
     for part, changes in VARIANTS[name].items():
         run = run.replace(**{part: getattr(run, part).replace(**changes)})
     return run
+
+
+@contextmanager
+def on_flow(run: RunConfig) -> Iterator[RunConfig]:
+    """Move a run to the tiny flow-matching model, linked as Use Connected Model does, beside plain figures."""
+    import concept
+    import from_comfyui  # concept has put its folder on the path
+
+    from lora_atelier.nodes.comfyui.connected import register_connected_models
+    from lora_atelier.nodes.comfyui.connected.live import Live, key_of
+
+    register_connected_models()
+    loaded = from_comfyui.load()
+    live = Live(loaded.model, loaded.clip, loaded.vae)
+    linked = BaseModelConfig(path="atelier-tiny-flow", connected=ConnectedConfig(key=key_of(live), guidance=3.5))
+    with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
+        concept.draw_plain_figures(Path(folder), FIGURES)
+        plain = ConceptConfig(folder=folder, role="regularisation")
+        yield run.replace(base_model=linked, dataset=DatasetConfig(concepts=(*run.dataset.concepts, plain)))
 
 
 def draw_concept(base: BaseModelConfig, sample: SampleConfig, folder: Path, role: Any = "train") -> ConceptConfig:
@@ -156,12 +188,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--variant", required=True, choices=VARIANTS)
     parser.add_argument("--seed", required=True, type=int)
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for one another are at work, too, for the processor's time
     run = configure(options.variant, options.seed, options.steps)
-    options.out.write_text(json.dumps(measure(run, DRAWN.get(options.variant, 0))))
+    with on_flow(run) if options.variant in FLOW else nullcontext(run) as run:
+        options.out.write_text(json.dumps(measure(run, DRAWN.get(options.variant, 0))))
 
 
 if __name__ == "__main__":

@@ -230,11 +230,14 @@ def run_learning(options: argparse.Namespace, command: str) -> int:
             known[name][str(seed)] = child("learning.py", "--variant", name, "--seed", str(seed), *steps)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"sources": sources_digest(), "runs": known}), encoding="utf-8")
-    measured = {name: list(known[name].values()) for name in learning.VARIANTS if known.get(name)}
-    text = learning.render(measured, command, stamp())
-    print(text)
-    if not options.dry:
-        write_block(LEARNING, "learning", text)
+    on_flow = {name: name in learning.FLOW for name in learning.VARIANTS if known.get(name)}
+    for block, flow in ("learning", False), ("learning-flow", True):
+        measured = {name: list(known[name].values()) for name, of_flow in on_flow.items() if of_flow == flow}
+        if measured:
+            text = learning.render(measured, command, stamp())
+            print(text)
+            if not options.dry:
+                write_block(LEARNING, block, text)
     return 0
 
 

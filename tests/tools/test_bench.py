@@ -566,6 +566,12 @@ def test_settings_are_measured_by_what_the_example_concept_looks_like(monkeypatc
     )
 
 
+def test_settings_of_flow_models_are_measured_on_the_tiny_one(monkeypatch, comfyui, warm_children):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    found = results.child("learning.py", "--variant", learning.FLOW[1], "--seed", "0", "--steps", "2")
+    assert found["motif"] < 0 and found["kept"] > 0.5 and found["loss"] > 0
+
+
 def test_a_slider_is_measured_by_what_its_file_draws_at_several_strengths(monkeypatch, comfyui):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     found = slider.measure(steps=2, size=64)
