@@ -97,6 +97,7 @@ class View {
     const notes = rest.notes ?? [...before, ...(note === undefined ? [] : [note])];
     this.#state = { ...rest, notes };
     if (other || lost) [this.#detail, this.#curves, this.#fresh] = [null, null, []];
+    if (other) clearTimeout(this.#later); // a look at the run before, and the new one has no folder yet
     for (const point of points) this.#add(point);
     if (rest.run && (changed || other || lost || !this.#detail)) this.#look(OFTEN);
     else if (rest.run && (this.#fresh.length > FRESH || performance.now() - this.#asked > SELDOM)) this.#look(OFTEN);

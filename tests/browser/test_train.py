@@ -145,6 +145,26 @@ def test_a_run_shows_on_its_node_wherever_its_workflow_is_open_and_on_no_other(e
     editor.render(vue=False)
 
 
+# Events of a run that ended, of one that begins before the page has looked at the first, and of another that ended.
+QUICK = f"""async workflow => {{
+    const tell = (state) => window.app.api.dispatchEvent(new CustomEvent("atelier.run", {{
+        detail: {{ workflow, node: "{TRAIN}", changed: true, text: "", step: 1, steps: 2, details: [], ...state }},
+    }}));
+    tell({{ run: "first", alive: false }});
+    tell({{ run: null, alive: true }});
+    await new Promise(done => setTimeout(done, 1500)); // longer than the page waits before it looks
+    tell({{ run: "second", alive: false }});
+}}"""
+
+
+@pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
+def test_a_run_that_begins_at_once_after_another_leaves_the_node_at_work(editor) -> None:
+    workflow = tour("quick", "00000000-1111-4222-8333-777777777777")
+    editor.load(workflow)
+    editor.run(QUICK, workflow["id"])
+    wait(editor.page, "^There is no such run")
+
+
 @pytest.mark.parametrize("opened", ["litegraph"], indirect=True)
 def test_two_train_nodes_show_their_own_runs(editor) -> None:
     workflow = tour("first", "00000000-1111-4222-8333-555555555555")
