@@ -25,6 +25,8 @@ import tarfile
 import tempfile
 import time
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -397,22 +399,53 @@ def serve(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace) -> int:
     """Lint; check the format, the types of trainer_core and the import rules."""
-    env = {**set_up(dev=True), "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    env, python = set_up(dev=True), venv_python()
+    rules = [python, "-m", "pytest", "-q", "-c", "tests/pytest.ini", "tests/unit/test_imports.py"]
+    checked = lint(env)
+    with types(env) as ended:
+        return max(checked, run_named("import rules", rules, env), ended())
+
+
+def lint(env: dict[str, str]) -> int:
+    """Lint, and check the format."""
+    ruff = [venv_python(), "-m", "ruff"]
+    found = run_named("ruff check", [*ruff, "check", "."], env)
+    return max(found, run_named("ruff format", [*ruff, "format", "--check", "."], env))
+
+
+def run_named(name: str, command: list, env: dict[str, str]) -> int:
+    """Run a check under its name."""
+    print(f"-- {name}", flush=True)
+    return told(name, run(command, env))
+
+
+def told(name: str, status: int) -> int:
+    """Say that a check failed, if it did; return 1 then, else 0."""
+    if status:
+        print(f"Failed: {name}", flush=True)
+    return int(status != 0)
+
+
+@contextmanager
+def types(env: dict[str, str]) -> Iterator[Callable[[], int]]:
+    """Begin to check the types, on one core; give a function that waits for the end and returns the status."""
     python = venv_python()
-    checks = {
-        "ruff check": [python, "-m", "ruff", "check", "."],
-        "ruff format": [python, "-m", "ruff", "format", "--check", "."],
-        "pyright": [python, "-m", "pyright", "--pythonpath", python],
-        "import rules": [python, "-m", "pytest", "-q", "-c", "tests/pytest.ini", "tests/unit/test_imports.py"],
-    }
-    failed = []
-    for name, command in checks.items():
-        print(f"-- {name}", flush=True)
-        if run(command, env) != 0:
-            failed.append(name)
-    if failed:
-        print(f"Failed: {', '.join(failed)}", flush=True)
-    return 1 if failed else 0
+    command = [str(part) for part in (python, "-m", "pyright", "--pythonpath", python)]
+    env = {**env, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(command, cwd=ROOT, env=env, stdout=said, stderr=subprocess.STDOUT)
+
+        def ended() -> int:
+            status = child.wait()
+            said.seek(0)
+            print(f"-- pyright\n{said.read().decode(errors='replace')}", end="", flush=True)
+            return told("pyright", status)
+
+        try:
+            yield ended
+        finally:
+            child.terminate()
+            child.wait()
 
 
 ALONE = ("unit", "recipes", "tools", "faults")  # parts of the tests that share nothing
@@ -423,12 +456,12 @@ NOTHING_COLLECTED = 5  # pytest's exit status, for example of one half of the su
 
 
 def test(options: argparse.Namespace) -> int:
-    """Run the checks, then all tests; or only the parts named: unit, recipes, tools, faults, zoo, browser, comfyui.
+    """Run the checks and all tests; or only the parts named: unit, recipes, tools, faults, zoo, browser, comfyui.
 
     All other arguments, and paths, go to pytest.
     """
     env = set_up(dev=True)
-    checked = 0 if options.rest else check(options)
+    checked = 0 if options.rest else lint(env)  # the import rules are a part of unit
     given = [f"tests/{part}" if part in PARTS else part for part in options.rest]
     paths = [part for part in given if (ROOT / part.split("::")[0]).exists()]
     others = [part for part in given if part not in paths]
@@ -444,7 +477,9 @@ def test(options: argparse.Namespace) -> int:
     # Each of two has servers and a browser of its own; tests/conftest.py says which tests share them.
     in_two = ["-n", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
     env["OMP_NUM_THREADS"] = "1"  # the processes share the cores
-    tested = [run([*pytest, *parallel, *alone, *others], env)] if alone else []
+    with nullcontext(lambda: 0) if options.rest else types(env) as ended:
+        tested = [run([*pytest, *parallel, *alone, *others], env)] if alone else []
+        checked = max(checked, ended())
     for version in (NEWEST, OLDEST) if zoo else ():
         print(f"-- the zoo on ComfyUI {version}", flush=True)
         tested.append(run([*pytest, *parallel, *zoo, *others], env | {"COMFYUI_PATH": str(comfyui_folder(version))}))

@@ -156,12 +156,13 @@ def visitor(chromium: Any, server: ComfyServer) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def open_editor(visitor: Any, server: ComfyServer) -> Callable[..., Editor]:
-    """Give `open_editor(vue=...)` -> the editor of a fresh visitor."""
+    """Give `open_editor(vue=..., fresh=...)` -> the editor in a page of its own; fresh: of somebody who is new here."""
 
-    def start(*, vue: bool) -> Editor:
+    def start(*, vue: bool, fresh: bool = True) -> Editor:
         page = visitor.new_page()
-        page.goto(f"{server.url}/system_stats")
-        page.evaluate(FORGET)
+        if fresh:
+            page.goto(f"{server.url}/system_stats")
+            page.evaluate(FORGET)
         editor = Editor(page, vue, frontend_version(server))
         page.on("pageerror", lambda error: editor.errors.append(f"uncaught: {error.stack or error}"))
         page.on("console", lambda message: editor.errors.extend(said_of_the_pack(message)))

@@ -1,8 +1,8 @@
 """Who may import whom, by the table in docs/design.md, and what the core may not know."""
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,8 +38,10 @@ def floors() -> dict[str, int]:
     return {room: int(number) for number, *rooms in rows for room in rooms}
 
 
-def imports(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield (level, module, name) of every import a file executes, also inside functions."""
+@functools.cache
+def imports(path: Path) -> list[tuple[int, str, str]]:
+    """List (level, module, name) of every import a file executes, also inside functions."""
+    found: list[tuple[int, str, str]] = []
     tree = ast.parse(path.read_text(encoding="utf-8"))
     blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test)]
     typing_only = {id(node) for block in blocks for statement in block.body for node in ast.walk(statement)}
@@ -47,9 +49,10 @@ def imports(path: Path) -> Iterator[tuple[int, str, str]]:
         if id(node) in typing_only:
             continue
         if isinstance(node, ast.Import):
-            yield from ((0, alias.name, "") for alias in node.names)
+            found += ((0, alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from ((node.level, node.module or "", alias.name) for alias in node.names)
+            found += ((node.level, node.module or "", alias.name) for alias in node.names)
+    return found
 
 
 def python_files(folder: Path) -> list[Path]:

@@ -35,7 +35,8 @@ def direction_of(found):
     draws = torch.Generator().manual_seed(9)
     steep = [g * (0.5 + torch.rand((), generator=draws, dtype=g.dtype)) for g in found]
     noise = [torch.randn(g.shape, generator=draws, dtype=g.dtype) for g in found]
-    return [s / length(steep) + n / length(noise) for s, n in zip(steep, noise, strict=True)]
+    one, other = length(steep), length(noise)
+    return [s / one + n / other for s, n in zip(steep, noise, strict=True)]
 
 
 def length(tensors):

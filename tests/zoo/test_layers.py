@@ -172,14 +172,14 @@ def test_each_level_recomputes_more_blocks(models, name):
 def test_names_are_unique_and_in_comfyuis_map(models, name):
     model = models(name)
     found = layers.list_layers(model)
-    keys = comfy.lora.model_lora_keys_unet(model, {})
+    keys, weights = comfy.lora.model_lora_keys_unet(model, {}), model.state_dict()
     assert len({layer.name for layer in found}) == len(found)
     aliases = [alias for layer in found for alias in (*layer.aliases, *layer.slices)]
     assert len(set(aliases)) == len(aliases)
     for layer in found:
         if layer.trainable:
             assert keys[layer.name] == keys[layer.comfy] == f"{layer.comfy}.weight"
-        stored = model.state_dict().get(f"{layer.comfy}.weight")
+        stored = weights.get(f"{layer.comfy}.weight")
         assert not layer.trainable if stored is None else weight_shape(layer.module) == stored.shape
 
 

@@ -33,6 +33,9 @@ EIGHT_BITS = {  # values of state for each weight
     **dict.fromkeys(("lion8bit", "paged_lion8bit", "sgd8bit", "rmsprop8bit", "adagrad8bit"), 1),
 }
 ABSMAX_BLOCK = 256  # 8-bit values that share one float32 scale
+KNOWN_RESULTS = 20_000  # layouts kept, more than the operators of a few large models with different shapes
+
+_results: dict[Any, Any] = {}  # layouts of operators' results on the meta device, by their arguments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +69,6 @@ class LiveBytes(TorchDispatchMode):
         self.now = self.peak = 0
         self._block = block
         self._live: dict[int, weakref.ref[Any]] = {}  # by address of the storage, as long as it lives
-        self._results: dict[Any, Any] = {}  # layouts of operators' results, by their arguments
 
     def count(self, tensors: Iterable[Tensor]) -> int:
         """Count the storages of tensors from now on, each once; return the bytes that this added."""
@@ -88,27 +90,31 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count the new memory of its results.
 
-        On the meta device each operator runs once for the same shapes, as it is slow Python code there.
+        On the meta device each operator runs once for the same shapes, as it is slow Python code there; a run's
+        estimates, one for each setting of memory, share what it gave.
         """
         look()
         kwargs = kwargs or {}
         allocates, pure = _memory_of(func)
         if not allocates:  # a view, or in place
             return func(*args, **kwargs)
-        devices = {t.device.type for t in _tensors((args, kwargs))}
-        key = (func, _shapes((args, kwargs))) if pure and devices == {"meta"} else None
-        if key in self._results:
-            result = _empty(self._results[key])
+        taken = _tensors((args, kwargs))
+        known = pure and taken and all([t.is_meta for t in taken])
+        key = (func, torch.get_default_dtype(), _shapes((args, kwargs))) if known else None
+        if key in _results:
+            result = _empty(_results[key])
             self.count(_tensors(result))
             return result
         result = func(*args, **kwargs)
-        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}  # some schemas do not declare views
-        found = list(_tensors(result))
+        given = {t.untyped_storage()._cdata for t in taken}  # some schemas do not declare views
+        found = _tensors(result)
         new = {storage._cdata: t for t in found if (storage := t.untyped_storage())._cdata not in given}
         self.count(new.values())
         whole = all(t.is_meta and t.nbytes == t.untyped_storage().nbytes() for t in found)
         if key is not None and whole and len(new) == len(found):
-            self._results[key] = _layout(result)
+            if len(_results) >= KNOWN_RESULTS:
+                _results.clear()
+            _results[key] = _layout(result)
         return result
 
 
@@ -124,7 +130,7 @@ def _shapes(value: Any) -> Any:
     """Build a key of all properties of the arguments that decide the shapes of an operator's results."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return tuple([_shapes(item) for item in value])
     if isinstance(value, dict):
         return tuple([(key, _shapes(item)) for key, item in value.items()])
@@ -147,15 +153,17 @@ def _empty(layout: Any) -> Any:
     return content if kind is None else kind(_empty(item) for item in content)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in the arguments or results of an operator."""
+def _tensors(value: Any) -> list[Tensor]:
+    """List the tensors in the arguments or results of an operator."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
+        return [value]
+    found = []
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple, dict)):
+            found += _tensors(item)
+    return found
 
 
 @contextmanager
