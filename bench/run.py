@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--tools", action="store_true", help="resize and extract a LoRA of SDXL's size instead")
     parser.add_argument("--learning", action="store_true", help="learn the example concept by settings instead")
     parser.add_argument("--variants", nargs="+", choices=learning.VARIANTS, help="of --learning (default all)")
-    parser.add_argument("--slider", action="store_true", help="train a slider, and draw at several strengths instead")
+    parser.add_argument("--slider", action="store_true", help="train sliders, and draw at several strengths instead")
     parser.add_argument("--start", action="store_true", help="time of a run to its first step instead")
     parser.add_argument("--connected", action="store_true", help="linked models against ComfyUI's own node instead")
     parser.add_argument("--ranks", action="store_true", help="two processes of one thread against one instead")
@@ -242,7 +242,7 @@ def run_learning(options: argparse.Namespace, command: str) -> int:
 
 
 def run_slider(command: str, *, dry: bool) -> int:
-    """Train a slider on the tiny base and write the row of its strengths."""
+    """Train both kinds of slider on the tiny base and write the rows of their strengths."""
     text = slider.render(child("slider.py", *(["--dry"] if dry else [])), command, stamp())
     print(text)
     if not dry:

@@ -1,4 +1,4 @@
-"""Measure how far a slider moves the tiny base, by the file it saves; called by `dev.py bench --slider`."""
+"""Measure how far sliders move the tiny base, by the files they save; called by `dev.py bench --slider`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,28 @@ from pathlib import Path
 
 from lora_atelier.bench.cases import CACHE
 from lora_atelier.bench.learning import configure, draw_concept
-from lora_atelier.trainer_core.config import BeneathConfig, DatasetConfig, LoraConfig, ObjectiveConfig, SampleConfig
+from lora_atelier.trainer_core.config import (
+    BeneathConfig,
+    ConceptConfig,
+    ControlConfig,
+    DatasetConfig,
+    LoraConfig,
+    ObjectiveConfig,
+    RunConfig,
+    SampleConfig,
+)
 
 STEPS, RANK, PICTURES = 100, 4, 8
 FIGURE = "a {} circle on a white background"
 STRENGTHS = (-1.0, -0.5, 0.0, 0.5, 1.0)
+OF = ("two prompts", "pairs of pictures")
 
 
-def measure(steps: int = STEPS, size: int = 128) -> dict[str, float]:
-    """Train a slider from blue to red on gray circles; return the mean of red less blue of gray circles by strength.
+def measure(of: str = OF[0], steps: int = STEPS, size: int = 128) -> dict[str, float]:
+    """Train a slider from blue to red; return the mean of red less blue of gray circles by strength.
 
-    Of all pixels in 0..1: a white ground has 0, and so has a gray circle. The pictures judged have other seeds.
+    Of all pixels in 0..1: a white ground has 0, and so has a gray circle. The pictures judged have other seeds. of: two
+    prompts, on gray circles; or pairs of circles that differ in colour alone, with the caption of a gray one.
     """
     import torch
 
@@ -29,38 +40,63 @@ def measure(steps: int = STEPS, size: int = 128) -> dict[str, float]:
     from lora_atelier.trainer_core.train import train_lora
     from lora_atelier.trainer_core.training.sample import sample_images
 
-    def prompts(seeds: range) -> SampleConfig:
-        asked = tuple(f"{FIGURE.format('gray')} --d {seed}" for seed in seeds)
-        return SampleConfig(prompts=asked, width=size, height=size, steps=10, cfg=4)
-
     run, found = configure("adamw", 0, steps, size), {}
+    run = run.replace(
+        lora=LoraConfig(rank=RANK, alpha=RANK),
+        objective=ObjectiveConfig(),
+        optimizer=run.optimizer.replace(learning_rate=1e-3),
+        sample=SampleConfig(),
+    )
+    judged = prompts(range(100, 100 + PICTURES), size)
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
-        (pictures := Path(folder) / "drawn").mkdir()
-        concept = draw_concept(run.base_model, prompts(range(PICTURES)), pictures)
-        run = run.replace(
-            dataset=DatasetConfig(concepts=(concept,)),
-            lora=LoraConfig(rank=RANK, alpha=RANK),
-            objective=ObjectiveConfig(
-                slider="prompts", slider_positive=FIGURE.format("red"), slider_negative=FIGURE.format("blue")
-            ),
-            optimizer=run.optimizer.replace(learning_rate=1e-3),
-            sample=SampleConfig(),
-        )
+        run = (of_prompts if of == OF[0] else of_pairs)(run, Path(folder), size)
         result = train_lora(run, Path(folder) / "slider.safetensors", CACHE / "learning")
         for strength in STRENGTHS:
             base = load_base_model(run.base_model)
             merge_beneath(base, (BeneathConfig(path=str(result.path), strength=strength),))
-            drawn = torch.stack([image for _, image in sample_images(base, prompts(range(100, 100 + PICTURES)))])
+            drawn = torch.stack([image for _, image in sample_images(base, judged)])
             found[f"{strength:g}"] = float((drawn[..., 0] - drawn[..., 2]).mean())
     return found
 
 
-def render(result: Mapping[str, float], command: str, stamp: str) -> str:
-    """Write the row of strengths as Markdown."""
+def prompts(seeds: range, size: int) -> SampleConfig:
+    """Ask for a gray circle of each seed."""
+    asked = tuple(f"{FIGURE.format('gray')} --d {seed}" for seed in seeds)
+    return SampleConfig(prompts=asked, width=size, height=size, steps=10, cfg=4)
+
+
+def of_prompts(run: RunConfig, folder: Path, size: int) -> RunConfig:
+    """Train two prompts on gray circles that the base draws into a folder."""
+    (pictures := folder / "drawn").mkdir()
+    concept = draw_concept(run.base_model, prompts(range(PICTURES), size), pictures)
+    slider = {"slider": "prompts", "slider_positive": FIGURE.format("red"), "slider_negative": FIGURE.format("blue")}
+    return run.replace(dataset=DatasetConfig(concepts=(concept,)), objective=run.objective.replace(**slider))
+
+
+def of_pairs(run: RunConfig, folder: Path, size: int) -> RunConfig:
+    """Train pairs of a red and a blue circle in one place, drawn into a folder, with the caption of a gray one."""
+    from PIL import Image, ImageDraw
+
+    for colour in ("red", "blue"):
+        (folder / colour).mkdir()
+        for number in range(PICTURES):
+            x, y, radius = (size * each // 128 for each in (48 + 4 * number, 76 - 3 * number, 28 + 2 * number))
+            picture = Image.new("RGB", (size, size), "white")
+            ImageDraw.Draw(picture).ellipse((x - radius, y - radius, x + radius, y + radius), colour)
+            picture.save(folder / colour / f"{number}.png")
+            (folder / colour / f"{number}.txt").write_text(FIGURE.format("gray"), encoding="utf-8")
+    blue = ControlConfig(folders=(str(folder / "blue"),), use="slider")
+    concept = ConceptConfig(folder=str(folder / "red"), controls=blue)
+    return run.replace(dataset=DatasetConfig(concepts=(concept,)))
+
+
+def render(results: Mapping[str, Mapping[str, float]], command: str, stamp: str) -> str:
+    """Write the rows of strengths as Markdown; results: red less blue by strength, by what the slider is made of."""
+    strengths = next(iter(results.values()))
     lines = [
-        f"| strength | {' | '.join(result)} |",
-        f"|---|{'---|' * len(result)}",
-        f"| red less blue | {' | '.join(f'{each:+.3f}' for each in result.values())} |",
+        f"| red less blue at strength | {' | '.join(strengths)} |",
+        f"|---|{'---|' * len(strengths)}",
+        *(f"| {of} | {' | '.join(f'{each:+.3f}' for each in found.values())} |" for of, found in results.items()),
         "",
         f"{STEPS} steps, rank {RANK}, one seed. Command: `{command}`, {stamp}.",
     ]
@@ -68,12 +104,13 @@ def render(result: Mapping[str, float], command: str, stamp: str) -> str:
 
 
 def main() -> None:
-    """Measure the slider and write JSON."""
+    """Measure both sliders and write JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
-    options.out.write_text(json.dumps(measure(2, 64) if options.dry else measure()))
+    length = (2, 64) if options.dry else ()
+    options.out.write_text(json.dumps({of: measure(of, *length) for of in OF}))
 
 
 if __name__ == "__main__":

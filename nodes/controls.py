@@ -1,4 +1,4 @@
-"""Control Pictures: train an edit model on pairs of pictures."""
+"""Control Pictures: train an edit model, or a slider, on pairs of pictures."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ class AtelierControlPictures(Node):
             category=CATEGORY,
             description="Trains an edit model on pairs: it sees one to three control pictures and the caption, and "
             "learns to make the picture. Applies to every concept linked in that has no control pictures yet. For "
-            "FLUX.1 Kontext, FLUX.2, Qwen-Image-Edit and OmniGen2 by Use Connected Model.",
-            search_aliases=["edit model", "kontext", "qwen edit", "reference", "pairs", "before after", "atelier"],
+            "FLUX.1 Kontext, FLUX.2, Qwen-Image-Edit and OmniGen2 by Use Connected Model. With use slider it trains a "
+            "slider of any model: more of the pictures at strength 1, more of the control pictures at -1.",
+            search_aliases=[
+                *("edit model", "kontext", "qwen edit", "reference", "pairs", "before after"),
+                *("slider", "concept slider", "image slider", "atelier"),
+            ],
             inputs=[
                 DatasetSocket.Input("dataset", tooltip="The concepts that get control pictures."),
                 io.String.Input(
@@ -55,6 +59,16 @@ class AtelierControlPictures(Node):
                     tooltip="as_picture: control pictures are cut exactly as their pictures, so both need the same "
                     "shape. whole: they may have any shape and are not cut; for references that show a subject "
                     "elsewhere. Both are mirrored together with their pictures.",
+                ),
+                io.Combo.Input(
+                    "use",
+                    options=["edit", "slider"],
+                    default="edit",
+                    optional=True,
+                    tooltip="edit (default): an edit model sees the control pictures. slider: each shows less of what "
+                    "its picture shows more of, as a neutral face beside a smile; the LoRA draws more of it at "
+                    "strength 1 and less at -1, with any model. One folder, fit as_picture. Steps take about twice "
+                    "as long.",
                 ),
             ],
             outputs=[

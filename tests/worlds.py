@@ -43,6 +43,7 @@ def recipe_of(job: dict[str, Any]) -> Recipe:
     return Recipe(**{
         "model": recipe.model,
         "concepts": recipe.concepts,
+        "held": recipe.held,
         "scheduler": recipe.scheduler,
         **{part: {**getattr(recipe, part), **job.get(part, {})} for part in parts},
         "lora": lora,
@@ -103,9 +104,9 @@ def counted(seen: dict[str, Any]) -> Iterator[None]:
     """Count the pictures that this process encodes."""
     real = encode._encode_pictures
 
-    def encoding(base: Any, plan: Any, missing: Any, *others: Any) -> None:
+    def encoding(base: Any, missing: Any, *others: Any) -> None:
         seen["encoded"] += len(missing)
-        real(base, plan, missing, *others)
+        real(base, missing, *others)
 
     with mock.patch.object(encode, "_encode_pictures", encoding):
         yield

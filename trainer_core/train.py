@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .common.access import ANYWHERE, Access
 from .common.callbacks import Callbacks, Norms
@@ -17,10 +18,12 @@ from .common.cancel import cancellable
 from .common.leftovers import sweep
 from .common.world import ALONE, World
 from .config import MemoryConfig, RunConfig
+from .data.plan import MicroBatch
 from .memory import attention_kernel, choose_dtype, empty_cache, give_back, kept_activations, room_for_programs
 from .memory.messages import never_fits, out_of_memory_explained, repeated_with_less
 from .models import Source, source_of
-from .objective.slider import slider_sign
+from .objective import Draws
+from .objective.slider import directions
 from .optim.schedule import factor_on
 from .runs import Checkpoint, RunFolder, choose_run, explain_choice, working_run
 from .runs.asked import Paused
@@ -332,49 +335,56 @@ def gradients(run: Run, read: Read) -> Passes:
 
 def forward_and_backward(run: Run, read: Read) -> Passes:
     """Accumulate the gradients of the mean loss of a step's samples, over this process's share of its micro-batches."""
-    base, objective, device = run.base, run.objective, run.device
     micro_batches = run.plan.step(run.at)
-    count = micro_batches[0].step_samples
-    factor = objective.reduction_factor(count, len(micro_batches))
+    factor = run.objective.reduction_factor(micro_batches[0].step_samples, len(micro_batches))
     own, half = run.world.mine(range(len(micro_batches))), len(micro_batches) // 2
     halfway = partial(run.noise_scale.halfway, micro_batches[half].first, run.scaler.get_scale)
-    passes, slides = Passes(loss=torch.zeros((), device=device)), run.config.objective.slider != "off"
+    passes = Passes(loss=torch.zeros((), device=run.device))
     if run.uncertainty:
         run.uncertainty.forget_gradient()
-    models = (base.denoiser, *(text.model for text in base.text_encoders))
     for number in own:
         if number == max(half, own[0]):
             halfway()
-        micro_batch = micro_batches[number]
-        run.callbacks.check()
-        run.network.set_micro_batch(micro_batch.index)
-        batch = read_batch(run.encoded, micro_batch, run.plan, run.config)  # latents, masks, weights
-        draws = objective.draw(batch, device)  # levels, noise, noised, target
-        run.network.set_times(draws.levels / len(objective.path), base.parts[0].prefix)
-        run.network.reverse(slides and slider_sign(micro_batch.index) < 0)
-        with base.passes(draws.noised.shape):
-            with kept_activations(run.memory, models, device):
-                conditions = run.conditions(micro_batch.samples, read)
-                prediction = base.predict(draws.noised, draws.levels, conditions)
-            needed = slides or draws.needs_frozen
-            frozen = predict_frozen(run, micro_batch, draws, conditions) if needed else None
-            blank = predict_blank(run, micro_batch, draws, read) if run.config.objective.guidance_loss else None
-            slid = predict_slider(run, micro_batch, draws, frozen)
-            losses = objective.loss(prediction, draws, frozen, blank, slid)
-            loss = losses.sum() / count
-            weighed = run.uncertainty.weigh(losses, draws.levels).sum() / count if run.uncertainty else loss
-            run.scaler.scale(weighed * factor).backward()
-            if (preserved := preservation_losses(run, micro_batch, draws, read, models)) is not None:
-                extra = preserved.sum() / count
-                run.scaler.scale(extra * factor).backward()
-                losses, loss = losses.detach() + preserved.detach(), loss.detach() + extra.detach()
-        passes.add(micro_batch, draws, losses, loss, run)
+        for strength, micro_batch in directions(run.config, micro_batches[number]):  # one, of a slider of pairs both
+            run.callbacks.check()
+            run.network.set_micro_batch(micro_batch.index)
+            run.network.reverse(strength < 0)
+            passes.add(micro_batch, *one_pass(run, micro_batch, read, factor), run)
     if not own or own[-1] < half:
         halfway()
     run.network.set_micro_batch(None)
-    run.network.set_times(None, base.parts[0].prefix)
+    run.network.set_times(None, run.base.parts[0].prefix)
     run.network.reverse(False)
     return passes
+
+
+def one_pass(run: Run, micro_batch: MicroBatch, read: Read, factor: float) -> tuple[Draws, Tensor, Tensor]:
+    """Accumulate the gradients of a micro-batch; return its draws, its samples' losses, (B,), and their share.
+
+    factor: of the step's loss before the backward pass.
+    """
+    base, objective, device, count = run.base, run.objective, run.device, micro_batch.step_samples
+    models = (base.denoiser, *(text.model for text in base.text_encoders))
+    batch = read_batch(run.encoded, micro_batch, run.plan, run.config)  # latents, masks, weights
+    draws = objective.draw(batch, device)  # levels, noise, noised, target
+    run.network.set_times(draws.levels / len(objective.path), base.parts[0].prefix)
+    with base.passes(draws.noised.shape):
+        with kept_activations(run.memory, models, device):
+            conditions = run.conditions(micro_batch.samples, read)
+            prediction = base.predict(draws.noised, draws.levels, conditions)
+        needed = draws.needs_frozen or run.config.objective.slider != "off"
+        frozen = predict_frozen(run, micro_batch, draws, conditions) if needed else None
+        blank = predict_blank(run, micro_batch, draws, read) if run.config.objective.guidance_loss else None
+        slid = predict_slider(run, micro_batch, draws, frozen)
+        losses = objective.loss(prediction, draws, frozen, blank, slid)
+        loss = losses.sum() / count
+        weighed = run.uncertainty.weigh(losses, draws.levels).sum() / count if run.uncertainty else loss
+        run.scaler.scale(weighed * factor).backward()
+        if (preserved := preservation_losses(run, micro_batch, draws, read, models)) is not None:
+            extra = preserved.sum() / count
+            run.scaler.scale(extra * factor).backward()
+            losses, loss = losses.detach() + preserved.detach(), loss.detach() + extra.detach()
+    return draws, losses.detach(), loss.detach()
 
 
 def limit_and_update(run: Run, passes: Passes, saving: Saving) -> tuple[Numbers, Norms | None]:

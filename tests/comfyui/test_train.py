@@ -37,6 +37,41 @@ def stopped_at(folder: Path, name: str) -> int:
     return int(re.search(r"stopped-at-(\d+)", file.name)[1])
 
 
+def test_a_slider_is_trained_from_pairs_of_folders(comfy: ComfyClient, pictures: Path) -> None:
+    """Both ends of each pair; KSampler's model moves both ways; what makes no slider is refused in a sentence."""
+    name, less = pictures.name, shutil.copytree(pictures, pictures.with_name(f"{pictures.name}-less"))
+    for path in less.glob("*.png"):
+        ImageChops.invert(Image.open(path).convert("RGB")).save(path)
+    graph = train_graph(name, name=name, steps=2)
+    graph["pairs"] = node("AtelierControlPictures", dataset=["data", 0], folder=less.name, use="slider")
+    graph = changed(graph, "train", dataset=["pairs", 0])
+    for shown, strength in (("more", 1.0), ("less", -1.0)):
+        given = {"model": ["base", 1], "lora": ["train", 2], "strength_model": strength, "bypass": False}
+        graph[f"{shown} lora"] = node("LoraModelLoader", **given)
+        graph[f"{shown} drawn"] = sample([f"{shown} lora", 0], ["base", 2], ["base", 3])
+        graph[shown] = node("PreviewImage", images=[f"{shown} drawn", 0])
+    plan = {"resolution": 64, "batch_size": 2, "seed": 1, "epoch": 0, "columns": 3, "limit": 9}
+    graph["sheet"] = node("AtelierDatasetPreview", dataset=["pairs", 0], buckets=["buckets", 0], **plan)
+    result = comfy.queue(graph)
+    lora_path(result)
+    assert "other end" in result.outputs["train"]["text"][0]
+    assert not same(comfy, result, "more", "less")
+    plain = comfy.queue(changed(graph, "train", dataset=["data", 0]))
+    assert lora_path(plain) != lora_path(result) and not same(comfy, plain, "more", "less")
+    refused(comfy, changed(graph, "pairs", folder_2=less.name), "error", "leave folder_2 and folder_3 of Control Pict")
+    refused(comfy, changed(graph, "pairs", fit="whole"), "error", "set fit of Control Pictures to as_picture")
+    prompts = {"slider_positive": "old", "slider_negative": "", "slider_keep": "", "slider_strength": 1.0}
+    given = {f"slider.{name}": value for name, value in prompts.items()}
+    given |= {"min_snr_gamma": 5.0, "noise_offset": 0.0, "min_timestep": 0, "max_timestep": 999}
+    graph["objective"] = node("AtelierObjective", slider="prompts", **given)
+    both = changed(graph, "train", objective=["objective", 0])
+    refused(comfy, both, "error", "set slider of Noise & Loss to off, or use of Control Pictures to edit")
+    edit = changed(graph, "pairs", use="edit")
+    refused(comfy, edit, "error", "takes no control pictures; remove Control Pictures, or train on an edit model")
+    next(less.glob("*.png")).unlink()
+    refused(comfy, graph, "error", "1 picture has no control picture of the same name in")
+
+
 def test_a_run_and_all_that_its_outputs_feed(comfy: ComfyClient, server: ComfyServer, pictures: Path) -> None:
     """One run with UNet and text encoder; ComfyUI's own nodes take every output."""
     name, before = pictures.name, len(server.log_text())

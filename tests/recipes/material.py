@@ -67,12 +67,16 @@ def redrawn(name: str, tensor: Tensor) -> Tensor:
 
 
 def write_pictures(folder: Path) -> None:
-    """Write folders of captioned pictures: squares (with masks), tall ones, large ones and held-out squares."""
+    """Write folders of captioned pictures: squares (with masks), tall ones, large ones, held-out squares.
+
+    less: another picture for each square, at the other end of a slider.
+    """
     for name, size, count in (
         ("squares", (64, 64), 4),
         ("tall", (64, 96), 3),
         ("large", (128, 128), 2),
         ("held", (64, 64), 2),
+        ("less", (64, 64), 4),
     ):
         (folder / name).mkdir(parents=True)
         for i in range(count):

@@ -16,6 +16,7 @@ from lora_atelier.trainer_core.config import (
     BeneathConfig,
     CaptionConfig,
     ConceptConfig,
+    ControlConfig,
     DatasetConfig,
     EmbeddingConfig,
     LoraConfig,
@@ -31,6 +32,7 @@ from lora_atelier.trainer_core.config import (
 from lora_atelier.trainer_core.train import train_lora
 
 Settings = dict[str, Any]
+HELD = ConceptConfig(folder="held", role="validation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,7 @@ class Recipe:
     model: str = "sd1"
     base_model: Settings = field(default_factory=dict)
     concepts: tuple[ConceptConfig, ...] = ()
+    held: ConceptConfig = HELD
     lora: Settings = field(default_factory=dict)
     optimizer: Settings = field(default_factory=dict)
     scheduler: Settings = field(default_factory=dict)
@@ -60,7 +63,7 @@ PLAIN = ConceptConfig(folder="squares")
 TALL = ConceptConfig(folder="tall", resolutions=("64x96",), loss_weight=0.7)
 CROPPED = ConceptConfig(folder="tall", augment=AugmentConfig(variants=3, crop_jitter=1.0), flip=True)
 HALVED = ConceptConfig(folder="large", resolutions=("64", "128"), repeats=2)
-HELD = ConceptConfig(folder="held", role="validation")
+LESS = ControlConfig(folders=("less",), use="slider")
 
 
 def masked(**values: Any) -> ConceptConfig:
@@ -129,6 +132,15 @@ RECIPES: dict[str, Recipe] = {
     ),
     "prior prediction": Recipe(
         concepts=(SQUARES, CROPPED.replace(role="prior_prediction", loss_weight=0.5)), train={"batch_size": 4}
+    ),
+    "slider of pairs": Recipe(
+        concepts=(
+            masked(unmasked_probability=0.3).replace(flip=True, controls=LESS),
+            TALL.replace(role="regularisation"),
+        ),
+        held=HELD.replace(controls=LESS),
+        optimizer={"text_encoder_learning_rate": 5e-3},
+        train={"accumulate": 2, "validate_every": 2},
     ),
     "noise with offset and pyramid, min-snr, huber": Recipe(
         objective={
@@ -199,7 +211,8 @@ class Material:
 
 def configure(recipe: Recipe, material: Material) -> RunConfig:
     """Return the configuration of a recipe's run."""
-    concepts = [c.replace(folder=material.pictures(c.folder)) for c in (*(recipe.concepts or (SQUARES,)), HELD)]
+    concepts = [c.replace(folder=material.pictures(c.folder)) for c in (*(recipe.concepts or (SQUARES,)), recipe.held)]
+    concepts = [c.replace(controls=_placed(c.controls, material)) if c.controls else c for c in concepts]
     lora = {"rank": 4, "alpha": 4.0, "preset": "attn-mlp", **recipe.lora}
     if start := lora.get("start"):
         lora["start"] = material.lora(start)
@@ -217,6 +230,11 @@ def configure(recipe: Recipe, material: Material) -> RunConfig:
         memory=MemoryConfig(**{"checkpointing": "0", **recipe.memory}),
         saves=SavesConfig(save_every=0),
     )
+
+
+def _placed(controls: ControlConfig, material: Material) -> ControlConfig:
+    """Return control pictures with the paths of their folders."""
+    return controls.replace(folders=tuple(map(material.pictures, controls.folders)))
 
 
 def carry_out(name: str, material: Material, folder: Path) -> Any:

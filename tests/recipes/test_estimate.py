@@ -1,5 +1,7 @@
 """The estimate of a step's memory against the training loop, and against torch's own profiler."""
 
+import shutil
+
 import pytest
 from clip_tokenizer import TOKENIZER
 from estimates import estimate, meta_base
@@ -13,6 +15,7 @@ from lora_atelier.trainer_core.config import (
     BaseModelConfig,
     BucketConfig,
     ConceptConfig,
+    ControlConfig,
     DatasetConfig,
     LoraConfig,
     MaskConfig,
@@ -103,6 +106,16 @@ def test_the_prediction_of_the_prior_is_part_of_it(role, checkpointing, checkpoi
         config = config.replace(dataset=DatasetConfig(concepts=(taught, many)))
     found = estimate(meta_base(checkpointing == "full"), prior=True)
     assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
+
+
+def test_the_gradients_of_one_end_of_a_pair_are_part_of_the_other_pass(checkpoint, folder, comfyui):
+    less = folder.with_name(f"{folder.name}-less")
+    shutil.copytree(folder, less)
+    config = run_config(checkpoint, folder)
+    paired = config.dataset.concepts[0].replace(controls=ControlConfig(folders=(str(less),), use="slider"))
+    found = estimate(meta_base(False), accumulates=True)
+    measured = measure_loop(config.replace(dataset=DatasetConfig(concepts=(paired,))), folder)
+    assert found.network + found.activations == pytest.approx(measured, rel=0.005)
 
 
 def test_text_encoders_that_are_trained_are_part_of_it(folder, comfyui):

@@ -8,11 +8,13 @@ import json
 import math
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from clip_tokenizer import TOKENIZER
 from durable import Cut, change, curves, cut_at, cut_inside, equal, run, same, state_files
+from PIL import Image, ImageOps
 from prepared import without_estimates
 
 from lora_atelier.trainer_core.common.files import file_digest, remove_folder
@@ -24,6 +26,7 @@ from lora_atelier.trainer_core.config import (
     BucketConfig,
     CaptionConfig,
     ConceptConfig,
+    ControlConfig,
     DatasetConfig,
     EmbeddingConfig,
     LoraConfig,
@@ -69,6 +72,9 @@ def config(checkpoint, pictures, comfyui, tmp_path_factory):
     kept = tmp_path_factory.mktemp("kept")
     for name in ("0.png", "0.txt"):
         shutil.copy(pictures / name, kept)
+    for path in pictures.glob("[0-9].png"):
+        (kept / "less").mkdir(exist_ok=True)
+        ImageOps.invert(Image.open(path)).save(kept / "less" / path.name)
     varied = ConceptConfig(
         folder=str(pictures),
         flip=True,
@@ -78,7 +84,7 @@ def config(checkpoint, pictures, comfyui, tmp_path_factory):
     )
     return RunConfig(
         base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
-        dataset=DatasetConfig(concepts=(varied, ConceptConfig(folder=str(kept), role="validation"))),
+        dataset=DatasetConfig(concepts=(varied, ConceptConfig(folder=str(kept), role="validation", recursive=False))),
         lora=LoraConfig(rank=2, alpha=2, preset="attn-only"),
         optimizer=OptimizerConfig(learning_rate=1e-2),
         scheduler=SchedulerConfig(name="constant"),
@@ -229,6 +235,17 @@ CASES = {
         },
         lambda: (inside(1, 1), after(2)),
     ),
+    "slider of pairs": (
+        {"dropout": 0.2},
+        TEXT,
+        {
+            "paired": True,
+            "objective": {"noise_offset": 0.1, "preservation": "blank"},
+            "train": {"keep_best": True},
+            "sample": DRAWN.to_dict(),
+        },
+        lambda: (inside(1, 2), inside(2, 1)),  # between both ends of a pair, in a validation
+    ),
     "best of the average, prior of masks, stratified": (
         {"preset": "full", "init": "orthogonal"},
         {"ema_decay": 0.9, "max_grad_value": 1e-3},
@@ -257,6 +274,10 @@ def configure(config, lora, optimizer, rest):
         varied, *others = config.dataset.concepts
         varied = varied.replace(masks=varied.masks.replace(**masks))
         config = config.replace(dataset=DatasetConfig(concepts=(varied, *others)))
+    if rest.pop("paired", False):
+        less = ControlConfig(folders=(str(Path(config.dataset.concepts[1].folder) / "less"),), use="slider")
+        concepts = tuple(concept.replace(controls=less) for concept in config.dataset.concepts)
+        config = config.replace(dataset=DatasetConfig(concepts=concepts))
     if not rest.pop("validated", True):
         config = config.replace(dataset=DatasetConfig(concepts=config.dataset.concepts[:1]))
     optimizer = OptimizerConfig(**{"learning_rate": 1e-2, **optimizer})

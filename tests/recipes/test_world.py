@@ -53,6 +53,7 @@ EXACT = {
         "train": {**TWO, "validate_every": 1, "keep_best": True},
         "own_cache": True,
     },
+    "slider of pairs": {"recipe": "slider of pairs", "train": {"steps": 3}, "own_cache": True},
     "one micro-batch": {"recipe": "resumed", "train": {"steps": 3}},
 }
 # The same in another order, and shares of unequal size.

@@ -572,11 +572,12 @@ def test_settings_of_flow_models_are_measured_on_the_tiny_one(monkeypatch, comfy
     assert found["motif"] < 0 and found["kept"] > 0.5 and found["loss"] > 0
 
 
-def test_a_slider_is_measured_by_what_its_file_draws_at_several_strengths(monkeypatch, comfyui):
+@pytest.mark.parametrize("of", slider.OF)
+def test_a_slider_is_measured_by_what_its_file_draws_at_several_strengths(of, monkeypatch, comfyui):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
-    found = slider.measure(steps=2, size=64)
+    found = slider.measure(of, steps=2, size=64)
     assert list(found) == ["-1", "-0.5", "0", "0.5", "1"] and all(abs(each) <= 1 for each in found.values())
-    assert "| red less blue | -0.100 | +0.200 |" in slider.render({"-1": -0.1, "1": 0.2}, "bench --slider", "today")
+    assert f"| {of} | -0.100 | +0.200 |" in slider.render({of: {"-1": -0.1, "1": 0.2}}, "bench --slider", "today")
 
 
 def test_linked_models_race_against_the_node_and_only_its_gradients_are_wrong(monkeypatch, comfyui, warm_children):

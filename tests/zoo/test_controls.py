@@ -19,7 +19,14 @@ from zoo.test_train import configure, run, sampled
 from lora_atelier.nodes.comfyui.connected import text
 from lora_atelier.nodes.comfyui.connected.live import live_of
 from lora_atelier.nodes.comfyui.connected.model import ConnectedModel
-from lora_atelier.trainer_core.config import ConceptConfig, ControlConfig, DatasetConfig, MaskConfig, SampleConfig
+from lora_atelier.trainer_core.config import (
+    CaptionConfig,
+    ConceptConfig,
+    ControlConfig,
+    DatasetConfig,
+    MaskConfig,
+    SampleConfig,
+)
 from lora_atelier.trainer_core.data.controls import whole_crop
 from lora_atelier.trainer_core.data.images import cut, load_picture
 
@@ -124,6 +131,28 @@ def test_a_run_with_control_pictures_and_masks_trains_resumes_and_is_known_by_th
     turned = paired(base, pairs, *reversed(("before", "pose")[: len(names)]), masks=MaskConfig(), flip=True)
     if len(names) > 1:
         assert run(turned, tmp_path)[0].run != result.run
+
+
+@pytest.mark.parametrize("row", ["sd15", "z_image", "qwen_image"])
+def test_a_slider_of_pairs_is_trained_on_any_model(row, pairs, tmp_path):
+    """Also on one that takes no control pictures, and on one that would see them; it resumes to the last bit."""
+    base = linked(row)
+    config = paired(base, pairs, "before", flip=True)
+    (concept,) = config.dataset.concepts
+    other = concept.replace(controls=concept.controls.replace(use="slider"))
+    untold = CaptionConfig(missing="empty")
+    kept = ConceptConfig(folder=str(pairs / "pose"), role="regularisation", captions=untold)
+    train = config.train.replace(validation_share=0.3, validate_every=1)
+    config = config.replace(dataset=DatasetConfig(concepts=(other, kept)), train=train)
+    result, notes = run(config, tmp_path)
+    assert result.finished and torch.tensor(result.losses).isfinite().all()
+    assert any("other end" in note for note in notes)
+    with pytest.raises(Cut):
+        run(config, tmp_path / "cut", step=cut_at(2))
+    resumed, _ = run(config, tmp_path / "cut")
+    assert "Resumed after step 2" in resumed.origin and equal(resumed.tensors, result.tensors)
+    plain = run(config.replace(dataset=DatasetConfig(concepts=(concept.replace(controls=None), kept))), tmp_path)[0]
+    assert not equal(plain.tensors, result.tensors)
 
 
 @pytest.mark.parametrize("row", ["flux2", "qwen_image", "omnigen2"])

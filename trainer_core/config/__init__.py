@@ -4,6 +4,7 @@ from .base import Config
 from .dataset import (
     MASK_SUFFIX,
     MOST_CONTROLS,
+    STAYING,
     AugmentConfig,
     BucketConfig,
     CaptionConfig,
@@ -36,6 +37,7 @@ __all__ = [
     "OPTIMIZERS",
     "PROMPTS",
     "SPATIAL",
+    "STAYING",
     "WITHOUT_RANK",
     "Algorithm",
     "AugmentConfig",

@@ -12,6 +12,7 @@ from .base import Config, check_choices, check_open, check_path, check_range, ch
 MASK_SUFFIX = "-masklabel.png"  # of masks beside pictures; files with it are never trained as pictures
 
 MOST_CONTROLS = 3  # control pictures of a picture
+STAYING = ("regularisation", "prior_prediction")  # roles of pictures that are the same at both ends of a slider
 
 CaptionSource = Literal["text_file", "one_file", "table", "file_name", "folder_name", "none"]
 
@@ -44,14 +45,23 @@ class MaskConfig(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlConfig(Config):
-    """Folders of control pictures, which an edit model sees beside the caption; found by the names of the pictures."""
+    """Folders of control pictures, found by the names of the pictures, and what they are for."""
 
     folders: tuple[str, ...]  # one to MOST_CONTROLS, in the order in which the model sees them
     # as_picture: cut exactly as the picture, so of its shape. whole: any shape, uncut, of about the bucket's area
     fit: Literal["as_picture", "whole"] = "as_picture"
+    # edit: an edit model sees them beside the caption. slider: each shows less of what its picture shows more of
+    use: Literal["edit", "slider"] = "edit"
 
     def __post_init__(self) -> None:
         check_choices(self)
+        if self.use == "slider" and len(self.folders) > 1:
+            raise ValueError(
+                f"A slider has one other end, and Control Pictures has {len(self.folders)} folders; leave folder_2 and "
+                "folder_3 of Control Pictures empty."
+            )
+        if self.use == "slider" and self.fit == "whole":
+            raise ValueError("Both ends of a slider are cut alike; set fit of Control Pictures to as_picture.")
         if not 1 <= len(self.folders) <= MOST_CONTROLS:
             raise ValueError(
                 f"There are {len(self.folders)} folders of control pictures; set 1 to {MOST_CONTROLS} of them in "
@@ -172,6 +182,11 @@ class ConceptConfig(Config):
     masks: MaskConfig | None = None
     controls: ControlConfig | None = None
 
+    @property
+    def paired(self) -> bool:
+        """Tell whether its pictures have others at the other end of a slider."""
+        return self.controls is not None and self.controls.use == "slider"
+
     def __post_init__(self) -> None:
         check_choices(self)
         check_path(self, "folder")
@@ -196,6 +211,11 @@ class DatasetConfig(Config):
     """The concepts that are trained together."""
 
     concepts: tuple[ConceptConfig, ...] = ()
+
+    @property
+    def paired(self) -> bool:
+        """Tell whether a slider is trained from pairs of pictures."""
+        return any(concept.paired for concept in self.concepts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

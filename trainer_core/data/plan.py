@@ -15,7 +15,7 @@ from ..common.wording import count, names
 from ..config import DatasetConfig, TrainConfig
 from .buckets import Placement, Size, buckets_of, cover, merge_buckets, parse_resolution, place
 from .captions import compose_caption, is_dropped, mentions_side, plain_caption, varies
-from .controls import Reference, References, control_crop
+from .controls import Control, Reference, References, control_crop
 from .crops import Crop, variant
 from .holdout import hold_out
 from .scan import Manifest, Picture
@@ -36,6 +36,7 @@ class Sample:
     caption: str  # final text
     use_mask: bool  # False: no mask, or trained without it at this visit
     weight: float  # loss weight of the concept
+    opposite: bool = False  # of the picture at the other end of a slider, with all else alike
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,10 @@ class MicroBatch:
     bucket: Size
     first: int = 0  # samples of the same optimizer step in earlier micro-batches
     step_samples: int = 1  # samples of the whole optimizer step
+
+    def opposite(self) -> MicroBatch:
+        """Build the micro-batch of the pictures at the other end of a slider, with all else alike."""
+        return replace(self, samples=tuple(replace(sample, opposite=True) for sample in self.samples))
 
 
 class Plan:
@@ -251,6 +256,11 @@ class Plan:
         """The size of a picture, before any crop."""
         entry = self.manifest.pictures[picture]
         return entry.width, entry.height
+
+    def file(self, picture: int, opposite: bool = False) -> Picture | Control:
+        """Find the file of a picture, or of that at the other end of a slider: itself where it has no other."""
+        entry = self.manifest.pictures[picture]
+        return entry.opposite or entry if opposite else entry
 
     def first_crops(self, picture: int) -> list[Crop]:
         """List a picture's first variant at each of its resolutions."""

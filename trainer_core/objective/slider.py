@@ -1,14 +1,20 @@
-"""Concept sliders (Gandikota et al. 2023, arXiv 2311.12092): the direction of a micro-batch, its prompts, its target.
+"""Concept sliders (Gandikota et al. 2023, arXiv 2311.12092): the directions of a micro-batch, its prompts, its target.
 
-The network at strength +1 should predict what the base model predicts for the caption, moved from a negative towards a
-positive prompt, and at -1 moved as far the other way. Of the pictures only the noised latents count.
+Of two prompts: the network at strength +1 should predict what the base model predicts for the caption, moved from a
+negative towards a positive prompt, and at -1 moved as far the other way. Of the pictures only the noised latents count.
+
+Of pairs of pictures: the network at +1 learns the one picture and at -1 the other, with the same noise, level, crop and
+caption. The loss of a pair is the sum of both, as in the paper's section on pairs of images.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import Tensor
 
-from ..config import ObjectiveConfig, RunConfig
+from ..config import STAYING, ObjectiveConfig, RunConfig
+from ..data.plan import MicroBatch
 
 LINEAR = ("lora", "loha", "lokr", "full")  # algorithms whose change at strength -1 is that at +1 with another sign
 
@@ -16,6 +22,16 @@ LINEAR = ("lora", "loha", "lokr", "full")  # algorithms whose change at strength
 def slider_sign(micro_batch: int) -> int:
     """The strength of the network in a micro-batch, counted over the run: +1 and -1 in turn."""
     return -1 if micro_batch % 2 else 1
+
+
+def directions(config: RunConfig, micro_batch: MicroBatch) -> tuple[tuple[int, MicroBatch], ...]:
+    """List the strengths of the network that a micro-batch is trained at, and its samples at each.
+
+    A slider of pairs has both ends of each pair; a sample without another end is trained as it is at both.
+    """
+    if config.dataset.paired:
+        return (1, micro_batch), (-1, micro_batch.opposite())
+    return ((1 if config.objective.slider == "off" else slider_sign(micro_batch.index), micro_batch),)
 
 
 def slider_prompts(config: ObjectiveConfig, micro_batch: int) -> tuple[str, str]:
@@ -50,9 +66,9 @@ def slider_target(own: Tensor, positive: Tensor, negative: Tensor, strength: flo
 
 def check_slider(config: RunConfig) -> None:
     """Raise ValueError for settings with which a slider has no second direction, or that measure something else."""
-    if config.objective.slider == "off":
+    if config.objective.slider == "off" and not config.dataset.paired:
         return
-    lora, train = config.lora, config.train
+    lora = config.lora
     if lora.algorithm not in LINEAR or lora.dora:
         kind = "DoRA" if lora.dora else lora.algorithm
         remedy = "dora of LoRA Config to off" if lora.dora else "algorithm of LoRA Config to lora, loha, lokr or full"
@@ -66,12 +82,41 @@ def check_slider(config: RunConfig) -> None:
             "A slider cannot continue another LoRA, as it would use that backwards, too; set use of Existing LoRA to "
             "beneath."
         )
+    if config.dataset.paired:
+        _check_pairs(config)
+    else:
+        _check_pictures(config)
+
+
+def _check_pairs(config: RunConfig) -> None:
+    """Raise ValueError for a second slider, and for concepts that have not the end that their role asks for."""
+    if config.objective.slider != "off":
+        raise ValueError(
+            "Two prompts and pairs of pictures would be two sliders; set slider of Noise & Loss to off, or use of "
+            "Control Pictures to edit."
+        )
+    for concept in config.dataset.concepts:
+        folder, stays = Path(concept.folder).name, concept.role in STAYING
+        if concept.paired and stays:
+            raise ValueError(
+                f"The pictures of {folder} should stay as they are at both ends of the slider, as their role is "
+                f"{concept.role}; set its role to train, or link it in after Control Pictures."
+            )
+        if not concept.paired and not stays:
+            raise ValueError(
+                f"The pictures of {folder} have no other end of the slider; link its Concept Dataset into a Control "
+                "Pictures with use slider, or set its role to regularisation."
+            )
+
+
+def _check_pictures(config: RunConfig) -> None:
+    """Raise ValueError for concepts of which a slider of two prompts makes nothing."""
     if any(concept.role == "regularisation" for concept in config.dataset.concepts):
         raise ValueError(
             "A slider does not learn pictures, so that regularisation has no meaning; set role of Drawn Pictures or "
             "Concept Dataset to train, or to prior_prediction for captions that should stay as they are."
         )
-    if train.validation_share or any(concept.role == "validation" for concept in config.dataset.concepts):
+    if config.train.validation_share or any(concept.role == "validation" for concept in config.dataset.concepts):
         raise ValueError(
             "A slider does not learn pictures, so that a validation loss says nothing of it; set validation_share of "
             "Validation to 0, and enabled of each Concept Dataset with the role validation to off."

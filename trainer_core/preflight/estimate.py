@@ -231,7 +231,7 @@ def estimate_step(
     base: models on the meta device in base.dtype, prepared as for the run (checkpointing and all else that changes the
     stored activations); they are frozen, otherwise unchanged. Its text encoders, if any, run in each step. network:
     built for them, on the meta device. latent_size: (H, W) of the largest bucket, in latent pixels. tokens: of the
-    conditioning, from `longest_batch`. accumulates: gradients of an earlier micro-batch exist already. prior: the
+    conditioning, from `longest_batch`. accumulates: gradients of an earlier backward pass exist already. prior: the
     frozen model predicts too (masked prior preservation, prior prediction). attention: "math" allocates every attention
     weight. weight_bytes: frozen weights on the device, where the modules hold another number. block: bytes of the
     allocator's blocks.

@@ -82,7 +82,7 @@ def estimate_run(
             latent_size=(height // base.latents.pixels, width // base.latents.pixels),
             tokens=shape.tokens,
             optimizer=config.optimizer,
-            accumulates=config.train.accumulate > 1,
+            accumulates=config.train.accumulate > 1 or config.dataset.paired,  # a pair has two backward passes
             prior=config.objective.slider != "off"
             or any(
                 c.role == "prior_prediction" or (c.masks is not None and c.masks.prior_weight > 0)

@@ -58,8 +58,10 @@ def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
         trained = _tint(trained, cut_mask(load_mask(picture.mask, whole.size, concept.masks), sample.crop))
     trained.thumbnail((tile, tile), Image.Resampling.LANCZOS)
     cell.paste(trained, (_PAD + (tile - trained.width) // 2, _PAD + (tile - trained.height) // 2))
-    for n, reference in enumerate(plan.references(index, sample.crop)):
-        shown = cut(load_picture(reference.control.path, reference.background), reference.crop)
+    beside = [(each.control, each.crop) for each in plan.references(index, sample.crop)]
+    beside += [(picture.opposite, sample.crop)] if picture.opposite else []
+    for n, (control, crop) in enumerate(beside):
+        shown = cut(load_picture(control.path, concept.background), crop)
         shown.thumbnail((tile // 3 - _PAD, tile // 3 - _PAD), Image.Resampling.LANCZOS)
         framed = ImageOps.expand(shown, 1, _ACCENT)
         cell.paste(framed, (_PAD + n * tile // 3, _PAD + tile - framed.height))
@@ -71,8 +73,8 @@ def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
     facts = f"{sample.crop.crop_share(whole.size):.0%} cut, {sample.crop.scale(whole.size):.2f}x"
     facts += ", mirrored" if sample.crop.flip else ""
     facts += f", {remark}" if remark else ""
-    beside = (f"{sample.crop.bucket[0]} x {sample.crop.bucket[1]}", facts, picture.name)
-    for n, text in enumerate(beside):
+    texts = (f"{sample.crop.bucket[0]} x {sample.crop.bucket[1]}", facts, picture.name)
+    for n, text in enumerate(texts):
         at = (2 * _PAD + _THUMBNAIL, top - 2 + n * _LINE_HEIGHT)
         text = _shorten(text, font, tile - _THUMBNAIL - _PAD)
         draw.text(at, text, fill=_DIM if n else _ACCENT, font=font)

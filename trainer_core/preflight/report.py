@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..common.wording import short
+from ..config import ConceptConfig
 from ..data.buckets import buckets_of, parse_resolution
 from ..data.plan import Plan, Sample
 from ..data.scan import count, names, printable
@@ -124,11 +125,18 @@ def _concept_table(plan: Plan) -> str:
                 f"{concept.loss_weight:g}",
                 captions,
                 masked,
-                *([len(concept.controls.folders) if concept.controls else "none"] if paired else []),
+                *([_controls(concept)] if paired else []),
             )
         )
     head = ("concept", "role", "pictures", "repeats", "visits/epoch", "weight", "captions", "masks")
     return table((*head, *(["controls"] if paired else [])), rows)
+
+
+def _controls(concept: ConceptConfig) -> object:
+    """Describe the control pictures of a concept's pictures: how many an edit model sees, or a slider's other end."""
+    if concept.controls is None:
+        return "none"
+    return "other end" if concept.paired else len(concept.controls.folders)
 
 
 def _bucket_table(plan: Plan) -> str:

@@ -89,6 +89,8 @@ def _values(
     for concept in values["dataset"]["concepts"]:
         if concept["controls"] is None:  # as ever
             del concept["controls"]
+        elif concept["controls"]["use"] == "edit":  # as ever
+            del concept["controls"]["use"]
     del values["objective"]["timestep_shift"]
     values["objective"] |= _levels(config.objective, levels)
     if lora["names"] == "comfy":  # as ever; another form is another file of the same weights

@@ -71,7 +71,9 @@ def build_conditions(
     base: BaseModel, encoded: Encoded, read: Read, plan: Plan, samples: Sequence[Sample], device: torch.device
 ) -> object:
     """Batch the conditions of samples: captions, sizes and crops, inpainting latents, control pictures."""
-    sizes = torch.tensor([sample.crop.size_conditioning(plan.size(sample.picture)) for sample in samples])
+    files = [plan.file(sample.picture, sample.opposite) for sample in samples]
+    crops = [sample.crop for sample in samples]
+    sizes = torch.tensor([c.size_conditioning((f.width, f.height)) for c, f in zip(crops, files, strict=True)])
     painted = [each for sample in samples if (each := encoded.painted(sample)) is not None]
     seen = [plan.references(sample.picture, sample.crop) for sample in samples]
     captions = [

@@ -39,6 +39,7 @@ from ..models import BaseModel, Conditioning, mentions
 AHEAD = 4  # pictures that are decoded in advance, while the autoencoder works
 Item = tuple[int, Crop]  # (index of the picture, its crop)
 Seen = tuple[str, References]  # a caption, and the control pictures that the text encoders read with it
+Coloured = tuple[Picture | Control, str]  # a file, and the colour behind it where it is transparent
 File = TypeVar("File")
 
 
@@ -50,14 +51,17 @@ class Encoded:
     latent_keys: dict[Item, str]
     mask_keys: dict[Item, str]
     text_keys: dict[str, str]
+    opposite_keys: dict[Item, str]  # latents at the other end of a slider; the picture's own where it has no other
     painted_keys: dict[Item | Size, str] = field(default_factory=dict)  # of inpainting models; by size without a mask
+    opposite_painted_keys: dict[Item | Size, str] = field(default_factory=dict)
     reference_keys: dict[Reference, str] = field(default_factory=dict)
     seen_keys: dict[Seen, str] = field(default_factory=dict)
     drawn: Mapping[SamplePicture, References] = field(default_factory=dict)  # of samples with control pictures
 
     def latents(self, sample: Sample) -> tuple[Tensor, Tensor | None]:
         """Read mean and standard deviation, if any, of a sample's latents in model scale, (C, H, W) each."""
-        entry = self._read(self.latent_keys[sample.picture, sample.crop])
+        keys = self.opposite_keys if sample.opposite else self.latent_keys
+        entry = self._read(keys[sample.picture, sample.crop])
         return entry["mean"], entry.get("std")
 
     def mask(self, sample: Sample) -> Tensor | None:
@@ -76,8 +80,8 @@ class Encoded:
         """
         if not self.painted_keys:
             return None
-        key = (sample.picture, sample.crop) if sample.use_mask else sample.crop.bucket
-        return self._read(self.painted_keys[key])["painted"]
+        keys = self.opposite_painted_keys if sample.opposite else self.painted_keys
+        return self._read(keys[(sample.picture, sample.crop) if sample.use_mask else sample.crop.bucket])["painted"]
 
     def references(self, references: References) -> list[Tensor]:
         """Read the latents of control pictures in the autoencoder's scale, (C, h, w) each."""
@@ -132,16 +136,24 @@ def encode_plan(
     """
     pictures, concepts = plan.manifest.pictures, plan.concepts
     items = sorted(plan.crops(), key=lambda item: (item[0], repr(item[1])))
-    latent_keys = {
-        (i, crop): latent_key(
-            picture_digest=pictures[i].digest,
-            crop=crop,
-            background=concepts[i].background,
-            vae_id=base.autoencoder_identity,
-            dtype=vae_dtype,
-        )
-        for i, crop in items
-    }
+    wanted: dict[str, tuple[Coloured, Crop]] = {}
+
+    def keys_of(opposite: bool) -> dict[Item, str]:
+        keys: dict[Item, str] = {}
+        for i, crop in items:
+            file, background = plan.file(i, opposite), concepts[i].background
+            keys[i, crop] = latent_key(
+                picture_digest=file.digest,
+                crop=crop,
+                background=background,
+                vae_id=base.autoencoder_identity,
+                dtype=vae_dtype,
+            )
+            wanted.setdefault(keys[i, crop], ((file, background), crop))
+        return keys
+
+    latent_keys = keys_of(False)
+    opposite_keys = keys_of(True) if plan.dataset.paired else latent_keys
     mask_keys = {
         (i, crop): mask_key(
             mask_digest=pictures[i].mask_digest,
@@ -153,15 +165,20 @@ def encode_plan(
         for i, crop in items
         if (masks := concepts[i].masks) is not None and pictures[i].mask is not None
     }
-    missing = [item for item in items if not cache.has(latent_keys[item])]
-    _check_space(base, cache, [crop for _, crop in missing])
+    missing = [key for key in wanted if not cache.has(key)]
+    _check_space(base, cache, [wanted[key][1] for key in missing])
     if missing := world.mine(missing):
-        _encode_pictures(base, plan, missing, latent_keys, cache, device, callbacks, vae_dtype)
+        _encode_pictures(base, {key: wanted[key] for key in missing}, cache, device, callbacks, vae_dtype)
     for i, crop in world.mine([item for item, key in mask_keys.items() if not cache.has(key)]):
         callbacks.check()
         mask = latent_mask(cut_mask(_mask(plan, i), crop), base.latents.pixels)
         cache.put(mask_keys[i, crop], {"mask": mask})
-    painted_keys = _encode_painted(base, plan, cache, device, callbacks, world) if base.inpainting else {}
+    painted_keys, opposite_painted_keys = (
+        _encode_painted(base, plan, opposite, cache, device, callbacks, world)
+        if base.inpainting and (plan.dataset.paired or not opposite)
+        else {}
+        for opposite in (False, True)
+    )
     drawn = drawn or {}
     references = plan.all_references().union(*drawn.values())
     reference_keys = _encode_references(base, references, cache, device, callbacks, world)
@@ -176,7 +193,9 @@ def encode_plan(
         latent_keys=latent_keys,
         mask_keys=mask_keys,
         text_keys=text_keys,
+        opposite_keys=opposite_keys,
         painted_keys=painted_keys,
+        opposite_painted_keys=opposite_painted_keys,
         reference_keys=reference_keys,
         seen_keys=seen_keys,
         drawn=drawn,
@@ -185,31 +204,30 @@ def encode_plan(
 
 def _encode_pictures(
     base: BaseModel,
-    plan: Plan,
-    missing: Sequence[Item],
-    keys: dict[Item, str],
+    missing: Mapping[str, tuple[Coloured, Crop]],
     cache: Cache,
     device: torch.device,
     callbacks: Callbacks,
     dtype: torch.dtype,
 ) -> None:
-    """Encode pictures one by one; encode again in float32 where dtype overflows, and report it."""
+    """Encode pictures one by one, by their keys; encode again in float32 where dtype overflows, and report it."""
     overflowed: list[str] = []
     on_cpu = 0
     with ExitStack() as stack:
         vae = stack.enter_context(placed(base.autoencoder, device))
         small = copy.deepcopy(vae).to(dtype) if dtype != torch.float32 else vae
-        for done, (item, pixels) in enumerate(_prepared(missing, lambda i: _picture(plan, i))):
+        prepared = _prepared(list(missing.values()), lambda file: _decoded(*file))
+        for done, (key, (((picture, _), _), pixels)) in enumerate(zip(missing, prepared, strict=True)):
             callbacks.check()
             (mean, std), no_room = with_room(base.encode_pixels, small, device, pixels)
             if small is not vae and not _finite(mean, std):
                 (mean, std), no_room = with_room(base.encode_pixels, vae, device, pixels)
-                overflowed.append(plan.manifest.pictures[item[0]].name)
+                overflowed.append(picture.name)
             if not _finite(mean, std):
-                raise _not_finite(base, plan.manifest.pictures[item[0]])
+                raise _not_finite(base, picture)
             on_cpu += no_room
             entry = {"mean": mean} | ({} if std is None else {"std": std})
-            cache.put(keys[item], {name: tensor[0].cpu() for name, tensor in entry.items()})
+            cache.put(key, {name: tensor[0].cpu() for name, tensor in entry.items()})
             callbacks.phase("encoding pictures", done + 1, len(missing))
     if on_cpu:
         callbacks.note(
@@ -223,9 +241,18 @@ def _encode_pictures(
 
 
 def _encode_painted(
-    base: BaseModel, plan: Plan, cache: Cache, device: torch.device, callbacks: Callbacks, world: World
+    base: BaseModel,
+    plan: Plan,
+    opposite: bool,
+    cache: Cache,
+    device: torch.device,
+    callbacks: Callbacks,
+    world: World,
 ) -> dict[Item | Size, str]:
-    """Encode masked pictures for an inpainting model, in float32, and return their keys."""
+    """Encode masked pictures for an inpainting model, in float32, and return their keys.
+
+    opposite: those at the other end of a slider, with the same masks.
+    """
     pictures, concepts = plan.manifest.pictures, plan.concepts
     masked, blank = plan.masked_crops()
     items, vae_id = sorted(masked, key=lambda i: (i[0], repr(i[1]))), base.autoencoder_identity
@@ -234,7 +261,7 @@ def _encode_painted(
         masks = concepts[i].masks
         assert masks is not None, "the plan has found a mask"
         keys[i, crop] = painted_key(
-            picture_digest=pictures[i].digest,
+            picture_digest=plan.file(i, opposite).digest,
             mask_digest=pictures[i].mask_digest,
             crop=crop,
             background=concepts[i].background,
@@ -249,14 +276,14 @@ def _encode_painted(
     with placed(base.autoencoder, device) as vae:
         for size in sizes:
             cache.put(keys[size], {"painted": base.encode_blank(vae, size)[0].cpu()})
-        for done, (item, picture) in enumerate(_prepared(missing, lambda i: _picture(plan, i))):
+        for done, (item, picture) in enumerate(_prepared(missing, lambda i: _picture(plan, i, opposite))):
             callbacks.check()
             pixel_mask, mask = (
                 m[None] for m in painting_masks(cut_mask(_mask(plan, item[0]), item[1]), base.latents.pixels)
             )
             painted, _ = with_room(base.encode_painted, vae, device, picture, pixel_mask, mask)
             if not _finite(painted):
-                raise _not_finite(base, plan.manifest.pictures[item[0]])
+                raise _not_finite(base, plan.file(item[0], opposite))
             cache.put(keys[item], {"painted": painted[0].cpu()})
             callbacks.phase("encoding masked pictures", done + 1, len(missing))
     return keys
@@ -323,9 +350,9 @@ def _prepared(
                 future.cancel()
 
 
-def _picture(plan: Plan, i: int) -> Image.Image:
-    """Read a picture as RGB; ValueError if it changed since the scan."""
-    return _decoded(plan.manifest.pictures[i], plan.concepts[i].background)
+def _picture(plan: Plan, i: int, opposite: bool) -> Image.Image:
+    """Read a picture, or that at the other end of a slider, as RGB; ValueError if it changed since the scan."""
+    return _decoded(plan.file(i, opposite), plan.concepts[i].background)
 
 
 def _decoded(picture: Picture | Control, background: str) -> Image.Image:

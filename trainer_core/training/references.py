@@ -1,4 +1,4 @@
-"""The control pictures of a run: whether its model takes them, those of samples, captions that are read with them."""
+"""The control pictures that edit models see: whether a model takes them, those of samples, captions read with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ SWITCH = f"--ci in {PROMPTS}"
 
 def check_references(config: RunConfig, base: BaseModel) -> None:
     """Raise ValueError for control pictures that the model does not take."""
-    given = [("Control Pictures", len(each.controls.folders)) for each in config.dataset.concepts if each.controls]
+    given = [
+        ("Control Pictures", len(each.controls.folders))
+        for each in config.dataset.concepts
+        if each.controls and not each.paired
+    ]
     given += [
         (f"--ci of prompt {n} in {PROMPTS}", len(line.controls or ()))
         for n, line in enumerate(config.sample.lines(), 1)
@@ -67,7 +71,7 @@ def sample_references(
 
 def _folders(dataset: DatasetConfig) -> list[Path]:
     """List the folders of control pictures of the first concept that has some."""
-    concept = next((concept for concept in dataset.concepts if concept.controls), None)
+    concept = next((concept for concept in dataset.concepts if concept.controls and not concept.paired), None)
     return control_folders(resolve_folder(concept.folder), concept.controls) if concept else []
 
 

@@ -31,7 +31,7 @@ class Passes:
     """The losses and masks of a step's forward and backward passes."""
 
     loss: Tensor  # scalar, of the whole step
-    losses: list[Tensor] = field(default_factory=list)  # (B,) weighted, of each micro-batch
+    losses: list[Tensor] = field(default_factory=list)  # (B,) weighted, of each micro-batch; of pairs the sums
     areas: list[Tensor] = field(default_factory=list)  # (1,) mean mask of each micro-batch with masks
     concepts: list[int] = field(default_factory=list)  # number of each sample's concept
     pictures: list[int] = field(default_factory=list)  # number of each sample's picture
@@ -40,13 +40,17 @@ class Passes:
     shared: tuple[Tensor, ...] = ()  # (parameters,) how many processes have a gradient of each; none of one alone
 
     def add(self, micro_batch: MicroBatch, draws: Draws, losses: Tensor, loss: Tensor, run: Run) -> None:
-        """Add the losses of a micro-batch."""
-        self.loss += loss.detach()
-        self.losses.append(losses.detach())
+        """Add the losses of a micro-batch; those at the other end of a slider to the ones before, of the same pairs."""
+        self.loss += loss
+        if micro_batch.samples[0].opposite:
+            self.losses[-1] = self.losses[-1] + losses
+            self.plain[-1] = self.plain[-1] + draws.plain(losses)
+            return
+        self.losses.append(losses)
         self.areas += [draws.mask.mean()[None]] if draws.mask is not None else []
         self.concepts += concepts_of([micro_batch], run)
         self.pictures += pictures_of([micro_batch])
-        self.plain.append(draws.plain(losses.detach()))
+        self.plain.append(draws.plain(losses))
         self.levels.append(draws.levels)
 
     def total(self, run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -127,13 +128,15 @@ def levels_at(run: Run, times: Sequence[float]) -> list[int]:
 def losses_at(run: Run, read: Read, at: Sequence[int]) -> Iterator[tuple[range, Tensor]]:
     """Yield (part of the levels `at`, (part,) mean squared errors) for each validation picture and part of batch_size.
 
-    Each picture and level has its own fixed noise.
+    Each picture and level has its own fixed noise. Of the pairs of a slider it is the sum of both ends, each at its
+    strength of the network, as in training.
     """
     path, device, plan = run.objective.path, run.device, run.plan
     levels, size = torch.tensor(at), run.config.train.batch_size
 
     def losses(sample: Sample, part: Sequence[int]) -> Tensor:
         run.callbacks.check()
+        run.network.reverse(sample.opposite)
         latents = run.encoded.latents(sample)[0][None]
         draws = [generator(run.config.train.seed, "validation", sample.picture, i) for i in part]
         noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
@@ -145,10 +148,14 @@ def losses_at(run: Run, read: Read, at: Sequence[int]) -> Iterator[tuple[range, 
 
     found: list[tuple[range, Tensor]] = []
     for sample in run.world.mine(plan.validation):
+        ends = (sample, replace(sample, opposite=True)) if run.config.dataset.paired else (sample,)
         for first in range(0, len(levels), size):
             part = range(first, min(first + size, len(levels)))
-            each = in_parts(lambda which, *, of=sample, part=part: losses(of, part[which]), len(part), device)
-            found.append((part, each))
+            total = torch.zeros(len(part), device=device)
+            for end in ends:
+                total += in_parts(lambda which, *, of=end, part=part: losses(of, part[which]), len(part), device)
+            found.append((part, total))
+    run.network.reverse(False)
     if run.world.size > 1:  # in the order of the pictures, whichever process has measured them
         shares = run.world.gather([(part, each.cpu()) for part, each in found])
         found = [(part, each.to(device)) for share in shares for part, each in share]

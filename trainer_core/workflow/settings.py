@@ -17,6 +17,7 @@ from ..config import (
     MODEL_FILES,
     OPEN,
     PROMPTS,
+    STAYING,
     AugmentConfig,
     BaseModelConfig,
     BeneathConfig,
@@ -184,11 +185,20 @@ def read_masks(places: Places, dataset: DatasetConfig, folder: str, suffix: str,
 def read_controls(
     places: Places, dataset: DatasetConfig, folder: str, folder_2: str = "", folder_3: str = "", **values: Any
 ) -> DatasetConfig:
-    """Read Control Pictures: its control pictures on every concept that has none yet."""
+    """Read Control Pictures: its control pictures on every concept that has none yet.
+
+    Concepts whose pictures stay as they are at both ends of a slider get none for a slider.
+    """
     named = [folder, *filter(None, (folder_2, folder_3))]
     found = tuple(str(places.find_folder(each, "Control Pictures")) for each in named)
     controls = ControlConfig(folders=found, **values)
-    return DatasetConfig(concepts=tuple(c if c.controls else c.replace(controls=controls) for c in dataset.concepts))
+    concepts = [
+        concept
+        if concept.controls or (controls.use == "slider" and concept.role in STAYING)
+        else concept.replace(controls=controls)
+        for concept in dataset.concepts
+    ]
+    return DatasetConfig(concepts=tuple(concepts))
 
 
 def read_augmentation(dataset: DatasetConfig, **values: Any) -> DatasetConfig:

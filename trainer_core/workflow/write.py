@@ -151,7 +151,8 @@ def _add_dataset(canvas: _Canvas, config: RunConfig) -> int:
             given = {**inputs_of(concept.masks), "suffix": _joined(concept.masks.suffixes)}
             before = canvas.add("AtelierMaskLoader", given, {"dataset": before})
         if concept.controls and (after is None or after.controls != concept.controls):
-            given = {"fit": concept.controls.fit, **dict(zip(CONTROL_FOLDERS, concept.controls.folders, strict=False))}
+            folders = dict(zip(CONTROL_FOLDERS, concept.controls.folders, strict=False))
+            given = {**inputs_of(concept.controls), **folders}
             before = canvas.add("AtelierControlPictures", given, {"dataset": before})
         if concept.augment and (after is None or after.augment != concept.augment):
             before = canvas.add("AtelierAugment", inputs_of(concept.augment), {"dataset": before})

@@ -1,5 +1,6 @@
 """Concept sliders: directions, prompts and target against a second implementation; what has no second direction."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 from torch import nn
 
 from lora_atelier.trainer_core.config import (
+    STAYING,
     BaseModelConfig,
     ConceptConfig,
+    ControlConfig,
     DatasetConfig,
     EmbeddingConfig,
     LoraConfig,
@@ -16,6 +19,8 @@ from lora_atelier.trainer_core.config import (
     RunConfig,
     TrainConfig,
 )
+from lora_atelier.trainer_core.data.crops import Crop
+from lora_atelier.trainer_core.data.plan import MicroBatch, Sample
 from lora_atelier.trainer_core.models.sd.noise import noise_model
 from lora_atelier.trainer_core.networks.choose import Target
 from lora_atelier.trainer_core.networks.network import Network
@@ -23,6 +28,7 @@ from lora_atelier.trainer_core.objective import Batch, Objective, Place, check_s
 from lora_atelier.trainer_core.objective.slider import (
     LINEAR,
     all_prompts,
+    directions,
     slider_prompts,
     slider_sign,
     slider_target,
@@ -36,6 +42,7 @@ AGE = ObjectiveConfig(
     slider_strength=2.0,
 )
 HELD = ConceptConfig(folder="x", role="validation")
+SMILES = ConceptConfig(folder="/faces/smiles", controls=ControlConfig(folders=("neutral",), use="slider"))
 
 
 def test_both_directions_have_each_attribute_equally_often():
@@ -153,3 +160,37 @@ def test_a_run_without_a_second_direction_is_refused(part, said):
     check_slider(run.replace(objective=ObjectiveConfig(), **part))
     with pytest.raises(ValueError, match=said):
         check_slider(run.replace(**part))
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"objective": AGE}, "set slider of Noise & Loss to off, or use of Control Pictures to edit"),
+        ({"lora": LoraConfig(algorithm="boft")}, "boft does not; set algorithm of LoRA Config to lora"),
+        ({"lora": LoraConfig(start="a.safetensors")}, "set use of Existing LoRA to beneath"),
+        ({"dataset": DatasetConfig(concepts=(SMILES, HELD))}, "of x have no other end of the slider; link its Concept"),
+        (
+            {"dataset": DatasetConfig(concepts=(SMILES, SMILES.replace(role="prior_prediction")))},
+            "smiles should stay as they are at both ends of the slider, as their role is prior_prediction; set its rol",
+        ),
+    ],
+)
+def test_pairs_that_make_no_slider_are_refused(part, said):
+    stays = [ConceptConfig(folder="y", role=role) for role in STAYING]
+    concepts = (SMILES, SMILES.replace(role="validation"), *stays)
+    run = RunConfig(base_model=BaseModelConfig(path="x"), dataset=DatasetConfig(concepts=concepts))
+    check_slider(run.replace(train=TrainConfig(validation_share=0.1)))
+    with pytest.raises(ValueError, match=said):
+        check_slider(run.replace(**part))
+
+
+def test_a_micro_batch_of_pairs_is_trained_in_both_directions_and_any_other_in_one():
+    crop = Crop(resized=(64, 64), offset=(0, 0), bucket=(64, 64))
+    sample = Sample(picture=3, visit=2, crop=crop, caption="a man", use_mask=True, weight=0.5)
+    micro_batch = MicroBatch(index=1, samples=(sample,), bucket=(64, 64))
+    run = RunConfig(base_model=BaseModelConfig(path="x"), dataset=DatasetConfig(concepts=(HELD,)))
+    assert directions(run, micro_batch) == ((1, micro_batch),)
+    assert directions(run.replace(objective=AGE), micro_batch) == ((-1, micro_batch),)
+    (up, more), (down, less) = directions(run.replace(dataset=DatasetConfig(concepts=(SMILES,))), micro_batch)
+    assert (up, more, down) == (1, micro_batch, -1)
+    assert less == replace(micro_batch, samples=(replace(sample, opposite=True),))

@@ -59,6 +59,15 @@ CHANGES = {
         ),
         "sample": SampleConfig(prompts=("a cat --ci /x/1.png --ci 2.png",), width=0, height=0),
     },
+    "slider of pairs": {
+        "dataset": DatasetConfig(
+            concepts=(
+                ConceptConfig(folder="/circles", role="regularisation"),
+                CATS.replace(controls=ControlConfig(folders=("/less",), use="slider")),
+                ConceptConfig(folder="/dogs", role="prior_prediction"),
+            )
+        )
+    },
     "buckets": {"train": OPEN.train.replace(buckets=BucketConfig(resolutions=("512", "640x384")), bucket_step=32)},
     "train": {"train": OPEN.train.replace(epochs=3, batch_size=2, accumulate=4, resolution=768, seed=2**64 - 1)},
     "validation": {"train": OPEN.train.replace(validate_every=5, keep_best=True, validation_share=0.1)},

@@ -75,7 +75,8 @@ class Picture:
     repeats: int = 1  # from the name of its folder
     mask: Path | None = None  # the picture's own path if its alpha channel is the mask
     mask_digest: str = ""  # "" without a mask
-    controls: tuple[Control, ...] = ()  # one of each folder of control pictures
+    controls: tuple[Control, ...] = ()  # one of each folder of control pictures, for an edit model
+    opposite: Control | None = None  # at the other end of a slider
     look: Look = field(default_factory=Look)
 
 
@@ -191,7 +192,8 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
             repeats=folder_repeats(file.name) if concept.folder_repeats else 1,
             mask=masks[file.name][0],
             mask_digest=masks[file.name][1],
-            controls=controls[file.name],
+            controls=() if concept.paired else controls[file.name],
+            opposite=controls[file.name][0] if concept.paired else None,
             look=Look(**fact["look"]),
         )
         for file, fact in facts.items()
@@ -223,14 +225,14 @@ def manifest_parts(manifest: Manifest) -> dict[str, str]:
         "captions": [p.lines for p in manifest.pictures],
         "masks": [p.mask_digest for p in manifest.pictures],
     }
-    if any(p.controls for p in manifest.pictures):
+    if any(map(_digests, manifest.pictures)):
         parts["control pictures"] = [_digests(p) for p in manifest.pictures]
     return {name: hashlib.sha256(json.dumps(part).encode()).hexdigest() for name, part in parts.items()}
 
 
 def _digests(picture: Picture) -> list[str]:
     """List the digests of a picture's control pictures."""
-    return [control.digest for control in picture.controls]
+    return [control.digest for control in (*picture.controls, picture.opposite) if control is not None]
 
 
 def fingerprint(dataset: DatasetConfig, index: Index | None = None, access: Access = ANYWHERE) -> str:

@@ -101,5 +101,5 @@ def _report_problems(
     if wrong:
         differ = count(wrong, "control picture has", "control pictures have")
         sentence = f"{differ} another shape than the picture in {place}: {names(wrong.values())}"
-        remedy = "cut them alike, set fit of Control Pictures to whole"
+        remedy = "cut them alike" + ("" if report.concept.paired else ", set fit of Control Pictures to whole")
         report.problem(wrong, "its control picture has another shape", sentence, remedy)

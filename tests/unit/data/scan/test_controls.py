@@ -95,3 +95,24 @@ def test_the_content_of_control_pictures_counts_and_their_place_does_not(tmp_pat
     assert "control pictures" not in manifest_parts(read(folder))
     draw(tmp_path / "before" / "a.jpg", (1, 2, 3), caption=None)
     assert of("before")[2] != before[2]
+
+
+def test_the_other_end_of_a_slider_is_found_as_control_pictures_are(tmp_path: Path) -> None:
+    folder = pair(tmp_path, "less")
+    seen, other = controls(tmp_path, "less"), controls(tmp_path, "less", use="slider")
+    first, second = read(folder, controls=other).pictures
+    assert [first.opposite, second.opposite] == [p.controls[0] for p in read(folder, controls=seen).pictures]
+    assert not first.controls and manifest_digest(read(folder, controls=other)) != manifest_digest(read(folder))
+    draw(tmp_path / "less" / "a.jpg", size=(24, 24), caption=None)
+    with pytest.raises(ValueError, match=r"another shape than the picture in .*; cut them alike, or set on_pro"):
+        read(folder, controls=other)
+    (tmp_path / "less" / "a.jpg").unlink()
+    with pytest.raises(ValueError, match="1 picture has no control picture of the same name in"):
+        read(folder, controls=other)
+
+
+def test_a_slider_has_one_other_end_which_is_cut_alike(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has 2 folders; leave folder_2 and folder_3 of Control Pictures empty"):
+        controls(tmp_path, "a", "b", use="slider")
+    with pytest.raises(ValueError, match="cut alike; set fit of Control Pictures to as_picture"):
+        controls(tmp_path, "a", use="slider", fit="whole")
