@@ -14,7 +14,7 @@ from ..common.cancel import look
 from ..common.wording import count
 from .formats import FileLayer
 from .read import LoraFile
-from .recipes import Recipe, kept_directions, reference_of
+from .recipes import Recipe, Reference, kept_directions, reference_of, settle_sizes
 from .singular import Singular, decompose, low_rank
 
 Mode = Literal["rank", "sv_ratio", "sv_cumulative", "sv_fro"]
@@ -107,7 +107,8 @@ def resize_by_recipes(
     """
     if weight is None and (needy := next((recipe for recipe in recipes if recipe.needs_model), None)):
         raise ValueError(f"The recipe {needy.text} compares with the model; link the MODEL to Resize LoRA.")
-    untouched, names, found, references = [], [], [], []
+    untouched, names, found = [], [], []
+    references: list[Reference] = []
     measures = weight is not None and any(recipe.needs_model for recipe in recipes)
     for number, (name, layer) in enumerate(lora.layers.items()):
         progress(number / len(lora.layers))
@@ -117,7 +118,9 @@ def resize_by_recipes(
             continue
         names.append(name)
         found.append(one)
-        references.append(reference_of(weight(name), one, recipes) if measures and weight else None)
+        references.append(reference_of(weight(name), one, recipes) if measures and weight else Reference())
+    if weight is not None and measures:
+        settle_sizes(recipes, found, references, bytes_each, lambda number: weight(names[number]))
     resized = []
     for recipe in recipes:
         masks = kept_directions(recipe, found, references, bytes_each)
@@ -208,10 +211,9 @@ def _ranks(name: str, layer: FileLayer, found: Singular, mask: Tensor) -> LayerR
     return LayerRanks(name=name, old_rank=old, new_rank=int(mask.sum()), kept=kept)
 
 
-def _lost(found: Singular, mask: Tensor, reference: object) -> float:
+def _lost(found: Singular, mask: Tensor, reference: Reference) -> float:
     """What is left out of a change, relative to the norm of the model's weight."""
-    fro = getattr(reference, "fro", math.nan)
-    return float(found.sigma[~mask].norm()) / fro if fro else math.nan
+    return float(found.sigma[~mask].norm()) / reference.fro if reference.fro else math.nan
 
 
 def _any(ranks: list[LayerRanks], lora: LoraFile) -> list[LayerRanks]:
