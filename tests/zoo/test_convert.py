@@ -326,6 +326,14 @@ def hunyuan_video15(own, theirs):
     return one, theirs(x, torch.tensor([300.0]), text, torch.ones(1, 8), **beside, return_dict=False)[0]
 
 
+def cosmos(own, theirs):
+    """Run both on 2 frames of 8x12 latent pixels."""
+    draws = torch.Generator().manual_seed(1)
+    x, text = torch.randn(1, 16, 2, 8, 12, generator=draws), torch.randn(1, 8, 48, generator=draws)
+    time, padding = torch.tensor([0.3]), torch.zeros(1, 1, 8, 12)
+    return own(x, time, text), theirs(x, time, text, padding_mask=padding, return_dict=False)[0]
+
+
 BLOCKS = {"num_attention_heads": 2, "attention_head_dim": 32, "num_layers": 1, "text_embed_dim": 48}
 TABLED = {  # class in diffusers, its settings beside those of the tiny model, both models' outputs
     # All axes have the same places, so that their shares, of which ComfyUI takes more, do not matter.
@@ -340,6 +348,7 @@ TABLED = {  # class in diffusers, its settings beside those of the tiny model, b
         BLOCKS | {"num_single_layers": 1, "rope_axes_dim": (8, 12, 12), "patch_size": 2, "pooled_projection_dim": 32},
         hunyuan_video,
     ),
+    "cosmos_t2v": ("CosmosTransformer3DModel", BLOCKS | {"num_layers": 2, "adaln_lora_dim": 16}, cosmos),
     "hunyuan_image21": (
         "HunyuanImageTransformer2DModel",
         BLOCKS | {"num_single_layers": 1, "rope_axes_dim": (16, 16), "text_embed_2_dim": 1472},
@@ -374,7 +383,8 @@ def compare_with_diffusers(row):
     theirs = kind(**{key: value for key, value in ZOO[row].config.items() if key in known} | more).eval()
     own = {re.sub(r"\.scale$", ".weight", name): each for name, each in model.state_dict().items()}
     paths = diffusers_paths({name: len(each) for name, each in own.items() if each.ndim})
-    named = {}
+    places = {name: each for name, each in own.items() if name.startswith("extra_pos_embedder.")}  # of Cosmos 1
+    named = {name.replace("extra_pos_embedder", "learnable_pos_embed"): each for name, each in places.items()}
     for name, tensor in own.items():
         path, _, part = name.rpartition(".")
         for each in paths.get(path, []):
