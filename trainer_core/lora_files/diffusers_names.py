@@ -210,14 +210,17 @@ def diffusers_paths(rows: Mapping[str, int]) -> dict[str, list[Named]]:
     return found
 
 
-def why_unnamed(rows: Mapping[str, int]) -> str:
-    """Say why layers of a model have no names in diffusers; rows: of its tensors, as for `diffusers_paths`."""
+def why_unnamed(rows: Mapping[str, int], otherwise: str = "diffusers has no such model") -> str:
+    """Say why layers of a model have no names in diffusers; rows: of its tensors, as for `diffusers_paths`.
+
+    otherwise: what to say of an architecture that is not known here.
+    """
     refusing = next((kind for marks, kind in REFUSING if _has(rows, marks)), None)
     if refusing is not None:
         return f"diffusers' {refusing} takes no LoRAs"
     origin = next((each for each in ORIGINS if _has(rows, each.marks)), None)
     if origin is None:
-        return "diffusers has no such model"
+        return otherwise
     if diffusers_paths(rows):
         return f"diffusers' {origin.kind} has no such layer"
     return "the installed diffusers converts no model of these sizes"

@@ -18,6 +18,8 @@ from .diffusers_names import diffusers_paths, why_unnamed
 from .match import flat_name
 from .names import DIFFUSERS, OWN, Named, Names, Weight, of_diffusers
 
+UNTOLD = "the model's file does not tell them, and the node Convert LoRA may know them"
+
 
 def names_of_file(path: Path) -> Names:
     """Collect the names of a model file: a checkpoint of Stable Diffusion, or a transformer under ComfyUI's names.
@@ -95,5 +97,5 @@ def _transformer(header: FileHeader) -> Names:
         weights=weights,
         forms=forms,
         without_alpha=frozenset({"diffusers"}),
-        unnamed="" if all(each.diffusers for each in weights.values()) else why_unnamed(rows),
+        unnamed="" if all(each.diffusers for each in weights.values()) else why_unnamed(rows, UNTOLD),
     )
