@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -191,14 +191,10 @@ def _costs(layers: Sequence[Singular], bytes_each: int) -> Tensor:
 
 def score_bounds(recipe: Recipe, found: Singular, reference: Reference) -> tuple[Tensor, Tensor]:
     """Bound the score of each direction, as far as the norm of its layer's weight is known."""
-    if reference.spn is None:
-        score = scores(recipe, found, reference)
-        return score, score
-    spn = reference.spn
-    sides = [
-        scores(recipe, found, replace(reference, spn=SpectralNorm(low=side, high=side))) for side in (spn.low, spn.high)
-    ]
-    return torch.minimum(*sides), torch.maximum(*sides)  # scores are monotonic in the norm
+    score = scores(recipe, found, reference)  # by the lower bound of the norm
+    spread = reference.spn.spread / math.log(10) if reference.spn else 0.0
+    other = score - recipe.weights.get("spn_ckpt", 0.0) * spread
+    return torch.minimum(score, other), torch.maximum(score, other)
 
 
 def touches(recipe: Recipe, found: Singular, reference: Reference, cut: Cut) -> bool:
@@ -237,10 +233,12 @@ def settle_sizes(
     references: Sequence[Reference],
     bytes_each: int,
     matrix: Callable[[int], Tensor],
+    progress: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Measure spectral norms until each recipe with a size keeps the same directions as by all their digits.
 
     matrix: reads the weight of a layer by its number. Only weights whose bounds leave it open are read again.
+    progress: told the share of layers that are settled.
     """
     needy = [recipe for recipe in recipes if recipe.size is not None and "spn_ckpt" in recipe.weights]
     while True:
@@ -251,6 +249,7 @@ def settle_sizes(
             return any(touches(recipe, layers[number], references[number], cut) for recipe, cut in cuts)
 
         numbers = [number for number in range(len(layers)) if unsure(number)]
+        progress(1 - len(numbers) / len(layers))
         if not numbers:
             return
         for number in numbers:

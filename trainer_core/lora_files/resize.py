@@ -19,6 +19,7 @@ from .singular import Singular, decompose, low_rank
 
 Mode = Literal["rank", "sv_ratio", "sv_cumulative", "sv_fro"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+ROUGH = 0.6  # share of the time that layers take before a size compares them, in progress bars
 NOTHING = 1e-6  # a largest singular value up to this is a layer without effect
 
 Weight = Callable[[str], Tensor]  # the frozen weight of a layer, by its name in the file
@@ -110,8 +111,9 @@ def resize_by_recipes(
     untouched, names, found = [], [], []
     references: list[Reference] = []
     measures = weight is not None and any(recipe.needs_model for recipe in recipes)
+    first = ROUGH if measures and any(recipe.size is not None for recipe in recipes) else 1.0
     for number, (name, layer) in enumerate(lora.layers.items()):
-        progress(number / len(lora.layers))
+        progress(first * number / len(lora.layers))
         one = decomposed(layer, weight)
         if one is None:
             untouched.append(layer)
@@ -119,8 +121,17 @@ def resize_by_recipes(
         names.append(name)
         found.append(one)
         references.append(reference_of(weight(name), one, recipes) if measures and weight else Reference())
+    if not names:
+        _any([], lora)
     if weight is not None and measures:
-        settle_sizes(recipes, found, references, bytes_each, lambda number: weight(names[number]))
+        settle_sizes(
+            recipes,
+            found,
+            references,
+            bytes_each,
+            lambda number: weight(names[number]),
+            lambda share: progress(first + (1 - first) * share),
+        )
     resized = []
     for recipe in recipes:
         masks = kept_directions(recipe, found, references, bytes_each)

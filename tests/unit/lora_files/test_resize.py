@@ -217,8 +217,9 @@ def test_a_size_reads_only_the_weights_again_that_the_cut_lies_near():
     weights, read = [10**number * spread_out(number, 300, 300) for number in range(6)], []
     recipes = parse_recipes(f"spn_ckpt=1,size={20 * 2 * 600 / 2**20}")
     references = [reference_of(weight, found, recipes) for weight, found in zip(weights, layers, strict=True)]
-    settle_sizes(recipes, layers, references, 2, lambda number: read.append(number) or weights[number])
-    assert len(set(read)) < 3
+    told = []
+    settle_sizes(recipes, layers, references, 2, lambda number: read.append(number) or weights[number], told.append)
+    assert len(set(read)) < 3 and told == sorted(told) and told[-1] == 1
     assert all(reference.spn.spread for number, reference in enumerate(references) if number not in read)
     masks = kept_directions(recipes[0], layers, references, 2)
     assert sum(int(mask.sum()) for mask in masks) == 20
@@ -331,6 +332,8 @@ def test_layers_without_a_matrix_stay_and_left_out_ones_are_named():
         resize_by_recipes(layers_of(tensors, "x"), parse_recipes("params=1,thr=9"))
     with pytest.raises(ValueError, match="no layer with a rank to lower"):
         resize(layers_of({"n.w_norm": torch.ones(4)}, "x"), Rule(rank=1))
+    with pytest.raises(ValueError, match="no layer with a rank to lower"):
+        resize_by_recipes(layers_of({"n.w_norm": torch.ones(4)}, "x"), parse_recipes("params=1,size=1"))
     with pytest.raises(ValueError, match="compares with the model; link the MODEL"):
         resize_by_recipes(layers_of(tensors, "x"), parse_recipes("fro_ckpt=1,thr=-2"))
 
