@@ -155,6 +155,7 @@ def to_tensor(picture: Image.Image) -> Tensor:
     return data.view(picture.height, picture.width, 3).float() / 255
 
 
+@torch.no_grad()
 def embed(vision: Any, pictures: Sequence[Tensor]) -> Tensor:
     """Compute unit vectors of pictures (H, W, 3) by a vision model, (N, D).
 

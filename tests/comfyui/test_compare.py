@@ -279,6 +279,7 @@ def test_every_vision_model_gives_one_vector_a_picture(
     pictures = [torch.rand(size, generator=draws) for size in ((96, 64, 3), (64, 128, 3), (96, 64, 3))]
     found = comparing.embed(vision, [*pictures, pictures[0]])
     assert found.shape == (4, width) and found.isfinite().all()
+    assert not found.requires_grad  # whose graphs of full models take gigabytes
     like = found @ found.t()
     torch.testing.assert_close(like.diagonal(), torch.ones(4))
     torch.testing.assert_close(like[0, 3], torch.ones(()))

@@ -26,6 +26,8 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.runs import asked, find_runs
 from lora_atelier.trainer_core.train import train_lora
+from lora_atelier.trainer_core.workflow.places import Folders
+from lora_atelier.trainer_core.workflow.run_file import read_run
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
 
@@ -99,6 +101,16 @@ def test_a_runs_folder_is_reused_and_continued_where_it_lies(copied, capsys):
     told = events(capsys.readouterr().out)
     assert [event["step"] for event in told if event["event"] == "step"] == [5, 6]
     assert {run.steps for run in find_runs(copied.parent)} == {4, 6}
+
+
+def test_a_run_gets_another_name_by_set(first, tmp_path, capsys):
+    arguments = ["train", str(first.run), "--output", str(tmp_path / "out"), "--device", "cpu", "--json"]
+    assert main([*arguments, "--set", "name=another cat", "--set", "train.steps=2"]) == 0
+    result = events(capsys.readouterr().out)[-1]
+    assert Path(result["lora"]).name == "another cat.safetensors" and Path(result["lora"]).is_file()
+    assert json.loads((Path(result["run"]) / "run.json").read_text(encoding="utf-8"))["name"] == "another cat"
+    for name, given in {"7": "7", "cat 2": '"cat 2"'}.items():  # a text, though it reads as a number, and as in JSON
+        assert read_run(first.run, Folders(None), [f"name={given}"]).name == name
 
 
 class Acts(io.StringIO):
@@ -197,6 +209,11 @@ def test_model_files_of_another_machine_are_named_with_their_hash(first, tmp_pat
         (["train.steps"], "--set train.steps is no setting with its value; write it as train.steps=500."),
         (["lora.beneath.2.path=x"], "There is no setting lora.beneath.2.path; 2 must be a number from 1 to 0."),
         (["train.steps=0"], "steps is 0; it must be at least 1."),
+        (
+            ["name=a/b"],
+            "The name 'a/b' cannot be a file name; use up to 100 letters, digits, spaces and - _ . ( ), without a "
+            "folder, for example my_lora.",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_in_one_sentence(first, tmp_path, capsys, changes, sentence):

@@ -457,6 +457,7 @@ HUNYUAN_VIDEO15 = HUNYUAN_VIDEO | {
     "patch_size": [1, 1, 1],
     "vec_in_dim": None,
     "guidance_embed": False,
+    "depth_single_blocks": 0,
     "use_cond_type_embedding": True,
     "vision_in_dim": 24,
 }

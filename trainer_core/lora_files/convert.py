@@ -75,8 +75,8 @@ def convert(
         targets = names.written(owner, program)
         if not targets:
             raise ValueError(
-                f"No names of {program} are known for this model ({key}); set program of {NODE} to comfyui, kohya or "
-                "ai-toolkit."
+                f"No names of {program} are known for {key}: {names.unnamed}. Set program of {NODE} to comfyui, kohya "
+                "or ai-toolkit."
             )
         cuts = _slices(targets) != {_rows(piece.slice) for piece in pieces}
         pieces = [

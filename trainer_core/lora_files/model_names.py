@@ -14,9 +14,11 @@ from ..models.base import Form
 from ..models.files.safetensors_file import FileHeader, read_header
 from ..models.sd.names import KOHYA, PREFIXES
 from ..models.weights_of_file import WEIGHT, denoiser_names, open_weights
-from .diffusers_names import diffusers_paths
+from .diffusers_names import diffusers_paths, why_unnamed
 from .match import flat_name
 from .names import DIFFUSERS, OWN, Named, Names, Weight, of_diffusers
+
+UNTOLD = "the model's file does not tell them, and the node Convert LoRA may know them"
 
 
 def names_of_file(path: Path) -> Names:
@@ -91,4 +93,9 @@ def _transformer(header: FileHeader) -> Names:
     if not weights:
         raise ValueError(f"{header.path.name} holds no layers of a model; choose another file.")
     forms = {"kohya": KOHYA, "comfyui": OWN, "diffusers": Form(DIFFUSERS, diffusers=True)}
-    return Names(weights=weights, forms=forms, without_alpha=frozenset({"diffusers"}))
+    return Names(
+        weights=weights,
+        forms=forms,
+        without_alpha=frozenset({"diffusers"}),
+        unnamed="" if all(each.diffusers for each in weights.values()) else why_unnamed(rows, UNTOLD),
+    )

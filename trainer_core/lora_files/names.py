@@ -33,6 +33,7 @@ class Weight:
 
 OWN = Form("diffusion_model.")  # as ComfyUI's own nodes
 DIFFUSERS = "transformer."  # start of transformers' names in files of diffusers
+CONDITIONER = "text_conditioner."  # instead, of a model of diffusers that reads the text for a transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,7 @@ class Names:
     forms: Mapping[str, Form]  # by program
     without_alpha: frozenset[Program]  # whose files hold `lora_A` and `lora_B` without an alpha, and so plain LoRA only
     texts: int = 0  # text encoders
+    unnamed: str = ""  # why diffusers' names of some layers are not known
 
     def places(self) -> dict[str, tuple[Weight, Slice | None]]:
         """Map all names, with underscores for dots, to weights and slices."""
@@ -64,9 +66,13 @@ class Names:
 
 
 def _named(form: Form, names: Sequence[Named]) -> tuple[Named, ...]:
-    return tuple(Named(form.start + (flat_name(name) if form.flat else name), piece) for name, piece in names)
+    return tuple(Named(_started(form.start, flat_name(name) if form.flat else name), piece) for name, piece in names)
+
+
+def _started(start: str, name: str) -> str:
+    return name if start == DIFFUSERS and name.startswith(CONDITIONER) else start + name
 
 
 def of_diffusers(starts: Sequence[str], names: Sequence[Named]) -> dict[str, Slice | None]:
     """Map names of diffusers' paths behind some starts, with underscores for dots, to slices."""
-    return {flat_name(start + each.name): each.slice for start in starts for each in names}
+    return {flat_name(_started(start, each.name)): each.slice for start in starts for each in names}

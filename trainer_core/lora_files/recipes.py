@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..common.cancel import look
-from ..common.rng import generator
 from .singular import Singular
+from .spectral import SpectralNorm, first_bounds, narrow
 
 MEBIBYTE = 2**20
 SMALLEST = 1e-8  # of |u^T W v|: a direction that the model does not use at all
@@ -29,9 +28,10 @@ REFERENCES = {
     "params": "the numbers that the direction takes, rows and columns",
 }
 OF_WEIGHTS = {"spn_ckpt", "fro_ckpt", "subspace"}
-BLOCK = 2**20  # numbers of a weight that are multiplied at once: they fit into a processor's cache
-DOUBT = 0.05  # the probability that an upper bound of a spectral norm is too low
+ROUGHLY = 0.1  # spread of the bounds of a spectral norm at which a size first compares all layers
 MOST_RECIPES, LONGEST = 20, 1000
+
+Cut = tuple[float, float]  # bounds of a score that what is kept reaches, and what is left out does not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +54,8 @@ class Recipe:
 class Reference:
     """What recipes need to know of the frozen weight of a layer."""
 
-    fro: float
-    spn: float
+    fro: float = math.nan
+    spn: SpectralNorm | None = None
     subspace: Tensor | None = None  # (n,) |u^T W v| of each direction
 
 
@@ -113,7 +113,7 @@ def _parse_recipe(text: str, at: int, setting: str) -> Recipe:
     )
 
 
-def scores(recipe: Recipe, found: Singular, reference: Reference | None) -> Tensor:
+def scores(recipe: Recipe, found: Singular, reference: Reference) -> Tensor:
     """Score each direction of a layer's change, (n,) float64; -inf for those without any strength."""
     score = (found.sigma * recipe.rescale).log10()
     for name, weight in recipe.weights.items():
@@ -121,23 +121,23 @@ def scores(recipe: Recipe, found: Singular, reference: Reference | None) -> Tens
     return score.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
 
 
-def _reference(name: str, found: Singular, reference: Reference | None) -> Tensor:
+def _reference(name: str, found: Singular, reference: Reference) -> Tensor:
     """Compute log10 of a reference: a number, or one for each direction."""
     if name == "subspace":
-        assert reference is not None and reference.subspace is not None
+        assert reference.subspace is not None
         return reference.subspace.clamp(min=SMALLEST).log10()
     values = {
         "spn_lora": float(found.sigma[0]),
         "fro_lora": found.norm,
         "params": float(len(found.u) + found.vt.shape[1]),
-        "fro_ckpt": reference.fro if reference else math.nan,
-        "spn_ckpt": reference.spn if reference else math.nan,
+        "fro_ckpt": reference.fro,
+        "spn_ckpt": reference.spn.low if reference.spn else math.nan,
     }
     return torch.tensor(values[name], dtype=torch.float64).log10()
 
 
 def kept_directions(
-    recipe: Recipe, layers: Sequence[Singular], references: Sequence[Reference | None], bytes_each: int
+    recipe: Recipe, layers: Sequence[Singular], references: Sequence[Reference], bytes_each: int
 ) -> list[Tensor]:
     """Choose the directions of each layer that a recipe keeps, as masks. bytes_each: of a number in the file.
 
@@ -147,87 +147,114 @@ def kept_directions(
     if recipe.threshold is not None:
         return [score >= recipe.threshold for score in each]
     assert recipe.size is not None
-    costs = torch.cat(
-        [torch.full_like(s, bytes_each * (len(f.u) + f.vt.shape[1])) for s, f in zip(each, layers, strict=True)]
-    )
-    order = torch.cat(each).sort(descending=True, stable=True).indices
+    whole, costs = torch.cat(each), _costs(layers, bytes_each)
+    order = whole.sort(descending=True, stable=True).indices
     fits = costs[order].cumsum(0) <= recipe.size * MEBIBYTE
     mask = torch.zeros(len(order), dtype=torch.bool)
     mask[order[fits]] = True
-    mask &= torch.cat(each) > -math.inf
+    mask &= whole > -math.inf
     return list(mask.split([len(score) for score in each]))
+
+
+def cut_by_size(
+    recipe: Recipe, layers: Sequence[Singular], references: Sequence[Reference], bytes_each: int
+) -> Cut | None:
+    """Bound the best score that a recipe with a size leaves out; None where the norms' bounds decide what it keeps.
+
+    A direction is kept where all that may come before it fit as well, and left out where those that surely do leave
+    no room for it. A higher score of any direction makes the best one left out no lower.
+    """
+    assert recipe.size is not None
+    bounds = [score_bounds(recipe, found, of) for found, of in zip(layers, references, strict=True)]
+    low, high = (torch.cat(side) for side in zip(*bounds, strict=True))
+    costs, room = _costs(layers, bytes_each), recipe.size * MEBIBYTE
+    kept = _total_above(high, costs, low) <= room
+    gone = _total_above(low, costs, high, right=True) + costs > room
+    if not (~(kept | gone) & (high > -math.inf)).any():
+        return None
+    worst, best = (float(side[_total_above(side, costs, side) > room].max()) for side in (low, high))
+    return worst, best
+
+
+def _total_above(values: Tensor, costs: Tensor, limits: Tensor, *, right: bool = False) -> Tensor:
+    """Add up the costs of all values from each limit on; right: without those that are equal to it."""
+    order = values.argsort()
+    before = torch.cat([costs.new_zeros(1), costs[order].cumsum(0)])
+    return before[-1] - before[torch.searchsorted(values[order], limits, right=right)]
+
+
+def _costs(layers: Sequence[Singular], bytes_each: int) -> Tensor:
+    """Count the bytes of each direction of all layers, float64."""
+    each = [torch.full((len(f.sigma),), bytes_each * (len(f.u) + f.vt.shape[1])) for f in layers]
+    return torch.cat(each).double()
+
+
+def score_bounds(recipe: Recipe, found: Singular, reference: Reference) -> tuple[Tensor, Tensor]:
+    """Bound the score of each direction, as far as the norm of its layer's weight is known."""
+    score = scores(recipe, found, reference)  # by the lower bound of the norm
+    spread = reference.spn.spread / math.log(10) if reference.spn else 0.0
+    other = score - recipe.weights.get("spn_ckpt", 0.0) * spread
+    return torch.minimum(score, other), torch.maximum(score, other)
+
+
+def touches(recipe: Recipe, found: Singular, reference: Reference, cut: Cut) -> bool:
+    """Tell whether a closer norm of a layer's weight may change what a recipe keeps."""
+    if "spn_ckpt" not in recipe.weights or reference.spn is None or not reference.spn.spread:
+        return False
+    low, high = score_bounds(recipe, found, reference)
+    return bool(((low < high) & (low <= cut[1]) & (high >= cut[0])).any())
 
 
 def reference_of(weight: Tensor, found: Singular, recipes: Sequence[Recipe]) -> Reference:
     """Measure a frozen weight (out, in[, k, k]) for recipes: only what one of them names, and not the weight itself.
 
-    found: the change of its layer. All weights of a model at once may need more memory than there is.
+    found: the change of its layer. All weights of a model at once may need more memory than there is. The spectral norm
+    is measured as far as each threshold needs; for a size, which compares all layers, roughly.
     """
     names = {name for recipe in recipes for name in recipe.weights}
     matrix = weight.float().flatten(1)
     reference = Reference(
         fro=float(matrix.norm()) if "fro_ckpt" in names else math.nan,
-        spn=math.nan,
+        spn=first_bounds(matrix) if "spn_ckpt" in names else None,
         subspace=((found.u.t().float() @ matrix) * found.vt).sum(1).abs() if "subspace" in names else None,
     )
-    needy = [recipe for recipe in recipes if "spn_ckpt" in recipe.weights]
-
-    def decided(low: float, high: float) -> bool:
-        """Tell whether every norm between two bounds keeps the same directions: scores are monotonic in it."""
-        if any(recipe.threshold is None for recipe in needy):
-            return False  # a size compares the scores of all layers
-        sides = [replace(reference, spn=spn) for spn in (low, high)]
-        pairs = ((kept_directions(recipe, [found], [side], 0)[0] for side in sides) for recipe in needy)
-        return all(torch.equal(*pair) for pair in pairs)
-
-    return replace(reference, spn=spectral_norm(matrix, decided)) if needy else reference
+    cuts = [(recipe, (recipe.threshold, recipe.threshold)) for recipe in recipes if recipe.threshold is not None]
+    sized = any(recipe.threshold is None and "spn_ckpt" in recipe.weights for recipe in recipes)
+    while reference.spn is not None and (
+        (sized and reference.spn.spread > ROUGHLY) or any(touches(each, found, reference, cut) for each, cut in cuts)
+    ):
+        narrow(reference.spn, matrix)
+    return reference
 
 
-def spectral_norm(
-    matrix: Tensor,
-    enough: Callable[[float, float], bool] = lambda _low, _high: False,
-    tolerance: float = 1e-3,
-    most: int = 64,
-) -> float:
-    """Compute the largest singular value by Lanczos' method on M^T M, to a tolerance or as far as it matters.
+def settle_sizes(
+    recipes: Sequence[Recipe],
+    layers: Sequence[Singular],
+    references: Sequence[Reference],
+    bytes_each: int,
+    matrix: Callable[[int], Tensor],
+    progress: Callable[[float], None] = lambda _: None,
+) -> None:
+    """Measure spectral norms until each recipe with a size keeps the same directions as by all their digits.
 
-    enough: told a lower and an upper bound; it stops where any number between them would do. The upper bound is wrong
-    for less than one start in 20, whatever M is: after k steps from a random start, an eigenvalue of M^T M is found to
-    a share x but with probability 1.648 sqrt(n) exp(-sqrt(x) (2k - 1)) (Kuczynski & Wozniakowski 1992).
-    tolerance: a thousandth is 0.0004 of a score, which thresholds give in hundredths; the estimate is seldom reached.
-    The error of the largest eigenvalue is at most the residual, and the residual squared over the gap to the next one
-    (Parlett 1998, section 11.7), here to the next one found. Steps are kept at right angles to each other (Golub & Van
-    Loan 2013, section 10.1). Each reads M once, in blocks of rows that stay in the processor's cache.
+    matrix: reads the weight of a layer by its number. Only weights whose bounds leave it open are read again.
+    progress: told the share of layers that are settled.
     """
-    from scipy.linalg import eigh_tridiagonal  # LAPACK for matrices of 32 rows waits for threads; this does not
+    needy = [recipe for recipe in recipes if recipe.size is not None and "spn_ckpt" in recipe.weights]
+    while True:
+        found = [(recipe, cut_by_size(recipe, layers, references, bytes_each)) for recipe in needy]
+        cuts = [(recipe, cut) for recipe, cut in found if cut is not None]
 
-    norm = float(matrix.norm())
-    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.t()
-    size = tall.shape[1]
-    if enough(norm / size**0.5, norm) or not norm:
-        return norm
-    blocks = tall.split(max(64, BLOCK // size))
-    start = torch.randn(size, generator=generator(0, "spectral norm"), dtype=matrix.dtype)
-    basis, diagonal, beside, largest = (start / start.norm())[None], [], [], 0.0
-    steps = min(most, size)
-    for step in range(steps):
-        look()
-        after = torch.zeros_like(start)
-        for block in blocks:
-            after = torch.addmv(after, block.t(), block @ basis[-1])
-        diagonal.append(float(after @ basis[-1]))
-        for _ in range(2):
-            after = after - basis.t() @ (basis @ after)
-        rest = max(float(after.norm()), torch.finfo(after.dtype).tiny)
-        if step % 2 or step + 1 == steps:
-            values, vectors = eigh_tridiagonal(diagonal, beside)
-            largest, residual = max(float(values[-1]), 0.0), rest * abs(float(vectors[-1, -1]))
-            gap = largest - float(values[-2:][0])
-            if residual * min(1.0, residual / gap if gap else 1.0) <= 2 * tolerance * largest:  # of the square
-                break
-            missing = (math.log(1.648 * size**0.5 / DOUBT) / (2 * step + 1)) ** 2
-            if missing < 1 and enough(largest**0.5, min(norm, (largest / (1 - missing)) ** 0.5)):
-                break
-        beside.append(rest)
-        basis = torch.cat([basis, after[None] / rest])
-    return largest**0.5
+        def unsure(number: int, cuts: Sequence[tuple[Recipe, Cut]] = cuts) -> bool:
+            return any(touches(recipe, layers[number], references[number], cut) for recipe, cut in cuts)
+
+        numbers = [number for number in range(len(layers)) if unsure(number)]
+        progress(1 - len(numbers) / len(layers))
+        if not numbers:
+            return
+        for number in numbers:
+            norm = references[number].spn
+            assert norm is not None
+            enough, weight = norm.spread / 2, matrix(number).float().flatten(1)
+            while norm.spread > enough and unsure(number):
+                narrow(norm, weight)

@@ -14,11 +14,12 @@ from ..common.cancel import look
 from ..common.wording import count
 from .formats import FileLayer
 from .read import LoraFile
-from .recipes import Recipe, kept_directions, reference_of
+from .recipes import Recipe, Reference, kept_directions, reference_of, settle_sizes
 from .singular import Singular, decompose, low_rank
 
 Mode = Literal["rank", "sv_ratio", "sv_cumulative", "sv_fro"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+ROUGH = 0.6  # share of the time that layers take before a size compares them, in progress bars
 NOTHING = 1e-6  # a largest singular value up to this is a layer without effect
 
 Weight = Callable[[str], Tensor]  # the frozen weight of a layer, by its name in the file
@@ -107,17 +108,30 @@ def resize_by_recipes(
     """
     if weight is None and (needy := next((recipe for recipe in recipes if recipe.needs_model), None)):
         raise ValueError(f"The recipe {needy.text} compares with the model; link the MODEL to Resize LoRA.")
-    untouched, names, found, references = [], [], [], []
+    untouched, names, found = [], [], []
+    references: list[Reference] = []
     measures = weight is not None and any(recipe.needs_model for recipe in recipes)
+    first = ROUGH if measures and any(recipe.size is not None for recipe in recipes) else 1.0
     for number, (name, layer) in enumerate(lora.layers.items()):
-        progress(number / len(lora.layers))
+        progress(first * number / len(lora.layers))
         one = decomposed(layer, weight)
         if one is None:
             untouched.append(layer)
             continue
         names.append(name)
         found.append(one)
-        references.append(reference_of(weight(name), one, recipes) if measures and weight else None)
+        references.append(reference_of(weight(name), one, recipes) if measures and weight else Reference())
+    if not names:
+        _any([], lora)
+    if weight is not None and measures:
+        settle_sizes(
+            recipes,
+            found,
+            references,
+            bytes_each,
+            lambda number: weight(names[number]),
+            lambda share: progress(first + (1 - first) * share),
+        )
     resized = []
     for recipe in recipes:
         masks = kept_directions(recipe, found, references, bytes_each)
@@ -208,10 +222,9 @@ def _ranks(name: str, layer: FileLayer, found: Singular, mask: Tensor) -> LayerR
     return LayerRanks(name=name, old_rank=old, new_rank=int(mask.sum()), kept=kept)
 
 
-def _lost(found: Singular, mask: Tensor, reference: object) -> float:
+def _lost(found: Singular, mask: Tensor, reference: Reference) -> float:
     """What is left out of a change, relative to the norm of the model's weight."""
-    fro = getattr(reference, "fro", math.nan)
-    return float(found.sigma[~mask].norm()) / fro if fro else math.nan
+    return float(found.sigma[~mask].norm()) / reference.fro if reference.fro else math.nan
 
 
 def _any(ranks: list[LayerRanks], lora: LoraFile) -> list[LayerRanks]:

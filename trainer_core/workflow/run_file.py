@@ -54,18 +54,33 @@ def read_run(
     if not file.is_file():
         raise ValueError(f"There is no run {file}; name a run's folder, its {RUN}, a TOML or a saved workflow.")
     try:
-        if file.suffix.lower() == ".toml":
-            return _of_toml(file, changes)
-        about = read_json(file)
-        if isinstance(about, dict) and isinstance(about.get("config"), dict) and "nodes" not in about:
-            return _of_run(about, file, places, changes, connect)
-        name, config = read_workflow(about, places, node, connect)
+        renamed = [plain_name(str(_value(change.partition("=")[2]))) for change in changes if _is_name(change)]
+        run = _read(file, places, [change for change in changes if not _is_name(change)], node, connect)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} cannot be read: it is not text in UTF-8.") from error
     except ValueError as error:
         sentence = str(error)
         end = "" if sentence.endswith((".", "?")) else "."
         raise ValueError(f"{file.name} cannot be trained: {sentence}{end}") from error
+    if renamed and renamed[-1] != run.name:
+        run = _without_workflow(dataclasses.replace(run, name=renamed[-1]))
+    return run
+
+
+def _is_name(change: str) -> bool:
+    """Tell whether a change is of the LoRA's name, which is beside the settings."""
+    name, equals, _ = change.partition("=")
+    return bool(equals) and name.strip() == "name"
+
+
+def _read(file: Path, places: Folders, changes: Sequence[str], node: str, connect: Connect) -> RunFile:
+    """Read the run in a file of any kind."""
+    if file.suffix.lower() == ".toml":
+        return _of_toml(file, changes)
+    about = read_json(file)
+    if isinstance(about, dict) and isinstance(about.get("config"), dict) and "nodes" not in about:
+        return _of_run(about, file, places, changes, connect)
+    name, config = read_workflow(about, places, node, connect)
     run = RunFile(name=name, config=_changed(config, changes), workflow=about if "nodes" in about else None)
     return run if not changes else _without_workflow(run)
 

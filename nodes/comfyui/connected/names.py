@@ -13,7 +13,7 @@ import comfy.utils
 import torch
 from torch import Tensor
 
-from ....trainer_core.lora_files.diffusers_names import diffusers_paths
+from ....trainer_core.lora_files.diffusers_names import diffusers_paths, why_unnamed
 from ....trainer_core.lora_files.match import flat_name
 from ....trainer_core.lora_files.names import DIFFUSERS, OWN, Named, Names, Weight, of_diffusers
 from ....trainer_core.models.base import Form, Slice
@@ -106,6 +106,7 @@ def names_of(model: Any, clip: Any) -> Names:
         forms=forms,
         without_alpha=frozenset({"diffusers"} if unet else {"diffusers", "ai-toolkit"}),
         texts=len({weight.text for weight in texts.values() if weight.text}),
+        unnamed="" if unet or all(weight.diffusers for weight in weights.values()) else why_unnamed(_rows(base)),
     )
 
 
@@ -141,18 +142,19 @@ def _unet_paths(unet: Mapping[str, str]) -> dict[str, list[Named]]:
 
 
 def _diffusers_paths(base: Any) -> dict[str, list[Named]]:
-    """Map paths of a transformer's modules to those of diffusers: ComfyUI's map of names first, then diffusers' own."""
+    """Map paths of a transformer's modules to those of diffusers: its own names first, then ComfyUI's map of names."""
     known = {path[len(DENOISER) : -len(WEIGHT)] for path in base.state_dict() if path.endswith(WEIGHT)}
     found: dict[str, list[Named]] = {}
     hunyuan = isinstance(base, comfy.model_base.HunyuanVideo)  # whose names there are diffusion-pipe's
     for key, target in ({} if hunyuan else comfy.lora.model_lora_keys_unet(base, {})).items():
         if key.startswith(DIFFUSERS) and (place := _place(base, key, target, known)) is not None:
             found.setdefault(place[0], []).append(Named(key.removeprefix(DIFFUSERS), place[1]))
-    if known - found.keys():
-        tensors = base.diffusion_model.state_dict()
-        own = diffusers_paths({name: len(each) for name, each in tensors.items() if each.ndim})
-        found = {path: names for path, names in own.items() if path in known} | found
+    found |= {path: names for path, names in diffusers_paths(_rows(base)).items() if path in known}
     return {path: _once(names, weight_shape(base.get_submodule(DENOISER + path))[0]) for path, names in found.items()}
+
+
+def _rows(base: Any) -> dict[str, int]:
+    return {name: len(each) for name, each in base.diffusion_model.state_dict().items() if each.ndim}
 
 
 def _once(names: list[Named], rows: int) -> list[Named]:

@@ -136,3 +136,7 @@ def test_a_shell_converts_the_lora_of_a_transformer_by_its_model_file(tmp_path, 
     capsys.readouterr()
     assert convert("full.safetensors", "onetrainer", "no") == 2
     assert "The form of onetrainer depends on what ComfyUI knows of the model" in capsys.readouterr().err
+    save_file({"joint_blocks.0.x.weight": torch.zeros(6, 4)}, tmp_path / "wan.safetensors")  # of another family
+    save_file({"lora_unet_joint_blocks_0_x.diff": lora.popitem()[1]}, tmp_path / "full.safetensors")
+    assert convert("full.safetensors", "diffusers", "no") == 2
+    assert "the model's file does not tell them, and the node Convert LoRA may know them" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Resizing: the nearest LoRA of a rank; ranks as sd-scripts and resize_lora choose them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import sdxl_sample
@@ -19,10 +20,11 @@ from lora_atelier.trainer_core.lora_files.recipes import (
     parse_recipes,
     reference_of,
     scores,
-    spectral_norm,
+    settle_sizes,
 )
 from lora_atelier.trainer_core.lora_files.resize import Rule, describe_ranks, kept_rank, resize, resize_by_recipes
 from lora_atelier.trainer_core.lora_files.singular import Singular, decompose
+from lora_atelier.trainer_core.lora_files.spectral import SpectralNorm, first_bounds, narrow
 
 # Ranks by sd-scripts' networks/resize_lora.py (commit 48d368fa), `python networks/resize_lora.py --dynamic_method … `,
 # of sdxl_sample with zeros in `up` of attn1_to_q: (mode, value, --new_rank,
@@ -113,7 +115,7 @@ def test_a_size_is_never_exceeded():
     layers = [known(), known(torch.tensor([4, 3, 0.2], dtype=torch.float64), 1280, 1280)]
     for budget, kept in ((11_520, 3), (12_800, 4), (20_000, 7), (10**9, 9)):
         recipe = Recipe(text="", weights={"params": 1e-9}, threshold=None, size=budget / 2**20, rescale=1.0)
-        masks = kept_directions(recipe, layers, [None, None], 2)
+        masks = kept_directions(recipe, layers, [Reference(), Reference()], 2)
         assert sum(int(mask.sum()) for mask in masks) == kept
         taken = sum(2 * int(mask.sum()) * (len(f.u) + f.vt.shape[1]) for mask, f in zip(masks, layers, strict=True))
         assert taken <= budget
@@ -122,52 +124,111 @@ def test_a_size_is_never_exceeded():
 def test_scores_are_their_formula():
     [recipe] = parse_recipes("spn_lora=1, fro_lora=1, rescale=2, thr=0")
     expected = (SIGMA * 2).log10() - 0.5 * math.log10(10) - 0.5 * math.log10(float(SIGMA.norm()))
-    torch.testing.assert_close(scores(recipe, known(), None), expected)
+    torch.testing.assert_close(scores(recipe, known(), Reference()), expected)
 
 
-def test_the_largest_singular_value_is_found():
-    for rows, columns in ((300, 200), (200, 300), (1, 5), (30, 1)):
-        matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
-        assert spectral_norm(matrix) == pytest.approx(float(torch.linalg.svdvals(matrix)[0]), rel=1e-3)
-    assert spectral_norm(torch.zeros(3, 3)) == 0
+def spread_out(number, rows, columns):
+    """Draw a matrix whose largest singular value stands out, or not."""
+    g = torch.Generator().manual_seed(number)
+    spike = torch.randn(rows, 1, generator=g) @ torch.randn(1, columns, generator=g)
+    return torch.randn(rows, columns, generator=g) + number % 3 * spike / rows**0.5
 
 
 def matrices():
-    """Random matrices, with and without a largest singular value that stands out."""
-    for number, (rows, columns) in enumerate([(300, 200), (60, 250), (128, 128)] * 4):
-        g = torch.Generator().manual_seed(number)
-        spike = torch.randn(rows, 1, generator=g) @ torch.randn(1, columns, generator=g)
-        yield torch.randn(rows, columns, generator=g) + number % 3 * spike / rows**0.5
+    yield from (spread_out(number, *shape) for number, shape in enumerate([(300, 200), (60, 250), (128, 128)] * 4))
+    yield from (torch.eye(70), torch.zeros(3, 3), torch.ones(90, 130), torch.ones(1, 5), torch.ones(30, 1))
+    yield torch.diag(torch.linspace(1, 1 - 1e-4, 150))  # the largest ones are as good as equal
+    yield torch.diag(torch.tensor([5.0] + [1e-6] * 99))
 
 
-def test_bounds_hold_the_largest_singular_value():
+def largest(matrix):
+    return float(torch.linalg.svdvals(matrix.double())[0])
+
+
+def test_bounds_hold_the_largest_singular_value_down_to_all_digits():
     for matrix in matrices():
-        bounds = []
-        spectral_norm(matrix, lambda *pair, told=bounds: told.append(pair), tolerance=1e-6)  # None: goes on
-        true = float(torch.linalg.svdvals(matrix.double())[0])
-        assert all(low <= true * (1 + 1e-5) and true <= high * (1 + 1e-5) for low, high in bounds)
-        assert len(bounds) > 1 and bounds[-1][1] / bounds[-1][0] < bounds[0][1] / bounds[0][0]
+        norm, true = first_bounds(matrix), largest(matrix)
+        taken, spreads = 0, [norm.spread]
+        while norm.spread:
+            assert norm.low <= true <= norm.high
+            narrow(norm, matrix)
+            spreads.append(norm.spread)
+            taken += 1
+        assert norm.low == norm.high == pytest.approx(true, rel=1e-12)
+        assert spreads == sorted(spreads, reverse=True) and taken <= 51
 
 
 @pytest.mark.parametrize("together", [False, True])
 def test_thresholds_are_decided_as_by_all_digits_of_the_norm(together):
     found = known(0.8 ** torch.arange(30, dtype=torch.float64), 300, 300)
-    recipes = parse_recipes(
-        "spn_ckpt=1,spn_lora,thr=-1:spn_ckpt=1,thr=-1.5:spn_ckpt=1,thr=-2.2:spn_ckpt=2,params,thr=-2"
-    )
     for matrix in matrices():
-        exact = Reference(fro=math.nan, spn=float(torch.linalg.svdvals(matrix.double())[0]))
+        true = largest(matrix)
+        nearly = [math.log10(0.8**4 / true) + sign * 1e-6 for sign in (-1, 1)] if true else []  # a direction's score
+        recipes = parse_recipes(
+            "spn_ckpt=1,spn_lora,thr=-1:spn_ckpt=1,thr=-1.5:spn_ckpt=1,thr=-2.2:spn_ckpt=2,params,thr=-2:"
+            + ":".join(f"spn_ckpt,thr={each:.12f}" for each in nearly)
+        )
+        exact = Reference(spn=SpectralNorm(low=true, high=true))
         for recipe in recipes:
             reference = reference_of(matrix, found, recipes if together else [recipe])
-            near = (scores(recipe, found, exact) - recipe.threshold).abs() < 5e-4  # what digits cannot decide
             kept, expected = (kept_directions(recipe, [found], [each], 2)[0] for each in (reference, exact))
-            assert torch.equal(kept[~near], expected[~near])
+            assert torch.equal(kept, expected)
+
+
+# Recipes that compare all layers, each by itself and with others.
+SIZED = (
+    "spn_ckpt=1,size={}",
+    "spn_ckpt=0.5,fro_ckpt=0.5,size={}",
+    "spn_ckpt=1,subspace=1,params=0.3,rescale=0.7,size={}",
+    "spn_ckpt=-1,fro_lora=2,size={}",
+    "spn_ckpt=1,thr=-1",
+)
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-9, 1e-6, 1e-4, 1e-2])
+def test_sizes_are_decided_as_by_all_digits_of_the_norms(apart):
+    shapes, g = [(96, 80), (80, 120), (110, 110)] * 4, torch.Generator().manual_seed(3)
+    weights, layers = [], []
+    for number, (rows, columns) in enumerate(shapes):
+        weight = spread_out(number, rows, columns)
+        weights.append(weight)
+        # All scores by spn_ckpt lie this far apart, from layer to layer.
+        sigma = largest(weight) * (1 + apart * (number + 12 * torch.arange(5, dtype=torch.float64))).flip(0)
+        u, vt = (torch.linalg.qr(torch.randn(size, 5, generator=g).double())[0] for size in (rows, columns))
+        layers.append(Singular(u=u, sigma=sigma, vt=vt.t(), kernel=()))
+    whole = sum(2 * len(found.sigma) * sum(weight.shape) for found, weight in zip(layers, weights, strict=True))
+    for share in (0.01, 0.3, 0.5, 0.77, 0.999, 2):
+        recipes = parse_recipes(":".join(each.format(share * whole / 2**20) for each in SIZED))
+        exact = [
+            replace(reference_of(weight, found, recipes), spn=SpectralNorm(low=largest(weight), high=largest(weight)))
+            for weight, found in zip(weights, layers, strict=True)
+        ]
+        for together in (recipes, *([recipe] for recipe in recipes)):
+            references = [reference_of(w, found, together) for w, found in zip(weights, layers, strict=True)]
+            settle_sizes(together, layers, references, 2, weights.__getitem__)
+            for recipe in together:
+                found, expected = (kept_directions(recipe, layers, each, 2) for each in (references, exact))
+                differ = sum(int((one != other).sum()) for one, other in zip(found, expected, strict=True))
+                assert differ == 0 or apart < 1e-12  # rounding alone tells ties apart
+
+
+def test_a_size_reads_only_the_weights_again_that_the_cut_lies_near():
+    layers = [known(0.5 ** torch.arange(8, dtype=torch.float64), 300, 300)] * 6
+    weights, read = [10**number * spread_out(number, 300, 300) for number in range(6)], []
+    recipes = parse_recipes(f"spn_ckpt=1,size={20 * 2 * 600 / 2**20}")
+    references = [reference_of(weight, found, recipes) for weight, found in zip(weights, layers, strict=True)]
+    told = []
+    settle_sizes(recipes, layers, references, 2, lambda number: read.append(number) or weights[number], told.append)
+    assert len(set(read)) < 3 and told == sorted(told) and told[-1] == 1
+    assert all(reference.spn.spread for number, reference in enumerate(references) if number not in read)
+    masks = kept_directions(recipes[0], layers, references, 2)
+    assert sum(int(mask.sum()) for mask in masks) == 20
 
 
 def test_a_threshold_that_all_pass_takes_no_step(monkeypatch):
-    monkeypatch.setattr(f"{reference_of.__module__}.look", lambda: pytest.fail("a step was taken"))
+    monkeypatch.setattr(f"{narrow.__module__}.look", lambda: pytest.fail("a step was taken"))
     for threshold in (-9, 9):
-        assert reference_of(torch.randn(30, 20), known(), parse_recipes(f"spn_ckpt=1,thr={threshold}")).spn > 0
+        assert reference_of(torch.randn(30, 20), known(), parse_recipes(f"spn_ckpt=1,thr={threshold}")).spn.spread > 0
 
 
 def test_cancel_ends_the_work_between_layers_and_within_one():
@@ -181,7 +242,7 @@ def test_cancel_ends_the_work_between_layers_and_within_one():
             raise KeyboardInterrupt
 
     read = []
-    size = parse_recipes("spn_ckpt=1,size=1")  # which needs all digits
+    size = parse_recipes("spn_ckpt=1,size=1")  # which needs the norms of all layers
     with cancellable(cancel), pytest.raises(KeyboardInterrupt):
         resize_by_recipes(lora, size, lambda name: read.append(name) or weight)
     assert looked[0] == 0 and looked[-1] == 1 and read == ["a"]
@@ -271,6 +332,8 @@ def test_layers_without_a_matrix_stay_and_left_out_ones_are_named():
         resize_by_recipes(layers_of(tensors, "x"), parse_recipes("params=1,thr=9"))
     with pytest.raises(ValueError, match="no layer with a rank to lower"):
         resize(layers_of({"n.w_norm": torch.ones(4)}, "x"), Rule(rank=1))
+    with pytest.raises(ValueError, match="no layer with a rank to lower"):
+        resize_by_recipes(layers_of({"n.w_norm": torch.ones(4)}, "x"), parse_recipes("params=1,size=1"))
     with pytest.raises(ValueError, match="compares with the model; link the MODEL"):
         resize_by_recipes(layers_of(tensors, "x"), parse_recipes("fro_ckpt=1,thr=-2"))
 
