@@ -20,7 +20,7 @@ from .config import MemoryConfig, RunConfig
 from .memory import attention_kernel, choose_dtype, empty_cache, give_back, kept_activations, room_for_programs
 from .memory.messages import never_fits, out_of_memory_explained, repeated_with_less
 from .models import Source, source_of
-from .objective.slider import slider_sign
+from .objective.slider import slider_prompts, slider_sign
 from .optim.schedule import factor_on
 from .runs import Checkpoint, RunFolder, choose_run, explain_choice, working_run
 from .runs.asked import Paused
@@ -230,6 +230,8 @@ def carry_out(
             return finish(run, checkpoint, origin, log, stopped=not run.finished)
     finally:
         run.base.free()
+        if run.live is not None:
+            run.live.free()
         run.network.release()  # a traceback may keep this frame alive, but not the weights
         empty_cache(device)
 
@@ -347,6 +349,7 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
             halfway()
         micro_batch = micro_batches[number]
         run.callbacks.check()
+        run.encode(micro_batch.samples, slider_prompts(run.config.objective, micro_batch.index) if slides else ())
         run.network.set_micro_batch(micro_batch.index)
         batch = read_batch(run.encoded, micro_batch, run.plan, run.config)  # latents, masks, weights
         draws = objective.draw(batch, device)  # levels, noise, noised, target

@@ -219,10 +219,14 @@ def configure(recipe: Recipe, material: Material) -> RunConfig:
     )
 
 
-def carry_out(name: str, material: Material, folder: Path) -> Any:
-    """Train a recipe in an empty folder and return the result; one with stops is begun again after each."""
+def carry_out(name: str, material: Material, folder: Path, **memory: Any) -> Any:
+    """Train a recipe in an empty folder and return the result; one with stops is begun again after each.
+
+    memory: settings other than the recipe's.
+    """
     recipe = RECIPES[name]
     config = configure(recipe, material)
+    config = config.replace(memory=config.memory.replace(**memory))
 
     def train(callbacks: Callbacks) -> Any:
         return train_lora(

@@ -61,7 +61,8 @@ class MemoryConfig(Config):
     attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"  # kernel of scaled dot product attention
     channels_last: Literal["auto", "off", "on"] = "auto"  # memory order of convolutions
     compile: bool = False  # torch.compile of the UNet's repeated blocks
-    encodings: Literal["disk", "RAM"] = "disk"  # where encoded pictures and captions are kept; RAM writes nothing
+    # Where encoded pictures and captions are kept. RAM writes nothing; none encodes them anew at each micro-batch.
+    encodings: Literal["disk", "RAM", "none"] = "disk"
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -390,6 +390,10 @@ class BaseModel(Protocol):
         """How samples are drawn where the settings leave it open, and by which samplers they can be."""
         ...
 
+    def encoding(self) -> AbstractContextManager[None]:
+        """Wrap the encoding of pictures and captions inside a session; afterwards training can go on."""
+        ...
+
     def drawing(self, network: Any) -> AbstractContextManager[None]:
         """Wrap calls of `draw` while a network is attached; afterwards training can go on."""
         ...

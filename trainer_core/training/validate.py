@@ -145,6 +145,7 @@ def losses_at(run: Run, read: Read, at: Sequence[int]) -> Iterator[tuple[range, 
 
     found: list[tuple[range, Tensor]] = []
     for sample in run.world.mine(plan.validation):
+        run.encode([sample])
         for first in range(0, len(levels), size):
             part = range(first, min(first + size, len(levels)))
             each = in_parts(lambda which, *, of=sample, part=part: losses(of, part[which]), len(part), device)
@@ -163,6 +164,7 @@ def check_prediction(run: Run, read: Read) -> list[str]:
     if path.kind not in kinds:
         return []
     samples, seed = run.plan.step(0)[0].samples, run.config.train.seed
+    run.encode(samples)
     latents = torch.stack([run.encoded.latents(sample)[0] for sample in samples]).to(device)
     draws = [generator(seed, "kind", i) for i in range(len(samples))]
     noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
