@@ -172,7 +172,7 @@ def train_job(job: Job) -> Result | None:
                 columns += log_columns(run)
             except BaseException as error:
                 if not isinstance(error, Exception):  # a Cancel
-                    note(describe_stop(checkpoint, plan))
+                    note(describe_stop(checkpoint, plan, config.memory))
                 raise
             result = carry_out(run, ladder, checkpoint, choice.finished, origin, log)
     if result and (sentence := describe_best(result)):

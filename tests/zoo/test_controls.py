@@ -19,7 +19,15 @@ from zoo.test_train import configure, run, sampled
 from lora_atelier.nodes.comfyui.connected import text
 from lora_atelier.nodes.comfyui.connected.live import live_of
 from lora_atelier.nodes.comfyui.connected.model import ConnectedModel
-from lora_atelier.trainer_core.config import ConceptConfig, ControlConfig, DatasetConfig, MaskConfig, SampleConfig
+from lora_atelier.trainer_core.config import (
+    CaptionConfig,
+    ConceptConfig,
+    ControlConfig,
+    DatasetConfig,
+    MaskConfig,
+    MemoryConfig,
+    SampleConfig,
+)
 from lora_atelier.trainer_core.data.controls import whole_crop
 from lora_atelier.trainer_core.data.images import cut, load_picture
 
@@ -124,6 +132,19 @@ def test_a_run_with_control_pictures_and_masks_trains_resumes_and_is_known_by_th
     turned = paired(base, pairs, *reversed(("before", "pose")[: len(names)]), masks=MaskConfig(), flip=True)
     if len(names) > 1:
         assert run(turned, tmp_path)[0].run != result.run
+
+
+@pytest.mark.parametrize("row", ["flux_dev", "qwen_image"])
+def test_control_pictures_are_encoded_while_training_as_for_the_cache(row, pairs, tmp_path):
+    """Also those that Qwen's text encoder sees with each caption, and those of samples."""
+    base = linked(row)
+    config = paired(base, pairs, "before", flip=True, captions=CaptionConfig(dropout=0.3))
+    line = f"a mossling --ci {next((pairs / 'before').glob('*.png'))}"
+    config = config.replace(sample=SampleConfig(prompts=(line,), width=64, height=64, steps=2))
+    cached, _ = run(config, tmp_path / "cached")
+    found, _ = run(config.replace(memory=MemoryConfig(encodings="none")), tmp_path / "live")
+    assert found.losses == cached.losses and equal(found.tensors, cached.tensors)
+    assert torch.equal(found.samples, cached.samples) and len(found.samples) == 1
 
 
 @pytest.mark.parametrize("row", ["flux2", "qwen_image", "omnigen2"])

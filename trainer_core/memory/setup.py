@@ -50,6 +50,8 @@ def describe(memory: MemoryConfig) -> str:
         words.append(("half of the weights" if memory.offload_weights == "half" else "the weights") + " in RAM")
     if memory.offload_activations == "on":
         words.append("activations in RAM")
+    if memory.encodings == "none":
+        words.append("encoding while training")
     return ", ".join(words)
 
 

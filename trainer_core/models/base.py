@@ -433,6 +433,10 @@ class Source(Protocol):
         """Build the model without weights: shapes on the meta device, tokenizer, noise."""
         ...
 
+    def outline_autoencoder(self) -> Any:
+        """Build the autoencoder without weights, in float32; None for one that the run does not move itself."""
+        ...
+
     def load(self, dtype: torch.dtype, amend: Callable[[Any], None] | None = None) -> BaseModel:
         """Load the model to the CPU, frozen; amend: called to change the weights before the cast to dtype."""
         ...

@@ -66,6 +66,10 @@ from .state import Run
 from .validate import check_validation, measured_levels
 
 LITTLE = 0.01  # share of the full learning rate below which added steps change little
+ANEW = (
+    "Nothing is kept of encoded pictures and captions, so each step also encodes its own, which takes longer; to "
+    "encode each once, set encodings of Memory to disk."
+)
 FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
 
 
@@ -299,14 +303,16 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
     if outline.base.managed:
         ladder, needed = fit_measured(config, plan, outline.base, job.device, DTYPES[config.lora.dtype])
     else:
-        ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes)
+        vae = job.source.outline_autoencoder() if config.memory.encodings == "none" else None
+        ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes, vae)
     settings = (
         *resolution_remarks(config.train, config.dataset, outline.base.defaults, outline.base.title),
         *objective_remarks(config, outline.base.noise, outline.base.levels),
         *remarks_on_algorithm(config.lora),
         *optimizer_remarks(config.optimizer),
     )
-    for sentence in (needed, *job.source.remarks(), *settings):
+    anew = (ANEW,) if config.memory.encodings == "none" else ()
+    for sentence in (needed, *anew, *job.source.remarks(), *settings):
         note(sentence)
     return ladder
 

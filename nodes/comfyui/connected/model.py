@@ -406,6 +406,9 @@ class ConnectedSource:
         del dtype
         return self._model
 
+    def outline_autoencoder(self) -> None:
+        """None: ComfyUI moves the VAE."""
+
     def load(self, dtype: torch.dtype, amend: Callable[[Any], None] | None = None) -> ConnectedModel:
         """Let ComfyUI load the MODEL; amend: changes it."""
         del dtype
