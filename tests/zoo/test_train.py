@@ -10,6 +10,7 @@ import pytest
 import torch
 from durable import Cut, cut_at, equal
 from train_graph import draw_pictures
+from xformers_stand_in import package  # noqa: F401 (a fixture)
 from zoo.linked import linked
 from zoo.zoo import build
 
@@ -136,6 +137,16 @@ def test_a_run_that_keeps_no_encodings_is_the_cached_one_to_the_last_bit(row, pi
     assert any("each step also encodes its own" in note for note in notes)
     assert not list((tmp_path / "live").rglob("shard-*"))
     unchanged(before, state_of(model))
+
+
+@pytest.mark.parametrize("row", ["flux_dev", "sd15"])
+def test_a_linked_model_attends_by_xformers_where_that_is_chosen(row, pictures, tmp_path, package):  # noqa: F811
+    config = configure(linked(row), pictures)
+    found, _ = run(config.replace(memory=MemoryConfig(attention="xformers")), tmp_path / "xformers")
+    assert any(gradients for _, gradients in package.calls)
+    package.calls.clear()
+    assert found.losses == pytest.approx(run(config, tmp_path / "torch")[0].losses, rel=1e-3)
+    assert not package.calls
 
 
 def test_other_weights_a_patch_or_another_sampling_are_another_run(pictures, tmp_path):

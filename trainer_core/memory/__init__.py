@@ -1,6 +1,6 @@
 """Ways to save GPU memory: precision, quantized weights, offloading to RAM, gradient checkpointing."""
 
-from .attention import attention_kernel, plain_attention
+from .attention import attention_kernel, check_attention, plain_attention
 from .compiled import Programs, compile_blocks, room_for_programs
 from .gradient_checkpointing import LEVELS, keep_activations, recompute
 from .place import (
@@ -30,6 +30,7 @@ __all__ = [
     "Watched",
     "activations_in_ram",
     "attention_kernel",
+    "check_attention",
     "check_weights",
     "choose_dtype",
     "compile_blocks",

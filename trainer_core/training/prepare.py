@@ -36,7 +36,17 @@ from ..data.plan import Plan, build_plan
 from ..data.scan import PLACE, Index, manifest_digest, manifest_parts, scan
 from ..lora_files.continued import check_lora_files, load_continued
 from ..lora_files.merge import merge_beneath
-from ..memory import DTYPES, Programs, Stream, check_weights, compile_blocks, keep_weights, prepare, recompute
+from ..memory import (
+    DTYPES,
+    Programs,
+    Stream,
+    check_attention,
+    check_weights,
+    compile_blocks,
+    keep_weights,
+    prepare,
+    recompute,
+)
 from ..models import BaseModel, Source, check_weighted, word_ids
 from ..networks import Network, remarks_on_algorithm
 from ..networks.of_model import build_network, learning_rates
@@ -136,6 +146,7 @@ def check_settings(job: Job) -> None:
     config = job.config
     check_optimizer(config.optimizer, config.scheduler, job.device)
     check_log(config.train.log, job.logs)
+    check_attention(config.memory.attention, job.device, job.dtype)
     # float16 needs scaled gradients, and CUDA scales none in bfloat16.
     if config.lora.dtype == "bfloat16" and job.dtype == torch.float16:
         raise ValueError(
