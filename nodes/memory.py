@@ -53,11 +53,11 @@ class AtelierMemory(Node):
                 ),
                 io.Combo.Input(
                     "attention",
-                    options=["auto", "flash", "efficient", "cudnn", "math"],
+                    options=["auto", "flash", "efficient", "cudnn", "math", "xformers"],
                     default="auto",
-                    tooltip="Which of torch's attention kernels a GPU uses. auto: flash where it runs, else "
-                    "efficient, which is xformers' own in torch. A kernel that cannot run on your card ends the run "
-                    "with torch's own message.",
+                    tooltip="Which attention kernel a GPU uses: one of torch's, or that of the package xformers where "
+                    "it is installed. auto: flash where it runs, else efficient, which is xformers' own in torch. A "
+                    "kernel of torch that cannot run on your card ends the run with torch's own message.",
                     advanced=True,
                 ),
                 io.Combo.Input(
@@ -76,11 +76,12 @@ class AtelierMemory(Node):
                 ),
                 io.Combo.Input(
                     "encodings",
-                    options=["disk", "RAM"],
+                    options=["disk", "RAM", "none"],
                     default="disk",
                     optional=True,
                     tooltip="Where encoded pictures and captions are kept. disk: in the pack's cache, where the next "
-                    "run finds them. RAM: nothing is written, and every run encodes them anew; for small disks.",
+                    "run finds them. RAM: nothing is written, and every run encodes them anew; for small disks. none: "
+                    "nothing is kept, and each step encodes what it trains; slower, with the same numbers.",
                     advanced=True,
                 ),
             ],

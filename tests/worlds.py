@@ -37,7 +37,7 @@ LADDER = [MemoryConfig(checkpointing="0"), MemoryConfig(checkpointing="full")]
 def recipe_of(job: dict[str, Any]) -> Recipe:
     """Build the recipe of a job: one of RECIPES with other settings."""
     recipe = RECIPES[job["recipe"]]
-    parts = ("base_model", "optimizer", "objective", "train")
+    parts = ("base_model", "optimizer", "objective", "train", "memory")
     lora = {**recipe.lora, **job.get("lora", {})}
     lora["embeddings"] = tuple(EmbeddingConfig.from_dict(word) for word in lora.get("embeddings", ()))
     return Recipe(**{
@@ -104,9 +104,9 @@ def counted(seen: dict[str, Any]) -> Iterator[None]:
     """Count the pictures that this process encodes."""
     real = encode._encode_pictures
 
-    def encoding(base: Any, missing: Any, *others: Any) -> None:
+    def encoding(work: Any, missing: Any) -> None:
         seen["encoded"] += len(missing)
-        real(base, missing, *others)
+        real(work, missing)
 
     with mock.patch.object(encode, "_encode_pictures", encoding):
         yield

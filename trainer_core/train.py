@@ -23,7 +23,7 @@ from .memory import attention_kernel, choose_dtype, empty_cache, give_back, kept
 from .memory.messages import never_fits, out_of_memory_explained, repeated_with_less
 from .models import Source, source_of
 from .objective import Draws
-from .objective.slider import directions
+from .objective.slider import directions, slider_prompts
 from .optim.schedule import factor_on
 from .runs import Checkpoint, RunFolder, choose_run, explain_choice, working_run
 from .runs.asked import Paused
@@ -175,7 +175,7 @@ def train_job(job: Job) -> Result | None:
                 columns += log_columns(run)
             except BaseException as error:
                 if not isinstance(error, Exception):  # a Cancel
-                    note(describe_stop(checkpoint, plan))
+                    note(describe_stop(checkpoint, plan, config.memory))
                 raise
             result = carry_out(run, ladder, checkpoint, choice.finished, origin, log)
     if result and (sentence := describe_best(result)):
@@ -233,6 +233,8 @@ def carry_out(
             return finish(run, checkpoint, origin, log, stopped=not run.finished)
     finally:
         run.base.free()
+        if run.live is not None:
+            run.live.free()
         run.network.release()  # a traceback may keep this frame alive, but not the weights
         empty_cache(device)
 
@@ -339,7 +341,7 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
     factor = run.objective.reduction_factor(micro_batches[0].step_samples, len(micro_batches))
     own, half = run.world.mine(range(len(micro_batches))), len(micro_batches) // 2
     halfway = partial(run.noise_scale.halfway, micro_batches[half].first, run.scaler.get_scale)
-    passes = Passes(loss=torch.zeros((), device=run.device))
+    passes, slides = Passes(loss=torch.zeros((), device=run.device)), run.config.objective.slider != "off"
     if run.uncertainty:
         run.uncertainty.forget_gradient()
     for number in own:
@@ -347,6 +349,7 @@ def forward_and_backward(run: Run, read: Read) -> Passes:
             halfway()
         for strength, micro_batch in directions(run.config, micro_batches[number]):  # one, of a slider of pairs both
             run.callbacks.check()
+            run.encode(micro_batch.samples, slider_prompts(run.config.objective, micro_batch.index) if slides else ())
             run.network.set_micro_batch(micro_batch.index)
             run.network.reverse(strength < 0)
             passes.add(micro_batch, *one_pass(run, micro_batch, read, factor), run)

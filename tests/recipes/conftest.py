@@ -12,10 +12,15 @@ from recipes.recipes import Material, carry_out
 
 
 @pytest.fixture(scope="session")
-def run_of(tmp_path_factory: pytest.TempPathFactory, comfyui: Path) -> Callable[[str], Any]:
+def material(tmp_path_factory: pytest.TempPathFactory, comfyui: Path) -> Material:
+    """Give the models and pictures of all recipes."""
+    return Material(tmp_path_factory.mktemp("recipes") / "material", comfyui / "comfy" / "sd1_tokenizer")
+
+
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory: pytest.TempPathFactory, material: Material) -> Callable[[str], Any]:
     """Give `run_of(name)` -> the result of a recipe, which is carried out when it is first asked for."""
     folder, results = tmp_path_factory.mktemp("recipes"), {}
-    material = Material(folder / "material", comfyui / "comfy" / "sd1_tokenizer")
 
     def find(name: str) -> Any:
         if name not in results:

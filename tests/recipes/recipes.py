@@ -237,10 +237,14 @@ def _placed(controls: ControlConfig, material: Material) -> ControlConfig:
     return controls.replace(folders=tuple(map(material.pictures, controls.folders)))
 
 
-def carry_out(name: str, material: Material, folder: Path) -> Any:
-    """Train a recipe in an empty folder and return the result; one with stops is begun again after each."""
+def carry_out(name: str, material: Material, folder: Path, **memory: Any) -> Any:
+    """Train a recipe in an empty folder and return the result; one with stops is begun again after each.
+
+    memory: settings other than the recipe's.
+    """
     recipe = RECIPES[name]
     config = configure(recipe, material)
+    config = config.replace(memory=config.memory.replace(**memory))
 
     def train(callbacks: Callbacks) -> Any:
         return train_lora(

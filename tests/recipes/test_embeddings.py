@@ -75,7 +75,7 @@ def test_a_word_is_trained_exactly_twice_and_saved_as_comfyui_reads_it(config, t
 
     def reader(base, cache, device, *, training):
         read = original(base, cache, device, training=training)
-        encoded.extend(cache.text_keys)
+        encoded.extend(cache().text_keys)
         return lambda caption: live.append(caption) or read(caption)
 
     monkeypatch.setattr(state, "text_reader", reader)

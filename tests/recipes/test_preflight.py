@@ -1,6 +1,7 @@
 """The memory estimate decides before anything is loaded: what fits runs, what does not is refused with a way out."""
 
 import pytest
+import torch
 from clip_tokenizer import TOKENIZER
 from prepared import NeverLoaded, Ready, estimated
 
@@ -17,6 +18,8 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.memory import LEVELS
 from lora_atelier.trainer_core.preflight import memory as preflight
+from lora_atelier.trainer_core.preflight.estimate import Encoding, Estimate, LiveBytes, estimate_encoding
+from lora_atelier.trainer_core.preflight.memory import encoding_of
 from lora_atelier.trainer_core.train import train_lora
 
 
@@ -83,3 +86,44 @@ def test_trained_text_encoders_and_longer_captions_need_more(config):
     texts = config.replace(optimizer=config.optimizer.replace(text_encoder_learning_rate=1e-4))
     plain = estimated(config).total
     assert estimated(texts).total > plain and estimated(config, tokens=231).total > plain
+
+
+def test_models_that_encode_while_training_count(config, tmp_path, monkeypatch):
+    """Until they no longer fit: then the refusal names the setting, and a run that keeps encodings goes on."""
+    live = config.replace(memory=MemoryConfig(encodings="none"))
+    base, vae = Ready(config.base_model).outline(), Ready(config.base_model).outline_autoencoder()
+    weights = sum(t.nbytes for model in (vae, base.texts[0].model) for t in model.state_dict().values())
+    plan = run(live, tmp_path)[0].plan
+    encoding = encoding_of(config, plan, base, vae, torch.device("cpu"))
+    assert encoding.vae + encoding.texts == pytest.approx(weights, rel=0.01)
+    plain, said = estimated(config, "full"), run(live, tmp_path)[1]
+    assert f"Memory: about {encoding.beside(estimated(config), moves=False).gigabytes} of" in said
+    assert said.endswith("with gradient checkpointing 0, encoding while training.")
+    let_be_free(monkeypatch, plain.total)
+    refused = r"with gradient checkpointing full, encoding while training, .* free: set encodings disk with gradient"
+    with pytest.raises(ValueError, match=refused):
+        run(live, tmp_path, NeverLoaded(config.base_model))
+    assert "with gradient checkpointing full." in run(config, tmp_path)[1]
+
+
+def test_models_that_encode_while_training_take_what_they_are():
+    step = Estimate(weights=100, network=10, activations=50)
+    small = Encoding(vae=20, texts=30, work=5)
+    assert small.beside(step, moves=False) == Estimate(weights=150, network=10, activations=50)
+    assert small.beside(step, moves=True) == step  # they are gone before the passes
+    large = Encoding(vae=20, texts=30, work=70)
+    assert large.beside(step, moves=False) == Estimate(weights=150, network=10, activations=70)
+    assert large.beside(step, moves=True) == Estimate(weights=100, network=10, activations=90)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_the_autoencoders_work_is_estimated_as_it_is(config, precision):
+    dtype, size = getattr(torch, precision), (96, 64)
+    base, vae = Ready(config.base_model).load(torch.float32), Ready(config.base_model).outline_autoencoder()
+    encoding = estimate_encoding(base, vae, (), size=size, dtype=dtype, block=1)
+    real, pixels = base.autoencoder.to(dtype), torch.zeros(1, 3, 64, 96)
+    with LiveBytes() as live:
+        base.encode_pixels(real, pixels)
+    assert encoding.work == pytest.approx(live.peak + pixels.nbytes, rel=0.02)
+    single = sum(t.nbytes for t in base.autoencoder.float().state_dict().values())
+    assert encoding.vae == pytest.approx(single * (1.5 if precision == "float16" else 1), rel=0.01)

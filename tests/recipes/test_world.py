@@ -55,6 +55,13 @@ EXACT = {
     },
     "slider of pairs": {"recipe": "slider of pairs", "train": {"steps": 3}, "own_cache": True},
     "one micro-batch": {"recipe": "resumed", "train": {"steps": 3}},
+    "nothing kept of encodings": {
+        "recipe": "masks with prior",
+        "optimizer": {"text_encoder_learning_rate": 0.0},
+        "train": {**TWO, "validate_every": 1},
+        "memory": {"encodings": "none"},
+        "own_cache": True,
+    },
 }
 # The same in another order, and shares of unequal size.
 SUMMED = {
@@ -100,7 +107,7 @@ def scene(tmp_path_factory, comfyui):
     (folder / "jobs.json").write_text(json.dumps(JOBS))
     processes = worlds.start(folder, tokenizer)
     for name, job in {**EXACT, **SUMMED, "plain": PLAIN}.items():
-        worlds.carry_out(job, material, folder / "alone" / name)
+        worlds.carry_out({**job, "memory": {}}, material, folder / "alone" / name)  # also of encodings from the disk
     assert processes.wait(timeout=300) == 0
     worlds.carry_out(PLAIN, material, folder / "stopped")
     torch.set_num_threads(threads)

@@ -39,6 +39,11 @@ CASES = {
         "lora": {"algorithm": "lokr", "dropout": 0.0},
         "objective": {"input_perturbation": 0.1, "loss": "huber"},
     },
+    "nothing kept of encodings": {"memory": {"encodings": "none"}, "lora": {"dropout": 0.0}},
+    "nothing kept, encoders in RAM": {
+        "memory": MemoryConfig(checkpointing="full", offload_weights="all", encodings="none").to_dict(),
+        "lora": {"dropout": 0.0},
+    },
 }
 
 

@@ -25,6 +25,7 @@ from lora_atelier.trainer_core.config import (
     ControlConfig,
     DatasetConfig,
     MaskConfig,
+    MemoryConfig,
     SampleConfig,
 )
 from lora_atelier.trainer_core.data.controls import whole_crop
@@ -153,6 +154,19 @@ def test_a_slider_of_pairs_is_trained_on_any_model(row, pairs, tmp_path):
     assert "Resumed after step 2" in resumed.origin and equal(resumed.tensors, result.tensors)
     plain = run(config.replace(dataset=DatasetConfig(concepts=(concept.replace(controls=None), kept))), tmp_path)[0]
     assert not equal(plain.tensors, result.tensors)
+
+
+@pytest.mark.parametrize("row", ["flux_dev", "qwen_image"])
+def test_control_pictures_are_encoded_while_training_as_for_the_cache(row, pairs, tmp_path):
+    """Also those that Qwen's text encoder sees with each caption, and those of samples."""
+    base = linked(row)
+    config = paired(base, pairs, "before", flip=True, captions=CaptionConfig(dropout=0.3))
+    line = f"a mossling --ci {next((pairs / 'before').glob('*.png'))}"
+    config = config.replace(sample=SampleConfig(prompts=(line,), width=64, height=64, steps=2))
+    cached, _ = run(config, tmp_path / "cached")
+    found, _ = run(config.replace(memory=MemoryConfig(encodings="none")), tmp_path / "live")
+    assert found.losses == cached.losses and equal(found.tensors, cached.tensors)
+    assert torch.equal(found.samples, cached.samples) and len(found.samples) == 1
 
 
 @pytest.mark.parametrize("row", ["flux2", "qwen_image", "omnigen2"])

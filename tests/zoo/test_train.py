@@ -10,6 +10,7 @@ import pytest
 import torch
 from durable import Cut, cut_at, equal
 from train_graph import draw_pictures
+from xformers_stand_in import package  # noqa: F401 (a fixture)
 from zoo.linked import linked
 from zoo.zoo import build
 
@@ -20,6 +21,7 @@ from lora_atelier.trainer_core.config import (
     ConceptConfig,
     DatasetConfig,
     LoraConfig,
+    MemoryConfig,
     OptimizerConfig,
     RunConfig,
     SampleConfig,
@@ -113,6 +115,38 @@ def test_a_run_resumes_to_the_last_bit_and_is_reused_on_other_patchers_of_the_sa
     assert equal(whole.tensors, result.tensors) and whole.losses == result.losses
     again, _ = run(configure(linked(row), pictures), tmp_path / "cut")
     assert "Already trained in" in again.origin and again.run == result.run
+
+
+@pytest.mark.parametrize("row", ["flux_dev", "wan21_t2v", "sd15"])
+def test_a_run_that_keeps_no_encodings_is_the_cached_one_to_the_last_bit(row, pictures, tmp_path):
+    """With validation and samples, and the MODEL as it was."""
+    base = linked(row)
+    model = live_of(base).model
+    comfy.model_management.load_models_gpu([model])
+    before = state_of(model)
+    config = configure(base, pictures, validation_share=0.3, validate_every=1)
+    config = config.replace(sample=SampleConfig(prompts=("a mossling",), width=64, height=64, steps=2))
+    cached, _ = run(config, tmp_path / "cached")
+    config = config.replace(memory=MemoryConfig(encodings="none"))
+    with pytest.raises(Cut):
+        run(config, tmp_path / "live", step=cut_at(2))
+    found, notes = run(config, tmp_path / "live")
+    assert "Resumed after step 2" in found.origin
+    assert found.losses == cached.losses and found.validation == cached.validation and found.validation
+    assert equal(found.tensors, cached.tensors) and torch.equal(found.samples, cached.samples)
+    assert any("each step also encodes its own" in note for note in notes)
+    assert not list((tmp_path / "live").rglob("shard-*"))
+    unchanged(before, state_of(model))
+
+
+@pytest.mark.parametrize("row", ["flux_dev", "sd15"])
+def test_a_linked_model_attends_by_xformers_where_that_is_chosen(row, pictures, tmp_path, package):  # noqa: F811
+    config = configure(linked(row), pictures)
+    found, _ = run(config.replace(memory=MemoryConfig(attention="xformers")), tmp_path / "xformers")
+    assert any(gradients for _, gradients in package.calls)
+    package.calls.clear()
+    assert found.losses == pytest.approx(run(config, tmp_path / "torch")[0].losses, rel=1e-3)
+    assert not package.calls
 
 
 def test_other_weights_a_patch_or_another_sampling_are_another_run(pictures, tmp_path):

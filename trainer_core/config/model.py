@@ -58,10 +58,12 @@ class MemoryConfig(Config):
     checkpointing: Literal["auto", "0", "1", "2", "3", "4", "full"] = "auto"  # of gradients
     offload_weights: Literal["auto", "none", "half", "all"] = "auto"  # frozen UNet weights kept in RAM, streamed
     offload_activations: Literal["auto", "off", "on"] = "auto"  # kept in RAM until the backward pass
-    attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"  # kernel of scaled dot product attention
+    # Kernel of scaled dot product attention: one of torch's, or that of the package xformers
+    attention: Literal["auto", "flash", "efficient", "cudnn", "math", "xformers"] = "auto"
     channels_last: Literal["auto", "off", "on"] = "auto"  # memory order of convolutions
     compile: bool = False  # torch.compile of the UNet's repeated blocks
-    encodings: Literal["disk", "RAM"] = "disk"  # where encoded pictures and captions are kept; RAM writes nothing
+    # Where encoded pictures and captions are kept. RAM writes nothing; none encodes them anew at each micro-batch.
+    encodings: Literal["disk", "RAM", "none"] = "disk"
 
     def __post_init__(self) -> None:
         check_choices(self)

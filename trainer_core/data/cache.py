@@ -362,6 +362,16 @@ class Cache:
         return CacheError(f"Encoded pictures cannot be cached: {describe_disk_error(error, self.folder, needed)}")
 
 
+class Passing(Cache):
+    """A cache of one micro-batch, in RAM: it reads and writes no file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, in_ram=True)
+
+    def refresh(self) -> None:
+        """Find nothing: entries of the folder are not used."""
+
+
 def _read_header(path: Path) -> dict[str, tuple[str, list[str]]] | None:
     """Read checksum and tensor names of a shard's entries by key, None if it is damaged; raises OSError."""
     with open(path, "rb") as file:

@@ -262,6 +262,10 @@ class Plan:
         entry = self.manifest.pictures[picture]
         return entry.opposite or entry if opposite else entry
 
+    def has_mask(self, picture: int) -> bool:
+        """Tell whether a picture has a mask that its concept uses."""
+        return self.concepts[picture].masks is not None and self.manifest.pictures[picture].mask is not None
+
     def first_crops(self, picture: int) -> list[Crop]:
         """List a picture's first variant at each of its resolutions."""
         return [self._crop(picture, resolution, 0) for resolution in range(len(self.resolutions[picture]))]

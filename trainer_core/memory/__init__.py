@@ -1,9 +1,21 @@
 """Ways to save GPU memory: precision, quantized weights, offloading to RAM, gradient checkpointing."""
 
+from .attention import attention_kernel, check_attention, plain_attention
 from .compiled import Programs, compile_blocks, room_for_programs
 from .gradient_checkpointing import LEVELS, keep_activations, recompute
-from .place import DTYPES, choose_dtype, empty_cache, free_bytes, give_back, in_parts, out_of_memory, placed, with_room
-from .setup import attention_kernel, describe, kept_activations, prepare, rungs
+from .place import (
+    DTYPES,
+    choose_dtype,
+    empty_cache,
+    free_bytes,
+    give_back,
+    in_parts,
+    out_of_memory,
+    placed,
+    staying,
+    with_room,
+)
+from .setup import describe, kept_activations, moves_weights, prepare, rungs
 from .stream import Stream, activations_in_ram
 from .weights import SHARES, Kept, check_weights, keep_weights, weight_bytes
 from .written import Watched, copied_before_written
@@ -18,6 +30,7 @@ __all__ = [
     "Watched",
     "activations_in_ram",
     "attention_kernel",
+    "check_attention",
     "check_weights",
     "choose_dtype",
     "compile_blocks",
@@ -30,12 +43,15 @@ __all__ = [
     "keep_activations",
     "keep_weights",
     "kept_activations",
+    "moves_weights",
     "out_of_memory",
     "placed",
+    "plain_attention",
     "prepare",
     "recompute",
     "room_for_programs",
     "rungs",
+    "staying",
     "weight_bytes",
     "with_room",
 ]

@@ -9,10 +9,14 @@ from ..config import MemoryConfig
 from .place import out_of_memory
 from .setup import describe
 
-TO_LOWER = (
-    "Lower batch_size (raise accumulate by the same factor) or the resolution of Train LoRA, or set weights of Load "
-    "Base Model to float8 or nf4."
-)
+
+def to_lower(memory: MemoryConfig) -> str:
+    """Name the settings that lower what a step needs."""
+    encodings = ", or encodings of Memory to disk" if memory.encodings == "none" else ""
+    return (
+        "Lower batch_size (raise accumulate by the same factor) or the resolution of Train LoRA, or set weights of "
+        f"Load Base Model to float8 or nf4{encodings}."
+    )
 
 
 def repeated_with_less(step: int, memory: MemoryConfig) -> str:
@@ -22,7 +26,7 @@ def repeated_with_less(step: int, memory: MemoryConfig) -> str:
 
 def never_fits(step: int, memory: MemoryConfig) -> str:
     """Say that a step does not fit, even with the smallest settings."""
-    return f"Out of memory at step {step} with {describe(memory)}. {TO_LOWER}"
+    return f"Out of memory at step {step} with {describe(memory)}. {to_lower(memory)}"
 
 
 @contextmanager
@@ -41,4 +45,4 @@ def out_of_memory_explained(state: Callable[[], tuple[int, MemoryConfig]]) -> It
     if ran_out:  # outside of the handler, so that nothing holds the tensors of the failed work
         at, memory = state()
         when = f"after step {at}" if at else "before the first step"
-        raise RuntimeError(f"Out of memory {when} with {describe(memory)}. {TO_LOWER}")
+        raise RuntimeError(f"Out of memory {when} with {describe(memory)}. {to_lower(memory)}")

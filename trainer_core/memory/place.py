@@ -39,6 +39,12 @@ def placed(module: nn.Module, device: torch.device) -> Iterator[nn.Module]:
         module.to("cpu")
 
 
+@contextmanager
+def staying(module: nn.Module, device: torch.device) -> Iterator[nn.Module]:
+    """Move a module to `device` for a `with` block, and leave it there."""
+    yield module.to(device)
+
+
 def free_bytes(device: torch.device) -> int:
     """Measure the bytes that a run can use: on a GPU including memory that torch has reserved but does not use."""
     if device.type == "cuda":

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import MemoryConfig
 from .gradient_checkpointing import Unit, recompute
@@ -23,16 +21,6 @@ RUNGS = (
     ("full", "all", "off"),
     ("full", "all", "on"),
 )
-ATTENTION = {
-    # flash takes no mask, which text encoders have, and no float32; then the next kernel is used
-    "flash": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION],
-    "efficient": [SDPBackend.EFFICIENT_ATTENTION],
-    "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
-    "math": [SDPBackend.MATH],
-    # Flash is fastest where it runs (16-bit numbers on newer cards), efficient runs everywhere else on CUDA, and math
-    # always does. cuDNN is left out: it plans anew for every shape, and pictures have many shapes.
-    "auto": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
-}
 
 
 def rungs(config: MemoryConfig, device: torch.device) -> list[MemoryConfig]:
@@ -50,6 +38,11 @@ def rungs(config: MemoryConfig, device: torch.device) -> list[MemoryConfig]:
     return found
 
 
+def moves_weights(memory: MemoryConfig) -> bool:
+    """Tell whether frozen weights wait in RAM; models that encode while training then do, too."""
+    return SHARES.get(memory.offload_weights, 0.0) > 0
+
+
 def describe(memory: MemoryConfig) -> str:
     """Describe settings: "gradient checkpointing 2", "gradient checkpointing full, half of the weights in RAM"."""
     words = [f"gradient checkpointing {memory.checkpointing}"]
@@ -57,6 +50,8 @@ def describe(memory: MemoryConfig) -> str:
         words.append(("half of the weights" if memory.offload_weights == "half" else "the weights") + " in RAM")
     if memory.offload_activations == "on":
         words.append("activations in RAM")
+    if memory.encodings == "none":
+        words.append("encoding while training")
     return ", ".join(words)
 
 
@@ -104,14 +99,3 @@ def kept_activations(
 ) -> AbstractContextManager[None]:
     """Build the context of a forward pass, in which activations are kept in RAM or on the device."""
     return activations_in_ram(device, models) if memory.offload_activations == "on" else nullcontext()
-
-
-@contextmanager
-def attention_kernel(name: str, device: torch.device) -> Iterator[None]:
-    """Select the kernel of scaled dot product attention on a GPU for the length of a `with` block."""
-    if device.type != "cuda":
-        yield
-        return
-    in_order = {"set_priority": True} if "set_priority" in inspect.signature(sdpa_kernel).parameters else {}
-    with sdpa_kernel(ATTENTION[name], **in_order):
-        yield

@@ -390,6 +390,10 @@ class BaseModel(Protocol):
         """How samples are drawn where the settings leave it open, and by which samplers they can be."""
         ...
 
+    def encoding(self) -> AbstractContextManager[None]:
+        """Wrap the encoding of pictures and captions inside a session; afterwards training can go on."""
+        ...
+
     def drawing(self, network: Any) -> AbstractContextManager[None]:
         """Wrap calls of `draw` while a network is attached; afterwards training can go on."""
         ...
@@ -427,6 +431,10 @@ class Source(Protocol):
 
     def outline(self, dtype: torch.dtype = torch.float32) -> BaseModel:
         """Build the model without weights: shapes on the meta device, tokenizer, noise."""
+        ...
+
+    def outline_autoencoder(self) -> Any:
+        """Build the autoencoder without weights, in float32; None for one that the run does not move itself."""
         ...
 
     def load(self, dtype: torch.dtype, amend: Callable[[Any], None] | None = None) -> BaseModel:

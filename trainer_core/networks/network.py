@@ -107,6 +107,13 @@ class Network(nn.Module):
         if not parts:
             self.embeddings.release()
 
+    def leave(self, *parts: str) -> None:
+        """Leave the layers of some parts of the model attached for good: `detach` no longer reaches them."""
+        self.attach()
+        kept = {target.name for target in self.chosen if target.part not in parts}
+        self._targets = {name: module for name, module in self._targets.items() if name in kept}
+        self.detach()
+
     @contextmanager
     def attached(self) -> Iterator[Network]:
         """Attach the network inside a `with` block."""

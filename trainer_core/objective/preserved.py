@@ -26,6 +26,12 @@ def preserved_caption(caption: str, config: ObjectiveConfig) -> str | None:
     return None if other == caption else other
 
 
+def texts_beside(caption: str, config: ObjectiveConfig) -> set[str]:
+    """List the texts that passes on a caption read beside it; without a slider's prompts."""
+    other = preserved_caption(caption, config)
+    return ({other} if other is not None else set()) | ({BLANK} if config.guidance_loss else set())
+
+
 def other_captions(plan: Plan, config: ObjectiveConfig) -> set[str]:
     """List the captions that a run needs beside its own."""
     captions = plan.captions(trained_only=True) if config.preservation != "off" else set()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..common.cancel import look
 from ..config import OptimizerConfig
+from ..memory import weight_bytes
 from ..models import BaseModel
 from ..models.base import Prediction
 from ..networks import Network
@@ -55,6 +56,21 @@ class Estimate:
     def gigabytes(self) -> str:
         """The peak as text, such as "6.1 GB"; 1 GB is 10^9 bytes."""
         return f"{self.total / 1e9:.1f} GB"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoding:
+    """The memory of models that encode pictures and captions while training, in bytes."""
+
+    vae: int  # the autoencoder, and its copy in another precision
+    texts: int  # frozen text encoders
+    work: int  # of the autoencoder on the run's largest picture
+
+    def beside(self, step: Estimate, *, moves: bool) -> Estimate:
+        """Add these models to a step. moves: each is on the device only while it encodes, before the step's passes."""
+        if moves:
+            return replace(step, activations=max(step.activations, self.vae + self.work, self.texts))
+        return replace(step, weights=step.weights + self.vae + self.texts, activations=max(step.activations, self.work))
 
 
 class LiveBytes(TorchDispatchMode):
@@ -267,6 +283,27 @@ def estimate_step(
     for parameter in parameters:
         parameter.grad = None
     return Estimate(weights=weight_bytes, network=network_bytes, activations=live.peak - network_bytes)
+
+
+def estimate_encoding(
+    base: BaseModel,
+    vae: Any,
+    texts: Sequence[Any],
+    *,
+    size: tuple[int, int],
+    dtype: torch.dtype,
+    block: int = CUDA_BLOCK,
+) -> Encoding:
+    """Estimate the memory of encoding while training. vae, texts: models on the meta device, the first in float32.
+
+    size: (width, height) of the largest picture. dtype: in which it is encoded. Text encoders take little beside their
+    weights, and nothing is counted for it.
+    """
+    weights = weight_bytes(vae) + (weight_bytes(vae) * dtype.itemsize // 4 if dtype != torch.float32 else 0)
+    small, live = vae.to(dtype), LiveBytes(block)
+    with live, fused_attention():
+        base.encode_pixels(small, torch.empty(1, 3, *size[::-1], device="meta"))
+    return Encoding(vae=weights, texts=sum(map(weight_bytes, texts)), work=live.peak)
 
 
 def _micro_batch(

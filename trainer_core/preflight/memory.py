@@ -5,14 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from ..config import MemoryConfig, RunConfig
 from ..data.plan import Plan
-from ..memory import Stream, describe, free_bytes, kept_activations, prepare, recompute, rungs, weight_bytes
+from ..memory import (
+    DTYPES,
+    Stream,
+    describe,
+    free_bytes,
+    kept_activations,
+    moves_weights,
+    prepare,
+    recompute,
+    rungs,
+    weight_bytes,
+)
 from ..models import BaseModel, Words, word_ids
-from .estimate import CUDA_BLOCK, Estimate, estimate_step
+from .estimate import CUDA_BLOCK, Encoding, Estimate, estimate_encoding, estimate_step
 from .outline import Outline, outline_run, trains_text
 
 ERROR = 0.1  # of the estimate; a run is refused only where it is larger by more than this
@@ -30,23 +42,26 @@ class Shape:
 
 
 def fit_memory(
-    config: RunConfig, plan: Plan, outline: Outline, device: torch.device, held: int = 0
+    config: RunConfig, plan: Plan, outline: Outline, device: torch.device, held: int = 0, vae: Any = None
 ) -> tuple[list[MemoryConfig], str]:
     """Choose the fastest memory settings that fit; return them, then the fallbacks, and a sentence on the memory.
 
     Settings that the user has fixed stay. Raises ValueError when none fits; it names the cheapest settings that would.
-    held: bytes of the model's files that are already in RAM.
+    held: bytes of the model's files that are already in RAM. vae: the autoencoder's outline, where it encodes while
+    training.
     """
     free = free_bytes(device) + {"cuda": -RESERVE, "cpu": held}.get(device.type, 0)
     shape = largest_micro_batch(plan, outline.base, word_ids(config.lora.embeddings))
     ladder = rungs(config.memory, device)
+    encoding = None if vae is None else encoding_of(config, plan, outline.base, vae, device)
     for i, memory in enumerate(ladder):
-        estimate = estimate_run(config, outline, memory, shape, device)
+        estimate = estimate_run(config, outline, memory, shape, device, encoding)
         if estimate.total <= free or (i + 1 == len(ladder) and estimate.total * (1 - ERROR) <= free):
             tight = "" if estimate.total <= free else ", which is tight"
             room = f"{estimate.gigabytes} of {free / 1e9:.1f} GB that are free"
             return ladder[i:], f"Memory: about {room}, with {describe(memory)}{tight}."
-    remedies = "; or ".join(_remedies(config, shape, outline.base.dtype, device, free)) or "lower the resolution"
+    found = _remedies(config, shape, outline.base.dtype, device, free, encoding)
+    remedies = "; or ".join(found) or "lower the resolution"
     raise ValueError(
         f"This run needs about {estimate.gigabytes} of memory with {describe(memory)}, and {free / 1e9:.1f} GB are "
         f"free: set {remedies}."
@@ -59,12 +74,35 @@ def largest_micro_batch(plan: Plan, base: BaseModel, words: Words) -> Shape:
     return Shape(samples=count, size=size, tokens=base.longest_batch(plan.captions(), count, words))
 
 
+def encoding_of(config: RunConfig, plan: Plan, base: BaseModel, vae: Any, device: torch.device) -> Encoding:
+    """Estimate the memory of the models that encode while training; vae: the autoencoder's outline."""
+    return estimate_encoding(
+        base,
+        vae,
+        () if trains_text(config, base) else [text.model for text in base.text_encoders],
+        size=max(plan.fullest_batches(), key=math.prod),
+        dtype=DTYPES.get(config.base_model.vae_precision, torch.float32),
+        block=block_on(device),
+    )
+
+
+def block_on(device: torch.device) -> int:
+    """Find the size of the allocator's blocks on a device, in bytes."""
+    return CUDA_BLOCK if device.type == "cuda" else 1
+
+
 def estimate_run(
-    config: RunConfig, outline: Outline, memory: MemoryConfig, shape: Shape, device: torch.device
+    config: RunConfig,
+    outline: Outline,
+    memory: MemoryConfig,
+    shape: Shape,
+    device: torch.device,
+    encoding: Encoding | None = None,
 ) -> Estimate:
     """Estimate the peak memory of a run's steps with some memory settings, in a dry run.
 
     Prepares the outline for these settings; afterwards only settings that save more memory can be estimated on it.
+    encoding: of models that encode while training.
     """
     base, meta = outline.base, torch.device("meta")
     if not trains_text(config, base):
@@ -75,7 +113,7 @@ def estimate_run(
     models = (base.denoiser, *(text.model for text in base.text_encoders))
     width, height = shape.size
     with kept_activations(memory, models, meta):
-        return estimate_step(
+        step = estimate_step(
             base,
             outline.network,
             batch_size=shape.samples,
@@ -90,24 +128,36 @@ def estimate_run(
             ),
             attention=memory.attention,
             weight_bytes=sum(map(weight_bytes, models)),
-            block=CUDA_BLOCK if device.type == "cuda" else 1,
+            block=block_on(device),
         )
+    return step if encoding is None else encoding.beside(step, moves=moves_weights(memory))
 
 
-def _remedies(config: RunConfig, shape: Shape, dtype: torch.dtype, device: torch.device, free: float) -> Iterator[str]:
+def _remedies(
+    config: RunConfig,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    free: float,
+    encoding: Encoding | None,
+) -> Iterator[str]:
     """Yield the cheapest change of each kind that would make a run fit: memory settings, weights, batch size."""
 
     def fits(config: RunConfig, memory: MemoryConfig, count: int) -> Estimate | None:
         outline = outline_run(config, dtype=dtype)
-        estimate = estimate_run(config, outline, memory, replace(shape, samples=count), device)
+        beside = encoding if memory.encodings == "none" else None
+        estimate = estimate_run(config, outline, memory, replace(shape, samples=count), device, beside)
         return estimate if estimate.total <= free else None
 
-    every = rungs(MemoryConfig(attention=config.memory.attention), device)
+    own = MemoryConfig(attention=config.memory.attention, encodings=config.memory.encodings)
+    every = rungs(own, device)
     for memory in every:
         if estimate := fits(config, memory, shape.samples):
             yield f"{describe(memory)} ({estimate.gigabytes})"
             return
     smallest = every[-1]
+    if encoding is not None and (estimate := fits(config, cached := smallest.replace(encodings="disk"), shape.samples)):
+        yield f"encodings disk with {describe(cached)} ({estimate.gigabytes})"
     for weights in OTHER_WEIGHTS:
         small = config.replace(base_model=config.base_model.replace(weights=weights))
         if estimate := fits(small, smallest, shape.samples):

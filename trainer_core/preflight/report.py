@@ -202,7 +202,7 @@ def _remarks(plan: Plan) -> Iterator[str]:
         yield (
             f"Captions of {count(bounded, 'picture')} change from visit to visit: each line has "
             f"{count(most, 'variant')}, used in turn. Set caption_variants of Concept Dataset to 0 for new ones at "
-            "every visit, which take more space."
+            "every visit, which take more space where they are kept."
         )
     shares = [(i, max(crop.crop_share(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
     cropped = [f"{pictures[i].name} ({share:.0%})" for i, share in shares if share > MOST_CROPPED]

@@ -18,15 +18,15 @@ CACHED_CAPTIONS = 512  # conditionings that are kept once the text encoders are 
 
 
 def text_reader(
-    base: BaseModel, encoded: Encoded, device: torch.device, *, training: bool
+    base: BaseModel, encoded: Callable[[], Encoded], device: torch.device, *, training: bool
 ) -> Callable[[str], Conditioning]:
     """Build a function that turns a caption into its conditioning.
 
-    Captions that training cannot change come from the cache, all others from the text encoders in memory. training: the
-    text encoders or embeddings still change.
+    Captions that training cannot change come from the cache, all others from the text encoders in memory. encoded:
+    returns what is encoded by then. training: the text encoders or embeddings still change.
     """
     if not base.text_encoders:
-        return encoded.conditioning
+        return lambda *caption: encoded().conditioning(*caption)
 
     def encode(caption: str) -> Conditioning:
         return base.encode_text(caption, device)
@@ -34,9 +34,9 @@ def text_reader(
     encode_live = encode if training else functools.lru_cache(maxsize=CACHED_CAPTIONS)(torch.no_grad()(encode))
 
     def read(caption: str) -> Conditioning:
-        if caption not in encoded.text_keys:
+        if caption not in encoded().text_keys:
             return encode_live(caption)
-        return {name: tensor.to(device) for name, tensor in encoded.conditioning(caption).items()}
+        return {name: tensor.to(device) for name, tensor in encoded().conditioning(caption).items()}
 
     return read
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..common.rng import generator
+from ..data.plan import Sample
 from ..lora_files.write import delta_norms
 from .state import Run
 
@@ -22,6 +23,7 @@ def measure_effect(run: Run) -> Effect:
     The level is the middle one. norms: Frobenius norms of all changes of a part together; parts whose layers have no
     product of factors are left out.
     """
+    run.encode([_sample(run)])
     trained = _predict(run)
     with run.network.detached():
         frozen = _predict(run)
@@ -33,7 +35,7 @@ def measure_effect(run: Run) -> Effect:
 def _predict(run: Run) -> Tensor:
     """Predict for the first picture of the run, float32."""
     base, path, device = run.base, run.objective.path, run.device
-    sample = run.plan.step(0)[0].samples[0]
+    sample = _sample(run)
     latents = run.encoded.latents(sample)[0][None].to(device)
     draws = generator(run.config.train.seed, "effect")
     noise = torch.randn(latents.shape[1:], generator=draws)[None].to(device)
@@ -41,6 +43,10 @@ def _predict(run: Run) -> Tensor:
     conditions = run.conditions([sample], run.reader(training=True))
     mix = path.at(level, device)
     return base.predict(mix.noised(latents, noise), level.to(device), conditions).float()
+
+
+def _sample(run: Run) -> Sample:
+    return run.plan.step(0)[0].samples[0]
 
 
 def _norms(run: Run) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Encode the pictures, masks and captions of a plan into the cache."""
+"""Encode the pictures, masks and captions of a plan, or of a few samples of it, into a cache."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -48,10 +48,10 @@ class Encoded:
     """The encoded samples and captions of a plan, read from the cache."""
 
     cache: Cache
-    latent_keys: dict[Item, str]
-    mask_keys: dict[Item, str]
-    text_keys: dict[str, str]
-    opposite_keys: dict[Item, str]  # latents at the other end of a slider; the picture's own where it has no other
+    latent_keys: dict[Item, str] = field(default_factory=dict)
+    mask_keys: dict[Item, str] = field(default_factory=dict)
+    text_keys: dict[str, str] = field(default_factory=dict)
+    opposite_keys: dict[Item, str] = field(default_factory=dict)  # latents at the other end of a slider
     painted_keys: dict[Item | Size, str] = field(default_factory=dict)  # of inpainting models; by size without a mask
     opposite_painted_keys: dict[Item | Size, str] = field(default_factory=dict)
     reference_keys: dict[Reference, str] = field(default_factory=dict)
@@ -68,10 +68,6 @@ class Encoded:
         """Read a sample's mask at latent size, (1, H, W) in 0..1; None when its picture has no mask."""
         key = self.mask_keys.get((sample.picture, sample.crop))
         return None if key is None else self._read(key)["mask"]
-
-    def has_mask(self, sample: Sample) -> bool:
-        """Tell whether a sample's picture has a mask."""
-        return (sample.picture, sample.crop) in self.mask_keys
 
     def painted(self, sample: Sample) -> Tensor | None:
         """Read the mask and picture latents for an inpainting model, (C, H, W); None for other models.
@@ -96,6 +92,47 @@ class Encoded:
         if entry is None:
             raise RuntimeError(f"The cache entry {key[:12]} vanished during the run; press Run again to rebuild it.")
         return entry
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """What is encoded: for a whole run, or for a few of its samples."""
+
+    crops: Collection[Item] = ()
+    ends: Collection[bool] = (False,)  # of a slider of pairs; True: the pictures at the other end
+    masked: Collection[Item] = ()  # that an inpainting model paints where their masks are
+    blank: Collection[Size] = ()  # buckets of samples that it paints wholly
+    references: Collection[Reference] = ()
+    texts: Collection[str] | None = ()  # None: no text, as the text encoders are trained
+    seen: Collection[Seen] = ()
+
+
+@dataclass(kw_only=True, slots=True)
+class Work:
+    """By what is encoded, where, and into which cache; each kind of remark is noted once."""
+
+    base: BaseModel
+    plan: Plan
+    cache: Cache
+    device: torch.device
+    callbacks: Callbacks
+    vae_dtype: torch.dtype = torch.float32
+    world: World = ALONE  # only this process's share is encoded
+    place: Callable[[Any, torch.device], AbstractContextManager[Any]] = placed  # puts a model on the device
+    small: Any = None  # a copy of the autoencoder in vae_dtype, once one was needed
+    noted: set[str] = field(default_factory=set)  # kinds of remarks
+
+    def note_once(self, kind: str, sentence: str) -> None:
+        """Note the first remark of each kind."""
+        if kind not in self.noted:
+            self.callbacks.note(sentence)
+        self.noted.add(kind)
+
+    def copy_in(self, dtype: torch.dtype, vae: Any) -> Any:
+        """Copy the autoencoder into another dtype, once."""
+        if self.small is None:
+            self.small = copy.deepcopy(vae).to(dtype)
+        return self.small
 
 
 def encode_together(world: World, cache: Cache, encode: Callable[[World], Encoded]) -> Encoded:
@@ -134,26 +171,43 @@ def encode_plan(
     process's share is encoded. Raises ValueError for a picture or mask that changed or vanished since the scan, and for
     a full disk.
     """
+    masked, blank = plan.masked_crops() if base.inpainting else ((), ())
+    drawn = drawn or {}
+    needs = Needs(
+        crops=plan.crops(),
+        ends=(False, True) if plan.dataset.paired else (False,),
+        masked=masked,
+        blank=blank,
+        references=plan.all_references().union(*drawn.values()),
+        texts=None if prompts is None else plan.captions(alone=bool(base.seen_as)) | prompts,
+        seen=seen,
+    )
+    work = Work(base=base, plan=plan, cache=cache, device=device, callbacks=callbacks, vae_dtype=vae_dtype, world=world)
+    return dataclasses.replace(encode(work, needs), drawn=drawn)
+
+
+def encode(work: Work, needs: Needs) -> Encoded:
+    """Encode what the cache lacks; return the keys of all that is needed. Errors are those of `encode_plan`."""
+    base, plan, cache, world = work.base, work.plan, work.cache, work.world
     pictures, concepts = plan.manifest.pictures, plan.concepts
-    items = sorted(plan.crops(), key=lambda item: (item[0], repr(item[1])))
+    items = _in_order(needs.crops)
     wanted: dict[str, tuple[Coloured, Crop]] = {}
 
     def keys_of(opposite: bool) -> dict[Item, str]:
         keys: dict[Item, str] = {}
-        for i, crop in items:
+        for i, crop in items if opposite in needs.ends else ():
             file, background = plan.file(i, opposite), concepts[i].background
             keys[i, crop] = latent_key(
                 picture_digest=file.digest,
                 crop=crop,
                 background=background,
                 vae_id=base.autoencoder_identity,
-                dtype=vae_dtype,
+                dtype=work.vae_dtype,
             )
             wanted.setdefault(keys[i, crop], ((file, background), crop))
         return keys
 
-    latent_keys = keys_of(False)
-    opposite_keys = keys_of(True) if plan.dataset.paired else latent_keys
+    latent_keys, opposite_keys = keys_of(False), keys_of(True)
     mask_keys = {
         (i, crop): mask_key(
             mask_digest=pictures[i].mask_digest,
@@ -163,30 +217,23 @@ def encode_plan(
             threshold=masks.threshold,
         )
         for i, crop in items
-        if (masks := concepts[i].masks) is not None and pictures[i].mask is not None
+        if plan.has_mask(i) and (masks := concepts[i].masks) is not None
     }
     missing = [key for key in wanted if not cache.has(key)]
     _check_space(base, cache, [wanted[key][1] for key in missing])
     if missing := world.mine(missing):
-        _encode_pictures(base, {key: wanted[key] for key in missing}, cache, device, callbacks, vae_dtype)
+        _encode_pictures(work, {key: wanted[key] for key in missing})
     for i, crop in world.mine([item for item, key in mask_keys.items() if not cache.has(key)]):
-        callbacks.check()
+        work.callbacks.check()
         mask = latent_mask(cut_mask(_mask(plan, i), crop), base.latents.pixels)
         cache.put(mask_keys[i, crop], {"mask": mask})
     painted_keys, opposite_painted_keys = (
-        _encode_painted(base, plan, opposite, cache, device, callbacks, world)
-        if base.inpainting and (plan.dataset.paired or not opposite)
-        else {}
+        _encode_painted(work, needs, opposite) if base.inpainting and opposite in needs.ends else {}
         for opposite in (False, True)
     )
-    drawn = drawn or {}
-    references = plan.all_references().union(*drawn.values())
-    reference_keys = _encode_references(base, references, cache, device, callbacks, world)
-    text_keys: dict[str, str] = {}
-    if prompts is not None:
-        texts = plan.captions(alone=bool(base.seen_as)) | prompts
-        text_keys = _encode_texts(base, texts, cache, device, callbacks, world)
-    seen_keys = _encode_seen(base, seen, cache, device, callbacks, world)
+    reference_keys = _encode_references(work, needs.references)
+    text_keys = {} if needs.texts is None else _encode_texts(work, needs.texts)
+    seen_keys = _encode_seen(work, needs.seen)
     cache.flush()
     return Encoded(
         cache=cache,
@@ -198,27 +245,27 @@ def encode_plan(
         opposite_painted_keys=opposite_painted_keys,
         reference_keys=reference_keys,
         seen_keys=seen_keys,
-        drawn=drawn,
     )
 
 
-def _encode_pictures(
-    base: BaseModel,
-    missing: Mapping[str, tuple[Coloured, Crop]],
-    cache: Cache,
-    device: torch.device,
-    callbacks: Callbacks,
-    dtype: torch.dtype,
-) -> None:
-    """Encode pictures one by one, by their keys; encode again in float32 where dtype overflows, and report it."""
+def _in_order(items: Collection[Item]) -> list[Item]:
+    """Sort crops by their pictures, so that each picture is decoded once."""
+    return sorted(items, key=lambda item: (item[0], repr(item[1])))
+
+
+def _encode_pictures(work: Work, missing: Mapping[str, tuple[Coloured, Crop]]) -> None:
+    """Encode pictures one by one, by their keys; encode again in float32 where vae_dtype overflows, and report it."""
+    base, device, dtype = work.base, work.device, work.vae_dtype
     overflowed: list[str] = []
     on_cpu = 0
     with ExitStack() as stack:
-        vae = stack.enter_context(placed(base.autoencoder, device))
-        small = copy.deepcopy(vae).to(dtype) if dtype != torch.float32 else vae
+        vae = stack.enter_context(work.place(base.autoencoder, device))
+        small = vae
+        if dtype != torch.float32:
+            small = stack.enter_context(work.place(work.copy_in(dtype, vae), device))
         prepared = _prepared(list(missing.values()), lambda file: _decoded(*file))
         for done, (key, (((picture, _), _), pixels)) in enumerate(zip(missing, prepared, strict=True)):
-            callbacks.check()
+            work.callbacks.check()
             (mean, std), no_room = with_room(base.encode_pixels, small, device, pixels)
             if small is not vae and not _finite(mean, std):
                 (mean, std), no_room = with_room(base.encode_pixels, vae, device, pixels)
@@ -227,36 +274,30 @@ def _encode_pictures(
                 raise _not_finite(base, picture)
             on_cpu += no_room
             entry = {"mean": mean} | ({} if std is None else {"std": std})
-            cache.put(key, {name: tensor[0].cpu() for name, tensor in entry.items()})
-            callbacks.phase("encoding pictures", done + 1, len(missing))
+            work.cache.put(key, {name: tensor[0].cpu() for name, tensor in entry.items()})
+            work.callbacks.phase("encoding pictures", done + 1, len(missing))
     if on_cpu:
-        callbacks.note(
+        work.note_once(
+            "room",
             f"{on_cpu} of {len(missing)} pictures were encoded on the CPU, as the GPU had no room for the VAE's work. "
-            "To halve that memory set vae_precision of Load Base Model to bfloat16."
+            "To halve that memory set vae_precision of Load Base Model to bfloat16.",
         )
     if overflowed:
         some = count(overflowed, "picture", "pictures")
         short = str(dtype).removeprefix("torch.")
-        callbacks.note(f"The VAE overflows in {short} on {some}, encoded in float32 instead: {names(overflowed)}.")
+        sentence = f"The VAE overflows in {short} on {some}, encoded in float32 instead: {names(overflowed)}."
+        work.note_once("overflow", sentence)
 
 
-def _encode_painted(
-    base: BaseModel,
-    plan: Plan,
-    opposite: bool,
-    cache: Cache,
-    device: torch.device,
-    callbacks: Callbacks,
-    world: World,
-) -> dict[Item | Size, str]:
+def _encode_painted(work: Work, needs: Needs, opposite: bool) -> dict[Item | Size, str]:
     """Encode masked pictures for an inpainting model, in float32, and return their keys.
 
     opposite: those at the other end of a slider, with the same masks.
     """
+    base, plan, cache, device = work.base, work.plan, work.cache, work.device
     pictures, concepts = plan.manifest.pictures, plan.concepts
-    masked, blank = plan.masked_crops()
-    items, vae_id = sorted(masked, key=lambda i: (i[0], repr(i[1]))), base.autoencoder_identity
-    keys: dict[Item | Size, str] = {size: blank_key(size=size, vae_id=vae_id) for size in sorted(blank)}
+    items, vae_id = _in_order(needs.masked), base.autoencoder_identity
+    keys: dict[Item | Size, str] = {size: blank_key(size=size, vae_id=vae_id) for size in sorted(needs.blank)}
     for i, crop in items:
         masks = concepts[i].masks
         assert masks is not None, "the plan has found a mask"
@@ -270,14 +311,15 @@ def _encode_painted(
         )
     missing = [item for item in items if not cache.has(keys[item])]
     _check_space(base, cache, [crop for _, crop in missing])
-    missing, sizes = world.mine(missing), world.mine([size for size in sorted(blank) if not cache.has(keys[size])])
+    missing = work.world.mine(missing)
+    sizes = work.world.mine([size for size in sorted(needs.blank) if not cache.has(keys[size])])
     if not missing and not sizes:
         return keys
-    with placed(base.autoencoder, device) as vae:
+    with work.place(base.autoencoder, device) as vae:
         for size in sizes:
             cache.put(keys[size], {"painted": base.encode_blank(vae, size)[0].cpu()})
         for done, (item, picture) in enumerate(_prepared(missing, lambda i: _picture(plan, i, opposite))):
-            callbacks.check()
+            work.callbacks.check()
             pixel_mask, mask = (
                 m[None] for m in painting_masks(cut_mask(_mask(plan, item[0]), item[1]), base.latents.pixels)
             )
@@ -285,19 +327,13 @@ def _encode_painted(
             if not _finite(painted):
                 raise _not_finite(base, plan.file(item[0], opposite))
             cache.put(keys[item], {"painted": painted[0].cpu()})
-            callbacks.phase("encoding masked pictures", done + 1, len(missing))
+            work.callbacks.phase("encoding masked pictures", done + 1, len(missing))
     return keys
 
 
-def _encode_references(
-    base: BaseModel,
-    references: Collection[Reference],
-    cache: Cache,
-    device: torch.device,
-    callbacks: Callbacks,
-    world: World,
-) -> dict[Reference, str]:
+def _encode_references(work: Work, references: Collection[Reference]) -> dict[Reference, str]:
     """Encode control pictures, in float32, and return their keys."""
+    base, cache, device = work.base, work.cache, work.device
     keys = {
         each: reference_key(
             picture_digest=each.control.digest,
@@ -309,18 +345,18 @@ def _encode_references(
     }
     missing = [each for each, key in keys.items() if not cache.has(key)]
     _check_space(base, cache, [each.crop for each in missing])
-    if missing := world.mine(missing):
-        with placed(base.autoencoder, device) as vae:
+    if missing := work.world.mine(missing):
+        with work.place(base.autoencoder, device) as vae:
             items = [((each.control, each.background), each.crop) for each in missing]
             for done, (each, (_, pixels)) in enumerate(
                 zip(missing, _prepared(items, lambda f: _decoded(*f)), strict=True)
             ):
-                callbacks.check()
+                work.callbacks.check()
                 reference, _ = with_room(base.encode_reference, vae, device, pixels)
                 if not _finite(reference):
                     raise _not_finite(base, each.control)
                 cache.put(keys[each], {"reference": reference[0].cpu()})
-                callbacks.phase("encoding control pictures", done + 1, len(missing))
+                work.callbacks.phase("encoding control pictures", done + 1, len(missing))
     return keys
 
 
@@ -417,66 +453,64 @@ def _room(cache: Cache) -> tuple[int, Path | str, int]:
     return shutil.disk_usage(folder).free, cache.folder, cache.limit
 
 
-def _check_text_space(each: int, texts: int, cache: Cache, callbacks: Callbacks) -> None:
+def _check_text_space(work: Work, each: int, texts: int) -> None:
     """Raise ValueError if captions do not fit on the disk or into RAM; note those that exceed the limit of the cache.
 
     each: bytes of the first caption; others have about as many.
     """
     needed, more = each * texts, "set caption_variants of Concept Dataset lower"
-    free, place, limit = _room(cache)
+    free, place, limit = _room(work.cache)
     if needed > free:
         raise ValueError(
             f"{texts} encoded captions need {needed / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free in {place}; make "
             f"room, or {more}."
         )
     if 0 < limit < needed:
-        callbacks.note(
+        work.callbacks.note(
             f"{texts} encoded captions take about {needed / 1e9:.1f} GB, more than the limit of what the pack keeps, "
             f"{limit / 1e9:.1f} GB. They stay until this run ends; to have fewer, {more}."
         )
 
 
 @torch.no_grad()
-def _encode_texts(
-    base: BaseModel, texts: set[str], cache: Cache, device: torch.device, callbacks: Callbacks, world: World = ALONE
-) -> dict[str, str]:
+def _encode_texts(work: Work, texts: Collection[str]) -> dict[str, str]:
     """Encode texts that the cache lacks and return the key of each; texts with a trained embedding are left out."""
+    base, cache = work.base, work.cache
     words = base.text_encoders[0].words if base.text_encoders else {}  # training changes what these captions encode to
     keys = {t: text_key(caption=t, encoder_id=base.text_identity) for t in sorted(texts) if not mentions(t, words)}
-    missing = world.mine([text for text, key in keys.items() if not cache.has(key)])
+    missing = work.world.mine([text for text, key in keys.items() if not cache.has(key)])
     if missing:
         with ExitStack() as stack:
             for encoder in base.text_encoders:
-                stack.enter_context(placed(encoder.model, device))
+                stack.enter_context(work.place(encoder.model, work.device))
             for done, text in enumerate(missing):
-                callbacks.check()
-                encoded = base.encode_text(text, device)
+                work.callbacks.check()
+                encoded = base.encode_text(text, work.device)
                 if not done:
-                    _check_text_space(sum(tensor.nbytes for tensor in encoded.values()), len(missing), cache, callbacks)
+                    _check_text_space(work, sum(tensor.nbytes for tensor in encoded.values()), len(missing))
                 cache.put(keys[text], encoded)
-                callbacks.phase("encoding captions", done + 1, len(missing))
+                work.callbacks.phase("encoding captions", done + 1, len(missing))
     return keys
 
 
 @torch.no_grad()
-def _encode_seen(
-    base: BaseModel, seen: Collection[Seen], cache: Cache, device: torch.device, callbacks: Callbacks, world: World
-) -> dict[Seen, str]:
+def _encode_seen(work: Work, seen: Collection[Seen]) -> dict[Seen, str]:
     """Encode captions that the text encoders read with control pictures, and return their keys."""
+    base, cache = work.base, work.cache
     keys: dict[Seen, str] = {}
     for caption, references in sorted(seen, key=lambda each: (repr(each[1]), each[0])):
         shown = [(each.control.digest, each.background, dataclasses.asdict(each.crop)) for each in references]
         identity = f"{base.text_identity}/{base.seen_as}"
         keys[caption, references] = text_key(caption=caption, encoder_id=identity, pictures=shown)
-    missing = world.mine([each for each, key in keys.items() if not cache.has(key)])
+    missing = work.world.mine([each for each, key in keys.items() if not cache.has(key)])
     read = functools.lru_cache(maxsize=MOST_CONTROLS)(_pixels)  # of one picture after another
     for done, (caption, references) in enumerate(missing):
-        callbacks.check()
-        encoded = base.encode_text(caption, device, [read(each) for each in references])
+        work.callbacks.check()
+        encoded = base.encode_text(caption, work.device, [read(each) for each in references])
         if not done:
-            _check_text_space(sum(tensor.nbytes for tensor in encoded.values()), len(missing), cache, callbacks)
+            _check_text_space(work, sum(tensor.nbytes for tensor in encoded.values()), len(missing))
         cache.put(keys[caption, references], encoded)
-        callbacks.phase("encoding captions with control pictures", done + 1, len(missing))
+        work.callbacks.phase("encoding captions with control pictures", done + 1, len(missing))
     return keys
 
 

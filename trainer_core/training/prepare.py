@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import platform
 from collections.abc import Callable, Mapping
@@ -29,15 +30,25 @@ from ..config import (
     resolution_remarks,
 )
 from ..config.optimizer import RATES
-from ..data.cache import Cache
+from ..data.cache import Cache, Passing
 from ..data.controls import References
 from ..data.plan import Plan, build_plan
 from ..data.scan import PLACE, Index, manifest_digest, manifest_parts, scan
 from ..lora_files.continued import check_lora_files, load_continued
 from ..lora_files.merge import merge_beneath
-from ..memory import DTYPES, Programs, Stream, check_weights, compile_blocks, keep_weights, prepare, recompute
+from ..memory import (
+    DTYPES,
+    Programs,
+    Stream,
+    check_attention,
+    check_weights,
+    compile_blocks,
+    keep_weights,
+    prepare,
+    recompute,
+)
 from ..models import BaseModel, Source, check_weighted, word_ids
-from ..networks import remarks_on_algorithm
+from ..networks import Network, remarks_on_algorithm
 from ..networks.of_model import build_network, learning_rates
 from ..objective import Objective, check_objective, check_preservation, check_slider, objective_remarks, other_captions
 from ..objective.uncertainty import Uncertainty
@@ -57,13 +68,18 @@ from ..runs.publish import Destination
 from ..runs.values import is_count, is_object
 from .checkpoint import resume
 from .conditioning import check_embeddings, check_stops
-from .encode import encode_plan, encode_together
+from .encode import Encoded, Work, encode_plan, encode_together
+from .live import LiveEncoder
 from .references import check_references, sample_references, seen_captions
 from .saving import publish
 from .state import Run
 from .validate import check_validation, measured_levels
 
 LITTLE = 0.01  # share of the full learning rate below which added steps change little
+ANEW = (
+    "Nothing is kept of encoded pictures and captions, so each step also encodes its own, which takes longer; to "
+    "encode each once, set encodings of Memory to disk."
+)
 FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
 
 
@@ -130,6 +146,7 @@ def check_settings(job: Job) -> None:
     config = job.config
     check_optimizer(config.optimizer, config.scheduler, job.device)
     check_log(config.train.log, job.logs)
+    check_attention(config.memory.attention, job.device, job.dtype)
     # float16 needs scaled gradients, and CUDA scales none in bfloat16.
     if config.lora.dtype == "bfloat16" and job.dtype == torch.float16:
         raise ValueError(
@@ -297,14 +314,16 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
     if outline.base.managed:
         ladder, needed = fit_measured(config, plan, outline.base, job.device, DTYPES[config.lora.dtype])
     else:
-        ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes)
+        vae = job.source.outline_autoencoder() if config.memory.encodings == "none" else None
+        ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes, vae)
     settings = (
         *resolution_remarks(config.train, config.dataset, outline.base.defaults, outline.base.title),
         *objective_remarks(config, outline.base.noise, outline.base.levels),
         *remarks_on_algorithm(config.lora),
         *optimizer_remarks(config.optimizer),
     )
-    for sentence in (needed, *job.source.remarks(), *settings):
+    anew = (ANEW,) if config.memory.encodings == "none" else ()
+    for sentence in (needed, *anew, *job.source.remarks(), *settings):
         note(sentence)
     return ladder
 
@@ -334,20 +353,15 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     network.to(device, DTYPES[config.lora.dtype])
     others = other_captions(planned.plan, config.objective)
     prompts = None if train_text else config.sample.texts() | others
-    vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
-    cache = Cache(job.cache, job.cache_limit, in_ram=config.memory.encodings == "RAM")
-    with cache, network.attached():  # a continued LoRA changes captions, too
-        seen = seen_captions(planned.plan, base, config.objective, planned.drawn)
-        texts = {"prompts": prompts, "seen": seen, "drawn": planned.drawn}
-        encode = partial(encode_plan, base, planned.plan, cache, device, job.callbacks, **texts)
-        encoded = encode_together(job.world, cache, lambda world: encode(vae_dtype=vae_dtype, world=world))
-        if job.world.leads:
-            cache.prune()
+    encoded, live = _encoded(job, planned, base, network, prompts)
     if base.text_encoders and not trains_text(config, base):
-        network.release(*(text.prefix for text in base.text_encoders))
+        prefixes = [text.prefix for text in base.text_encoders]
+        network.leave(*prefixes) if live else network.release(*prefixes)
         base.free("text")
     for text in base.text_encoders:
         text.model.to(device)
+    if live:
+        live.trained = [text.model for text in base.text_encoders]
     compiled = compile_blocks(base.units(base.denoiser), note) if config.memory.compile else Programs(note)
     settings = config.optimizer
     groups = network.groups(rates, settings.conv_learning_rate, settings.lora_plus_ratio)
@@ -379,7 +393,36 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         verify=job.verify,
         continued=start.describe() if start else None,
         world=job.world,
+        live=live,
     )
+
+
+def _encoded(
+    job: Job, planned: Planned, base: BaseModel, network: Network, prompts: set[str] | None
+) -> tuple[Encoded, LiveEncoder | None]:
+    """Encode all that a run needs, or build what encodes it while training, where nothing is kept.
+
+    prompts: texts beside the plan's captions; None: the text encoders are trained.
+    """
+    config, plan, drawn = job.config, planned.plan, planned.drawn
+    vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
+    if config.memory.encodings == "none":
+        cache = Passing(job.cache)
+        quiet = replace(job.callbacks, phase=Callbacks().phase)
+        encoders = copy.copy(base)  # keeps the text encoders that training drops
+        work = Work(base=encoders, plan=plan, cache=cache, device=job.device, callbacks=quiet, vae_dtype=vae_dtype)
+        live = LiveEncoder(
+            work=work, network=network, objective=config.objective, drawn=drawn, texts=prompts is not None
+        )
+        return Encoded(cache=cache), live
+    cache = Cache(job.cache, job.cache_limit, in_ram=config.memory.encodings == "RAM")
+    with cache, network.attached():  # a continued LoRA changes captions, too
+        texts = {"prompts": prompts, "seen": seen_captions(plan, base, config.objective, drawn), "drawn": drawn}
+        encode = partial(encode_plan, base, plan, cache, job.device, job.callbacks, **texts)
+        encoded = encode_together(job.world, cache, lambda world: encode(vae_dtype=vae_dtype, world=world))
+        if job.world.leads:
+            cache.prune()
+    return encoded, None
 
 
 def apply_memory(run: Run, memory: MemoryConfig) -> None:

@@ -16,7 +16,7 @@ from ..data.plan import Plan
 from ..data.scan import Index, file_at, resolve_folder
 from ..data.scan.pictures import facts_of, reading
 from ..models import BaseModel
-from ..objective.preserved import BLANK, preserved_caption
+from ..objective.preserved import texts_beside
 from ..objective.slider import all_prompts
 from ..workflow.settings import plain_path
 from .encode import Seen
@@ -114,9 +114,8 @@ def seen_captions(
     found: set[Seen] = set()
     for sample in samples:
         references = plan.references(sample.picture, sample.crop)
-        others = [preserved_caption(sample.caption, objective), BLANK if objective.guidance_loss else None]
-        texts = (sample.caption, *others, *all_prompts(objective))
-        found |= {(text, references) for text in texts if text is not None}
+        texts = {sample.caption, *texts_beside(sample.caption, objective), *all_prompts(objective)}
+        found |= {(text, references) for text in texts}
     for picture, references in drawn.items():
         found |= {(picture.prompt, references), (picture.negative, references)}
     return found

@@ -53,6 +53,7 @@ def draw_samples(run: Run) -> list[Path]:
 def _draw(run: Run, version: Version) -> list[Path]:
     """Draw each prompt with a version's weights, and write each picture before the next one is drawn."""
     paths: list[Path] = []
+    run.encode_prompts()
     with version.weights(), run.base.drawing(run.network):
         read = run.reader(training=False)
         images = sample_images(

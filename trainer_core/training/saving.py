@@ -14,6 +14,7 @@ import torch
 from ..common.disk_errors import describe_disk_error, reason
 from ..common.tensor_tree import DISK_ERRORS, pack, save_state, unpack
 from ..common.wording import count
+from ..config import MemoryConfig
 from ..data.plan import Plan
 from ..runs import HISTORY, OPTIMIZER, WEIGHTS, Checkpoint
 from ..runs.publish import Saved
@@ -183,7 +184,7 @@ def save_interrupted(run: Run) -> None:
     note = run.callbacks.note
     lost = f"Step {run.at} could not be saved: {problem} " if problem else ""
     if before is None:
-        note(f"{lost}Nothing of this run is saved yet." if run.at else describe_stop(None, run.plan))
+        note(f"{lost}Nothing of this run is saved yet." if run.at else describe_stop(None, run.plan, run.config.memory))
         return
     try:
         saved = publish(run, before, f"-stopped-at-{before.step}")
@@ -198,12 +199,13 @@ def save_interrupted(run: Run) -> None:
     )
 
 
-def describe_stop(checkpoint: Checkpoint | None, plan: Plan) -> str:
+def describe_stop(checkpoint: Checkpoint | None, plan: Plan, memory: MemoryConfig) -> str:
     """Describe a run that was stopped before its first step; checkpoint: the one to resume from."""
     where = "the first step"
     if checkpoint is not None:
         where = f"step {checkpoint.step + 1} of {plan.steps}; the step before is saved in {checkpoint.path}"
-    return f"Stopped before {where}; encoded pictures and captions are kept. Press Run again to resume."
+    kept = "; encoded pictures and captions are kept" if memory.encodings == "disk" else ""
+    return f"Stopped before {where}{kept}. Press Run again to resume."
 
 
 def _save_at_least_state(run: Run) -> Checkpoint:

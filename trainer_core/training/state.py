@@ -29,6 +29,7 @@ from ..runs.publish import Destination
 from .batch import Read, build_conditions
 from .conditioning import text_reader
 from .encode import Encoded
+from .live import LiveEncoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,7 @@ class Run:
     plan: Plan
     curve: Curve  # of the learning rate
     base: BaseModel
-    encoded: Encoded
+    encoded: Encoded  # of the whole run, or of the last call of `encode`
     network: Network
     objective: Objective
     optimizer: Any
@@ -66,6 +67,7 @@ class Run:
     continued: Mapping[str, Any] | None  # metadata of the continued LoRA
     world: World = ALONE  # the processes that share its steps
     uncertainty: Uncertainty | None = None  # of each noise level, trained along
+    live: LiveEncoder | None = None  # where nothing that is encoded is kept
 
     at: int = 0  # steps finished
     losses: list[float] = field(default_factory=list)  # of each step, NaN where it was not finite
@@ -91,9 +93,19 @@ class Run:
         """Tell whether no step is left."""
         return self.ended or self.at >= self.plan.steps
 
+    def encode(self, samples: Sequence[Sample], prompts: Collection[str] = ()) -> None:
+        """Encode what passes on some samples read, where nothing is kept; prompts: beside their captions."""
+        if self.live is not None:
+            self.encoded = self.live.encode(samples, prompts, self.memory)
+
+    def encode_prompts(self) -> None:
+        """Encode what samples are drawn with, where nothing is kept."""
+        if self.live is not None:
+            self.encoded = self.live.encode_prompts(self.config.sample, self.memory)
+
     def reader(self, *, training: bool) -> Read:
         """Build a function that turns a caption into its conditioning; see `text_reader`."""
-        return text_reader(self.base, self.encoded, self.device, training=training)
+        return text_reader(self.base, lambda: self.encoded, self.device, training=training)
 
     def conditions(self, samples: Sequence[Sample], read: Read) -> Any:
         """Batch the conditions of samples for the model."""

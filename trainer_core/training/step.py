@@ -60,7 +60,7 @@ class Passes:
         run.scaler.scale(self.loss)  # makes the scaler ready where a process had no micro-batch
         micro_batches, parameters, scale = run.plan.step(run.at), trained_parameters(run), run.noise_scale
         sizes = [len(each.samples) for each in micro_batches]
-        masked = [int(any(map(run.encoded.has_mask, each.samples))) for each in micro_batches]
+        masked = [int(any(run.plan.has_mask(sample.picture) for sample in each.samples)) for each in micro_batches]
         own = (
             torch.tensor([float(p.grad is not None) for p in parameters], device=run.device),
             placed(self.losses, sizes, run),

@@ -149,6 +149,7 @@ def losses_at(run: Run, read: Read, at: Sequence[int]) -> Iterator[tuple[range, 
     found: list[tuple[range, Tensor]] = []
     for sample in run.world.mine(plan.validation):
         ends = (sample, replace(sample, opposite=True)) if run.config.dataset.paired else (sample,)
+        run.encode(ends)
         for first in range(0, len(levels), size):
             part = range(first, min(first + size, len(levels)))
             total = torch.zeros(len(part), device=device)
@@ -170,6 +171,7 @@ def check_prediction(run: Run, read: Read) -> list[str]:
     if path.kind not in kinds:
         return []
     samples, seed = run.plan.step(0)[0].samples, run.config.train.seed
+    run.encode(samples)
     latents = torch.stack([run.encoded.latents(sample)[0] for sample in samples]).to(device)
     draws = [generator(seed, "kind", i) for i in range(len(samples))]
     noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)

@@ -328,6 +328,15 @@ class ConnectedModel:
         )
 
     @contextmanager
+    def encoding(self) -> Iterator[None]:
+        """Let the linked VAE and CLIP compute as outside of a session, and load the MODEL again where it had to go."""
+        with gradients.paused():
+            try:
+                yield
+            finally:
+                self.load()
+
+    @contextmanager
     def drawing(self, network: Any) -> Iterator[None]:
         """Let `draw` see a network that is attached: a partner takes its tensors as ComfyUI's loader takes the file."""
         with ExitStack() as stack:
@@ -396,6 +405,9 @@ class ConnectedSource:
         """Return the linked models: their shapes are all that is asked of an outline."""
         del dtype
         return self._model
+
+    def outline_autoencoder(self) -> None:
+        """None: ComfyUI moves the VAE."""
 
     def load(self, dtype: torch.dtype, amend: Callable[[Any], None] | None = None) -> ConnectedModel:
         """Let ComfyUI load the MODEL; amend: changes it."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..files.kept import KeptFiles
-from ..files.safetensors_file import highest_number, opened, read_header, read_part
+from ..files.safetensors_file import Shapes, highest_number, opened, read_header, read_part
 from ..files.tensors import Complete, fill, of_possible_shapes
 from .family import Family, check_vae
 from .names import tiny_vae_names, vae_ldm_names
@@ -21,10 +21,18 @@ def read_vae(path: Path, family: Family, kept: KeptFiles | None = None) -> dict[
     """Read an autoencoder's file, of original or diffusers' names, under the original names. kept: files in memory."""
     header = read_header(path)
     check_vae(header, family)
-    first = "encoder.conv_in.weight"
-    prefix = next(key.removesuffix(first) for key in header.shapes if key.endswith(first))
     with opened(header, kept and kept.take(header)) as file:
-        tensors = read_part(file, header.shapes, prefix)
+        return original_names(read_part(file, header.shapes, vae_prefix(header.shapes)))
+
+
+def vae_prefix(shapes: Shapes) -> str:
+    """Find what the names in an autoencoder's file begin with."""
+    first = "encoder.conv_in.weight"
+    return next(key.removesuffix(first) for key in shapes if key.endswith(first))
+
+
+def original_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename an autoencoder's tensors from diffusers' names, if they have these, to the original ones."""
     if any(".down_blocks." in name for name in tensors):
         tensors = newer_names(tensors)
         levels = 1 + highest_number(tensors, r"encoder\.down_blocks\.(\d)\.")

@@ -146,6 +146,15 @@ def outline_folder(kind: Any, folder: Path) -> nn.Module:
         return kind.from_config(config)
 
 
+def folder_autoencoder(path: Path) -> Any:
+    """Choose diffusers' class of the autoencoder in a folder."""
+    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+    from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
+
+    tiny = read_config(path / "vae" / "config.json").get("_class_name") == "AutoencoderTiny"
+    return AutoencoderTiny if tiny else AutoencoderKL
+
+
 def load_folder(kind: Any, folder: Path) -> nn.Module:
     """Load a diffusers model from its folder; raises ValueError if weights and configuration differ."""
     model, tensors = outline_folder(kind, folder), newer_names(folder_tensors(folder))

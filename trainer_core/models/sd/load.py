@@ -30,7 +30,7 @@ from .family import (
     text_widths,
     unet_prefix,
 )
-from .folder import check_folder, folder_tensors, load_folder, read_config
+from .folder import check_folder, folder_autoencoder, folder_tensors, load_folder, read_config
 from .model import StableDiffusion
 from .text import find_tokenizer, load_tokenizer
 from .unet import build_unet, unet_shape
@@ -172,8 +172,6 @@ def _load_file(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFil
 
 def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptFiles) -> StableDiffusion:
     """Load a diffusers folder, safetensors only, never from a hub; given files replace its parts."""
-    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
-    from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
     family = check_folder(path, given)
@@ -187,8 +185,7 @@ def _load_folder(path: Path, tokenizer: Any, given: dict[str, Path], kept: KeptF
         tensors = read_vae(given[VAE_FILE], family, kept)
         vae, vae_hash = build_vae(tensors, given[VAE_FILE].name), hash_tensors(tensors)
     else:
-        tiny = read_config(path / "vae" / "config.json").get("_class_name") == "AutoencoderTiny"
-        vae = load_folder(AutoencoderTiny if tiny else AutoencoderKL, path / "vae")
+        vae = load_folder(folder_autoencoder(path), path / "vae")
         vae_hash = hash_folder(path / "vae")
     return StableDiffusion(
         family=family,

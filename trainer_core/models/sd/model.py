@@ -330,6 +330,10 @@ class StableDiffusion:
         """20 steps of the core's Euler sampler at CFG scale 7."""
         return SamplingDefaults(steps=20, cfg=7.0, sampler="euler", samplers=("euler",))
 
+    def encoding(self) -> AbstractContextManager[None]:
+        """Nothing: the encoders are models beside the UNet."""
+        return nullcontext()
+
     def drawing(self, network: Any) -> AbstractContextManager[None]:
         """Nothing: the core's sampler draws with the denoiser as it is."""
         del network

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from ...config import BaseModelConfig
 from ..files.safetensors_file import Shapes, read_header, shapes_under
 from ..files.tensors import of_possible_shapes
+from .autoencoder import build_vae, original_names, vae_prefix
 from .encoder import build_text
-from .family import INPAINTING_CHANNELS, TEXT_FILES, detect_family, unet_prefix
-from .folder import check_folder, folder_shapes, outline_folder
+from .family import INPAINTING_CHANNELS, TEXT_FILES, VAE, VAE_FILE, detect_family, unet_prefix
+from .folder import check_folder, folder_autoencoder, folder_shapes, outline_folder
 from .load import detect_noise, given_files
 from .model import StableDiffusion
 from .text import find_tokenizer, load_tokenizer
@@ -53,6 +54,17 @@ def _outline(config: BaseModelConfig, dtype: torch.dtype) -> StableDiffusion:
     base.clip_skip, base.prompt_weights = config.clip_skip, config.prompt_weights
     base.prediction, base.zero_terminal_snr = detect_noise(config)
     return base
+
+
+def outline_autoencoder(config: BaseModelConfig) -> nn.Module:
+    """Build the autoencoder as `load_base_model` does, but without weights, in float32."""
+    path, given = Path(config.path), given_files(config)
+    if VAE_FILE not in given and path.is_dir():
+        return outline_folder(folder_autoencoder(path), path / "vae")
+    header = read_header(given.get(VAE_FILE, path))
+    shapes = shapes_under(header.shapes, vae_prefix(header.shapes) if VAE_FILE in given else VAE)
+    with of_possible_shapes(header.path.name):
+        return nn.Module.to(build_vae(original_names(_empty(shapes)), header.path.name), "meta", torch.float32)
 
 
 def _empty(shapes: Shapes) -> dict[str, Tensor]:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from ...config import BaseModelConfig
 from ..files.kept import KeptFiles
 from .family import TEXT_FILES, VAE_FILE
 from .load import check_base_model, load_base_model
 from .model import StableDiffusion
-from .outline import outline_base_model
+from .outline import outline_autoencoder, outline_base_model
 from .remarks import remarks
 from .text import find_tokenizer
 
@@ -32,6 +33,10 @@ class StableDiffusionFiles:
     def outline(self, dtype: torch.dtype = torch.float32) -> StableDiffusion:
         """Build UNet and text encoders without weights."""
         return outline_base_model(self.config, dtype)
+
+    def outline_autoencoder(self) -> nn.Module:
+        """Build the autoencoder without weights."""
+        return outline_autoencoder(self.config)
 
     def load(self, dtype: torch.dtype, amend: Callable[[StableDiffusion], None] | None = None) -> StableDiffusion:
         """Load the model to the CPU, frozen, offline."""

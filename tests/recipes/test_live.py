@@ -1,0 +1,208 @@
+"""Runs that keep nothing of encoded pictures and captions: the bits of a cached run, and neither files nor RAM."""
+
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from durable import Cut, cut_at
+from prepared import Ready
+from recipes.material import uniform
+from recipes.recipes import RECIPES, carry_out, configure
+from recipes.record import digests_of
+from safetensors.torch import load_file, save_file
+
+from lora_atelier.trainer_core.common.callbacks import Callbacks
+from lora_atelier.trainer_core.config import (
+    CaptionConfig,
+    DatasetConfig,
+    EmbeddingConfig,
+    ObjectiveConfig,
+    SampleConfig,
+    SavesConfig,
+)
+from lora_atelier.trainer_core.data.cache import Passing
+from lora_atelier.trainer_core.runs import open_run
+from lora_atelier.trainer_core.train import train_lora
+from lora_atelier.trainer_core.training import live
+
+pytestmark = pytest.mark.usefixtures("no_estimates")
+
+ALIKE = (
+    *("sd1", "xl", "inpainting", "weights in 8 bits", "text encoders", "embedding", "continued", "one beneath"),
+    *("dropouts, bounded norms", "masks with prior", "prior prediction", "accumulated, several resolutions"),
+    *("average", "best by validation", "slider of pairs"),
+)
+RESUMED = [name for name in RECIPES if RECIPES[name].undisturbed]
+TEXT_LAYERS = [f"lora_te_text_model_encoder_layers_0_{end}" for end in ("mlp_fc1", "self_attn_q_proj")]
+
+
+@pytest.mark.parametrize("name", [*ALIKE, *RESUMED])
+def test_a_run_gives_the_bits_of_a_cached_one(name, run_of, material, tmp_path):
+    found = carry_out(name, material, tmp_path, encodings="none")
+    cached = run_of(RECIPES[name].undisturbed or name)
+    assert digests_of(found) == digests_of(cached)
+    assert open_run(found.run).keys == open_run(cached.run).keys
+    assert not list(tmp_path.rglob("shard-*"))
+
+
+def train(config, folder, encodings="none", **callbacks):
+    """Train in a folder of its own; return the result and the notes."""
+    notes = []
+    config = config.replace(memory=config.memory.replace(encodings=encodings))
+    told = Callbacks(note=notes.append, **callbacks)
+    output = folder / encodings / "lora.safetensors"
+    return train_lora(
+        config, output, folder / encodings / "cache", callbacks=told, source=Ready(config.base_model)
+    ), notes
+
+
+def alike(config, folder):
+    """Train both ways, compare the bits, and return the result of the run that kept nothing."""
+    (live, _), (cached, _) = train(config, folder), train(config, folder, "disk")
+    assert digests_of(live) == digests_of(cached)
+    assert torch.equal(live.samples, cached.samples)
+    return live
+
+
+@pytest.fixture
+def config(material):
+    """Give the configuration of the recipe sd1, with samples."""
+    prompts = SampleConfig(prompts=("thing", "a red thing --n blue"), width=64, height=64, steps=2)
+    return configure(RECIPES["sd1"], material).replace(sample=prompts)
+
+
+@pytest.fixture
+def continued(config, material, tmp_path):
+    """Give a run that continues a LoRA with layers of the text encoder, and does not train these."""
+    config = config.replace(lora=config.lora.replace(preset="attn-mlp"))
+    first, _ = train(
+        config.replace(optimizer=config.optimizer.replace(text_encoder_learning_rate=1e-2)), tmp_path / "first", "disk"
+    )
+    moved = {
+        name: uniform(name, tuple(t.shape), 0.3) if name.startswith("lora_te") and "lora_" in name[8:] else t
+        for name, t in first.tensors.items()
+    }
+    save_file(moved, tmp_path / "earlier.safetensors")
+    lora = config.lora.replace(start=str(tmp_path / "earlier.safetensors"), dropout=0.3, module_dropout=0.3)
+    return config.replace(lora=lora)
+
+
+def test_layers_of_text_encoders_that_are_not_trained_act_on_captions(continued, config, tmp_path):
+    """Also on what the frozen model predicts, and without the dropout of the layers that are trained."""
+    concepts = continued.dataset.concepts
+    concepts = (concepts[0], concepts[1].replace(role="prior_prediction"), *concepts[2:])
+    result = alike(continued.replace(dataset=DatasetConfig(concepts=concepts)), tmp_path)
+    assert any(name.startswith("lora_te") for name in result.tensors)
+    without = {name: t for name, t in result.tensors.items() if not name.startswith("lora_te")}
+    start = tmp_path / "unet.safetensors"
+    save_file(without, start)
+    other, _ = train(continued.replace(lora=continued.lora.replace(start=str(start))), tmp_path / "unet")
+    assert other.losses[0] != result.losses[0]
+
+
+def test_captions_without_the_trained_word_are_those_of_the_frozen_text_encoder(continued, tmp_path):
+    """Whether a LoRA's layers act on them, or none does."""
+    words = (EmbeddingConfig(token="red", vectors=2, learning_rate=3e-2, stop=3),)
+    objective = ObjectiveConfig(preservation="blank")
+    alike(continued.replace(lora=continued.lora.replace(embeddings=words), objective=objective), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        {"preservation": "class", "preservation_trigger": "thing", "preservation_class": "creature"},
+        {"latent_sampling": "sample", "preservation": "blank"},
+        {"slider": "prompts", "slider_positive": "red", "slider_negative": "blue", "slider_keep": ("cat", "dog")},
+    ],
+    ids=lambda objective: next(iter(objective)),
+)
+def test_every_caption_of_a_step_is_there(objective, config, tmp_path):
+    if "slider" in objective:
+        config = config.replace(dataset=DatasetConfig(concepts=config.dataset.concepts[:2]))
+    alike(config.replace(objective=ObjectiveConfig(**objective)), tmp_path)
+
+
+def test_new_captions_at_every_visit(config, tmp_path):
+    captions = CaptionConfig(shuffle=True, tag_dropout=0.5, variants=0)
+    concepts = (config.dataset.concepts[0].replace(captions=captions),)
+    alike(config.replace(dataset=DatasetConfig(concepts=concepts)), tmp_path)
+
+
+def test_a_run_goes_on_with_another_choice(config, tmp_path):
+    """From saves of either kind, since neither is part of the run's key."""
+    whole, _ = train(config, tmp_path / "whole", "disk")
+    config = config.replace(saves=SavesConfig(save_every=1, save_unit="steps"))
+    folder = tmp_path / "parts"
+
+    def part(encodings, **callbacks):
+        changed = config.replace(memory=config.memory.replace(encodings=encodings))
+        output = folder / "lora.safetensors"
+        return train_lora(changed, output, folder / "cache", callbacks=Callbacks(**callbacks))
+
+    for encodings, step in (("none", 2), ("disk", 3)):
+        with pytest.raises(Cut):
+            part(encodings, step=cut_at(step))
+    result = part("none")
+    assert "Resumed after step 3" in result.origin
+    assert digests_of(result) == digests_of(whole)
+    assert "Already trained in" in part("RAM").origin
+
+
+def test_a_micro_batch_at_a_time_is_kept_and_no_file_written(config, tmp_path, monkeypatch):
+    caches, sizes, real = [], [], live.encode
+
+    def counted(work, needs):
+        assert sum(cache() is not None for cache in caches) <= 2  # that of the last micro-batch, and the new one
+        found = real(work, needs)
+        caches.append(weakref.ref(work.cache))
+        assert type(work.cache) is Passing and work.cache.folder == tmp_path / "none" / "cache"
+        sizes.append(len(work.cache._pending))
+        return found
+
+    monkeypatch.setattr(live, "encode", counted)
+    config = config.replace(train=config.train.replace(steps=12, batch_size=1), sample=SampleConfig())
+    result, _ = train(config, tmp_path)
+    assert len(sizes) > 12 and max(sizes) == 2  # a picture and its caption
+    assert len(result.losses) == 12
+    left = {path.name for path in (tmp_path / "none" / "cache").rglob("*") if path.is_file()}
+    assert not {name for name in left if name.endswith(".safetensors")}
+
+
+def test_a_picture_that_changes_during_the_run_ends_it_with_a_sentence(config, material, tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for path in Path(material.pictures("squares")).glob("[0-9].*"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    concepts = (config.dataset.concepts[0].replace(folder=str(folder)),)
+    config = config.replace(dataset=DatasetConfig(concepts=concepts))
+
+    def change(report):
+        for path in folder.glob("*.png"):
+            path.write_bytes(path.read_bytes() + b"\0")
+
+    notes = []
+    with pytest.raises(ValueError, match=r"\d\.png has changed since the scan; start again to train it as it is now"):
+        train_lora(
+            config.replace(memory=config.memory.replace(encodings="none")),
+            tmp_path / "lora.safetensors",
+            tmp_path / "cache",
+            callbacks=Callbacks(step=change, note=notes.append),
+        )
+    assert any("Stopped after step 1" in note for note in notes)
+
+
+def test_a_vae_in_half_precision_is_the_same_and_its_overflow_noted_once(config, tmp_path):
+    """On two pictures alone, as some processors take seconds for one."""
+    tensors = load_file(config.base_model.path)
+    for name, factor in (("0.weight", 2.0**17), ("0.bias", 2.0**17), ("14.weight", 2.0**-17)):
+        tensors[f"first_stage_model.taesd_encoder.{name}"] *= factor  # values inside that no float16 holds
+    save_file(tensors, tmp_path / "large.safetensors")
+    base = config.base_model.replace(vae_precision="float16", path=str(tmp_path / "large.safetensors"))
+    dataset = DatasetConfig(concepts=config.dataset.concepts[:1])
+    short = config.train.replace(steps=2, batch_size=1)
+    scheduler = config.scheduler.replace(warmup_steps=0)
+    config = config.replace(base_model=base, dataset=dataset, train=short, scheduler=scheduler, sample=SampleConfig())
+    found, notes = train(config, tmp_path)
+    assert sum("overflows in float16" in note for note in notes) == 1
+    assert digests_of(found) == digests_of(train(config, tmp_path, "disk")[0])
