@@ -219,11 +219,14 @@ def test_captions_that_take_too_much_room_are_told_before_they_are_encoded(
     monkeypatch.setattr(encode_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     notes: list[str] = []
     texts = {f"caption {number}" for number in range(10)}
+    plan: Any = None  # of which captions need nothing
     with Cache(tmp_path, limit) as cache:
+        told = Callbacks(note=notes.append)
+        work = encode_module.Work(base=base, plan=plan, cache=cache, device=torch.device("cpu"), callbacks=told)
         if free < 10_000:
             with pytest.raises(ValueError, match=r"10 encoded captions need 0 MB.*set caption_variants"):
-                encode_module._encode_texts(base, texts, cache, torch.device("cpu"), Callbacks(note=notes.append))
+                encode_module._encode_texts(work, texts)
             assert len(encoded) == 1
             return
-        encode_module._encode_texts(base, texts, cache, torch.device("cpu"), Callbacks(note=notes.append))
+        encode_module._encode_texts(work, texts)
     assert len(encoded) == 10 and all(said in note for note in notes) and len(notes) == bool(said)
