@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..common.side_by_side import side_by_side
 from .singular import Singular
 from .spectral import SpectralNorm, first_bounds, narrow
 
@@ -252,9 +253,13 @@ def settle_sizes(
         progress(1 - len(numbers) / len(layers))
         if not numbers:
             return
-        for number in numbers:
+
+        def closer(number: int, unsure: Callable[[int], bool] = unsure) -> None:
             norm = references[number].spn
             assert norm is not None
             enough, weight = norm.spread / 2, matrix(number).float().flatten(1)
             while norm.spread > enough and unsure(number):
                 narrow(norm, weight)
+
+        for _ in side_by_side(closer, numbers):
+            pass

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ..common.cancel import look
+from ..common.side_by_side import side_by_side
 from ..common.wording import count
 from .formats import FileLayer
 from .read import LoraFile
@@ -112,24 +114,36 @@ def resize_by_recipes(
     references: list[Reference] = []
     measures = weight is not None and any(recipe.needs_model for recipe in recipes)
     first = ROUGH if measures and any(recipe.size is not None for recipe in recipes) else 1.0
-    for number, (name, layer) in enumerate(lora.layers.items()):
+    reading = Lock()
+
+    def read(name: str) -> Tensor:
+        assert weight is not None
+        with reading:
+            return weight(name)
+
+    def measured(name: str) -> tuple[Singular | None, Reference]:
+        one = decomposed(lora.layers[name], read if weight else None)
+        return one, reference_of(read(name), one, recipes) if one and measures else Reference()
+
+    for number, (name, (one, reference)) in enumerate(
+        zip(lora.layers, side_by_side(measured, lora.layers), strict=True)
+    ):
         progress(first * number / len(lora.layers))
-        one = decomposed(layer, weight)
         if one is None:
-            untouched.append(layer)
+            untouched.append(lora.layers[name])
             continue
         names.append(name)
         found.append(one)
-        references.append(reference_of(weight(name), one, recipes) if measures and weight else Reference())
+        references.append(reference)
     if not names:
         _any([], lora)
-    if weight is not None and measures:
+    if measures:
         settle_sizes(
             recipes,
             found,
             references,
             bytes_each,
-            lambda number: weight(names[number]),
+            lambda number: read(names[number]),
             lambda share: progress(first + (1 - first) * share),
         )
     resized = []
