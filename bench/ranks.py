@@ -117,7 +117,7 @@ def start(name: str, folder: Path, size: int) -> list[subprocess.Popen]:
 
 
 def measured(folders: list[Path], name: str, size: int) -> list[dict[str, Any]]:
-    """Run a world of this size in each folder at the same time; return what their first processes measured."""
+    """Run a world of this size in each folder at the same time; give the measurements of their first processes."""
     processes = [process for folder in folders for process in start(name, folder, size)]
     if any([process.wait() for process in processes]):
         raise SystemExit(f"bench: a process of {size} failed.")
