@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -246,15 +246,18 @@ class WithDelta(nn.Module):
     """Base class added to a frozen layer while a network is attached."""
 
     delta: NetworkLayer
+    at_once = False  # whether the frozen layer adds a thin product itself
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the frozen layer's output as the network changes it."""
         if self.delta.reversed:  # y - delta = -(-y + delta)
             return -self.delta(x, -super().forward(x))
         entered = self.delta.enter(x)
+        if self.at_once and (thin := self.delta.thin(x)) is not None:
+            return self.delta.leave(cast(Any, super()).forward_with(entered, *thin))
         return self.delta.leave(self.delta(entered if self.delta.uses_changed_input else x, super().forward(entered)))
 
 
 @functools.cache
 def _with_delta(kind: type) -> type:
-    return type(f"{kind.__name__}WithDelta", (WithDelta, kind), {})
+    return type(f"{kind.__name__}WithDelta", (WithDelta, kind), {"at_once": hasattr(kind, "forward_with")})

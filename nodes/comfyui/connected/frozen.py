@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from comfy.quant_ops import QuantizedTensor
 from torch import Tensor, nn
 
+from ....trainer_core.memory.products import input_gradient, linear
 from ....trainer_core.networks.layers.dora import frozen_weight
+from ....trainer_core.networks.layers.product import add_low_rank
 from ....trainer_core.networks.layers.shape import is_linear
 from ....trainer_core.networks.network import WithDelta
 
@@ -60,13 +62,17 @@ class FrozenLayer(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the layer's output; in training from the exact weight, where the layer would round its input."""
         x = args[0] if args else None
-        if comfy.model_management.in_training and isinstance(x, Tensor) and _rounds(self):
-            forward = functools.partial(_exact, self)
-        else:
-            forward = super().forward
+        exact = comfy.model_management.in_training and isinstance(x, Tensor) and _linear(self)
+        forward = functools.partial(_exact, self) if exact else super().forward
         if isinstance(x, Tensor) and torch.is_grad_enabled() and x.requires_grad:
             return _Frozen.apply(x, self, forward, args[1:], kwargs)
         return forward(*args, **kwargs)
+
+    def forward_with(self, x: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+        """Compute the layer's output plus scale * up(down(x)), and both gradients of x in one tensor."""
+        if comfy.model_management.in_training and torch.is_grad_enabled() and _linear(self):
+            return _FrozenWith.apply(x, down, up, scale, self)
+        return add_low_rank(x, FrozenLayer.forward(self, x), down, up, scale, {})
 
 
 @functools.cache
@@ -85,8 +91,7 @@ class _Frozen(torch.autograd.Function):
         if ctx.again:
             ctx.save_for_backward(x)
         output = forward(x, *args, **kwargs)
-        # nn.Linear gives a view, and autograd refuses to write into a view that a function gives.
-        return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
+        return _no_view(output)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -97,6 +102,45 @@ class _Frozen(torch.autograd.Function):
         else:
             found = _by_repeating(ctx.layer, gradient, ctx.saved_tensors[0], *ctx.again)
         return found.to(ctx.dtype), None, None, None, None
+
+
+class _FrozenWith(torch.autograd.Function):
+    """A frozen linear layer's output, to which a product of thin matrices is added in place, as to x's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, down: Tensor, up: Tensor, scale: float, layer: Any) -> Tensor:
+        """Compute W x + b + scale * up(down(x)); the rank is the row count of thin matrices, as in `add_low_rank`."""
+        ctx.layer, ctx.scale = layer, scale
+        hidden = down @ _rows(x).t()  # (rank, tokens)
+        ctx.save_for_backward(x, down, up, hidden)
+        output = _exact(layer, x)
+        _rows(output).addmm_(hidden.t(), up.t(), alpha=scale)
+        return _no_view(output)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        """Compute the gradients of x, down and up."""
+        x, down, up, hidden = ctx.saved_tensors
+        above = _rows(gradient)
+        inner = ctx.scale * (up.t() @ above.t())
+        of_up = ctx.scale * (hidden @ above).t() if ctx.needs_input_grad[2] else None
+        of_down = inner @ _rows(x) if ctx.needs_input_grad[1] else None
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = _input_gradient(ctx.layer, gradient, x.shape)
+            _rows(of_x).addmm_(inner.t(), down)
+        return of_x, of_down, of_up, None, None
+
+
+def _no_view(output: Tensor) -> Tensor:
+    """Give an output that a model may write into: autograd refuses that for views, such as those of a linear layer."""
+    return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
+
+
+def _rows(x: Tensor) -> Tensor:
+    """View (…, n) as a matrix."""
+    return x.reshape(-1, x.shape[-1])
 
 
 def _known(layer: Any) -> bool:
@@ -119,11 +163,9 @@ def own_class(layer: nn.Module) -> type:
     return next(kind for kind in type(layer).__mro__ if not issubclass(kind, (FrozenLayer, WithDelta)))
 
 
-def _rounds(layer: Any) -> bool:
-    """Tell whether a layer may round its input to the format of its weight."""
-    if not _known(layer) or isinstance(layer, ALL):
-        return False
-    return isinstance(layer.weight, QuantizedTensor) or isinstance(layer, comfy.ops.fp8_ops.Linear)
+def _linear(layer: Any) -> bool:
+    """Tell whether a layer is a known linear one."""
+    return not isinstance(layer, ALL) and _known(layer)
 
 
 def _exact(layer: Any, x: Tensor) -> Tensor:
@@ -131,17 +173,17 @@ def _exact(layer: Any, x: Tensor) -> Tensor:
     scale = _input_scale(layer, x)
     x = x if scale is None else x * scale
     with _weights(layer, x.dtype, x.device) as (weight, bias):
-        return F.linear(x, weight, bias)
+        return linear(x, weight, bias)
 
 
 def _input_gradient(layer: Any, gradient: Tensor, shape: torch.Size) -> Tensor:
     """Compute the gradient of the input of a known layer."""
     with torch.no_grad(), _weights(layer, gradient.dtype, gradient.device) as (weight, _):
-        for kind, input_gradient in CONVOLUTIONS.items():
+        for kind, of_input in CONVOLUTIONS.items():
             if isinstance(layer, kind):
                 geometry = layer.stride, layer.padding, layer.dilation, layer.groups
-                return input_gradient(shape, weight, gradient, *geometry)
-        found = gradient @ weight
+                return of_input(shape, weight, gradient, *geometry)
+        found = input_gradient(gradient, weight)
         scale = _input_scale(layer, found)
         return found if scale is None else found * scale
 

@@ -91,6 +91,14 @@ class NetworkLayer(nn.Module):
         """Compute the changed output of all samples; base_output may be overwritten."""
         raise NotImplementedError
 
+    def thin(self, x: Tensor) -> tuple[Tensor, Tensor, float] | None:
+        """Give down (R, in), up (out, R) and scale in x's dtype where the change of all samples is scale * up(down(x)).
+
+        None: it is not, or dropout may change it.
+        """
+        del x
+        return None
+
     def low_rank(self) -> tuple[Tensor, Tensor] | None:
         """Factor `delta_weight`, flat, into (out, R) and (R, in * k * k); None for layers without such factors."""
         return None

@@ -91,6 +91,13 @@ class LoraLayer(NetworkLayer):
         flat = base_output.reshape(-1, base_output.shape[-1])
         return torch.addmm(flat, hidden.t(), up.t().contiguous(), alpha=self.scale).view(base_output.shape)
 
+    def thin(self, x: Tensor) -> tuple[Tensor, Tensor, float] | None:
+        """Give the factors of a linear layer without dropout."""
+        if self.geometry or self.dropouts:
+            return None
+        down, up = (factor.to(x.dtype) for factor in self._factors())
+        return down, up, self.scale
+
     def _factors(self) -> tuple[Tensor, Tensor]:
         """Compute the effective down (R, in[, k, k]) and up (out, R[, 1, 1]); R is the rank, or twice that."""
         down, up = self.down, self.up if self.scalar is None else self.up * self.scalar
