@@ -45,9 +45,10 @@ SHOWS = (
 PROMPT = "async () => (await window.app.graphToPrompt()).output"
 SAVED = "id => window.app.graph.getNodeById(id).serialize().widgets_values"
 RUN = "() => window.app.queuePrompt(0, 1)"
-# Whether the editor has stored a workflow with these words in the browser, as it does a moment after a change.
-STORED = """words => [localStorage, sessionStorage].some(
-    store => Object.values(store).some(text => text.includes(words)))"""
+# Whether the editor has stored a workflow with just this text in the browser, as it does a moment after a change.
+# A slider on its way to 0 wrote 0.75. Some versions of the editor store JSON in JSON, with its quotes escaped.
+STORED = r"""value => [localStorage, sessionStorage].some(
+    store => Object.values(store).some(text => text.replaceAll("\\", "").includes(`"${value}"`)))"""
 EXECUTED = """() => {
     const ran = [];
     window.app.api.addEventListener("executing", ({ detail }) => detail && ran.push(String(detail)));
