@@ -11,8 +11,10 @@ from zoo.trial import Trial, apart
 from zoo.zoo import ZOO, build, fill, patcher_of, settings
 
 from lora_atelier.nodes.comfyui.connected import gradients
+from lora_atelier.nodes.comfyui.connected.frozen import FrozenLayer
 from lora_atelier.trainer_core.memory import copied_before_written
 from lora_atelier.trainer_core.networks.layers.dora import frozen_weight
+from lora_atelier.trainer_core.networks.layers.lora import LoraLayer
 
 FLOAT8 = torch.float8_e4m3fn
 CHOSEN = ("flux_dev", "z_image", "wan21_t2v")
@@ -188,6 +190,46 @@ def test_nothing_of_a_weight_is_kept_for_the_backward_pass(name):
     with gradients.session(trial.patcher), trial.network.attached(), copied_before_written(), noted:
         trial.loss()
     assert [path for path in kept if not path.endswith(NO_LAYERS)] == []
+
+
+PLAIN = [(name, {}) for name in (*CHOSEN, "cascade_b")]
+PLAIN += [("wan21_t2v", config) for config in ({"dora": True}, {"init": "pissa"}, {"use_scalar": True})]
+
+
+@pytest.mark.parametrize(("name", "config"), PLAIN, ids=str)
+def test_a_lora_added_at_once_has_the_gradients_of_one_added_after(name, config, monkeypatch):
+    """Both ways of float32, whose products may come from different libraries, and of float64."""
+    added = []
+    monkeypatch.setattr(FrozenLayer, "forward_with", counting(FrozenLayer.forward_with, added))
+    for dtype, most in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        at_once, found, trial = trained(build(name, dtype=dtype), name, dtype=dtype, **config)
+        linear = [target for target in trial.network.chosen if isinstance(target.module, nn.Linear)]
+        assert {id(layer) for layer in added} >= {id(target.module) for target in linear}
+        added.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(LoraLayer, "thin", lambda layer, x: None)
+            after, expected, _ = trained(build(name, dtype=dtype), name, dtype=dtype, **config)
+        assert not added
+        assert (at_once - after).abs().max() < most * after.abs().max()
+        assert apart(found, expected) < most
+
+
+@pytest.mark.parametrize("config", [{"dropout": 0.5}, {"rank_dropout": 0.5}, {"algorithm": "loha"}], ids=str)
+def test_only_a_lora_without_dropout_is_added_at_once(config, monkeypatch):
+    added = []
+    monkeypatch.setattr(FrozenLayer, "forward_with", counting(FrozenLayer.forward_with, added))
+    trained(build("wan21_t2v"), "wan21_t2v", **config)
+    assert not added
+
+
+def counting(forward_with, layers):
+    """Note the layers that a method is called of."""
+
+    def counted(layer, *args):
+        layers.append(layer)
+        return forward_with(layer, *args)
+
+    return counted
 
 
 def test_a_layer_without_gradients_is_named():

@@ -113,7 +113,7 @@ class _FrozenWith(torch.autograd.Function):
         ctx.layer, ctx.scale = layer, scale
         hidden = down @ _rows(x).t()  # (rank, tokens)
         ctx.save_for_backward(x, down, up, hidden)
-        output = _exact(layer, x)
+        output = _exact(layer, x).contiguous()  # so that its rows are a view of it
         _rows(output).addmm_(hidden.t(), up.t(), alpha=scale)
         return _no_view(output)
 
@@ -128,7 +128,7 @@ class _FrozenWith(torch.autograd.Function):
         of_down = inner @ _rows(x) if ctx.needs_input_grad[1] else None
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x = _input_gradient(ctx.layer, gradient, x.shape)
+            of_x = _input_gradient(ctx.layer, gradient, x.shape).contiguous()
             _rows(of_x).addmm_(inner.t(), down)
         return of_x, of_down, of_up, None, None
 
@@ -139,7 +139,7 @@ def _no_view(output: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """View (…, n) as a matrix."""
+    """View (…, n) as a matrix; a copy where it is not contiguous."""
     return x.reshape(-1, x.shape[-1])
 
 
