@@ -31,7 +31,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether oneDNN takes a product. In float32 torch calls MKL, which is slow on processors that are not Intel's."""
+    """Tell whether oneDNN takes a product: torch takes MKL in float32, which is slow on processors of AMD."""
     plain = type(weight) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu"
     return plain and x.dtype == weight.dtype == torch.float32 and _has_onednn()
 
