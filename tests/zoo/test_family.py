@@ -2,6 +2,7 @@
 
 import dataclasses
 import typing
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import comfy.model_sampling
@@ -14,6 +15,7 @@ from zoo.linked import linked
 from zoo.zoo import ODD, ROWS, ZOO, build
 
 from lora_atelier.nodes.comfyui.connected import register_connected_models
+from lora_atelier.nodes.comfyui.connected.check import check_distilled
 from lora_atelier.nodes.comfyui.connected.families import FAMILIES, OTHER_KINDS
 from lora_atelier.nodes.comfyui.connected.family import (
     defaults_of,
@@ -23,9 +25,11 @@ from lora_atelier.nodes.comfyui.connected.family import (
     name_of,
     remarks,
 )
+from lora_atelier.nodes.comfyui.connected.layers import list_layers
 from lora_atelier.trainer_core.config import Defaults
 from lora_atelier.trainer_core.config.objective import Distribution
 from lora_atelier.trainer_core.models import source_of
+from lora_atelier.trainer_core.networks.layers.shape import is_matrix
 
 register_connected_models()
 
@@ -201,22 +205,54 @@ def test_the_kleins_are_told_apart():
     assert family_of(build("flux2")[1]).base_version == "flux_2_dev"
 
 
-def test_distilled_models_are_told_by_class_or_by_name():
+FEW_STEPS = [  # row, file, the word that tells
+    ("z_image", "z_image_turbo_bf16.safetensors", "turbo"),
+    ("z_image", "z_image_de_turbo_v1.safetensors", ""),
+    ("z_image", "z_image_bf16.safetensors", ""),
+    ("flux2_klein", "flux-2-klein-4b.safetensors", "klein without base"),
+    ("flux2_klein", "flux-2-klein-base-4b.safetensors", ""),
+    ("hidream", "hidream_i1_fast.safetensors", "fast"),
+    ("hidream", "hidream_i1_dev_bf16.safetensors", "dev"),
+    ("hidream", "hidream_i1_full.safetensors", ""),
+    ("sd15", "sdxl_lightning_4step.safetensors", "lightning"),
+    ("sd15", "Hyper-SD15.safetensors", "hyper"),
+    ("sd15", "hyperrealism_v3.safetensors", ""),
+    ("flux_dev", "flux1-dev.safetensors", ""),
+    ("flux_dev", "flux-dev-de-distill.safetensors", ""),
+    ("flux_dev", "undistilled_flux.safetensors", ""),
+]
+
+
+@pytest.mark.parametrize(("row", "file", "word"), FEW_STEPS)
+def test_a_model_that_is_distilled_by_its_name_is_refused_unless_confirmed(row, file, word):
+    patcher = told(build(row)[1], file)
+    found = [sentence for sentence in remarks(patcher) if "distilled to a few steps" in sentence]
+    assert name_of(patcher) == file and not family_of(patcher).distilled
+    assert len(found) == bool(word) and all(f"({word}) {file}" in sentence for sentence in found)
+    check_distilled(patcher, confirmed=True)
+    with pytest.raises(ValueError, match="set train_distilled of Use Connected Model") if word else nullcontext():
+        check_distilled(patcher, confirmed=False)
+
+
+def test_schnell_is_told_by_its_class_and_no_name_is_no_guess():
     _, schnell = build("flux_schnell")
+    assert name_of(schnell) == "FLUX.1 schnell"
     assert "train on FLUX.1 dev" in family_of(schnell).distilled and family_of(schnell).distilled in remarks(schnell)
-    for name, file, word in (
-        ("z_image", "z_image_turbo_bf16.safetensors", "turbo"),
-        ("z_image", "z_image_bf16.safetensors", ""),
-        ("flux2_klein", "flux-2-klein-4b.safetensors", "klein"),
-        ("flux2_klein", "flux-2-klein-base-4b.safetensors", ""),
-        ("hidream", "hidream_i1_fast.safetensors", "fast"),
-        ("flux_dev", "flux1-dev.safetensors", ""),
-    ):
-        patcher = told(build(name)[1], file)
-        found = [sentence for sentence in remarks(patcher) if "distilled" in sentence]
-        assert name_of(patcher) == file and not family_of(patcher).distilled
-        assert len(found) == bool(word) and all(word in sentence for sentence in found)
-    assert name_of(schnell) == "FLUX.1 schnell" and remarks(build("flux2_klein")[1]) == []  # no file, no guess
+    with pytest.raises(ValueError, match=r"train on FLUX\.1 dev"):
+        check_distilled(schnell, confirmed=False)
+    assert remarks(build("flux2_klein")[1]) == []
+
+
+@pytest.mark.parametrize(("row", "layers"), [("flux_dev", "20 layers in 4 blocks"), ("z_image", ""), ("sd15", "")])
+def test_the_node_says_which_layers_a_run_takes_and_whose_its_defaults_are(row, layers):
+    _, patcher = build(row)
+    family, found = family_of(patcher), list_layers(patcher.model)
+    trained = [layer for layer in found if Defaults().preset in layer.presets and is_matrix(layer.module)]
+    (chosen,) = (sentence for sentence in describe(patcher) if sentence.startswith("The preset auto is attn-mlp"))
+    blocks = len({layer.block for layer in trained})
+    assert f"{len(trained)} layers in {blocks} block" in chosen and layers in chosen
+    (opened,) = (sentence for sentence in describe(patcher) if sentence.startswith("What you leave open"))
+    assert f"rank {family.rank}," in opened and family.source in opened
 
 
 def test_halves_of_wan_are_told_their_timesteps():

@@ -9,7 +9,7 @@ import comfy.model_patcher
 import torch
 
 from ....trainer_core.networks.layers.shape import weight_shape
-from .family import family_of
+from .family import distilled
 from .layers import list_layers
 from .noise import noise_model
 
@@ -71,6 +71,6 @@ def _check_options(model: Any) -> None:
 
 def check_distilled(model: Any, *, confirmed: bool) -> None:
     """Raise ValueError for a model distilled to few steps, unless the person wants it."""
-    sentence = family_of(model).distilled
+    sentence = distilled(model)
     if sentence and not confirmed:
         raise ValueError(f"{sentence} To train on it all the same, set train_distilled of {NODE} to true.")

@@ -40,6 +40,7 @@ class Family:
     base_version: str = ""  # in kohya's metadata
     levels: LevelDefaults
     guidance: float | None = None  # distilled guidance in training; None where the model takes none
+    guidance_source: str = "OneTrainer"
     sampling: Sampling = field(default_factory=Sampling)
     step: int = 0  # sides of pictures are multiples of it, in pixels; 0 in the table: latent pixels times patches
     pixels: Fraction | None = None  # per latent pixel, where pictures are scaled before the VAE; None: as the VAE does
@@ -47,6 +48,7 @@ class Family:
     learning_rate: float = 1e-4
     resolution: int = 1024
     caption_dropout: float = 0.05
+    source: str = "rank as OneTrainer, learning rate and caption dropout as ai-toolkit"  # of these
     references: int = 0  # control pictures that it reads at most, as ComfyUI's reference latents
     seen: bool = False  # its text encoder reads control pictures, too
     distilled: str = ""  # why it should not be trained, and what to do instead
@@ -73,6 +75,7 @@ OWN_SHIFT = "the shift is the one that the MODEL is sampled with, since no train
 FLUX = by_tokens("sd-scripts' flux_shift, as OneTrainer's dynamic shift", 2)
 FLUX2 = by_tokens("musubi-tuner's flux2_shift, as OneTrainer's dynamic shift", 1)
 WAN = middle("musubi-tuner, docs/wan.md", 3.0)
+MUSUBI = "rank and learning rate as musubi-tuner, caption dropout as ai-toolkit"
 KLEIN = Sampling(steps=20, cfg=5.0)
 
 FAMILIES = (
@@ -122,6 +125,7 @@ FAMILIES = (
         base_version="flux1",
         levels=FLUX,
         guidance=1.0,
+        guidance_source="sd-scripts and OneTrainer",
         sampling=Sampling(cfg=1.0, guidance=3.5),
         references=MOST_CONTROLS,
     ),
@@ -177,6 +181,7 @@ FAMILIES = (
         base_version="chroma",
         levels=middle("sd-scripts, docs/flux_train_network.md"),
         guidance=0.0,
+        guidance_source="sd-scripts",
         sampling=Sampling(steps=26, guidance=0.0, scheduler="beta"),
     ),
     Family(
@@ -195,6 +200,7 @@ FAMILIES = (
         base_version="qwen_image",
         levels=middle("musubi-tuner, docs/qwen_image.md", 2.2),
         learning_rate=5e-5,
+        source=MUSUBI,
         references=MOST_CONTROLS,
         seen=True,
     ),
@@ -228,6 +234,7 @@ FAMILIES = (
         rank=32,
         learning_rate=2e-4,
         resolution=768,
+        source=MUSUBI,
     ),
     Family(
         kind="hunyuan_video_15",
@@ -239,6 +246,7 @@ FAMILIES = (
         sampling=Sampling(cfg=6.0),
         rank=32,
         resolution=768,
+        source=MUSUBI,
     ),
     Family(
         kind="hunyuan_image",
@@ -261,6 +269,7 @@ FAMILIES = (
         rank=32,
         learning_rate=2e-4,
         resolution=768,
+        source=MUSUBI,
     ),
     Family(
         kind="wan22_5b",
@@ -273,6 +282,7 @@ FAMILIES = (
         rank=32,
         learning_rate=2e-4,
         resolution=704,
+        source=MUSUBI,
     ),
     Family(
         kind="kandinsky5",
@@ -283,6 +293,7 @@ FAMILIES = (
         levels=middle("musubi-tuner, docs/kandinsky5.md", 5.0),
         sampling=Sampling(steps=50, cfg=3.5),
         rank=32,
+        source=MUSUBI,
     ),
     Family(
         kind="krea2",
@@ -293,6 +304,7 @@ FAMILIES = (
         levels=middle("musubi-tuner, docs/krea2.md", 2.5),
         sampling=Sampling(steps=30),
         rank=32,
+        source=MUSUBI,
     ),
     Family(
         kind="anima",
@@ -303,6 +315,7 @@ FAMILIES = (
         levels=middle("sd-scripts, docs/anima_train_network.md"),
         sampling=Sampling(steps=30, sampler="er_sde"),
         rank=8,
+        source="rank and learning rate as sd-scripts, caption dropout as ai-toolkit",
     ),
     Family(
         kind="hidream",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,14 +13,17 @@ from typing import Any
 import comfy.model_detection
 import torch
 
+from ....trainer_core.common.wording import count
 from ....trainer_core.config import Defaults
 from ....trainer_core.models import LevelDefaults
 from ....trainer_core.models.files.safetensors_file import read_header
+from ....trainer_core.networks.layers.shape import is_matrix
 from ....trainer_core.objective import describe_levels
 from .families import FAMILIES, NONE_FOUND, OTHER_KINDS, OWN, OWN_SHIFT, Family, Sampling, middle, uniform
+from .layers import list_layers
 from .noise import NODE, is_flow, noise_model, own_shift
 
-__all__ = ["Family", "Sampling", "describe", "family_of", "name_of", "remarks"]
+__all__ = ["Family", "Sampling", "describe", "distilled", "family_of", "name_of", "remarks"]
 
 PREDICTS = {
     "epsilon": "noise",
@@ -28,6 +32,10 @@ PREDICTS = {
     "x0": "the clean picture",
     "affine": "a mixture of picture and noise",
 }
+BUT = r"(?<!un)(?<!de)(?<!de[-_ ])(?<!non)(?<!non[-_ ])"  # words before it that undo it
+# In names of files, lower case: of models that are distilled to a few steps. Some are longer words' beginnings.
+FEW_STEPS = re.compile(rf"{BUT}(turbo|lightning|schnell|distill)|(?<![a-z])(lcm|hyper|dmd2?)(?![a-z])")
+FEW_STEPS_OF_HIDREAM = re.compile(r"(?<![a-z])(dev|fast)(?![a-z])")
 NO_ROW = Family(kind="", title="", classes=(), levels=LevelDefaults(), untried=True)  # of architectures not listed
 
 
@@ -88,23 +96,33 @@ def describe(patcher: Any) -> list[str]:
     family, latents = family_of(patcher), patcher.model.latent_format
     kind = PREDICTS[noise_model(patcher).kind]
     cfg = family.sampling
+    preset = defaults_of(family).preset
+    trained = [layer for layer in list_layers(patcher.model) if preset in layer.presets and is_matrix(layer.module)]
+    blocks = {layer.block for layer in trained}
     sentences = [
         f"{family.title}, weights in {_precision(patcher.model)}. It predicts {kind}.",
         f"Latents have {latents.latent_channels} channels. Sides of pictures are multiples of {family.step} pixels.",
         f"Timesteps are drawn from {describe_levels(family.levels)} ({family.levels.source}).",
         f"What you leave open becomes rank {family.rank}, learning rate {family.learning_rate:g}, resolution "
-        f"{family.resolution}, caption dropout {family.caption_dropout:g}.",
-        f"Samples: {cfg.steps} steps, cfg {cfg.cfg:g}, sampler {cfg.sampler}, scheduler {cfg.scheduler}.",
+        f"{family.resolution}, caption dropout {family.caption_dropout:g} ({family.source}; the resolution is near the "
+        "model's own).",
+        f"The preset auto is {preset}: attention and MLP, {count(trained, 'layer')} in {count(blocks, 'block')} (as "
+        "ai-toolkit and OneTrainer choose layers).",
+        f"Samples: {cfg.steps} steps, cfg {cfg.cfg:g}, sampler {cfg.sampler}, scheduler {cfg.scheduler} (as in "
+        "ComfyUI's templates).",
     ]
     if family.guidance is not None and cfg.guidance is not None:
-        sentences.append(f"Distilled guidance is {family.guidance:g} in training and {cfg.guidance:g} in samples.")
+        sentences.append(
+            f"Distilled guidance is {family.guidance:g} in training ({family.guidance_source}) and {cfg.guidance:g} in "
+            "samples."
+        )
     return sentences + remarks(patcher)
 
 
 def remarks(patcher: Any) -> list[str]:
     """List warnings about a MODEL that can be trained but may surprise."""
     family, name = family_of(patcher), _file(patcher).lower()
-    sentences = [family.distilled] if family.distilled else _distilled_by_name(family, name)
+    sentences = list(filter(None, [distilled(patcher)]))
     if family.untried:
         sentences.append(
             f"No trainer's settings for {family.title} were found, so its defaults are untried. Look at samples early."
@@ -122,6 +140,23 @@ def remarks(patcher: Any) -> list[str]:
             "without it."
         )
     return sentences
+
+
+def distilled(patcher: Any) -> str:
+    """Say that a MODEL is distilled to a few steps, by its class or else by its file's name; "" for others."""
+    family, file = family_of(patcher), _file(patcher)
+    if family.distilled:
+        return family.distilled
+    name = file.lower()
+    found = FEW_STEPS.search(name) or (FEW_STEPS_OF_HIDREAM.search(name) if family.kind == "hidream" else None)
+    few = family.kind == "flux2_klein" and "klein" in name and "base" not in name
+    word = found[0] if found else "klein without base" if few else ""
+    if not word:
+        return ""
+    return (
+        f"By its name ({word}) {file} is distilled to a few steps, which training undoes. Train on its base, and use "
+        "the LoRA on this one."
+    )
 
 
 def name_of(patcher: Any) -> str:
@@ -207,18 +242,3 @@ def _precision(model: Any) -> str:
     for weight in model.diffusion_model.parameters():
         counts[str(getattr(weight, "_qdata", weight).dtype).removeprefix("torch.")] += weight.numel()
     return " and ".join(name for name, count in counts.most_common() if count * 100 > counts.total())
-
-
-def _distilled_by_name(family: Family, name: str) -> list[str]:
-    """List a warning about a model whose file name says that it is distilled to a few steps."""
-    words = [word for word in ("turbo", "lightning", "hyper", "lcm", "schnell", "distill") if word in name]
-    if family.kind == "flux2_klein" and name and "base" not in name:
-        words.append("klein without base")
-    if family.kind == "hidream":
-        words += [word for word in ("dev", "fast") if word in name]
-    if not words:
-        return []
-    return [
-        f"By its name ({words[0]}) this MODEL may be distilled to a few steps, which training undoes. Better train on "
-        "its base, and use the LoRA on this one."
-    ]
