@@ -66,6 +66,25 @@ def test_a_batch_gives_what_its_samples_give(name):
     assert (alone[0] - alone[1]).abs().max() > 1e-3 * alone.abs().max()
 
 
+@pytest.mark.parametrize("share", [0.005, 0.1])
+def test_samples_that_a_model_mixes_run_one_by_one(share, monkeypatch):
+    _, patcher = build("flux_dev")
+    denoiser, own = Denoiser(patcher, sigmas_of(patcher), None), patcher.model.diffusion_model.forward
+
+    def mixing(*args, **kwargs):
+        output = own(*args, **kwargs)
+        return output + share * output.flip(0)
+
+    monkeypatch.setattr(patcher.model.diffusion_model, "forward", mixing)
+    noised, conditions = batch(denoiser, "flux_dev", ["a moss", "a sky"])
+    levels = torch.tensor([300, 600])
+    with torch.no_grad():
+        together = denoiser.predict(noised, levels, conditions, {})
+        first = denoiser.predict(noised[:1], levels[:1], conditions.part(slice(1)), {})
+    assert denoiser._joins is False
+    assert torch.equal(together[:1], first)
+
+
 @pytest.mark.parametrize("row", ["flux_dev", "sd15", "qwen_image"])
 def test_samples_have_the_same_dropout_in_a_batch_and_one_by_one(row):
     """Also where the batch is tried against its samples, and in blocks that are recomputed."""
