@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from toy_workflows import on_toy_models
 from train_graph import CHECKPOINT, node
 
 from lora_atelier.dev import DYNAMIC_COMBO, ROOT, is_widget, to_prompt
 
 Prompt = dict[str, Any]
 SHORT: dict[str, dict[str, Any]] = {  # inputs that keep a prompt cheap
-    "AtelierLoadBaseModel": {"checkpoint": CHECKPOINT},
     "AtelierLoraConfig": {"rank": 4},
     "AtelierScheduler": {"warmup_steps": 0},
     "AtelierTrain": {"steps": 1, "batch_size": 1, "resolution": 64},
@@ -44,7 +43,7 @@ def prompts(info: dict[str, Any], pictures: Path) -> dict[str, Prompt]:
     info: what /object_info answers. pictures: a folder.
     """
     paths = sorted((ROOT / "workflows").glob("*.json"))
-    made = {path.stem: to_prompt(json.loads(path.read_text(encoding="utf-8")), info) for path in paths}
+    made = {path.stem: to_prompt(on_toy_models(path), info) for path in paths}
     made["others"] = others(info)
     short = {**SHORT, "AtelierConceptDataset": {"folder": str(pictures), "caption_prefix": "mossling"}}
     for prompt in made.values():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from toy_workflows import on_toy_models
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import FLOW, ROOT, TINY_BASE, TINY_FLOW, to_prompt
@@ -52,19 +53,10 @@ def probed(start_comfy: Callable[..., ComfyServer], tmp_path_factory: pytest.Tem
     return server
 
 
-def workflow_of(path: Path) -> dict:
-    """Read a workflow, on the tiny model whatever it names."""
-    workflow = json.loads(path.read_text(encoding="utf-8"))
-    for node in workflow["nodes"]:
-        if node["type"] == "AtelierLoadBaseModel":
-            node["widgets_values"][0] = TINY_BASE.name
-    return workflow
-
-
 @pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_gives_the_servers_configuration(probed: ComfyServer, comfyui: Path, path: Path) -> None:
-    client, workflow = ComfyClient(probed.url), workflow_of(path)
+    client, workflow = ComfyClient(probed.url), on_toy_models(path)
     for node in workflow["nodes"]:
         if node["type"] == "AtelierConceptDataset" and not (folder := node["widgets_values"][0]).startswith("atelier:"):
             (probed.base / "input" / folder).mkdir(exist_ok=True)
@@ -87,7 +79,7 @@ def test_a_run_of_the_shell_is_reused_by_the_page(
     server: ComfyServer, comfyui: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """The workflow trains here, and then on the page; its TOML trains elsewhere, and its run's folder comes home."""
-    workflow = workflow_of(ROOT / "workflows" / "Train a LoRA.json")
+    workflow = on_toy_models(ROOT / "workflows" / "Train a LoRA.json")
     train = next(node for node in workflow["nodes"] if node["type"] == "AtelierTrain")
     train["widgets_values"][:2] = ["headless", 3]
     tokenizer = ["--tokenizer", str(comfyui / "comfy" / "sd1_tokenizer")]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from toy_workflows import on_toy_models
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import (
@@ -20,9 +21,11 @@ from lora_atelier.dev import (
     to_prompt,
 )
 
+FOLDERS = {"UNETLoader": "diffusion_models", "CLIPLoader": "text_encoders", "VAELoader": "vae"}
 SHARE = ROOT / "workflows" / "From checkpoint to the file you share.json"
+Z_IMAGE = ROOT / "workflows" / "Train a LoRA - Z-Image character.json"
 WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
-OF_THE_MACHINE = ("checkpoint", "ckpt_name")  # combos whose options are files
+OF_THE_MACHINE = ("checkpoint", "ckpt_name", "unet_name", "clip_name", "vae_name")  # combos whose options are files
 
 
 def specs(schema: dict, values: dict, prefix: str = "") -> dict:
@@ -54,7 +57,7 @@ def allowed(spec: list, value: object) -> bool:
 
 def test_there_are_workflows() -> None:
     assert {QUICKSTART, TOUR, FLOW} <= set(WORKFLOWS)
-    assert len(WORKFLOWS) == 6 and all(path.with_suffix(".jpg").exists() for path in WORKFLOWS)  # thumbnails
+    assert len(WORKFLOWS) == 7 and all(path.with_suffix(".jpg").exists() for path in WORKFLOWS)  # thumbnails
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -106,6 +109,37 @@ def test_a_workflow_of_the_toy_model_leads_to_pictures(comfy: ComfyClient, path:
                 assert len(picture.convert("L").getcolors(256)) > 8, f"{node['_meta']['title']} is blank"
     saved = [image["filename"] for output in result.outputs.values() for image in output.get("images", [])]
     assert all(any(name.startswith(file) for name in saved) for file in files)
+
+
+@pytest.mark.parametrize("name", ["SD15", "SDXL", "Z-Image"])
+def test_a_workflow_of_a_character_leads_to_pictures(comfy: ComfyClient, pictures: Path, name: str) -> None:
+    """On the toy models, and with few steps; what is left open is what suits them."""
+    prompt = to_prompt(on_toy_models(ROOT / "workflows" / f"Train a LoRA - {name} character.json"), comfy.object_info())
+    small = {
+        "AtelierConceptDataset": {"folder": pictures.name},
+        "AtelierTrain": {"name": pictures.name, "steps": 2, "resolution": 64},
+        "AtelierDatasetPreview": {"resolution": 64},
+        "AtelierSample": {"width": 64, "height": 64, "steps": 2, "hires.steps": 2},
+    }
+    for node in prompt.values():
+        node["inputs"] |= {key: v for key, v in small.get(node["class_type"], {}).items() if key in node["inputs"]}
+    result = comfy.queue(prompt)
+    assert result.ok, result.error
+    shown = {node["_meta"]["title"]: key for key, node in prompt.items()}
+    for title in ("Before and after", "Loss", "Samples of Train LoRA"):
+        (picture, *_) = comfy.images(result, shown[title])
+        assert len(picture.convert("L").getcolors(256)) > 8, title
+
+
+def test_files_that_a_workflow_names_are_offered_for_their_folders() -> None:
+    """A page offers files that are missing, where the node names their address and the folder of its loader."""
+    nodes = json.loads(Z_IMAGE.read_text(encoding="utf-8"))["nodes"]
+    loaders = [node for node in nodes if node["type"] in FOLDERS]
+    assert len(loaders) == len(FOLDERS)
+    for node in loaders:
+        (file,) = node["properties"]["models"]
+        assert file["name"] == node["widgets_values"][0] == file["url"].rpartition("/")[2]
+        assert file["directory"] == FOLDERS[node["type"]]
 
 
 @pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
