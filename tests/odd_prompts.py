@@ -15,6 +15,7 @@ from lora_atelier.dev import DYNAMIC_COMBO, ROOT, is_widget, to_prompt
 
 Prompt = dict[str, Any]
 SHORT: dict[str, dict[str, Any]] = {  # inputs that keep a prompt cheap
+    "AtelierLoadBaseModel": {"checkpoint": CHECKPOINT},
     "AtelierLoraConfig": {"rank": 4},
     "AtelierScheduler": {"warmup_steps": 0},
     "AtelierTrain": {"steps": 1, "batch_size": 1, "resolution": 64},
