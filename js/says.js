@@ -6,16 +6,18 @@ import { told } from "./words.js";
 // its run instead.
 
 const LEAST = 60, MOST = 120, MARGIN = 10; // pixels
+const LONG = { AtelierConnectModel: 240 }; // pixels; of nodes that have much to say
 const boxes = new WeakMap(); // node -> the element of its text
 
 function show(node, text) {
   if (!boxes.has(node)) {
+    const most = LONG[node.comfyClass] ?? MOST;
     const box = make("div", "overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;font:11px sans-serif;" +
       "padding:4px;border-radius:4px;background:var(--comfy-input-bg);color:var(--input-text);user-select:text;" +
-      `cursor:text;box-sizing:border-box;width:100%;height:100%;min-height:${LEAST}px;max-height:${MOST}px`);
+      `cursor:text;box-sizing:border-box;width:100%;height:100%;min-height:${LEAST}px;max-height:${most}px`);
     box.className = "atelier-says";
     box.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
-    const [getMinHeight, getMaxHeight] = [LEAST, MOST].map((height) => () => height + 2 * MARGIN);
+    const [getMinHeight, getMaxHeight] = [LEAST, most].map((height) => () => height + 2 * MARGIN);
     const options = { serialize: false, hideOnZoom: false, margin: MARGIN, getMinHeight, getMaxHeight };
     node.addDOMWidget("says", "atelier_says", box, options).serialize = false;
     boxes.set(node, box);

@@ -195,6 +195,9 @@ def test_guidance_is_none_where_the_network_takes_none():
     model.diffusion_model.params.guidance_embed = False
     assert family_of(patcher).guidance is None and family_of(patcher).sampling.guidance is None
     assert not any("guidance" in sentence for sentence in describe(patcher))
+    assert any("takes no distilled guidance, so set guidance of" in sentence for sentence in describe(patcher, 3.5))
+    told = [sentence for sentence in describe(build("flux_dev")[1], 3.5) if "Distilled guidance" in sentence]
+    assert told == ["Distilled guidance is 3.5 in training, as you set it (by default 1) and 3.5 in samples."]
 
 
 def test_the_kleins_are_told_apart():

@@ -91,8 +91,11 @@ def defaults_of(family: Family) -> Defaults:
     )
 
 
-def describe(patcher: Any) -> list[str]:
-    """List sentences on what a MODEL is and on the defaults it takes, for the person."""
+def describe(patcher: Any, guidance: float = -1.0) -> list[str]:
+    """List sentences on what a MODEL is and on the defaults it takes, for the person.
+
+    guidance: distilled guidance in training that the person sets; -1: none is set.
+    """
     family, latents = family_of(patcher), patcher.model.latent_format
     kind = PREDICTS[noise_model(patcher).kind]
     cfg = family.sampling
@@ -112,10 +115,14 @@ def describe(patcher: Any) -> list[str]:
         "ComfyUI's templates).",
     ]
     if family.guidance is not None and cfg.guidance is not None:
-        sentences.append(
-            f"Distilled guidance is {family.guidance:g} in training ({family.guidance_source}) and {cfg.guidance:g} in "
-            "samples."
+        trained_with = (
+            f"{family.guidance:g} in training ({family.guidance_source})"
+            if guidance < 0
+            else f"{guidance:g} in training, as you set it (by default {family.guidance:g})"
         )
+        sentences.append(f"Distilled guidance is {trained_with} and {cfg.guidance:g} in samples.")
+    elif guidance >= 0 and family.classes:  # of others it is not known
+        sentences.append(f"This MODEL takes no distilled guidance, so set guidance of {NODE} to -1.")
     return sentences + remarks(patcher)
 
 
