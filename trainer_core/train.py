@@ -372,7 +372,7 @@ def one_pass(run: Run, micro_batch: MicroBatch, read: Read, factor: float) -> tu
     draws = objective.draw(batch, device)  # levels, noise, noised, target
     run.network.set_times(draws.levels / len(objective.path), base.parts[0].prefix)
     with base.passes(draws.noised.shape):
-        with kept_activations(run.memory, models, device):
+        with kept_activations(run.memory, models, device, written=base.writes_inputs):
             conditions = run.conditions(micro_batch.samples, read)
             prediction = base.predict(draws.noised, draws.levels, conditions)
         needed = draws.needs_frozen or run.config.objective.slider != "off"

@@ -9,7 +9,7 @@ from zoo.trial import Trial, apart
 from zoo.zoo import ZOO
 
 from lora_atelier.nodes.comfyui.connected import gradients
-from lora_atelier.trainer_core.memory import recompute
+from lora_atelier.trainer_core.memory import activations_in_ram, copied_before_written, recompute
 from lora_atelier.trainer_core.memory.gradient_checkpointing import LEVELS
 
 PADDED = ("auraflow", "anima", "hunyuan_dit")  # their text encoders make every caption equally long
@@ -88,6 +88,36 @@ def test_every_level_of_checkpointing_gives_the_gradients_of_none(name):
             again = [unit for unit, _ in trial.units if "forward" in vars(unit)]
             assert len(again) == sum(least <= LEVELS.index(level) for _, least in trial.units) > 0
             assert apart(trial.gradients(), expected) < 1e-9, level
+
+
+@pytest.mark.parametrize("least", [0, 1 << 20], ids=["all", "large"])
+@pytest.mark.parametrize("name", ["flux_dev", "chroma", "ltxv", "hunyuan_video", "wan21_t2v", "odd_written"])
+def test_activations_in_ram_give_the_gradients_of_those_on_the_device(name, least):
+    """Tensors of fewer bytes than `least` stay, and are copied before a block writes into them."""
+    trial = Trial(name)
+
+    def found():
+        trial.network.zero_grad(set_to_none=True)
+        with copied_before_written():
+            with activations_in_ram(torch.device("cpu"), [trial.model.diffusion_model], least, written=True):
+                loss = trial.loss()
+            loss.backward()
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in trial.network.parameters()]
+
+    with gradients.session(trial.patcher), trial.network.attached():
+        expected = trial.gradients()
+        for level in ("0", "2", "full"):
+            recompute(trial.units, level, copies=True)
+            assert apart(found(), expected) < 1e-5, level
+
+
+def test_a_write_that_nothing_watches_is_an_error_with_activations_in_ram_too():
+    trial = Trial("flux_dev")
+    with gradients.session(trial.patcher), trial.network.attached():
+        with activations_in_ram(torch.device("cpu"), [trial.model.diffusion_model], written=True):
+            loss = trial.loss()
+        with pytest.raises(RuntimeError, match="wrote into a tensor that its backward pass needs"):
+            loss.backward()
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in PADDED])

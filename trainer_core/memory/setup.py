@@ -95,7 +95,11 @@ def prepare(base: Frozen, memory: MemoryConfig, weights: str, device: torch.devi
 
 
 def kept_activations(
-    memory: MemoryConfig, models: Iterable[nn.Module], device: torch.device
+    memory: MemoryConfig, models: Iterable[nn.Module], device: torch.device, *, written: bool = False
 ) -> AbstractContextManager[None]:
-    """Build the context of a forward pass, in which activations are kept in RAM or on the device."""
-    return activations_in_ram(device, models) if memory.offload_activations == "on" else nullcontext()
+    """Build the context of a forward pass, in which activations are kept in RAM or on the device.
+
+    written: the models may write into them.
+    """
+    on = memory.offload_activations == "on"
+    return activations_in_ram(device, models, written=written) if on else nullcontext()

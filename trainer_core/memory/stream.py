@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from .written import stay, stayed
+
 AHEAD = 3  # weights in transfer at a time
 WORTH_MOVING = 1 << 20  # bytes; smaller activations stay on the device
 UNDER_WAY = 256 << 20  # bytes of activations in transfer to RAM, whose memory is not free yet
@@ -95,10 +97,13 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def activations_in_ram(device: torch.device, models: Iterable[nn.Module], least: int = WORTH_MOVING) -> Iterator[None]:
+def activations_in_ram(
+    device: torch.device, models: Iterable[nn.Module], least: int = WORTH_MOVING, *, written: bool = False
+) -> Iterator[None]:
     """Keep the activations that are saved for the backward pass in RAM, for the length of a `with` block.
 
-    Weights of `models`, and tensors of fewer than `least` bytes, stay where they are.
+    Weights of `models`, and tensors of fewer than `least` bytes, stay where they are. written: the models may write
+    into what is saved, so that it is copied at once.
     """
     weights = [tensor for model in models for tensor in (*model.parameters(), *_kept_parts(model))]
     frozen = {tensor.untyped_storage()._cdata for tensor in weights}
@@ -108,31 +113,33 @@ def activations_in_ram(device: torch.device, models: Iterable[nn.Module], least:
 
     def pack(tensor: Tensor) -> Any:
         if tensor.nbytes < least or tensor.untyped_storage()._cdata in frozen:
-            return tensor
+            return stay(tensor)
         if tensor.is_meta:  # a dry run: only the shape counts
             return (None, (tensor.shape, tensor.stride(), tensor.dtype))
         if side is None:
             return (tensor.clone(), None)
+        if written:
+            tensor = tensor.clone()
         side.wait_stream(streams.current_stream(device))
         with streams.stream(side):
             away = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
             tensor.record_stream(side)
-        written = side.record_event()
-        leaving.append((written, tensor.nbytes))
+        left = side.record_event()
+        leaving.append((left, tensor.nbytes))
         while len(leaving) > 1 and sum(size for _, size in leaving) > UNDER_WAY:  # the CPU is ahead of the copies
             leaving.popleft()[0].synchronize()
-        return (away, written)
+        return (away, left)
 
     def unpack(saved: Any) -> Tensor:
-        if isinstance(saved, Tensor):
-            return saved
-        away, written = saved
+        if type(saved) is not tuple:
+            return stayed(saved)
+        away, left = saved
         if away is None:
-            shape, stride, dtype = written
+            shape, stride, dtype = left
             return torch.empty_strided(shape, stride, dtype=dtype, device=device)
-        if written is None:
+        if left is None:
             return away
-        streams.current_stream(device).wait_event(written)
+        streams.current_stream(device).wait_event(left)
         return away.to(device, non_blocking=True)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):

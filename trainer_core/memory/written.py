@@ -10,7 +10,7 @@ import functools
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -22,6 +22,13 @@ class _Saved:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
+
+
+class _Unwatched(NamedTuple):
+    """A tensor that the backward pass needs, and how often it had been written into when it was saved."""
+
+    tensor: Tensor
+    version: int
 
 
 @functools.cache
@@ -77,7 +84,28 @@ def copied_before_written() -> Iterator[_CopyBeforeWrite]:
     mode = _CopyBeforeWrite()
     pack: Callable[[Tensor], Any] = mode.pack
     with saved_tensors_hooks(pack, _unpack), mode:
-        yield mode
+        _watching.append(mode)
+        try:
+            yield mode
+        finally:
+            _watching.remove(mode)
+
+
+_watching: list[_CopyBeforeWrite] = []  # those at work; autograd has threads of its own
+
+
+def stay(tensor: Tensor) -> Any:
+    """Save a tensor for the backward pass inside of other hooks, which replace those of `copied_before_written`."""
+    return _watching[-1].pack(tensor) if _watching else _Unwatched(tensor, tensor._version)
+
+
+def stayed(saved: Any) -> Tensor:
+    """Give a tensor that `stay` saved; RuntimeError, as torch's own, for one that was written into unwatched."""
+    if not isinstance(saved, _Unwatched):
+        return _unpack(saved)
+    if saved.tensor._version != saved.version:
+        raise RuntimeError("a model wrote into a tensor that its backward pass needs")
+    return saved.tensor
 
 
 class Watched:

@@ -188,7 +188,7 @@ def preservation_losses(
         return None
     pairs = zip(micro_batch.samples, others, strict=True)
     samples = tuple(sample if other is None else replace(sample, caption=other) for sample, other in pairs)
-    with kept_activations(run.memory, models, run.device):
+    with kept_activations(run.memory, models, run.device, written=run.base.writes_inputs):
         conditions = run.conditions(samples, read)
         prediction = run.base.predict(draws.noised, draws.levels, conditions)
     frozen = predict_frozen(run, replace(micro_batch, samples=samples), draws, conditions)
