@@ -16,6 +16,7 @@ from lora_atelier.trainer_core.memory import (
     activations_in_ram,
     check_weights,
     compile_blocks,
+    copied_before_written,
     keep_weights,
     out_of_memory,
     prepare,
@@ -200,6 +201,17 @@ def test_what_comes_and_goes_beside_the_computing_is_there_in_time(plain, card, 
         return activations_in_ram(card, [unet], least=100) if activations else contextlib.nullcontext()
 
     assert difference(passes(prepared, context, device=card), plain) < 1e-5
+
+
+def test_what_is_overwritten_on_its_way_to_ram_counts_as_it_was(card):  # noqa: F811
+    x = torch.full((100,), 3.0).to(card).requires_grad_()
+    with copied_before_written():
+        with activations_in_ram(card, [], least=0, written=True):
+            inner = x * 2
+            outer = inner * inner
+            inner.add_(1)
+        outer.sum().backward()
+    assert torch.equal(x.grad.cpu(), torch.full((100,), 24.0))
 
 
 def test_a_stream_learns_the_order_and_sends_ahead():
