@@ -15,7 +15,7 @@ from torch import Tensor
 from ...trainer_core.config.prompt_lines import PromptLine
 from ...trainer_core.data.images import DECODER_ERRORS, load_picture
 from . import models, sampling
-from .connected.identity import digest_of_model, digest_of_vae, files_of
+from .connected.identity import digest_of_clip, digest_of_model, digest_of_vae, stamp_of_files
 
 KEY = "atelier_compare"  # text in a kept picture: what it was drawn from
 NAME = 32  # characters of that in the file's name
@@ -63,13 +63,9 @@ def digest_of_lora(lora: Mapping[str, Tensor]) -> str:
 
 def digest_of_base(drawing: sampling.Models) -> str:
     """Compute the sha256 of MODEL, CLIP and VAE, by the files they come from where ComfyUI tells these."""
-    parts = [digest_of_model(drawing.model), digest_of_model(drawing.clip.patcher), digest_of_vae(drawing.vae)]
-    for patcher in (drawing.model, drawing.clip.patcher):
-        for path in files_of(patcher).values():
-            status = path.stat()
-            parts.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
-    layer = getattr(drawing.clip, "layer_idx", None)
-    return hashlib.sha256("\n".join([*parts, str(layer)]).encode()).hexdigest()
+    parts = [digest_of_model(drawing.model), digest_of_clip(drawing.clip), digest_of_vae(drawing.vae)]
+    parts += [stamp_of_files(patcher) for patcher in (drawing.model, drawing.clip.patcher)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def draw_cells(

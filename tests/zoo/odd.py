@@ -134,9 +134,9 @@ class OddModel(comfy.model_base.BaseModel):
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         out = super().extra_conds(**kwargs)
-        for name in ("mask", "weights"):
-            if kwargs.get(name) is not None:
-                out[name] = comfy.conds.CONDRegular(kwargs[name])
+        for name, given in (("mask", "attention_mask"), ("weights", "weights")):
+            if kwargs.get(given) is not None:
+                out[name] = comfy.conds.CONDRegular(kwargs[given])
         return out
 
 

@@ -144,6 +144,12 @@ def test_what_a_run_leaves_open_is_the_familys(row, step, guidance):
     )
 
 
+def test_a_network_without_attention_and_mlp_is_trained_whole():
+    assert source_of(linked("odd_convolutions")).outline().defaults.preset == "full"
+    (chosen,) = (each for each in describe(build("odd_convolutions")[1]) if each.startswith("The preset auto"))
+    assert "full: all layers, since none of this architecture is called attention or MLP" in chosen
+
+
 def same(row, family):
     """What a row says itself, so that all else of the family must be what the MODEL fills in."""
     filled = ("levels", "step", "architecture", "base_version", "guidance", "sampling")
@@ -254,6 +260,7 @@ def test_the_node_says_which_layers_a_run_takes_and_whose_its_defaults_are(row, 
     (chosen,) = (sentence for sentence in describe(patcher) if sentence.startswith("The preset auto is attn-mlp"))
     blocks = len({layer.block for layer in trained})
     assert f"{len(trained)} layers in {blocks} block" in chosen and layers in chosen
+    assert source_of(linked(row)).outline().defaults.preset == "attn-mlp"
     (opened,) = (sentence for sentence in describe(patcher) if sentence.startswith("What you leave open"))
     assert f"rank {family.rank}," in opened and family.source in opened
 

@@ -717,7 +717,7 @@ ODD = {  # of zoo/odd.py
         (8, 24),
         {},
         extra={
-            "mask": lambda _, tokens: torch.arange(tokens)[None] != 1,
+            "attention_mask": lambda _, tokens: torch.arange(tokens)[None] != 1,
             "weights": lambda _, tokens: torch.linspace(0.5, 1.5, tokens)[None],
         },
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any
 
 import comfy.model_base
@@ -9,11 +10,12 @@ import comfy.model_patcher
 import torch
 
 from ....trainer_core.networks.layers.shape import weight_shape
-from .family import distilled
+from .family import distilled, family_of
 from .layers import list_layers
 from .noise import noise_model
 
 NODE = "Use Connected Model"
+PLAIN = (str, int, float, bool, NoneType, torch.dtype)  # values of attributes that a node may set
 
 
 def check_connected(model: Any, clip: Any, vae: Any) -> None:
@@ -21,7 +23,8 @@ def check_connected(model: Any, clip: Any, vae: Any) -> None:
     denoiser = getattr(getattr(model, "model", None), "diffusion_model", None)
     if not isinstance(denoiser, torch.nn.Module) or not isinstance(model.model, comfy.model_base.BaseModel):
         raise ValueError(f"The MODEL linked to {NODE} is no diffusion model; link one that KSampler could use.")
-    _check_options(model)
+    family = family_of(model)
+    _check_unchanged("MODEL", model)
     noise_model(model)
     form = model.model.latent_format
     if form.latent_dimensions not in (2, 3):
@@ -33,8 +36,15 @@ def check_connected(model: Any, clip: Any, vae: Any) -> None:
             f"The VAE linked to {NODE} has {vae.latent_channels} channels and the MODEL {form.latent_channels}; link "
             "the VAE that belongs to the MODEL."
         )
+    pixels = vae.spacial_compression_encode()
+    if pixels != form.spacial_downscale_ratio and not family.pixels:
+        raise ValueError(
+            f"The VAE linked to {NODE} makes one latent pixel of {pixels} pixels, and the MODEL is made for "
+            f"{form.spacial_downscale_ratio}; link the VAE that belongs to the MODEL."
+        )
     if getattr(clip, "cond_stage_model", None) is None:
         raise ValueError(f"The CLIP linked to {NODE} is none; link the one that belongs to the MODEL.")
+    _check_unchanged("CLIP", clip.patcher)
 
 
 def check_partner(sampled: Any, model: Any) -> None:
@@ -54,18 +64,20 @@ def check_partner(sampled: Any, model: Any) -> None:
         )
 
 
-def _check_options(model: Any) -> None:
-    """Raise ValueError for a MODEL whose passes other nodes change."""
-    options = model.model_options
+def _check_unchanged(kind: str, patcher: Any) -> None:
+    """Raise ValueError for a model whose passes other nodes change. kind: of the socket."""
+    options = patcher.model_options
     transformer = options.get("transformer_options", {})
     found = [name for name in ("patches", "patches_replace", "wrappers", "callbacks") if transformer.get(name)]
     found += [name for name in ("model_function_wrapper", "sampler_calc_cond_batch_function") if options.get(name)]
-    found += ["hooks"] if getattr(model, "hook_patches", None) or getattr(model, "forced_hooks", None) else []
-    found += ["wrappers"] if any(getattr(model, "wrappers", {}).values()) else []
+    found += ["hooks"] if getattr(patcher, "hook_patches", None) or getattr(patcher, "forced_hooks", None) else []
+    found += [name for name in ("wrappers", "injections") if any(getattr(patcher, name, {}).values())]
+    objects = getattr(patcher, "object_patches", {})
+    found += [name for name, value in objects.items() if name != "model_sampling" and not isinstance(value, PLAIN)]
     if found:
         raise ValueError(
-            f"The MODEL linked to {NODE} is changed while it runs ({', '.join(found)}), by a node that wraps it; link "
-            "the MODEL without that node."
+            f"The {kind} linked to {NODE} is changed while it runs ({', '.join(found)}), by a node that wraps it; link "
+            f"the {kind} without that node."
         )
 
 

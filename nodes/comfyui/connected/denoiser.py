@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import comfy.conds
 import comfy.samplers
 import torch
 from torch import Tensor, nn
@@ -146,7 +147,7 @@ class Denoiser:
         """
         sigmas = self.sigmas.to(noised.device)[levels].to(noised.dtype)
         if self._joins is None and len(noised) > 1:
-            self._joins = self._acts_alike(noised, sigmas, conditions, options)
+            self._joins = self._acts_alike(noised, conditions, options)
         parts: list[Tensor] = [noised] * len(noised)
         for numbers, joint in conditions.groups(joined=bool(self._joins)):
             output = self._run(noised, sigmas, numbers, joint, options)
@@ -174,19 +175,38 @@ class Denoiser:
             self.model.model_sampling = own
 
     @torch.no_grad()
-    def _acts_alike(
-        self, noised: Tensor, sigmas: Tensor, conditions: Conditions, options: Mapping[str, Any]
-    ) -> bool | None:
-        """Tell whether a batch gives what its samples give one by one; None if these cannot be one batch."""
-        groups = [group for group in conditions.groups(joined=True) if len(group[0]) > 1]
+    def _acts_alike(self, noised: Tensor, conditions: Conditions, options: Mapping[str, Any]) -> bool | None:
+        """Tell whether a batch gives what its samples give one by one; None if these cannot be one batch.
+
+        They are tried on noise, levels and captions of their own: equal ones would say nothing.
+        """
+        apart = Conditions(tuple(_differing(sample, number) for number, sample in enumerate(conditions.samples)))
+        groups = [group for group in apart.groups(joined=True) if len(group[0]) > 1]
         if not groups:
             return None
         numbers, joint = groups[0]
+        noise = torch.randn(noised.shape, generator=torch.Generator().manual_seed(0)).to(noised)
+        places = torch.linspace(0.3, 0.7, len(noised), dtype=torch.float64).mul(len(self.sigmas)).long()
+        sigmas = self.sigmas[places].to(noised)
         bound = TOLERANCE.get(self.model.get_dtype_inference(), EXACT)
-        both = self._run(noised, sigmas, numbers, joint, options)
+        both = self._run(noise, sigmas, numbers, joint, options)
         for number, part in zip(numbers, both, strict=True):
-            alone = comfy.samplers.cond_cat([conditions.samples[number]])
-            single = self._run(noised, sigmas, [number], alone, options)[0]
-            if (part - single).abs().max() > bound * single.abs().max():
+            alone = comfy.samplers.cond_cat([apart.samples[number]])
+            single = self._run(noise, sigmas, [number], alone, options)[0]
+            if not (part - single).abs().max() <= bound * single.abs().max():
                 return False
         return True
+
+
+def _differing(sample: Sample, number: int) -> Sample:
+    """Scale the tensors of a sample's conditions by a number of its own; masks stay."""
+    return {name: _scaled(cond, 1 - number / 16) for name, cond in sample.items()}
+
+
+def _scaled(cond: Any, factor: float) -> Any:
+    value = cond.cond
+    if not isinstance(cond, comfy.conds.CONDRegular) or isinstance(cond, comfy.conds.CONDConstant):
+        return cond
+    if not isinstance(value, Tensor) or not value.is_floating_point() or ((value == 0) | (value == 1)).all():
+        return cond
+    return cond._copy_with(value * factor)

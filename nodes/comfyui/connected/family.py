@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import comfy.model_detection
 import torch
 
 from ....trainer_core.common.wording import count
-from ....trainer_core.config import Defaults
-from ....trainer_core.models import LevelDefaults
+from ....trainer_core.config import Defaults, Preset
+from ....trainer_core.models import Layer, LevelDefaults
 from ....trainer_core.models.files.safetensors_file import read_header
 from ....trainer_core.networks.layers.shape import is_matrix
 from ....trainer_core.objective import describe_levels
@@ -31,6 +31,10 @@ PREDICTS = {
     "flow": "the flow from picture to noise",
     "x0": "the clean picture",
     "affine": "a mixture of picture and noise",
+}
+PRESETS = {
+    "attn-mlp": "attention and MLP, as ai-toolkit and OneTrainer choose layers",
+    "full": "all layers, since none of this architecture is called attention or MLP",
 }
 BUT = r"(?<!un)(?<!de)(?<!de[-_ ])(?<!non)(?<!non[-_ ])"  # words before it that undo it
 # In names of files, lower case: of models that are distilled to a few steps. Some are longer words' beginnings.
@@ -91,6 +95,12 @@ def defaults_of(family: Family) -> Defaults:
     )
 
 
+def preset_of(layers: Iterable[Layer]) -> Preset:
+    """Choose the layers that a run trains by default: attention and MLP, or all where none is called so."""
+    usual = Defaults().preset
+    return usual if any(usual in layer.presets and is_matrix(layer.module) for layer in layers) else "full"
+
+
 def describe(patcher: Any, guidance: float = -1.0) -> list[str]:
     """List sentences on what a MODEL is and on the defaults it takes, for the person.
 
@@ -99,9 +109,10 @@ def describe(patcher: Any, guidance: float = -1.0) -> list[str]:
     family, latents = family_of(patcher), patcher.model.latent_format
     kind = PREDICTS[noise_model(patcher).kind]
     cfg = family.sampling
-    preset = defaults_of(family).preset
-    trained = [layer for layer in list_layers(patcher.model) if preset in layer.presets and is_matrix(layer.module)]
-    blocks = {layer.block for layer in trained}
+    layers = [layer for layer in list_layers(patcher.model) if is_matrix(layer.module)]
+    preset = preset_of(layers)
+    trained = [layer for layer in layers if preset in layer.presets]
+    blocks = {layer.block for layer in trained} - {""}
     sentences = [
         f"{family.title}, weights in {_precision(patcher.model)}. It predicts {kind}.",
         f"Latents have {latents.latent_channels} channels. Sides of pictures are multiples of {family.step} pixels.",
@@ -109,8 +120,8 @@ def describe(patcher: Any, guidance: float = -1.0) -> list[str]:
         f"What you leave open becomes rank {family.rank}, learning rate {family.learning_rate:g}, resolution "
         f"{family.resolution}, caption dropout {family.caption_dropout:g} ({family.source}; the resolution is near the "
         "model's own).",
-        f"The preset auto is {preset}: attention and MLP, {count(trained, 'layer')} in {count(blocks, 'block')} (as "
-        "ai-toolkit and OneTrainer choose layers).",
+        f"The preset auto is {preset}: {PRESETS[preset]}. "
+        f"That is {count(trained, 'layer')} in {count(blocks, 'block')}.",
         f"Samples: {cfg.steps} steps, cfg {cfg.cfg:g}, sampler {cfg.sampler}, scheduler {cfg.scheduler} (as in "
         "ComfyUI's templates).",
     ]

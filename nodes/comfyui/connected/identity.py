@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
 import weakref
@@ -40,7 +41,7 @@ def digest_of_model(patcher: Any) -> str:
     Without known files all weights count, in their order by name: dtype, shape and bytes. Patches count by strength and
     content, as their ids differ from session to session; its sampling counts by its numbers.
     """
-    parts = [type(patcher.model).__name__, _patches(patcher), _sampling(patcher)]
+    parts = [type(patcher.model).__name__, _patches(patcher), _sampling(patcher), _options_of_passes(patcher)]
     given = getattr(patcher, "cached_patcher_init", None)
     if files_of(patcher):
         parts.append(_options(given))
@@ -48,6 +49,19 @@ def digest_of_model(patcher: Any) -> str:
     else:
         parts.append(_weights(patcher))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def digest_of_clip(clip: Any) -> str:
+    """Compute the sha256 of everything but its files that decides what a CLIP makes of a caption."""
+    options = json.dumps(getattr(clip, "tokenizer_options", {}), sort_keys=True, default=str)
+    parts = [digest_of_model(clip.patcher), str(clip.layer_idx), options]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def stamp_of_files(patcher: Any) -> str:
+    """Write what tells a model's files from others without reading them: names, sizes and times."""
+    found = ((path.name, path.stat()) for path in files_of(patcher).values())
+    return " ".join(f"{name} {status.st_size} {status.st_mtime_ns}" for name, status in found)
 
 
 def digest_of_vae(vae: Any) -> str:
@@ -66,10 +80,12 @@ def digest_of_scale(model: Any) -> str:
 
 def _options(given: Any) -> str:
     """Write the plain options that a loader was called with; other values by their kind, and no place of a file."""
-    return json.dumps(
-        _without_places(given[1:]),
-        default=lambda value: str(value) if isinstance(value, torch.dtype) else type(value).__name__,
-    )
+    return json.dumps(_without_places(given[1:]), default=_named)
+
+
+def _named(value: Any) -> str:
+    """Write a value that is no number and no text: by its name where it has one, else by its kind."""
+    return str(value) if isinstance(value, torch.dtype | enum.Enum) else type(value).__name__
 
 
 def _without_places(value: Any) -> Any:
@@ -134,8 +150,17 @@ def _describe(value: Any, whole: Any) -> None:
     elif value is None or isinstance(value, str | int | float | bool):
         whole.update(repr(value).encode())
     else:
-        whole.update(type(value).__name__.encode())
+        whole.update(_named(value).encode())
         _describe(getattr(value, "weights", None), whole)
+
+
+def _options_of_passes(patcher: Any) -> str:
+    """Digest what other nodes set for a model's passes: ComfyUI's transformer_options, and values of its attributes."""
+    whole = hashlib.sha256()
+    _describe(patcher.model_options.get("transformer_options", {}), whole)
+    objects = getattr(patcher, "object_patches", {})
+    _describe({name: value for name, value in objects.items() if name != "model_sampling"}, whole)
+    return whole.hexdigest()
 
 
 def _sampling(patcher: Any) -> str:

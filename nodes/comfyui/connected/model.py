@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ....trainer_core.models.base import Size, Unit
 from . import gradients, identity, layers, names, text, vae
 from .check import check_connected, check_partner
 from .denoiser import Conditions, Denoiser
-from .family import Family, defaults_of, family_of, remarks
+from .family import Family, defaults_of, family_of, preset_of, remarks
 from .live import live_of
 from .noise import noise_model, sigmas
 from .sampling import SAMPLERS, draw
@@ -126,7 +127,7 @@ class ConnectedModel:
     @property
     def defaults(self) -> Defaults:
         """What a run takes for this model where its settings are left open."""
-        return defaults_of(self.family)
+        return replace(defaults_of(self.family), preset=preset_of(self._layers))
 
     @property
     def latents(self) -> LatentFormat:
@@ -254,7 +255,7 @@ class ConnectedModel:
     @property
     def text_identity(self) -> str:
         """A key of the CLIP as it is linked, and of how captions are read."""
-        return f"{self._digests['clip']}/{self.clip.layer_idx}/{self.prompt_weights}"
+        return f"{self._digests['clip']}/{identity.stamp_of_files(self.clip.patcher)}/{self.prompt_weights}"
 
     def mark_text(self, *changes: str) -> None:
         """Nothing: text encoders are not changed."""
@@ -377,7 +378,7 @@ class ConnectedModel:
     def _digests(self) -> dict[str, str]:
         return {
             "model": identity.digest_of_model(self.model),
-            "clip": identity.digest_of_model(self.clip.patcher),
+            "clip": identity.digest_of_clip(self.clip),
             "vae": identity.digest_of_vae(self.vae),
         }
 

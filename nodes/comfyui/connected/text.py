@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from ....trainer_core.common.tensor_tree import pack, unpack
 from ....trainer_core.models import Conditioning
 
+NEVER = "\0embedding:"  # starts no word of a caption
 TREE = "tree"  # of an encoded caption: the JSON text of its tree, as bytes
 
 
@@ -21,8 +23,23 @@ def escape(caption: str) -> str:
 
 
 def tokenize(clip: Any, caption: str, *, weights: bool) -> Any:
-    """Cut a caption into the tokens of each encoder. weights: (word:1.2) is a weight."""
-    return clip.tokenize(caption if weights else escape(caption))
+    """Cut a caption into the tokens of each encoder, as text; weights: as a prompt, where (word:1.2) is a weight."""
+    if weights:
+        return clip.tokenize(caption)
+    with _plain_words(getattr(clip, "tokenizer", None)):
+        return clip.tokenize(escape(caption))
+
+
+@contextmanager
+def _plain_words(tokenizer: Any) -> Iterator[None]:
+    """Let ComfyUI's tokenizers read embedding: as text, not as the name of a file."""
+    with ExitStack() as stack:
+        for each in (tokenizer, *getattr(tokenizer, "__dict__", {}).values()):
+            own = getattr(each, "embedding_identifier", None)
+            if own is not None:
+                each.embedding_identifier = NEVER
+                stack.callback(setattr, each, "embedding_identifier", own)
+        yield
 
 
 def count_tokens(clip: Any, caption: str, *, weights: bool) -> int:
@@ -47,11 +64,12 @@ def encode_seen(clip: Any, caption: str, pictures: Sequence[Tensor], *, single: 
     from comfy_extras import nodes_qwen  # ComfyUI loads it after custom nodes
 
     images = [((pixels + 1) / 2).movedim(0, -1)[None] for pixels in pictures]
-    if single:
-        made = nodes_qwen.TextEncodeQwenImageEdit.execute(clip, escape(caption), image=images[0])
-    else:
-        numbered = {f"image{number}": image for number, image in enumerate(images, 1)}
-        made = nodes_qwen.TextEncodeQwenImageEditPlus.execute(clip, escape(caption), **numbered)
+    with _plain_words(getattr(clip, "tokenizer", None)):
+        if single:
+            made = nodes_qwen.TextEncodeQwenImageEdit.execute(clip, escape(caption), image=images[0])
+        else:
+            numbered = {f"image{number}": image for number, image in enumerate(images, 1)}
+            made = nodes_qwen.TextEncodeQwenImageEditPlus.execute(clip, escape(caption), **numbered)
     return _stored(made.result[0])
 
 
