@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ class Recomputed:
     """A module's forward whose activations are recomputed in the backward pass instead of kept."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, forward)  # some models look at the signatures of their blocks
         self.forward = forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +95,7 @@ class _Call:
 
     def _take(self, tensor: Tensor, named: bool) -> _Place | Tensor:
         """Note a tensor that has a gradient, or that the block may write into."""
-        if not tensor.requires_grad and (named or not tensor.is_floating_point()):
+        if not tensor.requires_grad and (named or isinstance(tensor, nn.Parameter)):
             return tensor
         self.tensors.append(tensor)
         return _Place(len(self.tensors) - 1)
@@ -138,7 +140,7 @@ class _Block(torch.autograd.Function):
         del call.now
         # A model may write into a result, which autograd refuses for views that a function gives.
         found = [tensor.clone() if tensor._is_view() else tensor for tensor in found]
-        ctx.mark_non_differentiable(*(tensor for tensor in found if not tensor.is_floating_point()))
+        ctx.mark_non_differentiable(*(t for t in found if not (t.is_floating_point() or t.is_complex())))
         return tuple(found)
 
     @staticmethod
@@ -190,7 +192,7 @@ def _map(
     if named or callable(value):
         return value
     held = _attributes(value)
-    inside = {k: v for k, v in held.items() if isinstance(v, (kind, tuple, list))}
+    inside = {k: v for k, v in held.items() if isinstance(v, (kind, tuple, list, dict))}
     return _with(value, held, {k: _map(v, kind, change) for k, v in inside.items()}, fresh=False)
 
 

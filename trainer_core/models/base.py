@@ -260,10 +260,10 @@ class BaseModel(Protocol):
     def try_out(
         self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0
     ) -> list[str]:
-        """Try passes with gradients on a picture of (width, height); leave out, and list, layers that get none.
+        """Try passes with gradients on a picture of (width, height); leave out layers that cannot be trained.
 
-        references: as many control pictures of that size beside the caption. Raises ValueError for a model that cannot
-        be trained so.
+        references: as many control pictures of that size beside the caption. Returns remarks for the person, a sentence
+        each. Raises ValueError for a model that cannot be trained so.
         """
         ...
 

@@ -248,14 +248,15 @@ class WithDelta(nn.Module):
     delta: NetworkLayer
     at_once = False  # whether the frozen layer adds a thin product itself
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute the frozen layer's output as the network changes it."""
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute the frozen layer's output as the network changes it; further arguments are the frozen layer's own."""
         if self.delta.reversed:  # y - delta = -(-y + delta)
-            return -self.delta(x, -super().forward(x))
-        entered = self.delta.enter(x)
-        if self.at_once and (thin := self.delta.thin(x)) is not None:
+            return -self.delta(input, -super().forward(input, *args, **kwargs))
+        entered = self.delta.enter(input)
+        if self.at_once and not args and not kwargs and (thin := self.delta.thin(input)) is not None:
             return self.delta.leave(cast(Any, super()).forward_with(entered, *thin))
-        return self.delta.leave(self.delta(entered if self.delta.uses_changed_input else x, super().forward(entered)))
+        seen = entered if self.delta.uses_changed_input else input
+        return self.delta.leave(self.delta(seen, super().forward(entered, *args, **kwargs)))
 
 
 @functools.cache

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..common.wording import count, names
 from ..config import MemoryConfig, RunConfig
 from ..data.plan import Plan
 from ..lora_files.continued import load_continued
-from ..memory import describe, free_bytes, out_of_memory, recompute, rungs
+from ..memory import describe, empty_cache, free_bytes, out_of_memory, recompute, rungs
 from ..models import BaseModel, Conditioning, word_ids
 from ..networks import Network
 from ..networks.of_model import build_network, learning_rates
@@ -24,6 +23,7 @@ from ..optim.noise_scale import looked_at
 from .estimate import CUDA_BLOCK, LiveBytes, optimizer_state
 
 SHARES = ((0.5, 0.75), (0.75, 1.0))  # of the sides of the largest bucket: the two sizes; the second where models refuse
+SMALL = 256  # pixels of a side that a model is tried on
 Pixels = tuple[int, int]  # width and height
 
 
@@ -118,26 +118,48 @@ def fit_measured(
         kept = _network_bytes(network, config)
         free = free_bytes(device)
         with network.attached():
-            smallest = min(plan.fullest_batches(), key=math.prod)
-            idle = base.try_out(dict(network.layers.items()), caption, smallest, references)
+            remarks = _try_out(base, network, caption, min(plan.fullest_batches(), key=math.prod), references)
             for number, memory in enumerate(ladder):
                 recompute(base.units(base.denoiser), memory.checkpointing, copies=base.writes_inputs)
-                needed = kept + measure_peak(base, network, caption, size, device, references).at(samples, size)
                 last = number + 1 == len(ladder)
+                peak = _peak(base, network, caption, size, device, references)
+                if peak is None:
+                    continue
+                needed = kept + peak.at(samples, size)
                 base.reserve(needed)
                 if needed <= free or (last and device.type == "cuda"):  # ComfyUI then loads a part of the weights
                     room = f"{needed / 1e9:.1f} GB beside the model's weights, {free / 1e9:.1f} GB are free"
-                    sentences = [f"Memory: about {room}, with {describe(memory)}."]
-                    if idle:
-                        layers = count(idle, "layer gets", "layers get")
-                        sentences.append(
-                            f"{layers} no gradient from pictures with captions and left out: {names(idle)}."
-                        )
-                    return ladder[number:], " ".join(sentences)
+                    return ladder[number:], " ".join([f"Memory: about {room}, with {describe(memory)}.", *remarks])
+    about = "more" if peak is None else f"about {needed / 1e9:.1f} GB"
     raise ValueError(
-        f"This run needs about {needed / 1e9:.1f} GB beside the model's weights with {describe(ladder[-1])}, and "
-        f"{free / 1e9:.1f} GB are free; lower batch_size or resolution of Train LoRA."
+        f"This run needs {about} beside the model's weights with {describe(ladder[-1])}, and {free / 1e9:.1f} GB are "
+        "free; lower batch_size or resolution of Train LoRA."
     )
+
+
+def _try_out(base: BaseModel, network: Network, caption: Conditioning, size: Pixels, references: int) -> list[str]:
+    """Try the model on small pictures, as nothing is recomputed yet; some models take none below a size."""
+    layers = dict(network.layers.items())
+    small = _share(size, min(1.0, SMALL / min(size)), base.latents.step)
+    try:
+        return base.try_out(layers, caption, small, references)
+    except ValueError:
+        if small == size:
+            raise
+    return base.try_out(layers, caption, size, references)
+
+
+def _peak(
+    base: BaseModel, network: Network, caption: Conditioning, size: Pixels, device: torch.device, references: int
+) -> Peak | None:
+    """Measure passes on smaller pictures than the largest; None where even these do not fit."""
+    try:
+        return measure_peak(base, network, caption, size, device, references)
+    except RuntimeError as error:
+        if device.type == "cpu" or not out_of_memory(error):
+            raise
+    empty_cache(device)
+    return None
 
 
 def _network_bytes(network: Network, config: RunConfig) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ....trainer_core.common.part import Part, computing
 from ....trainer_core.models import Conditioning
+from .gradients import WRONG
 from .text import conditioning
 from .vae import reference_latents, with_time, without_time
 
@@ -130,6 +131,8 @@ class Denoiser:
             "latent_shapes": [latents.shape],  # some models take further latents beside the picture's
             "device": device,
             "prompt_type": "positive",
+            "seed": 0,  # and the next: what ComfyUI's sampler always gives
+            "denoise_mask": None,
         }
         if self.guidance is not None:
             given["guidance"] = self.guidance
@@ -161,9 +164,30 @@ class Denoiser:
         """Compute the raw output for some samples of a batch, which have joint conditions."""
         x, levels, count = with_time(self.model, noised[numbers]), sigmas[numbers], len(numbers)
         options = {**options, "cond_or_uncond": [0] * count, "uuids": [0] * count, "sigmas": levels}
+        options["sample_sigmas"] = self.sigmas.flip(0).to(levels)
         with self.raw(), computing(Part(numbers, len(noised))):
             output = self.model.apply_model(x, levels, **joint, transformer_options=options)
         return without_time(output).float()
+
+    @property
+    def bound(self) -> float:
+        """How far predictions may be apart by rounding alone, as a share of the largest value."""
+        return TOLERANCE.get(self.model.get_dtype_inference(), EXACT)
+
+    @torch.no_grad()
+    def follows_sampling(
+        self, noised: Tensor, levels: Tensor, conditions: Conditions, options: Mapping[str, Any]
+    ) -> bool:
+        """Tell whether the MODEL makes of what its network says what its sampling does, and nothing else."""
+        sigmas = self.sigmas.to(noised.device)[levels].to(noised.dtype)
+        numbers, joint = next(conditions.groups(joined=False))
+        said = with_time(self.model, self._run(noised, sigmas, numbers, joint, options))
+        x, own = with_time(self.model, noised[numbers]), self.sampling.own
+        expected = own.calculate_denoised(sigmas[numbers], said, x)
+        options = {**options, "cond_or_uncond": [0], "uuids": [0], "sigmas": sigmas[numbers]}
+        options["sample_sigmas"] = self.sigmas.flip(0).to(sigmas)
+        found = self.model.apply_model(x, sigmas[numbers], **joint, transformer_options=options)
+        return bool((found - expected).abs().max() <= self.bound * expected.abs().max())
 
     @contextmanager
     def raw(self) -> Iterator[None]:
@@ -188,8 +212,13 @@ class Denoiser:
         noise = torch.randn(noised.shape, generator=torch.Generator().manual_seed(0)).to(noised)
         places = torch.linspace(0.3, 0.7, len(noised), dtype=torch.float64).mul(len(self.sigmas)).long()
         sigmas = self.sigmas[places].to(noised)
-        bound = TOLERANCE.get(self.model.get_dtype_inference(), EXACT)
-        both = self._run(noise, sigmas, numbers, joint, options)
+        bound = self.bound
+        try:
+            both = self._run(noise, sigmas, numbers, joint, options)
+        except torch.OutOfMemoryError:
+            raise
+        except WRONG:  # a model that takes no batch
+            return False
         for number, part in zip(numbers, both, strict=True):
             alone = comfy.samplers.cond_cat([apart.samples[number]])
             single = self._run(noise, sigmas, [number], alone, options)[0]

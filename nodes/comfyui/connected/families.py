@@ -442,6 +442,7 @@ OTHER_KINDS = {
     "HunyuanImage21Refiner": "a refiner of finished pictures",
     **dict.fromkeys(("SD21UnclipL", "SD21UnclipH", "SD21UNCLIP"), "a model that takes pictures as prompts"),
     **dict.fromkeys(("SVD_img2vid", "Stable_Zero123"), "a model that takes a picture and no caption"),
+    "MiniMaxH3": "a model of video with sound",
     "WAN21_FlowRVS": "a model that turns videos into masks",
     **dict.fromkeys(("StableAudio", "StableAudio1", "ACEStep", "ACEStep15"), "a model of sounds"),
     **dict.fromkeys(("Hunyuan3Dv2", "Hunyuan3Dv2_1", "TripoSplat"), "a model of three-dimensional shapes"),

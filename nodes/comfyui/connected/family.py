@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import comfy.model_base
 import comfy.model_detection
 import torch
 
@@ -201,7 +202,7 @@ def _check_kind(model: Any) -> None:
     listed = {name for family in FAMILIES for name in family.classes}
     first = next((name for name in _names(model) if name in OTHER_KINDS or name in listed), "")
     what = OTHER_KINDS.get(first, "")
-    if not what and getattr(model, "noise_augmentor", None) is not None:
+    if not what and isinstance(model, comfy.model_base.SD21UNCLIP):
         what = "a model with noise of its own in its prompt"
     if not what and getattr(model.diffusion_model, "time_r_in", None) is not None:
         what = "a mean-flow model, distilled to a few steps, which learns from two times at once"
@@ -247,11 +248,12 @@ def _takes_guidance(model: Any) -> bool:
 
 def _patch(model: Any) -> int:
     """Find the sides of a model's patches in latent pixels; 1 without patches."""
-    denoiser = model.diffusion_model
-    found = next(
-        (getattr(denoiser, name) for name in ("patch_size", "patch_spatial", "patch") if hasattr(denoiser, name)), 1
-    )
-    return int(found[-1] if isinstance(found, tuple | list) else found)
+    for name in ("patch_size", "patch_spatial", "patch"):
+        found = getattr(model.diffusion_model, name, None)
+        found = found[-1] if isinstance(found, tuple | list) and found else found
+        if isinstance(found, int) and found > 0:
+            return found
+    return 1
 
 
 def _precision(model: Any) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ....trainer_core.memory.products import input_gradient, linear
 from ....trainer_core.networks.layers.dora import frozen_weight
 from ....trainer_core.networks.layers.product import add_low_rank
-from ....trainer_core.networks.layers.shape import is_linear
+from ....trainer_core.networks.layers.shape import is_linear, weight_shape
 from ....trainer_core.networks.network import WithDelta
 
 
@@ -40,6 +40,7 @@ CONVOLUTIONS: dict[type, Callable[..., Tensor]] = {  # and the gradient of their
 }
 ALL = tuple(CONVOLUTIONS)
 KNOWN = ("comfy.ops", nn.Linear.__module__, nn.Conv2d.__module__)  # where methods come from whose mathematics are known
+UNLIKE = 0.05  # of the norm of a product: rounding in half precision stays below it
 METHODS = ("forward", "forward_comfy_cast_weights", "_forward", "_conv_forward")
 
 
@@ -62,7 +63,7 @@ class FrozenLayer(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the layer's output; in training from the exact weight, where the layer would round its input."""
         x = args[0] if args else None
-        exact = comfy.model_management.in_training and isinstance(x, Tensor) and _linear(self)
+        exact = isinstance(x, Tensor) and _exactly(self, x)
         forward = functools.partial(_exact, self) if exact else super().forward
         if isinstance(x, Tensor) and torch.is_grad_enabled() and x.requires_grad:
             return _Frozen.apply(x, self, forward, args[1:], kwargs)
@@ -70,7 +71,7 @@ class FrozenLayer(nn.Module):
 
     def forward_with(self, x: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
         """Compute the layer's output plus scale * up(down(x)), and both gradients of x in one tensor."""
-        if comfy.model_management.in_training and torch.is_grad_enabled() and _linear(self):
+        if torch.is_grad_enabled() and _exactly(self, x):
             return _FrozenWith.apply(x, down, up, scale, self)
         return add_low_rank(x, FrozenLayer.forward(self, x), down, up, scale, {})
 
@@ -163,9 +164,43 @@ def own_class(layer: nn.Module) -> type:
     return next(kind for kind in type(layer).__mro__ if not issubclass(kind, (FrozenLayer, WithDelta)))
 
 
-def _linear(layer: Any) -> bool:
-    """Tell whether a layer is a known linear one."""
-    return not isinstance(layer, ALL) and _known(layer)
+def _exactly(layer: Any, x: Tensor) -> bool:
+    """Tell whether a layer is a known linear one, in training; under autocast it computes in another dtype than x's."""
+    if not comfy.model_management.in_training or isinstance(layer, ALL) or not _known(layer):
+        return False
+    return not torch.is_autocast_enabled(x.device.type)
+
+
+@torch.no_grad()
+def is_product(layer: Any) -> bool:
+    """Tell whether a layer's output changes with its weight by a product of its input, as a LoRA assumes.
+
+    A layer of an unknown class with plain weights is tried, on other weights for a moment.
+    """
+    weight = getattr(layer, "weight", None)
+    if _known(layer) or type(weight) not in (Tensor, nn.Parameter) or not weight.is_floating_point():
+        return True
+    shape, draws = weight_shape(layer), torch.Generator().manual_seed(0)
+    if tuple(weight.shape) != shape:
+        return False
+    side = (2,) if len(shape) == 2 else (1,)
+    around = () if len(shape) == 2 else (8, 8)
+    x = torch.randn(*side, shape[1], *around, generator=draws).to(weight)
+    change = torch.randn(shape, generator=draws).div(weight[0].numel() ** 0.5).to(weight)
+    own = layer._parameters.get("weight")
+    if own is None:  # computed from other tensors
+        return True
+    try:
+        before = layer(x)
+        layer._parameters["weight"] = nn.Parameter(weight + change, requires_grad=False)
+        after = layer(x)
+    finally:
+        layer._parameters["weight"] = own
+    geometry = getattr(layer, "stride", 1), getattr(layer, "padding", 0), getattr(layer, "dilation", 1)
+    expected = F.linear(x, change) if len(shape) == 2 else F.conv2d(x, change, None, *geometry)
+    if not isinstance(after, Tensor) or after.shape != expected.shape:
+        return False
+    return bool((after - before - expected).float().norm() < UNLIKE * expected.float().norm())
 
 
 def _exact(layer: Any, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,12 +16,14 @@ from comfy.ldm.modules.attention import attention_pytorch
 from torch import Tensor, nn
 
 from ....trainer_core.common.disk_errors import reason
-from ....trainer_core.memory import copied_before_written, keep_activations
+from ....trainer_core.memory import LEVELS, copied_before_written, keep_activations, recompute
+from ....trainer_core.models.base import Unit
 from .frozen import frozen_layers
 
 KITCHEN = "comfy_kitchen"  # ComfyUI's own operators
 WRONG = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 PARTS = ("_parameters", "_buffers", "_modules")  # attributes of modules that hold no passes
+PASSING = (*PARTS, "forward", "training")  # and those that training sets itself
 CACHES = re.compile(r"(clear|reset)_\w*caches?")  # methods that drop what a model keeps between passes
 
 
@@ -37,6 +39,7 @@ def session(patcher: Any) -> Iterator[None]:
         stack.enter_context(_nothing_kept(model.diffusion_model))
         stack.callback(keep_activations, list(model.modules()))
         stack.enter_context(_in_training(True))
+        stack.enter_context(_every_layer_called())
         yield
 
 
@@ -70,10 +73,45 @@ def prove(run: Callable[[], Tensor], layers: Mapping[str, nn.Module]) -> list[st
                 raise ValueError(f"this MODEL cannot be trained: {reason(error)}") from error
         if not prediction.isfinite().all():
             raise ValueError("this MODEL predicts numbers that are not finite; load it in bfloat16 or float32")
+        found = [p.grad for layer in layers.values() for p in layer.parameters() if p.grad is not None]
+        if not all(gradient.isfinite().all() for gradient in found):
+            raise ValueError("gradients of this MODEL are not finite; load it in bfloat16 or float32")
     idle = [name for name, layer in layers.items() if not any(_moves(p) for p in layer.parameters())]
     for layer in layers.values():
         layer.zero_grad(set_to_none=True)
     return idle
+
+
+def recomputes(run: Callable[[], Tensor], layers: Mapping[str, nn.Module], units: Sequence[Unit], bound: float) -> bool:
+    """Tell whether gradients stay the same where blocks are recomputed; some blocks do something else the second time.
+
+    bound: of their relative difference. Gradients are cleared.
+    """
+
+    def gradients() -> list[Tensor]:
+        with copied_before_written():
+            run().float().square().mean().backward()
+        found = [p.grad for layer in layers.values() for p in layer.parameters() if p.grad is not None]
+        for layer in layers.values():
+            layer.zero_grad(set_to_none=True)
+        return found
+
+    plain = gradients()
+    recompute(units, LEVELS[-1], copies=True)
+    try:
+        again = gradients()
+    except torch.OutOfMemoryError:
+        raise
+    except WRONG:
+        return False
+    finally:
+        keep_activations(unit for unit, _ in units)
+        for layer in layers.values():
+            layer.zero_grad(set_to_none=True)
+    if len(plain) != len(again):
+        return False
+    difference = sum((a - b).double().square().sum() for a, b in zip(plain, again, strict=True))
+    return bool(difference <= bound**2 * sum(a.double().square().sum() for a in plain))
 
 
 def _moves(parameter: Tensor) -> bool:
@@ -103,9 +141,20 @@ def _nothing() -> None:
 
 
 @contextmanager
+def _every_layer_called() -> Iterator[None]:
+    """Let torch's own transformer layers call their linear layers, which their fast path without gradients does not."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
 def _normal_tensors(model: nn.Module) -> Iterator[None]:
     """Replace tensors made in inference mode by normal ones on the same memory, all without gradients."""
-    replaced: list[tuple[dict, str, Tensor, Tensor]] = []
+    replaced: list[tuple[Any, Any, Tensor, Tensor]] = []
     for holder, name, tensor in _tensors(model):
         normal = _normal(tensor)
         if normal is not tensor:
@@ -120,15 +169,39 @@ def _normal_tensors(model: nn.Module) -> Iterator[None]:
         for parameter in trained:
             parameter.requires_grad_(True)
         for holder, name, tensor, normal in replaced:
-            if holder.get(name) is normal and normal.data_ptr() == tensor.data_ptr():  # else ComfyUI has moved it
+            if _at(holder, name) is normal and normal.data_ptr() == tensor.data_ptr():  # else ComfyUI has moved it
                 holder[name] = tensor
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[dict, str, Tensor]]:
-    """Yield every tensor of a model: the dictionary that holds it, its name there, and the tensor."""
+def _tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
+    """Yield every tensor of a model: the dictionary or list that holds it, its place there, and the tensor."""
     for module in model.modules():
-        for holder in (module._parameters, module._buffers, module.__dict__):
-            yield from [(holder, name, value) for name, value in holder.items() if isinstance(value, Tensor)]
+        for holder in (module._parameters, module._buffers, *_holders(vars(module))):
+            places = list(holder.items() if isinstance(holder, dict) else enumerate(holder))
+            yield from [(holder, place, value) for place, value in places if isinstance(value, Tensor)]
+
+
+def _holders(holder: Any, depth: int = 3) -> Iterator[Any]:
+    """Yield a dictionary or a list, and those inside of it, also attributes of plain objects; no parts of modules."""
+    yield holder
+    for place, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+        inside = None if place in PARTS else value if isinstance(value, (dict, list)) else _attributes(value)
+        if inside is not None and depth:
+            yield from _holders(inside, depth - 1)
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """The attributes of a plain object; None for all else."""
+    if isinstance(value, nn.Module | Tensor | type) or callable(value):
+        return None
+    return getattr(value, "__dict__", None)
+
+
+def _at(holder: Any, place: Any) -> Any:
+    """What a dictionary or a list holds at a place; None where there is no such place."""
+    if isinstance(holder, dict):
+        return holder.get(place)
+    return holder[place] if place < len(holder) else None
 
 
 def _normal(tensor: Tensor) -> Tensor:
@@ -156,19 +229,17 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _nothing_kept(model: nn.Module) -> Iterator[None]:
-    """Drop what modules keep of a pass before the next one, and at the end: caches, and tensors with gradients."""
+    """Drop what modules keep of a pass before the next one, and at the end: caches, whatever holds them."""
     clears = [getattr(module, name) for module in model.modules() for name in _clears(type(module))]
-    before = [(vars(module), dict(vars(module))) for module in model.modules()]
+    # Layers with weights are ComfyUI's business: it keeps there how they are cast and patched.
+    own = [module for module in model.modules() if not isinstance(module, comfy.ops.CastWeightBiasOp)]
+    before = [(holder, holder.copy()) for module in own for holder in _holders(vars(module))]
 
     def drop(*_: Any) -> None:
         for clear in clears:
             clear()
-        for now, own in before:
-            for name in [name for name, value in now.items() if name not in PARTS and _has_gradients(value)]:
-                if name in own and not _has_gradients(own[name]):
-                    now[name] = own[name]
-                else:
-                    del now[name]
+        for holder, was in before:
+            _put_back(holder, was)
 
     handle = model.register_forward_pre_hook(drop)
     try:
@@ -178,11 +249,32 @@ def _nothing_kept(model: nn.Module) -> Iterator[None]:
         drop()
 
 
-def _has_gradients(value: Any) -> bool:
-    """Tell whether an attribute is a tensor of a pass with gradients, or a collection with one."""
-    if isinstance(value, (list, tuple, dict)):
-        return any(map(_has_gradients, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, Tensor) and value.grad_fn is not None
+def _put_back(holder: Any, was: Any) -> None:
+    """Put back all of a dictionary or a list that has changed, where a change holds a tensor of a pass."""
+    if isinstance(holder, list):
+        same = len(holder) == len(was) and all(now is before for now, before in zip(holder, was, strict=True))
+        if not same and _holds_tensors(holder):
+            holder[:] = was
+        return
+    changed = [name for name in holder if name not in PASSING and holder[name] is not was.get(name)]
+    if any(_holds_tensors(holder[name]) for name in changed):
+        for name in changed:
+            if name in was:
+                holder[name] = was[name]
+            else:
+                del holder[name]
+
+
+def _holds_tensors(value: Any, depth: int = 3) -> bool:
+    """Tell whether a value is a tensor, or a collection or a plain object with one."""
+    if isinstance(value, Tensor):
+        return True
+    if isinstance(value, (list, tuple, set)):
+        inside = list(value)
+    else:
+        attributes = value if isinstance(value, dict) else _attributes(value)
+        inside = [] if attributes is None else list(attributes.values())
+    return depth > 0 and any(_holds_tensors(each, depth - 1) for each in inside)
 
 
 @functools.cache

@@ -98,7 +98,9 @@ class _Blocks:
     def __init__(self, denoiser: nn.Module) -> None:
         self.found = dict(_unet_blocks(denoiser) if is_unet(denoiser) else _repeated(denoiser, "", is_linear))
         self.found = self.found or dict(_repeated(denoiser, "", is_matrix))  # a network of convolutions alone
-        main = [path for path in self.found if not AUXILIARY.search(path)]
+        halves = any("decoder" in path for path in self.found)  # whose other half is the encoder
+        seen = {path: path.replace("encoder", "") if halves else path for path in self.found}
+        main = [path for path, name in seen.items() if not AUXILIARY.search(name)]
         self.main = dict.fromkeys(main or self.found)
 
     def block(self, path: str) -> str:
@@ -123,9 +125,13 @@ def _repeated(module: nn.Module, path: str, works: Callable[[Any], bool]) -> Ite
 
 
 def _is_list_of_blocks(module: nn.Module, works: Callable[[Any], bool]) -> bool:
-    """Tell whether a module lists blocks: of one class, of several layers, one of them of the kind that works."""
+    """Tell whether a module lists blocks: of several layers, one of them of the kind that works.
+
+    What runs in a row or is found by name has blocks of one class only: else it may be the parts of one block.
+    """
     children = list(module.children()) if isinstance(module, LISTS) else []
-    if len(children) < (1 if isinstance(module, nn.ModuleList) else 2) or len({type(each) for each in children}) > 1:
+    listed = isinstance(module, nn.ModuleList)
+    if len(children) < (1 if listed else 2) or (not listed and len({type(each) for each in children}) > 1):
         return False
     return all(list(each.children()) and any(map(works, each.modules())) for each in children)
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from ....trainer_core.common.disk_errors import reason
 from ....trainer_core.common.files import file_digest
+from ....trainer_core.common.wording import count
+from ....trainer_core.common.wording import names as listed
 from ....trainer_core.config import BaseModelConfig, Defaults, SamplePicture, SamplingDefaults
 from ....trainer_core.memory import Watched
 from ....trainer_core.models import (
@@ -27,10 +29,12 @@ from ....trainer_core.models import (
     Words,
 )
 from ....trainer_core.models.base import Size, Unit
-from . import gradients, identity, layers, names, text, vae
+from . import gradients, identity, names, text, vae
+from . import layers as layers_of
 from .check import check_connected, check_partner
 from .denoiser import Conditions, Denoiser
 from .family import Family, defaults_of, family_of, preset_of, remarks
+from .frozen import is_product
 from .live import live_of
 from .noise import noise_model, sigmas
 from .sampling import SAMPLERS, draw
@@ -63,7 +67,8 @@ class ConnectedModel:
         guidance = self.family.guidance if guidance < 0 else guidance
         self._denoiser: Denoiser | None = Denoiser(self.model, sigmas(self.model), guidance)
         self._reserved = 0  # bytes of the device for a step
-        self._idle: frozenset[str] = frozenset()  # names of layers that get no gradient
+        self._left_out: frozenset[str] = frozenset()  # names of layers that cannot be trained
+        self._recomputes = True  # whether recomputed blocks give the same gradients
         self._written = Watched()
 
     # --- what it is ---
@@ -139,12 +144,12 @@ class ConnectedModel:
     @property
     def blocks(self) -> tuple[str, ...]:
         """The names of the denoiser's blocks, in their order."""
-        return tuple(layers.blocks(self.denoiser))
+        return tuple(layers_of.blocks(self.denoiser))
 
     def layers(self) -> list[Layer]:
         """List the denoiser's layers; those left out cannot be trained."""
-        idle = self._idle
-        return [layer._replace(trainable=False) if layer.name in idle else layer for layer in self._layers]
+        out = self._left_out
+        return [layer._replace(trainable=False) if layer.name in out else layer for layer in self._layers]
 
     @property
     def references(self) -> int:
@@ -159,15 +164,18 @@ class ConnectedModel:
     def try_out(
         self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0
     ) -> list[str]:
-        """Try passes with gradients on a picture of (width, height); leave out, and list, layers that get none.
+        """Try passes with gradients on a picture of (width, height); leave out layers that cannot be trained.
 
-        references: as many control pictures of that size.
+        references: as many control pictures of that size. Returns remarks for the person, a sentence each.
         """
+        assert self._denoiser is not None
         what = f"{self.name} with the linked CLIP, on pictures of {size[0]} x {size[1]} pixels"
+        bound, remarks = self._denoiser.bound, []
         try:
             with torch.no_grad():
                 inputs = self._inputs(caption, size, references)
-                self.predict(*inputs)
+                first, second = (self.predict(*inputs) for _ in range(2))
+                follows = self._denoiser.follows_sampling(*inputs, gradients.options(self.model))
         except torch.OutOfMemoryError:
             raise
         except gradients.WRONG as error:
@@ -175,12 +183,32 @@ class ConnectedModel:
                 f"ComfyUI cannot run {what} ({reason(error)}). Link the CLIP that belongs to the MODEL to Use "
                 "Connected Model, or set another resolution of Train LoRA."
             ) from error
+        if first.shape != inputs[0].shape:
+            shapes = " and ".join(str(tuple(each.shape[1:])) for each in (inputs[0], first))
+            raise ValueError(f"{what}: this MODEL cannot be trained, as latents and its predictions differ: {shapes}.")
+        if not follows:
+            raise ValueError(f"{what}: this MODEL cannot be trained, as its code changes what its network predicts.")
+        if (first - second).abs().max() > bound * first.abs().max():
+            remarks.append("The MODEL draws random numbers of its own, so that a resumed run may differ.")
         try:
             idle = gradients.prove(lambda: self.predict(*inputs), layers)
         except ValueError as error:
             raise ValueError(f"{what}: {error}.") from error
-        self._idle = frozenset(idle)
-        return idle
+        odd = [layer.name for layer in self._layers if layer.name in layers and not _is_product(layer.module)]
+        self._left_out = frozenset((*idle, *odd))
+        if idle:
+            gets = count(idle, "layer gets", "layers get")
+            remarks.append(f"{gets} no gradient from pictures with captions and left out: {listed(idle)}.")
+        if odd:
+            do = count(odd, "layer does", "layers do")
+            remarks.append(
+                f"{do} more than multiply by a weight, which no LoRA can change, and left out: {listed(odd)}."
+            )
+        units = layers_of.units(self.denoiser)
+        self._recomputes = gradients.recomputes(lambda: self.predict(*inputs), layers, units, 2 * bound)
+        if not self._recomputes:
+            remarks.append("Recomputed blocks of this MODEL give other gradients, so gradient checkpointing stays off.")
+        return remarks
 
     def _inputs(self, caption: Conditioning, size: Size, references: int) -> tuple[Tensor, Tensor, Conditions]:
         """Build the inputs of a pass on one picture of (width, height) in pixels, beside other pictures."""
@@ -193,11 +221,11 @@ class ConnectedModel:
 
     def block_layouts(self, setting: str) -> list[list[str]]:
         """List the possible block orders of a list setting of LoRA Config."""
-        return layers.block_layouts(self.denoiser, setting)
+        return layers_of.block_layouts(self.denoiser, setting)
 
     def units(self, module: nn.Module) -> list[Unit]:
-        """List the denoiser's repeated blocks."""
-        return layers.units(module)
+        """List the denoiser's repeated blocks; none where they cannot be recomputed."""
+        return layers_of.units(module) if self._recomputes else []
 
     def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
         """Put a LoRA on the MODEL, as ComfyUI's own loader does; it is there when the MODEL is loaded next."""
@@ -372,7 +400,7 @@ class ConnectedModel:
 
     @functools.cached_property
     def _layers(self) -> list[Layer]:
-        return layers.list_layers(self.model.model)
+        return layers_of.list_layers(self.model.model)
 
     @functools.cached_property
     def _digests(self) -> dict[str, str]:
@@ -381,6 +409,16 @@ class ConnectedModel:
             "clip": identity.digest_of_clip(self.clip),
             "vae": identity.digest_of_vae(self.vae),
         }
+
+
+def _is_product(layer: Any) -> bool:
+    """Tell whether a LoRA fits a layer; one that cannot be run by itself counts as fitting."""
+    try:
+        return is_product(layer)
+    except torch.OutOfMemoryError:
+        raise
+    except gradients.WRONG:
+        return True
 
 
 class ConnectedSource:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -45,7 +45,9 @@ def _plain_words(tokenizer: Any) -> Iterator[None]:
 def count_tokens(clip: Any, caption: str, *, weights: bool) -> int:
     """Count the tokens that the encoder with the most gets, padding included."""
     tokens = tokenize(clip, caption, weights=weights)
-    return max((sum(map(len, chunks)) for chunks in tokens.values() if isinstance(chunks, list)), default=0)
+    encoders = tokens.values() if isinstance(tokens, Mapping) else (tokens,)
+    found = (chunks for chunks in encoders if isinstance(chunks, list))
+    return max((sum(len(c) if isinstance(c, list) else 1 for c in chunks) for chunks in found), default=0)
 
 
 @torch.no_grad()
