@@ -171,25 +171,21 @@ class ConnectedModel:
         assert self._denoiser is not None
         what = f"{self.name} with the linked CLIP, on pictures of {size[0]} x {size[1]} pixels"
         bound, remarks = self._denoiser.bound, []
-        try:
-            with torch.no_grad():
-                inputs = self._inputs(caption, size, references)
-                first, second = (self.predict(*inputs) for _ in range(2))
-                follows = self._denoiser.follows_sampling(*inputs, gradients.options(self.model))
-        except torch.OutOfMemoryError:
-            raise
-        except gradients.WRONG as error:
-            raise ValueError(
-                f"ComfyUI cannot run {what} ({reason(error)}). Link the CLIP that belongs to the MODEL to Use "
-                "Connected Model, or set another resolution of Train LoRA."
-            ) from error
+        with _comfyui_runs(what), torch.no_grad():
+            inputs = self._inputs(caption, size, references)
+            first, second = (self.predict(*inputs) for _ in range(2))
         if first.shape != inputs[0].shape:
             shapes = " and ".join(str(tuple(each.shape[1:])) for each in (inputs[0], first))
             raise ValueError(f"{what}: this MODEL cannot be trained, as latents and its predictions differ: {shapes}.")
-        if not follows:
-            raise ValueError(f"{what}: this MODEL cannot be trained, as its code changes what its network predicts.")
         if (first - second).abs().max() > bound * first.abs().max():
-            remarks.append("The MODEL draws random numbers of its own, so that a resumed run may differ.")
+            remarks.append("The MODEL draws random numbers of its own, so a resumed run may differ.")
+        else:
+            with _comfyui_runs(what):
+                follows = self._denoiser.follows_sampling(*inputs, gradients.options(self.model))
+            if not follows:
+                raise ValueError(
+                    f"{what}: this MODEL cannot be trained, as its code changes what its network predicts."
+                )
         try:
             idle = gradients.prove(lambda: self.predict(*inputs), layers)
         except ValueError as error:
@@ -198,12 +194,12 @@ class ConnectedModel:
         self._left_out = frozenset((*idle, *odd))
         if idle:
             gets = count(idle, "layer gets", "layers get")
-            remarks.append(f"{gets} no gradient from pictures with captions and left out: {listed(idle)}.")
+            remarks.append(
+                f"{gets} no gradient from pictures with captions, so the LoRA leaves them out: {listed(idle)}."
+            )
         if odd:
             do = count(odd, "layer does", "layers do")
-            remarks.append(
-                f"{do} more than multiply by a weight, which no LoRA can change, and left out: {listed(odd)}."
-            )
+            remarks.append(f"{do} more than multiply by a weight, so the LoRA leaves them out: {listed(odd)}.")
         units = layers_of.units(self.denoiser)
         self._recomputes = gradients.recomputes(lambda: self.predict(*inputs), layers, units, 2 * bound)
         if not self._recomputes:
@@ -411,14 +407,28 @@ class ConnectedModel:
         }
 
 
+@contextmanager
+def _comfyui_runs(what: str) -> Iterator[None]:
+    """Explain an error of ComfyUI's own code. what: it runs, and on what."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except gradients.WRONG as error:
+        raise ValueError(
+            f"ComfyUI cannot run {what} ({reason(error)}). Link the CLIP that belongs to the MODEL to Use "
+            "Connected Model, or set another resolution of Train LoRA."
+        ) from error
+
+
 def _is_product(layer: Any) -> bool:
-    """Tell whether a LoRA fits a layer; one that cannot be run by itself counts as fitting."""
+    """Tell whether a LoRA fits a layer; one that takes more than its input does not."""
     try:
         return is_product(layer)
     except torch.OutOfMemoryError:
         raise
     except gradients.WRONG:
-        return True
+        return False
 
 
 class ConnectedSource:
