@@ -78,6 +78,7 @@ SIZES = "the installed diffusers converts no model of these sizes"  # tiny ones;
 # reads behind "transformer." as well; or why a LoRA on all layers is not written for diffusers.
 DIFFUSERS = {
     "sd15": "UNet2DConditionModel",
+    "sdxl": "UNet2DConditionModel",
     "flux_dev": "FluxTransformer2DModel",
     "flux_schnell": "FluxTransformer2DModel",
     "flux2": "Flux2Transformer2DModel",
@@ -126,7 +127,13 @@ DIFFUSERS = {
     "odd_convolutions": NO_CLASS,
     "odd_weights": NO_CLASS,
 }
-PARTS = {  # that a class has on request
+PARTS = {
+    "sdxl": {
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 2816,
+        "transformer_layers_per_block": 1,
+    },  # that a class has on request
     "wan21_i2v": {"image_dim": 1280, "added_kv_proj_dim": 5120},
     "hunyuan_image21": {"text_embed_2_dim": 1472},
     "flux_dev": {"guidance_embeds": True},
@@ -170,13 +177,16 @@ def test_names_for_diffusers_are_layers_there_or_the_reason_is_said(row):
         assert unnamed and names.unnamed == DIFFUSERS[row]
         return
     assert not names.unnamed
+    if row == "sdxl":
+        (added,) = names.written(names.weights["diffusion_model.label_emb.0.0"], "diffusers")
+        assert added.name == "unet.add_embedding.linear_1"
     written = [each.name for weight in names.weights.values() for each in names.written(weight, "diffusers")]
     if row == "anima":  # whose text adapter is a model of its own there
         adapter = [name for name in written if name.startswith("text_conditioner.")]
         assert len(adapter) > 10 and "text_conditioner.blocks.0.self_attn.q_proj" in adapter
         written = [name for name in written if name not in adapter]
     if DIFFUSERS[row]:
-        start = "unet." if row == "sd15" else "transformer."
+        start = "unet." if row in ("sd15", "sdxl") else "transformer."
         assert all(name.startswith(start) for name in written)
         assert numberless(name.removeprefix(start) for name in written) <= layers_in_diffusers(row)
 

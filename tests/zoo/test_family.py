@@ -36,6 +36,7 @@ register_connected_models()
 
 KINDS = {  # of the zoo's rows, and the step of pictures' sides in pixels
     "sd15": ("sd1", 8),
+    "sdxl": ("sdxl", 8),
     "flux_dev": ("flux", 16),
     "flux_schnell": ("flux_schnell", 16),
     "flux2": ("flux2", 16),

@@ -75,6 +75,7 @@ INSIDE = {
     },
     "cogvideox": {"blocks.0": ("q k v attn_out", "ff_proj ff_out", "norm1.linear norm2.linear")},
 }
+UNETS = ("sd15", "sdxl")
 BLOCKS = {  # where they are not simply numbered from 0 in one list
     "flux_dev": "double_blocks.0 double_blocks.1 single_blocks.0 single_blocks.1",
     "hidream": "double_stream_blocks.0 single_stream_blocks.0",
@@ -125,9 +126,9 @@ def test_presets_are_nested_and_stay_inside_blocks(models, name):
         return
     assert attention
     assert attention < blocks < linear <= full
-    assert full == {layer.path for layer in found if layer.trainable and not is_norm(layer.module)} or name == "sd15"
+    assert full == {layer.path for layer in found if layer.trainable and not is_norm(layer.module)} or name in UNETS
     assert matrices(found, "ia3") and matrices(found, "ia3") <= blocks
-    if name != "sd15":
+    if name not in UNETS:
         assert all(layer.block for layer in found if layer.path in blocks)
         inside = [layer.path.removeprefix(layer.block).lower() for layer in found if layer.path in blocks]
         assert not [path for path in inside if any(word in path for word in ("modul", "_mod", "adaln", "norm"))]
@@ -158,7 +159,7 @@ def test_every_block_is_found_and_runs(models, name):
     for block in found:  # a level of checkpointing acts on modules whose forward runs
         inside = {unit for unit, _ in units} & set(model.diffusion_model.get_submodule(block).modules())
         assert inside <= ran
-        assert inside or name == "sd15"
+        assert inside or name in UNETS
     assert len(ran) >= len(units) - 2, "few are beside the picture's way: adapters of text, refiners of references"
 
 

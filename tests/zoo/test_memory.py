@@ -1,13 +1,15 @@
 """The estimate from small passes against counted bytes of a large one, at every way of keeping activations."""
 
+from types import SimpleNamespace
+
 import comfy.model_management
 import pytest
 import torch
 from zoo.linked import linked
 
 from lora_atelier.nodes.comfyui.connected import register_connected_models
-from lora_atelier.trainer_core.config import LoraConfig, OptimizerConfig, RunConfig
-from lora_atelier.trainer_core.memory import recompute
+from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig, OptimizerConfig, RunConfig
+from lora_atelier.trainer_core.memory import keep_activations, recompute
 from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.networks.of_model import build_network, learning_rates
 from lora_atelier.trainer_core.preflight import measured
@@ -45,6 +47,62 @@ def test_more_recomputed_blocks_take_less():
             recompute(base.units(base.denoiser), level, copies=base.writes_inputs)
             peaks.append(measured.measure_peak(base, network, caption, (512, 512), CPU).at(2, (512, 512)))
     assert peaks[0] > 1.1 * peaks[1] > 1.2 * peaks[2]
+
+
+def fitted(monkeypatch, free, peak):
+    """Choose the settings of a run with so many bytes free; peak: gives the measurement at the level that is set."""
+    config = RunConfig(
+        base_model=linked("flux_dev"),
+        dataset={"concepts": ()},
+        lora=LoraConfig(rank=4),
+        memory=MemoryConfig(checkpointing="auto"),
+    )
+    base = source_of(config.base_model).load(torch.float32)
+    shapes = SimpleNamespace(
+        fullest_batches=lambda: {(256, 256): 2},
+        captions=lambda: ["a mossling"],
+        manifest=SimpleNamespace(pictures=[SimpleNamespace(controls=())]),
+    )
+    monkeypatch.setattr(measured, "free_bytes", lambda _: free)
+    monkeypatch.setattr(measured, "measure_peak", lambda base, *_: peak(sum(recomputed(base))))
+    return measured.fit_measured(config, shapes, base, CPU, torch.float32)
+
+
+def recomputed(base):
+    return ["forward" in vars(unit) for unit, _ in base.units(base.denoiser)]
+
+
+def test_the_fastest_settings_that_fit_are_taken_and_told_as_an_estimate(monkeypatch):
+    ladder, said = fitted(monkeypatch, 10**9, lambda blocks: measured.Peak(once=0, sample=(5 - blocks) * 2e8, pixel=0))
+    assert [memory.checkpointing for memory in ladder] == ["3", "4", "full"]
+    assert said.startswith("Memory: about 0.8 GB beside the model's weights, 1.0 GB are free, with gradient")
+
+
+def test_a_run_that_does_not_fit_is_refused_with_what_it_needs(monkeypatch):
+    with pytest.raises(
+        ValueError, match=r"about 2\.0 GB .* with gradient checkpointing full, and 1\.0 GB are free; lower"
+    ):
+        fitted(monkeypatch, 10**9, lambda _: measured.Peak(once=0, sample=1e9, pixel=0))
+
+
+def test_settings_whose_measurement_does_not_fit_are_skipped(monkeypatch):
+    """On a card; here the device is only called one."""
+
+    def peak(base, network, caption, size, device, references):
+        if not any(recomputed(base)):
+            raise torch.OutOfMemoryError
+        return measured.Peak(once=0, sample=0, pixel=0)
+
+    monkeypatch.setattr(measured, "measure_peak", peak)
+    monkeypatch.setattr(measured, "empty_cache", lambda _: None)
+    base = source_of(linked("flux_dev")).load(torch.float32)
+    card = SimpleNamespace(type="cuda")
+    assert measured._peak(base, None, {}, (64, 64), card, 0) is None
+    recompute(base.units(base.denoiser), "full", copies=True)
+    assert measured._peak(base, None, {}, (64, 64), card, 0) is not None
+    with pytest.raises(torch.OutOfMemoryError):
+        keep_activations(unit for unit, _ in base.units(base.denoiser))
+        measured._peak(base, None, {}, (64, 64), CPU, 0)
 
 
 def test_comfyui_is_asked_to_leave_room_for_a_step(monkeypatch):

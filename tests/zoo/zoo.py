@@ -80,6 +80,15 @@ UNET = {
     "use_temporal_attention": False,
     "num_head_channels": -1,
 }
+XL = UNET | {
+    "num_res_blocks": [1, 1],
+    "transformer_depth": [0, 0, 1, 1],
+    "channel_mult": [1, 2],
+    "transformer_depth_output": [0, 0, 1, 1],
+    "use_linear_in_transformer": True,
+    "adm_in_channels": 2816,
+    "num_classes": "sequential",
+}
 FLUX = {
     "image_model": "flux",
     "in_channels": 16,
@@ -617,6 +626,7 @@ def token_ids(draws: Generator, tokens: int) -> Tensor:
 MASKED = {"attention_mask": mask}
 ROWS = {
     "sd15": Row("SD15", (4, 16, 16), (8, 32), UNET),
+    "sdxl": Row("SDXL", (4, 16, 16), (8, 32), XL, 1280),
     "flux_dev": Row("Flux", IMAGE, (8, 48), FLUX, 32),
     "flux_schnell": Row("FluxSchnell", IMAGE, (8, 48), FLUX | {"guidance_embed": False}, 32),
     "flux2": Row("Flux2", (128, 4, 6), (8, 48), FLUX2),

@@ -82,7 +82,8 @@ def names_of(model: Any, clip: Any) -> Names:
     base = model.model
     unet = comfy.utils.unet_to_diffusers(base.model_config.unet_config)
     whole, slices = aliases(base)
-    dotted = _unet_paths(unet) if unet else _diffusers_paths(base)
+    xl = isinstance(base, comfy.model_base.SDXL | comfy.model_base.SDXLRefiner)
+    dotted = _unet_paths(unet, xl=xl) if unet else _diffusers_paths(base)
     for path, known in whole.items():
         weights[DENOISER + path] = Weight(
             key=DENOISER + path,
@@ -97,8 +98,7 @@ def names_of(model: Any, clip: Any) -> Names:
         )
     texts = {} if clip is None else _names_of_texts(clip.cond_stage_model)
     if unet:
-        original = isinstance(base, comfy.model_base.SDXL | comfy.model_base.SDXLRefiner)
-        forms = file_forms(original=original)
+        forms = file_forms(original=xl)
     else:
         forms = _forms(base, {name.name for names in dotted.values() for name in names})
     return Names(
@@ -132,12 +132,16 @@ def _forms(base: Any, dotted: set[str]) -> dict[str, Form]:
     }
 
 
-def _unet_paths(unet: Mapping[str, str]) -> dict[str, list[Named]]:
-    """Map paths of a UNet's modules to those of diffusers; unet: ComfyUI's map the other way."""
+def _unet_paths(unet: Mapping[str, str], *, xl: bool) -> dict[str, list[Named]]:
+    """Map paths of a UNet's modules to those of diffusers; unet: ComfyUI's map the other way.
+
+    That map has one name for what Stable Diffusion XL adds to the timestep; diffusers has another for XL.
+    """
     found = {}
     for name, path in unet.items():
         if name.endswith(WEIGHT):
-            found[path.removesuffix(WEIGHT)] = [Named(name.removesuffix(WEIGHT))]
+            own = name.replace("class_embedding", "add_embedding") if xl else name
+            found[path.removesuffix(WEIGHT)] = [Named(own.removesuffix(WEIGHT))]
     return found
 
 
