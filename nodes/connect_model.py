@@ -94,4 +94,4 @@ class AtelierConnectModel(Node):
         key = key_of(Live(model, clip, vae, sample_model))
         connected = ConnectedConfig(key=key, guidance=guidance, edit_text=edit_text)
         config = BaseModelConfig(path=name_of(model), connected=connected, prompt_weights=prompt_weights)
-        return io.NodeOutput(config, ui=ui.PreviewText("\n".join(describe(model, guidance))))
+        return io.NodeOutput(config, ui=ui.PreviewText("\n".join(describe(model, guidance, clip, sample_model))))

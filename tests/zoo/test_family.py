@@ -9,6 +9,8 @@ import comfy.model_base
 import comfy.model_sampling
 import comfy.samplers
 import comfy.supported_models
+import comfy.text_encoders.flux
+import comfy.text_encoders.sd3_clip
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -194,6 +196,33 @@ def test_a_relative_is_a_guess_and_says_so():
     model.model_config.__class__ = type("ZImageNext", (type(model.model_config),), {})
     family = family_of(patcher)
     assert family.kind == "z_image" and family.untried and family.title == "ZImageNext, a relative of Z-Image"
+
+
+def test_a_class_made_of_a_listed_one_is_a_relative_also_where_it_builds_the_same_network():
+    model, patcher = build("flux_dev")
+    model.model_config.__class__ = comfy.supported_models.FluxInpaint
+    family = family_of(patcher)
+    assert family.kind == "flux" and family.untried and family.title == "FluxInpaint, a relative of FLUX.1 dev"
+
+
+def test_a_clip_of_another_kind_is_told():
+    class Clip:
+        def __init__(self, tokenizer):
+            self.tokenizer = tokenizer
+
+    def of(kind):
+        return Clip(kind.__new__(kind))
+
+    _, patcher = build("flux_dev")
+    own, other = comfy.text_encoders.flux.FluxTokenizer, comfy.text_encoders.sd3_clip.SD3Tokenizer
+    assert not any("linked CLIP" in sentence for sentence in describe(patcher, clip=of(own)))
+    (said,) = (sentence for sentence in remarks(patcher, of(other)) if "linked CLIP" in sentence)
+    assert said.startswith("The linked CLIP is of the kind sd3_clip, and ComfyUI loads flux for this MODEL.")
+
+
+def test_samples_are_told_of_the_model_that_draws_them():
+    (said,) = (each for each in describe(build("flux_dev")[1], sampled=build("flux_schnell")[1]) if "Samples:" in each)
+    assert said.startswith("Samples: 4 steps, cfg 1,")
 
 
 def test_guidance_is_none_where_the_network_takes_none():

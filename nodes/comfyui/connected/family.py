@@ -33,6 +33,7 @@ PREDICTS = {
     "x0": "the clean picture",
     "affine": "a mixture of picture and noise",
 }
+OF_TOYS = "sd1_clip"  # tokenizer of a CLIP that fits no large model, and of the toy models that come with the pack
 PRESETS = {
     "attn-mlp": "attention and MLP, as ai-toolkit and OneTrainer choose layers",
     "full": "all layers, since none of this architecture is called attention or MLP",
@@ -102,14 +103,15 @@ def preset_of(layers: Iterable[Layer]) -> Preset:
     return usual if any(usual in layer.presets and is_matrix(layer.module) for layer in layers) else "full"
 
 
-def describe(patcher: Any, guidance: float = -1.0) -> list[str]:
+def describe(patcher: Any, guidance: float = -1.0, clip: Any = None, sampled: Any = None) -> list[str]:
     """List sentences on what a MODEL is and on the defaults it takes, for the person.
 
-    guidance: distilled guidance in training that the person sets; -1: none is set.
+    guidance: distilled guidance in training that the person sets; -1: none is set. clip: the CLIP beside it. sampled:
+    the MODEL that draws its samples instead.
     """
     family, latents = family_of(patcher), patcher.model.latent_format
     kind = PREDICTS[noise_model(patcher).kind]
-    cfg = family.sampling
+    cfg = family_of(sampled or patcher).sampling
     layers = [layer for layer in list_layers(patcher.model) if is_matrix(layer.module)]
     preset = preset_of(layers)
     trained = [layer for layer in layers if preset in layer.presets]
@@ -135,11 +137,11 @@ def describe(patcher: Any, guidance: float = -1.0) -> list[str]:
         sentences.append(f"Distilled guidance is {trained_with} and {cfg.guidance:g} in samples.")
     elif guidance >= 0 and family.classes:  # of others it is not known
         sentences.append(f"This MODEL takes no distilled guidance, so set guidance of {NODE} to -1.")
-    return sentences + remarks(patcher)
+    return sentences + remarks(patcher, clip)
 
 
-def remarks(patcher: Any) -> list[str]:
-    """List warnings about a MODEL that can be trained but may surprise."""
+def remarks(patcher: Any, clip: Any = None) -> list[str]:
+    """List warnings about a MODEL, and the CLIP beside it, that can be trained but may surprise."""
     family, name = family_of(patcher), _file(patcher).lower()
     sentences = list(filter(None, [distilled(patcher)]))
     if family.untried:
@@ -152,6 +154,8 @@ def remarks(patcher: Any) -> list[str]:
             f"By its name this is the {part}-noise half of Wan 2.2. Set {limits} of Noise & Loss, so that it is "
             "trained where it is used (for image to video: 900)."
         )
+    if other := _other_clip(patcher.model, clip):
+        sentences.append(other)
     usual, wired = patcher.model.model_sampling, patcher.get_model_object("model_sampling")
     if getattr(usual, "noise_scale", 1.0) != getattr(wired, "noise_scale", 1.0):
         sentences.append(
@@ -175,6 +179,23 @@ def distilled(patcher: Any) -> str:
     return (
         f"By its name ({word}) {file} is distilled to a few steps, which training undoes. Train on its base, and use "
         "the LoRA on this one."
+    )
+
+
+def _other_clip(model: Any, clip: Any) -> str:
+    """Say that a CLIP is of another kind than ComfyUI loads for a MODEL, by its tokenizer; "" where it is not."""
+    try:
+        usual = getattr(model.model_config.clip_target({}), "tokenizer", None)
+    except (AttributeError, LookupError, NameError, TypeError):  # some of ComfyUI's ask the file for its text encoder
+        return ""
+    kinds = [
+        each.__module__.rpartition(".")[2] for each in (type(getattr(clip, "tokenizer", None)), usual or type(None))
+    ]
+    if "builtins" in kinds or kinds[0] == kinds[1]:
+        return ""
+    return (
+        f"The linked CLIP is of the kind {kinds[0]}, and ComfyUI loads {kinds[1]} for this MODEL. Unless that is meant, "
+        "link the CLIP that belongs to it."
     )
 
 
@@ -221,13 +242,13 @@ def _names(model: Any) -> Iterator[str]:
 
 def _row(config: Any, *classes: str) -> Family | None:
     """Find the row of a model by ComfyUI's configuration of it and its own class; that of an ancestor is a guess."""
-    details, own = config.unet_config, {type(config).__name__, *classes}
-    for name in (*(each.__name__ for each in type(config).__mro__), *classes):
+    details, ancestors = config.unet_config, [each.__name__ for each in type(config).__mro__]
+    for name in (*ancestors, *classes):
         rows = [row for row in FAMILIES if name in row.classes]
         fitting = [row for row in rows if all(details.get(key) == value for key, value in row.where.items())]
         if fitting:
             row = max(fitting, key=lambda row: len(row.where))
-            if name in own:
+            if name == ancestors[0] or name not in ancestors:
                 return row
             name = type(config).__name__.replace("_", " ")
             return replace(row, title=f"{name}, a relative of {row.title}", untried=True)

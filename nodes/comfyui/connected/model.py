@@ -468,7 +468,7 @@ class ConnectedSource:
 
     def remarks(self) -> list[str]:
         """List warnings about this model."""
-        return remarks(self._model.model)
+        return remarks(self._model.model, self._model.clip)
 
     def digest(self, path: Path) -> str:
         """Compute the sha256 of a file that a model was loaded from."""
