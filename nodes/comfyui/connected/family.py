@@ -188,14 +188,13 @@ def _other_clip(model: Any, clip: Any) -> str:
         usual = getattr(model.model_config.clip_target({}), "tokenizer", None)
     except (AttributeError, LookupError, NameError, TypeError):  # some of ComfyUI's ask the file for its text encoder
         return ""
-    kinds = [
-        each.__module__.rpartition(".")[2] for each in (type(getattr(clip, "tokenizer", None)), usual or type(None))
-    ]
-    if "builtins" in kinds or kinds[0] == kinds[1]:
+    tokenizers = type(getattr(clip, "tokenizer", None)), usual or type(None)
+    linked, own = (each.__module__.rpartition(".")[2] for each in tokenizers)
+    if "builtins" in (linked, own) or linked in (own, OF_TOYS):
         return ""
     return (
-        f"The linked CLIP is of the kind {kinds[0]}, and ComfyUI loads {kinds[1]} for this MODEL. Unless that is meant, "
-        "link the CLIP that belongs to it."
+        f"The linked CLIP is of the kind {linked}, and ComfyUI loads {own} for this MODEL. Unless that is meant, link "
+        "the CLIP that belongs to it."
     )
 
 
