@@ -47,6 +47,13 @@ QWEN = "transformer_blocks.0.attn.to_q transformer_blocks.0.attn.add_k_proj tran
 WAN = "blocks.0.self_attn.q blocks.0.cross_attn.v blocks.1.ffn.2"
 KREA_DIFFUSERS = "transformer_blocks.0.attn.to_q transformer_blocks.1.ff.down text_fusion.refiner_blocks.0.attn.to_k"
 HUNYUAN = "double_blocks.0.img_attn.qkv double_blocks.0.txt_mod.lin single_blocks.0.linear2"
+HUNYUAN_DIFFUSERS = (
+    "transformer_blocks.0.attn.to_q transformer_blocks.0.attn.to_v transformer_blocks.0.attn.add_k_proj "
+    "transformer_blocks.0.ff.net.2 single_transformer_blocks.0.attn.to_k single_transformer_blocks.0.proj_mlp "
+    "single_transformer_blocks.0.proj_out"
+)
+WAN_DIFFUSERS = "blocks.0.attn1.to_q blocks.0.attn2.to_v blocks.1.ffn.net.2 blocks.1.attn1.to_out.0"
+HIDREAM = "double_stream_blocks.0.block.attn1.to_q single_stream_blocks.0.block.attn1.to_v"
 FILES = [  # (architecture, trainer, start of names, layers)
     ("flux_dev", "sd-scripts", "lora_unet_", FLUX_OWN),
     ("flux_dev", "ai-toolkit", "transformer.", FLUX_DIFFUSERS),
@@ -95,8 +102,19 @@ FILES = [  # (architecture, trainer, start of names, layers)
         "lora_prior_unet_",
         "down_blocks.0.2.attention.attn.to_q down_blocks.0.0.channelwise.0",
     ),
+    ("hidream", "ai-toolkit", "diffusion_model.", HIDREAM),
+    ("hidream", "diffusers", "transformer.", HIDREAM),
     ("auraflow", "diffusers", "transformer.", "norm_out.linear joint_transformer_blocks.0.attn.to_q"),
     ("pixart_sigma", "diffusers", "transformer.", "transformer_blocks.0.attn1.to_q transformer_blocks.1.attn2.to_v"),
+]
+NAMED_BY_DIFFUSERS = [  # files whose names ComfyUI does not know, or not all of them
+    ("hunyuan_video", "diffusers", "transformer.", HUNYUAN_DIFFUSERS),
+    ("hunyuan_video", "OneTrainer", "lora_transformer_", HUNYUAN_DIFFUSERS),
+    ("hunyuan_image21", "diffusers", "transformer.", HUNYUAN_DIFFUSERS),
+    ("wan21_t2v", "diffusers", "transformer.", WAN_DIFFUSERS),
+    ("wan21_t2v", "OneTrainer", "transformer.", WAN_DIFFUSERS),
+    ("ltxv", "diffusers", "transformer.", "transformer_blocks.0.attn1.to_q transformer_blocks.1.ff.net.2 proj_in"),
+    ("cosmos_predict2", "diffusers", "transformer.", "transformer_blocks.0.attn1.to_q transformer_blocks.1.ff.net.2"),
 ]
 WITHOUT_ALPHA = ("ai-toolkit", "diffusers", "peft")
 
@@ -114,6 +132,11 @@ class Linked:
 
     def layers(self):
         return self.found
+
+    def further_names(self):
+        own = {layer.path: layer.name for layer in self.found}
+        places = names.diffusers_places(self.patcher.model)
+        return {name: (own[path], piece) for name, (path, piece) in places.items()}
 
     def made_for(self, widths, metadata):
         return names.made_for(widths, metadata)
@@ -154,11 +177,18 @@ def close(one, other):
     return float((one - other).abs().max() / other.abs().max()) < ROUNDING
 
 
-def foreign(row, trainer, start, stems, base):
-    """Build a LoRA file as a trainer names its tensors, with rank 3; alphas differ where the form has them."""
-    places = {}
+def places_of(base):
+    """Map the names in LoRA files to layers and their slices."""
+    own = layers_by_name(base)
+    places = {name: (own[layer], piece) for name, (layer, piece) in base.further_names().items()}
     for layer in base.layers():
         places |= dict.fromkeys(layer.aliases, (layer, None)) | {a: (layer, s) for a, s in layer.slices.items()}
+    return places
+
+
+def foreign(row, trainer, start, stems, base):
+    """Build a LoRA file as a trainer names its tensors, with rank 3; alphas differ where the form has them."""
+    places = places_of(base)
     flat = start.endswith("_")
     tensors = {}
     for seed, stem in enumerate(stems.split()):
@@ -231,6 +261,46 @@ def test_files_of_other_trainers_are_continued_and_go_beneath(tmp_path, row, tra
     merge_beneath(base, (BeneathConfig(path=str(path)),))
     assert close(patched(base.patcher, row), wanted)
     assert torch.equal(run_once(base.patcher.model, row), plain)
+
+
+@pytest.mark.parametrize(
+    ("row", "trainer", "start", "stems"),
+    [file for file in NAMED_BY_DIFFUSERS if file[0] in ZOO],
+    ids=lambda value: value.split(" ")[0],
+)
+def test_files_with_names_that_only_diffusers_knows_are_continued_and_go_beneath(tmp_path, row, trainer, start, stems):
+    base = base_of(row)
+    tensors = foreign(row, trainer, start, stems, base)
+    path = tmp_path / "a.safetensors"
+    save_file(tensors, path)
+    plain = run_once(base.patcher.model, row)
+    wanted = patched(changed_by_hand(base, tensors), row)
+    assert not close(wanted, plain)
+    own = layers_by_name(base)
+    assert continued(base, path, row, len(match_layers(outline_lora(path), base, own)), wanted)
+    merge_beneath(base, (BeneathConfig(path=str(path)),))
+    assert close(patched(base.patcher, row), wanted)
+    assert torch.equal(run_once(base.patcher.model, row), plain)
+
+
+def changed_by_hand(base, tensors):
+    """Clone a MODEL with the products of a file's factors added to its weights, each in its rows."""
+    places, changes = places_of(base), {}
+    ups = [key for key in tensors if key.endswith((".lora_B.weight", ".lora_up.weight"))]
+    for key in ups:
+        name = key.rsplit(".lora_", 1)[0]
+        down = tensors[key.replace("lora_B", "lora_A").replace("lora_up", "lora_down")]
+        scale = float(tensors.get(f"{name}.alpha", len(down))) / len(down)
+        layer, piece = places[name.replace(".", "_")]
+        change = changes.setdefault(f"{layer.comfy}.weight", torch.zeros_like(layer.module.weight))
+        delta = (scale * tensors[key] @ down).view(-1, *change.shape[1:])
+        if piece and piece.swapped:
+            delta = torch.cat(delta.chunk(2)[::-1])
+        rows = slice(piece.start, piece.start + piece.length) if piece else slice(None)
+        change[rows] += delta
+    clone = base.patcher.clone()
+    clone.add_patches({key: ("diff", (change,)) for key, change in changes.items()}, 1.0)
+    return clone
 
 
 def test_what_slices_cannot_do_goes_beneath(tmp_path):

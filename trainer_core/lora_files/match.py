@@ -45,11 +45,13 @@ def match_layers(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) -
     for name, layer in layers.items():
         places |= {alias: (name, None) for alias in layer.aliases}
         places |= {alias: (name, piece) for alias, piece in layer.slices.items()}
+    if any(flat_name(source) not in places for source in lora.layers):
+        places = {**base.further_names(), **places}
     found: dict[str, list[Piece]] = {}
     unmatched = []
     for source, stored in lora.layers.items():
         name, place = places.get(flat_name(source), ("", None))
-        if not name:
+        if name not in layers:
             unmatched.append(source)
             continue
         pieces = found.setdefault(name, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from ..config import BeneathConfig
 from ..models import BaseModel
+from ..networks.layers.shape import weight_shape
 from .formats import FileLayer, merged_weight, without_lokr_core
 from .lora import tensors_of
-from .match import layers_by_name, match_layers
+from .match import Piece, layers_by_name, match_layers, whole_layer
 from .read import load_lora
 
 
@@ -65,7 +67,19 @@ def comfy_tensors(path: Path, base: BaseModel) -> dict[str, Tensor]:
     layers = layers_by_name(base)
     tensors: dict[str, Tensor] = {}
     for name, pieces in match_layers(load_lora(path), base, layers).items():
+        if any(place is not None and not place.comfy for _, place in pieces):
+            pieces = [Piece(_joined(pieces, weight_shape(layers[name].module)[0]), None)]
         for stored, place in pieces:
             comfy = place.comfy if place else layers[name].comfy
             tensors |= tensors_of([replace(without_lokr_core(stored), source=comfy)])
     return tensors
+
+
+def _joined(pieces: Sequence[Piece], outputs: int) -> FileLayer:
+    """Join slices that ComfyUI has no names for to their layer; raises ValueError for all but plain LoRA."""
+    if other := next((piece.stored for piece in pieces if piece.stored.kind != "LoRA"), None):
+        raise ValueError(
+            f"{other.source} is a {other.kind} of a part of a layer, for which ComfyUI has no name; make the file a "
+            "plain LoRA with Convert LoRA first."
+        )
+    return whole_layer(pieces, outputs)

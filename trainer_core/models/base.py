@@ -257,6 +257,13 @@ class BaseModel(Protocol):
         """List the layers of all networks in memory, in each network's order."""
         ...
 
+    def further_names(self) -> Mapping[str, tuple[str, Slice | None]]:
+        """Map names in LoRA files that are looked up last to layers: (name in our files, slice); costs a moment.
+
+        A slice has no name of ComfyUI's there.
+        """
+        ...
+
     def try_out(
         self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0
     ) -> list[str]:

@@ -28,7 +28,7 @@ from ....trainer_core.models import (
     Part,
     Words,
 )
-from ....trainer_core.models.base import Size, Unit
+from ....trainer_core.models.base import Size, Slice, Unit
 from . import gradients, identity, names, text, vae
 from . import layers as layers_of
 from .check import check_connected, check_partner
@@ -160,6 +160,11 @@ class ConnectedModel:
     def seen_as(self) -> str:
         """Which of ComfyUI's nodes for Qwen-Image-Edit shows control pictures to the text encoder; "" for none."""
         return self._edit_text if self.family.seen else ""
+
+    def further_names(self) -> Mapping[str, tuple[str, Slice | None]]:
+        """Map diffusers' names of layers, which ComfyUI does not know for every architecture."""
+        own = {layer.path: layer.name for layer in self._layers}
+        return {name: (own[path], piece) for name, (path, piece) in names.diffusers_places(self.model.model).items()}
 
     def try_out(
         self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0

@@ -76,6 +76,20 @@ def aliases(model: Any) -> tuple[dict[str, list[str]], dict[str, dict[str, Slice
     return whole, slices
 
 
+def diffusers_places(model: Any) -> dict[str, tuple[str, Slice | None]]:
+    """Map diffusers' names of a transformer's layers in LoRA files to paths and slices; {} for a UNet.
+
+    model: ComfyUI's BaseModel. Names have underscores for dots.
+    """
+    if comfy.utils.unet_to_diffusers(model.model_config.unet_config):
+        return {}
+    found: dict[str, tuple[str, Slice | None]] = {}
+    for path, named in _diffusers_paths(model).items():
+        for name, piece in of_diffusers(OF_DIFFUSERS, named).items():
+            found[name] = path, piece and piece._replace(comfy="")
+    return found
+
+
 def names_of(model: Any, clip: Any) -> Names:
     """Collect the names of all layers of a MODEL and a CLIP in files of several programs; clip: None where unlinked."""
     weights: dict[str, Weight] = {}

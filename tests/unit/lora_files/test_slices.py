@@ -45,6 +45,9 @@ class Base(SimpleNamespace):
         parts = (Part(prefix="lora_unet", title="diffusion model"),)
         super().__init__(managed=True, name="tiny", title="Tiny", parts=parts, layers=lambda: [layer], beneath=[])
 
+    def further_names(self):
+        return {}
+
     def made_for(self, *_):
         return ""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...config import Defaults, SamplePicture, SamplingDefaults
-from ..base import Conditioning, LatentFormat, Layer, LevelDefaults, NoiseModel, Part, Prediction, Size, Unit
+from ..base import Conditioning, LatentFormat, Layer, LevelDefaults, NoiseModel, Part, Prediction, Size, Slice, Unit
 from ..words import Words
 from . import autoencoder
 from .family import LATENT_CHANNELS, SIZE_CHANNELS, TOY, TOY_CHANNELS, V_RESOLUTION, Family
@@ -159,6 +159,10 @@ class StableDiffusion:
     def layers(self) -> list[Layer]:
         """List the layers of the UNet and of the text encoders in memory."""
         return list_layers(self.unet, self.texts, self.family)
+
+    def further_names(self) -> Mapping[str, tuple[str, Slice | None]]:
+        """None: every layer lists all of its names."""
+        return {}
 
     def try_out(
         self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0
