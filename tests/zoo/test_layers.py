@@ -163,6 +163,15 @@ def test_every_block_is_found_and_runs(models, name):
     assert len(ran) >= len(units) - 2, "few are beside the picture's way: adapters of text, refiners of references"
 
 
+@pytest.mark.parametrize("kept", [[7] * 20, [30] * 4 + [10] * 8, [100, 1, 1, 1, 1], [3], []], ids=str)
+def test_blocks_are_shared_out_by_what_they_keep(kept):
+    units = [(nn.Identity(), 1) for _ in kept]
+    shared = layers.shared_out(units, kept)
+    assert [unit for unit, _ in shared] == [unit for unit, _ in units]
+    sums = [sum(size for size, (_, level) in zip(kept, shared, strict=True) if level == each) for each in range(1, 6)]
+    assert sum(sums) == sum(kept) and max(sums) - min(sums) <= max(kept, default=0)
+
+
 def test_each_level_recomputes_more_blocks(models, name):
     units = layers.units(models(name).diffusion_model)
     counts = [sum(least <= level for _, least in units) for level in range(len(LEVELS))]

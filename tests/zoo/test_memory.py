@@ -6,8 +6,9 @@ import comfy.model_management
 import pytest
 import torch
 from zoo.linked import linked
+from zoo.trial import Trial
 
-from lora_atelier.nodes.comfyui.connected import register_connected_models
+from lora_atelier.nodes.comfyui.connected import gradients, register_connected_models
 from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig, OptimizerConfig, RunConfig
 from lora_atelier.trainer_core.memory import keep_activations, recompute
 from lora_atelier.trainer_core.models import source_of
@@ -76,6 +77,18 @@ def test_the_fastest_settings_that_fit_are_taken_and_told_as_an_estimate(monkeyp
     ladder, said = fitted(monkeypatch, 10**9, lambda blocks: measured.Peak(once=0, sample=(5 - blocks) * 2e8, pixel=0))
     assert [memory.checkpointing for memory in ladder] == ["3", "4", "full"]
     assert said.startswith("Memory: about 0.8 GB beside the model's weights, 1.0 GB are free, with gradient")
+
+
+def test_what_each_block_keeps_is_counted():
+    """Flux's two streams keep more than one; all of it is what a pass keeps beside the few layers around."""
+    trial = Trial("flux_dev")
+    with gradients.session(trial.patcher), trial.network.attached():
+        kept = gradients.bytes_kept(trial.loss, trial.units)
+        whole = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: whole.append(t.nbytes) or t, lambda t: t):
+            trial.loss()
+    assert len(kept) == 4 and kept[0] == kept[1] > 1.3 * kept[2] and kept[2] == kept[3]
+    assert 0.4 * sum(whole) < sum(kept) < sum(whole)
 
 
 def test_a_run_that_does_not_fit_is_refused_with_what_it_needs(monkeypatch):

@@ -245,6 +245,11 @@ class BaseModel(Protocol):
         """Keep so many bytes of the device free beside the weights, from the next session on."""
         ...
 
+    @property
+    def movable(self) -> int:
+        """The bytes of weights on the device that `reserve` can make room of."""
+        ...
+
     def session(self, device: torch.device) -> AbstractContextManager[None]:
         """Make the denoiser trainable on a device inside a `with` block, and leave it as it was."""
         ...

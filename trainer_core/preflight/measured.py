@@ -122,14 +122,16 @@ def fit_measured(
             for number, memory in enumerate(ladder):
                 recompute(base.units(base.denoiser), memory.checkpointing, copies=base.writes_inputs)
                 last = number + 1 == len(ladder)
+                # Where no more blocks can be recomputed, ComfyUI keeps a part of the weights in RAM.
+                room = free + (base.movable if memory.checkpointing == ladder[-1].checkpointing else 0)
                 peak = _peak(base, network, caption, size, device, references)
                 if peak is None:
                     continue
                 needed = kept + peak.at(samples, size)
                 base.reserve(needed)
-                if needed <= free or (last and device.type == "cuda"):  # ComfyUI then loads a part of the weights
-                    room = f"{needed / 1e9:.1f} GB beside the model's weights, {free / 1e9:.1f} GB are free"
-                    return ladder[number:], " ".join([f"Memory: about {room}, with {describe(memory)}.", *remarks])
+                if needed <= (free if device.type == "cpu" else room) or (last and device.type == "cuda"):
+                    sizes = f"{needed / 1e9:.1f} GB beside the model's weights, {free / 1e9:.1f} GB are free"
+                    return ladder[number:], " ".join([f"Memory: about {sizes}, with {describe(memory)}.", *remarks])
     about = "more" if peak is None else f"about {needed / 1e9:.1f} GB"
     raise ValueError(
         f"This run needs {about} beside the model's weights with {describe(ladder[-1])}, and {free / 1e9:.1f} GB are "

@@ -114,6 +114,32 @@ def recomputes(run: Callable[[], Tensor], layers: Mapping[str, nn.Module], units
     return bool(difference <= bound**2 * sum(a.double().square().sum() for a in plain))
 
 
+def bytes_kept(run: Callable[[], Tensor], units: Sequence[Unit]) -> list[int]:
+    """Count the bytes that each block keeps for the backward pass, in one pass forward."""
+    kept: list[dict[int, int]] = [{} for _ in units]
+    inside: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        if inside:  # a block inside a block belongs to the outer one
+            kept[inside[0]][tensor.untyped_storage().data_ptr()] = tensor.nbytes
+        return tensor
+
+    def enter(number: int, *_: Any) -> None:
+        inside.append(number)
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+
+    with ExitStack() as stack:
+        for number, (unit, _) in enumerate(units):
+            before = unit.register_forward_pre_hook(functools.partial(enter, number))
+            for handle in (before, unit.register_forward_hook(leave)):
+                stack.callback(handle.remove)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
+        run()
+    return [sum(each.values()) for each in kept]
+
+
 def _moves(parameter: Tensor) -> bool:
     return parameter.grad is not None and bool(parameter.grad.any())
 

@@ -6,7 +6,7 @@ Nothing is listed by architecture but UNets: blocks are found as modules that re
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -78,13 +78,26 @@ def block_layouts(denoiser: nn.Module, setting: str) -> list[list[str]]:
 def units(denoiser: nn.Module) -> list[Unit]:
     """List the repeated blocks, each with the lowest gradient checkpointing level that recomputes it.
 
-    Each level recomputes a further fifth, evenly over the model; the last one recomputes all.
+    Each level recomputes a further fifth of the blocks, evenly over the model; the last one recomputes all.
     """
     if is_unet(denoiser):
         found = [module for module in denoiser.modules() if type(module).__name__ in UNET_UNITS]
     else:
         found = [each for module in _Blocks(denoiser).found.values() for each in _called(module)]
     return [(module, 1 + number % (len(LEVELS) - 1)) for number, module in enumerate(found)]
+
+
+def shared_out(found: Sequence[Unit], kept: Sequence[int]) -> list[Unit]:
+    """Share blocks out to the levels of gradient checkpointing, so that each saves a further fifth of their bytes.
+
+    kept: bytes that each block keeps for the backward pass.
+    """
+    sums, levels = [0] * (len(LEVELS) - 1), {}
+    for number in sorted(range(len(found)), key=lambda number: (-kept[number], number)):
+        level = min(range(len(sums)), key=lambda level: (sums[level], level))
+        sums[level] += kept[number]
+        levels[number] = level + 1
+    return [(unit, levels[number]) for number, (unit, _) in enumerate(found)]
 
 
 def is_unet(denoiser: nn.Module) -> bool:

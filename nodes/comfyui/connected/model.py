@@ -68,7 +68,7 @@ class ConnectedModel:
         self._denoiser: Denoiser | None = Denoiser(self.model, sigmas(self.model), guidance)
         self._reserved = 0  # bytes of the device for a step
         self._left_out: frozenset[str] = frozenset()  # names of layers that cannot be trained
-        self._recomputes = True  # whether recomputed blocks give the same gradients
+        self._units: list[Unit] | None = None  # blocks that can be recomputed; None before they were tried
         self._written = Watched()
 
     # --- what it is ---
@@ -206,8 +206,11 @@ class ConnectedModel:
             do = count(odd, "layer does", "layers do")
             remarks.append(f"{do} more than multiply by a weight, so the LoRA leaves them out: {listed(odd)}.")
         units = layers_of.units(self.denoiser)
-        self._recomputes = gradients.recomputes(lambda: self.predict(*inputs), layers, units, 2 * bound)
-        if not self._recomputes:
+        if gradients.recomputes(lambda: self.predict(*inputs), layers, units, 2 * bound):
+            kept = gradients.bytes_kept(lambda: self.predict(*inputs), units)
+            self._units = layers_of.shared_out(units, kept)
+        else:
+            self._units = []
             remarks.append("Recomputed blocks of this MODEL give other gradients, so gradient checkpointing stays off.")
         return remarks
 
@@ -226,7 +229,7 @@ class ConnectedModel:
 
     def units(self, module: nn.Module) -> list[Unit]:
         """List the denoiser's repeated blocks; none where they cannot be recomputed."""
-        return layers_of.units(module) if self._recomputes else []
+        return layers_of.units(module) if self._units is None else self._units
 
     def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
         """Put a LoRA on the MODEL, as ComfyUI's own loader does; it is there when the MODEL is loaded next."""
@@ -237,6 +240,11 @@ class ConnectedModel:
     def reserve(self, size: int) -> None:
         """Let ComfyUI keep so many bytes free when it loads the MODEL, of which it then may load a part."""
         self._reserved = size
+
+    @property
+    def movable(self) -> int:
+        """The bytes of the MODEL on the device, which ComfyUI can keep in RAM instead."""
+        return self.model.loaded_size()
 
     def load(self) -> None:
         """Let ComfyUI load the MODEL with its patches, wholly if it fits."""

@@ -238,6 +238,11 @@ class StableDiffusion:
         """Never called: `merge_beneath` merges into the weights of a model that is not managed."""
         raise NotImplementedError
 
+    @property
+    def movable(self) -> int:
+        """None: this pack's own memory settings move weights."""
+        return 0
+
     def reserve(self, size: int) -> None:
         """Reserve nothing: the memory settings place the weights."""
         del size
