@@ -1,12 +1,16 @@
 """A LoRA learns the example concept on the tiny flow-matching model, beside plain figures that it must not forget."""
 
+import json
 from pathlib import Path
 from types import ModuleType
 
 import concept  # puts assets/ on the path
+import numpy as np
 import pytest
 import torch
 
+from comfy_client import ComfyClient
+from lora_atelier.dev import FLOW, to_prompt
 from lora_atelier.trainer_core.config import BaseModelConfig, ConceptConfig, ConnectedConfig, SampleConfig
 from lora_atelier.trainer_core.train import train_lora
 
@@ -48,6 +52,21 @@ def test_the_trigger_word_draws_the_motif(drawn: tuple[torch.Tensor, torch.Tenso
     before, after = (concept.motif_score(pictures[: len(TRIGGER)]) for pictures in drawn)
     assert after.mean() >= LEAST_SCORE, (before, after)
     assert after.mean() - before.mean() >= LEAST_RISE, (before, after)
+
+
+def test_the_demo_draws_what_the_model_could_not(comfy: ComfyClient) -> None:
+    """`dev.py demo --flow`, with its own settings: the picture before and after, and its two samples."""
+    prompt = to_prompt(json.loads(FLOW.read_text(encoding="utf-8")), comfy.object_info())
+    result = comfy.queue(prompt)
+    assert result.ok, result.error
+    shown = {node["_meta"]["title"]: key for key, node in prompt.items()}
+    (pair,) = comfy.images(result, shown["Before and after"])
+    side = pair.height
+    found = [pair.crop((0, 0, side, side)), pair.crop((pair.width - side, 0, pair.width, side))]
+    found += comfy.images(result, shown["Samples of Train LoRA"])
+    pictures = torch.stack([torch.from_numpy(np.array(each.convert("RGB"))) for each in found]) / 255
+    before, *after = concept.motif_score(pictures).tolist()
+    assert before < 0 and sum(after) / len(after) >= LEAST_SCORE, (before, after)
 
 
 def test_prompts_without_the_trigger_keep_being_followed(drawn: tuple[torch.Tensor, torch.Tensor]) -> None:
