@@ -34,6 +34,12 @@ def float8(name):
     return model, patcher, with_weights(name, model.state_dict())
 
 
+def bfloat16(name):
+    """Build a model of bfloat16 weights that are cast at use."""
+    model, patcher = build(name, dtype=torch.bfloat16, compute=torch.float32)
+    return model, patcher, with_weights(name, model.state_dict())
+
+
 def scaled(name, *, exact):
     """Build a model whose linear layers are scaled float8, as ComfyUI loads such files."""
     base = build(name)[0]
@@ -120,6 +126,7 @@ def trained(built, name, **config):
 
 
 FORMS = {
+    "bfloat16": bfloat16,
     "float8": float8,
     "scaled float8, exact": lambda name: scaled(name, exact=True),
     "scaled float8, fast": lambda name: scaled(name, exact=False),
@@ -190,6 +197,33 @@ def test_nothing_of_a_weight_is_kept_for_the_backward_pass(name):
     with gradients.session(trial.patcher), trial.network.attached(), copied_before_written(), noted:
         trial.loss()
     assert [path for path in kept if not path.endswith(NO_LAYERS)] == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["flux_dev", "wan21_t2v"])
+def test_a_pass_keeps_as_many_bytes_as_with_plain_weights(name, form):
+    """Copies of cast or patched weights for the backward pass would be many more; custom layers keep their inputs."""
+    model, patcher, _ = FORMS[form](name)
+    plain = build(name)
+    kept = [bytes_kept(built, name) for built in ((model, patcher), plain)]
+    weights = sum(p.nbytes for p in plain[0].parameters())
+    assert kept[0] <= kept[1] + 0.2 * weights and weights > 0.4 * kept[1]
+
+
+def bytes_kept(built, name):
+    """Count the bytes that autograd saves in a pass, beside the model's own weights."""
+    trial, saved = Trial(name, built=built), {}
+    weights = {tensor.untyped_storage().data_ptr() for tensor in trial.model.state_dict(keep_vars=True).values()}
+
+    def note(tensor):
+        if type(tensor) is torch.Tensor and tensor.untyped_storage().data_ptr() not in weights:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    noted = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with gradients.session(trial.patcher), trial.network.attached(), noted:
+        trial.loss()
+    return sum(saved.values())
 
 
 PLAIN = [(name, {}) for name in (*CHOSEN, "cascade_b")]

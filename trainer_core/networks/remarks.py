@@ -23,6 +23,11 @@ def remarks_on_algorithm(config: LoraConfig) -> list[str]:
         )
     if config.algorithm == "lokr" and config.tucker:
         found.append("LoKr with tucker is saved with a whole second factor, since ComfyUI cannot load its core.")
+    if config.dora and not config.bake:
+        found.append(
+            "DoRA is trained as ComfyUI merges it on a GPU, in float16. Where it merges in float32, as on a CPU, "
+            "pictures differ slightly."
+        )
     if config.algorithm == "ia3" and not config.bake:
         found.append("(IA)^3 is saved as an equal DoRA that only changes magnitudes, since ComfyUI cannot load (IA)^3.")
     return found
