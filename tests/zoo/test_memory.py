@@ -8,7 +8,7 @@ import torch
 from zoo.linked import linked
 from zoo.trial import Trial
 
-from lora_atelier.nodes.comfyui.connected import gradients, register_connected_models
+from lora_atelier.nodes.comfyui.connected import gradients, register_connected_models, tried
 from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig, OptimizerConfig, RunConfig
 from lora_atelier.trainer_core.memory import keep_activations, recompute
 from lora_atelier.trainer_core.models import source_of
@@ -83,7 +83,7 @@ def test_what_each_block_keeps_is_counted():
     """Flux's two streams keep more than one; all of it is what a pass keeps beside the few layers around."""
     trial = Trial("flux_dev")
     with gradients.session(trial.patcher), trial.network.attached():
-        kept = gradients.bytes_kept(trial.loss, trial.units)
+        kept = tried.bytes_kept(trial.loss, trial.units)
         whole = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: whole.append(t.nbytes) or t, lambda t: t):
             trial.loss()

@@ -244,7 +244,7 @@ def continued(base, path, row, count, wanted):
 
 @pytest.mark.parametrize(
     ("row", "trainer", "start", "stems"),
-    [file for file in FILES if file[0] in ZOO],
+    [file for file in (*FILES, *NAMED_BY_DIFFUSERS) if file[0] in ZOO],
     ids=lambda value: value.split(" ")[0],
 )
 def test_files_of_other_trainers_are_continued_and_go_beneath(tmp_path, row, trainer, start, stems):
@@ -253,28 +253,12 @@ def test_files_of_other_trainers_are_continued_and_go_beneath(tmp_path, row, tra
     path = tmp_path / "a.safetensors"
     save_file(tensors, path)
     plain = run_once(base.patcher.model, row)
-    given = {key.replace("base_model.model.", "transformer."): tensor for key, tensor in tensors.items()}
-    wanted = patched(comfy.sd.load_lora_for_models(base.patcher, None, given, 1.0, 0.0)[0], row)
-    assert not close(wanted, plain)
-    own = layers_by_name(base)
-    assert continued(base, path, row, len(match_layers(outline_lora(path), base, own)), wanted)
-    merge_beneath(base, (BeneathConfig(path=str(path)),))
-    assert close(patched(base.patcher, row), wanted)
-    assert torch.equal(run_once(base.patcher.model, row), plain)
-
-
-@pytest.mark.parametrize(
-    ("row", "trainer", "start", "stems"),
-    [file for file in NAMED_BY_DIFFUSERS if file[0] in ZOO],
-    ids=lambda value: value.split(" ")[0],
-)
-def test_files_with_names_that_only_diffusers_knows_are_continued_and_go_beneath(tmp_path, row, trainer, start, stems):
-    base = base_of(row)
-    tensors = foreign(row, trainer, start, stems, base)
-    path = tmp_path / "a.safetensors"
-    save_file(tensors, path)
-    plain = run_once(base.patcher.model, row)
-    wanted = patched(changed_by_hand(base, tensors), row)
+    if (row, trainer, start, stems) in NAMED_BY_DIFFUSERS:
+        changed = changed_by_hand(base, tensors)
+    else:
+        given = {key.replace("base_model.model.", "transformer."): tensor for key, tensor in tensors.items()}
+        changed = comfy.sd.load_lora_for_models(base.patcher, None, given, 1.0, 0.0)[0]
+    wanted = patched(changed, row)
     assert not close(wanted, plain)
     own = layers_by_name(base)
     assert continued(base, path, row, len(match_layers(outline_lora(path), base, own)), wanted)

@@ -3,8 +3,9 @@
 live: which models a configuration means · check: refusals · model: the protocol · denoiser: raw predictions · text
 and vae: what is encoded through CLIP and VAE · noise: levels and kind of prediction, read from the MODEL's sampling ·
 family: a row of data for each architecture · layers: what can be trained · names: in LoRA files · gradients: what is
-in their way, and is put back · frozen: weights in any precision, of which nothing is kept · identity: hashes of models
-without files · sampling: samples by ComfyUI's own sampler
+in their way, and is put back · tried: what an architecture in no list does with them · frozen: weights in any
+precision, of which nothing is kept · identity: hashes of models without files · sampling: samples by ComfyUI's own
+sampler
 """
 
 from ....trainer_core import models

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,9 +15,7 @@ import torch
 from comfy.ldm.modules.attention import attention_pytorch
 from torch import Tensor, nn
 
-from ....trainer_core.common.disk_errors import reason
-from ....trainer_core.memory import LEVELS, copied_before_written, keep_activations, recompute
-from ....trainer_core.models.base import Unit
+from ....trainer_core.memory import keep_activations
 from .frozen import frozen_layers
 
 KITCHEN = "comfy_kitchen"  # ComfyUI's own operators
@@ -53,95 +51,6 @@ def paused() -> Iterator[None]:
 def options(patcher: Any) -> dict[str, Any]:
     """Build ComfyUI's transformer_options for training: torch's own attention, since others have no gradients."""
     return {**patcher.model_options.get("transformer_options", {}), "optimized_attention_override": _attention}
-
-
-def prove(run: Callable[[], Tensor], layers: Mapping[str, nn.Module]) -> list[str]:
-    """Try two passes forward and backward, and list the layers that get no gradient from them.
-
-    run: predicts from the smallest batch. layers: those that are trained, by name. Raises ValueError for a model that
-    cannot be trained. Gradients are cleared.
-    """
-    for _ in range(2):  # models that keep something between passes fail in the second
-        with copied_before_written():
-            try:
-                prediction = run()
-                if prediction.isfinite().all():
-                    prediction.float().square().mean().backward()
-            except torch.OutOfMemoryError:
-                raise
-            except WRONG as error:
-                raise ValueError(f"this MODEL cannot be trained: {reason(error)}") from error
-        if not prediction.isfinite().all():
-            raise ValueError("this MODEL predicts numbers that are not finite; load it in bfloat16 or float32")
-        found = [p.grad for layer in layers.values() for p in layer.parameters() if p.grad is not None]
-        if not all(gradient.isfinite().all() for gradient in found):
-            raise ValueError("gradients of this MODEL are not finite; load it in bfloat16 or float32")
-    idle = [name for name, layer in layers.items() if not any(_moves(p) for p in layer.parameters())]
-    for layer in layers.values():
-        layer.zero_grad(set_to_none=True)
-    return idle
-
-
-def recomputes(run: Callable[[], Tensor], layers: Mapping[str, nn.Module], units: Sequence[Unit], bound: float) -> bool:
-    """Tell whether gradients stay the same where blocks are recomputed; some blocks do something else the second time.
-
-    bound: of their relative difference. Gradients are cleared.
-    """
-
-    def gradients() -> list[Tensor]:
-        with copied_before_written():
-            run().float().square().mean().backward()
-        found = [p.grad for layer in layers.values() for p in layer.parameters() if p.grad is not None]
-        for layer in layers.values():
-            layer.zero_grad(set_to_none=True)
-        return found
-
-    plain = gradients()
-    recompute(units, LEVELS[-1], copies=True)
-    try:
-        again = gradients()
-    except torch.OutOfMemoryError:
-        raise
-    except WRONG:
-        return False
-    finally:
-        keep_activations(unit for unit, _ in units)
-        for layer in layers.values():
-            layer.zero_grad(set_to_none=True)
-    if len(plain) != len(again):
-        return False
-    difference = sum((a - b).double().square().sum() for a, b in zip(plain, again, strict=True))
-    return bool(difference <= bound**2 * sum(a.double().square().sum() for a in plain))
-
-
-def bytes_kept(run: Callable[[], Tensor], units: Sequence[Unit]) -> list[int]:
-    """Count the bytes that each block keeps for the backward pass, in one pass forward."""
-    kept: list[dict[int, int]] = [{} for _ in units]
-    inside: list[int] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        if inside:  # a block inside a block belongs to the outer one
-            kept[inside[0]][tensor.untyped_storage().data_ptr()] = tensor.nbytes
-        return tensor
-
-    def enter(number: int, *_: Any) -> None:
-        inside.append(number)
-
-    def leave(*_: Any) -> None:
-        inside.pop()
-
-    with ExitStack() as stack:
-        for number, (unit, _) in enumerate(units):
-            before = unit.register_forward_pre_hook(functools.partial(enter, number))
-            for handle in (before, unit.register_forward_hook(leave)):
-                stack.callback(handle.remove)
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
-        run()
-    return [sum(each.values()) for each in kept]
-
-
-def _moves(parameter: Tensor) -> bool:
-    return parameter.grad is not None and bool(parameter.grad.any())
 
 
 # --- what is changed, and put back ---------------------------------------------------------------------------

@@ -13,10 +13,7 @@ import comfy.model_management
 import torch
 from torch import Tensor, nn
 
-from ....trainer_core.common.disk_errors import reason
 from ....trainer_core.common.files import file_digest
-from ....trainer_core.common.wording import count
-from ....trainer_core.common.wording import names as listed
 from ....trainer_core.config import BaseModelConfig, Defaults, SamplePicture, SamplingDefaults
 from ....trainer_core.memory import Watched
 from ....trainer_core.models import (
@@ -34,10 +31,10 @@ from . import layers as layers_of
 from .check import check_connected, check_partner
 from .denoiser import Conditions, Denoiser
 from .family import Family, defaults_of, family_of, preset_of, remarks
-from .frozen import is_product
 from .live import live_of
 from .noise import noise_model, sigmas
 from .sampling import SAMPLERS, draw
+from .tried import comfyui_runs, tried
 
 PREFIX = "lora_unet"  # of the denoiser's layers in our LoRA files, as sd-scripts names it for every architecture
 SINGLE = "single"  # edit_text of Qwen-Image-Edit's first model
@@ -175,44 +172,12 @@ class ConnectedModel:
         """
         assert self._denoiser is not None
         what = f"{self.name} with the linked CLIP, on pictures of {size[0]} x {size[1]} pixels"
-        bound, remarks = self._denoiser.bound, []
-        with _comfyui_runs(what), torch.no_grad():
+        with comfyui_runs(what):
             inputs = self._inputs(caption, size, references)
-            first, second = (self.predict(*inputs) for _ in range(2))
-        if first.shape != inputs[0].shape:
-            shapes = " and ".join(str(tuple(each.shape[1:])) for each in (inputs[0], first))
-            raise ValueError(f"{what}: this MODEL cannot be trained, as latents and its predictions differ: {shapes}.")
-        if (first - second).abs().max() > bound * first.abs().max():
-            remarks.append("The MODEL draws random numbers of its own, so a resumed run may differ.")
-        else:
-            with _comfyui_runs(what):
-                follows = self._denoiser.follows_sampling(*inputs, gradients.options(self.model))
-            if not follows:
-                raise ValueError(
-                    f"{what}: this MODEL cannot be trained, as its code changes what its network predicts."
-                )
-        try:
-            idle = gradients.prove(lambda: self.predict(*inputs), layers)
-        except ValueError as error:
-            raise ValueError(f"{what}: {error}.") from error
-        odd = [layer.name for layer in self._layers if layer.name in layers and not _is_product(layer.module)]
-        self._left_out = frozenset((*idle, *odd))
-        if idle:
-            gets = count(idle, "layer gets", "layers get")
-            remarks.append(
-                f"{gets} no gradient from pictures with captions, so the LoRA leaves them out: {listed(idle)}."
-            )
-        if odd:
-            do = count(odd, "layer does", "layers do")
-            remarks.append(f"{do} more than multiply by a weight, so the LoRA leaves them out: {listed(odd)}.")
-        units = layers_of.units(self.denoiser)
-        if gradients.recomputes(lambda: self.predict(*inputs), layers, units, 2 * bound):
-            kept = gradients.bytes_kept(lambda: self.predict(*inputs), units)
-            self._units = layers_of.shared_out(units, kept)
-        else:
-            self._units = []
-            remarks.append("Recomputed blocks of this MODEL give other gradients, so gradient checkpointing stays off.")
-        return remarks
+        modules = {layer.name: layer.module for layer in self._layers if layer.name in layers}
+        found = tried(self._denoiser, inputs, what, layers, modules)
+        self._left_out, self._units = found.left_out, found.units
+        return found.remarks
 
     def _inputs(self, caption: Conditioning, size: Size, references: int) -> tuple[Tensor, Tensor, Conditions]:
         """Build the inputs of a pass on one picture of (width, height) in pixels, beside other pictures."""
@@ -418,30 +383,6 @@ class ConnectedModel:
             "clip": identity.digest_of_clip(self.clip),
             "vae": identity.digest_of_vae(self.vae),
         }
-
-
-@contextmanager
-def _comfyui_runs(what: str) -> Iterator[None]:
-    """Explain an error of ComfyUI's own code. what: it runs, and on what."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except gradients.WRONG as error:
-        raise ValueError(
-            f"ComfyUI cannot run {what} ({reason(error)}). Link the CLIP that belongs to the MODEL to Use "
-            "Connected Model, or set another resolution of Train LoRA."
-        ) from error
-
-
-def _is_product(layer: Any) -> bool:
-    """Tell whether a LoRA fits a layer; one that takes more than its input does not."""
-    try:
-        return is_product(layer)
-    except torch.OutOfMemoryError:
-        raise
-    except gradients.WRONG:
-        return False
 
 
 class ConnectedSource:

@@ -1,0 +1,201 @@
+"""What a MODEL does with gradients, found out on a small picture before a run: architectures in no list are tried."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ....trainer_core.common.disk_errors import reason
+from ....trainer_core.common.wording import count, names
+from ....trainer_core.memory import LEVELS, copied_before_written, keep_activations, recompute
+from ....trainer_core.models.base import Unit
+from . import gradients
+from .denoiser import Conditions, Denoiser
+from .frozen import is_product
+from .gradients import WRONG
+from .layers import shared_out, units
+
+
+class Found(NamedTuple):
+    """What a trial has found."""
+
+    left_out: frozenset[str]  # names of layers that cannot be trained
+    units: list[Unit]  # blocks that can be recomputed
+    remarks: list[str]  # for the person, a sentence each
+
+
+def tried(
+    denoiser: Denoiser,
+    inputs: tuple[Tensor, Tensor, Conditions],
+    what: str,
+    layers: Mapping[str, nn.Module],
+    modules: Mapping[str, nn.Module],
+) -> Found:
+    """Try a MODEL in its session, with a network on it; raises ValueError for one that cannot be trained.
+
+    inputs: of a pass on one small picture. what: the MODEL and the picture, in messages. layers: the network's, by
+    name. modules: those of the MODEL that they change.
+    """
+    options = gradients.options(denoiser.patcher)
+
+    def run() -> Tensor:
+        return denoiser.predict(*inputs, options)
+
+    remarks = _predictions(denoiser, run, inputs, what)
+    try:
+        idle = prove(run, layers)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}.") from error
+    if idle:
+        get = count(idle, "layer gets", "layers get")
+        remarks.append(f"{get} no gradient from pictures with captions, so the LoRA leaves them out: {names(idle)}.")
+    odd = [name for name, module in modules.items() if not _is_product(module)]
+    if odd:
+        do = count(odd, "layer does", "layers do")
+        remarks.append(f"{do} more than multiply by a weight, so the LoRA leaves them out: {names(odd)}.")
+    blocks = units(denoiser.model.diffusion_model)
+    if recomputes(run, layers, blocks, 2 * denoiser.bound):
+        blocks = shared_out(blocks, bytes_kept(run, blocks))
+    else:
+        blocks = []
+        remarks.append("Recomputed blocks of this MODEL give other gradients, so gradient checkpointing stays off.")
+    return Found(frozenset((*idle, *odd)), blocks, remarks)
+
+
+@contextmanager
+def comfyui_runs(what: str) -> Iterator[None]:
+    """Explain an error of ComfyUI's own code, without gradients. what: it runs, and on what."""
+    try:
+        with torch.no_grad():
+            yield
+    except torch.OutOfMemoryError:
+        raise
+    except WRONG as error:
+        raise ValueError(
+            f"ComfyUI cannot run {what} ({reason(error)}). Link the CLIP that belongs to the MODEL to Use Connected "
+            "Model, or set another resolution of Train LoRA."
+        ) from error
+
+
+def _predictions(
+    denoiser: Denoiser, run: Callable[[], Tensor], inputs: tuple[Tensor, Tensor, Conditions], what: str
+) -> list[str]:
+    """Check the predictions themselves; return remarks on them."""
+    with comfyui_runs(what):
+        first, second = run(), run()
+    if first.shape != inputs[0].shape:
+        shapes = " and ".join(str(tuple(each.shape[1:])) for each in (inputs[0], first))
+        raise ValueError(f"{what}: this MODEL cannot be trained, as latents and its predictions differ: {shapes}.")
+    if (first - second).abs().max() > denoiser.bound * first.abs().max():
+        return ["The MODEL draws random numbers of its own, so a resumed run may differ."]
+    with comfyui_runs(what):
+        follows = denoiser.follows_sampling(*inputs, gradients.options(denoiser.patcher))
+    if not follows:
+        raise ValueError(f"{what}: this MODEL cannot be trained, as its code changes what its network predicts.")
+    return []
+
+
+def prove(run: Callable[[], Tensor], layers: Mapping[str, nn.Module]) -> list[str]:
+    """Try two passes forward and backward, and list the layers that get no gradient from them.
+
+    run: predicts from the smallest batch. layers: those that are trained, by name. Raises ValueError for a model that
+    cannot be trained. Gradients are cleared.
+    """
+    for _ in range(2):  # models that keep something between passes fail in the second
+        with copied_before_written():
+            try:
+                prediction = run()
+                if prediction.isfinite().all():
+                    prediction.float().square().mean().backward()
+            except torch.OutOfMemoryError:
+                raise
+            except WRONG as error:
+                raise ValueError(f"this MODEL cannot be trained: {reason(error)}") from error
+        if not prediction.isfinite().all():
+            raise ValueError("this MODEL predicts numbers that are not finite; load it in bfloat16 or float32")
+        found = [p.grad for layer in layers.values() for p in layer.parameters() if p.grad is not None]
+        if not all(gradient.isfinite().all() for gradient in found):
+            raise ValueError("gradients of this MODEL are not finite; load it in bfloat16 or float32")
+    idle = [name for name, layer in layers.items() if not any(_moves(p) for p in layer.parameters())]
+    for layer in layers.values():
+        layer.zero_grad(set_to_none=True)
+    return idle
+
+
+def recomputes(
+    run: Callable[[], Tensor], layers: Mapping[str, nn.Module], blocks: Sequence[Unit], bound: float
+) -> bool:
+    """Tell whether gradients stay the same where blocks are recomputed; some blocks do something else the second time.
+
+    bound: of their relative difference. Gradients are cleared.
+    """
+
+    def found() -> list[Tensor]:
+        with copied_before_written():
+            run().float().square().mean().backward()
+        taken = [p.grad for layer in layers.values() for p in layer.parameters() if p.grad is not None]
+        for layer in layers.values():
+            layer.zero_grad(set_to_none=True)
+        return taken
+
+    plain = found()
+    recompute(blocks, LEVELS[-1], copies=True)
+    try:
+        again = found()
+    except torch.OutOfMemoryError:
+        raise
+    except WRONG:
+        return False
+    finally:
+        keep_activations(block for block, _ in blocks)
+        for layer in layers.values():
+            layer.zero_grad(set_to_none=True)
+    if len(plain) != len(again):
+        return False
+    difference = sum((a - b).double().square().sum() for a, b in zip(plain, again, strict=True))
+    return bool(difference <= bound**2 * sum(a.double().square().sum() for a in plain))
+
+
+def bytes_kept(run: Callable[[], Tensor], blocks: Sequence[Unit]) -> list[int]:
+    """Count the bytes that each block keeps for the backward pass, in one pass forward."""
+    kept: list[dict[int, int]] = [{} for _ in blocks]
+    inside: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        if inside:  # a block inside a block belongs to the outer one
+            kept[inside[0]][tensor.untyped_storage().data_ptr()] = tensor.nbytes
+        return tensor
+
+    def enter(number: int, *_: Any) -> None:
+        inside.append(number)
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+
+    with ExitStack() as stack:
+        for number, (block, _) in enumerate(blocks):
+            before = block.register_forward_pre_hook(functools.partial(enter, number))
+            for handle in (before, block.register_forward_hook(leave)):
+                stack.callback(handle.remove)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
+        run()
+    return [sum(each.values()) for each in kept]
+
+
+def _moves(parameter: Tensor) -> bool:
+    return parameter.grad is not None and bool(parameter.grad.any())
+
+
+def _is_product(layer: Any) -> bool:
+    """Tell whether a LoRA fits a layer; one that takes more than its input does not."""
+    try:
+        return is_product(layer)
+    except torch.OutOfMemoryError:
+        raise
+    except WRONG:
+        return False
