@@ -8,6 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GUARDS = ("comfyui/folders.py", "comfyui/allowed.py", "comfyui/kept.py")  # they decide what may be read and written
 SAFE = {  # modules of nodes/ and functions in them that touch the disk -> why no workflow decides where
     ("comfyui/connected/identity.py", "files_of"): "files that ComfyUI's own loaders have read; they are hashed",
+    ("comfyui/connected/identity.py", "stamp_of_files"): "size and time of these files",
     ("comfyui/models.py", "load_models"): "the checkpoint and files that folders.py found in ComfyUI's lists",
     ("comfyui/models.py", "_load_clip"): "the same files",
     ("comfyui/models.py", "_check_folder"): "the same folder, and fixed names in it",
@@ -15,7 +16,6 @@ SAFE = {  # modules of nodes/ and functions in them that touch the disk -> why n
     ("comfyui/models.py", "check_loads"): "the LoRA that Save LoRA File has just written",
     ("comfyui/models.py", "check_lora"): "the LoRA that the run has just written",
     ("comfyui/comparing.py", "read_kept"): "the pack's own folders, and names made of the content's digest",
-    ("comfyui/comparing.py", "digest_of_base"): "size and time of the files that ComfyUI has loaded",
     ("comfyui/comparing.py", "draw_cells"): "the same folder",
     ("comfyui/drawn.py", "draw_set"): "the pack's own folder, and names made of the content's digest",
     ("comfyui/offline.py", "_tensors"): "the model that a person names in a shell",
