@@ -23,7 +23,6 @@ class AtelierConnectModel(Node):
             description="The LoRA is trained on the MODEL, CLIP and VAE that are linked here, whatever loaded them "
             "and in whatever precision: Flux, Z-Image, Qwen-Image, Wan, Chroma, Stable Diffusion 3 and others. A LoRA "
             "that Load LoRA puts on the MODEL before this node stays beneath the new one.",
-            is_output_node=True,  # so that a page shows what was found also where the rest of the run is cached
             search_aliases=["flux", "z-image", "qwen", "wan", "chroma", "sd3", "train lora", "base model", "atelier"],
             inputs=[
                 io.Model.Input("model", tooltip="The diffusion model, as KSampler would use it."),

@@ -180,7 +180,6 @@ def test_a_lora_is_trained_on_the_model_and_draws_as_its_file(
 
     again = finished(comfy, graph)
     assert again.was_cached("train") and not again.did_run("linked")
-    assert again.outputs["linked"] == result.outputs["linked"]  # a page opened since shows what was found
     assert same(mine, picture(comfy, path.stem)) and not same(mine, picture(comfy))
     assert "lora key not loaded" not in any_server.log_text()[began:]
 
@@ -237,6 +236,8 @@ def test_what_does_not_fit_gets_one_sentence(comfy: ComfyClient, models, picture
     graph = connected(pictures)
     vae = changed(graph, "linked", vae=["base", 3])
     refused(comfy, vae, "error", "has 4 channels and the MODEL 16; link the VAE that belongs to the MODEL")
+    folder = changed(graph, "data", folder="no_such_folder")
+    refused(comfy, folder, "rejected", "There is no folder 'no_such_folder'")  # before anything of the prompt runs
     partner = changed(graph, "linked", sample_model=["base", 1])
     refused(comfy, partner, "error", "has other blocks than its model; link one of the same architecture")
     wrapped = graph | {"compiled": node("TorchCompileModel", model=["unet", 0], backend="inductor")}
