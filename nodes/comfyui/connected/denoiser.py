@@ -162,12 +162,15 @@ class Denoiser:
         self, noised: Tensor, sigmas: Tensor, numbers: list[int], joint: dict[str, Any], options: Mapping[str, Any]
     ) -> Tensor:
         """Compute the raw output for some samples of a batch, which have joint conditions."""
-        x, levels, count = with_time(self.model, noised[numbers]), sigmas[numbers], len(numbers)
-        options = {**options, "cond_or_uncond": [0] * count, "uuids": [0] * count, "sigmas": levels}
-        options["sample_sigmas"] = self.sigmas.flip(0).to(levels)
+        x, levels = with_time(self.model, noised[numbers]), sigmas[numbers]
         with self.raw(), computing(Part(numbers, len(noised))):
-            output = self.model.apply_model(x, levels, **joint, transformer_options=options)
+            output = self.model.apply_model(x, levels, **joint, transformer_options=self._sampled(options, levels))
         return without_time(output).float()
+
+    def _sampled(self, options: Mapping[str, Any], levels: Tensor) -> dict[str, Any]:
+        """Add to transformer_options what ComfyUI's sampler adds; levels: the samples' sigmas."""
+        of_each = {"cond_or_uncond": [0] * len(levels), "uuids": [0] * len(levels), "sigmas": levels}
+        return {**options, **of_each, "sample_sigmas": self.sigmas.flip(0).to(levels)}
 
     @property
     def bound(self) -> float:
@@ -184,9 +187,8 @@ class Denoiser:
         said = with_time(self.model, self._run(noised, sigmas, numbers, joint, options))
         x, own = with_time(self.model, noised[numbers]), self.sampling.own
         expected = own.calculate_denoised(sigmas[numbers], said, x)
-        options = {**options, "cond_or_uncond": [0], "uuids": [0], "sigmas": sigmas[numbers]}
-        options["sample_sigmas"] = self.sigmas.flip(0).to(sigmas)
-        found = self.model.apply_model(x, sigmas[numbers], **joint, transformer_options=options)
+        given = self._sampled(options, sigmas[numbers])
+        found = self.model.apply_model(x, sigmas[numbers], **joint, transformer_options=given)
         return bool((found - expected).abs().max() <= self.bound * expected.abs().max())
 
     @contextmanager
@@ -212,7 +214,6 @@ class Denoiser:
         noise = torch.randn(noised.shape, generator=torch.Generator().manual_seed(0)).to(noised)
         places = torch.linspace(0.3, 0.7, len(noised), dtype=torch.float64).mul(len(self.sigmas)).long()
         sigmas = self.sigmas[places].to(noised)
-        bound = self.bound
         try:
             both = self._run(noise, sigmas, numbers, joint, options)
         except torch.OutOfMemoryError:
@@ -222,7 +223,7 @@ class Denoiser:
         for number, part in zip(numbers, both, strict=True):
             alone = comfy.samplers.cond_cat([apart.samples[number]])
             single = self._run(noise, sigmas, [number], alone, options)[0]
-            if not (part - single).abs().max() <= bound * single.abs().max():
+            if not (part - single).abs().max() <= self.bound * single.abs().max():
                 return False
         return True
 
