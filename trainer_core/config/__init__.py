@@ -17,6 +17,7 @@ from .dataset import (
 from .defaults import OPEN, Defaults, describe_filled, fill, fill_dataset, fill_lora, fill_train, resolution_remarks
 from .embedding import EmbeddingConfig
 from .model import MODEL_FILES, BaseModelConfig, ConnectedConfig, MemoryConfig, Precision, Prediction, Weights
+from .naming import setting
 from .network import DENOISER_ONLY, SPATIAL, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
 from .objective import MIN_SNR, ObjectiveConfig
 from .optimizer import OptimizerConfig
@@ -82,4 +83,5 @@ __all__ = [
     "plain_folder",
     "plain_name",
     "resolution_remarks",
+    "setting",
 ]

@@ -11,7 +11,9 @@ import re
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
+
+from .rows import Row, named, rows_of
 
 LONGEST_TEXT = 10_000  # characters; bounds the time that reading a text takes, and the length of messages
 LARGEST = 1e30  # of any number
@@ -21,6 +23,21 @@ ConfigT = TypeVar("ConfigT", bound="Config")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """Base of every configuration: strict reading, plain writing, a stable digest."""
+
+    SECTION: ClassVar[str] = ""  # where it stands in a run's file
+    NODE: ClassVar[str] = ""  # the title of the node that sets it
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raise ValueError for settings that do not go together."""
+
+    @classmethod
+    def named(cls, name: str) -> str:
+        """Name a setting for messages: by its node in the page, by its place in a run's file in a shell."""
+        return named(cls.SECTION, rows_of(cls).get(name) or Row(name=name, words=""), cls.NODE)
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to nested dicts, lists and scalars, for `from_dict` and JSON."""
@@ -93,33 +110,52 @@ def _hints(cls: type[Config]) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def check_choices(config: Config) -> None:
-    """Refuse a value outside its Literal, endless text and endless numbers, by name; store whole floats as floats.
+def check_values(config: Config) -> None:
+    """Refuse what no row allows: choices, ranges, endless text and numbers, and settings that do not act.
 
-    4 and 4.0 are the same setting and must have the same digest.
+    Whole floats become floats: 4 and 4.0 are the same setting and must have the same digest.
     """
-    for name, hint in _hints(type(config)).items():
-        value = getattr(config, name)
+    cls = type(config)
+    rows, hints = rows_of(cls), _hints(cls)
+    for name in (field.name for field in dataclasses.fields(cls)):
+        hint = hints[name]
+        value: Any = getattr(config, name)
+        title = cls.named(name)
         texts = value if isinstance(value, tuple) else (value,)
         if any(isinstance(text, str) and len(text) > LONGEST_TEXT for text in texts):
-            raise ValueError(f"{name} has a text of more than {LONGEST_TEXT} characters; shorten it.")
+            raise ValueError(f"{title} has a text of more than {LONGEST_TEXT} characters; shorten it.")
         if isinstance(value, int | float) and not abs(value) <= LARGEST:
-            raise ValueError(f"{name} is too large, or no number; set it below {LARGEST:g}.")
+            raise ValueError(f"{title} is too large, or no number; set it below {LARGEST:g}.")
         if hint is float:
-            object.__setattr__(config, name, float(getattr(config, name)))
-        if typing.get_origin(hint) is Literal and getattr(config, name) not in typing.get_args(hint):
-            raise ValueError(f"{name} is {getattr(config, name)!r:.80}; choose one of {list(typing.get_args(hint))}.")
+            object.__setattr__(config, name, float(value))
+        if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
+            raise ValueError(f"{title} is {value!r:.80}; choose one of {list(typing.get_args(hint))}.")
+        if name in rows and isinstance(value, int | float) and not rows[name].allows(value):
+            raise ValueError(f"{title} is {value}; it must be {rows[name].range}.")
+    for name, each in rows.items():
+        if each.acts_with and getattr(config, name) != each.default:
+            choice, kinds = each.acts_with
+            if hasattr(config, choice) and (chosen := getattr(config, choice)) not in kinds:
+                raise ValueError(
+                    f"{name} works with {choice} {' or '.join(kinds)} only, and {choice} is {chosen}; set "
+                    f"{cls.named(name)} to {each.default}."
+                )
 
 
 def check_path(config: Config, name: str) -> None:
     """Refuse a path with NUL or half characters, for which the system's functions raise ValueError."""
-    check_text(getattr(config, name), name)
+    check_text(getattr(config, name), config.named(name))
 
 
 def check_text(path: str, name: str) -> None:
     """Refuse a path as `check_path` does; name: for the message."""
     if re.search("[\0\ud800-\udc7f\udd00-\udfff]", path):
         raise ValueError(f"{name} contains NUL or half characters, which no path can have; write it again.")
+
+
+def check_choices(config: Config) -> None:
+    """Refuse what no row allows; for configurations that check more themselves."""
+    check_values(config)
 
 
 def check_open(config: Config, name: str, open_value: float, low: float, high: float = float("inf")) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .base import Config, check_choices, check_open, check_path, check_range, check_text
 
@@ -20,6 +20,9 @@ CaptionSource = Literal["text_file", "one_file", "table", "file_name", "folder_n
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskConfig(Config):
     """Source of masks and their weight in the loss; white (1) is trained, black (0) is not."""
+
+    SECTION: ClassVar = "dataset.concepts.masks"
+    NODE: ClassVar = "Mask Loader"
 
     source: Literal["file", "alpha"] = "file"
     suffixes: tuple[str, ...] = (MASK_SUFFIX,)  # a mask is <picture name without extension><suffix>, first found
@@ -46,6 +49,9 @@ class MaskConfig(Config):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlConfig(Config):
     """Folders of control pictures, found by the names of the pictures, and what they are for."""
+
+    SECTION: ClassVar = "dataset.concepts.controls"
+    NODE: ClassVar = "Control Pictures"
 
     folders: tuple[str, ...]  # one to MOST_CONTROLS, in the order in which the model sees them
     # as_picture: cut exactly as the picture, so of its shape. whole: any shape, uncut, of about the bucket's area
@@ -76,6 +82,9 @@ class ControlConfig(Config):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionConfig(Config):
     """Source of captions, and the changes to them at each visit."""
+
+    SECTION: ClassVar = "dataset.concepts.captions"
+    NODE: ClassVar = "Concept Dataset"
 
     source: CaptionSource = "text_file"
     extensions: tuple[str, ...] = (".txt",)  # of files beside the pictures; tried in this order
@@ -142,6 +151,9 @@ class CaptionConfig(Config):
 class AugmentConfig(Config):
     """Augmentation: each picture has `variants` cached versions, used in turn."""
 
+    SECTION: ClassVar = "dataset.concepts.augment"
+    NODE: ClassVar = "Augmentation"
+
     variants: int = 4
     crop_jitter: float = 0.0  # offset of the crop from the centre: 0 = none, 1 = up to the picture's edge
     zoom: float = 0.0  # enlarges by up to this share before the crop, 0..1
@@ -163,6 +175,9 @@ class AugmentConfig(Config):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConceptConfig(Config):
     """One folder of pictures: its role, repeats, captions and augmentation."""
+
+    SECTION: ClassVar = "dataset.concepts"
+    NODE: ClassVar = "Concept Dataset"
 
     folder: str
     recursive: bool = True
@@ -221,6 +236,9 @@ class DatasetConfig(Config):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketConfig(Config):
     """The sizes that pictures are trained at, beyond one resolution and step."""
+
+    SECTION: ClassVar = "train.buckets"
+    NODE: ClassVar = "Buckets"
 
     resolutions: tuple[str, ...] = ()  # "512": buckets of about that area, "640x384": that size; () = the run's one
     resolution_mode: Literal["draw", "all"] = "draw"  # draw: a visit takes the next one; all: every one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .base import Config, check_choices, check_range
 
@@ -12,6 +12,9 @@ from .base import Config, check_choices, check_range
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingConfig(Config):
     """A word of the captions that gets new, trained token embeddings in every text encoder."""
+
+    SECTION: ClassVar = "lora.embeddings"
+    NODE: ClassVar = "Embedding"
 
     token: str  # the word in the captions, in any case
     vectors: int = 2  # token embeddings per word, 1..75; each takes one token of a prompt

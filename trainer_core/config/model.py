@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .base import Config, check_choices, check_range
 
@@ -16,6 +16,9 @@ MODEL_FILES = ("path", "vae", "text_encoder", "text_encoder_2")  # fields that n
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectedConfig(Config):
     """Settings of a base model that is linked as MODEL, CLIP and VAE, and has no files of its own."""
+
+    SECTION: ClassVar = "base_model.connected"
+    NODE: ClassVar = "Use Connected Model"
 
     key: str  # finds the linked models in memory; no part of a run's identity, which is that of their weights
     guidance: float = -1.0  # distilled guidance that training gives the denoiser; -1 = the family's
@@ -30,6 +33,9 @@ class ConnectedConfig(Config):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseModelConfig(Config):
     """The base model's files or its connected models, and the precision of its frozen weights."""
+
+    SECTION: ClassVar = "base_model"
+    NODE: ClassVar = "Load Base Model"
 
     path: str  # a .safetensors file in the original layout, or a diffusers folder; a connected model's name
     connected: ConnectedConfig | None = None
@@ -54,6 +60,9 @@ class BaseModelConfig(Config):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryConfig(Config):
     """Settings that trade speed for memory; the trained weights differ by rounding at most. auto fits the device."""
+
+    SECTION: ClassVar = "memory"
+    NODE: ClassVar = "Memory"
 
     checkpointing: Literal["auto", "0", "1", "2", "3", "4", "full"] = "auto"  # of gradients
     offload_weights: Literal["auto", "none", "half", "all"] = "auto"  # frozen UNet weights kept in RAM, streamed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .base import LARGEST, Config, check_choices, check_open, check_range
 from .embedding import EmbeddingConfig
@@ -24,6 +24,9 @@ SPATIAL = ("full", "unet-convblock-only")  # presets that train 3x3 convolutions
 class BeneathConfig(Config):
     """A LoRA that is merged into the base model before training; the new LoRA is trained on top of it."""
 
+    SECTION: ClassVar = "lora.beneath"
+    NODE: ClassVar = "Existing LoRA"
+
     path: str  # a .safetensors file
     strength: float = 1.0
 
@@ -35,6 +38,9 @@ class BeneathConfig(Config):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraConfig(Config):
     """The trained network: its algorithm, ranks, layers and options."""
+
+    SECTION: ClassVar = "lora"
+    NODE: ClassVar = "LoRA Config"
 
     rank: int = 16  # 0 = as suits the model
     alpha: float = 16.0  # scale = alpha / rank; a constant, never trained; 0 = the rank

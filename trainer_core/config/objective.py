@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from .base import Config, check_choices, check_range
+from .base import Config
+from .rows import row, rows_of
 
 Loss = Literal["mse", "l1", "huber", "smooth_l1", "huber_true", "log_cosh"]
 Weighting = Literal["min_snr", "soft_min_snr", "debiased", "p2", "v_scaled", "v_like", "cos_map", "sigma_sqrt"]
@@ -18,138 +19,295 @@ MIN_SNR = ("min_snr", "soft_min_snr")
 PRESERVING = ("blank", "class")
 SLIDING = ("prompts",)
 
-# Settings that have an effect with some choices of another setting only; with other choices they keep their default.
-ACTS_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
-    "min_snr_gamma": ("weighting", MIN_SNR),
-    "p2_gamma": ("weighting", ("p2",)),
-    "v_like_weight": ("weighting", ("v_like",)),
-    "huber_c": ("loss", HUBER),
-    "huber_schedule": ("loss", HUBER),
-    "huber_scale": ("loss", HUBER),
-    "logit_mean": ("timestep_distribution", ("logit_normal",)),
-    "logit_scale": ("timestep_distribution", ("logit_normal",)),
-    "sigmoid_center": ("timestep_distribution", ("sigmoid",)),
-    "sigmoid_slope": ("timestep_distribution", ("sigmoid",)),
-    "beta_a": ("timestep_distribution", ("beta",)),
-    "beta_b": ("timestep_distribution", ("beta",)),
-    "mode_scale": ("timestep_distribution", ("mode",)),
-    "parabola_center": ("timestep_distribution", ("inverted_parabola",)),
-    "parabola_scale": ("timestep_distribution", ("inverted_parabola",)),
-    "preservation_weight": ("preservation", PRESERVING),
-    "preservation_trigger": ("preservation", ("class",)),
-    "preservation_class": ("preservation", ("class",)),
-    "offset_adaptation": ("noise_offset_strength", ("adaptive",)),
-    "slider_positive": ("slider", SLIDING),
-    "slider_negative": ("slider", SLIDING),
-    "slider_keep": ("slider", SLIDING),
-    "slider_strength": ("slider", SLIDING),
-}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConfig(Config):
     """Noise, timesteps, loss and weighting of the training objective."""
 
-    min_snr_gamma: float = 0.0  # of weighting min_snr and soft_min_snr; 0 = every timestep weighs the same, 5 is usual
-    noise_offset: float = 0.0  # 0.03..0.1 helps with very dark and very bright pictures
-    min_timestep: int = 0  # 0..999
-    max_timestep: int = 999
-    loss: Loss = "mse"  # of one element; huber and smooth_l1 are sd-scripts' pseudo forms
-    huber_c: float = 0.1  # error at which a Huber loss turns from squared to absolute, > 0
-    huber_schedule: Literal["constant", "exponential", "snr"] = "constant"  # c at a noise level: c, or from 1 down to c
-    huber_scale: float = 1.0  # multiplies c at every noise level, > 0
-    loss_on: Literal["prediction", "x0"] = (
-        "prediction"  # x0: a diagnostic, on the clean latents that follow from the prediction
-    )
-    weighting: Weighting = "min_snr"  # of noise levels, by their SNR; the last two are for flow
-    p2_gamma: float = 1.0  # of weighting p2, > 0
-    v_like_weight: float = 0.1  # of weighting v_like: share of the v loss that is added, > 0
-    snr_weight_floor: float = 0.0  # lower limit of the weights, 0..1; 0 = the published weights
-    timestep_distribution: Distribution = "auto"  # over min_timestep..max_timestep; auto = the base model's family's
-    timestep_shift: float = 0.0  # of times towards noise; 0 = the base model's family's, 1 = none
-    logit_mean: float = 0.0  # of logit_normal; below 0 = less noise
-    logit_scale: float = 1.0  # of logit_normal, > 0; small = narrow
-    sigmoid_center: float = 0.5  # of sigmoid: position of its step in the range, 0..1
-    sigmoid_slope: float = 10.0  # of sigmoid, not 0; > 0 = mostly more noise than at the center, < 0 = mostly less
-    beta_a: float = 2.0  # of beta, > 0; large = more noise
-    beta_b: float = 2.0  # of beta, > 0; large = less noise
-    mode_scale: float = 1.29  # of mode, -1..1.75; above 0 = the middle most often, below 0 = both ends
-    parabola_center: float = 0.5  # of inverted_parabola: position of its top in the range, 0..1
-    parabola_scale: float = 8.0  # of inverted_parabola: the density is 2 - scale (t - center)^2, at least 0
-    stratified_timesteps: bool = False  # spread the noise levels of an optimizer step evenly
-    noise_offset_strength: Literal["fixed", "random", "adaptive", "by_timestep"] = "fixed"
-    offset_adaptation: float = 0.1  # of adaptive: added to noise_offset per unit of a channel's mean
-    pyramid_iterations: int = 0  # levels of pyramid noise; 0 = none, 6..10 are usual
-    pyramid_discount: float = 0.3  # strength of a level relative to the one before, 0..1
-    input_perturbation: float = 0.0  # extra input noise that is not part of the target; 0.1 is usual
-    latent_sampling: Literal["sample", "mean"] = "sample"  # clean latents from the autoencoder's distribution
-    guidance_loss: float = 0.0  # s: the target becomes u + s (target - u), u predicted without a caption; 0 = off
-    # Keeps what the base model predicts for other captions: without words, or with a class for the trigger word.
-    preservation: Literal["off", "blank", "class"] = "off"
-    preservation_weight: float = 1.0  # factor of the loss against the base model's prediction, > 0
-    preservation_trigger: str = ""  # of class: the word in the captions
-    preservation_class: str = ""  # of class: what stands in its place, such as "a person"
-    # A slider: the network at +1 learns what leads from one prompt to the other, and at -1 the opposite.
-    slider: Literal["off", "prompts"] = "off"
-    slider_positive: str = ""  # more of this at +1
-    slider_negative: str = ""  # more of this at -1
-    slider_keep: tuple[str, ...] = ()  # what neither direction should change, added to both prompts in turn
-    slider_strength: float = 1.0  # factor of the difference between both prompts, > 0
-    # of the samples' losses of a step: their mean, or its sum over the batch, over the accumulation, or over both
-    loss_reduction: Literal["mean", "sum_batch", "sum_accumulate", "sum"] = "mean"
-    # Learning rate of the uncertainty of each noise level, which weighs the losses; 0 = off, 0.01 is usual.
-    uncertainty_rate: float = 0.0
+    SECTION: ClassVar = "objective"
+    NODE: ClassVar = "Noise & Loss"
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "min_snr_gamma", 0)
-        check_range(self, "noise_offset", 0)
-        check_range(self, "min_timestep", 0, 999)
-        check_range(self, "max_timestep", 0, 999)
-        if self.min_timestep > self.max_timestep:
-            raise ValueError(
-                f"min_timestep {self.min_timestep} is above max_timestep {self.max_timestep}; swap the two in Noise & "
-                "Loss."
-            )
-        check_range(self, "huber_c", 1e-6, 1000)
-        check_range(self, "huber_scale", 1e-6, 1e6)
-        check_range(self, "p2_gamma", 1e-6, 100)
-        check_range(self, "v_like_weight", 1e-6, 1e6)
-        check_range(self, "snr_weight_floor", 0, 1)
-        check_range(self, "timestep_shift", 0, 100)
-        check_range(self, "logit_mean", -10, 10)
-        check_range(self, "logit_scale", 0.01, 10)
-        check_range(self, "sigmoid_center", 0, 1)
-        check_range(self, "sigmoid_slope", -100, 100)
-        check_range(self, "beta_a", 0.05, 100)
-        check_range(self, "beta_b", 0.05, 100)
-        check_range(self, "mode_scale", -1, 1.75)
-        check_range(self, "parabola_center", 0, 1)
-        check_range(self, "parabola_scale", -1000, 1000)
-        check_range(self, "offset_adaptation", -100, 100)
-        check_range(self, "pyramid_iterations", 0, 16)
-        check_range(self, "pyramid_discount", 0, 1)
-        check_range(self, "input_perturbation", 0, 10)
-        check_range(self, "guidance_loss", 0, 100)
-        check_range(self, "preservation_weight", 1e-6, 1e6)
-        check_range(self, "uncertainty_rate", 0, 1)
-        check_range(self, "slider_strength", 1e-3, 100)
-        self._check_combinations()
+    min_snr_gamma: float = row(
+        0.0,
+        "Min-SNR weighting: lowers the weight of nearly clean pictures, whose loss drowns the rest. 0 (default) = "
+        "every timestep weighs the same; 5 is usual for Stable Diffusion. Acts with the weightings min_snr and "
+        "soft_min_snr only.",
+        span=(0, 1000, 0.5),
+        acts_with=("weighting", MIN_SNR),
+        beside=True,
+    )
+    noise_offset: float = row(
+        0.0,
+        "Shifts the brightness of the noise, so that the LoRA can draw very dark and very bright pictures. 0.03 to "
+        "0.1 is usual, 0 = off.",
+        span=(0, 1, 0.01),
+    )
+    min_timestep: int = row(
+        0, "The lowest timestep that is trained, 0 (clean) to 999 (pure noise).", span=(0, 999), advanced=True
+    )
+    max_timestep: int = row(
+        999, "The highest timestep that is trained, 0 (clean) to 999 (pure noise).", span=(0, 999), advanced=True
+    )
+    loss: Loss = row(
+        "mse",
+        "The loss function. mse (default): squared error, as base models are trained. l1: absolute error. huber, "
+        "smooth_l1: squared for small errors, absolute for large ones, as in sd-scripts; they ignore outliers such "
+        "as text or blemishes in some pictures. huber_true: Huber's own form. log_cosh: much the same without a "
+        "setting. A loss other than mse needs other learning rates.",
+        advanced=True,
+        optional=True,
+    )
+    huber_c: float = row(
+        0.1,
+        "The error above which the loss is absolute instead of squared; {default:g} is usual.",
+        span=(0.0001, 1000, 0.05),
+        acts_with=("loss", HUBER),
+        defaults={"huber_true": 1.0},
+    )
+    huber_schedule: Literal["constant", "exponential", "snr"] = row(
+        "constant",
+        "huber_c at each timestep. constant: the same. exponential, snr: 1 where there is no noise, falling to "
+        "huber_c where there is most, by the timestep or by signal-to-noise.",
+        acts_with=("loss", HUBER),
+    )
+    huber_scale: float = row(
+        1.0, "Multiplies huber_c at every timestep; 1 is usual.", span=(0.0001, 1000, 0.1), acts_with=("loss", HUBER)
+    )
+    weighting: Weighting = row(
+        "min_snr",
+        "The weight of each timestep. min_snr (default): set by min_snr_gamma. soft_min_snr: the same with a smooth"
+        " transition. debiased: the noisiest weigh most, for composition. p2: clean ones weigh less, set by "
+        "p2_gamma. v_scaled: v models as if they predicted noise. v_like: noise models with a share of the v loss. "
+        "For flow models: cos_map, mostly the middle; sigma_sqrt, clean ones.",
+        advanced=True,
+        optional=True,
+    )
+    p2_gamma: float = row(
+        1.0, "How strong; 0.5 to 1 is usual.", span=(0.0001, 100, 0.1), acts_with=("weighting", ("p2",))
+    )
+    v_like_weight: float = row(
+        0.1, "The share of the v loss; 0.1 is small.", span=(0.0001, 1000, 0.05), acts_with=("weighting", ("v_like",))
+    )
+    snr_weight_floor: float = row(
+        0.0,
+        "No timestep weighs less than this, 0 to 1. 0 (default) = weights as published. 0.1 with zero_terminal_snr,"
+        " whose last timestep has no weight otherwise.",
+        span=(0, 1, 0.01),
+        advanced=True,
+        optional=True,
+    )
+    timestep_distribution: Distribution = row(
+        "auto",
+        "How often each timestep between min_timestep and max_timestep is trained. auto (default): as the base "
+        "model's family is trained; equally often for Stable Diffusion. uniform: equally often. logit_normal: "
+        "mostly the middle (what others call sigmoid). sigmoid: a soft step, mostly one end. beta: any hump. "
+        "snr_uniform: evenly in the logarithm of signal-to-noise, so mostly little noise. mode: the middle, with "
+        "all others kept (what others call heavy tail). cos_map: a little more of the middle. inverted_parabola: a "
+        "hump, as in OneTrainer.",
+        advanced=True,
+        optional=True,
+    )
+    logit_mean: float = row(
+        0.0,
+        "Below 0: less noise. Above: more.",
+        span=(-10, 10, 0.1),
+        acts_with=("timestep_distribution", ("logit_normal",)),
+    )
+    logit_scale: float = row(
+        1.0,
+        "Its width; 1 is usual, small = narrow.",
+        span=(0.01, 10, 0.1),
+        acts_with=("timestep_distribution", ("logit_normal",)),
+    )
+    sigmoid_center: float = row(
+        0.5,
+        "Where in the range the soft step lies, 0 to 1.",
+        span=(0, 1, 0.05),
+        acts_with=("timestep_distribution", ("sigmoid",)),
+    )
+    sigmoid_slope: float = row(
+        10.0,
+        "How steep. Above 0: mostly more noise than at the center. Below 0: mostly less.",
+        span=(-100, 100, 1),
+        acts_with=("timestep_distribution", ("sigmoid",)),
+    )
+    beta_a: float = row(
+        2.0, "Larger = more noise.", span=(0.05, 100, 0.1), acts_with=("timestep_distribution", ("beta",))
+    )
+    beta_b: float = row(
+        2.0, "Larger = less noise.", span=(0.05, 100, 0.1), acts_with=("timestep_distribution", ("beta",))
+    )
+    mode_scale: float = row(
+        1.29,
+        "Above 0: mostly the middle. Below 0: mostly both ends. 0 = all equally often.",
+        span=(-1, 1.75, 0.05),
+        acts_with=("timestep_distribution", ("mode",)),
+    )
+    parabola_center: float = row(
+        0.5,
+        "Where in the range its top lies, 0 to 1.",
+        span=(0, 1, 0.05),
+        acts_with=("timestep_distribution", ("inverted_parabola",)),
+    )
+    parabola_scale: float = row(
+        8.0,
+        "How narrow. 0 = all equally often; 8 falls to 0 at both ends of the range; below 0: mostly the ends.",
+        span=(-1000, 1000, 1),
+        acts_with=("timestep_distribution", ("inverted_parabola",)),
+    )
+    stratified_timesteps: bool = row(
+        False,
+        "On: the samples of a step divide the timesteps among them instead of drawing each at random. The same on "
+        "average, but steps differ less. Needs several samples a step.",
+        advanced=True,
+        optional=True,
+    )
+    noise_offset_strength: Literal["fixed", "random", "adaptive", "by_timestep"] = row(
+        "fixed",
+        "How strong the noise offset is for a sample. fixed (default): noise_offset. random: 0 to noise_offset. "
+        "adaptive: more for very dark and very bright pictures. by_timestep: noise_offset at the noisiest timestep,"
+        " nearly none below (generalised offset noise).",
+        advanced=True,
+        optional=True,
+    )
+    offset_adaptation: float = row(
+        0.1,
+        "Added to noise_offset for each unit of a channel's mean in the picture; about as large as noise_offset is "
+        "usual.",
+        span=(-100, 100, 0.01),
+        acts_with=("noise_offset_strength", ("adaptive",)),
+    )
+    pyramid_iterations: int = row(
+        0, "How many sizes of noise, 1 to 16; 6 to 10 are usual.", span=(0, 16), acts_with=("pyramid_noise", ("on",))
+    )
+    pyramid_discount: float = row(
+        0.3,
+        "Strength of each size relative to the one before, 0 to 1; 0.1 to 0.4 is usual.",
+        span=(0, 1, 0.05),
+        acts_with=("pyramid_noise", ("on",)),
+    )
+    input_perturbation: float = row(
+        0.0,
+        "Adds noise to the model's input that it does not predict, against its own errors while sampling. 0 "
+        "(default) = off, 0.1 is usual.",
+        span=(0, 10, 0.01),
+        advanced=True,
+        optional=True,
+    )
+    loss_on: Literal["prediction", "x0"] = row(
+        "prediction",
+        "prediction (default): the loss of what the base model predicts, noise or v. x0: the loss of the clean "
+        "picture that the prediction implies, a diagnostic to compare models of both kinds; needs min_snr_gamma 0 "
+        "and weighting min_snr.",
+        advanced=True,
+        optional=True,
+    )
+    timestep_shift: float = row(
+        0.0,
+        "Trains noisier timesteps more often, as flow models are sampled. 0 (default) = as the base model's family "
+        "is trained, 1 = no shift, above 1 = more noise, below 1 = less.",
+        span=(0, 100, 0.1),
+        advanced=True,
+        optional=True,
+    )
+    latent_sampling: Literal["sample", "mean"] = row(
+        "sample",
+        "How pictures become latents, with Load Base Model. sample (default): drawn from the VAE's distribution, "
+        "new at each visit. mean: always its middle.",
+        advanced=True,
+        optional=True,
+    )
+    loss_reduction: Literal["mean", "sum_batch", "sum_accumulate", "sum"] = row(
+        "mean",
+        "How the losses of a step's samples become one. mean (default): a larger batch does not change the size of "
+        "gradients. sum_batch, sum_accumulate, sum: summed over the batch, the accumulation, or both (the loss "
+        "scaler of others). Acts through max_grad_norm and with sgd; AdamW and its kin divide it out again. The "
+        "shown loss stays the mean.",
+        advanced=True,
+        optional=True,
+    )
+    guidance_loss: float = row(
+        0.0,
+        "For models with their guidance distilled into them (Flux, turbo models): keeps it, where plain training "
+        "wears it off. The target moves away from the prediction without a caption by this factor; 3 to 4 is usual."
+        " Steps take about half as long again. 0 (default) = off.",
+        span=(0, 100, 0.5),
+        advanced=True,
+        optional=True,
+    )
+    preservation: Literal["off", "blank", "class"] = row(
+        "off",
+        "Keeps what the base model draws for other captions, so that the subject does not spread. off (default). "
+        "blank: without a caption. class: with the subject's class in place of the trigger word (differential "
+        "output preservation). Steps take more than twice as long.",
+        advanced=True,
+        optional=True,
+    )
+    preservation_weight: float = row(
+        1.0,
+        "Its loss is multiplied by this; 1 is usual. Higher keeps more and learns more slowly.",
+        span=(0.0001, 1000, 0.1),
+        acts_with=("preservation", PRESERVING),
+    )
+    preservation_trigger: str = row(
+        "", "The word in your captions that names the subject.", acts_with=("preservation", ("class",))
+    )
+    preservation_class: str = row(
+        "", "What stands in its place: the kind of subject, such as a person.", acts_with=("preservation", ("class",))
+    )
+    uncertainty_rate: float = row(
+        0.0,
+        "Learns the usual loss of each timestep and divides by it, so that all weigh the same (EDM2). This is its "
+        "learning rate: 0.01 is usual, 0 (default) = off. Needs weighting min_snr and min_snr_gamma 0.",
+        span=(0, 1, 0.001),
+        advanced=True,
+        optional=True,
+    )
+    slider: Literal["off", "prompts"] = row(
+        "off",
+        "Trains a slider: a LoRA that draws more of one thing at strength 1 and more of its opposite at -1. off "
+        "(default). prompts: two prompts say which; of the pictures only noise and captions count, so that those of"
+        " Drawn Pictures will do. Steps take about twice as long.",
+        advanced=True,
+        optional=True,
+    )
+    slider_positive: str = row(
+        "",
+        "More of this at strength 1, for example a very old person.",
+        placeholder="a very old person",
+        acts_with=("slider", SLIDING),
+    )
+    slider_negative: str = row(
+        "",
+        "More of this at strength -1, for example a very young person.",
+        placeholder="a very young person",
+        acts_with=("slider", SLIDING),
+    )
+    slider_keep: tuple[str, ...] = row(
+        (),
+        "What should not change with it, separated by commas: each is added to both prompts in turn. Empty = nothing.",
+        placeholder="man, woman",
+        acts_with=("slider", SLIDING),
+    )
+    slider_strength: float = row(
+        1.0,
+        "How far strength 1 goes, as a multiple of the difference between both prompts; 1 to 4 is usual.",
+        span=(0.001, 100, 0.5),
+        acts_with=("slider", SLIDING),
+    )
 
     @property
     def weighted(self) -> bool:
         """Tell whether noise levels weigh differently."""
         return self.weighting != "min_snr" or self.min_snr_gamma > 0
 
-    def _check_combinations(self) -> None:
+    def check(self) -> None:
         """Raise ValueError for settings that have no effect with the others."""
-        defaults = {field.name: field.default for field in fields(self)}
-        for name, (choice, kinds) in ACTS_WITH.items():
-            if getattr(self, choice) not in kinds and getattr(self, name) != defaults[name]:
-                raise ValueError(
-                    f"{name} works with {choice} {' or '.join(kinds)} only, and {choice} is "
-                    f"{getattr(self, choice)}; set {name} of Noise & Loss to {defaults[name]}."
-                )
+        if self.min_timestep > self.max_timestep:
+            raise ValueError(
+                f"min_timestep {self.min_timestep} is above max_timestep {self.max_timestep}; swap the two in Noise & "
+                "Loss."
+            )
         if self.weighting == "soft_min_snr" and self.min_snr_gamma == 0:
             raise ValueError("weighting soft_min_snr needs min_snr_gamma; set it to 5 in Noise & Loss.")
         if self.uncertainty_rate and self.weighted:
@@ -166,7 +324,7 @@ class ObjectiveConfig(Config):
                 f"noise_offset_strength is {self.noise_offset_strength} and noise_offset is 0; set noise_offset of "
                 "Noise & Loss above 0, or the strength to fixed."
             )
-        if self.pyramid_iterations == 0 and self.pyramid_discount != defaults["pyramid_discount"]:
+        if self.pyramid_iterations == 0 and self.pyramid_discount != rows_of(type(self))["pyramid_discount"].default:
             raise ValueError(
                 "pyramid_discount needs pyramid noise; set pyramid_iterations of Noise & Loss to 6 or more."
             )

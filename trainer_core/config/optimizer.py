@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from .base import Config, check_choices, check_open, check_range
 from .optimizers import OPTIMIZERS
@@ -15,6 +15,9 @@ RATES = ("learning_rate", "text_encoder_learning_rate", "text_encoder_2_learning
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig(Config):
     """The optimizer, its learning rates, clipping and EMA."""
+
+    SECTION: ClassVar = "optimizer"
+    NODE: ClassVar = "Optimizer"
 
     name: str = "adamw"  # one of OPTIMIZERS
     options: dict[str, Any] = field(default_factory=dict)  # its own parameters; those left out get its defaults

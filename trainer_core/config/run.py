@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .base import Config, check_choices, check_open, check_range
 from .dataset import BucketConfig, DatasetConfig
@@ -19,6 +19,9 @@ from .scheduler import SchedulerConfig
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig(Config):
     """Length, size and memory of the run."""
+
+    SECTION: ClassVar = "train"
+    NODE: ClassVar = "Train LoRA"
 
     steps: int = 1000  # optimizer steps; used when epochs is 0
     epochs: int = 0  # visits of the whole dataset; 0 = use steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
+from typing import ClassVar
 
 from .base import Config, check_choices, check_open, check_range
 from .prompt_lines import PromptLine, parse_line
@@ -43,6 +44,9 @@ class SamplePicture(Config):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleConfig(Config):
     """Prompts and settings of the sample pictures that are drawn with the trained model."""
+
+    SECTION: ClassVar = "sample"
+    NODE: ClassVar = "Saves & Samples"
 
     prompts: tuple[str, ...] = ()  # lines with switches, as parse_line reads them
     negative: str = ""

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .base import Config, check_choices, check_range
 
@@ -21,6 +21,9 @@ _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²�
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavesConfig(Config):
     """When a run is saved and samples are drawn, which saves are kept, and the LoRA's file name."""
+
+    SECTION: ClassVar = "saves"
+    NODE: ClassVar = "Saves & Samples"
 
     save_every: int = 5  # save_units from one save to the next; 0 = at the end only
     save_unit: Unit = "minutes"
@@ -47,6 +50,9 @@ class SavesConfig(Config):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExistingConfig(Config):
     """What to do if a run of the same settings, pictures and models exists already."""
+
+    SECTION: ClassVar = "existing"
+    NODE: ClassVar = "Train LoRA"
 
     # resume: reuse a finished run's result; resume a stopped or a shorter run. reuse: reuse a finished run's result;
     # start over otherwise. fork: start from the weights and optimizer state of a save, with these settings.

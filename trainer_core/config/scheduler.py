@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .base import Config, check_choices, check_range
 
@@ -13,6 +13,9 @@ LONGEST = 1_000_000_000  # maximum of any number of steps
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig(Config):
     """The learning rate schedule, as a factor over the run; formulas in optim/schedule.py."""
+
+    SECTION: ClassVar = "scheduler"
+    NODE: ClassVar = "Scheduler"
 
     name: Literal[
         "constant",

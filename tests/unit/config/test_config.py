@@ -137,7 +137,7 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
     (c.LoraConfig, {"start": "a.safetensors", "exclude": ("*fc1",)}, "exclude has no effect: an existing LoRA"),
     (c.ObjectiveConfig, {"min_timestep": 600, "max_timestep": 500}, "min_timestep"),
     (c.ObjectiveConfig, {"max_timestep": 1000}, "max_timestep"),
-    (c.ObjectiveConfig, {"loss": "l2"}, "loss is 'l2'"),
+    (c.ObjectiveConfig, {"loss": "l2"}, "loss of Noise & Loss is 'l2'"),
     (c.ObjectiveConfig, {"huber_c": 0.2}, "works with loss huber or smooth_l1 or huber_true only, and loss is mse"),
     (c.ObjectiveConfig, {"loss": "l1", "huber_schedule": "snr"}, "huber_schedule works with loss"),
     (c.ObjectiveConfig, {"loss": "huber", "huber_c": 0}, "huber_c"),
@@ -178,12 +178,12 @@ def test_what_cannot_work_is_refused_by_name(kind: type[c.Config], values: dict[
 
 LONG = "a" * 10_001
 ENDLESS: list[tuple[Callable[[], object], str]] = [  # a setting that a stranger's workflow may hold, and its sentence
-    (lambda: c.SchedulerConfig(points="0:1," * 10_000), "points has a text of more than 10000 characters"),
-    (lambda: c.SampleConfig(prompts=("a", LONG)), "prompts has a text of more than 10000 characters"),
-    (lambda: c.EmbeddingConfig(token=LONG), "token has a text of more than 10000 characters"),
-    (lambda: c.LoraConfig(alpha=10**400), "alpha is too large, or no number"),
-    (lambda: c.LoraConfig(preset="full", conv_alpha=float("inf")), "conv_alpha is too large, or no number"),
-    (lambda: c.LoraConfig(scale_weight_norms=float("nan")), "scale_weight_norms is too large, or no number"),
+    (lambda: c.SchedulerConfig(points="0:1," * 10_000), "points of Scheduler has a text of more than 10000 characters"),
+    (lambda: c.SampleConfig(prompts=("a", LONG)), "prompts of Saves & Samples has a text of more than 10000 characters"),
+    (lambda: c.EmbeddingConfig(token=LONG), "token of Embedding has a text of more than 10000 characters"),
+    (lambda: c.LoraConfig(alpha=10**400), "alpha of LoRA Config is too large, or no number"),
+    (lambda: c.LoraConfig(preset="full", conv_alpha=float("inf")), "conv_alpha of LoRA Config is too large, or no number"),
+    (lambda: c.LoraConfig(scale_weight_norms=float("nan")), "scale_weight_norms of LoRA Config is too large, or no number"),
     (
         lambda: c.LoraConfig(block_alphas=(10**400,)),
         "block_alphas is out of range; its numbers must be at least 0",

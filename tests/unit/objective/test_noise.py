@@ -88,8 +88,8 @@ def test_the_strength_of_an_offset_is_as_it_is_set():
     adaptive = spread(noise_offset=0.5, noise_offset_strength="adaptive", offset_adaptation=0.25)
     assert adaptive == pytest.approx([0.5, 0.5 + 0.25 * 4], rel=0.05)
     assert spread(noise_offset=0.5, noise_offset_strength="adaptive", offset_adaptation=-0.25)[1] == 0
-    growing = spread(noise_offset=50.0, noise_offset_strength="by_timestep")
-    assert growing == pytest.approx([50 * 0.01438] * 2, rel=0.05)
+    growing = spread(noise_offset=1.0, noise_offset_strength="by_timestep")
+    assert growing == pytest.approx([0.01438] * 2, rel=0.05)
 
 
 def test_the_generalised_offset_grows_as_published_and_by_its_recursion():
