@@ -8,23 +8,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..trainer_core.config import BaseModelConfig, DatasetConfig, Defaults, fill_dataset, fill_train, resolution_remarks
+from ..trainer_core.config import (
+    BaseModelConfig,
+    DatasetConfig,
+    Defaults,
+    TrainConfig,
+    fill_dataset,
+    fill_train,
+    resolution_remarks,
+)
 from ..trainer_core.workflow.settings import read_plan
 from .comfyui import folders
 from .comfyui.progress import scan_callbacks
 from .node import Node
+from .schema import schema
 from .sockets import (
-    CATEGORY,
-    BaseModelSocket,
-    DatasetSocket,
     Sizes,
     Validation,
-    ValidationSocket,
     io,
-    titled,
     ui,
 )
-from .train_inputs import accumulate, batch_size, buckets, resolution, seed
 
 if TYPE_CHECKING:
     from ..trainer_core.data.plan import Plan
@@ -39,47 +42,17 @@ class AtelierDatasetPreview(Node):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Define the node's inputs and outputs."""
-        return io.Schema(
-            node_id="AtelierDatasetPreview",
-            display_name=titled("Dataset Preview"),
-            category=CATEGORY,
-            description="Shows each picture as it will be trained: crop, mask (red is not trained), size and "
-            "caption; and counts an epoch's batches. Link and set what Train LoRA has; the report names what differs.",
-            search_aliases=["dataset check", "buckets", "captions", "train lora", "atelier"],
-            is_output_node=True,
-            inputs=[
-                DatasetSocket.Input("dataset", tooltip="The dataset to show."),
-                batch_size(),
-                resolution(),
-                seed(),
-                io.Int.Input(
-                    "epoch",
-                    default=0,
-                    min=0,
-                    max=100_000,
-                    tooltip="Which epoch to show: its captions, crops and mirroring; 0 = the first.",
-                ),
-                io.Int.Input("columns", default=4, min=1, max=16, tooltip="Pictures side by side on the sheet."),
-                io.Int.Input("limit", default=24, min=1, max=500, tooltip="The most pictures on the sheet."),
-                BaseModelSocket.Input(
-                    "base_model",
-                    optional=True,
-                    tooltip="The model of Train LoRA, for its resolution and caption length. Not linked: set "
-                    "resolution.",
-                ),
-                buckets(),
-                accumulate(),
-                ValidationSocket.Input(
-                    "validation",
-                    optional=True,
-                    tooltip="Optional, from Validation: shows which pictures its validation_share holds out.",
-                ),
-            ],
+        return schema(
+            "AtelierDatasetPreview",
+            "Shows each picture as it will be trained: crop, mask (red is not trained), size and caption; and counts "
+            "an epoch's batches. Link and set what Train LoRA has; the report names what differs.",
+            ["dataset check", "buckets", "captions", "train lora", "atelier"],
             outputs=[
                 io.Image.Output(display_name="SHEET", tooltip="The pictures as they will be trained, on one sheet."),
                 io.String.Output(display_name="REPORT", tooltip="Counts, sizes, and remarks on pictures."),
                 io.String.Output(display_name="MANIFEST", tooltip="CSV: every file, and what happened to it."),
             ],
+            is_output_node=True,
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
@@ -199,7 +172,7 @@ def _same_dataset(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _differing(train: Mapping[str, Any], preview: Mapping[str, Any]) -> Iterator[str]:
     """List the shared inputs whose values or links differ; one that is left out has its default."""
-    usual = {"accumulate": accumulate().default}
+    usual = {"accumulate": TrainConfig().accumulate}
     for name in SHARED:
         if train.get(name, usual.get(name)) != preview.get(name, usual.get(name)):
             yield name

@@ -28,8 +28,8 @@ from .comfyui.progress import NodeProgress, address_of
 from .node import Node
 from .plot import draw_losses
 from .preview import to_image
-from .sockets import CATEGORY, complaint, io, titled, ui
-from .train_inputs import train_inputs
+from .schema import schema
+from .sockets import complaint, io, ui
 
 
 class AtelierTrain(Node):
@@ -38,15 +38,11 @@ class AtelierTrain(Node):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Define the node's inputs and outputs."""
-        return io.Schema(
-            node_id="AtelierTrain",
-            display_name=titled("Train LoRA"),
-            category=CATEGORY,
-            description="Trains a LoRA, saves it in models/loras/atelier and applies it to MODEL and CLIP, ready for "
-            "a sampler. ComfyUI's queue waits while it trains; Cancel stops within a step and keeps the LoRA so far.",
-            search_aliases=["lora trainer", "finetune", "dreambooth", "kohya", "sd-scripts", "training", "atelier"],
-            is_output_node=True,
-            inputs=train_inputs(),
+        return schema(
+            "AtelierTrain",
+            "Trains a LoRA, saves it in models/loras/atelier and applies it to MODEL and CLIP, ready for a sampler. "
+            "ComfyUI's queue waits while it trains; Cancel stops within a step and keeps the LoRA so far.",
+            ["lora trainer", "finetune", "dreambooth", "kohya", "sd-scripts", "training", "atelier"],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="The model with the LoRA on it, for KSampler or Sample."),
                 io.Clip.Output(display_name="CLIP", tooltip="The text encoder with the LoRA on it."),
@@ -62,6 +58,7 @@ class AtelierTrain(Node):
                 io.String.Output(display_name="LORA_PATH", tooltip="Full path of the saved file."),
                 io.Image.Output(display_name="LOSS_PLOT", tooltip="The loss over the run as a picture."),
             ],
+            is_output_node=True,
             hidden=[io.Hidden.unique_id],
         )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from .base import Config, check_choices, check_open, check_range
+from .base import Config
 from .dataset import BucketConfig, DatasetConfig
 from .model import BaseModelConfig, MemoryConfig
 from .network import LoraConfig
 from .objective import ObjectiveConfig
 from .optimizer import OptimizerConfig
+from .rows import row
 from .sample import SampleConfig
 from .saves import ExistingConfig, SavesConfig
 from .scheduler import SchedulerConfig
@@ -23,37 +24,106 @@ class TrainConfig(Config):
     SECTION: ClassVar = "train"
     NODE: ClassVar = "Train LoRA"
 
-    steps: int = 1000  # optimizer steps; used when epochs is 0
-    epochs: int = 0  # visits of the whole dataset; 0 = use steps
-    batch_size: int = 1
-    accumulate: int = 1  # micro-batches per optimizer step
-    resolution: int = 512  # pixels: buckets hold about resolution x resolution; 0 = as suits the model
-    bucket_step: int = 64  # pixels; bucket sides are multiples of it; 0 = as suits the model
+    steps: int = row(1000, "Length of the run in optimizer steps; used when epochs is 0.", span=(1, 1_000_000))
+    epochs: int = row(0, "Length of the run in epochs. 0 = use steps.", span=(0, 100_000))
+    batch_size: int = row(1, "Pictures per batch. More is smoother and needs more memory.", span=(1, 4096))
+    resolution: int = row(
+        512,
+        "Pixels, 64 or more: each picture is scaled to about resolution x resolution, in the shape nearest to its "
+        "own. 0: as suits the model, 512 for Stable Diffusion 1, 1024 for XL.",
+        span=(64, 8192, 8),
+        unit="pixels",
+        open=0,
+    )
+    seed: int = row(
+        0,
+        "The seed of everything random in the run, 0 to 2^64 - 1. Another seed is another run.",
+        span=(0, 2**64 - 1),
+        controlled=True,
+    )
+    accumulate: int = row(
+        1,
+        "Gradient accumulation: batches per optimizer step. Works like a larger batch_size without its memory.",
+        span=(1, 4096),
+        advanced=True,
+        optional=True,
+    )
     buckets: BucketConfig = field(default_factory=BucketConfig)
-    seed: int = 0
-    validate_every: int = 0  # steps between validation losses; 0 = at the start and the end only
-    validation_levels: int = 0  # noise levels whose validation losses are measured one by one, 0..20; 0 = none
-    validation_share: float = 0.0  # of the training pictures, held out for validation, 0..0.9; 0 = none
-    save_dtype: Literal["float16", "bfloat16", "float32"] = "float16"
-    keep_best: bool = False  # use the weights of the lowest validation loss; save the last ones beside them
-    early_stop_patience: int = 0  # validations without improvement until the run ends with the best weights; 0 = never
-    early_stop_min_improvement: float = 0.0  # share by which the validation loss must fall to count, 0..0.9
-    log: Literal["none", "csv", "tensorboard", "both"] = "none"  # format of the log of all steps
+    bucket_step: int = row(
+        64,
+        "Pixels: the sides of all sizes are multiples of it, itself a multiple of 8. A smaller value cuts off less "
+        "of each picture and makes more sizes. 0: as suits the model, mostly 64.",
+        span=(8, 512, 8),
+        unit="pixels",
+        advanced=True,
+        open=0,
+        node="Buckets",
+    )
+    validate_every: int = row(
+        0,
+        "Steps between two measurements of the validation loss, with a concept of the role validation. 0 = at the "
+        "start and the end only.",
+        span=(0, 1_000_000),
+        node="Validation",
+    )
+    early_stop_patience: int = row(
+        0,
+        "Early stopping: ends the run after this many measurements in a row without a lower validation loss, and "
+        "keeps the best LoRA. 3 to 5 suit most. Needs validate_every. 0 = off.",
+        span=(0, 1000),
+        node="Validation",
+    )
+    early_stop_min_improvement: float = row(
+        0.0,
+        "For early_stop_patience: the share by which the validation loss must fall, 0 to 0.9: 0.01 = one per cent "
+        "below the lowest so far. 0 = any fall counts.",
+        span=(0, 0.9, 0.001),
+        advanced=True,
+        node="Validation",
+    )
+    keep_best: bool = row(
+        False,
+        "On: the LoRA is the one of the lowest validation loss instead of the last; the last one is saved beside it"
+        " as <name>-last. Needs validate_every. early_stop_patience turns it on.",
+        node="Validation",
+    )
+    validation_levels: int = row(
+        0,
+        "Measures the validation loss at so many noise levels one by one, each a curve of the log and of the run's "
+        "graph: little noise shows detail, much noise composition. 8 is usual. 0 (default) = only their mean, which"
+        " stays the same. Takes a pass for each picture and level.",
+        span=(0, 20),
+        advanced=True,
+        optional=True,
+        node="Validation",
+    )
+    validation_share: float = row(
+        0.0,
+        "Share of the training pictures that is held out for validation, 0 to 0.9, of every concept alike. The seed"
+        " and the pictures' content choose which; the report names them. 0 = none.",
+        span=(0, 0.9, 0.05),
+        round=0.001,
+        optional=True,
+        node="Validation",
+    )
+    save_dtype: Literal["float16", "bfloat16", "float32"] = row(
+        "float16",
+        "Precision of the file. float16 is what other programs expect; float32 is twice as large.",
+        advanced=True,
+        node="Saves & Samples",
+    )
+    log: Literal["none", "csv", "tensorboard", "both"] = row(
+        "none",
+        "Logs losses, learning rates, gradient norm, time and memory of every step in output/atelier/logs. csv: a "
+        "table for any spreadsheet. tensorboard: event files for TensorBoard, whose package must be installed; it "
+        "shows the samples, too. both, or none.",
+        advanced=True,
+        open="csv",
+        node="Saves & Samples",
+    )
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "steps", 1)
-        check_range(self, "epochs", 0)
-        check_range(self, "batch_size", 1)
-        check_range(self, "accumulate", 1)
-        check_open(self, "resolution", 0, 64, 8192)
-        check_open(self, "bucket_step", 0, 8, 512)
-        check_range(self, "seed", 0, 2**64 - 1)
-        check_range(self, "validate_every", 0)
-        check_range(self, "validation_levels", 0, 20)
-        check_range(self, "validation_share", 0, 0.9)
-        check_range(self, "early_stop_patience", 0)
-        check_range(self, "early_stop_min_improvement", 0, 0.9)
+    def check(self) -> None:
+        """Raise ValueError for sides that no size has, and for a stop without measurements."""
         if self.bucket_step % 8 or 0 < self.resolution < self.bucket_step:
             raise ValueError(
                 f"bucket_step is {self.bucket_step}; set bucket_step of Buckets to a multiple of 8, at most the "

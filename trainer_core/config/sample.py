@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-from .base import Config, check_choices, check_open, check_range
+from .base import Config
 from .prompt_lines import PromptLine, parse_line
+from .rows import row
 
 PROMPTS = "sample_prompts of Saves & Samples"  # the setting's name in messages
 LISTED = 12  # samplers that a message names
@@ -48,22 +49,65 @@ class SampleConfig(Config):
     SECTION: ClassVar = "sample"
     NODE: ClassVar = "Saves & Samples"
 
-    prompts: tuple[str, ...] = ()  # lines with switches, as parse_line reads them
-    negative: str = ""
-    steps: int = 0  # 0 = as many as suit the model
-    cfg: float = 0.0  # 0 = as suits the model
-    seed: int = 0
-    width: int = 512  # pixels, multiples of 8; 0 = the run's resolution
-    height: int = 512
+    prompts: tuple[str, ...] = row(
+        (),
+        "Prompts of the sample pictures, one per line, for the output SAMPLES of Train LoRA. Empty = none. A line "
+        "may set its own values, as in sd-scripts: --n negative prompt, --w width, --h height, --s steps, --l CFG "
+        "scale, --g distilled guidance, --d seed, --ss sampler, --ci control picture (its full path, or its name in"
+        " the folder of Control Pictures). Lines that begin with # are left out. With an EMA (ema_decay of "
+        "Optimizer) all are drawn with it as well.",
+        multiline=True,
+        label="sample_prompts",
+    )
+    negative: str = row(
+        "", "Negative prompt of the samples whose line has no --n.", advanced=True, label="sample_negative"
+    )
+    width: int = row(
+        512,
+        "Pixels: width of the samples whose line has no --w, 16 or more. 0 = the run's resolution.",
+        span=(16, 8192, 8),
+        unit="pixels",
+        advanced=True,
+        open=0,
+        label="sample_width",
+    )
+    height: int = row(
+        512,
+        "Pixels: height of the samples whose line has no --h, 16 or more. 0 = the run's resolution.",
+        span=(16, 8192, 8),
+        unit="pixels",
+        advanced=True,
+        open=0,
+        label="sample_height",
+    )
+    steps: int = row(
+        0,
+        "Sampling steps of the samples whose line has no --s. 0: as many as suit the model (20 for Stable Diffusion).",
+        span=(0, 1000),
+        advanced=True,
+        label="sample_steps",
+    )
+    cfg: float = row(
+        0.0,
+        "CFG scale of the samples whose line has no --l. 0: as suits the model (7 for Stable Diffusion).",
+        span=(0, 100, 0.1),
+        round=0.01,
+        advanced=True,
+        label="sample_cfg",
+    )
+    seed: int = row(
+        0,
+        "Seed of the first sample; each next one uses the next seed. A line's --d sets its own.",
+        span=(0, 2**64 - 1),
+        advanced=True,
+        label="sample_seed",
+    )
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "steps", 0, 1000)
-        check_range(self, "cfg", 0, 100)
+    def check(self) -> None:
+        """Refuse sides that no latents have."""
         for side in ("width", "height"):
-            check_open(self, side, 0, 16, 8192)
             if getattr(self, side) % 8:
-                raise ValueError(f"{side} of the samples is {getattr(self, side)}; set it to a multiple of 8.")
+                raise ValueError(f"{self.named(side)} is {getattr(self, side)}; set it to a multiple of 8.")
 
     def lines(self) -> list[PromptLine]:
         """Read the prompts and their switches; raises ValueError for a wrong one."""

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .base import Config, check_choices, check_range
+from .base import Config
+from .rows import row
 
 Unit = Literal["steps", "epochs", "minutes"]
 
@@ -25,24 +26,59 @@ class SavesConfig(Config):
     SECTION: ClassVar = "saves"
     NODE: ClassVar = "Saves & Samples"
 
-    save_every: int = 5  # save_units from one save to the next; 0 = at the end only
-    save_unit: Unit = "minutes"
-    keep_last: int = 2  # number of newest saves to keep
-    keep_every: int = 0  # also keep each n-th save; 0 = none
-    publish: bool = False  # also copy the LoRA of each n-th save to the LoRA folder
-    sample_every: int = 0  # sample_units from one set of samples to the next; 0 = at the end only
-    sample_unit: Unit = "steps"
-    sample_at_start: bool = False  # also before the first step
+    save_every: int = row(
+        5,
+        "Saves the run this often, in save_unit: everything needed to resume, and the LoRA so far. Cancel, errors "
+        "and closing ComfyUI save as well. 0 = only those and the end.",
+        span=(0, 1_000_000),
+    )
+    save_unit: Unit = row("minutes", "The unit of save_every: steps, epochs or minutes.")
+    keep_last: int = row(
+        2,
+        "How many of the newest saves are kept in the run's folder; older ones are deleted. A save holds the "
+        "optimizer's state, too: with AdamW it is about seven times as large as the LoRA.",
+        span=(1, 1000),
+    )
+    keep_every: int = row(
+        0,
+        "Every n-th save is also kept for good, to compare or to fork later. 0 = none.",
+        span=(0, 100_000),
+        advanced=True,
+    )
+    publish: bool = row(
+        False,
+        "On: the LoRA of every save that is kept for good also goes to the LoRA folder, where loaders list it at once.",
+        advanced=True,
+    )
+    sample_every: int = row(
+        0,
+        "Draws samples this often, in sample_unit: a picture for each line of sample_prompts, shown on Train LoRA "
+        "and kept in the run's folder. 0 = at the end only.",
+        span=(0, 1_000_000),
+    )
+    sample_unit: Unit = row("steps", "The unit of sample_every: steps, epochs or minutes.")
     folder: str = "atelier"  # below the LoRA folder, "/" between its parts; "" = the LoRA folder itself
-    file_name: str = "{name}"  # of the LoRA, with any of FIELDS in braces
-    overwrite: bool = False  # replace a LoRA of that name and of the same run; else the new one gets a number
+    file_name: str = row(
+        "{name}",
+        "Where the LoRA is saved inside models/loras: folders and a name, separated by /, for example "
+        "faces/{name}-{date}. {name} is that of Train LoRA; {date}, {time}, {step} and {epoch} are those of the "
+        "save.",
+    )
+    overwrite: bool = row(
+        False,
+        "On: replaces a LoRA of this name if it is of the same run: same settings, pictures and models. Any other "
+        "file stays, and the new one gets a number. Off: it always gets a number.",
+        advanced=True,
+    )
+    sample_at_start: bool = row(
+        False,
+        "On: samples are also drawn before the first step, to compare with. A run that resumes does not draw them "
+        "again.",
+        advanced=True,
+    )
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "save_every", 0)
-        check_range(self, "keep_last", 1)
-        check_range(self, "keep_every", 0)
-        check_range(self, "sample_every", 0)
+    def check(self) -> None:
+        """Refuse a folder outside of the LoRA folder, and what cannot be a file name."""
         object.__setattr__(self, "folder", plain_folder(self.folder))
         fill_name(self.file_name, dict.fromkeys(FIELDS, "0"))
 
@@ -54,15 +90,29 @@ class ExistingConfig(Config):
     SECTION: ClassVar = "existing"
     NODE: ClassVar = "Train LoRA"
 
-    # resume: reuse a finished run's result; resume a stopped or a shorter run. reuse: reuse a finished run's result;
-    # start over otherwise. fork: start from the weights and optimizer state of a save, with these settings.
-    on_existing: Literal["resume", "reuse", "train again", "fork"] = "resume"
-    fork_run: str = ""  # name of a run's folder
-    fork_step: int = 0  # step of the save to fork from; 0 = the last save
+    on_existing: Literal["resume", "reuse", "train again", "fork"] = row(
+        "resume",
+        "If a run with these settings, pictures and models exists. resume (default): reuse a finished run's result,"
+        " resume an unfinished or shorter one. reuse: only reuse a finished one. train again: start a new run. "
+        "fork: start a new run from the weights and state of any run's save, with these settings.",
+        optional=True,
+    )
+    fork_run: str = row(
+        "",
+        "The run's folder in output/atelier/runs, as the report of that run names it.",
+        acts_with=("on_existing", ("fork",)),
+        label="run",
+    )
+    fork_step: int = row(
+        0,
+        "The save to start from, by its step. 0 = the last one.",
+        span=(0, 100_000_000),
+        acts_with=("on_existing", ("fork",)),
+        label="step",
+    )
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "fork_step", 0)
+    def check(self) -> None:
+        """Refuse a fork without a run, and a run that is no folder's name."""
         if self.on_existing == "fork" and not self.fork_run:
             raise ValueError("fork needs a run; set run of Train LoRA to the name of a folder in output/atelier/runs.")
         if self.fork_run and (self.fork_run != plain_name(self.fork_run)):

@@ -178,12 +178,24 @@ def test_what_cannot_work_is_refused_by_name(kind: type[c.Config], values: dict[
 
 LONG = "a" * 10_001
 ENDLESS: list[tuple[Callable[[], object], str]] = [  # a setting that a stranger's workflow may hold, and its sentence
-    (lambda: c.SchedulerConfig(points="0:1," * 10_000), "points of Scheduler has a text of more than 10000 characters"),
-    (lambda: c.SampleConfig(prompts=("a", LONG)), "prompts of Saves & Samples has a text of more than 10000 characters"),
+    (
+        lambda: c.SchedulerConfig(points="0:1," * 10_000),
+        "points of Scheduler has a text of more than 10000 characters",
+    ),
+    (
+        lambda: c.SampleConfig(prompts=("a", LONG)),
+        "sample_prompts of Saves & Samples has a text of more than 10000 characters",
+    ),
     (lambda: c.EmbeddingConfig(token=LONG), "token of Embedding has a text of more than 10000 characters"),
     (lambda: c.LoraConfig(alpha=10**400), "alpha of LoRA Config is too large, or no number"),
-    (lambda: c.LoraConfig(preset="full", conv_alpha=float("inf")), "conv_alpha of LoRA Config is too large, or no number"),
-    (lambda: c.LoraConfig(scale_weight_norms=float("nan")), "scale_weight_norms of LoRA Config is too large, or no number"),
+    (
+        lambda: c.LoraConfig(preset="full", conv_alpha=float("inf")),
+        "conv_alpha of LoRA Config is too large, or no number",
+    ),
+    (
+        lambda: c.LoraConfig(scale_weight_norms=float("nan")),
+        "scale_weight_norms of LoRA Config is too large, or no number",
+    ),
     (
         lambda: c.LoraConfig(block_alphas=(10**400,)),
         "block_alphas is out of range; its numbers must be at least 0",

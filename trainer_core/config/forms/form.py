@@ -21,6 +21,6 @@ def form(title: str, inputs: Iterable[Row], *outputs: str) -> Form:
     return Form(title, arranged(inputs), tuple((kind, f"ATELIER_{kind}") for kind in outputs))
 
 
-def linked(name: str, kind: str, words: str, *, optional: bool = False) -> Row:
+def linked(name: str, kind: str, words: str, optional: bool = False) -> Row:
     """Describe an input that only takes a link."""
     return Row(name=name, socket=kind, words=words, optional=optional)

@@ -6,8 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..objective import ObjectiveConfig
-from ..rows import Row, rows_of
-from .form import Form, form
+from ..rows import Row, arranged, rows_of
+from ..run import TrainConfig
+from ..sample import SampleConfig
+from ..saves import ExistingConfig, SavesConfig
+from .form import Form, form, linked
+
+TRAIN, SAVES, SAMPLE = rows_of(TrainConfig), rows_of(SavesConfig), rows_of(SampleConfig)
 
 
 def _objective() -> Iterable[Row]:
@@ -28,6 +33,157 @@ def _objective() -> Iterable[Row]:
             yield each
 
 
+def _saves() -> Iterable[Row]:
+    """Put the samples after the saves, and the file at the end."""
+    yield from map(SAVES.__getitem__, ("save_every", "save_unit", "keep_last", "keep_every", "publish"))
+    yield SAMPLE["prompts"]
+    yield from map(SAVES.__getitem__, ("sample_every", "sample_unit"))
+    yield from map(SAMPLE.__getitem__, ("negative", "width", "height", "steps", "cfg", "seed"))
+    # Folder and name in one, so that what cannot be is refused in one sentence.
+    yield replace(SAVES["file_name"], default="atelier/{name}")
+    yield from (SAVES["overwrite"], TRAIN["save_dtype"], TRAIN["log"], SAVES["sample_at_start"])
+
+
+BUCKETS = linked("buckets", "ATELIER_BUCKETS", "Optional, from Buckets: more resolutions, fixed sizes, limits.", True)
+
+
+def _train() -> Iterable[Row]:
+    """List the inputs of Train LoRA; new ones come at the end."""
+    yield linked(
+        "base_model", "ATELIER_BASE_MODEL", "The model to train on, from Load Base Model or Use Connected Model."
+    )
+    yield linked(
+        "dataset", "ATELIER_DATASET", "The pictures, from Concept Dataset, Concept from Images or Mask Loader."
+    )
+    yield Row(
+        name="name",
+        default="my_lora",
+        words="File name of the LoRA, without a folder: letters, digits, space and - _ . ( ). The file is "
+        "models/loras/atelier/<name>.safetensors; a name in use gets a number.",
+    )
+    yield from map(TRAIN.__getitem__, ("steps", "epochs", "batch_size", "resolution", "seed"))
+    yield from rows_of(ExistingConfig).values()
+    yield linked(
+        "optimizer",
+        "ATELIER_OPTIMIZER",
+        "Optional, from Optimizer. Not linked = AdamW, at the learning rate that suits the model.",
+        True,
+    )
+    yield linked(
+        "scheduler",
+        "ATELIER_SCHEDULER",
+        "Optional, from Scheduler: the learning rate's curve. Not linked = cosine.",
+        True,
+    )
+    yield linked(
+        "lora_config",
+        "ATELIER_LORA_CONFIG",
+        "Optional, from LoRA Config: algorithm, size and layers. Not linked = a LoRA of the rank that suits the "
+        "model, in attention and the layers between.",
+        True,
+    )
+    yield linked(
+        "objective",
+        "ATELIER_OBJECTIVE",
+        "Optional, from Noise & Loss: noise, timesteps, loss and weighting. Not linked = as the model's family is "
+        "trained.",
+        True,
+    )
+    yield BUCKETS
+    yield linked(
+        "memory",
+        "ATELIER_MEMORY",
+        "Optional, from Memory: fixes how to trade speed for memory. Not linked = the fastest that fits.",
+        True,
+    )
+    yield linked(
+        "saves",
+        "ATELIER_SAVES",
+        "Optional, from Saves & Samples: sample pictures, how often the run is saved, and where the LoRA goes. Not "
+        "linked = saved every 5 minutes, as models/loras/atelier/<name>.safetensors, without samples.",
+        True,
+    )
+    yield linked(
+        "validation",
+        "ATELIER_VALIDATION",
+        "Optional, from Validation: how often the validation loss is measured, and early stopping.",
+        True,
+    )
+    yield linked(
+        "model",
+        "MODEL",
+        "Optional: the model that carries the LoRA in the output MODEL, also a relative of the base model or one with "
+        "other LoRAs. Not linked = the base model, with the LoRAs beneath. It does not affect training.",
+        True,
+    )
+    yield linked(
+        "clip",
+        "CLIP",
+        "Optional: the text encoder that carries the LoRA in the output CLIP. Not linked = the base model's, with the "
+        "LoRAs beneath.",
+        True,
+    )
+    yield TRAIN["accumulate"]
+    yield Row(
+        name="strength",
+        kind=float,
+        default=1.0,
+        low=-10,
+        high=10,
+        step=0.05,
+        round=0.001,
+        words="How strongly the outputs MODEL and CLIP apply the LoRA, -10 to 10; the file is not affected. To try "
+        "several without training again, link LORA to Load LoRA Model.",
+        advanced=True,
+        optional=True,
+    )
+
+
+def _preview() -> Iterable[Row]:
+    """List the inputs of Dataset Preview: what decides the plan of a run, and the sheet."""
+    yield linked("dataset", "ATELIER_DATASET", "The dataset to show.")
+    yield from map(TRAIN.__getitem__, ("batch_size", "resolution", "seed"))
+    yield Row(
+        name="epoch",
+        kind=int,
+        default=0,
+        low=0,
+        high=TRAIN["epochs"].high,
+        words="Which epoch to show: its captions, crops and mirroring; 0 = the first.",
+    )
+    yield Row(name="columns", kind=int, default=4, low=1, high=16, words="Pictures side by side on the sheet.")
+    yield Row(name="limit", kind=int, default=24, low=1, high=500, words="The most pictures on the sheet.")
+    yield linked(
+        "base_model",
+        "ATELIER_BASE_MODEL",
+        "The model of Train LoRA, for its resolution and caption length. Not linked: set resolution.",
+        True,
+    )
+    yield BUCKETS
+    yield TRAIN["accumulate"]
+    yield linked(
+        "validation",
+        "ATELIER_VALIDATION",
+        "Optional, from Validation: shows which pictures its validation_share holds out.",
+        True,
+    )
+
+
 FORMS: dict[str, Form] = {
     "AtelierObjective": form("Noise & Loss", _objective(), "OBJECTIVE"),
+    "AtelierSaves": form("Saves & Samples", _saves(), "SAVES"),
+    "AtelierValidation": form(
+        "Validation", [each for each in TRAIN.values() if each.node == "Validation"], "VALIDATION"
+    ),
+    "AtelierTrain": Form(
+        "Train LoRA",
+        arranged(_train()),
+        (
+            *(("MODEL", "MODEL"), ("CLIP", "CLIP"), ("LORA", "LORA_MODEL"), ("LOSS_MAP", "LOSS_MAP")),
+            *(("SAMPLES", "IMAGE"), ("LORA_PATH", "STRING"), ("LOSS_PLOT", "IMAGE")),
+        ),
+    ),
+    "AtelierDatasetPreview": Form(
+        "Dataset Preview", arranged(_preview()), (("SHEET", "IMAGE"), ("REPORT", "STRING"), ("MANIFEST", "STRING"))
+    ),
 }
