@@ -54,10 +54,9 @@ def input_of(row: Row, lists: Mapping[str, Sequence[str]]) -> io.Input:
         return io.Boolean.Input(row.input, **common)
     if row.type == "STRING":
         return io.String.Input(row.input, placeholder=row.placeholder, multiline=row.multiline, **common)
-    low = row.low if row.open is None else min(row.low, row.open)
     if row.type == "INT":
         control = io.ControlAfterGenerate.fixed if row.controlled else None
-        limits = {"min": int(low), "max": int(row.high), "step": row.step}
+        limits = {"min": int(row.lowest), "max": int(row.high), "step": row.step}
         return io.Int.Input(row.input, control_after_generate=control, **limits, **common)
-    limits = {"min": low, "max": row.high, "step": row.step, "round": row.round}
+    limits = {"min": row.lowest, "max": row.high, "step": row.step, "round": row.round}
     return io.Float.Input(row.input, **limits, **common)

@@ -10,8 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+from prompts import to_prompt
+
 from comfy_client import ComfyClient, ComfyServer, Result
-from lora_atelier.dev import BASE, comfyui_folder, to_prompt
+from lora_atelier.dev import BASE, comfyui_folder
 
 
 class ProgressLine:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lora_atelier.dev import DYNAMIC_COMBO
+from prompts import DYNAMIC_COMBO
 
 ROW = re.compile(r"\| (?:([^`|]+): )?`([^`]+)` \| ")  # of a help page's tables: options of a choice, then a name
 

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from prompts import DYNAMIC_COMBO, is_widget, to_prompt
 from toy_workflows import on_toy_models
 from train_graph import CHECKPOINT, node
 
-from lora_atelier.dev import DYNAMIC_COMBO, ROOT, is_widget, to_prompt
+from lora_atelier.dev import ROOT
 
 Prompt = dict[str, Any]
 SHORT: dict[str, dict[str, Any]] = {  # inputs that keep a prompt cheap

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ import torch
 import nodes as comfyui_nodes
 
 from ...trainer_core.config import BaseModelConfig
-from ...trainer_core.workflow.canvas import Input, Schema, prompt_of, schemas
+from ...trainer_core.config.forms import FORMS
+from ...trainer_core.workflow.canvas import form_of, prompt_of
 from ..connect_model import AtelierConnectModel
 from .connected import register_connected_models
 from .folders import register_assets
@@ -30,34 +31,10 @@ def connect(document: Any, key: str) -> BaseModelConfig:
     register_connected_models()
     register_assets()
     kinds: dict[str, Any] = {**comfyui_nodes.NODE_CLASS_MAPPINGS, CONNECT: AtelierConnectModel}
-    known = {name: _schema(name, kind) for name, kind in kinds.items()} | schemas()
+    known = {name: form_of(name, kind.INPUT_TYPES()) for name, kind in kinds.items()} | FORMS
     prompt, results = prompt_of(document, known), {}
     with torch.inference_mode():
         return _run(prompt, key, kinds, results)[0]
-
-
-def _schema(name: str, kind: Any) -> Schema:
-    """Read the inputs of a node's class, in the order of their widgets."""
-    groups = kind.INPUT_TYPES()
-    found = []
-    for group in ("required", "optional"):
-        for each, spec in groups.get(group, {}).items():
-            options = spec[1] if len(spec) > 1 else {}
-            kind_of = "COMBO" if isinstance(spec[0], list) else str(spec[0])
-            found.append(
-                Input(
-                    name=each,
-                    kind="*" if options.get("forceInput") else kind_of,
-                    default=options.get("default", next(iter(_listed(spec[0], options)), None)),
-                    optional=group == "optional",
-                    controlled=bool(options.get("control_after_generate")) or each in ("seed", "noise_seed"),
-                )
-            )
-    return Schema(name, tuple(found), ())
-
-
-def _listed(kind: Any, options: Mapping[str, Any]) -> Iterable[Any]:
-    return kind if isinstance(kind, list) else options.get("options") or ()
 
 
 def _run(prompt: Mapping[str, Any], key: str, kinds: Mapping[str, Any], results: dict[str, Any]) -> Any:

@@ -23,7 +23,8 @@ from ...trainer_core.common.command_line import comfyui_around
 from ...trainer_core.common.files import written_whole
 from ...trainer_core.common.json_files import LARGEST
 from ...trainer_core.config import BaseModelConfig, ConnectedConfig, RunConfig
-from ...trainer_core.workflow.canvas import prompt_of, schemas
+from ...trainer_core.config.forms import FORMS
+from ...trainer_core.workflow.canvas import prompt_of
 from ...trainer_core.workflow.places import TOKENIZER, Folders, is_tokenizer
 from ...trainer_core.workflow.read import read_workflow, trains_of
 from . import folders
@@ -105,7 +106,7 @@ def _check_linked(document: Any, key: str) -> BaseModelConfig:
             "it trains a linked model, which a shell loads only where ComfyUI and its models share a folder; this "
             "ComfyUI was started with --base-directory"
         )
-    prompt = prompt_of(document, schemas())
+    prompt = prompt_of(document, FORMS)
     found, left = set[str](), [key]
     while left:
         if (each := left.pop()) not in found and each in prompt:

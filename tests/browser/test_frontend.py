@@ -6,10 +6,11 @@ from itertools import combinations
 
 import pytest
 import torch
+from prompts import DYNAMIC_COMBO, to_prompt
 from safetensors.torch import save
 
 from comfy_client import HANGS, ComfyClient
-from lora_atelier.dev import DYNAMIC_COMBO, ROOT, TOUR, to_prompt
+from lora_atelier.dev import ROOT, TOUR
 
 pytestmark = pytest.mark.browser
 

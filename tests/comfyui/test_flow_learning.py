@@ -8,9 +8,10 @@ import concept  # puts assets/ on the path
 import numpy as np
 import pytest
 import torch
+from prompts import to_prompt
 
 from comfy_client import ComfyClient
-from lora_atelier.dev import FLOW, to_prompt
+from lora_atelier.dev import FLOW
 from lora_atelier.trainer_core.config import BaseModelConfig, ConceptConfig, ConnectedConfig, SampleConfig
 from lora_atelier.trainer_core.train import train_lora
 

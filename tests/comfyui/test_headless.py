@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from prompts import to_prompt
 from safetensors.torch import save_file
 from toy_workflows import on_toy_models
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import FLOW, ROOT, TINY_BASE, TINY_FLOW, to_prompt
+from lora_atelier.dev import FLOW, ROOT, TINY_BASE, TINY_FLOW
 from lora_atelier.trainer_core.commands import main
 from lora_atelier.trainer_core.config import RunConfig
 from lora_atelier.trainer_core.runs import find_runs

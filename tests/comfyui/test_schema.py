@@ -6,48 +6,13 @@ from pathlib import Path
 
 import pytest
 from help_pages import explained, inputs
-from widget_table import table
+from prompts import DYNAMIC_COMBO
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import DYNAMIC_COMBO, PACK, ROOT
-from lora_atelier.trainer_core.workflow.canvas import TABLE
+from lora_atelier.dev import PACK, ROOT
 
 SNAPSHOT = Path(__file__).with_name("object_info.json")
-NODES = [
-    "AtelierAugment",
-    "AtelierAverageSaves",
-    "AtelierBuckets",
-    "AtelierCompareLoras",
-    "AtelierConceptDataset",
-    "AtelierConnectModel",
-    "AtelierControlPictures",
-    "AtelierConvertLora",
-    "AtelierDatasetPreview",
-    "AtelierDrawnPictures",
-    "AtelierEmbedding",
-    "AtelierExistingLora",
-    "AtelierExtractLora",
-    "AtelierImageConcept",
-    "AtelierInspectLora",
-    "AtelierLoadBaseModel",
-    "AtelierLoadLoraFile",
-    "AtelierLoraBlocks",
-    "AtelierLoraConfig",
-    "AtelierMaskLoader",
-    "AtelierMemory",
-    "AtelierMergeLoras",
-    "AtelierObjective",
-    "AtelierOptimizer",
-    "AtelierResizeLora",
-    "AtelierSample",
-    "AtelierSaveLoraFile",
-    "AtelierSaves",
-    "AtelierScheduler",
-    "AtelierSweep",
-    "AtelierSweepResults",
-    "AtelierTrain",
-    "AtelierValidation",
-]
+NODES = sorted(json.loads(SNAPSHOT.read_text(encoding="utf-8")))
 LISTS_OF_COMFYUI = (
     "checkpoint",
     "lora_name",
@@ -90,14 +55,6 @@ def test_the_schema_is_the_snapshot(any_server: ComfyServer) -> None:
     if os.environ.get("ATELIER_WRITE_SNAPSHOT"):
         SNAPSHOT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     assert found == json.loads(SNAPSHOT.read_text(encoding="utf-8"))
-
-
-def test_the_table_of_widgets_is_that_of_the_schema() -> None:
-    """Workflows are read by it without a server. ATELIER_WRITE_SNAPSHOT=1 writes it anew, after the snapshot."""
-    wanted = table(json.loads(SNAPSHOT.read_text(encoding="utf-8")))
-    if os.environ.get("ATELIER_WRITE_SNAPSHOT"):
-        TABLE.write_text(json.dumps(wanted, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert wanted == json.loads(TABLE.read_text(encoding="utf-8"))
 
 
 def test_every_node_input_and_output_explains_itself(comfy: ComfyClient) -> None:

@@ -4,22 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from prompts import DYNAMIC_COMBO, NOTES, is_widget, take_widgets, to_prompt
 from safetensors import safe_open
 from toy_workflows import on_toy_models
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import (
-    DYNAMIC_COMBO,
-    FLOW,
-    NOTES,
-    QUICKSTART,
-    ROOT,
-    TINY_BASE,
-    TOUR,
-    is_widget,
-    take_widgets,
-    to_prompt,
-)
+from lora_atelier.dev import FLOW, QUICKSTART, ROOT, TINY_BASE, TOUR
 
 FOLDERS = {"UNETLoader": "diffusion_models", "CLIPLoader": "text_encoders", "VAELoader": "vae"}
 SHARE = ROOT / "workflows" / "From checkpoint to the file you share.json"
@@ -68,11 +58,11 @@ def test_a_workflow_fits_the_nodes(any_server: ComfyServer, path: Path) -> None:
     inputs = {}  # by node id
     for node in workflow["nodes"]:
         if node["type"] not in NOTES:
-            schema, values = info[node["type"]], list(node.get("widgets_values", []))
-            taken = take_widgets(schema["input"], schema["input_order"], values)
+            schema = info[node["type"]]
+            taken, left = take_widgets(schema, node.get("widgets_values", []))
             inputs[node["id"]] = specs(schema, taken)
             widgets = {name: spec for name, spec in inputs[node["id"]].items() if is_widget(spec)}
-            assert not values and taken.keys() == widgets.keys(), node["type"]
+            assert not left and taken.keys() == widgets.keys(), node["type"]
             for name, spec in widgets.items():
                 if name not in OF_THE_MACHINE:
                     assert allowed(spec, taken[name]), f"{node['type']}.{name}: {taken[name]!r}"
@@ -167,8 +157,7 @@ def test_the_preview_of_a_workflow_shows_what_it_trains(any_server: ComfyServer,
     info, plans = ComfyClient(any_server.url).object_info(), {}
     for node in json.loads(path.read_text(encoding="utf-8"))["nodes"]:
         if node["type"] in ("AtelierTrain", "AtelierDatasetPreview"):
-            schema = info[node["type"]]
-            taken = take_widgets(schema["input"], schema["input_order"], list(node["widgets_values"]))
+            taken, _ = take_widgets(info[node["type"]], node["widgets_values"])
             plans[node["type"]] = {name: taken[name] for name in ("batch_size", "resolution", "seed", "accumulate")}
     assert all(plan == plans["AtelierTrain"] for plan in plans.values())
 

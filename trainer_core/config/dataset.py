@@ -7,12 +7,18 @@ import re
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from .base import Config, check_choices, check_open, check_path, check_range, check_text
+from .base import Config, check_path, check_text
+from .rows import needed, row
 
 MASK_SUFFIX = "-masklabel.png"  # of masks beside pictures; files with it are never trained as pictures
 
 MOST_CONTROLS = 3  # control pictures of a picture
 STAYING = ("regularisation", "prior_prediction")  # roles of pictures that are the same at both ends of a slider
+
+FOLDER_RULE = (  # of every input that names a folder of pictures
+    "A folder inside ComfyUI's input/ or datasets/ folder, or a full path. For "
+    "a folder outside ComfyUI's own the page asks once. Nothing is ever written there."
+)
 
 CaptionSource = Literal["text_file", "one_file", "table", "file_name", "folder_name", "none"]
 
@@ -24,24 +30,60 @@ class MaskConfig(Config):
     SECTION: ClassVar = "dataset.concepts.masks"
     NODE: ClassVar = "Mask Loader"
 
-    source: Literal["file", "alpha"] = "file"
-    suffixes: tuple[str, ...] = (MASK_SUFFIX,)  # a mask is <picture name without extension><suffix>, first found
-    folder: str = ""  # for source "file": masks lie here instead of beside the pictures
-    invert: bool = False
-    threshold: float = 0.0  # 0 keeps grey levels; else values of at least this become 1, others 0
-    missing: Literal["error", "ones", "leave_out"] = "error"
-    unmasked_weight: float = 0.1  # floor of the mask, 0..1
-    unmasked_probability: float = 0.1  # share of visits trained without the mask, 0..1
-    normalize_masked_area: bool = False  # divide the loss by the mean of the mask
-    prior_weight: float = 0.0  # weight of the base model's prediction as the target outside the mask, >= 0
+    source: Literal["file", "alpha"] = row(
+        "file",
+        "file: a mask picture for each picture. alpha: the transparency of the pictures themselves; opaque is trained.",
+    )
+    suffixes: tuple[str, ...] = row(
+        (MASK_SUFFIX,),
+        "With source file: the mask of cat.jpg is cat + this, for example cat-masklabel.png. Several, separated by "
+        "commas, are tried in this order. Each must end like a picture file.",
+        label="suffix",
+    )
+    folder: str = row(
+        "",
+        f"With source file: the folder that holds the masks. Empty = they lie beside the pictures. {FOLDER_RULE}",
+        placeholder="beside the pictures",
+        socketless=True,
+    )
+    invert: bool = row(False, "On: black is trained, white is not.")
+    missing: Literal["error", "ones", "leave_out"] = row(
+        "error",
+        "A picture without a mask. error: stop before training and name it. ones: train all of it. leave_out: train"
+        " without that picture and list it.",
+    )
+    unmasked_weight: float = row(
+        0.1,
+        "How much the rest of the picture still counts, 0 to 1. A little keeps backgrounds intact.",
+        span=(0, 1, 0.01),
+    )
+    unmasked_probability: float = row(
+        0.1, "Share of visits that train the whole picture, 0 to 1.", span=(0, 1, 0.01), advanced=True
+    )
+    normalize_masked_area: bool = row(
+        False,
+        "On: small and large masks teach equally strongly; the loss is divided by the masked share of the picture.",
+        advanced=True,
+    )
+    threshold: float = row(
+        0.0,
+        "0 = grey levels are weights. Above 0: pixels at least this bright are trained fully, the others not at all.",
+        span=(0, 1, 0.05),
+        advanced=True,
+        optional=True,
+    )
+    prior_weight: float = row(
+        0.0,
+        "Weight of a loss that keeps the unmasked part as the base model draws it (masked prior preservation). 0 = "
+        "off; above 0 each step takes about a third longer.",
+        span=(0, 1000, 0.1),
+        advanced=True,
+        optional=True,
+    )
 
-    def __post_init__(self) -> None:
-        check_choices(self)
+    def check(self) -> None:
+        """Refuse a folder that no system can have, and masks without an ending."""
         check_path(self, "folder")
-        check_range(self, "threshold", 0, 1)
-        check_range(self, "unmasked_weight", 0, 1)
-        check_range(self, "unmasked_probability", 0, 1)
-        check_range(self, "prior_weight", 0, 1000)
         if self.source == "file" and not (self.suffixes and all(self.suffixes)):
             raise ValueError(f"The mask suffix is empty; set suffix of Mask Loader, for example to {MASK_SUFFIX}.")
 
@@ -53,14 +95,30 @@ class ControlConfig(Config):
     SECTION: ClassVar = "dataset.concepts.controls"
     NODE: ClassVar = "Control Pictures"
 
-    folders: tuple[str, ...]  # one to MOST_CONTROLS, in the order in which the model sees them
-    # as_picture: cut exactly as the picture, so of its shape. whole: any shape, uncut, of about the bucket's area
-    fit: Literal["as_picture", "whole"] = "as_picture"
-    # edit: an edit model sees them beside the caption. slider: each shows less of what its picture shows more of
-    use: Literal["edit", "slider"] = "edit"
+    folders: tuple[str, ...] = needed(
+        "The folder of control pictures. That of cat.jpg is cat with any picture ending, in the same sub-folder or "
+        f"directly in the folder. {FOLDER_RULE}",
+        placeholder="my_character_before",
+        socketless=True,
+        label="folder",
+    )
+    fit: Literal["as_picture", "whole"] = row(
+        "as_picture",
+        "as_picture: control pictures are cut exactly as their pictures, so both need the same shape. whole: they "
+        "may have any shape and are not cut; for references that show a subject elsewhere. Both are mirrored "
+        "together with their pictures.",
+        optional=True,
+    )
+    use: Literal["edit", "slider"] = row(
+        "edit",
+        "edit (default): an edit model sees the control pictures. slider: each shows less of what its picture shows"
+        " more of, as a neutral face beside a smile; the LoRA draws more of it at strength 1 and less at -1, with "
+        "any model. One folder, fit as_picture. Steps take about twice as long.",
+        optional=True,
+    )
 
-    def __post_init__(self) -> None:
-        check_choices(self)
+    def check(self) -> None:
+        """Refuse a slider of several folders or of other cuts, and folders that are none."""
         if self.use == "slider" and len(self.folders) > 1:
             raise ValueError(
                 f"A slider has one other end, and Control Pictures has {len(self.folders)} folders; leave folder_2 and "
@@ -86,38 +144,144 @@ class CaptionConfig(Config):
     SECTION: ClassVar = "dataset.concepts.captions"
     NODE: ClassVar = "Concept Dataset"
 
-    source: CaptionSource = "text_file"
-    extensions: tuple[str, ...] = (".txt",)  # of files beside the pictures; tried in this order
-    file: str = ""  # of sources one_file and table: absolute, or inside the concept's folder; "" finds the table
-    encoding: str = "auto"  # of text files: auto is UTF-8 or what the byte order mark says, else a codec's name
-    lines: Literal["draw", "first", "join"] = "draw"  # a text of several lines: one at each visit, the first, all
-    missing: Literal["error", "empty", "class_prompt"] = "error"
-    class_prompt: str = ""  # the caption of pictures that have none, for missing "class_prompt"
-    prefix: str = ""  # put before every caption, after any shuffling (the trigger word)
-    suffix: str = ""
-    separator: str = ","  # between tags
-    shuffle: bool = False  # shuffle the tags at each visit
-    keep: int = 0  # number of first tags that stay in place; ||| in a caption overrides it
-    tag_dropout: float = 0.0  # chance to leave out each other tag, 0..1
-    tag_dropout_mode: Literal["uniform", "weighted"] = "uniform"  # weighted: later tags are left out more often
-    protected: tuple[str, ...] = ()  # tags that are never left out
-    tag_warmup_steps: int = 0  # the tags in use grow to all of them over so many first steps; 0 = all at once
-    tag_warmup_min: int = 1  # tags in use at the first step, beside those that stay in place
-    dropout: float = 0.0  # chance of an empty caption, 0..1; -1 = as suits the model
-    dropout_every_n_epochs: int = 0  # in every n-th epoch all captions are empty; 0 = in none
-    wildcards: bool = False  # {a|b} draws one at each visit; {{ and }} are braces
-    # Orders and draws of each line, used in turn; 0: new ones at every visit; -1: VARIANTS where captions are encoded
-    # before the training, else 0
-    variants: int = -1
+    prefix: str = row(
+        "",
+        "The trigger word for your prompts. It is put in front of every caption, with a space between. Stays in "
+        "front when tags are shuffled. Empty = nothing.",
+        placeholder="trigger word",
+        label="caption_prefix",
+    )
+    source: CaptionSource = row(
+        "text_file",
+        "text_file: a text file of the same name beside each picture. one_file: caption_file holds the lines for "
+        "all pictures. table: metadata.jsonl, CSV or JSON, with file names and captions. file_name, folder_name: "
+        "the name is the caption. none: empty captions, with prefix and suffix only.",
+        label="caption_source",
+    )
+    shuffle: bool = row(False, "Shuffles the comma-separated tags of a caption at each visit.", label="shuffle_tags")
+    keep: int = row(
+        0,
+        "How many tags at the beginning are never shuffled or dropped.",
+        span=(0, 1000),
+        advanced=True,
+        label="keep_tags",
+    )
+    tag_dropout: float = row(
+        0.0, "Chance that each of the other tags is dropped at a visit, 0 to 1.", span=(0, 1, 0.01), advanced=True
+    )
+    dropout: float = row(
+        0.0,
+        "Chance that a visit has no caption at all, 0 to 1. -1: as suits the model, mostly 0.05; 0 for validation "
+        "and prior_prediction.",
+        span=(0, 1, 0.01),
+        advanced=True,
+        open=-1,
+        label="caption_dropout",
+    )
+    suffix: str = row("", "Put after every caption. Empty = nothing.", advanced=True, label="caption_suffix")
+    extensions: tuple[str, ...] = row(
+        (".txt",),
+        "Ending of the caption files: .txt, .caption, .tags. Several with commas between are tried in this order.",
+        socketless=True,
+        advanced=True,
+        label="caption_extension",
+    )
+    missing: Literal["error", "empty", "class_prompt"] = row(
+        "error",
+        "A picture without a caption file. error: stop before training and name it. empty: train it with an empty "
+        "caption. class_prompt: train it with the text of class_prompt.",
+        advanced=True,
+        label="missing_caption",
+    )
+    file: str = row(
+        "",
+        "For caption_source one_file and table: the file with the captions, in the folder, or a full path inside a "
+        "folder that may be read. Empty with table = metadata.jsonl, metadata.csv and so on are searched for.",
+        placeholder="captions.txt",
+        socketless=True,
+        advanced=True,
+        optional=True,
+        label="caption_file",
+    )
+    lines: Literal["draw", "first", "join"] = row(
+        "draw",
+        "A caption of several lines. draw: one line at each visit, all equally often. first: only the first line. "
+        "join: all lines as one caption.",
+        advanced=True,
+        optional=True,
+        label="caption_lines",
+    )
+    encoding: str = row(
+        "auto",
+        "Encoding of the caption files. auto reads UTF-8 and UTF-16 and reports any other file by name. For old "
+        "files choose theirs: cp1252, shift_jis, gb18030, cp1251 ...",
+        advanced=True,
+        optional=True,
+        label="caption_encoding",
+    )
+    wildcards: bool = row(
+        False,
+        "On: {red|blue} in a caption becomes one of the two at each visit; write {{ and }} for braces.",
+        advanced=True,
+        optional=True,
+    )
+    separator: str = row(
+        ",", "The separator between the tags of a caption.", advanced=True, optional=True, label="tag_separator"
+    )
+    tag_dropout_mode: Literal["uniform", "weighted"] = row(
+        "uniform",
+        "uniform: each tag is dropped with the chance tag_dropout. weighted: the chance grows from tag to tag, up "
+        "to tag_dropout for the last.",
+        advanced=True,
+        optional=True,
+    )
+    protected: tuple[str, ...] = row(
+        (), "Tags that are never dropped, separated by commas.", advanced=True, optional=True, label="protected_tags"
+    )
+    variants: int = row(
+        -1,
+        "How many orders and draws of each caption are encoded and used in turn. 0: a new one at every visit. -1: "
+        "8, or new ones where text encoders are trained.",
+        span=(0, 10_000),
+        open=-1,
+        advanced=True,
+        optional=True,
+        label="caption_variants",
+    )
+    class_prompt: str = row(
+        "",
+        "For missing_caption class_prompt: the caption of every picture without one. Prefix and suffix are added as"
+        " to any other.",
+        placeholder="a cat",
+        advanced=True,
+        optional=True,
+    )
+    tag_warmup_steps: int = row(
+        0,
+        "Token warm-up: over so many first steps of the run the tags in use grow from tag_warmup_min to all, in the"
+        " caption's order. Tags of keep_tags and protected_tags are always there. 0 = off.",
+        span=(0, 1_000_000),
+        advanced=True,
+        optional=True,
+    )
+    tag_warmup_min: int = row(
+        1,
+        "For tag_warmup_steps: how many tags of a caption are in use at the first step.",
+        span=(0, 1000),
+        advanced=True,
+        optional=True,
+    )
+    dropout_every_n_epochs: int = row(
+        0,
+        "In every n-th epoch all captions of this concept are empty, beside caption_dropout. 0 = in none.",
+        span=(0, 100_000),
+        advanced=True,
+        optional=True,
+        label="caption_dropout_every_n_epochs",
+    )
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "keep", 0)
-        check_range(self, "tag_dropout", 0, 1)
-        check_open(self, "dropout", -1, 0, 1)
-        check_open(self, "variants", -1, 0, 10_000)
-        for name in ("tag_warmup_steps", "tag_warmup_min", "dropout_every_n_epochs"):
-            check_range(self, name, 0)
+    def check(self) -> None:
+        """Refuse what no file, ending, separator or encoding is, and a source without its text."""
         check_path(self, "file")
         for extension in self.extensions or ("",):
             if not re.fullmatch(r"\.[^/\\]+", extension):
@@ -154,22 +318,25 @@ class AugmentConfig(Config):
     SECTION: ClassVar = "dataset.concepts.augment"
     NODE: ClassVar = "Augmentation"
 
-    variants: int = 4
-    crop_jitter: float = 0.0  # offset of the crop from the centre: 0 = none, 1 = up to the picture's edge
-    zoom: float = 0.0  # enlarges by up to this share before the crop, 0..1
-    rotation: float = 0.0  # turns by up to this many degrees either way, 0..45; corners are cropped, not filled
-    brightness: float = 0.0  # each multiplies by 1 - x to 1 + x, 0..1
-    contrast: float = 0.0
-    saturation: float = 0.0
-    hue: float = 0.0  # shifts by up to this share of a turn of the colour circle, 0..0.5
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "variants", 1, 1000)
-        for name in ("crop_jitter", "zoom", "brightness", "contrast", "saturation"):
-            check_range(self, name, 0, 1)
-        check_range(self, "rotation", 0, 45)
-        check_range(self, "hue", 0, 0.5)
+    variants: int = row(4, "Versions of each picture, used in turn. More varies more and caches more.", span=(1, 1000))
+    crop_jitter: float = row(
+        0.0, "How far the crop may move off the centre: 0 = not at all, 1 = up to the edge.", span=(0, 1, 0.01)
+    )
+    zoom: float = row(
+        0.0,
+        "Enlarges by up to this share before the crop, so that the crop of a square picture can move.",
+        span=(0, 1, 0.01),
+    )
+    rotation: float = row(
+        0.0,
+        "Rotates by up to this many degrees either way. Corners are cropped off, nothing is filled in.",
+        span=(0, 45, 0.5),
+        round=0.001,
+    )
+    brightness: float = row(0.0, "Brightness varies by up to this share either way.", span=(0, 1, 0.01))
+    contrast: float = row(0.0, "Contrast varies by up to this share either way.", span=(0, 1, 0.01))
+    saturation: float = row(0.0, "Saturation varies by up to this share either way.", span=(0, 1, 0.01))
+    hue: float = row(0.0, "Colours shift by up to this share of the colour circle either way.", span=(0, 0.5, 0.01))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,19 +346,87 @@ class ConceptConfig(Config):
     SECTION: ClassVar = "dataset.concepts"
     NODE: ClassVar = "Concept Dataset"
 
-    folder: str
-    recursive: bool = True
-    role: Literal["train", "regularisation", "validation", "prior_prediction"] = "train"
-    repeats: float = 1.0  # visits of each picture per epoch, > 0; 0.5 visits each in every other epoch
-    samples: int = 0  # visits of the whole concept per epoch; 0 = from repeats
-    folder_repeats: bool = True  # sub-folders named as 10_cat repeat 10 times more, as sd-scripts reads them
-    loss_weight: float = 1.0  # multiplies the loss of these pictures, >= 0
-    resolutions: tuple[str, ...] = ()  # "512": about that area, "640x384": that size; () = the run's
-    flip: bool = False  # mirror left-right at half of the visits; not where the caption says left or right
-    background: str = "white"  # colour behind transparent pictures: a name or #rrggbb
-    min_side: int = 16  # pixels; a picture with a shorter side is a problem
-    leave_out: tuple[str, ...] = ()  # names of pictures that are not used; * and ? stand for any text and character
-    on_problem: Literal["stop", "leave_out"] = "stop"  # for unusable pictures: stop the run, or list and skip them
+    folder: str = needed(
+        f"The folder that holds your pictures. {FOLDER_RULE} atelier:concept_example is a small example that comes "
+        "with the pack.",
+        placeholder="my_character",
+        socketless=True,
+        open="",
+    )
+    repeats: float = row(
+        1.0,
+        "How often each picture is trained in an epoch. Balances concepts of different size. 0.5 trains each "
+        "picture in every other epoch.",
+        span=(0.001, 100_000, 0.5),
+        round=0.001,
+    )
+    flip: bool = row(
+        False,
+        "Mirrors pictures left to right at half of the visits. Not for faces, text or anything whose sides differ. "
+        "Pictures whose caption says left or right are never mirrored.",
+    )
+    loss_weight: float = row(
+        1.0,
+        "Multiplies the loss of these pictures; 1 = as it is, 0 = they teach nothing.",
+        span=(0, 1000, 0.1),
+        advanced=True,
+    )
+    recursive: bool = row(True, "Also uses the pictures in sub-folders.", socketless=True, advanced=True)
+    role: Literal["train", "regularisation", "validation", "prior_prediction"] = row(
+        "train",
+        "train: these pictures teach the LoRA. regularisation: pictures of the general class that keep the model as"
+        " it was (prior preservation); visited as often as all training pictures together, unless samples is set. "
+        "validation: never trained, only their loss is measured. prior_prediction: with these captions the model "
+        "keeps its old predictions; use the training pictures again, with captions of the general class.",
+        optional=True,
+    )
+    resolutions: tuple[str, ...] = row(
+        (),
+        "Sizes for this concept alone, separated by commas: 512 = about 512 x 512 pixels in the shape of each "
+        "picture, 640x384 = exactly that. Empty = as in Train LoRA or Buckets.",
+        placeholder="as in Train LoRA",
+        advanced=True,
+        optional=True,
+    )
+    samples: int = row(
+        0,
+        "Visits of this concept per epoch, spread over its pictures in turn. 0 = use repeats.",
+        span=(0, 10_000_000),
+        advanced=True,
+        optional=True,
+    )
+    folder_repeats: bool = row(
+        True,
+        "Sub-folders named like 10_cat multiply the repeats of their pictures by 10, as in kohya's trainer (up to "
+        "1000).",
+        advanced=True,
+        optional=True,
+    )
+    background: str = row(
+        "white", "Background of transparent pictures: a colour's name or #rrggbb.", advanced=True, optional=True
+    )
+    on_problem: Literal["stop", "leave_out"] = row(
+        "stop",
+        "A picture that cannot be used (broken, too small, caption or mask unreadable). stop: name all of them "
+        "before training. leave_out: train the others and list them.",
+        optional=True,
+    )
+    min_side: int = row(
+        16,
+        "Pixels: a picture with a shorter side cannot be used; on_problem decides.",
+        span=(1, 8192),
+        advanced=True,
+        optional=True,
+        label="min_picture_side",
+    )
+    leave_out: tuple[str, ...] = row(
+        (),
+        "Pictures that are not used: names within the folder, separated by commas. * stands for any text, ? for any"
+        " character. The buttons of Dataset Preview fill it.",
+        socketless=True,
+        advanced=True,
+        optional=True,
+    )
     captions: CaptionConfig = field(default_factory=CaptionConfig)
     augment: AugmentConfig | None = None
     masks: MaskConfig | None = None
@@ -202,13 +437,9 @@ class ConceptConfig(Config):
         """Tell whether its pictures have others at the other end of a slider."""
         return self.controls is not None and self.controls.use == "slider"
 
-    def __post_init__(self) -> None:
-        check_choices(self)
+    def check(self) -> None:
+        """Refuse what no folder, resolution or colour is."""
         check_path(self, "folder")
-        check_range(self, "repeats", 0.001, 1e6)
-        check_range(self, "samples", 0)
-        check_range(self, "loss_weight", 0)
-        check_range(self, "min_side", 1)
         _check_resolutions(self.resolutions)
         from PIL import ImageColor  # here, so that runs are listed without it
 
@@ -240,18 +471,44 @@ class BucketConfig(Config):
     SECTION: ClassVar = "train.buckets"
     NODE: ClassVar = "Buckets"
 
-    resolutions: tuple[str, ...] = ()  # "512": buckets of about that area, "640x384": that size; () = the run's one
-    resolution_mode: Literal["draw", "all"] = "draw"  # draw: a visit takes the next one; all: every one
-    min_side: int = 0  # pixels; buckets with a shorter side are not used, 0 = all
-    max_side: int = 0  # pixels; longer sides of buckets are clipped to it, 0 = none
-    no_upscale: bool = False  # a picture smaller than the resolution is trained at its own size
-    small_buckets: Literal["keep", "merge"] = "keep"  # merge: too few pictures for a batch go to the nearest bucket
-    mix_concepts: bool = True  # a batch may hold pictures of several concepts
+    resolutions: tuple[str, ...] = row(
+        (),
+        "Several sizes, separated by commas: 512 = about 512 x 512 pixels in the shape nearest to each picture, "
+        "640x384 = exactly that. Empty = the resolution of Train LoRA.",
+        placeholder="512, 640, 768",
+    )
+    resolution_mode: Literal["draw", "all"] = row(
+        "draw",
+        "With several resolutions. draw: each visit uses the next one, all equally often. all: each visit is "
+        "repeated at every resolution, so epochs are longer.",
+    )
+    min_side: int = row(
+        0,
+        "Pixels: shapes with a shorter side are not used. 0 = all. no_upscale ignores it.",
+        span=(0, 8192, 8),
+        advanced=True,
+    )
+    max_side: int = row(
+        0,
+        "Pixels: longer sides are clipped to it, so such shapes have fewer pixels. 0 = no limit. no_upscale ignores"
+        " it.",
+        span=(0, 8192, 8),
+        advanced=True,
+    )
+    no_upscale: bool = row(
+        False, "Train pictures smaller than the resolution at their own size instead of enlarging them."
+    )
+    small_buckets: Literal["keep", "merge"] = row(
+        "keep",
+        "A shape with fewer pictures than a batch. keep: its batches are smaller, and weigh as much as their "
+        "pictures. merge: its pictures go to the nearest shape with enough of them, cropped more.",
+    )
+    mix_concepts: bool = row(
+        True, "On: a batch may hold pictures of several concepts. Off: every batch holds one concept.", advanced=True
+    )
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "min_side", 0)
-        check_range(self, "max_side", 0)
+    def check(self) -> None:
+        """Refuse what no resolution is, and limits that leave no size."""
         _check_resolutions(self.resolutions)
         if 0 < self.max_side < self.min_side:
             raise ValueError(f"max_side {self.max_side} of Buckets is below min_side {self.min_side}; swap the two.")

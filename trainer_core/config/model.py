@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .base import Config, check_choices, check_range
+from .base import Config
+from .rows import needed, row
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8", "nf4"]
@@ -21,13 +22,24 @@ class ConnectedConfig(Config):
     NODE: ClassVar = "Use Connected Model"
 
     key: str  # finds the linked models in memory; no part of a run's identity, which is that of their weights
-    guidance: float = -1.0  # distilled guidance that training gives the denoiser; -1 = the family's
-    # How Qwen-Image-Edit's text encoder sees control pictures: up to three, as from 2509 on, or the first model's one
-    edit_text: Literal["plus", "single"] = "plus"
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "guidance", -1, 100)
+    guidance: float = row(
+        -1.0,
+        "Distilled guidance that training gives the model, for models that take one (Flux.1 dev: 1). -1: as the "
+        "model's family is trained.",
+        span=(0, 100, 0.1),
+        round=None,
+        open=-1.0,
+        advanced=True,
+        optional=True,
+    )
+    edit_text: Literal["plus", "single"] = row(
+        "plus",
+        "For Qwen-Image-Edit with Control Pictures: how its text encoder sees them. plus: as "
+        "TextEncodeQwenImageEditPlus, for the models 2509 and 2511. single: as TextEncodeQwenImageEdit, for the "
+        "first model, with one control picture.",
+        advanced=True,
+        optional=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,24 +49,97 @@ class BaseModelConfig(Config):
     SECTION: ClassVar = "base_model"
     NODE: ClassVar = "Load Base Model"
 
-    path: str  # a .safetensors file in the original layout, or a diffusers folder; a connected model's name
-    connected: ConnectedConfig | None = None
-    vae: str = ""  # a .safetensors file of an autoencoder to use instead of the model's own
-    text_encoder: str = ""  # a .safetensors file of a text encoder to use instead of the model's (first) one
-    text_encoder_2: str = ""  # the same for the second one, in models that have two
+    path: str = needed(
+        "A checkpoint (.safetensors) of Stable Diffusion 1, 2 or XL from models/checkpoints, or a diffusers folder "
+        "from models/diffusers. atelier-tiny is a toy model that comes with the pack.",
+        socketless=True,
+        label="checkpoint",
+        listed=True,
+    )
+    prediction: Prediction = row(
+        "auto",
+        "What the model predicts. auto: read from the file; where the file does not say, epsilon (noise), which is "
+        "right for nearly all models of Stable Diffusion 1 and XL.",
+        advanced=True,
+    )
+    clip_skip: int = row(
+        1,
+        "Which layer of the text encoder is used, counted from the end: 1 = last, 2 = the one before (usual for "
+        "anime models). Applies to training and to the CLIP output.",
+        span=(1, 12),
+    )
+    precision: Precision = row(
+        "auto",
+        "Precision of the frozen weights while training; the LoRA itself stays float32. auto: bfloat16 on GPUs that"
+        " have it, else float16, and float32 on the CPU.",
+        advanced=True,
+    )
+    vae_precision: Precision = row(
+        "auto",
+        "Precision of the VAE while it encodes your pictures. auto: float32, exact. The others are faster on a GPU;"
+        " a picture that overflows in float16 is encoded in float32, and the report names it.",
+        advanced=True,
+        optional=True,
+    )
+    zero_terminal_snr: Literal["auto", "on", "off"] = row(
+        "auto",
+        "Zero terminal SNR: the last timestep is pure noise, as in NoobAI v-pred. auto: read from the file. Needs "
+        "v_prediction.",
+        advanced=True,
+        optional=True,
+    )
+    vae: str = row(
+        "",
+        "The VAE that encodes your pictures and goes to the output VAE. baked: the one in the checkpoint; else a "
+        "file of models/vae, for checkpoints without a VAE or with a bad one.",
+        socketless=True,
+        advanced=True,
+        optional=True,
+        open="baked",
+        listed=True,
+    )
+    text_encoder: str = row(
+        "",
+        "The (first) text encoder, CLIP-L for Stable Diffusion 1 and XL, OpenCLIP-H for 2. baked: the one in the "
+        "checkpoint; else a file of models/text_encoders, used in training and in CLIP.",
+        socketless=True,
+        advanced=True,
+        optional=True,
+        open="baked",
+        listed=True,
+    )
+    text_encoder_2: str = row(
+        "",
+        "The second text encoder, CLIP-G, of Stable Diffusion XL only. baked: the one in the checkpoint; else a "
+        "file of models/text_encoders, used in training and in CLIP.",
+        socketless=True,
+        advanced=True,
+        optional=True,
+        open="baked",
+        listed=True,
+    )
+    weights: Weights = row(
+        "auto",
+        "Number format of the UNet's frozen weights while training; the computation uses `precision` either way. "
+        "auto: as `precision`. float8 and int8 take half the memory of bfloat16, nf4 a quarter; int8 and nf4 need "
+        "bitsandbytes. Smaller is less exact.",
+        advanced=True,
+        optional=True,
+    )
+    text_weights: Weights = row(
+        "auto",
+        "Number format of the text encoders' frozen weights while training; choices as for weights.",
+        advanced=True,
+        optional=True,
+    )
+    prompt_weights: bool = row(
+        False,
+        "Off: brackets in captions, such as (cat:1.3), are plain text. On: they are weights, as in ComfyUI's prompts.",
+        advanced=True,
+        optional=True,
+    )
     tokenizer: str = ""  # folder with vocab.json and merges.txt; "" = tokenizer/ of a diffusers folder
-    prediction: Prediction = "auto"
-    prompt_weights: bool = False  # (word:1.2) in captions is a weight, as in ComfyUI's prompts; otherwise plain text
-    clip_skip: int = 1  # 1 = last layer, 2 = the one before (ComfyUI's stop_at_clip_layer -2)
-    precision: Precision = "auto"  # of activations, and of frozen weights left at auto; the loss is always float32
-    weights: Weights = "auto"  # stored format of frozen weights; auto = `precision`, in which all are computed
-    text_weights: Weights = "auto"
-    vae_precision: Precision = "auto"  # of the autoencoder while pictures are encoded; auto = float32
-    zero_terminal_snr: Literal["auto", "on", "off"] = "auto"  # the last timestep is pure noise; auto = as the file says
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "clip_skip", 1, 12)
+    connected: ConnectedConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,15 +149,41 @@ class MemoryConfig(Config):
     SECTION: ClassVar = "memory"
     NODE: ClassVar = "Memory"
 
-    checkpointing: Literal["auto", "0", "1", "2", "3", "4", "full"] = "auto"  # of gradients
-    offload_weights: Literal["auto", "none", "half", "all"] = "auto"  # frozen UNet weights kept in RAM, streamed
-    offload_activations: Literal["auto", "off", "on"] = "auto"  # kept in RAM until the backward pass
-    # Kernel of scaled dot product attention: one of torch's, or that of the package xformers
-    attention: Literal["auto", "flash", "efficient", "cudnn", "math", "xformers"] = "auto"
-    channels_last: Literal["auto", "off", "on"] = "auto"  # memory order of convolutions
-    compile: bool = False  # torch.compile of the UNet's repeated blocks
-    # Where encoded pictures and captions are kept. RAM writes nothing; none encodes them anew at each micro-batch.
-    encodings: Literal["disk", "RAM", "none"] = "disk"
-
-    def __post_init__(self) -> None:
-        check_choices(self)
+    checkpointing: Literal["auto", "0", "1", "2", "3", "4", "full"] = row(
+        "auto",
+        "Gradient checkpointing: how much is computed twice instead of kept. 0 = nothing: fastest. full = every "
+        "block: least memory, about a third slower. The levels between save most for the least time first.",
+    )
+    offload_weights: Literal["auto", "none", "half", "all"] = row(
+        "auto",
+        "How many of the base model's frozen weights wait in RAM and move to the GPU ahead of their use. No effect "
+        "on the CPU.",
+    )
+    offload_activations: Literal["auto", "off", "on"] = row(
+        "auto",
+        "on: activations wait in RAM until the backward pass. Slow; for the largest pictures only.",
+        advanced=True,
+    )
+    attention: Literal["auto", "flash", "efficient", "cudnn", "math", "xformers"] = row(
+        "auto",
+        "Which attention kernel a GPU uses: one of torch's, or that of the package xformers where it is installed. "
+        "auto: flash where it runs, else efficient, which is xformers' own in torch. A kernel of torch that cannot "
+        "run on your card ends the run with torch's own message.",
+        advanced=True,
+    )
+    channels_last: Literal["auto", "off", "on"] = row(
+        "auto", "Memory format of convolutions. auto: on for 16-bit numbers on a GPU.", advanced=True
+    )
+    compile: bool = row(
+        False,
+        "torch.compile of the model's blocks: a minute or more at the start, faster steps after. Needs a C++ "
+        "compiler, on GPUs Triton; where it fails the run continues without it, and the report says so.",
+    )
+    encodings: Literal["disk", "RAM", "none"] = row(
+        "disk",
+        "Where encoded pictures and captions are kept. disk: in the pack's cache, where the next run finds them. "
+        "RAM: nothing is written, and every run encodes them anew; for small disks. none: nothing is kept, and each"
+        " step encodes what it trains; slower, with the same numbers.",
+        advanced=True,
+        optional=True,
+    )

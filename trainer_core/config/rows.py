@@ -31,7 +31,7 @@ class Row:
     high: float = math.inf
     open: Any = None  # the value that leaves it open, which may lie outside of its range; the node stands at it
     step: float | None = None  # of the node's arrows
-    round: float = 1e-4  # what the node rounds a float to
+    round: float | None = 1e-4  # what the node rounds a float to
     unit: str = ""  # as messages write it after a number
     advanced: bool = False  # shown only on request
     optional: bool = False  # came later: older prompts lack it
@@ -66,7 +66,17 @@ class Row:
     def shown(self) -> Any:
         """What the node stands at."""
         value = self.default if self.open is None else self.open
-        return ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        return joined(value) if isinstance(value, tuple) else value
+
+    @property
+    def lowest(self) -> float:
+        """The lowest number that the node takes."""
+        return self.low if self.open is None else min(self.low, self.open)
+
+    @property
+    def widget(self) -> bool:
+        """Tell whether a value can be typed or chosen on the node."""
+        return not self.socket
 
     def allows(self, value: Any) -> bool:
         """Tell whether a number lies in the range or leaves the setting open; NaN does not."""
@@ -90,15 +100,16 @@ def row(default: Any, words: str, span: Span = (), **more: Any) -> Any:
 
     more: further fields of `Row`.
     """
-    return field(default=default, metadata={"row": Row(words=words, default=default, **_limits(span), **more)})
+    return field(default=default, metadata={"row": Row(words=words, default=default, **limits(span), **more)})
 
 
 def needed(words: str, span: Span = (), **more: Any) -> Any:
     """Declare a field without a default with its row."""
-    return field(metadata={"row": Row(words=words, **_limits(span), **more)})
+    return field(metadata={"row": Row(words=words, **limits(span), **more)})
 
 
-def _limits(span: Span) -> dict[str, float]:
+def limits(span: Span) -> dict[str, float]:
+    """Name the numbers of a span."""
     return dict(zip(("low", "high", "step"), span, strict=False))
 
 
@@ -145,6 +156,35 @@ def arranged(rows: Iterable[Row]) -> tuple[Row, ...]:
 def words_in(each: Row, choice: str) -> str:
     """Write a row's words for a choice that it stands in: {default} is its default there."""
     return each.words.format(default=each.defaults.get(choice, each.default)) if each.defaults else each.words
+
+
+def fields_of(config: type, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the fields of a configuration out of a node's inputs; text that stands for a list is split at its commas."""
+    found = {each.name: (each, inputs[each.input]) for each in rows_of(config).values() if each.input in inputs}
+    return {
+        name: split_list(value) if each.kind is tuple and isinstance(value, str) else value
+        for name, (each, value) in found.items()
+    }
+
+
+def inputs_of(config: Any) -> dict[str, Any]:
+    """Write the fields of a configuration as its nodes' inputs: by their names there, lists as text."""
+    rows = rows_of(type(config))
+    values = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
+    return {
+        rows[name].input if name in rows else name: joined(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+    }
+
+
+def joined(values: Iterable[Any]) -> str:
+    """Write a list as the text of an input."""
+    return ", ".join(str(value) if isinstance(value, str) else repr(value) for value in values)
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Split a list at its commas; empty parts are dropped."""
+    return tuple(part for part in map(str.strip, text.split(",")) if part)
 
 
 # --- the name of a setting in messages ------------------------------------------------------------------------

@@ -1,83 +1,69 @@
 """From a workflow as the editor saves it to a prompt, as ComfyUI's HTTP API takes it, without a server.
 
-Values stand in a node's `widgets_values` by the order of its widgets, which `widgets.json` holds for our nodes; a test
-writes it from their schemas. Subgraphs are opened, muted nodes left out, bypassed ones passed through.
+Values stand in a node's `widgets_values` by the order of its widgets, which its form holds. Subgraphs are opened, muted
+nodes left out, bypassed ones passed through.
 """
 
 from __future__ import annotations
 
 import functools
-import json
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
-TABLE = Path(__file__).with_name("widgets.json")
+from ..config.forms import Form
+from ..config.rows import WIDGETS, Row
+
 MUTED, BYPASSED = 2, 4
 INPUTS, OUTPUTS = -10, -20  # ids of a subgraph's own ends
 DEEPEST = 20  # subgraphs in one another
 MOST_NODES = 20_000  # of a workflow, counted in each use of a subgraph
 SEED_CONTROLS = ("fixed", "increment", "decrement", "randomize")  # a widget that follows a seed
-WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
+NOTES = ("Note", "MarkdownNote")
+EDITORS_OWN = ("Reroute", "PrimitiveNode", *NOTES)  # nodes that no server knows
 CONSTANTS = ("PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveStringMultiline", "PrimitiveBoolean")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Input:
-    """An input of a node, as its schema has it."""
-
-    name: str
-    kind: str
-    default: Any = None
-    optional: bool = False
-    controlled: bool = False  # a seed, whose widget is followed by another one
-    options: Mapping[str, tuple[Input, ...]] = field(default_factory=dict)  # a choice: the inputs of each option
-
-    @property
-    def widget(self) -> bool:
-        """Tell whether it has a widget."""
-        return self.kind in WIDGETS or bool(self.options)
-
-
-class Schema(NamedTuple):
-    """What is known of a kind of node."""
-
-    title: str
-    inputs: tuple[Input, ...]
-    outputs: tuple[tuple[str, str], ...]  # names and types
-
-
-@functools.cache
-def schemas() -> dict[str, Schema]:
-    """Read the table of our nodes' inputs."""
-    table = json.loads(TABLE.read_text(encoding="utf-8"))
-    return {
-        kind: Schema(about["title"], _inputs(about["inputs"]), tuple(map(tuple, about["outputs"])))
-        for kind, about in table.items()
-    }
-
-
-def _inputs(rows: list[dict[str, Any]]) -> tuple[Input, ...]:
-    def built(row: dict[str, Any]) -> Input:
-        options = {key: _inputs(own) for key, own in row.get("options", {}).items()}
-        return Input(**{**row, "options": options})
-
-    return tuple(map(built, rows))
-
-
-def chosen_inputs(
-    inputs: tuple[Input, ...], values: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, Input]]:
+def chosen_inputs(rows: tuple[Row, ...], values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Row]]:
     """Yield (full name, input) of all inputs of a node in order, with those of the options that values choose."""
-    for each in inputs:
-        name = prefix + each.name
+    for each in rows:
+        name = prefix + each.input
         yield name, each
         choice = values.get(name)
         yield from chosen_inputs(each.options.get(choice, ()) if isinstance(choice, str) else (), values, f"{name}.")
 
 
-def prompt_of(document: Any, known: Mapping[str, Schema]) -> dict[str, dict[str, Any]]:
+DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"  # a choice whose options have inputs of their own, named choice.input
+
+
+def form_of(title: str, groups: Mapping[str, Any], order: Mapping[str, Any] | None = None) -> Form:
+    """Read the form of any node from its inputs as ComfyUI describes them, in the order of their widgets."""
+    return Form(title, tuple(_described(groups, order or {})), ())
+
+
+def _described(groups: Mapping[str, Any], order: Mapping[str, Any]) -> Iterator[Row]:
+    for group in ("required", "optional"):
+        specs = groups.get(group) or {}
+        for name in order.get(group) or specs:
+            kind, about = specs[name][0], specs[name][1] if len(specs[name]) > 1 else {}
+            listed = kind if isinstance(kind, list) else about.get("options") or ()
+            options = {each["key"]: tuple(_described(each["inputs"], {})) for each in listed if kind == DYNAMIC_COMBO}
+            widget = (isinstance(kind, list) or kind in (*WIDGETS.values(), "COMBO", DYNAMIC_COMBO)) and not about.get(
+                "forceInput"
+            )
+            yield Row(
+                name=name,
+                words=about.get("tooltip", ""),
+                socket="" if widget else str(kind),
+                default=about.get("default", next(iter(options or listed), None)),
+                optional=group == "optional",
+                controlled=bool(about.get("control_after_generate")) or name in ("seed", "noise_seed"),
+                options=options,
+                listed=widget,
+            )
+
+
+def prompt_of(document: Any, known: Mapping[str, Form]) -> dict[str, dict[str, Any]]:
     """Convert what a person saved, a workflow or a prompt, to a prompt; raises ValueError for anything else."""
     inner = document.get("prompt") if isinstance(document, dict) else None
     prompt = inner if isinstance(inner, dict) else document
@@ -202,7 +188,7 @@ class _Graph:
     def all_nodes(self) -> Iterator[_Node]:
         """Yield the nodes that run, also inside of subgraphs."""
         for node in self.nodes.values():
-            if node.mode in (MUTED, BYPASSED) or node.kind in ("Reroute", "PrimitiveNode", "Note", "MarkdownNote"):
+            if node.mode in (MUTED, BYPASSED) or node.kind in EDITORS_OWN:
                 continue
             if node.inner:
                 yield from node.inner.all_nodes()
@@ -229,39 +215,33 @@ class _Graph:
         return found or self.outside.widget_value(name)
 
 
-def _entry(node: _Node, known: Mapping[str, Schema]) -> dict[str, Any]:
+def _entry(node: _Node, known: Mapping[str, Form]) -> dict[str, Any]:
     """Write a node as a prompt has it."""
-    schema, values = known.get(node.kind), node.about.get("widgets_values") or []
+    form, values = known.get(node.kind), node.about.get("widgets_values") or []
     inputs: dict[str, Any] = dict(values) if isinstance(values, dict) else {}
     if node.kind in CONSTANTS:
         inputs = {"value": values[0]}
-    elif schema and isinstance(values, list):
-        inputs = dict(_widget_values(schema.inputs, iter(values)))
-    elif not schema:
+    elif form and isinstance(values, list):
+        inputs = dict(widget_values(form.inputs, deque(values)))
+    elif not form:
         inputs = {}
     inputs = {name: {"__value__": value} if isinstance(value, list) else value for name, value in inputs.items()}
     for slot, each in enumerate(node.inputs):
         found = node.given(slot)
         if found is not None:
             inputs[each["name"]] = list(found) if isinstance(found, _Link) else found.value
-    title = node.about.get("title") or (schema.title if schema else node.kind)
+    title = node.about.get("title") or (form.title if form else node.kind)
     return {"class_type": node.kind, "inputs": inputs, "_meta": {"title": title}}
 
 
-def _widget_values(inputs: tuple[Input, ...], values: Iterator[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of a node's widgets in order; those that an older file lacks have their default."""
-    for each in inputs:
+def widget_values(rows: tuple[Row, ...], values: deque[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Take the values of a node's widgets in order, by name; those that an older file lacks have their default."""
+    for each in rows:
         if not each.widget:
             continue
-        value = next(values, each.default)
-        yield prefix + each.name, value
-        if each.controlled:
-            values = _without_control(values)
-        yield from _widget_values(each.options.get(value, ()), values, f"{prefix}{each.name}.")
-
-
-def _without_control(values: Iterator[Any]) -> Iterator[Any]:
-    first = next(values, None)
-    if first is not None and first not in SEED_CONTROLS:
-        yield first
-    yield from values
+        value = values.popleft() if values else each.shown
+        yield prefix + each.input, value
+        if each.controlled and values and values[0] in SEED_CONTROLS:
+            values.popleft()
+        inner = each.options.get(value, ()) if isinstance(value, str) else ()
+        yield from widget_values(inner, values, f"{prefix}{each.input}.")

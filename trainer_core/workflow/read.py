@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..config import BaseModelConfig, RunConfig, plain_name
-from .canvas import CONSTANTS, Input, Schema, chosen_inputs, prompt_of, schemas
+from ..config.forms import FORMS, Form
+from ..config.rows import Row
+from .canvas import CONSTANTS, chosen_inputs, prompt_of
 from .settings import READERS, Places, read_train
 
 TRAIN = "AtelierTrain"
@@ -26,7 +28,7 @@ def read_workflow(document: Any, places: Places, node: str, connect: Connect) ->
 
     node: id of its Train LoRA, "" where there is one. connect: called for a connected model. Raises ValueError.
     """
-    prompt = prompt_of(document, schemas())
+    prompt = prompt_of(document, FORMS)
     chosen = _choose(prompt, node)
     reader = _Reader(prompt, places, lambda key: connect(document, key))
     inputs = reader.inputs(chosen)
@@ -37,7 +39,7 @@ def read_workflow(document: Any, places: Places, node: str, connect: Connect) ->
 
 def trains_of(document: Any) -> dict[str, Any]:
     """List the Train LoRA of a workflow or a prompt: what each has as name, by its id; raises ValueError."""
-    return _trains(prompt_of(document, schemas()))
+    return _trains(prompt_of(document, FORMS))
 
 
 def _trains(prompt: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,29 +69,29 @@ class _Reader:
     def inputs(self, key: str) -> dict[str, Any]:
         """Read the inputs of one of our nodes as ComfyUI would pass them."""
         node = self._prompt[key]
-        schema, given = schemas()[node["class_type"]], node["inputs"]
+        form, given = FORMS[node["class_type"]], node["inputs"]
         found: dict[str, Any] = {}
-        for name, each in chosen_inputs(schema.inputs, given):
+        for name, each in chosen_inputs(form.inputs, given):
             if name in given:
-                found[name] = self._value(given[name], each, f"{each.name} of {schema.title}")
+                found[name] = self._value(given[name], each, f"{each.input} of {form.title}")
             elif not each.optional:
-                raise ValueError(f"{each.name} of {schema.title} is missing")
-        return _nested(schema, found)
+                raise ValueError(f"{each.input} of {form.title} is missing")
+        return _nested(form, found)
 
-    def _value(self, value: Any, each: Input, name: str) -> Any:
+    def _value(self, value: Any, each: Row, name: str) -> Any:
         if isinstance(value, list) and len(value) == 2:
-            return self._linked(str(value[0]), name) if each.name not in ("model", "clip") else None
+            return self._linked(str(value[0]), name) if each.input not in ("model", "clip") else None
         if isinstance(value, dict) and "__value__" in value:
             value = value["__value__"]
         if each.options:
             if value not in each.options:
                 raise ValueError(f"{name} is {value!r:.80}, which is not in its list")
             return value
-        if each.kind not in CASTS:
-            if each.kind != "COMBO":
+        if each.type not in CASTS:
+            if each.type != "COMBO":
                 raise ValueError(f"{name} is {value!r:.80}; link a node into it")
             return value
-        cast, words = CASTS[each.kind]
+        cast, words = CASTS[each.type]
         try:
             return cast(value)
         except (TypeError, ValueError, OverflowError) as error:
@@ -119,9 +121,9 @@ class _Reader:
         raise ValueError(f"{name} comes from the node {kind}, which runs only in ComfyUI; set it on its own node")
 
 
-def _nested(schema: Schema, found: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(form: Form, found: Mapping[str, Any]) -> dict[str, Any]:
     """Put the inputs of a choice into one dict with it, as ComfyUI passes them."""
-    choices = {each.name for each in schema.inputs if each.options}
+    choices = {each.input for each in form.inputs if each.options}
     result: dict[str, Any] = {}
     for name, value in found.items():
         choice, dot, field = name.partition(".")

@@ -7,7 +7,7 @@ socket carries beside a Config is here, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -40,6 +40,7 @@ from ..config import (
     TrainConfig,
     parse_prompts,
 )
+from ..config.rows import fields_of
 
 BAKED, NONE = "baked", "none"  # choices of no file
 OPEN_OPTIMIZER = OptimizerConfig(learning_rate=OPEN)  # where nothing is linked
@@ -48,32 +49,8 @@ OPEN_CAPTIONS = CaptionConfig(dropout=OPEN)
 OPEN_TRAIN = TrainConfig(resolution=0, bucket_step=0)
 RANKS = ("block_ranks", "conv_block_ranks")  # whole numbers; the others may be fractions
 BLOCKS = (*RANKS, "block_alphas", "conv_block_alphas", "block_weights")
-SAMPLE_FIELDS = ("negative", "width", "height", "steps", "cfg", "seed")
 CONTROL_FOLDERS = ("folder", "folder_2", "folder_3")  # inputs of Control Pictures, MOST_CONTROLS
 LONGEST_PATH = 1000  # characters
-CAPTION_FIELDS = {  # input of Concept Dataset -> field of CaptionConfig
-    "caption_source": "source",
-    "caption_extension": "extensions",
-    "caption_file": "file",
-    "caption_encoding": "encoding",
-    "caption_lines": "lines",
-    "missing_caption": "missing",
-    "caption_prefix": "prefix",
-    "caption_suffix": "suffix",
-    "tag_separator": "separator",
-    "shuffle_tags": "shuffle",
-    "keep_tags": "keep",
-    "tag_dropout": "tag_dropout",
-    "tag_dropout_mode": "tag_dropout_mode",
-    "protected_tags": "protected",
-    "caption_dropout": "dropout",
-    "wildcards": "wildcards",
-    "caption_variants": "variants",
-    "class_prompt": "class_prompt",
-    "tag_warmup_steps": "tag_warmup_steps",
-    "tag_warmup_min": "tag_warmup_min",
-    "caption_dropout_every_n_epochs": "dropout_every_n_epochs",
-}
 
 
 class Sizes(NamedTuple):
@@ -153,32 +130,30 @@ def read_concept(
     concepts = dataset.concepts if dataset else ()
     if not enabled:
         return DatasetConfig(concepts=concepts)
-    captions = {field: values.pop(name) for name, field in CAPTION_FIELDS.items() if name in values}
-    captions |= {name: split_list(captions[name]) for name in ("protected",) if name in captions}
+    captions, own = fields_of(CaptionConfig, values), fields_of(ConceptConfig, values)
     captions["extensions"] = extensions(captions["extensions"])
     if "file" in captions:
-        captions["file"] = plain_path(captions["file"], "caption_file of Concept Dataset")
-    values |= {"leave_out": split_list(values["leave_out"])} if "leave_out" in values else {}
-    values |= {"resolutions": split_resolutions(values["resolutions"])} if "resolutions" in values else {}
-    values |= {"min_side": values.pop("min_picture_side")} if "min_picture_side" in values else {}
-    found = str(places.find_folder(folder, "Concept Dataset"))
-    concept = ConceptConfig(folder=found, captions=CaptionConfig(**captions), **values)
+        captions["file"] = plain_path(captions["file"], CaptionConfig.named("file"))
+    if "resolutions" in own:
+        own["resolutions"] = split_resolutions(own["resolutions"])
+    own["folder"] = str(places.find_folder(folder, "Concept Dataset"))
+    concept = ConceptConfig(captions=CaptionConfig(**captions), **own)
     return DatasetConfig(concepts=(*concepts, concept))
 
 
-def read_masks(places: Places, dataset: DatasetConfig, folder: str, suffix: str, **values: Any) -> DatasetConfig:
+def read_masks(places: Places, dataset: DatasetConfig, folder: str, **values: Any) -> DatasetConfig:
     """Read Mask Loader: its masks on every concept that has none yet."""
     from ..data.images import picture_extensions  # imported here, so that ComfyUI starts fast
 
-    suffixes = split_list(suffix)
+    own = fields_of(MaskConfig, values)
     # Only files with these endings are fingerprinted, so that an edited mask trains again.
-    if wrong := [each for each in suffixes if Path("a" + each.lower()).suffix not in picture_extensions()]:
+    if wrong := [each for each in own["suffixes"] if Path("a" + each.lower()).suffix not in picture_extensions()]:
         raise ValueError(
             f"The mask suffix is {wrong[0]!r}, which is no picture file; set suffix of Mask Loader "
             f"to one like {MASK_SUFFIX}."
         )
     found = str(places.find_folder(folder, "Mask Loader")) if folder else ""
-    masks = MaskConfig(folder=found, suffixes=suffixes, **values)
+    masks = MaskConfig(**own | {"folder": found})
     return DatasetConfig(concepts=tuple(c if c.masks else c.replace(masks=masks) for c in dataset.concepts))
 
 
@@ -209,24 +184,20 @@ def read_augmentation(dataset: DatasetConfig, **values: Any) -> DatasetConfig:
     return DatasetConfig(concepts=tuple(c if c.augment else c.replace(augment=augment) for c in dataset.concepts))
 
 
-def read_buckets(resolutions: str, bucket_step: int, **values: Any) -> Sizes:
+def read_buckets(bucket_step: int, **values: Any) -> Sizes:
     """Read Buckets."""
-    return Sizes(BucketConfig(resolutions=split_resolutions(resolutions), **values), bucket_step)
+    own = fields_of(BucketConfig, values)
+    return Sizes(BucketConfig(**own | {"resolutions": split_resolutions(own["resolutions"])}), bucket_step)
 
 
-def split_list(text: str) -> tuple[str, ...]:
-    """Split a list at its commas; empty parts are dropped."""
-    return tuple(part for part in map(str.strip, text.split(",")) if part)
+def extensions(parts: Iterable[str]) -> tuple[str, ...]:
+    """Give each file ending its dot."""
+    return tuple(part if part.startswith(".") else f".{part}" for part in parts) or (".txt",)
 
 
-def extensions(text: str) -> tuple[str, ...]:
-    """Split a list of file endings; each gets its dot."""
-    return tuple(part if part.startswith(".") else f".{part}" for part in split_list(text)) or (".txt",)
-
-
-def split_resolutions(text: str) -> tuple[str, ...]:
-    """Split a list of resolutions; 640 x 384 is understood as 640x384."""
-    return tuple("".join(part.lower().split()) for part in split_list(text))
+def split_resolutions(parts: Iterable[str]) -> tuple[str, ...]:
+    """Write resolutions plainly; 640 x 384 is understood as 640x384."""
+    return tuple("".join(part.lower().split()) for part in parts)
 
 
 def plain_path(text: str, setting: str) -> str:
@@ -315,19 +286,17 @@ def read_objective(**values: Any) -> ObjectiveConfig:
     settings: dict[str, Any] = {}
     for name, value in values.items():
         settings |= value if isinstance(value, Mapping) else {name: value}  # a choice and the fields of it
-    settings.pop("pyramid_noise", None)  # off has no fields, and none is no pyramid
-    settings |= {"slider_keep": split_list(settings["slider_keep"])} if "slider_keep" in settings else {}
     if settings.get("weighting", "min_snr") not in MIN_SNR:
         settings.pop("min_snr_gamma", None)
-    return ObjectiveConfig(**settings)
+    return ObjectiveConfig(**fields_of(ObjectiveConfig, settings))
 
 
 def read_saves(file_name: str, sample_prompts: str, save_dtype: str, log: str, **values: Any) -> Outputs:
     """Read Saves & Samples."""
     prompts = tuple(line.text for line in parse_prompts(sample_prompts, PROMPTS))
-    sample = {field: values.pop(f"sample_{field}") for field in SAMPLE_FIELDS if f"sample_{field}" in values}
-    saves = SavesConfig(**split_name(file_name), **values)
-    return Outputs(saves, Outputs().sample.replace(prompts=prompts, **sample), save_dtype, log)
+    sample = fields_of(SampleConfig, values) | {"prompts": prompts}
+    saves = SavesConfig(**fields_of(SavesConfig, values) | split_name(file_name))
+    return Outputs(saves, Outputs().sample.replace(**sample), save_dtype, log)
 
 
 def split_name(file_name: str) -> dict[str, Any]:
@@ -347,8 +316,8 @@ def read_plan(sizes: Sizes | None, **values: Any) -> TrainConfig:
 
 def read_existing(on_existing: Mapping[str, Any]) -> ExistingConfig:
     """Build the configuration of on_existing and its fields; old prompts have none."""
-    fields = {"on_existing": "on_existing", "run": "fork_run", "step": "fork_step"}
-    chosen = {fields[name]: value for name, value in on_existing.items() if value is not None}
+    given = {name: value for name, value in on_existing.items() if value is not None}
+    chosen = fields_of(ExistingConfig, given)
     if "fork_run" in chosen:
         chosen["fork_run"] = chosen["fork_run"].strip()
     return ExistingConfig(**chosen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PureWindowsPath
@@ -13,24 +12,23 @@ from ..config import (
     BaseModelConfig,
     BucketConfig,
     ConceptConfig,
-    Config,
     MemoryConfig,
     ObjectiveConfig,
     RunConfig,
     SchedulerConfig,
 )
-from .canvas import chosen_inputs, schemas
+from ..config.forms import FORMS
+from ..config.rows import inputs_of
+from .canvas import chosen_inputs
 from .connecting import connector
 from .places import ASSETS, DIFFUSERS, EXAMPLE
 from .read import read_workflow
 from .run_file import RunFile
 from .settings import (
     BAKED,
-    CAPTION_FIELDS,
     CONTROL_FOLDERS,
     OPEN_LORA,
     OPEN_OPTIMIZER,
-    SAMPLE_FIELDS,
     Outputs,
     Validation,
 )
@@ -48,22 +46,22 @@ class _Canvas:
 
     def add(self, kind: str, given: Mapping[str, Any], sources: Mapping[str, int], column: int = 0) -> int:
         """Add a node and return its id; given: its values by input. sources: id of the node that each socket gets."""
-        schema, number = schemas()[kind], len(self.nodes) + 1
+        form, number = FORMS[kind], len(self.nodes) + 1
         chosen: dict[str, Any] = {}
-        for name, each in chosen_inputs(schema.inputs, chosen):
+        for name, each in chosen_inputs(form.inputs, chosen):
             if each.widget:
                 plain = name.rpartition(".")[2]
-                chosen[name] = given.get(name, given.get(plain, each.default))
-        controls = [name for name, each in chosen_inputs(schema.inputs, chosen) if each.controlled]
+                chosen[name] = given.get(name, given.get(plain, each.shown))
+        controls = [name for name, each in chosen_inputs(form.inputs, chosen) if each.controlled]
         values: list[Any] = []
         for name, value in chosen.items():
             values += [value, "fixed"] if name in controls else [value]
-        sockets = [each for each in schema.inputs if not each.widget]
+        sockets = [each for each in form.inputs if not each.widget]
         height = TITLE + ROW * (len(values) + len(sockets))
         node = {"id": number, "type": kind, "pos": [column * (WIDTH + GAP), self._below if not column else 0]}
         node |= {"size": [WIDTH, height], "flags": {}, "order": number - 1, "mode": 0}
-        node["inputs"] = [{"name": each.name, "type": each.kind, "link": None} for each in sockets]
-        node["outputs"] = [{"name": name, "type": out, "links": []} for name, out in schema.outputs]
+        node["inputs"] = [{"name": each.input, "type": each.type, "link": None} for each in sockets]
+        node["outputs"] = [{"name": name, "type": out, "links": []} for name, out in form.outputs]
         node |= {"properties": {"Node name for S&R": kind}, "widgets_values": values}
         self.nodes.append(node)
         if not column:
@@ -104,8 +102,7 @@ def workflow_of(run: RunFile) -> dict[str, Any]:
     canvas = _Canvas()
     sources = {"base_model": _add_base(canvas, config.base_model), "dataset": _add_dataset(canvas, config)}
     sources |= _add_optional(canvas, config)
-    on_existing = {"on_existing": config.existing.on_existing, "run": config.existing.fork_run}
-    given = {**inputs_of(config.train), **on_existing, "name": run.name, "step": config.existing.fork_step}
+    given = {**inputs_of(config.train), **inputs_of(config.existing), "name": run.name}
     canvas.add("AtelierTrain", given, sources, column=1)
     document = canvas.document()
     _, again = read_workflow(document, _AsWritten(config), "", connector(None, cpu=True))
@@ -113,16 +110,6 @@ def workflow_of(run: RunFile) -> dict[str, Any]:
         wrong = _first_difference(again.to_dict(), config.to_dict())
         raise ValueError(f"No workflow has the setting {wrong} of {run.name} beside its other settings.")
     return document
-
-
-def inputs_of(config: Config) -> dict[str, Any]:
-    """Collect the fields of a configuration as inputs have them; lists as texts."""
-    values = {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}
-    return {name: _joined(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def _joined(values: Iterable[Any]) -> str:
-    return ", ".join(str(value) if isinstance(value, str) else repr(value) for value in values)
 
 
 def _add_base(canvas: _Canvas, base: BaseModelConfig) -> int:
@@ -148,8 +135,7 @@ def _add_dataset(canvas: _Canvas, config: RunConfig) -> int:
     for concept, after in zip(concepts, (*concepts[1:], None), strict=True):
         before = canvas.add("AtelierConceptDataset", _concept(concept), {"dataset": before} if before else {})
         if concept.masks and (after is None or after.masks != concept.masks):
-            given = {**inputs_of(concept.masks), "suffix": _joined(concept.masks.suffixes)}
-            before = canvas.add("AtelierMaskLoader", given, {"dataset": before})
+            before = canvas.add("AtelierMaskLoader", inputs_of(concept.masks), {"dataset": before})
         if concept.controls and (after is None or after.controls != concept.controls):
             folders = dict(zip(CONTROL_FOLDERS, concept.controls.folders, strict=False))
             given = {**inputs_of(concept.controls), **folders}
@@ -162,10 +148,8 @@ def _add_dataset(canvas: _Canvas, config: RunConfig) -> int:
 
 
 def _concept(concept: ConceptConfig) -> dict[str, Any]:
-    captions = inputs_of(concept.captions)
-    given = {name: captions[field] for name, field in CAPTION_FIELDS.items()}
     folder = EXAMPLE if concept.folder == os.path.realpath(ASSETS / "concept_example") else concept.folder
-    return {**inputs_of(concept), **given, "folder": folder, "enabled": True, "min_picture_side": concept.min_side}
+    return {**inputs_of(concept), **inputs_of(concept.captions), "folder": folder, "enabled": True}
 
 
 def _add_optional(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
@@ -194,11 +178,10 @@ def _add_optional(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
 
 
 def _saves(outputs: Outputs) -> dict[str, Any]:
-    saves, sample = inputs_of(outputs.saves), inputs_of(outputs.sample)
-    given = {f"sample_{field}": sample[field] for field in SAMPLE_FIELDS}
+    given = {**inputs_of(outputs.saves), **inputs_of(outputs.sample)}
     given["file_name"] = "/".join(filter(None, (outputs.saves.folder, outputs.saves.file_name)))
     given["sample_prompts"] = "\n".join(outputs.sample.prompts)
-    return {**saves, **given, "save_dtype": outputs.save_dtype, "log": outputs.log}
+    return {**given, "save_dtype": outputs.save_dtype, "log": outputs.log}
 
 
 def _add_lora(canvas: _Canvas, config: RunConfig) -> dict[str, int]:

@@ -7,7 +7,8 @@ import pytest
 
 from lora_atelier.dev import ROOT, TINY_BASE
 from lora_atelier.trainer_core.config import OPTIMIZERS
-from lora_atelier.trainer_core.workflow.canvas import prompt_of, schemas
+from lora_atelier.trainer_core.config.forms import FORMS
+from lora_atelier.trainer_core.workflow.canvas import prompt_of
 from lora_atelier.trainer_core.workflow.connecting import connector
 from lora_atelier.trainer_core.workflow.places import ASSETS, Folders
 from lora_atelier.trainer_core.workflow.read import read_workflow
@@ -33,9 +34,9 @@ def read(document: Any, node: str = "") -> Any:
 def set_value(node: dict, name: str, value: Any) -> None:
     """Set a widget of a node whose choices have no inputs of their own before it."""
     names: list[str] = []
-    for each in schemas()[node["type"]].inputs:
+    for each in FORMS[node["type"]].inputs:
         if each.widget:
-            names += [each.name, *(["control"] if each.controlled else [])]
+            names += [each.input, *(["control"] if each.controlled else [])]
     node["widgets_values"][names.index(name)] = value
 
 
@@ -58,7 +59,7 @@ def test_the_quickstart_is_read():
 
 
 def test_the_prompt_of_a_workflow_is_read_alike():
-    prompt = prompt_of(loaded(TOUR), schemas())
+    prompt = prompt_of(loaded(TOUR), FORMS)
     assert read(prompt) == read({"prompt": prompt}) == read(loaded(TOUR))
 
 
@@ -103,7 +104,7 @@ def test_a_reroute_is_followed():
 def masked(mode: int) -> dict:
     workflow = loaded()
     train, data = find(workflow, "AtelierTrain"), find(workflow, "AtelierConceptDataset")
-    values = [each.default for each in schemas()["AtelierMaskLoader"].inputs if each.widget]
+    values = [each.shown for each in FORMS["AtelierMaskLoader"].inputs if each.widget]
     sockets = [{"name": "dataset", "type": "ATELIER_DATASET", "link": None}]
     mask = {"id": 92, "type": "AtelierMaskLoader", "mode": mode, "inputs": sockets, "widgets_values": values}
     mask["outputs"] = [{"name": "DATASET", "type": "ATELIER_DATASET"}]
@@ -125,9 +126,9 @@ def test_every_optimizer_has_its_own_values():
             continue
         workflow = loaded(TOUR)
         node = find(workflow, "AtelierOptimizer")
-        rows = schemas()["AtelierOptimizer"].inputs
-        own = [each.default for each in rows[0].options[name]]
-        node["widgets_values"] = [name, *own, *(each.default for each in rows[1:])]
+        rows = FORMS["AtelierOptimizer"].inputs
+        own = [each.shown for each in rows[0].options[name]]
+        node["widgets_values"] = [name, *own, *(each.shown for each in rows[1:])]
         optimizer = read(workflow)[1].optimizer
         assert optimizer.name == name
         assert optimizer.options == {each.name: each.default for each in kind.settings}
@@ -185,7 +186,7 @@ def test_values_of_nodes_that_run_only_in_comfyui_are_refused():
     ],
 )
 def test_wrong_values_of_a_prompt_are_refused(inputs, sentence):
-    prompt = prompt_of(loaded(), schemas())
+    prompt = prompt_of(loaded(), FORMS)
     train = next(node for node in prompt.values() if node["class_type"] == "AtelierTrain")
     train["inputs"] |= inputs
     with pytest.raises(ValueError, match=sentence.replace(".", r"\.")):
@@ -193,7 +194,7 @@ def test_wrong_values_of_a_prompt_are_refused(inputs, sentence):
 
 
 def test_a_circle_of_links_is_refused():
-    prompt = prompt_of(loaded(), schemas())
+    prompt = prompt_of(loaded(), FORMS)
     key = next(key for key, node in prompt.items() if node["class_type"] == "AtelierConceptDataset")
     prompt[key]["inputs"]["dataset"] = [key, 0]
     with pytest.raises(ValueError, match="the links of dataset of Concept Dataset form a circle"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..rows import Row, arranged
+from ..rows import Row, Span, arranged, limits
 
 
 class Form(NamedTuple):
@@ -19,6 +19,11 @@ class Form(NamedTuple):
 def form(title: str, inputs: Iterable[Row], *outputs: str) -> Form:
     """Build a form; outputs: types of sockets of ours, without their beginning."""
     return Form(title, arranged(inputs), tuple((kind, f"ATELIER_{kind}") for kind in outputs))
+
+
+def own(name: str, default: Any, words: str, span: Span = (), **more: Any) -> Row:
+    """Describe an input that belongs to no configuration; its type is that of its default."""
+    return Row(name=name, kind=type(default), default=default, words=words, **limits(span), **more)
 
 
 def linked(name: str, kind: str, words: str, optional: bool = False) -> Row:

@@ -10,7 +10,7 @@ from ..rows import Row, arranged, rows_of
 from ..run import TrainConfig
 from ..sample import SampleConfig
 from ..saves import ExistingConfig, SavesConfig
-from .form import Form, form, linked
+from .form import Form, form, linked, own
 
 TRAIN, SAVES, SAMPLE = rows_of(TrainConfig), rows_of(SavesConfig), rows_of(SampleConfig)
 
@@ -19,12 +19,12 @@ def _objective() -> Iterable[Row]:
     """Put the two settings of pyramid noise behind a switch."""
     for each in rows_of(ObjectiveConfig).values():
         if each.name == "pyramid_iterations":
-            yield Row(
-                name="pyramid_noise",
-                choices=("off", "on"),
-                default="off",
-                words="Adds noise of coarser and coarser patches, which changes the brightness of whole areas "
+            yield own(
+                "pyramid_noise",
+                "off",
+                "Adds noise of coarser and coarser patches, which changes the brightness of whole areas "
                 "(multi-resolution noise). off (default), or on for contrast instead of a noise offset.",
+                choices=("off", "on"),
                 advanced=True,
                 optional=True,
             )
@@ -55,10 +55,10 @@ def _train() -> Iterable[Row]:
     yield linked(
         "dataset", "ATELIER_DATASET", "The pictures, from Concept Dataset, Concept from Images or Mask Loader."
     )
-    yield Row(
-        name="name",
-        default="my_lora",
-        words="File name of the LoRA, without a folder: letters, digits, space and - _ . ( ). The file is "
+    yield own(
+        "name",
+        "my_lora",
+        "File name of the LoRA, without a folder: letters, digits, space and - _ . ( ). The file is "
         "models/loras/atelier/<name>.safetensors; a name in use gets a number.",
     )
     yield from map(TRAIN.__getitem__, ("steps", "epochs", "batch_size", "resolution", "seed"))
@@ -124,16 +124,13 @@ def _train() -> Iterable[Row]:
         True,
     )
     yield TRAIN["accumulate"]
-    yield Row(
-        name="strength",
-        kind=float,
-        default=1.0,
-        low=-10,
-        high=10,
-        step=0.05,
-        round=0.001,
-        words="How strongly the outputs MODEL and CLIP apply the LoRA, -10 to 10; the file is not affected. To try "
+    yield own(
+        "strength",
+        1.0,
+        "How strongly the outputs MODEL and CLIP apply the LoRA, -10 to 10; the file is not affected. To try "
         "several without training again, link LORA to Load LoRA Model.",
+        span=(-10, 10, 0.05),
+        round=0.001,
         advanced=True,
         optional=True,
     )
@@ -143,16 +140,14 @@ def _preview() -> Iterable[Row]:
     """List the inputs of Dataset Preview: what decides the plan of a run, and the sheet."""
     yield linked("dataset", "ATELIER_DATASET", "The dataset to show.")
     yield from map(TRAIN.__getitem__, ("batch_size", "resolution", "seed"))
-    yield Row(
-        name="epoch",
-        kind=int,
-        default=0,
-        low=0,
-        high=TRAIN["epochs"].high,
-        words="Which epoch to show: its captions, crops and mirroring; 0 = the first.",
+    yield own(
+        "epoch",
+        0,
+        "Which epoch to show: its captions, crops and mirroring; 0 = the first.",
+        span=(0, TRAIN["epochs"].high),
     )
-    yield Row(name="columns", kind=int, default=4, low=1, high=16, words="Pictures side by side on the sheet.")
-    yield Row(name="limit", kind=int, default=24, low=1, high=500, words="The most pictures on the sheet.")
+    yield own("columns", 4, "Pictures side by side on the sheet.", span=(1, 16))
+    yield own("limit", 24, "The most pictures on the sheet.", span=(1, 500))
     yield linked(
         "base_model",
         "ATELIER_BASE_MODEL",

