@@ -15,6 +15,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from ..common.axes import like
 from ..config import MaskConfig
 from .buckets import Size
 from .crops import Crop
@@ -139,7 +140,7 @@ def painting_masks(mask: Image.Image, factor: int | Fraction) -> tuple[Tensor, T
 def loss_mask(mask: Tensor, use_mask: Tensor, unmasked_weight: float) -> Tensor:
     """Compute m' = max(m, unmasked_weight), with m = 1 for samples that train without their mask.
 
-    mask (B, 1, h, w) in 0..1, use_mask (B,) bool; the result has the shape of mask.
+    mask (B, 1, *axes) in 0..1, use_mask (B,) bool; the result has the shape of mask.
     """
-    used = torch.where(use_mask.view(-1, 1, 1, 1), mask, torch.ones_like(mask))
+    used = torch.where(like(use_mask, mask), mask, torch.ones_like(mask))
     return used.clamp(min=unmasked_weight)

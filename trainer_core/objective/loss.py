@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..common.axes import like, mean_of_samples
+
 
 def element_errors(prediction: Tensor, target: Tensor, loss: str = "mse", huber_c: Tensor | None = None) -> Tensor:
-    """Compute the error of each element of (B, C, H, W) predictions, float32.
+    """Compute the error of each element of (B, C, *axes) predictions, float32.
 
     huber_c: (B,), where the Huber losses turn from squared to absolute. huber and smooth_l1 are sd-scripts' smooth
     forms 2c (sqrt(d^2 + c^2) - c) and that / c, rearranged so that small errors keep digits; huber_true is Huber's.
@@ -23,7 +25,7 @@ def element_errors(prediction: Tensor, target: Tensor, loss: str = "mse", huber_
     if loss == "log_cosh":
         return difference + F.softplus(-2 * difference) - math.log(2)
     assert huber_c is not None, loss
-    c = huber_c.view(-1, 1, 1, 1)
+    c = like(huber_c, difference)
     if loss == "huber_true":
         size = difference.abs()
         return torch.where(size <= c, size.square() / 2, c * (size - c / 2))
@@ -66,14 +68,14 @@ def sample_losses(
 ) -> Tensor:
     """Compute the mean error of each sample, (B,) float32, before weights.
 
-    mask: (B, 1, H, W) weights in 0..1. normalize: (B,) bool, divide by the mean of the mask where true; that mean is at
-    least one latent pixel, so an empty mask gives 0 and never NaN. prior: the frozen model's prediction for the same
-    input, (B, C, H, W). prior_weight: (B,), factor of the error against prior outside the mask (masked prior
+    mask: (B, 1, *axes) weights in 0..1. normalize: (B,) bool, divide by the mean of the mask where true; that mean is
+    at least one latent pixel, so an empty mask gives 0 and never NaN. prior: the frozen model's prediction for the same
+    input, (B, C, *axes). prior_weight: (B,), factor of the error against prior outside the mask (masked prior
     preservation). loss, huber_c: as in `element_errors`.
     """
     errors = element_errors(prediction, target, loss, huber_c)
     if mask is None:
-        return errors.mean(dim=(1, 2, 3))
+        return mean_of_samples(errors)
     losses = _masked_mean(errors, mask, normalize)
     if prior is not None and prior_weight is not None:
         drift = element_errors(prediction, prior, loss, huber_c)
@@ -83,8 +85,8 @@ def sample_losses(
 
 def _masked_mean(errors: Tensor, mask: Tensor, normalize: Tensor | None) -> Tensor:
     """Average errors times mask, (B,); where `normalize` is true, divide by the mean of the mask."""
-    means = (errors * mask).mean(dim=(1, 2, 3))
+    means = mean_of_samples(errors * mask)
     if normalize is None:
         return means
-    area = mask.mean(dim=(1, 2, 3)).clamp(min=1 / mask[0].numel())
+    area = mean_of_samples(mask).clamp(min=1 / mask[0].numel())
     return means / area.where(normalize, area.new_ones(()))

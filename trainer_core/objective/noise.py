@@ -8,8 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..common.axes import like
 from ..common.rng import generator
 from .path import path_length
+
+LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}  # torch's names, by the number of axes
 
 
 def offset_growth(alpha: Tensor, sigma: Tensor) -> Tensor:
@@ -32,18 +35,19 @@ def sample_noise(
     pyramid_iterations: int = 0,
     pyramid_discount: float = 0.3,
 ) -> Tensor:
-    """Draw (B, C, H, W) float32 Gaussian noise; each sample's depends on the seed and its own index only.
+    """Draw (B, C, *axes) float32 Gaussian noise; each sample's depends on the seed and its own index only.
 
-    offset: number or (B, C, 1, 1), factor of one Gaussian value added to each channel
+    offset: number or (B, C), factor of one Gaussian value added to each channel
     (https://www.crosslabs.org/blog/diffusion-with-offset-noise). pyramid_iterations: levels of `add_pyramid`, after
     which every sample is scaled back to a standard deviation of 1.
     """
-    strengths = torch.as_tensor(offset).expand(shape[0], shape[1], 1, 1)
+    strengths = torch.as_tensor(offset).expand(shape[0], shape[1])
     samples = []
     for i, strength in enumerate(strengths):
         sample = torch.randn(*shape[1:], generator=generator(seed, "noise", micro_batch, i))
         if strength.any():
-            sample += strength * torch.randn(shape[1], 1, 1, generator=generator(seed, "offset", micro_batch, i))
+            moved = strength * torch.randn(shape[1], generator=generator(seed, "offset", micro_batch, i))
+            sample += like(moved, sample)
         if pyramid_iterations:
             draws = generator(seed, "pyramid", micro_batch, i)
             sample = add_pyramid(sample, draws, pyramid_iterations, pyramid_discount)
@@ -53,18 +57,18 @@ def sample_noise(
 
 
 def add_pyramid(noise: Tensor, draws: torch.Generator, iterations: int, discount: float) -> Tensor:
-    """Add Gaussian noise of lower and lower resolution to (C, H, W) noise, enlarged bilinearly; not normalised.
+    """Add Gaussian noise of lower and lower resolution to (C, *axes) noise, enlarged linearly; not normalised.
 
-    Level i has sides r^i times smaller, r drawn between 2 and 4, and the weight discount^i; a level with a side of one
-    pixel is the last. https://wandb.ai/johnowhitaker/multires_noise, with the numbers of sd-scripts.
+    Level i has sides r^i times smaller, r drawn between 2 and 4, and the weight discount^i; a level that has shrunk a
+    side to one pixel is the last. https://wandb.ai/johnowhitaker/multires_noise, with the numbers of sd-scripts.
     """
-    height, width = noise.shape[1:]
+    sides = noise.shape[1:]
     for i in range(iterations):
         shrink = float(2 + 2 * torch.rand((), generator=draws, dtype=torch.float64)) ** i
-        size = max(1, int(height / shrink)), max(1, int(width / shrink))
+        size = [max(1, int(side / shrink)) for side in sides]
         level = torch.randn(1, noise.shape[0], *size, generator=draws)
-        noise = noise + discount**i * F.interpolate(level, (height, width), mode="bilinear")[0]
-        if 1 in size:
+        noise = noise + discount**i * F.interpolate(level, sides, mode=LINEAR[len(sides)])[0]
+        if any(small == 1 < side for small, side in zip(size, sides, strict=True)):
             break
     return noise
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..common.axes import like, mean_of_samples
 from ..common.rng import sample_uniform
 from ..config import ObjectiveConfig
 from ..models.base import LevelDefaults, NoiseModel
@@ -35,9 +36,9 @@ class Batch:
     """B samples of one bucket, on the CPU."""
 
     place: Place
-    latents: Tensor  # (B, C, H, W) float32, clean, in model scale
+    latents: Tensor  # (B, C, *axes) float32, clean, in model scale
     weights: Tensor  # (B,) of the samples' concepts
-    mask: Tensor | None = None  # (B, 1, H, W); None when no sample has one
+    mask: Tensor | None = None  # (B, 1, *axes); None when no sample has one
     normalize: Tensor | None = None  # (B,) bool, divide the loss by the mask's mean
     prior_weight: Tensor | None = None  # (B,); None without masked prior preservation
     held: Tensor | None = None  # (B,) bool, samples whose target is the frozen model's prediction; None without any
@@ -47,10 +48,10 @@ class Batch:
 class Draws:
     """A batch with noise drawn for it, on the device."""
 
-    latents: Tensor  # (B, C, H, W) float32, clean
+    latents: Tensor  # (B, C, *axes) float32, clean
     levels: Tensor  # (B,) int64, indices on the path
-    noised: Tensor  # (B, C, H, W) float32, what the model sees
-    target: Tensor  # (B, C, H, W) float32, what the model should predict
+    noised: Tensor  # (B, C, *axes) float32, what the model sees
+    target: Tensor  # (B, C, *axes) float32, what the model should predict
     mix: Mix  # coefficients of the levels
     weights: Tensor  # (B,) concept weight x weight of the level
     huber_c: Tensor  # (B,) where the Huber losses turn from squared to absolute
@@ -64,7 +65,7 @@ class Draws:
         plain = losses / self.weights
         if self.mask is None:
             return plain
-        area = self.mask.mean(dim=(1, 2, 3))
+        area = mean_of_samples(self.mask)
         return plain / (area if self.normalize is None else area.masked_fill(self.normalize, 1))
 
     @property
@@ -134,7 +135,7 @@ class Objective:
             target = draws.latents
             frozen = None if frozen is None else mix.clean(frozen, draws.noised)
         if draws.held is not None and frozen is not None:
-            target = torch.where(draws.held.view(-1, 1, 1, 1), frozen, target)
+            target = torch.where(like(draws.held, target), frozen, target)
         losses = sample_losses(
             prediction,
             target,
@@ -164,11 +165,11 @@ class Objective:
         return level_weights(self.config, self.path)
 
     def probabilities(self, size: Sequence[int]) -> Tensor:
-        """Compute the cumulative probabilities of the levels min_timestep..max_timestep for latents of (height, width).
+        """Compute the cumulative probabilities of the levels min_timestep..max_timestep for latents of a size.
 
-        float64; a table for each shift, computed once.
+        size: their axes behind the channels. float64; a table for each shift, computed once.
         """
-        shift = shift_of(self.levels, (size[0], size[1]))
+        shift = shift_of(self.levels, size)
         if shift not in self._probabilities:
             table = level_probabilities(self.config, self.path, self.levels.distribution, shift)
             self._probabilities[shift] = table
@@ -190,7 +191,7 @@ class Objective:
         )
 
     def _noise(self, batch: Batch, levels: Tensor) -> Tensor:
-        """Draw the noise of a micro-batch, (B, C, H, W) float32."""
+        """Draw the noise of a micro-batch, (B, C, *axes) float32."""
         config = self.config
         return sample_noise(
             self.seed,
@@ -202,20 +203,20 @@ class Objective:
         )
 
     def _offsets(self, batch: Batch, levels: Tensor) -> Tensor:
-        """Compute the strength of the noise offset of each sample and channel, (B, C, 1, 1)."""
+        """Compute the strength of the noise offset of each sample and channel, (B, C)."""
         config, latents = self.config, batch.latents
         count, channels = latents.shape[:2]
-        strengths = torch.full((count, 1, 1, 1), config.noise_offset)
+        strengths = torch.full((count, 1), config.noise_offset)
         if config.noise_offset_strength == "random":
             draws = [sample_uniform(self.seed, "offset_strength", batch.place.micro_batch, i) for i in range(count)]
-            strengths = strengths * torch.tensor(draws).view(-1, 1, 1, 1)
+            strengths = strengths * torch.tensor(draws)[:, None]
         elif config.noise_offset_strength == "by_timestep":
             growth = offset_growth(self.path.noise.alpha, self.path.noise.sigma)
-            strengths = strengths * growth[levels].view(-1, 1, 1, 1)
+            strengths = strengths * growth[levels][:, None]
         elif config.noise_offset_strength == "adaptive":
-            means = latents.mean(dim=(2, 3), keepdim=True).abs()
+            means = latents.mean(dim=tuple(range(2, latents.dim()))).abs()
             strengths = (strengths + config.offset_adaptation * means).clamp(min=0)
-        return strengths.expand(-1, channels, -1, -1)
+        return strengths.expand(-1, channels)
 
     def _huber_c(self, levels: Tensor) -> Tensor:
         """Compute where the Huber losses of samples turn from squared to absolute, (B,)."""

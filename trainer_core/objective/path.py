@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..common.axes import like
 from ..models.base import NoiseModel
 
 LEAST_ALPHA = 4.8973451890853435e-08  # alpha_t^2 used for pure noise where its ratio must not be 0, as in ComfyUI
@@ -20,7 +21,7 @@ PURE_NOISE = 1e-6  # signal-to-noise ratio below which nothing of the picture is
 
 
 class Mix(NamedTuple):
-    """The coefficients of some levels, each (B, 1, 1, 1), and the kind of prediction."""
+    """The coefficients of some levels, each (B,), and the kind of prediction."""
 
     kind: str
     alpha: Tensor
@@ -35,7 +36,7 @@ class Mix(NamedTuple):
 
     def noised(self, latents: Tensor, noise: Tensor) -> Tensor:
         """Mix clean latents and noise: alpha_t x0 + sigma_t noise."""
-        return self.alpha * latents + self.sigma * noise
+        return like(self.alpha, latents) * latents + like(self.sigma, noise) * noise
 
     def target(self, latents: Tensor, noise: Tensor) -> Tensor:
         """Compute the model's target: p_t x0 + q_t noise (v: Salimans and Ho 2022, appendix D)."""
@@ -44,24 +45,28 @@ class Mix(NamedTuple):
         if self.kind == "x0":
             return latents
         if self.kind == "v_prediction":
-            return self.alpha / self.length * noise - self.sigma / self.length * latents
+            return like(self.alpha / self.length, noise) * noise - like(self.sigma / self.length, latents) * latents
         if self.kind == "flow":
             return noise - latents
-        return self.p * latents + self.q * noise  # type: ignore[operator]
+        assert self.p is not None and self.q is not None
+        return like(self.p, latents) * latents + like(self.q, noise) * noise
 
     def clean(self, predicted: Tensor, noised: Tensor) -> Tensor:
         """Compute the clean latents that a prediction implies, float32; alpha_t > 0 for epsilon."""
         predicted = predicted.float()
+        alpha, sigma = like(self.alpha, noised), like(self.sigma, noised)
         if self.kind == "epsilon":
-            return (noised - self.sigma * predicted) / self.alpha
+            return (noised - sigma * predicted) / alpha
         if self.kind == "x0":
             return predicted
         if self.kind == "v_prediction":
-            return self.alpha / self.length.square() * noised - self.sigma / self.length * predicted
+            length = like(self.length, noised)
+            return alpha / length.square() * noised - sigma / length * predicted
         if self.kind == "flow":
-            return (noised - self.sigma * predicted) / (self.alpha + self.sigma)
-        p, q = self.p, self.q
-        return (q * noised - self.sigma * predicted) / (self.alpha * q - self.sigma * p)  # type: ignore[operator]
+            return (noised - sigma * predicted) / (alpha + sigma)
+        assert self.p is not None and self.q is not None
+        p, q = like(self.p, noised), like(self.q, noised)
+        return (q * noised - sigma * predicted) / (alpha * q - sigma * p)
 
 
 def path_length(alpha: Tensor, sigma: Tensor) -> Tensor:
@@ -115,11 +120,11 @@ class Path:
         """Look up the coefficients of (B,) levels. kind: another kind of prediction on the same path."""
         noise, levels = self.noise, levels.cpu()
 
-        def column(table: Tensor | None) -> Tensor | None:
-            return None if table is None else table[levels].view(-1, 1, 1, 1).to(device)
+        def look_up(table: Tensor | None) -> Tensor | None:
+            return None if table is None else table[levels].to(device)
 
-        alpha, sigma = noise.alpha[levels].view(-1, 1, 1, 1), noise.sigma[levels].view(-1, 1, 1, 1)
-        return Mix(kind or self.kind, alpha.to(device), sigma.to(device), column(noise.p), column(noise.q))
+        alpha, sigma = noise.alpha[levels].to(device), noise.sigma[levels].to(device)
+        return Mix(kind or self.kind, alpha, sigma, look_up(noise.p), look_up(noise.q))
 
 
 def flow_noise(levels: int = 1000) -> NoiseModel:

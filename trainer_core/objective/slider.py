@@ -58,7 +58,7 @@ def all_prompts(config: ObjectiveConfig) -> set[str]:
 def slider_target(own: Tensor, positive: Tensor, negative: Tensor, strength: float) -> Tensor:
     """Compute own + strength (positive - negative), float32, equation 8 of the paper with one attribute.
 
-    All are the frozen model's predictions of the same noised latents, (B, C, H, W). strength: below 0 at -1. The
+    All are the frozen model's predictions of the same noised latents, (B, C, *axes). strength: below 0 at -1. The
     difference is the same for every kind of prediction that is affine in the clean picture.
     """
     return own.float() + strength * (positive.float() - negative.float())

@@ -29,12 +29,15 @@ def chosen_levels(config: ObjectiveConfig, family: LevelDefaults) -> LevelDefaul
     return levels
 
 
-def shift_of(levels: LevelDefaults, size: tuple[int, int]) -> float:
-    """Compute the shift of times for latents of (height, width): exp(mu), where mu is a line over their tokens."""
+def shift_of(levels: LevelDefaults, size: Sequence[int]) -> float:
+    """Compute the shift of times for latents of a size, (*axes): exp(mu), where mu is a line over their tokens.
+
+    A token has `token` latent pixels along each of a picture's two axes, and one along those before.
+    """
     if levels.by_tokens is None:
         return levels.shift
     low, high, few, many = levels.by_tokens
-    tokens = math.prod(-(-side // levels.token) for side in size)
+    tokens = math.prod(size[:-2]) * math.prod(-(-side // levels.token) for side in size[-2:])
     return math.exp(low + (high - low) * (tokens - few) / (many - few))
 
 

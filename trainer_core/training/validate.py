@@ -140,7 +140,7 @@ def losses_at(run: Run, read: Read, at: Sequence[int]) -> Iterator[tuple[range, 
         latents = run.encoded.latents(sample)[0][None]
         draws = [generator(run.config.train.seed, "validation", sample.picture, i) for i in part]
         noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
-        clean, at = latents.expand(len(part), -1, -1, -1).to(device), levels[list(part)]
+        clean, at = latents.expand(len(part), *latents.shape[1:]).to(device), levels[list(part)]
         mix = path.at(at, device)
         conditions = run.conditions([sample] * len(part), read)
         prediction = run.base.predict(mix.noised(clean, noise), at.to(device), conditions)

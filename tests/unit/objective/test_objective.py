@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 
+from lora_atelier.trainer_core.common.axes import like
 from lora_atelier.trainer_core.config import MIN_SNR, ObjectiveConfig
 from lora_atelier.trainer_core.config.objective import HUBER, Loss, Weighting
 from lora_atelier.trainer_core.data.masks import loss_mask
@@ -58,7 +59,8 @@ def test_the_vector_at_timestep_500():
 def test_latents_and_noise_come_back_from_v():
     latents, noise = torch.randn(2, 3, 4, 4, 4, dtype=torch.float64)
     mix = path_of("v_prediction").at(torch.tensor([3, 400, 990]))
-    noised, v, a, s = mix.noised(latents, noise), mix.target(latents, noise), mix.alpha.double(), mix.sigma.double()
+    noised, v = mix.noised(latents, noise), mix.target(latents, noise)
+    a, s = like(mix.alpha.double(), latents), like(mix.sigma.double(), latents)
     assert torch.allclose((a * noised - s * v) / (a * a + s * s), latents)
     assert torch.allclose((s * noised + a * v) / (a * a + s * s), noise)
 
@@ -148,11 +150,11 @@ def test_a_path_that_does_not_keep_the_variance_is_the_same_in_another_scale(kin
     latents, noise, predicted = torch.randn(3, 3, 4, 4, 4, generator=torch.Generator().manual_seed(7))
     levels, own = torch.tensor([3, 400, 990]), noise_model(kind, False)
     first, second = Path(own).at(levels), Path(as_samplers_scale(own)).at(levels)
-    assert torch.equal(first.length, torch.ones(3, 1, 1, 1))  # so that its own numbers stay to the bit
+    assert torch.equal(first.length, torch.ones(3))  # so that its own numbers stay to the bit
     assert torch.allclose(second.target(latents, noise), first.target(latents, noise), atol=1e-5)
     noised = first.noised(latents, noise)
-    assert torch.allclose(second.noised(latents, noise), noised / first.alpha, rtol=1e-4, atol=1e-4)
-    implied = second.clean(predicted, noised / first.alpha)
+    assert torch.allclose(second.noised(latents, noise), noised / like(first.alpha, noised), rtol=1e-4, atol=1e-4)
+    implied = second.clean(predicted, noised / like(first.alpha, noised))
     assert torch.allclose(implied, first.clean(predicted, noised), rtol=1e-3, atol=1e-3)
 
 
