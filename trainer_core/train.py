@@ -4,69 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .common.access import ANYWHERE, Access
-from .common.callbacks import Callbacks, Norms
+from .common.callbacks import Callbacks
 from .common.cancel import cancellable
-from .common.leftovers import sweep
 from .common.world import ALONE, World
 from .config import MemoryConfig, RunConfig
-from .data.plan import MicroBatch
-from .memory import attention_kernel, choose_dtype, empty_cache, give_back, kept_activations, room_for_programs
-from .memory.messages import never_fits, out_of_memory_explained, repeated_with_less
+from .memory import attention_kernel, choose_dtype, empty_cache, room_for_programs
+from .memory.messages import out_of_memory_explained
 from .models import Source, source_of
-from .objective import Draws
-from .objective.slider import directions, slider_prompts
+from .optim import limit_gradients
 from .optim.schedule import factor_on
-from .runs import Checkpoint, RunFolder, choose_run, explain_choice, working_run
+from .runs import Checkpoint
 from .runs.asked import Paused
-from .runs.log import logged
 from .runs.publish import Destination
 from .training.batch import Read, read_batch
 from .training.conditioning import freeze_stopped, text_is_trained
-from .training.prepare import (
-    Job,
-    Planned,
-    apply_memory,
-    check_processes,
-    check_settings,
-    describe_shares,
-    fill_settings,
-    joins,
-    log_columns,
-    plan_run,
-    prepare_run,
-    resume_run,
-    run_preflight,
-)
-from .training.result import Result, describe_best, finish, log_folder, reuse
-from .training.saving import Saving, describe_stop, disk_errors_explained, save, save_interrupted, size_of_save
+from .training.guard import Guard
+from .training.job import Job
+from .training.prepare import apply_memory, resume_run
+from .training.result import Result, finish
+from .training.saving import Saving, disk_errors_explained, save, save_interrupted, size_of_save
+from .training.start import train_job
 from .training.state import Run
-from .training.step import (
-    Numbers,
-    Passes,
-    catch_out_of_memory,
-    check_weights,
-    describe_step,
-    limit,
-    predict_blank,
-    predict_frozen,
-    predict_slider,
-    preservation_losses,
-    report_step,
-    update,
-)
+from .training.step import Numbers, Passes, measured, micro_batches_of, parameters_of, report_step
 from .training.validate import check_prediction, measure
-
-NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
-OVERFLOW_LIMIT = 20  # the same in float16, where each overflow halves the loss scale
 
 
 @disk_errors_explained()
@@ -116,80 +82,7 @@ def train_lora(
         world=world,
     )
     with world.together(), cancellable(job.callbacks.check):
-        return train_job(job)
-
-
-def train_job(job: Job) -> Result | None:
-    """Plan, prepare and train a run, or find its finished result; None in a process that does not lead."""
-    note, callbacks, name = job.callbacks.note, job.callbacks, job.destination.output.stem
-    later: list[str] = []  # notes that come after the one on an earlier run
-    try:
-        job, outline = fill_settings(replace(job, callbacks=replace(callbacks, note=later.append)))
-        config = job.config
-        check_settings(job)
-        sweep(job.places())
-        with job.world.leader_first():  # the others find the hashes of its files
-            planned = plan_run(job, outline)
-        check_processes(job.world, planned)
-        if not job.world.leads:
-            return help_train(job, planned)
-        plan, keys = planned.plan, planned.keys
-        choose = partial(choose_run, job.runs, keys, plan.steps, config.existing, joins(config, plan.steps))
-        choice = choose(later.append)
-        if sentence := explain_choice(choice, job.runs, keys, name, planned.inputs, config):
-            note(sentence)
-    finally:
-        for sentence in later:
-            note(sentence)
-    job = replace(job, callbacks=callbacks)
-    if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:
-        job.world.share(None)
-        job.callbacks.run(result.run, False)
-        note(choice.message)
-        return result
-    if sentence := describe_shares(job.world, config.train.accumulate):
-        note(sentence)
-    ladder = run_preflight(job, planned, choice.run)
-
-    about = {"config": config.to_dict(), "pictures": len(plan.manifest.pictures), "models": planned.models}
-    about["inputs"] = planned.inputs
-    about["levels"] = asdict(outline.levels)  # what a timestep_distribution of auto stands for
-    working = working_run(job.runs, choose, keys, name, plan.steps, note, **about)
-    with working as (choice, folder, checkpoint, origin):
-        if (result := reuse(choice, plan, job.destination, config, job.logs)) is not None:  # finished meanwhile
-            job.world.share(None)
-            job.callbacks.run(result.run, False)
-            note(choice.message)
-            return result
-        job.world.share((folder, checkpoint))
-        job.callbacks.run(folder.path, True)
-        if checkpoint is not None:
-            note(origin)
-        if job.workflow is not None:
-            folder.keep_workflow(job.workflow)
-        log = log_folder(config, job.logs, folder)
-        columns: list[str] = []  # known once the network is built, before the first row
-        with logged(job.callbacks, config.train.log, log, columns) as callbacks:
-            try:
-                run = prepare_run(replace(job, callbacks=callbacks), planned, ladder[0], folder)
-                columns += log_columns(run)
-            except BaseException as error:
-                if not isinstance(error, Exception):  # a Cancel
-                    note(describe_stop(checkpoint, plan, config.memory))
-                raise
-            result = carry_out(run, ladder, checkpoint, choice.finished, origin, log)
-    if result and (sentence := describe_best(result)):
-        note(sentence)
-    return result
-
-
-def help_train(job: Job, planned: Planned) -> None:
-    """Compute this process's share of the steps of a run that the leader has chosen, in whose folder it only reads."""
-    ladder = run_preflight(job, planned, None)
-    chosen: tuple[RunFolder, Checkpoint | None] | None = job.world.share(None)
-    if chosen is not None:  # else the leader has found a finished run
-        folder, checkpoint = chosen
-        carry_out(prepare_run(job, planned, ladder[0], folder), ladder, checkpoint)
+        return train_job(job, carry_out)
 
 
 def carry_out(
@@ -244,36 +137,28 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
 
     ladder: the memory settings in use, then the fallbacks for when memory runs out.
     """
-    plan, config, callbacks = run.plan, run.config, run.callbacks
-    ladder, saving, began_at = list(ladder), Saving(run), run.at
+    plan, config, note = run.plan, run.config, run.callbacks.note
+    saving = Saving(run)
+    guard = Guard(run, ladder, saving)
     read = run.reader(training=True)
     stopped: dict[str, float] = {}  # learning rates (0) of frozen parts
-    not_finite: list[str] = []  # descriptions of the last steps, if their updates were skipped
     if run.at == 0 and run.world.leads:
         for sentence in check_prediction(run, read):
-            callbacks.note(sentence)
+            note(sentence)
         saving.before_first_step()
     measure(run)
     while not run.finished:
-        step, began = run.at, time.perf_counter()
-        if freeze_stopped(run.network, config, run.base, plan, step, stopped):
+        began, numbers = time.perf_counter(), None
+        if freeze_stopped(run.network, config, run.base, plan, run.at, stopped):
             read = run.reader(training=text_is_trained(run.network, config, run.base, stopped))
-        factor = factor_on(run.curve, step, config.scheduler)
+        factor = factor_on(run.curve, run.at, config.scheduler)
         for group in run.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
-        if step == began_at:  # the optimizer allocates its state in this update, which may run out of memory
-            saving.back_up()
-        numbers, norms = take_step(run, read, ladder, saving, first=step == began_at)
-        report_step(run, numbers, norms, stopped, began)
-
-        not_finite = [] if numbers.finite else [*not_finite, describe_step(run, step, numbers)]
-        if len(not_finite) == (OVERFLOW_LIMIT if run.scaler.is_enabled() else NOT_FINITE_LIMIT):
-            saving.roll_back()
-            raise RuntimeError(
-                f"Loss or gradient was not finite {len(not_finite)} times in a row, so the run went back to step "
-                f"{run.at} and stopped: {'; '.join(not_finite[-NOT_FINITE_LIMIT:])}. Check these pictures, set "
-                "learning_rate of Optimizer lower, or set precision of Load Base Model to float32 or bfloat16."
-            )
+        while numbers is None:  # again with less memory, where that runs out
+            with guard.attempt() as keep:
+                numbers = keep(step(run, read))
+        report_step(run, numbers, stopped, began)
+        guard.check()
         measure(run)
         asked = run.asked()
         if run.world.leads:
@@ -281,124 +166,50 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
         if "pause" in asked and not run.finished:
             raise Paused
         if "stop" in asked and run.at < plan.steps:
-            callbacks.note(f"Stopped and kept after step {run.at} of {plan.steps}. Press Run again to resume.")
+            note(f"Stopped and kept after step {run.at} of {plan.steps}. Press Run again to resume.")
             break
     if sentence := run.noise_scale.sentence(config.train.batch_size * config.train.accumulate):
-        callbacks.note(sentence)
+        note(sentence)
 
 
-def take_step(
-    run: Run, read: Read, ladder: list[MemoryConfig], saving: Saving, *, first: bool
-) -> tuple[Numbers, Norms | None]:
-    """Take the next step; if memory runs out, repeat it once with the next settings of the ladder.
+def step(run: Run, read: Read) -> Numbers:
+    """Take a step: the gradients of the mean loss of its samples, clipped, and an update of the weights by them.
 
-    Removes the failed settings from the ladder. Raises RuntimeError when the next ones fail too, or when memory ran out
-    in an update after the first one, which cannot be undone.
+    A loss or gradient that is not finite updates nothing.
     """
-    for repeated in (False, True):
-        passes = catch_out_of_memory(gradients, run, read)
-        updated = catch_out_of_memory(limit_and_update, run, passes, saving) if passes is not None else None
-        short = updated is None
-        if passes is not None and first and "repeat" in run.world.agree(("repeat",) if short else ()).words:
-            updated = None  # in all processes
-        if updated is not None:
-            if updated[0].finite:
-                saving.drop_backup()
-            return updated
-        run.optimizer.zero_grad(set_to_none=True)
-        give_back(run.device)
-        if passes is not None:
-            if not first:
-                break
-            saving.roll_back()
-        if short:
-            if repeated or len(ladder) == 1:
-                break
-            del ladder[0]
-            apply_memory(run, ladder[0])
-            run.callbacks.note(repeated_with_less(run.at + 1, ladder[0]))
-    raise RuntimeError(never_fits(run.at + 1, run.memory))
+    base, network, objective, scaler = run.base, run.network, run.objective, run.scaler
+    passes, parameters = Passes(loss=torch.zeros((), device=run.device)), parameters_of(run)
+    whole = run.plan.step(run.at)
+    factor = objective.reduction_factor(whole[0].step_samples, len(whole))
+    for term in objective.terms:
+        term.forget_gradients()
 
-
-def gradients(run: Run, read: Read) -> Passes:
-    """Compute the gradients of the next step; repeat its passes without compiling where that failed."""
-    passes = None
-    try:
-        passes = forward_and_backward(run, read)
-    except RuntimeError as error:
-        if not run.programs.end_for(error):
-            raise
-    if passes is None:
-        run.optimizer.zero_grad(set_to_none=True)
-        passes = forward_and_backward(run, read)
+    for micro_batch in micro_batches_of(run):  # of this process; of pairs both ends
+        batch = read_batch(run.encoded, micro_batch, run.plan, run.config)  # clean latents, masks, weights
+        draws = objective.draw(batch, run.device)  # levels, noise, noised latents, target
+        network.set_times(draws.levels / len(objective.path), base.parts[0].prefix)
+        share = micro_batch.step_samples
+        with base.passes(draws.noised.shape):
+            seen = run.passing(micro_batch.samples, draws, read, micro_batch.index)
+            prediction = seen.predict()
+            losses = objective.loss(prediction, seen)  # of each sample; terms have moved the target
+            loss, weighed = (each.sum() / share for each in (losses, objective.weigh(losses, draws)))
+            scaler.scale(weighed * factor).backward()
+            for apart in objective.apart(seen):  # what should stay as it was, with a backward pass of its own
+                more = apart.sum() / share
+                scaler.scale(more * factor).backward()
+                losses, loss = losses.detach() + apart.detach(), loss.detach() + more.detach()
+        passes.add(micro_batch, draws, losses.detach(), loss.detach(), run)
     passes.total(run)  # of all processes
-    return passes
 
-
-def forward_and_backward(run: Run, read: Read) -> Passes:
-    """Accumulate the gradients of the mean loss of a step's samples, over this process's share of its micro-batches."""
-    micro_batches = run.plan.step(run.at)
-    factor = run.objective.reduction_factor(micro_batches[0].step_samples, len(micro_batches))
-    own, half = run.world.mine(range(len(micro_batches))), len(micro_batches) // 2
-    halfway = partial(run.noise_scale.halfway, micro_batches[half].first, run.scaler.get_scale)
-    passes, slides = Passes(loss=torch.zeros((), device=run.device)), run.config.objective.slider != "off"
-    if run.uncertainty:
-        run.uncertainty.forget_gradient()
-    for number in own:
-        if number == max(half, own[0]):
-            halfway()
-        for strength, micro_batch in directions(run.config, micro_batches[number]):  # one, of a slider of pairs both
-            run.callbacks.check()
-            run.encode(micro_batch.samples, slider_prompts(run.config.objective, micro_batch.index) if slides else ())
-            run.network.set_micro_batch(micro_batch.index)
-            run.network.reverse(strength < 0)
-            passes.add(micro_batch, *one_pass(run, micro_batch, read, factor), run)
-    if not own or own[-1] < half:
-        halfway()
-    run.network.set_micro_batch(None)
-    run.network.set_times(None, run.base.parts[0].prefix)
-    run.network.reverse(False)
-    return passes
-
-
-def one_pass(run: Run, micro_batch: MicroBatch, read: Read, factor: float) -> tuple[Draws, Tensor, Tensor]:
-    """Accumulate the gradients of a micro-batch; return its draws, its samples' losses, (B,), and their share.
-
-    factor: of the step's loss before the backward pass.
-    """
-    base, objective, device, count = run.base, run.objective, run.device, micro_batch.step_samples
-    models = (base.denoiser, *(text.model for text in base.text_encoders))
-    batch = read_batch(run.encoded, micro_batch, run.plan, run.config)  # latents, masks, weights
-    draws = objective.draw(batch, device)  # levels, noise, noised, target
-    run.network.set_times(draws.levels / len(objective.path), base.parts[0].prefix)
-    with base.passes(draws.noised.shape):
-        with kept_activations(run.memory, models, device, written=base.writes_inputs):
-            conditions = run.conditions(micro_batch.samples, read)
-            prediction = base.predict(draws.noised, draws.levels, conditions)
-        needed = draws.needs_frozen or run.config.objective.slider != "off"
-        frozen = predict_frozen(run, micro_batch, draws, conditions) if needed else None
-        blank = predict_blank(run, micro_batch, draws, read) if run.config.objective.guidance_loss else None
-        slid = predict_slider(run, micro_batch, draws, frozen)
-        losses = objective.loss(prediction, draws, frozen, blank, slid)
-        loss = losses.sum() / count
-        weighed = run.uncertainty.weigh(losses, draws.levels).sum() / count if run.uncertainty else loss
-        run.scaler.scale(weighed * factor).backward()
-        if (preserved := preservation_losses(run, micro_batch, draws, read, models)) is not None:
-            extra = preserved.sum() / count
-            run.scaler.scale(extra * factor).backward()
-            losses, loss = losses.detach() + preserved.detach(), loss.detach() + extra.detach()
-    return draws, losses.detach(), loss.detach()
-
-
-def limit_and_update(run: Run, passes: Passes, saving: Saving) -> tuple[Numbers, Norms | None]:
-    """Clip the gradients and update the weights; back up the state before skipping an update that is not finite.
-
-    Raises RuntimeError for an update that makes weights that are not finite.
-    """
-    numbers = limit(run, passes)
-    if not numbers.finite:
-        saving.back_up()
-    norms = update(run, numbers)
+    run.updating = True  # from here on a failure can only be undone
+    scaler.unscale_(run.optimizer)
+    numbers = measured(run, passes, limit_gradients(parameters, run.config.optimizer))
     if numbers.finite:
-        check_weights(run, saving)
-    return numbers, norms
+        for term in objective.terms:
+            term.update(scaler.get_scale())
+        scaler.step(run.optimizer)
+        network.embeddings.keep_norms()
+        if most := run.config.lora.scale_weight_norms:
+            numbers.norms = network.limit_norms(most)
+    return numbers

@@ -24,7 +24,9 @@ from ..preflight.report import manifest_table
 from ..runs import Choice, choose_run
 from ..runs.publish import Destination
 from ..train import train_lora
-from ..training.prepare import Job, Planned, check_settings, fill_settings, joins, plan_run, run_preflight
+from ..training.job import Job, Planned
+from ..training.joining import joins
+from ..training.prepare import check_settings, fill_settings, plan_run, run_preflight
 from ..workflow.run_file import RunFile, on_this_machine
 from .layout import Layout, layout
 from .terminal import Progress, Screen, stopping

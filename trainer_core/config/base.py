@@ -121,13 +121,13 @@ def check_values(config: Config) -> None:
         hint = hints[name]
         value: Any = getattr(config, name)
         title = cls.named(name)
-        texts = value if isinstance(value, tuple) else (value,)
+        texts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
         if any(isinstance(text, str) and len(text) > LONGEST_TEXT for text in texts):
             raise ValueError(f"{title} has a text of more than {LONGEST_TEXT} characters; shorten it.")
         if isinstance(value, int | float) and not abs(value) <= LARGEST:
             raise ValueError(f"{title} is too large, or no number; set it below {LARGEST:g}.")
         if hint is float:
-            object.__setattr__(config, name, float(value))
+            object.__setattr__(config, name, float(getattr(config, name)))
         if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
             raise ValueError(f"{title} is {value!r:.80}; choose one of {list(typing.get_args(hint))}.")
         if name in rows and isinstance(value, int | float) and not rows[name].allows(value):

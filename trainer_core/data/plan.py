@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from ..common.rng import generator, uniforms
 from ..common.wording import count, names
@@ -26,6 +27,14 @@ Group = tuple[Size, int]  # (bucket, concept, or -1 if concepts mix); samples of
 _Batch = tuple[Size, tuple[Item, ...]]
 
 
+class View(NamedTuple):
+    """A crop of a picture, or of the other picture of its pair."""
+
+    picture: int  # index in Manifest.pictures
+    crop: Crop
+    other_end: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
     """One visit of one picture."""
@@ -36,7 +45,12 @@ class Sample:
     caption: str  # final text
     use_mask: bool  # False: no mask, or trained without it at this visit
     weight: float  # loss weight of the concept
-    opposite: bool = False  # of the picture at the other end of a slider, with all else alike
+    other_end: bool = False  # of the other picture of a pair, with all else alike
+
+    @property
+    def view(self) -> View:
+        """What of which file it shows."""
+        return View(self.picture, self.crop, self.other_end)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +63,9 @@ class MicroBatch:
     first: int = 0  # samples of the same optimizer step in earlier micro-batches
     step_samples: int = 1  # samples of the whole optimizer step
 
-    def opposite(self) -> MicroBatch:
-        """Build the micro-batch of the pictures at the other end of a slider, with all else alike."""
-        return replace(self, samples=tuple(replace(sample, opposite=True) for sample in self.samples))
+    def other_end(self) -> MicroBatch:
+        """Build the micro-batch of the other pictures of its pairs, with all else alike."""
+        return replace(self, samples=tuple(replace(sample, other_end=True) for sample in self.samples))
 
 
 class Plan:
@@ -150,14 +164,20 @@ class Plan:
 
     # --- the whole run ----------------------------------------------------------------------------------------
 
-    def crops(self) -> set[tuple[int, Crop]]:
-        """List every (picture, crop) of the run."""
-        return {(picture, crop) for picture, crop, _ in self._looks(masked=False)}
+    def views(self) -> set[View]:
+        """List every view of the run."""
+        looks = self._looks(masked=False)
+        return {View(picture, crop, end) for picture, crop, _ in looks for end in self._ends}
 
-    def masked_crops(self) -> tuple[set[tuple[int, Crop]], set[Size]]:
-        """List every (picture, crop) that is trained with its mask, and the buckets of samples without a mask."""
+    def masked_views(self) -> tuple[set[View], set[Size]]:
+        """List every view that is trained with its mask, and the buckets of samples without a mask."""
         looks = self._looks(masked=True)
-        return {(i, crop) for i, crop, used in looks if used}, {crop.bucket for _, crop, used in looks if not used}
+        masked = {View(picture, crop, end) for picture, crop, used in looks if used for end in self._ends}
+        return masked, {crop.bucket for _, crop, used in looks if not used}
+
+    @property
+    def _ends(self) -> tuple[bool, ...]:
+        return (False, True) if self.dataset.paired else (False,)
 
     def _looks(self, masked: bool) -> set[tuple[int, Crop, bool]]:
         """List every (picture, crop, with its mask) of the run; masked: distinguish visits with and without masks."""
@@ -257,10 +277,16 @@ class Plan:
         entry = self.manifest.pictures[picture]
         return entry.width, entry.height
 
-    def file(self, picture: int, opposite: bool = False) -> Picture | Control:
-        """Find the file of a picture, or of that at the other end of a slider: itself where it has no other."""
-        entry = self.manifest.pictures[picture]
-        return entry.opposite or entry if opposite else entry
+    def file(self, of: View | Sample) -> Picture | Control:
+        """Find the file of a view: of a picture, or of the other of its pair, which is itself where it has no other."""
+        entry = self.manifest.pictures[of.picture]
+        return entry.other_end or entry if of.other_end else entry
+
+    def beside(self, picture: int, crop: Crop) -> list[tuple[Control, Crop]]:
+        """List the files beside a crop of a picture, and how each is cut: control pictures, the other of its pair."""
+        other = self.manifest.pictures[picture].other_end
+        references = [(each.control, each.crop) for each in self.references(picture, crop)]
+        return [*references, *([(other, crop)] if other else [])]
 
     def has_mask(self, picture: int) -> bool:
         """Tell whether a picture has a mask that its concept uses."""
@@ -286,8 +312,8 @@ class Plan:
 
     def all_references(self) -> set[Reference]:
         """List every control picture of the run, in each way in which it is cut."""
-        items = self.crops() if any(picture.controls for picture in self.manifest.pictures) else ()
-        return {each for i, crop in items for each in self.references(i, crop)}
+        looks = self._looks(masked=False) if any(picture.controls for picture in self.manifest.pictures) else ()
+        return {each for picture, crop, _ in looks for each in self.references(picture, crop)}
 
     def crop_in(self, picture: int, bucket: Size) -> Crop:
         """Find a picture's first variant in a bucket that it uses."""

@@ -1,23 +1,30 @@
-"""The objective that a run minimises: noise levels, noise, targets, weights and the loss."""
+"""The objective that a run minimises: noise levels, noise, targets, weights, the loss and its terms."""
 
-from .objective import Batch, Draws, Objective, Place
+from .draws import Batch, Draws, Place, draws_at
+from .objective import Objective
+from .passes import Pass
 from .path import Path
-from .preserved import check_preservation, other_captions
 from .settings import check_objective, describe_levels, objective_remarks
-from .slider import check_slider
+from .terms import Term, check_captions, other_captions, prompts, strengths, terms_of, texts_beside
 from .timesteps import level_shares
 
 __all__ = [
     "Batch",
     "Draws",
     "Objective",
+    "Pass",
     "Path",
     "Place",
+    "Term",
+    "check_captions",
     "check_objective",
-    "check_preservation",
-    "check_slider",
     "describe_levels",
+    "draws_at",
     "level_shares",
     "objective_remarks",
     "other_captions",
+    "prompts",
+    "strengths",
+    "terms_of",
+    "texts_beside",
 ]

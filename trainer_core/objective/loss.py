@@ -61,29 +61,19 @@ def sample_losses(
     target: Tensor,
     mask: Tensor | None = None,
     normalize: Tensor | None = None,
-    prior: Tensor | None = None,
-    prior_weight: Tensor | None = None,
     loss: str = "mse",
     huber_c: Tensor | None = None,
 ) -> Tensor:
     """Compute the mean error of each sample, (B,) float32, before weights.
 
     mask: (B, 1, *axes) weights in 0..1. normalize: (B,) bool, divide by the mean of the mask where true; that mean is
-    at least one latent pixel, so an empty mask gives 0 and never NaN. prior: the frozen model's prediction for the same
-    input, (B, C, *axes). prior_weight: (B,), factor of the error against prior outside the mask (masked prior
-    preservation). loss, huber_c: as in `element_errors`.
+    at least one latent pixel, so an empty mask gives 0 and never NaN. loss, huber_c: as in `element_errors`.
     """
     errors = element_errors(prediction, target, loss, huber_c)
-    if mask is None:
-        return mean_of_samples(errors)
-    losses = _masked_mean(errors, mask, normalize)
-    if prior is not None and prior_weight is not None:
-        drift = element_errors(prediction, prior, loss, huber_c)
-        losses = losses + prior_weight * _masked_mean(drift, 1 - mask, normalize)
-    return losses
+    return mean_of_samples(errors) if mask is None else masked_mean(errors, mask, normalize)
 
 
-def _masked_mean(errors: Tensor, mask: Tensor, normalize: Tensor | None) -> Tensor:
+def masked_mean(errors: Tensor, mask: Tensor, normalize: Tensor | None) -> Tensor:
     """Average errors times mask, (B,); where `normalize` is true, divide by the mean of the mask."""
     means = mean_of_samples(errors * mask)
     if normalize is None:

@@ -2,86 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from ..common.axes import like, mean_of_samples
 from ..common.rng import sample_uniform
 from ..config import ObjectiveConfig
 from ..models.base import LevelDefaults, NoiseModel
+from .draws import Batch, Draws
 from .loss import huber_thresholds, reduction_factor, sample_losses
 from .noise import offset_growth, perturb, sample_noise
-from .path import Mix, Path
+from .passes import Pass
+from .path import Path
+from .terms import Term
 from .timesteps import chosen_levels, level_probabilities, sample_strata, sample_timesteps, shift_of
 from .weighting import snr_weight
 
 PLAIN = LevelDefaults()  # every level equally often
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """The numbers of a micro-batch in its run; with the seed they decide its random numbers."""
-
-    micro_batch: int  # counted over the whole run
-    step: int  # optimizer step
-    first: int = 0  # number of its first sample within the step
-    step_samples: int = 1  # samples of the whole step
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """B samples of one bucket, on the CPU."""
-
-    place: Place
-    latents: Tensor  # (B, C, *axes) float32, clean, in model scale
-    weights: Tensor  # (B,) of the samples' concepts
-    mask: Tensor | None = None  # (B, 1, *axes); None when no sample has one
-    normalize: Tensor | None = None  # (B,) bool, divide the loss by the mask's mean
-    prior_weight: Tensor | None = None  # (B,); None without masked prior preservation
-    held: Tensor | None = None  # (B,) bool, samples whose target is the frozen model's prediction; None without any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Draws:
-    """A batch with noise drawn for it, on the device."""
-
-    latents: Tensor  # (B, C, *axes) float32, clean
-    levels: Tensor  # (B,) int64, indices on the path
-    noised: Tensor  # (B, C, *axes) float32, what the model sees
-    target: Tensor  # (B, C, *axes) float32, what the model should predict
-    mix: Mix  # coefficients of the levels
-    weights: Tensor  # (B,) concept weight x weight of the level
-    huber_c: Tensor  # (B,) where the Huber losses turn from squared to absolute
-    mask: Tensor | None
-    normalize: Tensor | None
-    prior_weight: Tensor | None
-    held: Tensor | None
-
-    def plain(self, losses: Tensor) -> Tensor:
-        """Divide losses of samples, (B,), by their weights and trained areas; not finite where these are 0."""
-        plain = losses / self.weights
-        if self.mask is None:
-            return plain
-        area = mean_of_samples(self.mask)
-        return plain / (area if self.normalize is None else area.masked_fill(self.normalize, 1))
-
-    @property
-    def needs_frozen(self) -> bool:
-        """Tell whether the loss needs the frozen model's prediction."""
-        return self.prior_weight is not None or self.held is not None
-
-
 class Objective:
     """The loss that a run minimises, on the path of its base model.
 
-    levels: what the base model's family is trained with, where the settings say "auto".
+    levels: what the base model's family is trained with, where the settings say "auto". terms: what else guides it.
     """
 
-    def __init__(self, config: ObjectiveConfig, noise: NoiseModel, seed: int, levels: LevelDefaults = PLAIN) -> None:
-        self.config, self.seed, self.path = config, seed, Path(noise)
+    def __init__(
+        self,
+        config: ObjectiveConfig,
+        noise: NoiseModel,
+        seed: int,
+        levels: LevelDefaults = PLAIN,
+        terms: Sequence[Term] = (),
+    ) -> None:
+        self.config, self.seed, self.path, self.terms = config, seed, Path(noise), terms
         self.levels = chosen_levels(config, levels)
         self._probabilities: dict[float, Tensor] = {}  # of levels, by their shift
 
@@ -112,49 +67,33 @@ class Objective:
             held=move(batch.held),
         )
 
-    def loss(
-        self,
-        prediction: Tensor,
-        draws: Draws,
-        frozen: Tensor | None = None,
-        blank: Tensor | None = None,
-        slid: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the weighted loss of each sample, (B,) float32.
+    def loss(self, prediction: Tensor, seen: Pass) -> Tensor:
+        """Compute the weighted loss of each sample, (B,) float32: against the target as terms have moved it.
 
-        frozen: the frozen model's prediction, where `needs_frozen`; it is the target of held samples, and outside the
-        mask that of masked prior preservation. blank: with guidance_loss s, the prediction u without a caption; the
-        target v becomes u + s (v - u), which keeps a guidance-distilled model where its guidance has put it
-        (kohya-ss/musubi-tuner#1045). slid: of a slider, the target in place of the pictures' own.
+        loss_on x0 compares the clean latents that follow from the prediction with those of the picture.
         """
-        target, mix = draws.target if slid is None else slid, draws.mix
-        if blank is not None:
-            target = blank.float().lerp(target, self.config.guidance_loss)
-        if self.config.loss_on == "x0":
-            prediction = mix.clean(prediction, draws.noised)
-            target = draws.latents
-            frozen = None if frozen is None else mix.clean(frozen, draws.noised)
-        if draws.held is not None and frozen is not None:
-            target = torch.where(like(draws.held, target), frozen, target)
-        losses = sample_losses(
-            prediction,
-            target,
-            draws.mask,
-            draws.normalize,
-            frozen,
-            draws.prior_weight,
-            self.config.loss,
-            draws.huber_c,
-        )
+        draws = seen.draws
+        target = draws.latents if self.config.loss_on == "x0" else draws.target
+        for term in self.terms:
+            target = term.target(target, seen)
+        prediction = seen.compared(prediction)
+        losses = sample_losses(prediction, target, draws.mask, draws.normalize, self.config.loss, draws.huber_c)
+        for term in self.terms:
+            if (more := term.beside_the_target(prediction, seen)) is not None:
+                losses = losses + more
         return losses * draws.weights
 
-    def preservation_loss(self, prediction: Tensor, frozen: Tensor, draws: Draws, kept: Tensor) -> Tensor:
-        """Compute the weighted loss of each sample against the frozen model's prediction for another caption, (B,).
+    def weigh(self, losses: Tensor, draws: Draws) -> Tensor:
+        """Weigh the losses of samples, (B,), for the backward pass."""
+        for term in self.terms:
+            losses = term.weigh(losses, draws.levels)
+        return losses
 
-        kept: (B,) 1 for samples that have another caption, else 0. Of the whole picture, without mask.
-        """
-        losses = sample_losses(prediction, frozen, loss=self.config.loss, huber_c=draws.huber_c)
-        return losses * draws.weights * kept * self.config.preservation_weight
+    def apart(self, seen: Pass) -> Iterator[Tensor]:
+        """Compute the weighted losses, (B,) each, that have a backward pass of their own, one after another."""
+        for term in self.terms:
+            if (losses := term.apart(seen)) is not None:
+                yield losses
 
     def reduction_factor(self, samples: int, micro_batches: int) -> float:
         """Compute what the mean loss of a step of so many samples is multiplied by before its backward pass."""

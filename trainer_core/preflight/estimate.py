@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..common.cancel import look
-from ..config import OptimizerConfig
+from ..config import MemoryConfig, OptimizerConfig
+from ..data.plan import MicroBatch
 from ..memory import weight_bytes
 from ..models import BaseModel
-from ..models.base import Prediction
 from ..networks import Network
-from ..objective.loss import sample_losses
+from ..objective import Objective, Pass, draws_at, strengths
 from ..objective.path import Mix
 from ..optim import build_optimizer
 from ..optim.noise_scale import looked_at
@@ -34,6 +34,7 @@ EIGHT_BITS = {  # values of state for each weight
     **dict.fromkeys(("lion8bit", "paged_lion8bit", "sgd8bit", "rmsprop8bit", "adagrad8bit"), 1),
 }
 ABSMAX_BLOCK = 256  # 8-bit values that share one float32 scale
+NEGATIVE = MicroBatch(index=1, samples=(), bucket=(0, 0))  # at strength -1, where terms alternate
 KNOWN_RESULTS = 20_000  # layouts kept, more than the operators of a few large models with different shapes
 
 _results: dict[Any, Any] = {}  # layouts of operators' results on the meta device, by their arguments
@@ -228,17 +229,26 @@ def _heads(like: Tensor) -> Tensor:
     return torch.empty_like(like.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """The largest micro-batch of a run."""
+
+    samples: int
+    latents: tuple[int, ...]  # axes of its latents, behind the channels
+    tokens: int = 77  # of the conditioning, from `longest_batch`
+    caption: str = "a caption"  # one for which every term acts
+    masked: bool = False
+    accumulates: bool = False  # gradients of an earlier backward pass exist already
+
+
 def estimate_step(
     base: BaseModel,
     network: Network,
+    objective: Objective,
+    shape: Shape,
     *,
-    batch_size: int,
-    latent_size: tuple[int, int],
-    tokens: int,
     optimizer: OptimizerConfig | None = None,
-    accumulates: bool = False,
-    prior: bool = False,
-    attention: str = "auto",
+    memory: MemoryConfig | None = None,
     weight_bytes: int | None = None,
     block: int = CUDA_BLOCK,
 ) -> Estimate:
@@ -246,11 +256,9 @@ def estimate_step(
 
     base: models on the meta device in base.dtype, prepared as for the run (checkpointing and all else that changes the
     stored activations); they are frozen, otherwise unchanged. Its text encoders, if any, run in each step. network:
-    built for them, on the meta device. latent_size: (H, W) of the largest bucket, in latent pixels. tokens: of the
-    conditioning, from `longest_batch`. accumulates: gradients of an earlier backward pass exist already. prior: the
-    frozen model predicts too (masked prior preservation, prior prediction). attention: "math" allocates every attention
-    weight. weight_bytes: frozen weights on the device, where the modules hold another number. block: bytes of the
-    allocator's blocks.
+    built for them, on the meta device. objective: with the terms of the run. memory: as for the run; attention "math"
+    allocates every attention weight. weight_bytes: frozen weights on the device, where the modules hold another number.
+    block: bytes of the allocator's blocks.
 
     Encoding before the run and samples are not included. Validation needs less memory at every layer, as it stores
     nothing for a backward pass.
@@ -263,26 +271,64 @@ def estimate_step(
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     kept = optimizer_state(parameters, optimizer or OptimizerConfig())
     kept.append((sum(looked_at(parameters)), torch.float32))
-    kind = base.noise.kind  # its tables are made here, where nothing is counted
+    objective.path.at(torch.tensor([0]))  # its tables are made here, where nothing is counted
     live = LiveBytes(block)
-    fused = nullcontext() if attention == "math" else fused_attention()
+    fused = nullcontext() if memory and memory.attention == "math" else fused_attention()
     with live, fused, network.attached():
         # From the second step on the optimizer's state exists. The extra memory of an update that is not fused is not
         # counted: activations, which usually took more, are freed by then.
         weights = live.count(parameters)
         state = [torch.empty(size, dtype=dtype, device="meta") for size, dtype in kept]
         network_bytes = live.now + weights  # gradients are as large as their weights
-        if accumulates:
+        if shape.accumulates:
             for parameter in parameters:
                 parameter.grad = torch.empty_like(parameter)
         network.set_micro_batch(0)
-        _micro_batch(base, kind, network if prior else None, batch_size, latent_size, tokens)
+        network.reverse(any(strength < 0 for strength, _ in strengths(objective.terms, NEGATIVE)))
+        dry_run(pass_without_data(base, network, objective, shape, memory), objective)
         torch.nn.utils.clip_grad_norm_(parameters, math.inf)
         del state
     network.set_micro_batch(None)
+    network.reverse(False)
     for parameter in parameters:
         parameter.grad = None
     return Estimate(weights=weight_bytes, network=network_bytes, activations=live.peak - network_bytes)
+
+
+def pass_without_data(
+    base: BaseModel, network: Network, objective: Objective, shape: Shape, memory: MemoryConfig | None
+) -> Pass:
+    """Build the pass of a micro-batch on the meta device, with all that its terms may ask of a batch."""
+    latents = torch.empty(shape.samples, base.latents.channels, *shape.latents, device="meta")
+    each, levels = latents.new_empty(shape.samples), torch.empty(shape.samples, dtype=torch.int64, device="meta")
+    affine = objective.path.kind == "affine"
+    mix = Mix(objective.path.kind, each, each, each if affine else None, each if affine else None)
+    drawn = draws_at(latents, torch.empty_like(latents), levels, mix)
+    mask = latents.new_empty(shape.samples, 1, *shape.latents) if shape.masked else None
+    held = torch.empty(shape.samples, dtype=torch.bool, device="meta")
+    drawn = replace(drawn, mask=mask, prior_weight=None if mask is None else each, held=held)
+    return Pass(
+        base=base,
+        network=network,
+        draws=drawn,
+        captions=[shape.caption] * shape.samples,
+        conditions=lambda *_: base.empty_conditions(shape.samples, (shape.latents[0], shape.latents[-1]), shape.tokens),
+        memory=memory,
+        index=NEGATIVE.index,
+        loss=objective.config.loss,
+        space=objective.config.loss_on,
+    )
+
+
+def dry_run(seen: Pass, objective: Objective) -> None:
+    """Ask a pass for all that a step asks of it, in the order of train.py, with its backward passes."""
+    samples, prediction = len(seen.captions), seen.predict()
+    losses = objective.loss(prediction, seen)
+    loss = objective.weigh(losses, seen.draws).sum() / samples
+    loss.backward()
+    for apart in objective.apart(seen):
+        more = apart.sum() / samples
+        more.backward()
 
 
 def estimate_encoding(
@@ -304,36 +350,6 @@ def estimate_encoding(
     with live, fused_attention():
         base.encode_pixels(small, torch.empty(1, 3, *size[::-1], device="meta"))
     return Encoding(vae=weights, texts=sum(map(weight_bytes, texts)), work=live.peak)
-
-
-def _micro_batch(
-    base: BaseModel,
-    kind: Prediction,
-    prior_of: Network | None,
-    batch_size: int,
-    latent_size: tuple[int, int],
-    tokens: int,
-) -> None:
-    """Run forward and backward pass of a micro-batch as `train` does. prior_of: predict also without this network."""
-    latents = torch.empty(batch_size, base.latents.channels, *latent_size, device="meta")
-    noise = torch.empty_like(latents)
-    levels = torch.empty(batch_size, dtype=torch.int64, device="meta")
-    column, weights = latents.new_empty(batch_size, 1, 1, 1), latents.new_empty(batch_size)
-    mix = Mix(kind, column, column, column, column)
-    mask = prior = prior_weight = None
-    conditions = base.empty_conditions(batch_size, latent_size, tokens)
-    noised = mix.noised(latents, noise)
-    prediction = base.predict(noised, levels, conditions)
-    target = mix.target(latents, noise)
-    if prior_of is not None:
-        mask, prior_weight = latents.new_empty(batch_size, 1, *latent_size), latents.new_empty(batch_size)
-        with torch.no_grad(), prior_of.detached():
-            if base.text_encoders:
-                conditions = base.empty_conditions(batch_size, latent_size, tokens)
-            prior = base.predict(noised, levels, conditions)
-    each = sample_losses(prediction, target, mask, None, prior, prior_weight)
-    loss = (each * weights).sum() / batch_size
-    loss.backward()
 
 
 def optimizer_state(parameters: Iterable[Tensor], config: OptimizerConfig) -> list[tuple[int, torch.dtype]]:

@@ -15,7 +15,6 @@ from ..config import OPEN, Defaults, RunConfig, fill
 from ..config.defaults import FAR
 from ..data.plan import Plan
 from ..memory import choose_dtype, rungs
-from ..models import word_ids
 from ..optim import estimates
 from .memory import RESERVE, estimate_run, largest_micro_batch
 from .outline import outline_run
@@ -155,15 +154,16 @@ def fits_memory(config: RunConfig, plan: Plan, device: torch.device, free: float
     config: filled. free: bytes on the device. Each call estimates a step, which takes seconds for a large model.
     """
     outline = outline_run(config, dtype=choose_dtype(config.base_model.precision, device))
-    shape = largest_micro_batch(plan, outline.base, word_ids(config.lora.embeddings))
+    shape = largest_micro_batch(config, plan, outline.base)
     ladder = rungs(config.memory, device)
     stays = [each for each in ladder if (each.offload_weights, each.offload_activations) == ("none", "off")]
     smallest = (stays or ladder)[-1]
     room = free - (RESERVE if device.type == "cuda" else 0)
 
     def fits(resolution: int, batch: int) -> bool:
-        size = shape.size if config.train.buckets.resolutions else (resolution, resolution)
-        wanted = replace(shape, samples=batch, size=size)
+        side = int(resolution // outline.base.latents.pixels)
+        latents = shape.latents if config.train.buckets.resolutions else (side, side)
+        wanted = replace(shape, samples=batch, latents=latents)
         return estimate_run(config, outline, smallest, wanted, device).total <= room
 
     return fits

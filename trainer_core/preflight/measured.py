@@ -12,15 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import MemoryConfig, RunConfig
+from ..config import MemoryConfig, ObjectiveConfig, RunConfig
 from ..data.plan import Plan
 from ..lora_files.continued import load_continued
 from ..memory import describe, empty_cache, free_bytes, out_of_memory, recompute, rungs
 from ..models import BaseModel, Conditioning, word_ids
 from ..networks import Network
 from ..networks.of_model import build_network, learning_rates
+from ..objective import Objective, Pass, draws_at, other_captions, terms_of, texts_beside
 from ..optim.noise_scale import looked_at
-from .estimate import CUDA_BLOCK, LiveBytes, optimizer_state
+from .estimate import CUDA_BLOCK, LiveBytes, dry_run, optimizer_state
 
 SHARES = ((0.5, 0.75), (0.75, 1.0))  # of the sides of the largest bucket: the two sizes; the second where models refuse
 SMALL = 256  # pixels of a side that a model is tried on
@@ -41,17 +42,26 @@ class Peak:
 
 
 def measure_peak(
-    base: BaseModel, network: Network, caption: Conditioning, largest: Pixels, device: torch.device, references: int = 0
+    base: BaseModel,
+    network: Network,
+    caption: Conditioning,
+    largest: Pixels,
+    device: torch.device,
+    references: int = 0,
+    objective: Objective | None = None,
+    text: str = "",
 ) -> Peak:
     """Measure passes with gradients on smaller pictures than the largest, on a model in its session.
 
-    references: control pictures of each sample, which are as large as it.
+    references: control pictures of each sample, which are as large as it. objective: with the terms of the run. text: a
+    caption for which these act; all captions are as long as the encoded one.
     """
+    goal = objective or Objective(ObjectiveConfig(), base.noise, 0)
 
     def measured(shares: tuple[float, float]) -> Peak:
         small, larger = (_share(largest, share, base.latents.step) for share in shares)
         one, wide, two = (
-            _pass_bytes(base, network, [caption] * samples, size, device, references)
+            _pass_bytes(base, network, goal, [caption] * samples, text, size, device, references)
             for samples, size in ((1, small), (1, larger), (2, small))
         )
         pixels = math.prod(larger) - math.prod(small)
@@ -76,23 +86,34 @@ def _share(size: Pixels, share: float, step: int) -> Pixels:
 def _pass_bytes(
     base: BaseModel,
     network: Network,
+    objective: Objective,
     captions: list[Conditioning],
+    text: str,
     size: Pixels,
     device: torch.device,
     references: int,
 ) -> int:
-    """Count the bytes that a forward and a backward pass allocate at their peak."""
+    """Count the bytes that the forward and backward passes of a micro-batch allocate at their peak."""
     width, height = size
     form, count = base.latents, len(captions)
     live = LiveBytes(CUDA_BLOCK if device.type == "cuda" else 1)
     sizes = torch.tensor([[height, width, 0, 0, height, width]] * count)
     shape = (count, form.channels, height // form.pixels, width // form.pixels)
-    levels = torch.full((count,), len(base.noise.alpha) // 2, device=device)
+    levels = torch.full((count,), len(base.noise.alpha) // 2)
     with live, base.passes(shape):
-        noised: Tensor = torch.zeros(shape, device=device)
-        conditions = base.batch(captions, sizes, device, None, [[each] * references for each in noised])
+        latents: Tensor = torch.zeros(shape, device=device)
+        shown = [[each] * references for each in latents]
+        seen = Pass(
+            base=base,
+            network=network,
+            draws=draws_at(latents, torch.zeros_like(latents), levels, objective.path.at(levels, device)),
+            captions=[text] * count,
+            conditions=lambda *_: base.batch(captions, sizes, device, None, shown),
+            loss=objective.config.loss,
+            space=objective.config.loss_on,
+        )
         network.set_micro_batch(0)
-        base.predict(noised, levels, conditions).square().mean().backward()
+        dry_run(seen, objective)
     network.set_micro_batch(None)
     return live.peak
 
@@ -105,7 +126,12 @@ def fit_measured(
     Raises ValueError when none fits. dtype: of the network's weights.
     """
     size, samples = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
-    longest = max(plan.captions(), key=lambda caption: base.count_tokens(caption, word_ids(())))
+    objective = Objective(config.objective, base.noise, config.train.seed, base.levels, terms_of(config))
+    for term in objective.terms:
+        term.begin(objective.path, config.train.seed, device)
+    captions = plan.captions() | other_captions(objective.terms, plan)
+    longest = max(captions, key=lambda caption: base.count_tokens(caption, word_ids(())))
+    text = max(sorted(plan.captions()), key=lambda caption: len(texts_beside(objective.terms, caption)))
     references = max(len(picture.controls) for picture in plan.manifest.pictures)
     pictures = [torch.zeros(3, size[1], size[0])] * references if base.seen_as else ()
     caption = base.encode_text(longest, device, pictures)
@@ -124,7 +150,7 @@ def fit_measured(
                 last = number + 1 == len(ladder)
                 # Where no more blocks can be recomputed, ComfyUI keeps a part of the weights in RAM.
                 room = free + (base.movable if memory.checkpointing == ladder[-1].checkpointing else 0)
-                peak = _peak(base, network, caption, size, device, references)
+                peak = _peak(base, network, caption, size, device, references, objective, text)
                 if peak is None:
                     continue
                 needed = kept + peak.at(samples, size)
@@ -152,11 +178,18 @@ def _try_out(base: BaseModel, network: Network, caption: Conditioning, size: Pix
 
 
 def _peak(
-    base: BaseModel, network: Network, caption: Conditioning, size: Pixels, device: torch.device, references: int
+    base: BaseModel,
+    network: Network,
+    caption: Conditioning,
+    size: Pixels,
+    device: torch.device,
+    references: int,
+    objective: Objective,
+    text: str,
 ) -> Peak | None:
     """Measure passes on smaller pictures than the largest; None where even these do not fit."""
     try:
-        return measure_peak(base, network, caption, size, device, references)
+        return measure_peak(base, network, caption, size, device, references, objective, text)
     except RuntimeError as error:
         if device.type == "cpu" or not out_of_memory(error):
             raise

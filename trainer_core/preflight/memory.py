@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,29 +16,20 @@ from ..memory import (
     Stream,
     describe,
     free_bytes,
-    kept_activations,
     moves_weights,
     prepare,
     recompute,
     rungs,
     weight_bytes,
 )
-from ..models import BaseModel, Words, word_ids
-from .estimate import CUDA_BLOCK, Encoding, Estimate, estimate_encoding, estimate_step
+from ..models import BaseModel, word_ids
+from ..objective import Objective, other_captions, terms_of, texts_beside
+from .estimate import CUDA_BLOCK, Encoding, Estimate, Shape, estimate_encoding, estimate_step
 from .outline import Outline, outline_run, trains_text
 
 ERROR = 0.1  # of the estimate; a run is refused only where it is larger by more than this
 RESERVE = 250e6  # bytes of kernels and torch's own bookkeeping on a GPU, beside the estimate
 OTHER_WEIGHTS = ("float8", "nf4")  # proposed where a run does not fit
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """The shape of a micro-batch."""
-
-    samples: int
-    size: tuple[int, int]  # (width, height) in pixels
-    tokens: int  # of the conditioning
 
 
 def fit_memory(
@@ -51,7 +42,7 @@ def fit_memory(
     training.
     """
     free = free_bytes(device) + {"cuda": -RESERVE, "cpu": held}.get(device.type, 0)
-    shape = largest_micro_batch(plan, outline.base, word_ids(config.lora.embeddings))
+    shape = largest_micro_batch(config, plan, outline.base)
     ladder = rungs(config.memory, device)
     encoding = None if vae is None else encoding_of(config, plan, outline.base, vae, device)
     for i, memory in enumerate(ladder):
@@ -68,10 +59,19 @@ def fit_memory(
     )
 
 
-def largest_micro_batch(plan: Plan, base: BaseModel, words: Words) -> Shape:
+def largest_micro_batch(config: RunConfig, plan: Plan, base: BaseModel) -> Shape:
     """Find the shape of the run's largest micro-batch."""
-    size, count = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
-    return Shape(samples=count, size=size, tokens=base.longest_batch(plan.captions(), count, words))
+    terms, words = terms_of(config), word_ids(config.lora.embeddings)
+    (width, height), count = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
+    captions = plan.captions()
+    return Shape(
+        samples=count,
+        latents=(height // base.latents.pixels, width // base.latents.pixels),
+        tokens=base.longest_batch(captions | other_captions(terms, plan), count, words),
+        caption=max(sorted(captions), key=lambda caption: len(texts_beside(terms, caption))),
+        masked=any(plan.has_mask(picture) for picture in plan.trained),
+        accumulates=config.train.accumulate > 1 or config.dataset.paired,  # a pair has two backward passes
+    )
 
 
 def encoding_of(config: RunConfig, plan: Plan, base: BaseModel, vae: Any, device: torch.device) -> Encoding:
@@ -111,25 +111,19 @@ def estimate_run(
     for text in base.text_encoders:
         recompute(base.units(text.model), memory.checkpointing)
     models = (base.denoiser, *(text.model for text in base.text_encoders))
-    width, height = shape.size
-    with kept_activations(memory, models, meta):
-        step = estimate_step(
-            base,
-            outline.network,
-            batch_size=shape.samples,
-            latent_size=(height // base.latents.pixels, width // base.latents.pixels),
-            tokens=shape.tokens,
-            optimizer=config.optimizer,
-            accumulates=config.train.accumulate > 1 or config.dataset.paired,  # a pair has two backward passes
-            prior=config.objective.slider != "off"
-            or any(
-                c.role == "prior_prediction" or (c.masks is not None and c.masks.prior_weight > 0)
-                for c in config.dataset.concepts
-            ),
-            attention=memory.attention,
-            weight_bytes=sum(map(weight_bytes, models)),
-            block=block_on(device),
-        )
+    objective = Objective(config.objective, base.noise, config.train.seed, base.levels, terms_of(config))
+    for term in objective.terms:
+        term.begin(objective.path, config.train.seed, meta)
+    step = estimate_step(
+        base,
+        outline.network,
+        objective,
+        shape,
+        optimizer=config.optimizer,
+        memory=memory,
+        weight_bytes=sum(map(weight_bytes, models)),
+        block=block_on(device),
+    )
     return step if encoding is None else encoding.beside(step, moves=moves_weights(memory))
 
 

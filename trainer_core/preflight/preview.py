@@ -58,9 +58,7 @@ def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
         trained = _tint(trained, cut_mask(load_mask(picture.mask, whole.size, concept.masks), sample.crop))
     trained.thumbnail((tile, tile), Image.Resampling.LANCZOS)
     cell.paste(trained, (_PAD + (tile - trained.width) // 2, _PAD + (tile - trained.height) // 2))
-    beside = [(each.control, each.crop) for each in plan.references(index, sample.crop)]
-    beside += [(picture.opposite, sample.crop)] if picture.opposite else []
-    for n, (control, crop) in enumerate(beside):
+    for n, (control, crop) in enumerate(plan.beside(index, sample.crop)):
         shown = cut(load_picture(control.path, concept.background), crop)
         shown.thumbnail((tile // 3 - _PAD, tile // 3 - _PAD), Image.Resampling.LANCZOS)
         framed = ImageOps.expand(shown, 1, _ACCENT)

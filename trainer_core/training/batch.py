@@ -13,7 +13,7 @@ from ..data.masks import loss_mask
 from ..data.plan import MicroBatch, Plan, Sample
 from ..models import BaseModel, Conditioning
 from ..objective import Batch, Place
-from .encode import Encoded
+from .encoded import Encoded
 
 Read = Callable[..., Conditioning]  # turns a caption, and what the text encoders see with it, into its conditioning
 
@@ -71,7 +71,7 @@ def build_conditions(
     base: BaseModel, encoded: Encoded, read: Read, plan: Plan, samples: Sequence[Sample], device: torch.device
 ) -> object:
     """Batch the conditions of samples: captions, sizes and crops, inpainting latents, control pictures."""
-    files = [plan.file(sample.picture, sample.opposite) for sample in samples]
+    files = [plan.file(sample) for sample in samples]
     crops = [sample.crop for sample in samples]
     sizes = torch.tensor([c.size_conditioning((f.width, f.height)) for c, f in zip(crops, files, strict=True)])
     painted = [each for sample in samples if (each := encoded.painted(sample)) is not None]

@@ -32,7 +32,7 @@ def state_of(run: Run) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         "of": _identity(run),
         "scaler": run.scaler.state_dict(),
         "noise_scale": run.noise_scale.state_dict(),
-        "uncertainty": run.uncertainty and run.uncertainty.state_dict(),
+        "terms": {type(term).__name__: term.state_dict() for term in run.objective.terms},
     }
     history = {
         "losses": torch.tensor(run.losses, dtype=torch.float64),
@@ -77,8 +77,9 @@ def restore(
         if run.scaler.is_enabled() and optimizer["scaler"]:  # a fork may change the precision
             run.scaler.load_state_dict(optimizer["scaler"])
         run.noise_scale.load_state_dict(optimizer["noise_scale"])
-        if run.uncertainty and optimizer.get("uncertainty"):  # a fork may switch it on
-            run.uncertainty.load_state_dict(optimizer["uncertainty"])
+        for term in run.objective.terms:
+            if state := optimizer["terms"].get(type(term).__name__):  # a fork may switch one on
+                term.load_state_dict(state)
 
 
 def resume(run: Run, checkpoint: Checkpoint) -> None:

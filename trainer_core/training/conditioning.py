@@ -12,7 +12,7 @@ from ..data.plan import Plan
 from ..models import BaseModel, Conditioning, mentions, word_ids
 from ..networks import Network
 from ..networks.of_model import learning_rates
-from .encode import Encoded
+from .encoded import Encoded
 
 CACHED_CAPTIONS = 512  # conditionings that are kept once the text encoders are frozen
 

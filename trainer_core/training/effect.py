@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..common.rng import generator
-from ..data.plan import Sample
 from ..lora_files.write import delta_norms
+from ..objective import draws_at
 from .state import Run
 
 NOTHING = 1e-6  # a norm, or a relative change of a prediction, up to which nothing was learned
@@ -23,30 +22,16 @@ def measure_effect(run: Run) -> Effect:
     The level is the middle one. norms: Frobenius norms of all changes of a part together; parts whose layers have no
     product of factors are left out.
     """
-    run.encode([_sample(run)])
-    trained = _predict(run)
-    with run.network.detached():
-        frozen = _predict(run)
+    sample, path = run.plan.step(0)[0].samples[0], run.objective.path
+    run.encode([sample])
+    latents = run.encoded.latents(sample)[0][None].to(run.device)
+    noise = torch.randn(latents.shape[1:], generator=generator(run.config.train.seed, "effect"))[None].to(run.device)
+    level = torch.tensor([len(path) // 2])
+    seen = run.passing([sample], draws_at(latents, noise, level, path.at(level, run.device)), run.reader(training=True))
+    trained, frozen = seen.without_gradients().float(), seen.frozen().float()
     whole = float(frozen.norm())
     moved = float((trained - frozen).norm()) / whole if whole else None
     return {"prediction": moved, "norms": _norms(run)}
-
-
-def _predict(run: Run) -> Tensor:
-    """Predict for the first picture of the run, float32."""
-    base, path, device = run.base, run.objective.path, run.device
-    sample = _sample(run)
-    latents = run.encoded.latents(sample)[0][None].to(device)
-    draws = generator(run.config.train.seed, "effect")
-    noise = torch.randn(latents.shape[1:], generator=draws)[None].to(device)
-    level = torch.tensor([len(path) // 2])
-    conditions = run.conditions([sample], run.reader(training=True))
-    mix = path.at(level, device)
-    return base.predict(mix.noised(latents, noise), level.to(device), conditions).float()
-
-
-def _sample(run: Run) -> Sample:
-    return run.plan.step(0)[0].samples[0]
 
 
 def _norms(run: Run) -> dict[str, float]:

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from ..config import MemoryConfig, ObjectiveConfig, SampleConfig, SamplePicture
+from ..config import MemoryConfig, SampleConfig, SamplePicture
 from ..data.cache import Passing
 from ..data.controls import References
 from ..data.plan import Sample
 from ..memory import moves_weights, placed, plain_attention, staying
 from ..networks import Network
-from ..objective.preserved import texts_beside
-from .encode import Encoded, Needs, Seen, Work, encode
+from ..objective import Term, texts_beside
+from .encode import encode
+from .encoded import Encoded, Needs, Seen, Work
 
 
 @dataclass(kw_only=True, slots=True)
@@ -25,7 +26,7 @@ class LiveEncoder:
 
     work: Work  # with the text encoders as they were before the first step
     network: Network
-    objective: ObjectiveConfig
+    terms: Sequence[Term]
     drawn: Mapping[SamplePicture, References]  # control pictures of samples
     texts: bool  # False: the text encoders are trained, and passes encode captions themselves
     trained: Sequence[Any] = ()  # text encoders that passes use, too, and that stay where they are
@@ -36,16 +37,15 @@ class LiveEncoder:
         texts, seen, references = set[str](), set[Seen](), set[Any]()
         for sample in samples:
             shown = plan.references(sample.picture, sample.crop)
-            own = {sample.caption, *texts_beside(sample.caption, self.objective), *prompts}
+            own = {sample.caption, *texts_beside(self.terms, sample.caption), *prompts}
             references.update(shown)
             if shown and base.seen_as:
                 seen |= {(text, shown) for text in own}
             else:
                 texts |= own
         needs = Needs(
-            crops={(sample.picture, sample.crop) for sample in samples},
-            ends={sample.opposite for sample in samples},
-            masked={(sample.picture, sample.crop) for sample in samples if sample.use_mask},
+            views={sample.view for sample in samples},
+            masked={sample.view for sample in samples if sample.use_mask},
             blank={sample.crop.bucket for sample in samples if not sample.use_mask},
             references=references,
             texts=texts if self.texts else None,

@@ -5,25 +5,19 @@ from __future__ import annotations
 import copy
 import json
 import platform
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from ..common.access import ANYWHERE, Access
 from ..common.callbacks import Callbacks
 from ..common.files import check_writable
 from ..common.wording import count, names
-from ..common.world import ALONE, World
+from ..common.world import World
 from ..config import (
     OPEN,
     MemoryConfig,
     RunConfig,
-    SamplePicture,
-    SchedulerConfig,
     check_samples,
     describe_filled,
     fill,
@@ -31,7 +25,6 @@ from ..config import (
 )
 from ..config.optimizer import RATES
 from ..data.cache import Cache, Passing
-from ..data.controls import References
 from ..data.plan import Plan, build_plan
 from ..data.scan import PLACE, Index, manifest_digest, manifest_parts, scan
 from ..lora_files.continued import check_lora_files, load_continued
@@ -47,77 +40,39 @@ from ..memory import (
     prepare,
     recompute,
 )
-from ..models import BaseModel, Source, check_weighted, word_ids
+from ..models import BaseModel, check_weighted, word_ids
 from ..networks import Network, remarks_on_algorithm
 from ..networks.of_model import build_network, learning_rates
-from ..objective import Objective, check_objective, check_preservation, check_slider, objective_remarks, other_captions
-from ..objective.uncertainty import Uncertainty
+from ..objective import Objective, check_captions, check_objective, objective_remarks, other_captions, terms_of
 from ..optim import Ema, build_optimizer, check_optimizer, estimates
 from ..optim import remarks as optimizer_remarks
 from ..optim.noise_scale import NoiseScale
-from ..optim.schedule import Curve, check_length, check_schedule, curve_of, factor_on
+from ..optim.schedule import check_schedule, curve_of
 from ..preflight.disk import check_disk
 from ..preflight.measured import fit_measured
 from ..preflight.memory import fit_memory
 from ..preflight.network import describe_network, measure_run
 from ..preflight.outline import outline_run, trains_text
 from ..preflight.report import long_captions, report
-from ..runs import Checkpoint, Join, Joins, Keys, RunFolder, build_keys, build_parts, model_digests
+from ..runs import Checkpoint, RunFolder, build_keys, build_parts, model_digests
 from ..runs.log import check_log
-from ..runs.publish import Destination
-from ..runs.values import is_count, is_object
 from .checkpoint import resume
 from .conditioning import check_embeddings, check_stops
-from .encode import Encoded, Work, encode_plan, encode_together
+from .encode import encode_plan, encode_together
+from .encoded import Encoded, Work
+from .job import Job, Planned
+from .joining import run_curve
 from .live import LiveEncoder
 from .references import check_references, sample_references, seen_captions
 from .saving import publish
 from .state import Run
 from .validate import check_validation, measured_levels
 
-LITTLE = 0.01  # share of the full learning rate below which added steps change little
 ANEW = (
     "Nothing is kept of encoded pictures and captions, so each step also encodes its own, which takes longer; to "
     "encode each once, set encodings of Memory to disk."
 )
 FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
-    """A planned run, before its models are loaded."""
-
-    plan: Plan
-    keys: Keys
-    inputs: dict[str, str]  # digest of each part of the run's key
-    models: dict[str, str]  # sha256 of the files of the base model and of LoRAs, by role
-    outline: BaseModel  # on the meta device
-    drawn: Mapping[SamplePicture, References] = field(default_factory=dict)  # control pictures of samples
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A request for a run: its settings, its folders, and its callbacks."""
-
-    config: RunConfig
-    source: Source
-    device: torch.device
-    dtype: torch.dtype  # of activations
-    cache: Path
-    cache_limit: int  # bytes, 0 = any size
-    runs: Path
-    logs: Path | None
-    destination: Destination
-    callbacks: Callbacks
-    verify: Callable[[Path], None] | None  # raises to refuse a LoRA file
-    access: Access = ANYWHERE  # the places that pictures, captions and masks may be read from
-    workflow: Mapping[str, Any] | None = None  # of ComfyUI, kept in the run's folder
-    world: World = ALONE  # the processes that share the run
-
-    def places(self) -> list[Path]:
-        """List the folders that many runs write files into; a run's own folders are cleared when they are locked."""
-        destination = self.destination
-        return [destination.output.parent, destination.embeddings, self.runs, self.cache, (self.cache / PLACE).parent]
 
 
 # --- before anything is loaded -----------------------------------------------------------------------------
@@ -189,7 +144,7 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     check_connected(config, outline)
     check_references(config, outline)
     check_objective(config, outline.noise)
-    check_slider(config)
+    terms = terms_of(config)
     check_lora_files(config, outline)
     check_samples(config.sample, outline.sampling, outline.title)
     with Index(job.cache / PLACE) as index:
@@ -204,8 +159,7 @@ def plan_run(job: Job, outline: BaseModel) -> Planned:
     if config.base_model.prompt_weights:
         check_weighted((*sorted(plan.captions()), *sorted(config.sample.texts())))
     check_embeddings(config.lora.embeddings, plan, outline)
-    if config.objective.preservation != "off":
-        check_preservation(plan.captions(trained_only=True), config.objective)
+    check_captions(terms, plan.captions(trained_only=True) if terms else ())
     keys = build_keys(config, models, manifest_digest(plan.manifest), outline.levels)
     inputs = build_parts(config, models, manifest_parts(plan.manifest), outline.levels)
     return Planned(plan=plan, keys=keys, inputs=inputs, models=models, outline=outline, drawn=drawn)
@@ -233,66 +187,6 @@ def describe_shares(world: World, accumulate: int) -> str:
         f"{world.size} processes share the {batches} of a step, so that some wait for others; set accumulate of Train "
         f"LoRA to a multiple of {world.size}."
     )
-
-
-def joins(config: RunConfig, steps: int) -> Joins:
-    """Return a function that tells how a run of `steps` goes on from a save of another run of the same course.
-
-    The learning rate never jumps up there by itself: where the curve of the longer run differs, it keeps that of the
-    other run, whose last factor the added steps keep. Only planned_steps asks for another curve.
-    """
-    train, scheduler = config.train, config.scheduler
-    wanted = curve_of(steps, scheduler)
-
-    def join(run: RunFolder, step: int) -> Join | None:
-        own = run_curve(run, scheduler)
-        if own is None:
-            return None
-        if any(factor_on(own, k, scheduler) != factor_on(wanted, k, scheduler) for k in range(step)):
-            if scheduler.planned_steps:
-                sentence = "Up to there its learning rate followed the curve of another length, and then that of "
-                sentence += f"planned_steps, {scheduler.planned_steps}."
-                return Join(at_end=True, sentence=sentence) if run.steps < steps else None
-            if run.steps == steps:
-                return Join(about={"curve": own}) if own.last < run.steps - 1 else None
-            return _kept(run, own, step, steps, config)
-        if run.steps == steps:
-            return Join()
-        if any(word.stop and word.stop_unit == "share" for word in config.lora.embeddings):
-            return Join(at_end=True, sentence="Up to there its embeddings stopped as in a run of that length.")
-        if step == run.steps and train.accumulate > 1:  # the last step may accumulate fewer batches
-            return Join(at_end=True, sentence="Its last step may have had fewer pictures.")
-        if step == run.steps and train.keeps_by and step % train.validate_every:
-            sentence = "It was measured once more, at its end, and these weights count among the best."
-            return Join(at_end=True, sentence=sentence)
-        return Join()
-
-    return join
-
-
-def _kept(run: RunFolder, own: Curve, step: int, steps: int, config: RunConfig) -> Join:
-    """Go on with the curve of another run, whose last factor stays."""
-    factor, length = factor_on(own, own.last, config.scheduler), count(own.length, "step")
-    remedy = f"For a curve over all {steps} steps, set planned_steps of Scheduler to {steps}."
-    little = ", so they change little" if factor < LITTLE else ""
-    kept = f"Its curve of {length} stays: later steps have {factor:.2g} of the full learning rate{little}. {remedy}"
-    refusal = f"The curve of the run {run.path.name} ended at 0, so later steps would train nothing. {remedy}"
-    return Join(at_end=step <= own.last, sentence=kept, refusal="" if factor else refusal, about={"curve": own})
-
-
-def run_curve(run: RunFolder, config: SchedulerConfig) -> Curve | None:
-    """Read the learning rate curve of a run with these settings, whatever its planned_steps; None if it has none."""
-    stored, settings = run.about.get("curve"), run.about.get("config", {}).get("scheduler")
-    planned = settings.get("planned_steps") if is_object(settings) else 0
-    if isinstance(stored, list | tuple) and len(stored) == 2 and all(map(is_count, stored)):
-        curve = Curve(*stored)
-    else:
-        curve = Curve(planned if is_count(planned) and planned else run.steps, run.steps - 1)
-    try:
-        check_length(curve.length, config.replace(planned_steps=0))
-    except ValueError:  # of a damaged run.json
-        return None
-    return curve
 
 
 def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> list[MemoryConfig]:
@@ -351,7 +245,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         base.mark_text(kind)
     network = build_network(base, config, rates, start.layers if start else None)
     network.to(device, DTYPES[config.lora.dtype])
-    others = other_captions(planned.plan, config.objective)
+    others = other_captions(terms_of(config), planned.plan)
     prompts = None if train_text else config.sample.texts() | others
     encoded, live = _encoded(job, planned, base, network, prompts)
     if base.text_encoders and not trains_text(config, base):
@@ -366,8 +260,9 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     settings = config.optimizer
     groups = network.groups(rates, settings.conv_learning_rate, settings.lora_plus_ratio)
     parameters = [p for group in groups for p in group["params"]]
-    objective = Objective(config.objective, base.noise, config.train.seed, base.levels)
-    rate = config.objective.uncertainty_rate
+    objective = Objective(config.objective, base.noise, config.train.seed, base.levels, terms_of(config))
+    for term in objective.terms:
+        term.begin(objective.path, config.train.seed, device)
     return Run(
         config=config,
         plan=planned.plan,
@@ -376,7 +271,6 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         encoded=encoded,
         network=network,
         objective=objective,
-        uncertainty=Uncertainty(objective.path, rate, config.train.seed, device) if rate else None,
         optimizer=build_optimizer(settings, groups, config.train.seed),
         scaler=torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16),
         noise_scale=NoiseScale(parameters),
@@ -411,13 +305,11 @@ def _encoded(
         quiet = replace(job.callbacks, phase=Callbacks().phase)
         encoders = copy.copy(base)  # keeps the text encoders that training drops
         work = Work(base=encoders, plan=plan, cache=cache, device=job.device, callbacks=quiet, vae_dtype=vae_dtype)
-        live = LiveEncoder(
-            work=work, network=network, objective=config.objective, drawn=drawn, texts=prompts is not None
-        )
+        live = LiveEncoder(work=work, network=network, terms=terms_of(config), drawn=drawn, texts=prompts is not None)
         return Encoded(cache=cache), live
     cache = Cache(job.cache, job.cache_limit, in_ram=config.memory.encodings == "RAM")
     with cache, network.attached():  # a continued LoRA changes captions, too
-        texts = {"prompts": prompts, "seen": seen_captions(plan, base, config.objective, drawn), "drawn": drawn}
+        texts = {"prompts": prompts, "seen": seen_captions(plan, base, terms_of(config), drawn), "drawn": drawn}
         encode = partial(encode_plan, base, plan, cache, job.device, job.callbacks, **texts)
         encoded = encode_together(job.world, cache, lambda world: encode(vae_dtype=vae_dtype, world=world))
         if job.world.leads:

@@ -9,17 +9,16 @@ from pathlib import Path
 from ..common.access import Access
 from ..common.callbacks import Callbacks
 from ..common.wording import count
-from ..config import PROMPTS, DatasetConfig, ObjectiveConfig, RunConfig, SamplePicture
+from ..config import PROMPTS, DatasetConfig, RunConfig, SamplePicture
 from ..data.controls import Control, Reference, References, control_folders, whole_crop
 from ..data.images import decoder_error
 from ..data.plan import Plan
 from ..data.scan import Index, file_at, resolve_folder
 from ..data.scan.pictures import facts_of, reading
 from ..models import BaseModel
-from ..objective.preserved import texts_beside
-from ..objective.slider import all_prompts
+from ..objective import Term, prompts, texts_beside
 from ..workflow.settings import plain_path
-from .encode import Seen
+from .encoded import Seen
 
 SWITCH = f"--ci in {PROMPTS}"
 
@@ -102,7 +101,7 @@ def _control(path: Path, index: Index) -> Control:
 
 
 def seen_captions(
-    plan: Plan, base: BaseModel, objective: ObjectiveConfig, drawn: Mapping[SamplePicture, References]
+    plan: Plan, base: BaseModel, terms: Sequence[Term], drawn: Mapping[SamplePicture, References]
 ) -> set[Seen]:
     """List the captions that the text encoders read with control pictures, for each way in which these are cut."""
     if not base.seen_as:
@@ -114,7 +113,7 @@ def seen_captions(
     found: set[Seen] = set()
     for sample in samples:
         references = plan.references(sample.picture, sample.crop)
-        texts = {sample.caption, *texts_beside(sample.caption, objective), *all_prompts(objective)}
+        texts = {sample.caption, *texts_beside(terms, sample.caption), *prompts(terms)}
         found |= {(text, references) for text in texts}
     for picture, references in drawn.items():
         found |= {(picture.prompt, references), (picture.negative, references)}

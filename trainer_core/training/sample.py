@@ -15,7 +15,7 @@ from ..models.base import Size
 from ..objective import Path
 from ..objective.path import LEAST_ALPHA
 from .batch import Read
-from .encode import Encoded
+from .encoded import Encoded
 
 
 @torch.no_grad()

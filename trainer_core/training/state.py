@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from ..data.plan import Plan, Sample
 from ..memory import Programs, Stream
 from ..models import BaseModel
 from ..networks import Network
-from ..objective import Objective
-from ..objective.uncertainty import Uncertainty
+from ..objective import Draws, Objective, Pass
 from ..optim import Ema
 from ..optim.noise_scale import NoiseScale
 from ..optim.schedule import Curve
@@ -28,7 +27,7 @@ from ..runs.asked import Asked
 from ..runs.publish import Destination
 from .batch import Read, build_conditions
 from .conditioning import text_reader
-from .encode import Encoded
+from .encoded import Encoded
 from .live import LiveEncoder
 
 
@@ -66,7 +65,6 @@ class Run:
     verify: Callable[[Path], None] | None  # raises to refuse a LoRA file
     continued: Mapping[str, Any] | None  # metadata of the continued LoRA
     world: World = ALONE  # the processes that share its steps
-    uncertainty: Uncertainty | None = None  # of each noise level, trained along
     live: LiveEncoder | None = None  # where nothing that is encoded is kept
 
     at: int = 0  # steps finished
@@ -78,7 +76,7 @@ class Run:
     saves: int = 0  # so far
     fits: PictureLosses = field(init=False)
     wishes: Asked = field(init=False)  # through the run's folder
-    updating: bool = False  # within an update: weights and optimizer state do not match
+    updating: bool = False  # from summed gradients to counted steps: weights, state and counts may not match
     weights_norm: float = 0.0  # sum of the norms of all parameters after the last update
     reported: set[str] = field(default_factory=set)  # kinds of problems already reported
 
@@ -110,6 +108,25 @@ class Run:
     def conditions(self, samples: Sequence[Sample], read: Read) -> Any:
         """Batch the conditions of samples for the model."""
         return build_conditions(self.base, self.encoded, read, self.plan, samples, self.device)
+
+    def passing(self, samples: Sequence[Sample], draws: Draws, read: Read, index: int = 0) -> Pass:
+        """Build a pass of some samples with the noise that is drawn for them; index: of their micro-batch."""
+
+        def conditions(captions: Sequence[str], trained: bool) -> Any:
+            chosen = [replace(sample, caption=caption) for sample, caption in zip(samples, captions, strict=True)]
+            return self.conditions(chosen, read if trained else self.reader(training=True))
+
+        return Pass(
+            base=self.base,
+            network=self.network,
+            draws=draws,
+            captions=[sample.caption for sample in samples],
+            conditions=conditions,
+            memory=self.memory,
+            index=index,
+            loss=self.config.objective.loss,
+            space=self.config.objective.loss_on,
+        )
 
     def note_once(self, kind: str, sentence: str) -> None:
         """Report the first problem of each kind only."""

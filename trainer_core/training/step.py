@@ -1,12 +1,12 @@
-"""A step around its passes: clipping, the update, its report, out-of-memory errors. The passes are in train.py."""
+"""What a step of train.py counts: its micro-batches, their losses, its numbers, and its report."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,16 +14,33 @@ from torch import Tensor
 from ..common.callbacks import Norms, StepReport
 from ..common.wording import names
 from ..data.plan import MicroBatch
-from ..memory import kept_activations, out_of_memory
-from ..objective import Draws
-from ..objective.preserved import BLANK, preserved_caption
-from ..objective.slider import slider_prompts, slider_sign, slider_target
-from ..optim import apply_gradients, arguments, learning_rate, limit_gradients, sum_of_norms
-from .batch import Read
-from .saving import Saving
+from ..objective import Draws, prompts, strengths
+from ..optim import learning_rate
 from .state import Run
 
-T = TypeVar("T")
+
+def micro_batches_of(run: Run) -> Iterator[MicroBatch]:
+    """Yield this process's share of the next step, with the network at the strength that each micro-batch asks for.
+
+    Encodes what they read, where nothing is kept; of pairs both ends follow one another.
+    """
+    micro_batches, network = run.plan.step(run.at), run.network
+    own, half = run.world.mine(range(len(micro_batches))), len(micro_batches) // 2
+    halfway = partial(run.noise_scale.halfway, micro_batches[half].first, run.scaler.get_scale)
+    for number in own:
+        if number == max(half, own[0]):
+            halfway()
+        for strength, micro_batch in strengths(run.objective.terms, micro_batches[number]):
+            run.callbacks.check()
+            run.encode(micro_batch.samples, prompts(run.objective.terms, micro_batch.index))
+            network.set_micro_batch(micro_batch.index)
+            network.reverse(strength < 0)
+            yield micro_batch
+    if not own or own[-1] < half:
+        halfway()
+    network.set_micro_batch(None)
+    network.set_times(None, run.base.parts[0].prefix)
+    network.reverse(False)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -40,9 +57,9 @@ class Passes:
     shared: tuple[Tensor, ...] = ()  # (parameters,) how many processes have a gradient of each; none of one alone
 
     def add(self, micro_batch: MicroBatch, draws: Draws, losses: Tensor, loss: Tensor, run: Run) -> None:
-        """Add the losses of a micro-batch; those at the other end of a slider to the ones before, of the same pairs."""
+        """Add the losses of a micro-batch; those of the other end of its pairs to the ones before."""
         self.loss += loss
-        if micro_batch.samples[0].opposite:
+        if micro_batch.samples[0].other_end:
             self.losses[-1] = self.losses[-1] + losses
             self.plain[-1] = self.plain[-1] + draws.plain(losses)
             return
@@ -61,29 +78,30 @@ class Passes:
         micro_batches, parameters, scale = run.plan.step(run.at), trained_parameters(run), run.noise_scale
         sizes = [len(each.samples) for each in micro_batches]
         masked = [int(any(run.plan.has_mask(sample.picture) for sample in each.samples)) for each in micro_batches]
-        own = (
-            torch.tensor([float(p.grad is not None) for p in parameters], device=run.device),
-            placed(self.losses, sizes, run),
-            placed(self.plain, sizes, run),
-            placed(self.levels, sizes, run),
-            placed(self.areas, masked, run),
-            scale.half[0] if scale.half else self.loss.new_zeros(0),
-        )
-        every = [*parameters, run.uncertainty.weight] if run.uncertainty else parameters
+        every = [*parameters, *(p for term in run.objective.terms for p in term.parameters)]
+        own = {
+            "shared": torch.tensor([float(p.grad is not None) for p in parameters], device=run.device),
+            "losses": placed(self.losses, sizes, run),
+            "plain": placed(self.plain, sizes, run),
+            "levels": placed(self.levels, sizes, run),
+            "areas": placed(self.areas, masked, run),
+            "half": scale.half[0] if scale.half else self.loss.new_zeros(0),
+        }
         gradients = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in every]
-        shared, losses, plain, levels, areas, half, *gradients = run.world.total([*own, *gradients])
-        for parameter, gradient in zip(every, gradients, strict=True):
+        summed = run.world.total([*own.values(), *gradients])  # one message
+        found = dict(zip(own, summed, strict=False))
+        for parameter, gradient in zip(every, summed[len(own) :], strict=True):
             parameter.grad = gradient.to(parameter.dtype)
-        scale.half = scale.half and (half, scale.half[1])
+        scale.half = scale.half and (found["half"], scale.half[1])
         self.loss = torch.zeros_like(self.loss)
-        for part in losses.split(sizes):
-            self.loss += part.sum() / len(losses)
-        self.losses, self.plain, self.levels = [losses], [plain], [levels]
-        self.areas, self.shared = [areas], (shared,)
+        for part in found["losses"].split(sizes):
+            self.loss += part.sum() / len(found["losses"])
+        self.losses, self.plain, self.levels = [found["losses"]], [found["plain"]], [found["levels"]]
+        self.areas, self.shared = [found["areas"]], (found["shared"],)
         self.concepts, self.pictures = concepts_of(micro_batches, run), pictures_of(micro_batches)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Numbers:
     """The measured numbers of a step, as Python floats."""
 
@@ -93,11 +111,56 @@ class Numbers:
     concepts: dict[str, float]  # mean loss of the samples of each concept
     masked_area: float | None  # mean of the masks, None without
     samples: list[tuple[int, float, float]]  # picture, level and loss without weights of each sample
+    norms: Norms | None = None  # the limited norms of weights, once these are updated
 
     @property
     def finite(self) -> bool:
         """Tell whether loss and gradients are finite, so that the weights may be updated."""
         return math.isfinite(self.grad_norm) and math.isfinite(self.loss)
+
+
+def measured(run: Run, passes: Passes, norm: Tensor) -> Numbers:
+    """Read the numbers of a step from the device; norm: of its gradients, before clipping."""
+    noise = run.noise_scale.finished(len(passes.concepts))
+    # One list: every copy would wait for the device.
+    samples = (*passes.losses, *passes.plain, *passes.levels)
+    values = [torch.stack([passes.loss, norm]), noise, *samples, *passes.shared, *passes.areas]
+    numbers = torch.cat(values).tolist()
+    (loss, grad_norm, *pair), numbers = numbers[:4], numbers[4:]
+    of = len(passes.concepts)
+    losses, plain, levels, numbers = numbers[:of], numbers[of : 2 * of], numbers[2 * of : 3 * of], numbers[3 * of :]
+    if passes.shared:
+        parameters = trained_parameters(run)
+        shared, numbers = numbers[: len(parameters)], numbers[len(parameters) :]
+        for parameter, processes in zip(parameters, shared, strict=True):
+            if not processes:  # no caption of the step has the word: the optimizer leaves such parameters alone
+                parameter.grad = None
+    concept_names = run.plan.concept_names()
+    return Numbers(
+        loss=loss,
+        grad_norm=grad_norm,
+        noise=(pair[0], pair[1]),
+        concepts={concept_names[number]: loss for number, loss in mean_by(passes.concepts, losses).items()},
+        masked_area=sum(numbers) / len(numbers) if numbers else None,
+        samples=list(zip(passes.pictures, levels, plain, strict=True)),
+    )
+
+
+def count(run: Run, numbers: Numbers) -> None:
+    """Count a step and keep its losses, whether it updated the weights or not; clear the gradients."""
+    run.scaler.update()
+    run.optimizer.zero_grad(set_to_none=True)
+    if run.ema:
+        run.ema.update(run.at + 1)
+    run.at += 1
+    run.losses.append(numbers.loss if numbers.finite else math.nan)
+    for name, losses in run.concepts.items():
+        losses.append(numbers.concepts.get(name, math.nan))
+    fits = all(term.learns_pictures for term in run.objective.terms)
+    for picture, level, loss in numbers.samples:
+        if fits and run.plan.concepts[picture].role == "train":  # others should not fit
+            run.fits.add(picture, level / len(run.objective.path), loss)
+    run.updating = False
 
 
 def pictures_of(micro_batches: Sequence[MicroBatch]) -> list[int]:
@@ -129,149 +192,7 @@ def trained_parameters(run: Run) -> list[Tensor]:
     return [p for p in parameters_of(run) if p.requires_grad]
 
 
-def catch_out_of_memory(work: Callable[..., T], *args: Any) -> T | None:
-    """Call a function; None when it runs out of memory, with all that it allocated freed."""
-    try:
-        return work(*args)
-    except RuntimeError as error:
-        if not out_of_memory(error):
-            raise
-    return None
-
-
-@torch.no_grad()
-def predict_frozen(run: Run, micro_batch: MicroBatch, draws: Draws, conditions: Any = None) -> Tensor:
-    """Predict with the base model without the network, (B, C, H, W). conditions: of the captions, where they are known.
-
-    Trained text encoders encode the captions again without the network; other captions come from the cache.
-    """
-    with run.network.detached():
-        if conditions is None or run.base.text_encoders:
-            read: Read = run.reader(training=True)
-            conditions = run.conditions(micro_batch.samples, read)
-        return run.base.predict(draws.noised, draws.levels, conditions)
-
-
-@torch.no_grad()
-def predict_blank(run: Run, micro_batch: MicroBatch, draws: Draws, read: Read) -> Tensor:
-    """Predict for a micro-batch without its captions, with the network, (B, C, H, W)."""
-    samples = [replace(sample, caption=BLANK) for sample in micro_batch.samples]
-    return run.base.predict(draws.noised, draws.levels, run.conditions(samples, read))
-
-
-def predict_slider(run: Run, micro_batch: MicroBatch, draws: Draws, frozen: Tensor | None) -> Tensor | None:
-    """Predict the target of a slider in this micro-batch's direction, (B, C, H, W); None without a slider.
-
-    frozen: the frozen model's prediction for the captions.
-    """
-    config = run.config.objective
-    if frozen is None or config.slider == "off":
-        return None
-
-    def predict(prompt: str) -> Tensor:
-        samples = tuple(replace(sample, caption=prompt) for sample in micro_batch.samples)
-        return predict_frozen(run, replace(micro_batch, samples=samples), draws)
-
-    positive, negative = map(predict, slider_prompts(config, micro_batch.index))
-    return slider_target(frozen, positive, negative, slider_sign(micro_batch.index) * config.slider_strength)
-
-
-def preservation_losses(
-    run: Run, micro_batch: MicroBatch, draws: Draws, read: Read, models: Sequence[Any]
-) -> Tensor | None:
-    """Compute how far each sample's prediction for its other caption is from the frozen model's, (B,).
-
-    None where no sample has another caption. models: those whose activations the backward pass needs.
-    """
-    others = [preserved_caption(sample.caption, run.config.objective) for sample in micro_batch.samples]
-    if all(other is None for other in others):
-        return None
-    pairs = zip(micro_batch.samples, others, strict=True)
-    samples = tuple(sample if other is None else replace(sample, caption=other) for sample, other in pairs)
-    with kept_activations(run.memory, models, run.device, written=run.base.writes_inputs):
-        conditions = run.conditions(samples, read)
-        prediction = run.base.predict(draws.noised, draws.levels, conditions)
-    frozen = predict_frozen(run, replace(micro_batch, samples=samples), draws, conditions)
-    kept = torch.tensor([other is not None for other in others], device=run.device).float()
-    return run.objective.preservation_loss(prediction, frozen, draws, kept)
-
-
-def limit(run: Run, passes: Passes) -> Numbers:
-    """Clip the gradients and read the step's numbers from the device."""
-    run.scaler.unscale_(run.optimizer)
-    noise = run.noise_scale.finished(len(passes.concepts))
-    norm = limit_gradients(parameters_of(run), run.config.optimizer)
-    # One list: every copy would wait for the device.
-    samples = (*passes.losses, *passes.plain, *passes.levels)
-    values = [torch.stack([passes.loss, norm]), noise, *samples, *passes.shared, *passes.areas]
-    numbers = torch.cat(values).tolist()
-    (loss, grad_norm, *pair), numbers = numbers[:4], numbers[4:]
-    of = len(passes.concepts)
-    losses, plain, levels, numbers = numbers[:of], numbers[of : 2 * of], numbers[2 * of : 3 * of], numbers[3 * of :]
-    if passes.shared:
-        parameters = trained_parameters(run)
-        shared, numbers = numbers[: len(parameters)], numbers[len(parameters) :]
-        for parameter, processes in zip(parameters, shared, strict=True):
-            if not processes:  # no caption of the step has the word: the optimizer leaves such parameters alone
-                parameter.grad = None
-    concept_names = run.plan.concept_names()
-    return Numbers(
-        loss=loss,
-        grad_norm=grad_norm,
-        noise=(pair[0], pair[1]),
-        concepts={concept_names[number]: loss for number, loss in mean_by(passes.concepts, losses).items()},
-        masked_area=sum(numbers) / len(numbers) if numbers else None,
-        samples=list(zip(passes.pictures, levels, plain, strict=True)),
-    )
-
-
-def update(run: Run, numbers: Numbers) -> Norms | None:
-    """Update the weights if loss and gradient are finite, and count the step; return the limited norms of weights."""
-    config, finite, norms = run.config, numbers.finite, None
-    run.updating = True  # until weights, averages and counts match again
-    if finite and run.uncertainty:
-        run.uncertainty.update(run.scaler.get_scale())
-    apply_gradients(run.optimizer, run.scaler, finite=finite)
-    if finite:
-        run.network.embeddings.keep_norms()
-        if config.lora.scale_weight_norms:
-            norms = run.network.limit_norms(config.lora.scale_weight_norms)
-    if run.ema:
-        run.ema.update(run.at + 1)
-    run.at += 1
-    run.losses.append(numbers.loss if finite else math.nan)
-    for name, losses in run.concepts.items():
-        losses.append(numbers.concepts.get(name, math.nan))
-    slides = run.config.objective.slider != "off"  # and does not learn the pictures
-    for picture, level, loss in numbers.samples:
-        if run.plan.concepts[picture].role == "train" and not slides:  # others should not fit
-            run.fits.add(picture, level / len(run.objective.path), loss)
-    run.updating = False
-    return norms
-
-
-def check_weights(run: Run, saving: Saving) -> None:
-    """Raise RuntimeError if the last update made weights that are not finite, with the run as it was before if it can.
-
-    Such weights are never saved, so that without a backup the last save stays.
-    """
-    run.weights_norm = sum_of_norms(parameters_of(run))
-    if math.isfinite(run.weights_norm):
-        return
-    step, before = run.at, "stopped before that step was saved"
-    if saving.roll_back():
-        before = f"went back to step {run.at} and stopped"
-    settings = run.config.optimizer
-    remedy = "learning_rate of Optimizer lower"
-    if arguments(settings).get("eps") == 0:
-        remedy = "eps of Optimizer to 1e-08" if settings.name != "custom" else "eps=1e-8 in arguments of Optimizer"
-    raise RuntimeError(
-        f"Step {step} made weights that are not finite, although loss and gradients were, so the run {before}; set "
-        f"{remedy}."
-    )
-
-
-def report_step(run: Run, numbers: Numbers, norms: Norms | None, stopped: dict[str, float], began: float) -> None:
+def report_step(run: Run, numbers: Numbers, stopped: dict[str, float], began: float) -> None:
     """Report the last step and write it into the run's log; stopped: frozen models; began: by time.perf_counter."""
     optimizer, device = run.optimizer, run.device
     rates = {
@@ -288,7 +209,7 @@ def report_step(run: Run, numbers: Numbers, norms: Norms | None, stopped: dict[s
         seconds=time.perf_counter() - began,
         epoch=run.plan.epochs_after(run.at),
         masked_area=numbers.masked_area,
-        norms=norms,
+        norms=numbers.norms,
         concepts=numbers.concepts,
         noise_scale=run.noise_scale.record(*numbers.noise),
         peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,9 @@ from torch import Tensor, nn
 from ..common.rng import generator
 from ..common.wording import count
 from ..config import TrainConfig
-from ..data.plan import Plan, Sample
+from ..data.plan import MicroBatch, Plan, Sample
 from ..memory import in_parts
+from ..objective import draws_at, strengths
 from ..objective.loss import sample_losses
 from ..optim import averaged
 from .batch import Read
@@ -128,32 +128,32 @@ def levels_at(run: Run, times: Sequence[float]) -> list[int]:
 def losses_at(run: Run, read: Read, at: Sequence[int]) -> Iterator[tuple[range, Tensor]]:
     """Yield (part of the levels `at`, (part,) mean squared errors) for each validation picture and part of batch_size.
 
-    Each picture and level has its own fixed noise. Of the pairs of a slider it is the sum of both ends, each at its
-    strength of the network, as in training.
+    Each picture and level has its own fixed noise. Of pairs it is the sum of both ends, each at its strength of the
+    network, as in training.
     """
     path, device, plan = run.objective.path, run.device, run.plan
     levels, size = torch.tensor(at), run.config.train.batch_size
 
     def losses(sample: Sample, part: Sequence[int]) -> Tensor:
         run.callbacks.check()
-        run.network.reverse(sample.opposite)
         latents = run.encoded.latents(sample)[0][None]
         draws = [generator(run.config.train.seed, "validation", sample.picture, i) for i in part]
-        noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
+        noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws])
         clean, at = latents.expand(len(part), *latents.shape[1:]).to(device), levels[list(part)]
-        mix = path.at(at, device)
-        conditions = run.conditions([sample] * len(part), read)
-        prediction = run.base.predict(mix.noised(clean, noise), at.to(device), conditions)
-        return sample_losses(prediction, mix.target(clean, noise))
+        drawn = draws_at(clean, noise.to(device), at, path.at(at, device))
+        prediction = run.passing([sample] * len(part), drawn, read).without_gradients()
+        return sample_losses(prediction, drawn.target)
 
     found: list[tuple[range, Tensor]] = []
     for sample in run.world.mine(plan.validation):
-        ends = (sample, replace(sample, opposite=True)) if run.config.dataset.paired else (sample,)
-        run.encode(ends)
+        ends = strengths(run.objective.terms, MicroBatch(index=0, samples=(sample,), bucket=sample.crop.bucket))
+        run.encode([end for _, micro_batch in ends for end in micro_batch.samples])
         for first in range(0, len(levels), size):
             part = range(first, min(first + size, len(levels)))
             total = torch.zeros(len(part), device=device)
-            for end in ends:
+            for strength, micro_batch in ends:
+                run.network.reverse(strength < 0)
+                (end,) = micro_batch.samples
                 total += in_parts(lambda which, *, of=end, part=part: losses(of, part[which]), len(part), device)
             found.append((part, total))
     run.network.reverse(False)
@@ -176,8 +176,8 @@ def check_prediction(run: Run, read: Read) -> list[str]:
     draws = [generator(seed, "kind", i) for i in range(len(samples))]
     noise = torch.stack([torch.randn(latents.shape[1:], generator=draw) for draw in draws]).to(device)
     levels = torch.full((len(samples),), len(path) // 2)  # where epsilon and v differ, and a model can predict both
-    mix = path.at(levels, device)
-    prediction = base.predict(mix.noised(latents, noise), levels.to(device), run.conditions(samples, read))
+    drawn = draws_at(latents, noise, levels, path.at(levels, device))
+    prediction = run.passing(samples, drawn, read).without_gradients()
     errors = {
         kind: float(sample_losses(prediction, path.at(levels, device, kind).target(latents, noise)).mean())
         for kind in kinds

@@ -153,7 +153,7 @@ def read_masks(places: Places, dataset: DatasetConfig, folder: str, **values: An
             f"to one like {MASK_SUFFIX}."
         )
     found = str(places.find_folder(folder, "Mask Loader")) if folder else ""
-    masks = MaskConfig(**own | {"folder": found})
+    masks = MaskConfig(**{**own, "folder": found})
     return DatasetConfig(concepts=tuple(c if c.masks else c.replace(masks=masks) for c in dataset.concepts))
 
 
@@ -187,7 +187,8 @@ def read_augmentation(dataset: DatasetConfig, **values: Any) -> DatasetConfig:
 def read_buckets(bucket_step: int, **values: Any) -> Sizes:
     """Read Buckets."""
     own = fields_of(BucketConfig, values)
-    return Sizes(BucketConfig(**own | {"resolutions": split_resolutions(own["resolutions"])}), bucket_step)
+    own["resolutions"] = split_resolutions(own["resolutions"])
+    return Sizes(BucketConfig(**own), bucket_step)
 
 
 def extensions(parts: Iterable[str]) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ class Picture:
     mask: Path | None = None  # the picture's own path if its alpha channel is the mask
     mask_digest: str = ""  # "" without a mask
     controls: tuple[Control, ...] = ()  # one of each folder of control pictures, for an edit model
-    opposite: Control | None = None  # at the other end of a slider
+    other_end: Control | None = None  # the other picture of its pair
     look: Look = field(default_factory=Look)
 
 
@@ -193,7 +193,7 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
             mask=masks[file.name][0],
             mask_digest=masks[file.name][1],
             controls=() if concept.paired else controls[file.name],
-            opposite=controls[file.name][0] if concept.paired else None,
+            other_end=controls[file.name][0] if concept.paired else None,
             look=Look(**fact["look"]),
         )
         for file, fact in facts.items()
@@ -232,7 +232,7 @@ def manifest_parts(manifest: Manifest) -> dict[str, str]:
 
 def _digests(picture: Picture) -> list[str]:
     """List the digests of a picture's control pictures."""
-    return [control.digest for control in (*picture.controls, picture.opposite) if control is not None]
+    return [control.digest for control in (*picture.controls, picture.other_end) if control is not None]
 
 
 def fingerprint(dataset: DatasetConfig, index: Index | None = None, access: Access = ANYWHERE) -> str:

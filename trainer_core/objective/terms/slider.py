@@ -13,8 +13,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..config import STAYING, ObjectiveConfig, RunConfig
-from ..data.plan import MicroBatch
+from ...config import STAYING, ObjectiveConfig, RunConfig
+from ...data.plan import MicroBatch
+from ..passes import Pass
+from .term import Strengths, Term
 
 LINEAR = ("lora", "loha", "lokr", "full")  # algorithms whose change at strength -1 is that at +1 with another sign
 
@@ -24,35 +26,49 @@ def slider_sign(micro_batch: int) -> int:
     return -1 if micro_batch % 2 else 1
 
 
-def directions(config: RunConfig, micro_batch: MicroBatch) -> tuple[tuple[int, MicroBatch], ...]:
-    """List the strengths of the network that a micro-batch is trained at, and its samples at each.
+class PromptSlider(Term):
+    """The direction is the difference of two prompts, one attribute after the other."""
 
-    A slider of pairs has both ends of each pair; a sample without another end is trained as it is at both.
-    """
-    if config.dataset.paired:
-        return (1, micro_batch), (-1, micro_batch.opposite())
-    return ((1 if config.objective.slider == "off" else slider_sign(micro_batch.index), micro_batch),)
+    learns_pictures = False
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        self.config = config
+
+    def pair(self, micro_batch: int) -> tuple[str, str]:
+        """The positive and the negative prompt of a micro-batch, with what both keep.
+
+        Both directions of the slider have each attribute equally often.
+        """
+        config = self.config
+        pair = (config.slider_positive.strip(), config.slider_negative.strip())
+        if not config.slider_keep:
+            return pair
+        kept = config.slider_keep[micro_batch // 2 % len(config.slider_keep)]
+        positive, negative = (f"{prompt}, {kept}" if prompt else kept for prompt in pair)
+        return positive, negative
+
+    def prompts(self, micro_batch: int | None = None) -> set[str]:
+        """Both prompts of a micro-batch, or of any."""
+        turns = range(2 * max(1, len(self.config.slider_keep))) if micro_batch is None else (micro_batch,)
+        return {prompt for turn in turns for prompt in self.pair(turn)}
+
+    def strengths(self, micro_batch: MicroBatch) -> Strengths:
+        """The strength alternates from micro-batch to micro-batch."""
+        return ((slider_sign(micro_batch.index), micro_batch),)
+
+    def target(self, target: Tensor, seen: Pass) -> Tensor:
+        """Move the frozen model's prediction from the negative towards the positive prompt, or the other way."""
+        own, prompts = seen.frozen(), self.pair(seen.index)
+        positive, negative = (seen.frozen([prompt] * len(seen.captions)) for prompt in prompts)
+        return slider_target(own, positive, negative, slider_sign(seen.index) * self.config.slider_strength)
 
 
-def slider_prompts(config: ObjectiveConfig, micro_batch: int) -> tuple[str, str]:
-    """The positive and the negative prompt of a micro-batch, with what both keep: one attribute after the other.
+class PairSlider(Term):
+    """The network at +1 learns the one picture of a pair, and at -1 the other."""
 
-    Both directions of the slider have each attribute equally often.
-    """
-    prompts = (config.slider_positive.strip(), config.slider_negative.strip())
-    if not config.slider_keep:
-        return prompts
-    kept = config.slider_keep[micro_batch // 2 % len(config.slider_keep)]
-    positive, negative = (f"{prompt}, {kept}" if prompt else kept for prompt in prompts)
-    return positive, negative
-
-
-def all_prompts(config: ObjectiveConfig) -> set[str]:
-    """List every prompt that a slider's steps use; none without a slider."""
-    if config.slider == "off":
-        return set()
-    turns = 2 * max(1, len(config.slider_keep))
-    return {prompt for turn in range(turns) for prompt in slider_prompts(config, turn)}
+    def strengths(self, micro_batch: MicroBatch) -> Strengths:
+        """Both ends of each pair; a sample without another end is trained as it is at both."""
+        return (1, micro_batch), (-1, micro_batch.other_end())
 
 
 def slider_target(own: Tensor, positive: Tensor, negative: Tensor, strength: float) -> Tensor:
@@ -62,6 +78,14 @@ def slider_target(own: Tensor, positive: Tensor, negative: Tensor, strength: flo
     difference is the same for every kind of prediction that is affine in the clean picture.
     """
     return own.float() + strength * (positive.float() - negative.float())
+
+
+def terms_of(config: RunConfig) -> list[Term]:
+    """List the term of a run's settings or of its concepts, if any; raises ValueError as `check_slider` does."""
+    check_slider(config)
+    if config.dataset.paired:
+        return [PairSlider()]
+    return [PromptSlider(config.objective)] if config.objective.slider != "off" else []
 
 
 def check_slider(config: RunConfig) -> None:

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..common.rng import generator
-from .path import Path
+from ...common.rng import generator
+from ...config import RunConfig
+from ..path import Path
+from .term import Term
 
 CHANNELS = 128  # Fourier features of a level
 FARTHEST = 12.0  # largest logarithm of a level's noise over signal; that of pure noise is infinite
 BETAS = (0.9, 0.99)  # of Adam, as EDM2's
 
 
-class Uncertainty:
+class Uncertainty(Term):
     """The logarithmic variance u of the losses at each level, trained along; losses become loss / exp(u) + u.
 
     Where u is best, exp(u) is the mean loss of the level, so that all levels weigh the same, however large their
     losses (Karras et al. 2024, arXiv 2312.02696, equation 21). u is one linear layer on Fourier features of
-    ln(sigma_t / alpha_t) / 4, as there. It begins at 0, so that the first step weighs as without it.
+    ln(sigma_t / alpha_t) / 4, as there. It begins at 0, so that the first step weighs as without it. It is no part of
+    the network, nor of its norm and file.
     """
 
-    def __init__(self, path: Path, rate: float, seed: int, device: torch.device) -> None:
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def begin(self, path: Path, seed: int, device: torch.device) -> None:
+        """Build the features of each level, their weights, and an Adam of their own."""
         draws = generator(seed, "uncertainty")
         frequencies = 2 * math.pi * torch.randn(CHANNELS, generator=draws)
         phases = 2 * math.pi * torch.rand(CHANNELS, generator=draws)
@@ -32,7 +40,7 @@ class Uncertainty:
         features = math.sqrt(2) * (times[:, None] * frequencies + phases).cos()
         self._features = (features / math.sqrt(CHANNELS)).to(device)  # (N, CHANNELS)
         self.weight = nn.Parameter(torch.zeros(CHANNELS, device=device))
-        self._optimizer = torch.optim.Adam([self.weight], lr=rate, betas=BETAS)
+        self._optimizer = torch.optim.Adam([self.weight], lr=self.rate, betas=BETAS)
 
     def at(self, levels: Tensor) -> Tensor:
         """Compute u of (B,) levels, (B,)."""
@@ -43,7 +51,12 @@ class Uncertainty:
         uncertain = self.at(levels)
         return losses / uncertain.exp() + uncertain
 
-    def forget_gradient(self) -> None:
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """List the weights of the features."""
+        return (self.weight,)
+
+    def forget_gradients(self) -> None:
         """Drop the gradient, also one of passes that failed."""
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -63,3 +76,8 @@ class Uncertainty:
             self.weight.copy_(state["weight"])
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": groups})
+
+
+def terms_of(config: RunConfig) -> list[Term]:
+    """List the term of a run's settings, if any."""
+    return [Uncertainty(config.objective.uncertainty_rate)] if config.objective.uncertainty_rate else []

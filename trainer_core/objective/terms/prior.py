@@ -1,0 +1,43 @@
+"""The frozen model's prediction as a target: of whole samples (prior prediction), and of what a mask leaves out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...common.axes import like
+from ...config import RunConfig
+from ..loss import element_errors, masked_mean
+from ..passes import Pass
+from .term import Term
+
+
+class PriorPrediction(Term):
+    """Held samples learn what the frozen model predicts for them, whatever else moves the target."""
+
+    def target(self, target: Tensor, seen: Pass) -> Tensor:
+        """Give held samples the frozen model's prediction as their target."""
+        held = seen.draws.held
+        if held is None:
+            return target
+        return torch.where(like(held, target), seen.compared(seen.frozen()), target)
+
+
+class MaskedPrior(Term):
+    """Outside of its mask a picture keeps what the frozen model predicts there (masked prior preservation)."""
+
+    def beside_the_target(self, prediction: Tensor, seen: Pass) -> Tensor | None:
+        """Compute the error against the frozen model's prediction outside of the mask, times prior_weight."""
+        draws = seen.draws
+        if draws.prior_weight is None or draws.mask is None:
+            return None
+        drift = element_errors(prediction, seen.compared(seen.frozen()), seen.loss, draws.huber_c)
+        return draws.prior_weight * masked_mean(drift, 1 - draws.mask, draws.normalize)
+
+
+def terms_of(config: RunConfig) -> list[Term]:
+    """List the terms of a run's concepts, if any."""
+    concepts = config.dataset.concepts
+    held = any(concept.role == "prior_prediction" for concept in concepts)
+    masked = any(concept.masks is not None and concept.masks.prior_weight > 0 for concept in concepts)
+    return [*([PriorPrediction()] if held else []), *([MaskedPrior()] if masked else [])]

@@ -1,0 +1,84 @@
+"""Read pictures and masks for the encoders, as the scan has found them; threads decode some of them in advance."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby, islice
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..data.controls import Control
+from ..data.crops import Crop
+from ..data.images import DECODER_ERRORS, cut, decoder_error, load_picture, strict_decoding
+from ..data.masks import read_mask
+from ..data.plan import Plan
+from ..data.scan import Picture
+
+AHEAD = 4  # pictures that are decoded in advance, while the autoencoder works
+File = TypeVar("File")
+
+
+def prepared_pixels(
+    items: Sequence[tuple[File, Crop]], read: Callable[[File], Image.Image]
+) -> Iterator[tuple[tuple[File, Crop], Tensor]]:
+    """Yield each (file, crop) with its pixels, (1, 3, H, W) in -1..1; threads read the next files meanwhile."""
+    groups = ((file, [crop for _, crop in group]) for file, group in groupby(items, key=lambda item: item[0]))
+    with ThreadPoolExecutor(max_workers=2) as pool, strict_decoding():
+        waiting: deque[tuple[File, list[Crop], Future[Image.Image]]] = deque()
+        try:
+            while True:
+                for file, crops in islice(groups, AHEAD - len(waiting)):
+                    waiting.append((file, crops, pool.submit(read, file)))
+                if not waiting:
+                    return
+                file, crops, future = waiting.popleft()
+                image = future.result()
+                for crop in crops:
+                    yield (file, crop), pixels(cut(image, crop))[None]
+        finally:
+            for _, _, future in waiting:
+                future.cancel()
+
+
+def decoded(picture: Picture | Control, background: str) -> Image.Image:
+    """Read a picture or control picture as RGB; ValueError if it changed since the scan."""
+    data = _bytes(picture.path, picture.digest, picture.name)
+    try:
+        return load_picture(data, background)
+    except DECODER_ERRORS as error:  # the scan could decode it: out of memory, or a decoder was unloaded
+        raise ValueError(f"{picture.name} cannot be decoded any more ({decoder_error(error)}); start again.") from error
+
+
+def mask_of(plan: Plan, i: int) -> Image.Image:
+    """Read a picture's mask; ValueError if it changed since the scan."""
+    picture, config = plan.manifest.pictures[i], plan.concepts[i].masks
+    assert picture.mask is not None
+    assert config is not None
+    mask = read_mask(_bytes(picture.mask, picture.mask_digest, picture.mask.name), config)
+    assert mask is not None, "the scan has found it"
+    return mask
+
+
+def _bytes(path: Path, digest: str, name: str) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"{name} has vanished since the scan ({error.strerror}: {path}); put it back, or start again without it."
+        ) from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise ValueError(f"{name} has changed since the scan; start again to train it as it is now.")
+    return data
+
+
+def pixels(image: Image.Image) -> Tensor:
+    """Convert an RGB picture to (3, H, W) float32 values in -1..1."""
+    return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1).float() / 127.5 - 1
