@@ -17,13 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from lora_atelier.bench.bases import matrices_of, model_of, network_on
 from lora_atelier.bench.cases import PLAIN, Setting
 from lora_atelier.bench.measure import Marks
-from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig, OptimizerConfig
-from lora_atelier.trainer_core.memory import Stream, compile_blocks, kept_activations, weight_bytes
+from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig, ObjectiveConfig, OptimizerConfig
+from lora_atelier.trainer_core.memory import Stream, compile_blocks, weight_bytes
 from lora_atelier.trainer_core.memory import prepare as prepare_unet
 from lora_atelier.trainer_core.models.sd.layers import PREFIX
 from lora_atelier.trainer_core.models.sd.units import units
+from lora_atelier.trainer_core.objective import Objective
 from lora_atelier.trainer_core.optim import build_optimizer
-from lora_atelier.trainer_core.preflight.estimate import estimate_step
+from lora_atelier.trainer_core.preflight.estimate import Shape, estimate_step
 
 # What makes a contender fail that is not installed, does not fit, or does not run here.
 FAILURES = (RuntimeError, ImportError, OSError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
@@ -99,16 +100,11 @@ def estimated(unet: nn.Module, batch: Batch, lora: LoraConfig, setting: Setting)
     with meta:
         network = network_on(unet, lora)
     prepare_unet(model_of(unet, dtype), setting.memory, setting.weights, meta, Stream(meta))
-    count, _, height, width = batch.noised.shape
-    with kept_activations(setting.memory, [unet], meta):
-        estimate = estimate_step(
-            model_of(unet, dtype),
-            network,
-            batch_size=count,
-            latent_size=(height, width),
-            tokens=TOKENS,
-            weight_bytes=weight_bytes(unet),
-        )
+    base = model_of(unet, dtype)
+    shape = Shape(samples=len(batch.noised), latents=tuple(batch.noised.shape[2:]), tokens=TOKENS)
+    objective = Objective(ObjectiveConfig(), base.noise, 0)
+    frozen = weight_bytes(unet)
+    estimate = estimate_step(base, network, objective, shape, memory=setting.memory, weight_bytes=frozen)
     return estimate.total / 1e6
 
 

@@ -29,7 +29,8 @@ from lora_atelier.trainer_core.data.images import cut, load_picture
 from lora_atelier.trainer_core.data.plan import build_plan
 from lora_atelier.trainer_core.data.scan import Index, fingerprint, scan
 from lora_atelier.trainer_core.models.sd import load_base_model
-from lora_atelier.trainer_core.training.encode import encode_plan, pixels
+from lora_atelier.trainer_core.training.encode import encode_plan
+from lora_atelier.trainer_core.training.pixels import pixels
 
 SIZE = (768, 512)  # pixels of the pictures
 CPU = torch.device("cpu")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from tiny_models import model_of, tiny_unet
 
-from lora_atelier.trainer_core.config import LoraConfig
+from lora_atelier.trainer_core.config import BaseModelConfig, DatasetConfig, LoraConfig, RunConfig
 from lora_atelier.trainer_core.memory import recompute as recompute_blocks
 from lora_atelier.trainer_core.models.sd.units import units
 from lora_atelier.trainer_core.networks import Network, choose_targets
-from lora_atelier.trainer_core.preflight.estimate import estimate_step
+from lora_atelier.trainer_core.objective import Objective, terms_of
+from lora_atelier.trainer_core.preflight.estimate import Shape, estimate_step
+
+PLAIN = RunConfig(base_model=BaseModelConfig(path=""), dataset=DatasetConfig())
 
 
 def meta_base(checkpointing=False, dtype=torch.float32):
@@ -23,10 +26,13 @@ def meta_base(checkpointing=False, dtype=torch.float32):
 
 
 def estimate(base=None, rank=4, **options):
-    """Estimate a step at 128 px, counted to the byte."""
-    options = {"batch_size": 1, "latent_size": (16, 16), "tokens": 77, "block": 1, **options}
-    base, trained = base or meta_base(), options.pop("trained", ("lora_unet",))
+    """Estimate a step at 128 px, counted to the byte; run: whose terms it has."""
+    base, trained, run = base or meta_base(), options.pop("trained", ("lora_unet",)), options.pop("run", PLAIN)
     config = LoraConfig(rank=rank, alpha=4, preset="full")
     with torch.device("meta"):
         network = Network(choose_targets(base, config, trained), config, seed=0)
-    return estimate_step(base, network, **options)
+    objective = Objective(run.objective, base.noise, 0, base.levels, terms_of(run))
+    for term in objective.terms:
+        term.begin(objective.path, 0, torch.device("meta"))
+    shape = Shape(**{"samples": 1, "latents": (16, 16), "tokens": 77, **options.pop("shape", {})})
+    return estimate_step(base, network, objective, shape, **{"block": 1, **options})

@@ -16,13 +16,14 @@ from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.common.files import file_digest
 from lora_atelier.trainer_core.config import BaseModelConfig, MemoryConfig, RunConfig
 from lora_atelier.trainer_core.models.sd import StableDiffusionFiles, load_base_model, outline_base_model
-from lora_atelier.trainer_core.preflight.estimate import Estimate
-from lora_atelier.trainer_core.preflight.memory import Shape, estimate_run
+from lora_atelier.trainer_core.preflight.estimate import Estimate, Shape
+from lora_atelier.trainer_core.preflight.memory import estimate_run
 from lora_atelier.trainer_core.preflight.outline import outline_run
 from lora_atelier.trainer_core.runs.folder import new_run
 from lora_atelier.trainer_core.runs.publish import Destination
 from lora_atelier.trainer_core.training import prepare
-from lora_atelier.trainer_core.training.prepare import Job, plan_run, prepare_run
+from lora_atelier.trainer_core.training.job import Job
+from lora_atelier.trainer_core.training.prepare import plan_run, prepare_run
 
 CPU = torch.device("cpu")
 
@@ -127,7 +128,10 @@ def prepared(config: RunConfig, folder, device="cpu", **callbacks):
 
 def estimated(config: RunConfig, level="0", samples=4, size=(128, 128), tokens=77) -> Estimate:
     """Estimate the memory of a run's steps with a level of checkpointing, at a shape of micro-batches."""
-    memory, shape = MemoryConfig(checkpointing=level), Shape(samples=samples, size=size, tokens=tokens)
+    memory, shape = (
+        MemoryConfig(checkpointing=level),
+        Shape(samples=samples, latents=(size[1] // 8, size[0] // 8), tokens=tokens),
+    )
     return estimate_run(config, outline_run(config), memory, shape, CPU)
 
 

@@ -182,7 +182,7 @@ class Moments:
             (run.RunFolder, "log", "the log"),
             (prepare, "encode_plan", "encoding"),
             (prepare, "scan", "scanning"),
-            (training, "forward_and_backward", "a step"),
+            (training, "step", "a step"),
             (validate, "validation_loss", "validation"),
             (run.choose, "new_run", "the folder"),
         ]

@@ -14,7 +14,7 @@ from lora_atelier.trainer_core.data.masks import painting_masks
 from lora_atelier.trainer_core.models.sd import Conditions, load_base_model
 from lora_atelier.trainer_core.models.sd.autoencoder import encode_blank, encode_painted
 from lora_atelier.trainer_core.models.sd.family import FAMILIES
-from lora_atelier.trainer_core.training.encode import pixels
+from lora_atelier.trainer_core.training.pixels import pixels
 
 UNET = "model.diffusion_model."
 SIZE = (64, 96, 4, 8, 64, 64)

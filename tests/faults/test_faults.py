@@ -447,16 +447,16 @@ def out_of_memory(place, name: str, *calls: int, within: bool = False, by: Modul
 
 # where memory runs out -> (place, function, its calls at which it does, before or after its work); what comes of it
 UNDONE = {
-    "the gradients of a step": (training, "forward_and_backward", 2, False),
-    "their norm at the first step": (step_module, "limit_gradients", 1, True),
-    "the first update": (step_module, "apply_gradients", 1, True),
+    "the gradients of a step": (step_module.Passes, "total", 2, False),
+    "their norm at the first step": (training, "limit_gradients", 1, True),
+    "the first update": (torch.amp.GradScaler, "step", 1, True),
     "a validation": (StableDiffusion, "predict", 3, False, validate),
     "a sample": (StableDiffusion, "predict", 1, False, sample),
 }
 ENDING = {
-    "the gradients, twice": ((training, "forward_and_backward", 2, 3), "Out of memory at step 2 with"),
-    "a later update": ((step_module, "apply_gradients", 3), "Out of memory at step 3 with"),
-    "the norm at a later step": ((step_module, "limit_gradients", 3), "Out of memory at step 3 with"),
+    "the gradients, twice": ((step_module.Passes, "total", 2, 3), "Out of memory at step 2 with"),
+    "a later update": ((torch.amp.GradScaler, "step", 3), "Out of memory at step 3 with"),
+    "the norm at a later step": ((training, "limit_gradients", 3), "Out of memory at step 3 with"),
     "a validation, each picture alone": ((StableDiffusion, "predict", 5, 6), "Out of memory after step 2 with"),
     "the UNet": ((prepare, "prepare", 1), "Out of memory before the first step with"),
 }
@@ -497,7 +497,7 @@ def test_where_it_runs_out_again_the_run_ends_and_says_what_to_lower(watched, tm
 
 def test_memory_that_runs_out_leaves_the_lora_so_far(small, uninterrupted, tmp_path):
     seldom, notes = change(small, saves={"save_every": 0}), []
-    out = out_of_memory(training, "forward_and_backward", 3, 4)
+    out = out_of_memory(step_module.Passes, "total", 3, 4)
     with out, pytest.raises(RuntimeError, match="Out of memory at step 3"):
         sessions.session(seldom, tmp_path, notes)
     assert "Stopped after step 2 of 3" in notes[-1]
@@ -574,17 +574,17 @@ def test_an_update_that_makes_weights_not_finite_ends_the_run_at_the_state_befor
 
 def test_a_later_update_that_makes_weights_not_finite_leaves_the_last_save(small, uninterrupted, tmp_path):
     seldom, notes = change(small, saves={"save_every": 2}), []
-    real = step_module.apply_gradients
+    real = torch.amp.GradScaler.step
 
-    def spoil(optimizer, scaler, *, finite) -> None:
-        real(optimizer, scaler, finite=finite)
-        done.append(finite)
+    def spoil(scaler, optimizer) -> None:
+        real(scaler, optimizer)
+        done.append(scaler)
         if len(done) == 3:
             optimizer.param_groups[-1]["params"][-1].data.view(-1)[0] = math.inf
 
-    done: list[bool] = []
+    done: list[object] = []
     sentence = r"Step 3 made weights that are not finite, .* stopped before that step was saved; set learning_rate of"
-    with mock.patch.object(step_module, "apply_gradients", spoil), pytest.raises(RuntimeError, match=sentence):
+    with mock.patch.object(torch.amp.GradScaler, "step", spoil), pytest.raises(RuntimeError, match=sentence):
         sessions.session(seldom, tmp_path, notes)
     assert "Stopped after step 2 of 3. The LoRA so far is saved as" in notes[-1]
     files = list(tmp_path.rglob("*.safetensors"))

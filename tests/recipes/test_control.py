@@ -10,6 +10,7 @@ import pytest
 import torch
 from clip_tokenizer import TOKENIZER
 from durable import equal
+from gradients import gradients as passes_of
 from PIL import Image
 from prepared import NeverLoaded, Ready, prepared
 from safetensors import safe_open
@@ -35,7 +36,7 @@ from lora_atelier.trainer_core.config import (
 from lora_atelier.trainer_core.objective.path import Mix
 from lora_atelier.trainer_core.runs import open_run
 from lora_atelier.trainer_core.runs.catalogue import describe_in_detail
-from lora_atelier.trainer_core.train import forward_and_backward, train_lora
+from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import validate
 from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.validate import without_improvement
@@ -338,7 +339,7 @@ def test_accumulated_gradients_are_those_of_the_large_batch(config, tmp_path, mo
             window = tuple(replace(micro, samples=micro.samples[c]) for c in cuts)
             with monkeypatch.context() as patch:
                 patch.setattr(type(run.plan), "step", lambda *_, window=window: window)
-                passes = forward_and_backward(run, run.reader(training=True))
+                passes = passes_of(run)
             gradients[sizes] = torch.cat([p.grad.flatten() for p in parameters])
             losses[sizes] = float(passes.loss)
             for p in parameters:

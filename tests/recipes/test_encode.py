@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from clip_tokenizer import TOKENIZER
+from gradients import loss_of
 
 from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
@@ -29,7 +30,8 @@ from lora_atelier.trainer_core.models.sd.text import encode_caption
 from lora_atelier.trainer_core.objective import Objective
 from lora_atelier.trainer_core.training import encode as module
 from lora_atelier.trainer_core.training.batch import read_batch
-from lora_atelier.trainer_core.training.encode import encode_plan, pixels
+from lora_atelier.trainer_core.training.encode import encode_plan
+from lora_atelier.trainer_core.training.pixels import pixels
 
 CPU = torch.device("cpu")
 CONCEPT = {
@@ -86,7 +88,7 @@ def test_a_batch_from_the_store_is_the_batch_without_one(base, pictures, tmp_pat
                 drawn.add((sample.use_mask, picture.mask is None))
                 assert first.prior_weight is None or float(first.prior_weight[i]) == (0.5 if sample.use_mask else 0)
             drawn_for = [objective.draw(batch, CPU) for batch in (first, second)]
-            assert torch.equal(*(objective.loss(draws.noised, draws, -draws.noised) for draws in drawn_for))
+            assert torch.equal(*(loss_of(objective, draws.noised, draws, -draws.noised) for draws in drawn_for))
     assert drawn == {(True, False), (False, False), (False, True)}
 
 

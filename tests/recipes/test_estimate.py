@@ -1,5 +1,6 @@
 """The estimate of a step's memory against the training loop, and against torch's own profiler."""
 
+import itertools
 import shutil
 
 import pytest
@@ -20,6 +21,7 @@ from lora_atelier.trainer_core.config import (
     LoraConfig,
     MaskConfig,
     MemoryConfig,
+    ObjectiveConfig,
     OptimizerConfig,
     RunConfig,
     TrainConfig,
@@ -88,7 +90,7 @@ def measure_loop(config, folder, record=False):
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_the_dry_run_takes_what_the_training_loop_takes(checkpointing, batch_size, checkpoint, folder, comfyui):
     config = run_config(checkpoint, folder, batch_size=batch_size, checkpointing=checkpointing)
-    found = estimate(meta_base(checkpointing == "full"), batch_size=batch_size)
+    found = estimate(meta_base(checkpointing == "full"), shape={"samples": batch_size})
     assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
     assert found.weights == sum(t.nbytes for t in tiny_unet().state_dict().values())
 
@@ -104,7 +106,7 @@ def test_the_prediction_of_the_prior_is_part_of_it(role, checkpointing, checkpoi
     if role != "train":  # nearly every sample is held: a few of the others make the run one that can be
         many = taught.replace(role=role, repeats=100)
         config = config.replace(dataset=DatasetConfig(concepts=(taught, many)))
-    found = estimate(meta_base(checkpointing == "full"), prior=True)
+    found = estimate(meta_base(checkpointing == "full"), run=config, shape={"masked": bool(masks)})
     assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
 
 
@@ -113,8 +115,9 @@ def test_the_gradients_of_one_end_of_a_pair_are_part_of_the_other_pass(checkpoin
     shutil.copytree(folder, less)
     config = run_config(checkpoint, folder)
     paired = config.dataset.concepts[0].replace(controls=ControlConfig(folders=(str(less),), use="slider"))
-    found = estimate(meta_base(False), accumulates=True)
-    measured = measure_loop(config.replace(dataset=DatasetConfig(concepts=(paired,))), folder)
+    config = config.replace(dataset=DatasetConfig(concepts=(paired,)))
+    found = estimate(meta_base(False), run=config, shape={"accumulates": True})
+    measured = measure_loop(config, folder)
     assert found.network + found.activations == pytest.approx(measured, rel=0.005)
 
 
@@ -129,7 +132,7 @@ def test_text_encoders_that_are_trained_are_part_of_it(folder, comfyui):
         model.to("meta")
     for model in models:
         recompute_blocks(units(model), "full")
-    found = estimate(base, batch_size=2, trained=("lora_unet", "lora_te1", "lora_te2"))
+    found = estimate(base, shape={"samples": 2}, trained=("lora_unet", "lora_te1", "lora_te2"))
     assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
     assert found.weights == sum(t.nbytes for model in models for t in (*model.parameters(), *model.buffers()))
 
@@ -137,6 +140,66 @@ def test_text_encoders_that_are_trained_are_part_of_it(folder, comfyui):
 @pytest.mark.parametrize("checkpointing", ["0", "full"])
 def test_torch_itself_records_the_same_peak(checkpointing, checkpoint, folder, comfyui):
     config = run_config(checkpoint, folder, batch_size=2, checkpointing=checkpointing)
-    found = estimate(meta_base(checkpointing == "full"), batch_size=2)
+    found = estimate(meta_base(checkpointing == "full"), shape={"samples": 2})
     recorded = measure_loop(config, folder, record=True)
     assert found.network + found.activations == pytest.approx(recorded, rel=0.02)
+
+
+def masked(concept, folder):
+    for i in range(4):
+        Image.new("L", (128, 128)).save(folder / f"{i}-masklabel.png")
+    return concept.replace(masks=MaskConfig(prior_weight=1.0, unmasked_probability=0.0))
+
+
+def paired(concept, folder):
+    less = folder.with_name(f"{folder.name}-less")
+    shutil.copytree(folder, less)
+    return concept.replace(controls=ControlConfig(folders=(str(less),), use="slider"))
+
+
+# What each term is set by: of Noise & Loss, and of the concept.
+TERMS = {
+    "none": ({}, None),
+    "masked prior": ({}, masked),
+    "prior prediction": ({}, "prior_prediction"),
+    "preservation, blank": ({"preservation": "blank"}, None),
+    "preservation, class": (
+        {"preservation": "class", "preservation_trigger": "thing", "preservation_class": "cat"},
+        None,
+    ),
+    "guidance": ({"guidance_loss": 2.0}, None),
+    "uncertainty": ({"uncertainty_rate": 0.01}, None),
+    "slider of prompts": ({"slider": "prompts", "slider_positive": "old", "slider_negative": "young"}, None),
+    "slider of pairs": ({}, paired),
+}
+ALONE = [(name, "none", rank, checkpointing) for name in TERMS for rank, checkpointing in ((4, "0"), (64, "full"))]
+REFUSED = ({"slider of prompts", "guidance"}, {"preservation, blank", "preservation, class"})
+REFUSED += ({"slider of prompts", "slider of pairs"}, {"slider of pairs", "prior prediction"})
+NAMES = [name for name in TERMS if name != "none"]
+PAIRS = [
+    (one, other, (4, 64)[i % 2], ("0", "full")[i // 2 % 2])
+    for i, (one, other) in enumerate(itertools.combinations(NAMES, 2))
+    if {one, other} not in REFUSED
+]
+
+
+@pytest.mark.parametrize(("one", "other", "rank", "checkpointing"), [*ALONE, *PAIRS])
+def test_the_dry_run_knows_each_term_alone_and_in_pairs(one, other, rank, checkpointing, checkpoint, folder, comfyui):
+    """Within one per cent of what the loop allocates: both ask the same pass."""
+    config = run_config(checkpoint, folder, checkpointing=checkpointing)
+    concept, role = config.dataset.concepts[0], "train"
+    for _, of_concept in (TERMS[one], TERMS[other]):
+        if isinstance(of_concept, str):
+            role = of_concept
+        elif of_concept:
+            concept = of_concept(concept, folder)
+    # Nearly every sample is held: a few of the others make the run one that can be.
+    concepts = (concept,) if role == "train" else (concept, concept.replace(role=role, repeats=100))
+    config = config.replace(
+        dataset=DatasetConfig(concepts=concepts),
+        objective=ObjectiveConfig(**TERMS[one][0], **TERMS[other][0]),
+        lora=config.lora.replace(rank=rank, alpha=rank),
+    )
+    shape = {"caption": "thing 0", "masked": concept.masks is not None, "accumulates": config.dataset.paired}
+    found = estimate(meta_base(checkpointing == "full"), rank=rank, run=config, shape=shape)
+    assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.01)

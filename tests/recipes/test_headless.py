@@ -172,7 +172,7 @@ def test_a_run_that_fails_says_so_in_a_sentence(copied, monkeypatch, capsys):
     def fails(*_: object) -> None:
         raise RuntimeError("The card is gone.")
 
-    monkeypatch.setattr("lora_atelier.trainer_core.train.forward_and_backward", fails)
+    monkeypatch.setattr("lora_atelier.trainer_core.train.step", fails)
     assert main(["train", str(copied), "--set", "train.seed=5", "--device", "cpu"]) == 1
     assert capsys.readouterr().err == "The card is gone.\n"
 

@@ -31,7 +31,8 @@ from lora_atelier.trainer_core.models.sd import check_base_model, load_base_mode
 from lora_atelier.trainer_core.models.sd.autoencoder import encode_blank, encode_pixels
 from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training.batch import build_conditions
-from lora_atelier.trainer_core.training.encode import encode_plan, pixels
+from lora_atelier.trainer_core.training.encode import encode_plan
+from lora_atelier.trainer_core.training.pixels import pixels
 
 CPU = torch.device("cpu")
 FIRST = "model.diffusion_model.input_blocks.0.0.weight"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from clip_tokenizer import TOKENIZER
 from durable import apart
+from gradients import gradients, loss_of
 from prepared import NeverLoaded, Ready, prepared
 from safetensors import safe_open
 
@@ -26,7 +27,7 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.models.sd.noise import noise_model
 from lora_atelier.trainer_core.objective import Objective, objective_remarks
-from lora_atelier.trainer_core.train import forward_and_backward, train_lora
+from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training.batch import read_batch
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
@@ -148,7 +149,7 @@ def test_every_setting_changes_the_loss(config, tmp_path):
         objective = Objective(ObjectiveConfig(**change), run.base.noise, run.config.train.seed)
         batch = read_batch(run.encoded, run.plan.step(0)[0], run.plan, run.config)
         draws = objective.draw(batch, run.device)
-        losses.append(float(objective.loss(draws.noised.sin(), draws).sum()))
+        losses.append(float(loss_of(objective, draws.noised.sin(), draws).sum()))
     assert apart(*losses) and all(map(math.isfinite, losses))
 
 
@@ -171,9 +172,9 @@ def passed(config, folder, objective):
     """Return the passes of the first step of a fresh run, its gradient, and the captions it needs beside its own."""
     run = prepared(config.replace(objective=objective), folder)
     with run.base.session(run.device), run.network.attached():
-        passes = forward_and_backward(run, run.reader(training=True))
-    gradients = [p.grad for group in run.optimizer.param_groups for p in group["params"]]
-    return run, passes, torch.cat([gradient.flatten() for gradient in gradients])
+        passes = gradients(run)
+    found = [p.grad for group in run.optimizer.param_groups for p in group["params"]]
+    return run, passes, torch.cat([gradient.flatten() for gradient in found])
 
 
 def test_guidance_is_of_the_prediction_without_a_caption(config, tmp_path):
@@ -237,7 +238,7 @@ def test_a_slider_moves_predictions_one_way_at_strength_1_and_the_other_at_minus
     run = prepared(config.replace(optimizer=OptimizerConfig(learning_rate=1e-2)), tmp_path)
     with run.base.session(run.device), run.network.attached():
         for run.at in range(30):
-            forward_and_backward(run, run.reader(training=True))
+            gradients(run)
             run.optimizer.step()
             run.optimizer.zero_grad()
         micro = run.plan.step(0)[0]

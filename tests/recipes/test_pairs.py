@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from clip_tokenizer import TOKENIZER
+from gradients import gradients
 from PIL import Image, ImageOps
 from prepared import NeverLoaded, estimated, prepared
 from safetensors.torch import save_file
@@ -26,9 +27,9 @@ from lora_atelier.trainer_core.config import (
     TrainConfig,
 )
 from lora_atelier.trainer_core.data.images import cut, load_picture
-from lora_atelier.trainer_core.train import forward_and_backward, train_lora
+from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training.batch import read_batch
-from lora_atelier.trainer_core.training.encode import pixels
+from lora_atelier.trainer_core.training.pixels import pixels
 from lora_atelier.trainer_core.training.validate import TIMES, validation_loss
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
@@ -77,7 +78,7 @@ def stepped(run):
     """Return the loss of the first step; the gradients are the parameters'."""
     run.network.zero_grad()
     with run.base.session(run.device), run.network.attached():
-        return float(forward_and_backward(run, run.reader(training=True)).loss)
+        return float(gradients(run).loss)
 
 
 def test_both_ends_are_alike_but_for_the_picture(config, pictures, tmp_path):
@@ -86,7 +87,7 @@ def test_both_ends_are_alike_but_for_the_picture(config, pictures, tmp_path):
     flips, kept = set(), 0
     for step in range(run.plan.steps):
         for micro in run.plan.step(step):
-            more, other = (read_batch(run.encoded, each, run.plan, run.config) for each in (micro, micro.opposite()))
+            more, other = (read_batch(run.encoded, each, run.plan, run.config) for each in (micro, micro.other_end()))
             one, two = (run.objective.draw(batch, run.device) for batch in (more, other))
             assert torch.equal(one.levels, two.levels) and torch.equal(one.weights, two.weights)
             assert other.mask is None if more.mask is None else torch.equal(more.mask, other.mask)
@@ -101,7 +102,7 @@ def test_both_ends_are_alike_but_for_the_picture(config, pictures, tmp_path):
 
 def test_the_other_end_is_encoded_by_the_crop_of_its_picture(config, less, tmp_path):
     run = prepared(config, tmp_path)
-    sample = replace(run.plan.step(0)[0].samples[0], opposite=True)
+    sample = replace(run.plan.step(0)[0].samples[0], other_end=True)
     name = run.plan.manifest.pictures[sample.picture].name
     shown = pixels(cut(load_picture(less / name), sample.crop))[None]
     mean, _ = run.base.encode_pixels(run.base.autoencoder, shown)
@@ -124,7 +125,7 @@ def test_the_gradient_of_a_pair_is_the_sum_of_both_halves(config, tmp_path):
             up.data.mul_(sign)
         with run.base.session(run.device), run.network.attached():
             for micro in run.plan.step(0):
-                half = micro if sign > 0 else micro.opposite()
+                half = micro if sign > 0 else micro.other_end()
                 draws = run.objective.draw(read_batch(run.encoded, half, run.plan, run.config), run.device)
                 conditions = run.conditions(half.samples, run.reader(training=True))
                 errors = (run.base.predict(draws.noised, draws.levels, conditions) - draws.target).square()
@@ -164,9 +165,9 @@ def test_the_validation_loss_is_of_both_ends(config, tmp_path):
         both = validation_loss(run, run.reader(training=True))
         assert not any(layer.reversed for layer in run.network.layers.values())
         ends = []
-        for opposite in (False, True):
+        for other_end in (False, True):
             alone = run.config.replace(dataset=DatasetConfig())
-            run.plan.validation = tuple(replace(sample, opposite=opposite) for sample in run.plan.validation)
+            run.plan.validation = tuple(replace(sample, other_end=other_end) for sample in run.plan.validation)
             run.config = alone  # so that each sample is measured once
             ends.append(validation_loss(run, run.reader(training=True)))
     assert both == pytest.approx(sum(ends), rel=1e-5) and ends[0] != pytest.approx(ends[1], rel=1e-3)
@@ -186,7 +187,7 @@ def test_an_inpainting_model_is_told_the_rest_of_the_same_end(config, tmp_path):
     masked = 0
     for micro in run.plan.step(0) + run.plan.step(1):
         for sample in micro.samples:
-            one, two = (run.encoded.painted(each) for each in (sample, replace(sample, opposite=True)))
+            one, two = (run.encoded.painted(each) for each in (sample, replace(sample, other_end=True)))
             assert torch.equal(one[0], two[0])  # the mask
             covers = bool((one[0] == 1).all())
             masked += not covers

@@ -3,11 +3,10 @@
 from .average import Ema, averaged
 from .build import arguments, build_optimizer, check_optimizer, describe, estimates, remarks
 from .restore import check_shapes, load_exactly
-from .step import apply_gradients, learning_rate, limit_gradients, sum_of_norms
+from .step import learning_rate, limit_gradients, sum_of_norms
 
 __all__ = [
     "Ema",
-    "apply_gradients",
     "arguments",
     "averaged",
     "build_optimizer",

@@ -71,12 +71,12 @@ class NoiseScale:
         if half is not None:
             whole, (first, count) = self._look(), half  # a sum over `count` samples, divided by all of the step
             rest = samples - count
-            return _compare(first * (samples / count), count, (whole - first) * (samples / rest), rest)
+            return compare(first * (samples / count), count, (whole - first) * (samples / rest), rest)
         if not self._halves and step % self._every < 2:
             whole = self._look()
             self._before = step, whole, samples
             if before is not None and before[0] == step - 1:
-                return _compare(*before[1:], whole, samples)
+                return compare(*before[1:], whole, samples)
         return self._parameters[0].new_full((2,), math.nan, dtype=torch.float32)
 
     def record(self, noise: float, signal: float) -> float | None:
@@ -140,6 +140,7 @@ def looked_at(parameters: Sequence[Tensor]) -> list[int]:
     return [-(-p.numel() // part) for p in parameters]
 
 
-def _compare(a: Tensor, n: int, b: Tensor, m: int) -> Tensor:
+def compare(a: Tensor, n: int, b: Tensor, m: int) -> Tensor:
     """Estimate tr(S) and |G|^2 without bias, (2,), from two means over n and m samples."""
-    return torch.stack([(a - b).square().sum() / (1 / n + 1 / m), a @ b])
+    difference = a - b
+    return torch.stack([difference @ difference / (1 / n + 1 / m), a @ b])

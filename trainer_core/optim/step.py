@@ -22,14 +22,6 @@ def limit_gradients(parameters: Sequence[Tensor], config: OptimizerConfig) -> Te
     return norm
 
 
-def apply_gradients(optimizer: Any, scaler: torch.amp.GradScaler, *, finite: bool) -> None:
-    """Step with unscaled gradients if they are finite, else keep weights and state; clear the gradients."""
-    if finite:
-        scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad(set_to_none=True)
-
-
 def sum_of_norms(parameters: Sequence[Tensor]) -> float:
     """Sum the norms of parameters; not finite if a number is not. One copy waits for the device."""
     return sum(torch.stack(torch._foreach_norm(list(parameters))).tolist())

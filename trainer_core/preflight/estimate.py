@@ -24,7 +24,7 @@ from ..networks import Network
 from ..objective import Objective, Pass, draws_at, strengths
 from ..objective.path import Mix
 from ..optim import build_optimizer
-from ..optim.noise_scale import looked_at
+from ..optim.noise_scale import compare, looked_at
 
 CUDA_BLOCK = 512  # bytes; torch's allocator on CUDA gives out whole blocks
 SMALLEST_8BIT = 4096  # values; bitsandbytes keeps the state of smaller parameters in float32
@@ -235,7 +235,7 @@ class Shape:
 
     samples: int
     latents: tuple[int, ...]  # axes of its latents, behind the channels
-    tokens: int = 77  # of the conditioning, from `longest_batch`
+    tokens: int  # of the conditioning, from `longest_batch`
     caption: str = "a caption"  # one for which every term acts
     masked: bool = False
     accumulates: bool = False  # gradients of an earlier backward pass exist already
@@ -286,6 +286,8 @@ def estimate_step(
         network.set_micro_batch(0)
         network.reverse(any(strength < 0 for strength, _ in strengths(objective.terms, NEGATIVE)))
         dry_run(pass_without_data(base, network, objective, shape, memory), objective)
+        seen = torch.empty(kept[-1][0], device="meta")  # of the gradients, for the noise scale
+        compare(seen, 1, seen, 1)
         torch.nn.utils.clip_grad_norm_(parameters, math.inf)
         del state
     network.set_micro_batch(None)

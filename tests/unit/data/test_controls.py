@@ -50,7 +50,7 @@ def planned(tmp_path: Path, size=(96, 64), control=(96, 64), fit="as_picture", *
 def test_a_control_picture_is_cut_as_its_picture_at_any_size(tmp_path: Path, control) -> None:
     augment = AugmentConfig(variants=3, crop_jitter=1.0, zoom=0.5, rotation=10, brightness=0.3)
     plan = planned(tmp_path, control=control, flip=True, augment=augment)
-    crops = sorted(((i, crop) for i, crop in plan.crops() if i == 0), key=repr)
+    crops = sorted(((i, crop) for i, crop, _ in plan.views() if i == 0), key=repr)
     assert {crop.flip for _, crop in crops} == {True, False} and len(crops) > 3
     picture, other = (Image.open(tmp_path / folder / "a.png").convert("RGB") for folder in ("pictures", "before"))
     for i, crop in crops:
@@ -62,7 +62,7 @@ def test_a_control_picture_is_cut_as_its_picture_at_any_size(tmp_path: Path, con
 
 def test_a_whole_control_picture_keeps_its_shape_and_is_mirrored_with_its_picture(tmp_path: Path) -> None:
     plan = planned(tmp_path, control=(40, 160), fit="whole", flip=True)
-    for i, crop in plan.crops():
+    for i, crop, _ in plan.views():
         (reference,) = plan.references(i, crop)
         width, height = reference.crop.bucket
         assert (width % 16, height % 16, reference.crop.flip) == (0, 0, crop.flip)
@@ -89,8 +89,8 @@ def test_without_control_pictures_there_are_no_references(tmp_path: Path) -> Non
     plain = build_plan(
         read(tmp_path / "pictures"), DatasetConfig(concepts=(ConceptConfig(folder=str(tmp_path / "pictures")),)), TRAIN
     )
-    assert {plain.references(i, crop) for i, crop in plain.crops()} == {()}
-    assert plan.crops() == plain.crops()  # the same buckets, orders and crops
+    assert {plain.references(i, crop) for i, crop, _ in plain.views()} == {()}
+    assert plan.views() == plain.views()  # the same buckets, orders and crops
     assert [plan.step(k) for k in range(plan.steps)] == [plain.step(k) for k in range(plain.steps)]
 
 

@@ -118,7 +118,7 @@ def test_crops_and_captions_are_exactly_what_the_run_asks_for(shapes, batch, ste
     options = {"flip": flip, "captions": CaptionConfig(shuffle=dropout > 0, dropout=dropout)}
     plan = make(shapes, (1, 2), options, batch_size=batch, steps=steps)
     samples = [sample for mb in micro_batches(plan) for sample in mb.samples]
-    assert plan.crops() == {(sample.picture, sample.crop) for sample in samples}
+    assert plan.views() == {sample.view for sample in samples}
     assert plan.captions() == {sample.caption for sample in samples}
 
 
@@ -450,7 +450,7 @@ def test_what_any_run_says_it_will_ask_for_is_what_it_asks_for(run: Run) -> None
     plan = run.plan()
     samples = [*samples_of(micro_batches(plan)), *plan.validation]
     trained = samples[: len(samples) - len(plan.validation)]
-    assert plan.crops() == {(sample.picture, sample.crop) for sample in samples}
+    assert plan.views() == {sample.view for sample in samples}
     assert plan.captions() == {sample.caption for sample in samples}
     fullest: defaultdict[Size, int] = defaultdict(int)
     for micro_batch in micro_batches(plan):

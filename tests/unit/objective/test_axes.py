@@ -4,13 +4,14 @@ import math
 
 import pytest
 import torch
+from gradients import loss_of
 from torch import Tensor
 
 from lora_atelier.trainer_core.config import ObjectiveConfig
 from lora_atelier.trainer_core.data.masks import loss_mask
 from lora_atelier.trainer_core.models.base import LevelDefaults, NoiseModel
 from lora_atelier.trainer_core.objective import Batch, Objective, Path, Place
-from lora_atelier.trainer_core.objective.loss import element_errors, sample_losses
+from lora_atelier.trainer_core.objective.loss import element_errors, masked_mean, sample_losses
 from lora_atelier.trainer_core.objective.noise import add_pyramid, sample_noise
 from lora_atelier.trainer_core.objective.path import flow_noise
 from lora_atelier.trainer_core.objective.timesteps import shift_of
@@ -69,10 +70,10 @@ def test_masks_and_what_is_kept_outside_of_them_are_the_same_on_all_axes(axes):
     outside = ((prediction - frozen).square() * (1 - mask)).mean(dim=(1, 2))
     area, rest = (torch.where(normalize, each.mean(dim=(1, 2)), 1.0) for each in (mask, 1 - mask))
     shape = (3, 3, *axes)
-    found = sample_losses(
-        prediction.view(shape), target.view(shape), mask.view(3, 1, *axes), normalize, frozen.view(shape), weight
-    )
-    assert torch.allclose(found, inside / area + weight * outside / rest, rtol=1e-5)
+    whole = mask.view(3, 1, *axes)
+    found = sample_losses(prediction.view(shape), target.view(shape), whole, normalize)
+    drift = masked_mean(element_errors(prediction.view(shape), frozen.view(shape)), 1 - whole, normalize)
+    assert torch.allclose(found + weight * drift, inside / area + weight * outside / rest, rtol=1e-5)
     used = loss_mask(mask.view(3, 1, *axes), torch.tensor([True, False, True]), 0.2)
     assert torch.equal(used[1], torch.ones(1, *axes)) and torch.equal(used[0], mask[0].view(1, *axes).clamp(min=0.2))
 
@@ -110,7 +111,7 @@ def test_a_whole_objective_gives_the_same_losses_on_all_axes(axes, settings):
         draws = objective.draw(batch, torch.device("cpu"))
         assert torch.allclose(draws.plain(torch.ones(3)), 1 / draws.weights / mask.mean(dim=(1, 2)))
         given = blank.view(shape) if settings.get("guidance_loss") else None
-        return objective.loss(prediction.view(shape), draws, frozen.view(shape), given)
+        return loss_of(objective, prediction.view(shape), draws, frozen.view(shape), given)
 
     assert torch.allclose(losses(axes), losses(AXES[0]), rtol=1e-5)
 

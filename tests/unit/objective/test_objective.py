@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler
+from gradients import loss_of
 
 from lora_atelier.trainer_core.common.axes import like
 from lora_atelier.trainer_core.config import MIN_SNR, ObjectiveConfig
@@ -18,7 +19,7 @@ from lora_atelier.trainer_core.models.base import NoiseModel
 from lora_atelier.trainer_core.models.sd.noise import alphas_cumprod, noise_model
 from lora_atelier.trainer_core.objective import Draws, Objective, Path
 from lora_atelier.trainer_core.objective import weighting as weightings
-from lora_atelier.trainer_core.objective.loss import element_errors, huber_thresholds, sample_losses
+from lora_atelier.trainer_core.objective.loss import element_errors, huber_thresholds, masked_mean, sample_losses
 from lora_atelier.trainer_core.objective.path import flow_noise
 
 KINDS = ("epsilon", "v_prediction")
@@ -344,7 +345,7 @@ def test_every_combination_of_loss_weighting_prediction_and_mask(loss, kind):
         weighs = None if prior is None else torch.tensor([0.5, 2.0])
         given = draws_of(kind, latents, noise, mask=mask, prior_weight=weighs, huber_c=thresholds)
         leaf = predicted.clone().requires_grad_()
-        each = objective.loss(leaf, given, prior)
+        each = loss_of(objective, leaf, given, prior)
         assert each.shape == (2,) and each.dtype == torch.float32
         said, wanted, other = leaf.detach(), given.target, frozen if prior is not None else given.target
         if loss_on == "x0":
@@ -360,7 +361,7 @@ def test_every_combination_of_loss_weighting_prediction_and_mask(loss, kind):
             gamma = 5.0 if weighting in MIN_SNR and loss_on == "prediction" else 0.0
             weighted = Objective(settings.replace(weighting=weighting, min_snr_gamma=gamma), noise_levels, 0)
             weights = weighted.level_weights()[[20, 700]]
-            found = weighted.loss(leaf, dataclasses.replace(given, weights=weights), prior)
+            found = loss_of(weighted, leaf, dataclasses.replace(given, weights=weights), prior)
             assert torch.allclose(found, each * weights)
             (slope,) = torch.autograd.grad(found.sum(), leaf, retain_graph=True)
             assert weights.shape == (2,) and (weights > 0).all() and weights.isfinite().all()
@@ -370,17 +371,16 @@ def test_every_combination_of_loss_weighting_prediction_and_mask(loss, kind):
 def test_a_held_sample_learns_what_the_frozen_model_predicts_and_its_neighbour_the_target():
     latents, noise, predicted, frozen = torch.randn(4, 2, 3, 4, 4, generator=torch.Generator().manual_seed(6))
     given = draws_of("epsilon", latents, noise, held=torch.tensor([True, False]))
-    assert given.needs_frozen
     for loss_on in ("prediction", "x0"):
         objective, plain = (
             Objective(ObjectiveConfig(loss_on=loss_on), noise_model("epsilon", False), 0),
             loss_on != "x0",
         )
-        losses = objective.loss(predicted, given, frozen)
+        losses = loss_of(objective, predicted, given, frozen)
         said, held = (x if plain else implied("epsilon", x, given.noised) for x in (predicted, frozen))
         expected = [(said[0] - held[0]).square().mean(), (said[1] - (noise if plain else latents)[1]).square().mean()]
         assert losses.tolist() == pytest.approx([float(each) for each in expected], rel=1e-4)
-        assert objective.loss(frozen, given, frozen)[0].item() == 0
+        assert loss_of(objective, frozen, given, frozen)[0].item() == 0
 
 
 def test_the_loss_is_the_mean_of_each_sample():
@@ -429,8 +429,11 @@ def test_masked_prior_preservation_has_the_published_values():
     prior = prediction - torch.tensor([[0.5, 0.5], [1, 2]]).sqrt()[None, None]
     target, half = torch.zeros(1, 1, 2, 2), torch.tensor([0.5])
 
-    def value(*more):
-        return sample_losses(prediction, target, *more).item()
+    def value(mask=None, normalize=None, prior=None, weight=0.0):
+        found = sample_losses(prediction, target, mask, normalize)
+        if prior is not None:
+            found = found + weight * masked_mean(element_errors(prediction, prior), 1 - mask, normalize)
+        return found.item()
 
     yes, no = torch.tensor([True]), torch.tensor([False])
     assert value(mask, no) == pytest.approx(0.775) and value(mask, yes) == pytest.approx(1.8235294)

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from gradients import Told, loss_of
 
 from lora_atelier.trainer_core.config import ObjectiveConfig
 from lora_atelier.trainer_core.models.sd.noise import noise_model
-from lora_atelier.trainer_core.objective import Batch, Objective, Place, check_preservation
+from lora_atelier.trainer_core.objective import Batch, Objective, Place
 from lora_atelier.trainer_core.objective.path import flow_noise
-from lora_atelier.trainer_core.objective.preserved import preserved_caption
+from lora_atelier.trainer_core.objective.terms.preservation import Preservation
 
 CLASS = ObjectiveConfig(preservation="class", preservation_trigger="ohwx.", preservation_class=r"a \\1 man")
 LATENTS = torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -31,21 +32,21 @@ def drawn(objective):
     ],
 )
 def test_the_class_stands_where_the_trigger_word_stood(caption, other):
-    assert preserved_caption(caption, CLASS) == other
+    assert Preservation(CLASS).other(caption) == other
 
 
 def test_a_blank_caption_is_kept_beside_every_other():
-    blank = ObjectiveConfig(preservation="blank")
-    assert preserved_caption("a cat", blank) == "" and preserved_caption("", blank) is None
-    assert preserved_caption("a cat", ObjectiveConfig()) is None
+    blank = Preservation(ObjectiveConfig(preservation="blank"))
+    assert blank.other("a cat") == "" and blank.other("") is None
+    assert blank.beside("a cat") == {""} and blank.beside("") == set()
 
 
 def test_a_preservation_of_nothing_is_refused():
-    check_preservation(["a cat", "ohwx."], CLASS)
+    Preservation(CLASS).check(["a cat", "ohwx."])
     with pytest.raises(ValueError, match=r"No caption that is trained contains 'ohwx\.'; set preservation_trigger"):
-        check_preservation(["a cat", ""], CLASS)
+        Preservation(CLASS).check(["a cat", ""])
     with pytest.raises(ValueError, match="No picture that is trained has a caption"):
-        check_preservation([""], ObjectiveConfig(preservation="blank"))
+        Preservation(ObjectiveConfig(preservation="blank")).check([""])
 
 
 @pytest.mark.parametrize("noise", [noise_model("epsilon", False), flow_noise()], ids=["epsilon", "flow"])
@@ -55,8 +56,8 @@ def test_guidance_moves_the_target_away_from_the_prediction_without_a_caption(no
     draws, prediction, blank = drawn(objective)
     target = blank + scale * (draws.target - blank)
     expected = (prediction - target).square().mean(dim=(1, 2, 3)) * draws.weights
-    torch.testing.assert_close(objective.loss(prediction, draws, None, blank), expected)
-    plain = objective.loss(prediction, draws)
+    torch.testing.assert_close(loss_of(objective, prediction, draws, None, blank), expected)
+    plain = loss_of(objective, prediction, draws)
     assert torch.allclose(expected, plain) == (scale == 1)
 
 
@@ -64,6 +65,10 @@ def test_preservation_weighs_samples_as_their_loss_and_skips_those_without_anoth
     config = ObjectiveConfig(preservation="blank", preservation_weight=0.25, min_snr_gamma=5, loss="l1")
     objective = Objective(config, noise_model("epsilon", False), 3)
     draws, prediction, frozen = drawn(objective)
-    found = objective.preservation_loss(prediction, frozen, draws, torch.tensor([1.0, 0.0, 1.0]))
+    seen = Told(draws, frozen, None, objective)
+    seen.captions, read = ["a cat", "", "a dog"], []
+    seen.again = lambda captions: (read.extend(captions), (prediction, frozen))[1]
+    found = Preservation(config).apart(seen)
+    assert read == ["", "", ""]
     errors = (prediction - frozen).abs().mean(dim=(1, 2, 3)) * draws.weights
     torch.testing.assert_close(found, 0.25 * errors * torch.tensor([1.0, 0.0, 1.0]))

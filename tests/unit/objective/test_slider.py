@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from gradients import loss_of
 from torch import nn
 
 from lora_atelier.trainer_core.config import (
@@ -24,12 +25,11 @@ from lora_atelier.trainer_core.data.plan import MicroBatch, Sample
 from lora_atelier.trainer_core.models.sd.noise import noise_model
 from lora_atelier.trainer_core.networks.choose import Target
 from lora_atelier.trainer_core.networks.network import Network
-from lora_atelier.trainer_core.objective import Batch, Objective, Place, check_slider
-from lora_atelier.trainer_core.objective.slider import (
+from lora_atelier.trainer_core.objective import Batch, Objective, Place, prompts, strengths, terms_of
+from lora_atelier.trainer_core.objective.terms.slider import (
     LINEAR,
-    all_prompts,
-    directions,
-    slider_prompts,
+    PromptSlider,
+    check_slider,
     slider_sign,
     slider_target,
 )
@@ -46,13 +46,14 @@ SMILES = ConceptConfig(folder="/faces/smiles", controls=ControlConfig(folders=("
 
 
 def test_both_directions_have_each_attribute_equally_often():
-    turns = [(slider_sign(i), slider_prompts(AGE, i)) for i in range(8)]
+    age = PromptSlider(AGE)
+    turns = [(slider_sign(i), age.pair(i)) for i in range(8)]
     man, woman = ("old, man", "young, man"), ("old, woman", "young, woman")
     assert turns == [(1, man), (-1, man), (1, woman), (-1, woman)] * 2
-    assert all_prompts(AGE) == {*man, *woman} and all_prompts(ObjectiveConfig()) == set()
+    assert age.prompts() == {*man, *woman} and prompts([]) == set()
     alone = AGE.replace(slider_keep=(), slider_negative="")
-    assert slider_prompts(alone, 3) == ("old", "") and all_prompts(alone) == {"old", ""}
-    assert slider_prompts(alone.replace(slider_keep=("man",)), 0) == ("old, man", "man")
+    assert PromptSlider(alone).pair(3) == ("old", "") and PromptSlider(alone).prompts() == {"old", ""}
+    assert PromptSlider(alone.replace(slider_keep=("man",))).pair(0) == ("old, man", "man")
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -67,7 +68,7 @@ def test_the_target_is_the_papers_number_by_number(sign):
     objective = Objective(AGE, noise_model("epsilon", False), 3)
     batch = Batch(place=Place(micro_batch=0, step=0), latents=own, weights=torch.tensor([1.0, 0.5]))
     drawn = objective.draw(batch, torch.device("cpu"))
-    losses = objective.loss(prediction, drawn, slid=found)
+    losses = loss_of(objective, prediction, drawn, slid=found)
     torch.testing.assert_close(losses, (prediction - found).square().mean(dim=(1, 2, 3)) * torch.tensor([1.0, 0.5]))
 
 
@@ -88,8 +89,8 @@ def test_captions_of_prior_prediction_stay_where_they_are():
     objective = Objective(AGE, noise_model("epsilon", False), 3)
     drawn = objective.draw(batch, torch.device("cpu"))
     wanted = torch.where(mask > 0, torch.stack([frozen[0], slid[1]]), frozen)
-    assert objective.loss(wanted, drawn, frozen, slid=slid).tolist() == [0.0, 0.0]
-    assert bool((objective.loss(wanted, drawn, frozen, slid=frozen)[1:] > 0.1).all())
+    assert loss_of(objective, wanted, drawn, frozen, slid=slid).tolist() == [0.0, 0.0]
+    assert bool((loss_of(objective, wanted, drawn, frozen, slid=frozen)[1:] > 0.1).all())
 
 
 @pytest.mark.parametrize("algorithm", LINEAR)
@@ -189,8 +190,10 @@ def test_a_micro_batch_of_pairs_is_trained_in_both_directions_and_any_other_in_o
     sample = Sample(picture=3, visit=2, crop=crop, caption="a man", use_mask=True, weight=0.5)
     micro_batch = MicroBatch(index=1, samples=(sample,), bucket=(64, 64))
     run = RunConfig(base_model=BaseModelConfig(path="x"), dataset=DatasetConfig(concepts=(HELD,)))
-    assert directions(run, micro_batch) == ((1, micro_batch),)
-    assert directions(run.replace(objective=AGE), micro_batch) == ((-1, micro_batch),)
-    (up, more), (down, less) = directions(run.replace(dataset=DatasetConfig(concepts=(SMILES,))), micro_batch)
+    assert strengths(terms_of(run), micro_batch) == ((1, micro_batch),)
+    slides = run.replace(dataset=DatasetConfig(), objective=AGE)
+    assert strengths(terms_of(slides), micro_batch) == ((-1, micro_batch),)
+    paired = run.replace(dataset=DatasetConfig(concepts=(SMILES,)))
+    (up, more), (down, less) = strengths(terms_of(paired), micro_batch)
     assert (up, more, down) == (1, micro_batch, -1)
-    assert less == replace(micro_batch, samples=(replace(sample, opposite=True),))
+    assert less == replace(micro_batch, samples=(replace(sample, other_end=True),))

@@ -10,7 +10,7 @@ from lora_atelier.trainer_core.config import ObjectiveConfig
 from lora_atelier.trainer_core.models.sd.noise import noise_model
 from lora_atelier.trainer_core.objective import Objective, Path
 from lora_atelier.trainer_core.objective.path import flow_noise
-from lora_atelier.trainer_core.objective.uncertainty import Uncertainty
+from lora_atelier.trainer_core.objective.terms.uncertainty import Uncertainty
 
 CPU = torch.device("cpu")
 LEVELS = torch.tensor([20, 500, 999])
@@ -18,12 +18,14 @@ LOSSES = torch.tensor([2.0, 0.3, 0.02])
 
 
 def uncertainty(rate=0.05, noise=None, seed=3) -> Uncertainty:
-    return Uncertainty(Path(noise or noise_model("epsilon", False)), rate, seed, CPU)
+    found = Uncertainty(rate)
+    found.begin(Path(noise or noise_model("epsilon", False)), seed, CPU)
+    return found
 
 
 def learn(found: Uncertainty, steps: int, scale: float = 1.0) -> None:
     for _ in range(steps):
-        found.forget_gradient()
+        found.forget_gradients()
         (found.weigh(LOSSES, LEVELS).mean() * scale).backward()
         found.update(scale)
 

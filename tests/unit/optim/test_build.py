@@ -16,7 +16,6 @@ from lora_atelier.trainer_core.common.tensor_tree import pack, unpack
 from lora_atelier.trainer_core.config import OPTIMIZERS, OptimizerConfig, SchedulerConfig
 from lora_atelier.trainer_core.optim import (
     Ema,
-    apply_gradients,
     averaged,
     build,
     build_optimizer,
@@ -330,7 +329,10 @@ def move(optimizer, scaler, loss, config):
     scaler.unscale_(optimizer)
     norm = float(limit_gradients([p for group in optimizer.param_groups for p in group["params"]], config))
     finite = math.isfinite(norm) and math.isfinite(loss)
-    apply_gradients(optimizer, scaler, finite=finite)
+    if finite:
+        scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
     return norm, finite
 
 

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from lora_atelier.trainer_core.config import (
     OPTIMIZERS,
     LoraConfig,
+    MemoryConfig,
     OptimizerConfig,
 )
 from lora_atelier.trainer_core.optim import build_optimizer
@@ -170,7 +171,7 @@ def test_a_running_average_is_part_of_the_state_where_it_is_kept():
 
 
 def test_activations_grow_with_the_batch_and_nothing_else_does():
-    one, two, four = (estimate(batch_size=size) for size in (1, 2, 4))
+    one, two, four = (estimate(shape={"samples": size}) for size in (1, 2, 4))
     assert one.weights == two.weights == four.weights
     assert one.network == two.network == four.network
     assert four.activations - two.activations == pytest.approx(2 * (two.activations - one.activations), rel=0.001)
@@ -193,10 +194,10 @@ def test_every_setting_changes_what_it_should():
     assert (2 * half.weights, half.network) == (plain.weights, plain.network)
     assert half.activations < 0.6 * plain.activations
     assert estimate(base, weight_bytes=7) == Estimate(weights=7, network=plain.network, activations=plain.activations)
-    assert estimate(base, attention="math").activations > 2 * plain.activations
-    assert estimate(base, tokens=462).activations > plain.activations
+    assert estimate(base, memory=MemoryConfig(attention="math")).activations > 2 * plain.activations
+    assert estimate(base, shape={"tokens": 462}).activations > plain.activations
     gradients = sum(p.nbytes for p in network_on(tiny_unet(), LoraConfig(rank=4, preset="full")).parameters())
-    assert 0 < estimate(base, accumulates=True).total - plain.total <= gradients
+    assert 0 < estimate(base, shape={"accumulates": True}).total - plain.total <= gradients
     blocks = estimate(base, block=512)
     assert blocks.total % 512 == 0 and plain.total < blocks.total
     assert Estimate(weights=5_000_000_000, network=1_000_000_000, activations=60_000_000).gigabytes == "6.1 GB"

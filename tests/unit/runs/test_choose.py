@@ -5,7 +5,7 @@ import pytest
 from lora_atelier.trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig, RunConfig, SchedulerConfig
 from lora_atelier.trainer_core.optim.schedule import Curve, factor_on
 from lora_atelier.trainer_core.runs import RunFolder, build_keys
-from lora_atelier.trainer_core.training.prepare import joins, run_curve
+from lora_atelier.trainer_core.training.joining import joins, run_curve
 
 
 def config_of(**scheduler):

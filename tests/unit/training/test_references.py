@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lora_atelier.trainer_core.config import ObjectiveConfig
+from lora_atelier.trainer_core.config import BaseModelConfig, DatasetConfig, ObjectiveConfig, RunConfig
+from lora_atelier.trainer_core.objective import terms_of
 from lora_atelier.trainer_core.training.references import seen_captions
 
 
@@ -25,5 +26,6 @@ def test_every_prompt_of_a_step_is_read_with_the_control_pictures(objective, oth
         references=lambda picture, crop: ("edge",),
         validation=(),
     )
-    found = seen_captions(plan, SimpleNamespace(seen_as="picture"), objective, {})
+    run = RunConfig(base_model=BaseModelConfig(path="x"), dataset=DatasetConfig(), objective=objective)
+    found = seen_captions(plan, SimpleNamespace(seen_as="picture"), terms_of(run), {})
     assert found == {(text, ("edge",)) for text in {"figure 0", *others}}

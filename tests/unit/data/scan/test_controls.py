@@ -101,7 +101,7 @@ def test_the_other_end_of_a_slider_is_found_as_control_pictures_are(tmp_path: Pa
     folder = pair(tmp_path, "less")
     seen, other = controls(tmp_path, "less"), controls(tmp_path, "less", use="slider")
     first, second = read(folder, controls=other).pictures
-    assert [first.opposite, second.opposite] == [p.controls[0] for p in read(folder, controls=seen).pictures]
+    assert [first.other_end, second.other_end] == [p.controls[0] for p in read(folder, controls=seen).pictures]
     assert not first.controls and manifest_digest(read(folder, controls=other)) != manifest_digest(read(folder))
     draw(tmp_path / "less" / "a.jpg", size=(24, 24), caption=None)
     with pytest.raises(ValueError, match=r"another shape than the picture in .*; cut them alike, or set on_pro"):
