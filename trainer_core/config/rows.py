@@ -49,6 +49,7 @@ class Row:
     # Found from the field:
     name: str = ""
     kind: type = str  # bool, int, float, str or tuple, which the node shows as text
+    item: type = str  # of each value of a tuple; its range is theirs
     choices: tuple[str, ...] = ()
     options: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)  # of a choice: the rows inside of each
 
@@ -118,7 +119,21 @@ def _form_of(hint: Any) -> dict[str, Any]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _form_of(next(each for each in args if each is not type(None)))
+    if origin is tuple:
+        return {"kind": tuple, "item": args[0]}
     return {"choices": args} if origin is Literal else {"kind": origin or hint}
+
+
+def without_effect(config: type, values: Mapping[str, Any]) -> list[str]:
+    """List settings that are changed and do not act, as another choice is made than those that they act with."""
+    rows = rows_of(config)
+    chosen = {name: each.default for name, each in rows.items()} | dict(values)
+    return [
+        name
+        for name, each in rows.items()
+        if each.acts_with and each.acts_with[0] in rows
+        if chosen[name] != each.default and chosen[each.acts_with[0]] not in each.acts_with[1]
+    ]
 
 
 def arranged(rows: Iterable[Row]) -> tuple[Row, ...]:
@@ -136,7 +151,7 @@ def arranged(rows: Iterable[Row]) -> tuple[Row, ...]:
         )
 
     def whole(outer: Row) -> Row:
-        options = {choice: inside(outer, choice) for choice in outer.choices}
+        options = {choice: (*outer.options.get(choice, ()), *inside(outer, choice)) for choice in outer.choices}
         return replace(outer, options=options if any(options.values()) else {})
 
     return tuple(whole(each) for each in listed if each not in inner)
