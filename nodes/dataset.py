@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..trainer_core.config import CaptionConfig
-from ..trainer_core.config.rows import split_list
-from ..trainer_core.workflow.settings import extensions, plain_path, read_concept
+from ..trainer_core.workflow.settings import extensions, plain_path, read_concept, split_list
 from .comfyui import folders
 from .node import Node
 from .schema import schema

@@ -14,7 +14,8 @@ from ..trainer_core.config import LoraConfig
 from ..trainer_core.workflow.settings import NONE, OPEN_LORA, read_existing_lora
 from .comfyui import folders, kept
 from .node import Node
-from .sockets import CATEGORY, LoraConfigSocket, io, titled, ui
+from .schema import schema
+from .sockets import LoraConfigSocket, io, ui
 
 
 class AtelierExistingLora(Node):
@@ -23,61 +24,13 @@ class AtelierExistingLora(Node):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Define the node's inputs and outputs."""
-        return io.Schema(
-            node_id="AtelierExistingLora",
-            display_name=titled("Existing LoRA"),
-            category=CATEGORY,
-            description="Optional, between LoRA Config and Train LoRA: continue training an existing LoRA, or train "
-            "a new one on top of it. Chain several to put more than one beneath.",
-            search_aliases=[
-                "continue lora",
-                "resume lora",
-                "merge lora",
-                "base lora",
-                "train lora",
-                "kohya",
-                "atelier",
-            ],
-            inputs=[
-                LoraConfigSocket.Input(
-                    "lora_config",
-                    optional=True,
-                    tooltip="From LoRA Config, or another Existing LoRA. Not linked = as suits the model.",
-                ),
-                io.Combo.Input(
-                    "lora_name",
-                    options=[NONE, *folders.file_names("loras")],
-                    default=NONE,
-                    socketless=True,
-                    tooltip="A .safetensors file of models/loras: of kohya, musubi, ai-toolkit, diffusers, OneTrainer, "
-                    "LyCORIS or this pack. none: this node changes nothing. Ignored if lora is linked.",
-                ),
-                io.Combo.Input(
-                    "use",
-                    options=["continue", "beneath"],
-                    default="continue",
-                    tooltip="continue: train this LoRA further; its layers, ranks and alphas replace those of LoRA "
-                    "Config. beneath: add it to the base model while a new LoRA is trained, which does not repeat "
-                    "what this one does.",
-                ),
-                io.Float.Input(
-                    "strength",
-                    default=1.0,
-                    min=-10.0,
-                    max=10.0,
-                    step=0.05,
-                    round=0.001,
-                    tooltip="With beneath: how strongly the LoRA is added, -10 to 10. Use the same strength when you "
-                    "sample. A continued LoRA always starts as it is.",
-                ),
-                io.LoraModel.Input(
-                    "lora",
-                    optional=True,
-                    tooltip="Optional: a LoRA of the graph, from Train LoRA, Resize LoRA or a loader. Replaces "
-                    "lora_name.",
-                ),
-            ],
-            outputs=[LoraConfigSocket.Output(display_name="LORA_CONFIG", tooltip="For Train LoRA.")],
+        return schema(
+            "AtelierExistingLora",
+            "Optional, between LoRA Config and Train LoRA: continue training an existing LoRA, or train a new one on "
+            "top of it. Chain several to put more than one beneath.",
+            ["continue lora", "resume lora", "merge lora", "base lora", "kohya"],
+            [LoraConfigSocket.Output(display_name="LORA_CONFIG", tooltip="For Train LoRA.")],
+            lists={"lora_name": [NONE, *folders.file_names("loras")]},
         )
 
     @classmethod

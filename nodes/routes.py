@@ -20,13 +20,12 @@ from ..trainer_core.lora_files.read import outline_lora
 from ..trainer_core.models.sd.noise import noise_model
 from ..trainer_core.objective import Objective, level_shares
 from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
-from ..trainer_core.workflow.settings import plain_path, read_objective
+from ..trainer_core.workflow.settings import plain_path, read_objective, read_scheduler
 from .comfyui import allowed, folders, kept, server, session, shell, shown
 from .comfyui.progress import LONGEST_ID, live_state
 from .guess import guess
 from .load_lora import WHERE
 from .objective import CHOICES
-from .scheduler import build_scheduler
 
 LARGEST = 8192  # bytes of a question
 LARGEST_PROMPT = 262_144  # of one that holds a prompt
@@ -164,9 +163,9 @@ def curve(question: Any) -> dict[str, Any]:
 def scheduler_of(values: dict[str, Any]) -> SchedulerConfig:
     """Build the configuration of widgets by their names (`name`, `name.cycles` …), as strict as a prompt is."""
     settings = settings_of(values, SchedulerConfig, "Scheduler", ["name"])
-    of_shape = {field for choice, field in map(_choice_and_field, values) if "name" in (choice, field)}
-    own = {field: settings.pop(field) for field in of_shape}
-    return build_scheduler(own if "name" in own else None, settings)
+    if "name" not in settings:
+        raise ValueError("name of Scheduler is missing; choose a shape.")
+    return read_scheduler(**settings)
 
 
 def settings_of(values: dict[str, Any], config: type, title: str, choices: Sequence[str]) -> dict[str, Any]:

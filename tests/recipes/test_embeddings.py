@@ -193,9 +193,9 @@ def test_words_that_cannot_be_trained_are_refused_before_a_model_is_loaded(confi
     [
         ("'two words' is not one plain word", {"token": "two words"}),
         ("'' is not one plain word", {"token": ""}),
-        ("vectors is 76; it must be between 1 and 75", {"vectors": 76}),
-        ("learning_rate of the embedding thing is 0; set learning_rate of", {"learning_rate": 0}),
-        ("stop is 2.0; it must be between 0 and 1", {"stop": 2, "stop_unit": "share"}),
+        ("vectors of Embedding is 76; it must be between 1 and 75", {"vectors": 76}),
+        ("learning_rate of Embedding is 0; it must be between 1e-08 and 100", {"learning_rate": 0}),
+        ("stop of Embedding is 2; it must be between 0 and 1", {"stop": 2, "stop_unit": "share"}),
         (
             "stop of the embedding thing is 0.5 epochs; set stop of Embedding to a whole",
             {"stop": 0.5, "stop_unit": "epochs"},

@@ -10,10 +10,11 @@ import json
 import re
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
-from .rows import Row, named, rows_of
+from .rows import Row, named, rows_of, without_effect
 
 LONGEST_TEXT = 10_000  # characters; bounds the time that reading a text takes, and the length of messages
 LARGEST = 1e30  # of any number
@@ -43,6 +44,16 @@ class Config:
         """Convert to nested dicts, lists and scalars, for `from_dict` and JSON."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
+    def changes(self) -> dict[str, Any]:
+        """Convert to nested plain values as `to_dict`, without what has its default."""
+        found = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            usual = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            if value != usual:
+                found[field.name] = _plain(value)
+        return json.loads(json.dumps(found))
+
     @classmethod
     def from_dict(cls: type[ConfigT], values: dict[str, Any], where: str = "") -> ConfigT:
         """Build from nested plain values; raises ValueError that names an unknown or missing key, or a wrong type.
@@ -51,9 +62,7 @@ class Config:
         """
         fields = {field.name: field for field in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - fields.keys()):
-            near = difflib.get_close_matches(unknown[0], fields, 1)
-            advice = f"did you mean {where}{near[0]}?" if near else f"there are {', '.join(sorted(fields))}."
-            raise ValueError(f"There is no setting {where}{unknown[0]:.80}; {advice}")
+            raise ValueError(f"There is no setting {where}{unknown[0]:.80}; {nearest(unknown[0], fields, where)}")
         for name, field in fields.items():
             if name not in values and field.default is field.default_factory is dataclasses.MISSING:
                 raise ValueError(f"The setting {where}{name} is missing.")
@@ -73,6 +82,19 @@ class Config:
         return dataclasses.replace(self, **changes)
 
 
+def nearest(unknown: str, known: Iterable[str], where: str = "") -> str:
+    """Suggest the known name that is most like an unknown one, or list all; where: written before the name."""
+    near = difflib.get_close_matches(unknown, known := sorted(known), 1)
+    return f"did you mean {where}{near[0]}?" if near else f"there are {', '.join(known)}."
+
+
+def _plain(value: Any) -> Any:
+    """Write a value of a field without what has its default in it."""
+    if isinstance(value, Config):
+        return value.changes()
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
 # What a plain value may be for an annotated type, and how messages name it.
 KINDS: dict[Any, tuple[Any, str]] = {
     bool: (bool, "true or false"),
@@ -90,14 +112,14 @@ def _read(hint: Any, value: Any, name: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return None if value is None else _read(next(a for a in args if a is not type(None)), value, name)
     if isinstance(hint, type) and issubclass(hint, Config):
-        return value if isinstance(value, hint) else hint.from_dict(_of_kind(dict, value, name), f"{name}.")
+        return value if isinstance(value, hint) else hint.from_dict(of_kind(dict, value, name), f"{name}.")
     if origin is tuple:
-        items = enumerate(_of_kind(tuple, value, name), 1)
+        items = enumerate(of_kind(tuple, value, name), 1)
         return tuple(_read(args[0], item, f"{name}.{number}") for number, item in items)
-    return _of_kind(str if origin is Literal else origin or hint, value, name)
+    return of_kind(str if origin is Literal else origin or hint, value, name)
 
 
-def _of_kind(kind: Any, value: Any, name: str) -> Any:
+def of_kind(kind: Any, value: Any, name: str) -> Any:
     """Return a value of a kind; raises ValueError for another one."""
     wanted, words = KINDS[kind]
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
@@ -118,28 +140,48 @@ def check_values(config: Config) -> None:
     cls = type(config)
     rows, hints = rows_of(cls), _hints(cls)
     for name in (field.name for field in dataclasses.fields(cls)):
-        hint = hints[name]
+        hint, each = hints[name], rows.get(name)
         value: Any = getattr(config, name)
         title = cls.named(name)
-        texts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(text, str) and len(text) > LONGEST_TEXT for text in texts):
-            raise ValueError(f"{title} has a text of more than {LONGEST_TEXT} characters; shorten it.")
-        if isinstance(value, int | float) and not abs(value) <= LARGEST:
-            raise ValueError(f"{title} is too large, or no number; set it below {LARGEST:g}.")
+        for one in value if typing.get_origin(hint) is tuple else (value,):
+            _check_size(one, title)
+            if each:
+                check_value(each, of_kind(each.item, one, title) if each.kind is tuple else one, title)
         if hint is float:
-            object.__setattr__(config, name, float(getattr(config, name)))
+            object.__setattr__(config, name, float(value))
+        if each and each.item is float:
+            object.__setattr__(config, name, tuple(map(float, value)))
         if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
             raise ValueError(f"{title} is {value!r:.80}; choose one of {list(typing.get_args(hint))}.")
-        if name in rows and isinstance(value, int | float) and not rows[name].allows(value):
-            raise ValueError(f"{title} is {value}; it must be {rows[name].range}.")
-    for name, each in rows.items():
-        if each.acts_with and getattr(config, name) != each.default:
-            choice, kinds = each.acts_with
-            if hasattr(config, choice) and (chosen := getattr(config, choice)) not in kinds:
-                raise ValueError(
-                    f"{name} works with {choice} {' or '.join(kinds)} only, and {choice} is {chosen}; set "
-                    f"{cls.named(name)} to {each.default}."
-                )
+    for name in without_effect(cls, {name: getattr(config, name) for name in rows}):
+        choice, kinds = rows[name].acts_with or ("", ())
+        raise ValueError(
+            f"{name} works with {choice} {' or '.join(kinds)} only, and {choice} is {getattr(config, choice)}; set "
+            f"{cls.named(name)} to {_written(rows[name].default)}."
+        )
+
+
+def check_value(each: Row, value: Any, title: str) -> None:
+    """Refuse a value that is none of a row's choices, or outside of its range; title: for the message."""
+    if each.choices and value not in each.choices:
+        raise ValueError(f"{title} is {value!r:.80}; choose one of {list(each.choices)}.")
+    if isinstance(value, int | float) and not each.allows(value):
+        raise ValueError(f"{title} is {value}; it must be {each.range}.")
+
+
+def _check_size(value: Any, title: str) -> None:
+    """Refuse endless text and numbers, and NaN."""
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        raise ValueError(f"{title} has a text of more than {LONGEST_TEXT} characters; shorten it.")
+    if isinstance(value, int | float) and not abs(value) <= LARGEST:
+        raise ValueError(f"{title} is too large, or no number; set it below {LARGEST:g}.")
+
+
+def _written(value: Any) -> str:
+    """Write a value as a person sets it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "nothing" if value in ("", ()) else f"{value}"
 
 
 def check_path(config: Config, name: str) -> None:

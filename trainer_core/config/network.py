@@ -5,19 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .base import LARGEST, Config, check_choices, check_open, check_range
+from .base import Config
 from .embedding import EmbeddingConfig
+from .rows import row, rows_of
 
 Algorithm = Literal["lora", "loha", "lokr", "glora", "ia3", "oft", "boft", "full"]
-Preset = Literal["attn-only", "attn-mlp", "full-lin", "full", "unet-transformer-only", "unet-convblock-only"]
+Preset = Literal["attn-only", "attn-mlp", "full", "full-lin", "unet-transformer-only", "unet-convblock-only"]
 AUTO = "auto"  # the preset that suits the model
 DENOISER_ONLY = ("unet-transformer-only", "unet-convblock-only")  # presets that train no text encoder
 PLACES = ("include", "exclude", "train_norm", "block_ranks", "block_alphas", "block_weights")
+NUMBERS = ("block_ranks", "block_alphas", "conv_block_ranks", "conv_block_alphas", "block_weights")  # of each block
 MOST_PATTERNS, LONGEST_PATTERN = 200, 200  # of include and exclude; characters
 MOST_NUMBERS = 1000  # of a list for each block
+PRODUCTS = ("lora", "loha", "lokr")  # algorithms whose delta is a product of trained factors
+PRODUCTS_AND_GLORA = (*PRODUCTS, "glora")
+ROTATIONS = ("oft", "boft")
 WITHOUT_RANK = ("ia3", "full")
-WITHOUT_ALPHA = ("oft", "boft")
+WITHOUT_ALPHA = ROTATIONS
 SPATIAL = ("full", "unet-convblock-only")  # presets that train 3x3 convolutions
+STARTS_AS = ("dora", "tucker", "rs_lora", "use_scalar", "init")  # options of a new network, not of a continued one
+AGAINST = "Against overfitting; 0.1 to 0.3 is usual, 0 = never. 0 to 0.99."  # a chance to drop something
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +35,13 @@ class BeneathConfig(Config):
     NODE: ClassVar = "Existing LoRA"
 
     path: str  # a .safetensors file
-    strength: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "strength", -10, 10)
+    strength: float = row(
+        1.0,
+        "With beneath: how strongly the LoRA is added, -10 to 10. Use the same strength when you sample. A "
+        "continued LoRA always starts as it is.",
+        span=(-10, 10, 0.05),
+        round=0.001,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,147 +51,313 @@ class LoraConfig(Config):
     SECTION: ClassVar = "lora"
     NODE: ClassVar = "LoRA Config"
 
-    rank: int = 16  # 0 = as suits the model
-    alpha: float = 16.0  # scale = alpha / rank; a constant, never trained; 0 = the rank
-    preset: Literal["auto", Preset] = "attn-mlp"  # auto = as suits the model
-    conv_rank: int = 0  # rank of 3x3 convolutions; 0 = as that of the block's other layers
-    conv_alpha: float = 0.0  # 0 = as that of the block's other layers
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of its weights; bfloat16 is rounded stochastically
-    algorithm: Algorithm = "lora"  # full: a full-size delta of each weight
-    dora: bool = False  # magnitude and direction apart, along the input axis (lora, loha, lokr)
-    tucker: bool = False  # 3x3 convolutions in Tucker's form (lora, loha, lokr)
-    factor: int = -1  # lokr: how the sides of a weight are split; -1 = as square as possible
-    decompose_both: bool = False  # lokr: the small factor has the rank, too
-    full_matrix: bool = False  # lokr: both factors whole, the rank does not count
-    constraint: float = 0.0  # oft, boft: limit of the rotation, per output; 0 = none
-    rs_lora: bool = False  # scale = alpha / sqrt(rank)
-    init: Literal["default", "orthogonal", "pissa"] = "default"  # lora: the initial values of down and up
-    dropout: float = 0.0  # chance to drop an element after `down`, 0..1; in training only, as the next two
-    rank_dropout: float = 0.0  # chance to drop a rank, per sample
-    module_dropout: float = 0.0  # chance to drop a layer, per sample
-    rank_dropout_scale: bool = True  # scale up the remaining ranks, so that the mean stays
-    timestep_rank: int = 0  # lora: least rank that is trained, at the noisiest timestep; 0 = the whole rank at all
-    use_scalar: bool = False  # a trained factor per layer, which starts at 0 instead of `up`
-    scale_weight_norms: float = 0.0  # maximum norm of a layer's delta; 0 = no limit
-    train_norm: bool = False  # norm layers are trained, too
-    include: tuple[str, ...] = ()  # patterns of layers that are trained besides the preset's
-    exclude: tuple[str, ...] = ()  # patterns of layers that are not trained
-    block_ranks: tuple[int, ...] = ()  # of each block of the UNet, 0 = not trained; () = rank
-    block_alphas: tuple[float, ...] = ()  # () = alpha; 0 = as the block's rank
-    conv_block_ranks: tuple[int, ...] = ()  # of 3x3 convolutions; () = as those of the block's other layers
-    conv_block_alphas: tuple[float, ...] = ()  # () = as those of the block's other layers; 0 = as the rank
-    block_weights: tuple[float, ...] = ()  # factors on the learning rate of each UNet block, 0 = not trained
-    bake: bool = False  # dora, oft, boft, ia3: save the nearest plain LoRA
+    rank: int = row(
+        16,
+        "Rank of each layer (network dim). 8 to 32 suits a character or a style; the file grows with it. LoHa needs "
+        "only its square root. 0: as suits the model, 16 for Stable Diffusion.",
+        span=(1, 4096),
+        open=0,
+    )
+    alpha: float = row(  # scale = alpha / rank; a constant, never trained
+        16.0,
+        "The LoRA is scaled by alpha / rank. Equal to the rank = full strength; lower acts like a lower learning "
+        "rate. 0 = the rank.",
+        span=(0, 65536, 0.5),
+        open=0.0,
+    )
+    preset: Literal["auto", Preset] = row(
+        "attn-mlp",
+        "Which layers are trained. auto: attn-mlp, and full for the toy model. attn-only: attention. attn-mlp: "
+        "attention and the layers between (what most LoRAs train). full: all of these and the convolutions; best "
+        "for styles. full-lin: full without 3x3 convolutions. unet-transformer-only: attn-mlp, never the text "
+        "encoders. unet-convblock-only: the layers outside attention, never the text encoders. The last two are for "
+        "UNets.",
+        open=AUTO,
+    )
+    conv_rank: int = row(
+        0,
+        "Rank of the 3x3 convolutions with the presets full and unet-convblock-only; 0 = the same as rank.",
+        span=(0, 4096),
+        advanced=True,
+    )
+    conv_alpha: float = row(
+        0.0,
+        "Alpha of the 3x3 convolutions with the presets full and unet-convblock-only; 0 = the same as alpha.",
+        span=(0, 65536, 0.5),
+        advanced=True,
+    )
+    dtype: Literal["float32", "bfloat16"] = row(
+        "float32",
+        "Precision of the LoRA's own weights while training. bfloat16 halves their memory; stochastic rounding "
+        "keeps small steps. float32 is exact.",
+        advanced=True,
+        optional=True,
+    )
+    algorithm: Algorithm = row(
+        "lora",
+        "lora: two thin factors, right for most. loha: two products, more expressive for its size. lokr: a "
+        "Kronecker product, the smallest files. glora: also changes the inputs of layers. ia3: one number per "
+        "channel of keys, values and MLP. oft, boft: rotations, which keep the model's character. full: the whole "
+        "difference of each weight, very large.",
+        optional=True,
+    )
+    factor: int = row(
+        -1,
+        "How the sides of a weight are split: a larger factor, up to the square root of the side, makes a smaller "
+        "file. -1 = as square as possible, the smallest. -1 to 1024.",
+        span=(1, 1024),
+        open=-1,
+        optional=True,
+        acts_with=("algorithm", ("lokr",)),
+    )
+    decompose_both: bool = row(
+        False,
+        "Decomposes the small factor to the rank, too, where the rank is smaller. Off by default.",
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", ("lokr",)),
+    )
+    full_matrix: bool = row(
+        False,
+        "Trains both factors whole: rank and alpha have no effect, and the file is larger. Off by default.",
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", ("lokr",)),
+    )
+    dora: bool = row(
+        False,
+        "DoRA: trains direction and magnitude of the weights apart, along the input axis, as ComfyUI applies it. "
+        "Closer to full training at the same rank; slower. Off by default.",
+        optional=True,
+        acts_with=("algorithm", PRODUCTS),
+    )
+    tucker: bool = row(
+        False,
+        "Splits 3x3 convolutions into three factors (Tucker), for a smaller file. Only with a preset that trains "
+        "them. Off by default.",
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", PRODUCTS),
+    )
+    init: Literal["default", "orthogonal", "pissa"] = row(
+        "default",
+        "Initial weights. default: random, without effect on the model. orthogonal: the same with orthogonal rows. "
+        "pissa: the main directions of the model's own weights, which trains faster; the start takes longer.",
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", ("lora",)),
+    )
+    dropout: float = row(
+        0.0,
+        f"Dropout: chance that a value between down and up is set to 0 in training. {AGAINST}",
+        span=(0, 0.99, 0.05),
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", ("lora",)),
+    )
+    rs_lora: bool = row(
+        False,
+        "rsLoRA: scale alpha / sqrt(rank) instead of alpha / rank, so that high ranks (64 and more) do not train "
+        "too slowly. The file's alpha makes every program apply it. Off by default.",
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", PRODUCTS_AND_GLORA),
+    )
+    rank_dropout: float = row(
+        0.0,
+        f"Chance that each rank is dropped, drawn for each picture. {AGAINST}",
+        span=(0, 0.99, 0.05),
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", PRODUCTS),
+    )
+    rank_dropout_scale: bool = row(
+        True,
+        "With rank_dropout: scales the remaining ranks up to make up for the dropped ones. On by default.",
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", PRODUCTS),
+    )
+    use_scalar: bool = row(
+        False,
+        "Multiplies each layer by a trained number that begins at 0; it is merged into the weights when saved. Off "
+        "by default.",
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", PRODUCTS_AND_GLORA),
+    )
+    scale_weight_norms: float = row(
+        0.0,
+        "Max norm: after each step a larger change of a layer is scaled down to this norm, against overfitting; 1 "
+        "is usual, 0 = no limit. 0 to 1000.",
+        span=(0, 1000, 0.1),
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", PRODUCTS),
+    )
+    constraint: float = row(
+        0.0,
+        "The largest rotation; 0 = no limit. 0 to 1000.",
+        span=(0, 1000, 0.001),
+        round=1e-6,
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", ROTATIONS),
+    )
+    bake: bool = row(
+        False,
+        "Saves the nearest plain LoRA, for programs that do not know this algorithm. Less exact. Off by default.",
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", (*PRODUCTS, "ia3", *ROTATIONS)),
+    )
+    module_dropout: float = row(
+        0.0,
+        f"Chance that a layer's change is dropped, drawn for each picture. {AGAINST}",
+        span=(0, 0.99, 0.05),
+        advanced=True,
+        optional=True,
+    )
+    train_norm: bool = row(
+        False,
+        "Also trains the UNet's norm layers among those of the preset. Off by default.",
+        advanced=True,
+        optional=True,
+    )
+    include: tuple[str, ...] = row(
+        (),
+        "Layers to train besides the preset's: patterns separated by commas or one per line. * stands for any "
+        "letters, ? for one. A pattern must match a whole name in diffusers' or LoRA files' form: mid_block.*, "
+        "*attn2.to_k, lora_te1_*_fc1; linked models have ComfyUI's names. A pattern that matches no layer is an "
+        "error. Empty = none.",
+        multiline=True,
+        advanced=True,
+        optional=True,
+    )
+    exclude: tuple[str, ...] = row(
+        (),
+        "Layers not to train; patterns as for include. Each must match a layer that would be trained otherwise. "
+        "Empty = none.",
+        multiline=True,
+        advanced=True,
+        optional=True,
+    )
+    block_ranks: tuple[int, ...] = row(
+        (),
+        "Rank of each block of the UNet, in the order of kohya's block_dims: 25 numbers for Stable Diffusion 1 and "
+        "2, 23 for XL, one for each block of other models, separated by commas; 16*9 means nine times 16. 0 = the "
+        "block is not trained. Empty = rank everywhere.",
+        span=(0, 4096),
+        advanced=True,
+        optional=True,
+    )
+    block_alphas: tuple[float, ...] = row(
+        (),
+        "Alpha of each block, as many numbers as block_ranks; 0 = the block's rank. Empty = alpha everywhere.",
+        low=0,
+        advanced=True,
+        optional=True,
+    )
+    conv_block_ranks: tuple[int, ...] = row(
+        (),
+        "Rank of the 3x3 convolutions of each block, as many numbers as block_ranks; 0 = those of the block are not "
+        "trained. Empty = conv_rank, or the rank of the block.",
+        span=(0, 4096),
+        advanced=True,
+        optional=True,
+    )
+    conv_block_alphas: tuple[float, ...] = row(
+        (),
+        "Alpha of the 3x3 convolutions of each block, as many numbers as block_ranks; 0 = their rank. Empty = "
+        "conv_alpha, or the alpha of the block.",
+        low=0,
+        advanced=True,
+        optional=True,
+    )
+    block_weights: tuple[float, ...] = row(
+        (),
+        "Multiplies the learning rate of each block, 0 or more: as many numbers as block_ranks, or the 17 (XL: 12) "
+        "of block-weight extensions, where the first is for the text encoders and for blocks without attention. 0 = "
+        "not trained. Empty = 1 everywhere.",
+        low=0,
+        advanced=True,
+        optional=True,
+    )
+    names: Literal["comfy", "peft"] = row(
+        "comfy",
+        "Names of the layers in the file. comfy: kohya's, as sd-scripts and musubi write. peft: lora_A and lora_B, "
+        "as ai-toolkit and diffusers write, for plain LoRA only. ComfyUI reads both.",
+        advanced=True,
+        optional=True,
+    )
+    timestep_rank: int = row(
+        0,
+        "T-LoRA, against overfitting on few pictures: noisy timesteps, which decide the composition, train only "
+        "this many ranks, clean ones nearly all. Half of the rank is usual; 0 (default) = off. In training only: "
+        "ComfyUI applies every rank at every timestep. For the algorithm lora.",
+        span=(0, 4096),
+        advanced=True,
+        optional=True,
+        acts_with=("algorithm", ("lora",)),
+        beside=True,
+    )
     start: str = ""  # a LoRA file to continue: layers, ranks and alphas are the file's
     beneath: tuple[BeneathConfig, ...] = ()
     embeddings: tuple[EmbeddingConfig, ...] = ()  # words whose embeddings are trained with the network
-    names: Literal["comfy", "peft"] = "comfy"  # of layers in the file: lora_unet_…, or diffusion_model.….lora_A
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_open(self, "rank", 0, 1, 4096)
-        check_range(self, "conv_rank", 0, 4096)
-        check_range(self, "conv_alpha", 0)
-        check_range(self, "factor", -1)
-        for name in ("dropout", "rank_dropout", "module_dropout"):
-            check_range(self, name, 0, 0.99)
-        check_range(self, "constraint", 0)
-        check_range(self, "scale_weight_norms", 0)
-        check_range(self, "timestep_rank", 0, 4096)
+    def check(self) -> None:
+        """Raise ValueError for settings that do not go together."""
         if 0 < self.rank <= self.timestep_rank:
             raise ValueError(
-                f"timestep_rank is {self.timestep_rank} and rank is {self.rank}; set timestep_rank of LoRA Config to "
+                f"timestep_rank is {self.timestep_rank} and rank is {self.rank}; set {self.named('timestep_rank')} to "
                 "half of the rank, or to 0."
             )
-        if not 0 <= self.alpha < float("inf"):
-            raise ValueError(f"alpha of LoRA Config is {self.alpha}; set it above 0, or to 0 for the rank.")
         tokens = [embedding.token.casefold() for embedding in self.embeddings]
         if twice := next((token for token in tokens if tokens.count(token) > 1), ""):
             raise ValueError(f"Two Embedding nodes have the token {twice}; change one token, or remove one node.")
         _check_options(self)
-        _check_algorithm(self)
         _check_layers(self)
-
-
-PRODUCTS = ("lora", "loha", "lokr")  # algorithms whose delta is a product of trained factors
-GOES_WITH: dict[str, tuple[str, ...]] = {  # options that act on some algorithms only
-    "dora": PRODUCTS,
-    "tucker": PRODUCTS,
-    "rs_lora": (*PRODUCTS, "glora"),
-    "use_scalar": (*PRODUCTS, "glora"),
-    "rank_dropout": PRODUCTS,
-    "scale_weight_norms": PRODUCTS,
-    "init": ("lora",),
-    "dropout": ("lora",),
-    "timestep_rank": ("lora",),
-}
-STARTS_AS = ("dora", "tucker", "rs_lora", "use_scalar", "init")  # options of a new network, not of a continued one
 
 
 def _check_options(config: LoraConfig) -> None:
     """Raise ValueError for options that cannot be combined: an option has an effect or is refused."""
-    chosen = {name for name in {*GOES_WITH, *STARTS_AS} if getattr(config, name) not in (False, 0, "default")}
-    for name in sorted(chosen):
-        if config.algorithm not in GOES_WITH[name]:
-            raise ValueError(
-                f"{name} works with {', '.join(GOES_WITH[name])} only, and the algorithm is {config.algorithm}; set "
-                f"{name} of LoRA Config back to its default."
-            )
+    rows = rows_of(LoraConfig)
+    chosen = {name for name in (*STARTS_AS, "scale_weight_norms") if getattr(config, name) != rows[name].default}
     if config.init != "default" and (others := sorted(chosen & {"tucker", "use_scalar", "scale_weight_norms"})):
         raise ValueError(f"init {config.init} cannot be combined with {', '.join(others)}; choose one of them.")
-    if config.bake and not config.dora and config.algorithm not in ("oft", "boft", "ia3"):
+    if config.bake and config.algorithm in PRODUCTS and not config.dora:
         raise ValueError(
-            f"bake is for dora, oft, boft and ia3, and the algorithm is {config.algorithm}; set bake of LoRA Config to "
-            "off."
+            f"bake is for dora, oft, boft and ia3, and the algorithm is {config.algorithm}; set "
+            f"{config.named('bake')} to off."
         )
     if config.names == "peft" and (config.algorithm != "lora" or config.dora or config.tucker or config.train_norm):
         raise ValueError(
-            "peft's names are for plain LoRA: algorithm lora without dora, tucker and train_norm. Set names of LoRA "
-            "Config to comfy, or these back."
+            "peft's names are for plain LoRA: algorithm lora without dora, tucker and train_norm. Set "
+            f"{config.named('names')} to comfy, or these back."
         )
     if config.start and (others := sorted(chosen & set(STARTS_AS))):
         raise ValueError(f"{', '.join(others)} works for a new LoRA only; set it back to continue an existing LoRA.")
-
-
-def _check_algorithm(config: LoraConfig) -> None:
-    """Raise ValueError for settings of another algorithm, and for settings that cancel each other."""
-    owners = {"factor": ("lokr",), "decompose_both": ("lokr",), "full_matrix": ("lokr",), "constraint": ("oft", "boft")}
-    for name, algorithms in owners.items():
-        if config.algorithm not in algorithms and getattr(config, name) not in (False, 0, -1):
-            raise ValueError(
-                f"{name} is for {' and '.join(algorithms)}, and the algorithm is {config.algorithm}; set {name} of "
-                "LoRA Config back to its default."
-            )
-    if config.factor == 0:
-        raise ValueError("factor is 0; set factor of LoRA Config above 0, or to -1 for nearly equal factors.")
     if config.full_matrix and (config.decompose_both or config.tucker or config.rank_dropout):
         raise ValueError(
             "full_matrix gives LoKr no rank, so decompose_both, tucker and rank_dropout have no effect; set them or "
-            "full_matrix of LoRA Config to off."
+            f"{config.named('full_matrix')} to off."
         )
 
 
 def _check_layers(config: LoraConfig) -> None:
-    """Raise ValueError for block numbers out of range, and for layer settings without effect."""
-    for name in ("block_ranks", "conv_block_ranks"):
-        if not all(isinstance(rank, int) and 0 <= rank <= 4096 for rank in getattr(config, name)):
-            raise ValueError(f"{name} is {getattr(config, name)}; its numbers must be whole and between 0 and 4096.")
-    for name in ("block_alphas", "conv_block_alphas", "block_weights"):
-        if not all(0 <= number <= LARGEST for number in getattr(config, name)):
-            raise ValueError(f"{name} is out of range; its numbers must be at least 0, and at most {LARGEST:g}.")
-        object.__setattr__(config, name, tuple(map(float, getattr(config, name))))  # 4 and 4.0 are the same setting
-    for name in ("block_ranks", "conv_block_ranks", "block_alphas", "conv_block_alphas", "block_weights"):
+    """Raise ValueError for lists that are too long, and for layer settings without effect."""
+    for name in NUMBERS:
         if len(getattr(config, name)) > MOST_NUMBERS:
-            raise ValueError(f"{name} of LoRA Config has more than {MOST_NUMBERS} numbers; give one for each block.")
+            raise ValueError(f"{config.named(name)} has more than {MOST_NUMBERS} numbers; give one for each block.")
     for name in ("include", "exclude"):
         patterns = getattr(config, name)
         if len(patterns) > MOST_PATTERNS or any(len(pattern) > LONGEST_PATTERN for pattern in patterns):
             raise ValueError(
-                f"{name} of LoRA Config is too long; give at most {MOST_PATTERNS} patterns of {LONGEST_PATTERN} "
+                f"{config.named(name)} is too long; give at most {MOST_PATTERNS} patterns of {LONGEST_PATTERN} "
                 "characters."
             )
-    if not all(pattern.strip() for pattern in (*config.include, *config.exclude)):
-        raise ValueError("include or exclude of LoRA Config has an empty pattern; remove it.")
+        if not all(pattern.strip() for pattern in patterns):
+            raise ValueError(f"{config.named(name)} has an empty pattern; remove it.")
     ranks, alphas = ("conv_rank", "conv_block_ranks"), ("conv_alpha", "conv_block_alphas")
     useless: list[tuple[bool, tuple[str, ...], str]] = [  # when, which settings have no effect, and why
         (bool(config.start), (*PLACES, *ranks, *alphas), "an existing LoRA has its own layers and ranks"),
@@ -207,4 +382,4 @@ def _check_layers(config: LoraConfig) -> None:
     ]
     for met, names, why in useless:
         if met and (found := [name for name in names if getattr(config, name)]):
-            raise ValueError(f"{found[0]} has no effect: {why}. Set {found[0]} of LoRA Config back to its default.")
+            raise ValueError(f"{found[0]} has no effect: {why}. Set {config.named(found[0])} back to its default.")

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-
-class Setting(NamedTuple):
-    """One parameter of an optimizer, beyond those that all have."""
-
-    name: str
-    default: bool | int | float | str  # good for a LoRA; it also sets the parameter's type
-    tooltip: str
-    low: float = 0.0
-    high: float = math.inf  # of numbers
+from .rows import Row
 
 
 class Optimizer(NamedTuple):
@@ -21,7 +13,7 @@ class Optimizer(NamedTuple):
 
     path: str  # library and class; empty: the user names it
     package: str  # its name for pip
-    settings: tuple[Setting, ...]
+    settings: tuple[Row, ...]
     learning_rate: float  # a good start for a LoRA
     when: str  # one or two sentences for the user
     wanted: str = ""  # oldest version that works, "4.0"; empty: any
@@ -34,37 +26,43 @@ DECAY = "How strongly weights are pulled towards 0, as a share of the learning r
 INTO_GRADIENT = "How strongly weights are pulled towards 0: this share of each is added to its gradient. 0 = not."
 
 
-def _decay(default: float, tooltip: str = DECAY) -> Setting:
-    return Setting("weight_decay", default, tooltip, high=100)
+def _own(name: str, default: bool | int | float | str, words: str, low: float = 0.0, high: float = math.inf) -> Row:
+    """Describe a parameter; default: good for a LoRA, and of the parameter's type."""
+    more: dict[str, Any] = {"low": low, "high": high} if not isinstance(default, bool | str) else {}
+    if isinstance(default, float):
+        step = min(0.001, default) if default > 0 else 0.001
+        more |= {"step": step, "round": min(1e-6, step / 1e4)}
+    more["advanced"] = not isinstance(default, str)
+    return Row(name=name, kind=type(default), default=default, words=words, **more)
 
 
-def _betas(beta1: float, beta2: float, least: float = 0.0) -> tuple[Setting, Setting]:
+def _decay(default: float, words: str = DECAY) -> Row:
+    return _own("weight_decay", default, words, high=100)
+
+
+def _betas(beta1: float, beta2: float, least: float = 0.0) -> tuple[Row, Row]:
     mean = f"Memory of the mean gradient, {least:g} to 0.999999. {beta1:g} averages about {1 / (1 - beta1):.0f} steps."
     square = (
         f"Memory of the mean squared gradient, 0 to 0.999999. {beta2:g} averages about {1 / (1 - beta2):.0f} steps."
     )
-    return Setting("beta1", beta1, mean, least, 0.999999), Setting("beta2", beta2, square, 0, 0.999999)
+    return _own("beta1", beta1, mean, least, 0.999999), _own("beta2", beta2, square, 0, 0.999999)
 
 
-def _eps(default: float, low: float = 0.0) -> Setting:
+def _eps(default: float, low: float = 0.0) -> Row:
     text = f"Added to the divisor so that tiny gradients do not make huge steps. {default:g} is usual."
-    return Setting("eps", default, text, low, 1)
+    return _own("eps", default, text, low, 1)
 
 
 ADAM = (_decay(0.01), *_betas(0.9, 0.999), _eps(1e-8))
 LION = (
     _decay(0.05),
-    Setting(
+    _own(
         "beta1", 0.9, "Share of the running mean in the direction of a step, 0 to 0.999999. 0.9 is usual.", 0, 0.999999
     ),
-    Setting("beta2", 0.99, "Memory of the running mean of gradients, 0 to 0.999999. 0.99 is usual.", 0, 0.999999),
+    _own("beta2", 0.99, "Memory of the running mean of gradients, 0 to 0.999999. 0.99 is usual.", 0, 0.999999),
 )
-D0 = Setting(
-    "d0", 1e-6, "First guess of the step size, which only ever grows. 1e-6 is usual; smaller is safe.", 1e-12, 1
-)
-D_COEF = Setting(
-    "d_coef", 1.0, "Multiplies the estimated step size; 0.5 to 2 to learn more slowly or faster.", 0.001, 100
-)
+D0 = _own("d0", 1e-6, "First guess of the step size, which only ever grows. 1e-6 is usual; smaller is safe.", 1e-12, 1)
+D_COEF = _own("d_coef", 1.0, "Multiplies the estimated step size; 0.5 to 2 to learn more slowly or faster.", 0.001, 100)
 SEPARATE = (
     "A step size is estimated for the UNet and for each text encoder by itself. Off: parts with the same learning "
     "rate share one estimate."
@@ -72,11 +70,11 @@ SEPARATE = (
 ADEMAMIX = (
     _decay(0.01),
     *_betas(0.9, 0.999),
-    Setting("beta3", 0.9999, "Memory of the slow mean gradient, 0 to 0.999999. 0.9999 is usual.", 0, 0.999999),
-    Setting("alpha", 5.0, "Share of the slow mean in a step, 0 to 1000. 5 is usual; 0 = AdamW.", 0, 1000),
+    _own("beta3", 0.9999, "Memory of the slow mean gradient, 0 to 0.999999. 0.9999 is usual.", 0, 0.999999),
+    _own("alpha", 5.0, "Share of the slow mean in a step, 0 to 1000. 5 is usual; 0 = AdamW.", 0, 1000),
     _eps(1e-8),
 )
-CLIP = Setting("clip_threshold", 1.0, "Longest root mean square of an update, above 0. 1 is usual.", 0.001, 1000)
+CLIP = _own("clip_threshold", 1.0, "Longest root mean square of an update, above 0. 1 is usual.", 0.001, 1000)
 
 OPTIMIZERS: dict[str, Optimizer] = {
     # torch's own, fused: one kernel for all weights.
@@ -126,21 +124,17 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "transformers",
         (
             _decay(0.0),
-            Setting(
-                "beta1", 0.0, "Memory of the mean update, 0 to 0.999999. 0 = none, which saves memory.", 0, 0.999999
-            ),
+            _own("beta1", 0.0, "Memory of the mean update, 0 to 0.999999. 0 = none, which saves memory.", 0, 0.999999),
             CLIP,
-            Setting(
-                "decay_rate", -0.8, "How fast the memory of squared gradients grows with the steps, -1 to 0.", -1, 0
-            ),
-            Setting("scale_parameter", False, "Steps are in proportion to the size of the weights. Off suits LoRAs."),
-            Setting(
+            _own("decay_rate", -0.8, "How fast the memory of squared gradients grows with the steps, -1 to 0.", -1, 0),
+            _own("scale_parameter", False, "Steps are in proportion to the size of the weights. Off suits LoRAs."),
+            _own(
                 "relative_step",
                 False,
                 "The learning rate follows from the number of steps (1 / sqrt(step), at most 0.01): those set here "
                 "only say what learns (0 = not), and the schedule has to be constant.",
             ),
-            Setting("warmup_init", False, "With relative_step: starts with very small steps that grow."),
+            _own("warmup_init", False, "With relative_step: starts with very small steps that grow."),
         ),
         1e-4,
         "Little memory: one number for each row and column. With a constant schedule, best after a warm-up.",
@@ -152,7 +146,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         (
             _decay(0.01),
             *_betas(0.9, 0.999),
-            Setting("beta3", 0.9999, "Memory of how sure updates are, 0 to 0.999999. 0.9999 is usual.", 0, 0.999999),
+            _own("beta3", 0.9999, "Memory of how sure updates are, 0 to 0.999999. 0.9999 is usual.", 0, 0.999999),
             CLIP,
         ),
         1e-4,
@@ -169,16 +163,14 @@ OPTIMIZERS: dict[str, Optimizer] = {
             _eps(1e-8, 1e-30),
             D0,
             D_COEF,
-            Setting("use_bias_correction", True, "The first steps are as large as AdamW's. Off, they are larger."),
-            Setting(
+            _own("use_bias_correction", True, "The first steps are as large as AdamW's. Off, they are larger."),
+            _own(
                 "safeguard_warmup",
                 True,
                 "Turn it on if the schedule has a warm-up, which would otherwise raise the estimate.",
             ),
-            Setting(
-                "slice_p", 11, "The estimate looks at every n-th weight: 11 saves memory, 1 looks at all.", 1, 1000
-            ),
-            Setting("separate", False, SEPARATE),
+            _own("slice_p", 11, "The estimate looks at every n-th weight: 11 saves memory, 1 looks at all.", 1, 1000),
+            _own("separate", False, SEPARATE),
         ),
         1.0,
         "Finds its step size by itself. learning_rate is 1 for everything that learns (a factor on what it finds, 0 = "
@@ -195,18 +187,18 @@ OPTIMIZERS: dict[str, Optimizer] = {
             _eps(1e-8, 1e-30),
             D0,
             D_COEF,
-            Setting(
+            _own(
                 "prodigy_steps",
                 0,
                 "The step size stays as it is from this step on. 0 = it is estimated to the end.",
                 0,
                 1e9,
             ),
-            Setting("use_speed", False, "Another estimate of the step size, which reacts less to weight decay."),
-            Setting("use_bias_correction", False, "Starts as RAdam does, with small steps."),
-            Setting("use_stableadamw", True, "Limits each update's root mean square; then max_grad_norm can be 0."),
-            Setting("factored", True, "One number for each row and column in place of every weight's: less memory."),
-            Setting("separate", True, SEPARATE),
+            _own("use_speed", False, "Another estimate of the step size, which reacts less to weight decay."),
+            _own("use_bias_correction", False, "Starts as RAdam does, with small steps."),
+            _own("use_stableadamw", True, "Limits each update's root mean square; then max_grad_norm can be 0."),
+            _own("factored", True, "One number for each row and column in place of every weight's: less memory."),
+            _own("separate", True, SEPARATE),
         ),
         1.0,
         "Prodigy without a schedule: it averages instead. learning_rate is 1 for everything that learns (0 = not); "
@@ -267,8 +259,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "torch",
         (
             _decay(0.0, INTO_GRADIENT),
-            Setting("momentum", 0.9, "Memory of earlier steps, 0 to 0.999999. 0 = none and no state.", 0, 0.999999),
-            Setting("nesterov", True, "Looks one step ahead; needs momentum."),
+            _own("momentum", 0.9, "Memory of earlier steps, 0 to 0.999999. 0 = none and no state.", 0, 0.999999),
+            _own("nesterov", True, "Looks one step ahead; needs momentum."),
         ),
         0.1,
         "Plain gradient descent with momentum. Steps are as long as gradients, so the learning rate must be found by "
@@ -279,10 +271,10 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "torch",
         (
             _decay(0.0, INTO_GRADIENT),
-            Setting("alpha", 0.99, "Memory of the mean squared gradient, 0 to 0.999999. 0.99 is usual.", 0, 0.999999),
+            _own("alpha", 0.99, "Memory of the mean squared gradient, 0 to 0.999999. 0.99 is usual.", 0, 0.999999),
             _eps(1e-8),
-            Setting("momentum", 0.0, "Memory of earlier steps, 0 to 0.999999. 0 = none.", 0, 0.999999),
-            Setting("centered", False, "Divides by the spread of the gradient around its mean."),
+            _own("momentum", 0.0, "Memory of earlier steps, 0 to 0.999999. 0 = none.", 0, 0.999999),
+            _own("centered", False, "Divides by the spread of the gradient around its mean."),
         ),
         1e-4,
         "Adam without the mean of gradients: quick to turn, half the state.",
@@ -293,7 +285,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "bitsandbytes",
         (
             _decay(0.0, INTO_GRADIENT),
-            Setting("momentum", 0.9, "Memory of earlier steps, 0.001 to 0.999999. 0.9 is usual.", 0.001, 0.999999),
+            _own("momentum", 0.9, "Memory of earlier steps, 0.001 to 0.999999. 0.9 is usual.", 0.001, 0.999999),
         ),
         0.1,
         "SGD with its momentum in 8 bits. The learning rate must be found by trial.",
@@ -305,7 +297,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "bitsandbytes",
         (
             _decay(0.0, INTO_GRADIENT),
-            Setting(
+            _own(
                 "alpha", 0.99, "Memory of the mean squared gradient, 0.001 to 0.999999. 0.99 is usual.", 0.001, 0.999999
             ),
             _eps(1e-8),
@@ -333,9 +325,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "torch",
         (
             _decay(0.01),
-            Setting("momentum", 0.95, "Memory of earlier gradients, 0 to 0.999999. 0.95 is usual.", 0, 0.999999),
-            Setting("nesterov", True, "Looks one step ahead; needs momentum."),
-            Setting("ns_steps", 5, "Rounds that even out each step's directions. 5 is usual.", 1, 20),
+            _own("momentum", 0.95, "Memory of earlier gradients, 0 to 0.999999. 0.95 is usual.", 0, 0.999999),
+            _own("nesterov", True, "Looks one step ahead; needs momentum."),
+            _own("ns_steps", 5, "Rounds that even out each step's directions. 5 is usual.", 1, 20),
         ),
         1e-4,
         "Steps that go equally far in all directions of a matrix, with half of AdamW's state. Other weights, such as "
@@ -346,14 +338,14 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "",
         "pytorch-optimizer",
         (
-            Setting(
+            _own(
                 "optimizer",
                 "AdEMAMix",
                 "Class of an optimizer: AdEMAMix, say, or with its library pytorch_optimizer.AdEMAMix. Libraries: "
                 "torch.optim, pytorch_optimizer, prodigyopt, prodigyplus, schedulefree, transformers.optimization, "
                 "bitsandbytes.optim, lion_pytorch, dadaptation.",
             ),
-            Setting(
+            _own(
                 "arguments",
                 "",
                 "Its parameters as name=value, …, for example betas=(0.9, 0.999, 0.9999), weight_decay=0.01. Those "

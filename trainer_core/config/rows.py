@@ -49,6 +49,7 @@ class Row:
     # Found from the field:
     name: str = ""
     kind: type = str  # bool, int, float, str or tuple, which the node shows as text
+    item: type = str  # of each value of a tuple; its range is theirs
     choices: tuple[str, ...] = ()
     options: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)  # of a choice: the rows inside of each
 
@@ -129,7 +130,21 @@ def _form_of(hint: Any) -> dict[str, Any]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _form_of(next(each for each in args if each is not type(None)))
+    if origin is tuple:
+        return {"kind": tuple, "item": args[0]}
     return {"choices": args} if origin is Literal else {"kind": origin or hint}
+
+
+def without_effect(config: type, values: Mapping[str, Any]) -> list[str]:
+    """List settings that are changed and do not act, as another choice is made than those that they act with."""
+    rows = rows_of(config)
+    chosen = {name: each.default for name, each in rows.items()} | dict(values)
+    return [
+        name
+        for name, each in rows.items()
+        if each.acts_with and each.acts_with[0] in rows
+        if chosen[name] != each.default and chosen[each.acts_with[0]] not in each.acts_with[1]
+    ]
 
 
 def arranged(rows: Iterable[Row]) -> tuple[Row, ...]:
@@ -147,7 +162,7 @@ def arranged(rows: Iterable[Row]) -> tuple[Row, ...]:
         )
 
     def whole(outer: Row) -> Row:
-        options = {choice: inside(outer, choice) for choice in outer.choices}
+        options = {choice: (*outer.options.get(choice, ()), *inside(outer, choice)) for choice in outer.choices}
         return replace(outer, options=options if any(options.values()) else {})
 
     return tuple(whole(each) for each in listed if each not in inner)
@@ -156,15 +171,6 @@ def arranged(rows: Iterable[Row]) -> tuple[Row, ...]:
 def words_in(each: Row, choice: str) -> str:
     """Write a row's words for a choice that it stands in: {default} is its default there."""
     return each.words.format(default=each.defaults.get(choice, each.default)) if each.defaults else each.words
-
-
-def fields_of(config: type, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Pick the fields of a configuration out of a node's inputs; text that stands for a list is split at its commas."""
-    found = {each.name: (each, inputs[each.input]) for each in rows_of(config).values() if each.input in inputs}
-    return {
-        name: split_list(value) if each.kind is tuple and isinstance(value, str) else value
-        for name, (each, value) in found.items()
-    }
 
 
 def inputs_of(config: Any) -> dict[str, Any]:
@@ -180,11 +186,6 @@ def inputs_of(config: Any) -> dict[str, Any]:
 def joined(values: Iterable[Any]) -> str:
     """Write a list as the text of an input."""
     return ", ".join(str(value) if isinstance(value, str) else repr(value) for value in values)
-
-
-def split_list(text: str) -> tuple[str, ...]:
-    """Split a list at its commas; empty parts are dropped."""
-    return tuple(part for part in map(str.strip, text.split(",")) if part)
 
 
 # --- the name of a setting in messages ------------------------------------------------------------------------

@@ -5,9 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .base import Config, check_choices, check_range
+from .base import Config
+from .rows import row
 
-LONGEST = 1_000_000_000  # maximum of any number of steps
+Shape = Literal[
+    "cosine",
+    "constant",
+    "linear",
+    "rex",
+    "rex_restarts",
+    "cosine_with_restarts",
+    "cosine_soft_restarts",
+    "polynomial",
+    "inverse_sqrt",
+    "warmup_stable_decay",
+    "one_cycle",
+    "expression",
+    "points",
+]
+RESTARTS = ("rex_restarts", "cosine_with_restarts", "cosine_soft_restarts")
+MOST_PERCENT = 99  # of a warm-up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,49 +34,129 @@ class SchedulerConfig(Config):
     SECTION: ClassVar = "scheduler"
     NODE: ClassVar = "Scheduler"
 
-    name: Literal[
-        "constant",
-        "linear",
+    name: Shape = row(
         "cosine",
-        "cosine_with_restarts",
-        "cosine_soft_restarts",
-        "polynomial",
-        "inverse_sqrt",
-        "warmup_stable_decay",
-        "rex",
-        "rex_restarts",
-        "one_cycle",
-        "expression",
-        "points",
-    ] = "cosine"
-    warmup_steps: int = 0  # optimizer steps, or percent of the curve
-    warmup_unit: Literal["steps", "percent"] = "steps"
-    min_lr_ratio: float = 0.0  # floor as a share of the learning rate, 0..1
-    planned_steps: int = 0  # length of the curve, which then keeps its last value; 0 = the run's steps
-    cycles: int = 2  # of the curves with restarts, 1..100
-    power: float = 2.0  # polynomial, above 0..100
-    timescale: int = 100  # inverse_sqrt: the rate has halved after 3 x this many steps, 1..
-    decay_share: float = 0.2  # warmup_stable_decay: share of the curve that falls, above 0..1
-    decay_shape: Literal["linear", "cosine", "1-sqrt"] = "linear"
-    d: float = 0.9  # rex and rex_restarts: larger = stays high for longer, 0..0.999; 0 = a straight line
-    gamma: float = 0.9  # rex_restarts: peak of a cycle as a share of the one before, 0..1
-    cycle_multiplier: float = 1.0  # rex_restarts: length of a cycle as a multiple of the one before, 0.1..10
-    rise_share: float = 0.3  # one_cycle: share of the curve that rises, above 0..below 1
-    start: float = 0.04  # one_cycle: where it starts, as a share of the learning rate, 0..1
-    expression: str = "1 - t"  # of t (0..1), step and total; allowed functions: optim/expression.py
-    points: str = "0:1, 1:0"  # position:factor, positions 0..1 in order, straight lines between
+        "cosine: slow, fast, slow down; a good choice for most runs. constant: the same throughout. linear: a "
+        "straight line down. rex: high for long, then fast down. rex_restarts and cosine_with_restarts start again "
+        "from a peak, cosine_soft_restarts swings back up. polynomial, inverse_sqrt: steep at first. "
+        "warmup_stable_decay: full until the last part. one_cycle: up, then down. expression, points: your own curve.",
+    )
+    cycles: int = row(
+        2,
+        "How often the rate starts from its peak, 1 to 100. 2 = one restart.",
+        span=(1, 100),
+        acts_with=("name", RESTARTS),
+    )
+    gamma: float = row(
+        0.9,
+        "Each cycle's peak as a share of the one before, 0 to 1. 1 = all start as high as the first.",
+        span=(0, 1, 0.01),
+        round=1e-6,
+        acts_with=("name", ("rex_restarts",)),
+    )
+    d: float = row(
+        0.9,
+        "How long the rate stays high, 0 to 0.999. 0 is a straight line, 0.5 as in the paper, 0.9 usual for LoRAs.",
+        span=(0, 0.999, 0.01),
+        round=1e-6,
+        acts_with=("name", ("rex", "rex_restarts")),
+    )
+    cycle_multiplier: float = row(
+        1.0,
+        "Each cycle's length as a multiple of the one before, 0.1 to 10. 1 = all are equally long.",
+        span=(0.1, 10, 0.1),
+        round=1e-6,
+        acts_with=("name", ("rex_restarts",)),
+    )
+    power: float = row(
+        2.0,
+        "How steeply the rate falls at first, 0.01 to 100. 1 is a straight line, 2 a parabola; below 1 it stays "
+        "high and falls at the end.",
+        span=(0.01, 100, 0.1),
+        round=1e-6,
+        acts_with=("name", ("polynomial",)),
+    )
+    timescale: int = row(
+        100,
+        "Steps that set the pace: after 3 times this many the rate has halved. 1 to 1000000.",
+        span=(1, 1_000_000),
+        acts_with=("name", ("inverse_sqrt",)),
+    )
+    decay_share: float = row(
+        0.2,
+        "The last share of the curve, in which the rate falls, 0.001 to 1. 0.1 to 0.2 is usual.",
+        span=(0.001, 1, 0.01),
+        round=1e-6,
+        acts_with=("name", ("warmup_stable_decay",)),
+    )
+    decay_shape: Literal["linear", "cosine", "1-sqrt"] = row(
+        "linear",
+        "How the rate falls: a straight line, half a cosine, or fast and then ever slower (1-sqrt).",
+        acts_with=("name", ("warmup_stable_decay",)),
+    )
+    rise_share: float = row(
+        0.3,
+        "The first share of the curve, in which the rate rises, 0.001 to 0.999. 0.3 is usual.",
+        span=(0.001, 0.999, 0.01),
+        round=1e-6,
+        acts_with=("name", ("one_cycle",)),
+    )
+    start: float = row(
+        0.04,
+        "The first factor on the learning rate, 0 to 1. The curve ends at min_lr_ratio.",
+        span=(0, 1, 0.01),
+        round=1e-6,
+        acts_with=("name", ("one_cycle",)),
+    )
+    expression: str = row(
+        "0.5 * (1 + cos(pi * t))",
+        "A formula of the factor on the learning rate, 0 or more. It may use t (0 at the first step after the warm-"
+        "up, 1 at the end), step and total (steps after the warm-up, from 0), + - * / // % **, comparisons, a if b "
+        "else c, sin cos tan exp log sqrt min max abs floor ceil, pi and e.",
+        acts_with=("name", ("expression",)),
+    )
+    points: str = row(
+        "0:0, 0.1:1, 0.6:1, 1:0",
+        "A curve of points: position:factor, separated by commas. Positions lie between 0 (first step after the "
+        "warm-up) and 1 (the end), factors are 0 or more; straight lines join them. The same position twice makes a"
+        " jump.",
+        multiline=True,
+        acts_with=("name", ("points",)),
+    )
+    warmup_steps: int = row(
+        0,
+        "How long the learning rate rises from near 0, in steps or percent (warmup_unit). 0 = no warm-up; 5 to 10 "
+        "percent of the run helps with high learning rates.",
+        span=(0, 1_000_000),
+    )
+    min_lr_ratio: float = row(
+        0.0,
+        "The floor, as a share of the learning rate, 0 to 1: the curve runs between it and the full rate. 0 = a "
+        "falling curve ends at 0.",
+        span=(0, 1, 0.01),
+        round=1e-6,
+        advanced=True,
+    )
+    warmup_unit: Literal["steps", "percent"] = row(
+        "steps",
+        "The unit of warmup_steps: steps, or percent of the whole curve (then up to 99).",
+        advanced=True,
+        optional=True,
+    )
+    planned_steps: int = row(
+        0,
+        "The steps that the curve is made for. 0 = the steps of this run; where a finished run is made longer, its "
+        "curve stays, and the added steps keep its last rate. For a new curve over all steps, set this to the new "
+        "number of steps: the rate then rises to that curve. More steps than the run has train only the first part "
+        "of a longer curve.",
+        span=(0, 1_000_000),
+        advanced=True,
+        optional=True,
+    )
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_range(self, "warmup_steps", 0, 99 if self.warmup_unit == "percent" else LONGEST)
-        check_range(self, "min_lr_ratio", 0, 1)
-        check_range(self, "planned_steps", 0, LONGEST)
-        check_range(self, "cycles", 1, 100)
-        check_range(self, "power", 0.01, 100)
-        check_range(self, "timescale", 1, LONGEST)
-        check_range(self, "decay_share", 0.001, 1)
-        check_range(self, "d", 0, 0.999)
-        check_range(self, "gamma", 0, 1)
-        check_range(self, "cycle_multiplier", 0.1, 10)
-        check_range(self, "rise_share", 0.001, 0.999)
-        check_range(self, "start", 0, 1)
+    def check(self) -> None:
+        """Raise ValueError for a warm-up that leaves nothing of the curve."""
+        if self.warmup_unit == "percent" and self.warmup_steps > MOST_PERCENT:
+            raise ValueError(
+                f"{self.named('warmup_steps')} is {self.warmup_steps} percent; set it to {MOST_PERCENT} at most."
+            )

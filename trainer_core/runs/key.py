@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..models import Source
     from ..models.base import LevelDefaults
 
-FORMAT = 1  # of run folders and of their keys; raise it whenever the same key would give other weights
+FORMAT = 1  # of run folders and of their keys; raise it whenever the same key, or a default, gives other weights
 SHOWN = 12  # characters of a key in folder names
 NODES = {  # parts of a key that are the settings of nodes
     "base_model": "Load Base Model",
@@ -48,9 +48,13 @@ def build_keys(
     """
     values = _values(config, models, pictures, levels)
     whole, train, lora = _digest(values), values["train"], values["lora"]
-    lora.pop("names", None)
-    del train["steps"], train["epochs"], train["save_dtype"], lora["bake"]
-    values["scheduler"]["planned_steps"] = 0  # factors are compared instead, step by step
+    for place, names in (
+        (lora, ("names", "bake")),  # another form is another file of the same weights
+        (train, ("steps", "epochs", "save_dtype")),
+        (values["scheduler"], ("planned_steps",)),  # factors are compared instead, step by step
+    ):
+        for name in names:
+            place.pop(name, None)
     return Keys(run=whole, course=_digest(values))
 
 
@@ -68,40 +72,28 @@ def _values(
     """Collect everything that decides the trained weights, and nothing else."""
     from ..config import MODEL_FILES  # imported here, so that lists of runs need no image library
 
-    values = config.to_dict()
+    values = {part: {} for part in NODES} | config.changes()  # a new setting changes no key until somebody sets it
     for part in ("saves", "existing", "sample", "memory"):
-        del values[part]
-    train, lora = values["train"], values["lora"]
-    del train["log"], train["validation_levels"]
-    if not config.train.keeps_by:
-        del train["validate_every"]
-    for place, names in (
+        values.pop(part, None)
+    concepts = values["dataset"].get("concepts", ())
+    ignored: list[tuple[dict[str, Any], tuple[str, ...]]] = [  # the content counts instead, by its digest
         (values["base_model"], (*MODEL_FILES, "tokenizer")),
-        (lora, ("start",)),
-        *((beneath, ("path",)) for beneath in lora["beneath"]),
-        *((concept, ("folder", "leave_out")) for concept in values["dataset"]["concepts"]),
-        *((concept["captions"], ("file",)) for concept in values["dataset"]["concepts"]),
-        *((concept["masks"] or {}, ("folder",)) for concept in values["dataset"]["concepts"]),
-        *((concept["controls"] or {}, ("folders",)) for concept in values["dataset"]["concepts"]),
-    ):
-        for name in names:  # the content counts instead, by its digest
+        (values["lora"], ("start",)),
+        *((beneath, ("path",)) for beneath in values["lora"].get("beneath", ())),
+        *((concept, ("folder", "leave_out")) for concept in concepts),
+        *((concept["captions"], ("file",)) for concept in concepts if "captions" in concept),
+        *((concept["masks"], ("folder",)) for concept in concepts if "masks" in concept),
+        *((concept["controls"], ("folders",)) for concept in concepts if "controls" in concept),
+        (values["train"], ("log", "validation_levels", *(() if config.train.keeps_by else ("validate_every",)))),
+        (values["objective"], ("timestep_distribution", "timestep_shift")),
+    ]
+    for place, names in ignored:
+        for name in names:
             place.pop(name, None)
-    for concept in values["dataset"]["concepts"]:
-        if concept["controls"] is None:  # as ever
-            del concept["controls"]
-        elif concept["controls"]["use"] == "edit":  # as ever
-            del concept["controls"]["use"]
-    del values["objective"]["timestep_shift"]
     values["objective"] |= _levels(config.objective, levels)
-    if lora["names"] == "comfy":  # as ever; another form is another file of the same weights
-        del lora["names"]
-    if not config.base_model.prompt_weights:  # as ever
-        del values["base_model"]["prompt_weights"]
-    connected = values["base_model"].pop("connected")
-    if connected:
+    connected = values["base_model"].pop("connected", None)
+    if connected is not None:
         values["connected"] = {name: value for name, value in connected.items() if name != "key"}
-        if connected["edit_text"] == "plus":  # as ever
-            del values["connected"]["edit_text"]
     if config.existing.on_existing == "fork":
         values["fork"] = [config.existing.fork_run, config.existing.fork_step]
     return values | {"format": FORMAT, "models": dict(models), "pictures": pictures}

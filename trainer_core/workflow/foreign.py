@@ -15,7 +15,9 @@ from typing import Any
 
 from ..common.json_files import parse_json
 from ..config import MODEL_FILES, OPTIMIZERS
+from ..config.naming import SECTIONS
 from ..config.optimizer import RATES
+from ..config.rows import without_effect
 from .toml_text import read_toml
 
 LARGEST = 2**20  # bytes of a file
@@ -63,7 +65,19 @@ def read_foreign(path: Path) -> Imported:
         found = read_sd_scripts(_flat(read_toml(text)) if kind == ".toml" else read_arguments(text), path.parent)
     if "path" not in found.values.get("base_model", {}):
         raise ValueError("it names no base model, so it is no file of sd-scripts or OneTrainer")
+    for name, value in _drop_without_effect(found.values):
+        found.leave(name, value)
     return found
+
+
+def _drop_without_effect(values: Any, section: str = "") -> Iterator[tuple[str, Any]]:
+    """Drop settings that do not act beside the others, which other programs ignore; yield what they were."""
+    for each in values if isinstance(values, list) else [values]:
+        if isinstance(each, dict):
+            for name in without_effect(SECTIONS[section], each) if section in SECTIONS else ():
+                yield f"{section}.{name}", each.pop(name)
+            for name, inner in each.items():
+                yield from _drop_without_effect(inner, name)
 
 
 # --- sd-scripts --------------------------------------------------------------------------------------------

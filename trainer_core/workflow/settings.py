@@ -24,6 +24,7 @@ from ..config import (
     BucketConfig,
     CaptionConfig,
     ConceptConfig,
+    Config,
     ControlConfig,
     DatasetConfig,
     EmbeddingConfig,
@@ -40,15 +41,15 @@ from ..config import (
     TrainConfig,
     parse_prompts,
 )
-from ..config.rows import fields_of
+from ..config.forms.network import NONE
+from ..config.optimizer import RATES
+from ..config.rows import Row, rows_of
 
-BAKED, NONE = "baked", "none"  # choices of no file
+BAKED = "baked"  # the choice of no file
 OPEN_OPTIMIZER = OptimizerConfig(learning_rate=OPEN)  # where nothing is linked
 OPEN_LORA = LoraConfig(rank=0, alpha=0, preset="auto")
 OPEN_CAPTIONS = CaptionConfig(dropout=OPEN)
 OPEN_TRAIN = TrainConfig(resolution=0, bucket_step=0)
-RANKS = ("block_ranks", "conv_block_ranks")  # whole numbers; the others may be fractions
-BLOCKS = (*RANKS, "block_alphas", "conv_block_alphas", "block_weights")
 CONTROL_FOLDERS = ("folder", "folder_2", "folder_3")  # inputs of Control Pictures, MOST_CONTROLS
 LONGEST_PATH = 1000  # characters
 
@@ -196,6 +197,35 @@ def extensions(parts: Iterable[str]) -> tuple[str, ...]:
     return tuple(part if part.startswith(".") else f".{part}" for part in parts) or (".txt",)
 
 
+def fields_of(config: type[Config], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Read inputs of a node as fields: a choice with the inputs inside of it, and lists, which are texts there.
+
+    Inputs without a value are left out.
+    """
+    given: dict[str, Any] = {}
+    for name, value in inputs.items():
+        given |= value if isinstance(value, Mapping) else {name: value}
+    return {
+        each.name: _listed(value, each) if each.kind is tuple and isinstance(value, str) else value
+        for each in rows_of(config).values()
+        if (value := given.get(each.input)) is not None
+    }
+
+
+def _listed(text: str, row: Row) -> tuple[Any, ...]:
+    """Split the text of a list: of texts, or of numbers, where 16*9 is nine times 16."""
+    if row.item is str:
+        return split_list(text)
+    from ..networks import parse_numbers  # imported here, so that ComfyUI starts fast
+
+    return parse_numbers(text, row.name, row.item)
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    """Split a list at its commas and line breaks; empty parts are dropped."""
+    return tuple(part for part in map(str.strip, re.split("[,\n]", text)) if part)
+
+
 def split_resolutions(parts: Iterable[str]) -> tuple[str, ...]:
     """Write resolutions plainly; 640 x 384 is understood as 640x384."""
     return tuple("".join(part.lower().split()) for part in parts)
@@ -221,39 +251,24 @@ def plain_path(text: str, setting: str) -> str:
 
 
 def read_optimizer(name: Mapping[str, Any], **values: Any) -> OptimizerConfig:
-    """Read Optimizer."""
+    """Read Optimizer: its own parameters stand beside the learning rates."""
     own = dict(name)
-    chosen = own.pop("name")
-    rates = {key: own.pop(key) for key in ("learning_rate", "text_encoder_learning_rate")}
-    return OptimizerConfig(name=chosen, options=own, **rates, **values)
+    shared = {key: own.pop(key) for key in ("name", *RATES[:2])}
+    return OptimizerConfig(options=own, **shared, **values)
 
 
-def read_scheduler(name: Mapping[str, Any], **values: Any) -> SchedulerConfig:
+def read_scheduler(**values: Any) -> SchedulerConfig:
     """Read Scheduler; raises ValueError for an invalid curve."""
     from ..optim.schedule import check_curve  # imported here, so that ComfyUI starts fast
 
-    own = {field: value for field, value in name.items() if value is not None}
-    config = SchedulerConfig(**{**values, **own})
+    config = SchedulerConfig(**fields_of(SchedulerConfig, values))
     check_curve(config)
     return config
 
 
-def read_lora(
-    algorithm: Mapping[str, Any] | None = None, include: str = "", exclude: str = "", **values: Any
-) -> LoraConfig:
-    """Read LoRA Config."""
-    from ..networks import parse_numbers  # imported here, so that ComfyUI starts fast
-
-    chosen = {name: value for name, value in (algorithm or {}).items() if value is not None}
-    for name in BLOCKS:
-        if name in values:
-            values[name] = parse_numbers(values[name], name, int if name in RANKS else float)
-    return LoraConfig(include=split_patterns(include), exclude=split_patterns(exclude), **chosen, **values)
-
-
-def split_patterns(text: str) -> tuple[str, ...]:
-    """Split a text into patterns at commas and line breaks."""
-    return tuple(part.strip() for part in re.split(r"[,\n]", text) if part.strip())
+def read_lora(base_model: BaseModelConfig | None = None, **values: Any) -> LoraConfig:
+    """Read LoRA Config; its base model is only looked at."""
+    return LoraConfig(**fields_of(LoraConfig, values))
 
 
 def read_existing_lora(path: Path | None, use: str, strength: float, lora_config: LoraConfig = OPEN_LORA) -> LoraConfig:
@@ -274,22 +289,22 @@ def read_existing_lora(path: Path | None, use: str, strength: float, lora_config
     return lora_config.replace(start=str(path))
 
 
-def read_embedding(token: str, init_text: str, lora_config: LoraConfig = OPEN_LORA, **values: Any) -> LoraConfig:
+def read_embedding(lora_config: LoraConfig = OPEN_LORA, **values: Any) -> LoraConfig:
     """Read Embedding: its word after those so far; an empty one changes nothing."""
-    if not token.strip():
+    fields = fields_of(EmbeddingConfig, values)
+    fields |= {name: fields[name].strip() for name in ("token", "init")}
+    if not fields["token"]:
         return lora_config
-    embedding = EmbeddingConfig(token=token.strip(), init=init_text.strip(), **values)
+    embedding = EmbeddingConfig(**fields)
     return lora_config.replace(embeddings=(*lora_config.embeddings, embedding))
 
 
 def read_objective(**values: Any) -> ObjectiveConfig:
-    """Read Noise & Loss; the fields of a choice may stand beside it, too."""
-    settings: dict[str, Any] = {}
-    for name, value in values.items():
-        settings |= value if isinstance(value, Mapping) else {name: value}  # a choice and the fields of it
+    """Read Noise & Loss."""
+    settings = fields_of(ObjectiveConfig, values)
     if settings.get("weighting", "min_snr") not in MIN_SNR:
         settings.pop("min_snr_gamma", None)
-    return ObjectiveConfig(**fields_of(ObjectiveConfig, settings))
+    return ObjectiveConfig(**settings)
 
 
 def read_saves(file_name: str, sample_prompts: str, save_dtype: str, log: str, **values: Any) -> Outputs:

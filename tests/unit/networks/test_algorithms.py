@@ -239,10 +239,10 @@ def test_ranks_that_are_left_out_are_missing_in_the_second_product(case):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"factor": 8}, "factor is for lokr"),
-        ({"algorithm": "oft", "full_matrix": True}, "full_matrix is for lokr"),
-        ({"algorithm": "lokr", "constraint": 1.0}, "constraint is for oft and boft"),
-        ({"algorithm": "lokr", "factor": 0}, "factor is 0"),
+        ({"factor": 8}, "factor works with algorithm lokr only"),
+        ({"algorithm": "oft", "full_matrix": True}, "full_matrix works with algorithm lokr only"),
+        ({"algorithm": "lokr", "constraint": 1.0}, "constraint works with algorithm oft or boft only"),
+        ({"algorithm": "lokr", "factor": 0}, "factor of LoRA Config is 0; it must be between 1 and 1024"),
         ({"algorithm": "lokr", "full_matrix": True, "tucker": True}, "full_matrix gives LoKr no rank"),
     ],
 )

@@ -372,9 +372,12 @@ def test_dora_and_other_beginnings_are_one_program_without_a_break():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"algorithm": "loha", "dropout": 0.1}, "dropout works with lora only, and the algorithm is loha"),
-        ({"algorithm": "oft", "dora": True}, "dora works with lora, loha, lokr only, and the algorithm is oft"),
-        ({"algorithm": "lokr", "init": "pissa"}, "init works with lora only, and the algorithm is lokr"),
+        ({"algorithm": "loha", "dropout": 0.1}, "dropout works with algorithm lora only, and algorithm is loha"),
+        (
+            {"algorithm": "oft", "dora": True},
+            "dora works with algorithm lora or loha or lokr only, .* set dora of LoRA Config to off",
+        ),
+        ({"algorithm": "lokr", "init": "pissa"}, "init works with algorithm lora only, and algorithm is lokr"),
         ({"init": "pissa", "tucker": True}, "init pissa cannot be combined with tucker"),
         ({"init": "pissa", "scale_weight_norms": 1.0}, "init pissa cannot be combined with scale_weight_norms"),
         ({"bake": True}, "bake is for dora"),

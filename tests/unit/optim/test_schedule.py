@@ -3,6 +3,7 @@
 import math
 import typing
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lora_atelier.trainer_core.config import SchedulerConfig
+from lora_atelier.trainer_core.config.rows import without_effect
 from lora_atelier.trainer_core.optim.expression import LONGEST, read_expression
 from lora_atelier.trainer_core.optim.schedule import (
     NAMES,
@@ -147,6 +149,12 @@ SHAPES = typing.get_args(typing.get_type_hints(SchedulerConfig)["name"])
 
 
 @settings(max_examples=150, deadline=None)
+def of_shape(name: str, **values: Any) -> SchedulerConfig:
+    """Build a schedule of the settings that act with its shape."""
+    left_out = without_effect(SchedulerConfig, {"name": name, **values})
+    return SchedulerConfig(name=name, **{key: value for key, value in values.items() if key not in left_out})
+
+
 @given(
     name=st.sampled_from([name for name in SHAPES if name not in ("expression", "points")]),
     steps=st.integers(2, 400),
@@ -165,8 +173,8 @@ SHAPES = typing.get_args(typing.get_type_hints(SchedulerConfig)["name"])
 def test_built_in_curves_stay_between_0_and_1_and_never_rise_after_the_end(
     name, steps, warmup, unit, planned, floor, d, gamma, cycles, multiplier, share, shape, power
 ):
-    config = SchedulerConfig(
-        name=name,
+    config = of_shape(
+        name,
         warmup_steps=warmup,
         warmup_unit=unit,
         planned_steps=planned,
@@ -212,7 +220,7 @@ def test_a_planned_length_keeps_the_curve_when_the_run_becomes_longer_or_shorter
     more=st.integers(1, 100),
 )
 def test_the_factor_of_an_extended_run_stays_where_it_ended(name, steps, planned, more):
-    config = SchedulerConfig(name=name, planned_steps=planned, cycles=1)
+    config = of_shape(name, planned_steps=planned, cycles=1)
     curve = curve_of(steps, config)
     own = [factor_on(curve, step, config) for step in range(steps + more)]
     assert own[:steps] == [lr_factor(step, steps, config) for step in range(steps)]

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lora_atelier.trainer_core.commands import main
+from lora_atelier.trainer_core.config import SchedulerConfig
 from lora_atelier.trainer_core.workflow.connecting import connector
 from lora_atelier.trainer_core.workflow.foreign import read_arguments, read_foreign
 from lora_atelier.trainer_core.workflow.places import Folders
@@ -93,6 +94,27 @@ def saved(tmp_path, name, text):
     return tmp_path / name
 
 
+def test_what_does_not_act_beside_the_other_settings_is_left_out(tmp_path):
+    toml = (
+        'pretrained_model_name_or_path = "/m/b.safetensors"\nloss_type = "l2"\nhuber_c = 0.1\nhuber_schedule = "snr"\n'
+    )
+    toml += 'train_data_dir = "/d"\nlr_scheduler = "cosine"\nlr_scheduler_num_cycles = 1\nlr_scheduler_power = 1\n'
+    found = read_foreign(saved(tmp_path, "train.toml", toml))
+    assert read_open(found.values).scheduler == SchedulerConfig()
+    assert found.left == [
+        "scheduler.cycles = 1",
+        "scheduler.power = 1.0",
+        "objective.huber_schedule = 'snr'",
+    ]
+    plain = {"learning_rate_scheduler": "CONSTANT", "learning_rate_cycles": 1.0, "peft_type": "LOHA"}
+    plain |= {"training_method": "LORA", "base_model_name": "/m/b.safetensors", "dropout_probability": 0.1}
+    plain |= {"concepts": [{"path": "/d/cats"}]}
+    found = read_foreign(saved(tmp_path, "plain.json", json.dumps(plain)))
+    config = read_open(found.values)
+    assert (config.scheduler.name, config.lora.algorithm, config.lora.dropout) == ("constant", "loha", 0)
+    assert sorted(found.left) == ["lora.dropout = 0.1", "scheduler.cycles = 1"]
+
+
 def test_a_command_line_of_sd_scripts_is_read(tmp_path):
     found = read_foreign(saved(tmp_path, "train.sh", SCRIPT))
     config = read_open(found.values)
@@ -179,7 +201,7 @@ def test_import_writes_a_toml_and_its_workflow(tmp_path, monkeypatch, capsys):
         ("x.toml", "a = 1", "it names no base model"),
         ("x.sh", "echo hello", "it names no base model"),
         ("x.sh", 'python train_network.py --a "b', "its command line cannot be split"),
-        ("x.toml", 'pretrained_model_name_or_path = "m"\nnetwork_dim = -4', "rank is -4"),
+        ("x.toml", 'pretrained_model_name_or_path = "m"\nnetwork_dim = -4', "rank of LoRA Config is -4"),
     ],
 )
 def test_what_cannot_be_imported_is_refused_in_one_sentence(tmp_path, capsys, name, text, sentence):

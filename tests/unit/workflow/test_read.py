@@ -58,6 +58,14 @@ def test_the_quickstart_is_read():
     assert [concept.folder for concept in config.dataset.concepts] == [str(ASSETS / "concept_example")]
 
 
+def test_a_base_model_that_lora_config_only_looks_at_changes_nothing():
+    workflow = loaded(TOUR)
+    lora, base = find(workflow, "AtelierLoraConfig"), find(workflow, "AtelierLoadBaseModel")
+    before = read(workflow)
+    add(workflow, {}, base["id"], lora, "base_model", "ATELIER_BASE_MODEL")
+    assert read(workflow) == before
+
+
 def test_the_prompt_of_a_workflow_is_read_alike():
     prompt = prompt_of(loaded(TOUR), FORMS)
     assert read(prompt) == read({"prompt": prompt}) == read(loaded(TOUR))

@@ -111,7 +111,7 @@ learning_rate = 1
         ('base_model.path = "m"\ndataset = 5', "dataset is 5 and must be a table."),
         ('name = 5\nbase_model.path = "m"', "name must be a text, and models a table of sha256."),
         ('name = "../x"\nbase_model.path = "m"', "The name '../x' cannot be a file name"),
-        ('base_model.path = "m"\n[lora]\nrank = -3', "rank is -3; it must be between 1 and 4096"),
+        ('base_model.path = "m"\n[lora]\nrank = -3', "rank of LoRA Config is -3; it must be between 1 and 4096"),
     ],
 )
 def test_a_wrong_toml_is_refused_in_one_sentence(tmp_path, text, sentence):
