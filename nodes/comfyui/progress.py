@@ -15,8 +15,8 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ...trainer_core.common.callbacks import Callbacks, StepReport
+from ...trainer_core.common.remaining import Remaining
 from ...trainer_core.common.smooth import recent
-from ...trainer_core.common.wording import clock, speed
 from . import shown
 from .server import announce_lora
 from .session import Buttons
@@ -74,8 +74,8 @@ class NodeProgress:
         self._points: list[dict[str, Any]] = []  # of steps that no event has told of
         self._losses: deque[float] = deque(maxlen=200)
         self._validation: float | None = None
-        self._before = 0  # steps of the run that this one resumes
-        self._began = self._told = self._measured = 0.0
+        self._remaining = Remaining()
+        self._began, self._told, self._measured = False, 0.0, 0.0
         self._memory = ""
         self._alive = True
         self._unseen = False
@@ -167,20 +167,19 @@ class NodeProgress:
     def _resumed(
         self, losses: Sequence[float], _: Mapping[str, Sequence[float]], measured: Sequence[tuple[int, float]]
     ) -> None:
-        self._before = len(losses)
         self._losses.extend(losses[-200:])
         self._validation = measured[-1][1] if measured else None
 
     def _step(self, report: StepReport) -> None:
         now, first = time.perf_counter(), not self._began
         if first:
-            self._began = now - report.seconds
+            self._began = True
+            self._remaining.add(report.step - 1, now - report.seconds)
+        self._remaining.add(report.step, now)
         self._losses.append(report.loss)
         numbers = {"loss": report.loss, "rate": report.learning_rates, "concepts": report.concepts}
         self._points.append({"step": report.step, **_finite(numbers)})
-        each = (now - self._began) / (report.step - self._before)
-        details = [f"{clock(each * (report.steps - report.step))} left", speed(each)]
-        details.append(f"loss {recent(self._losses):.4f}")
+        details = [*self._remaining.texts(report.steps), f"loss {recent(self._losses):.4f}"]
         if self._validation is not None:
             details.append(f"validation {self._validation:.4f}")
         if report.masked_area is not None:

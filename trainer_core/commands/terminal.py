@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..common.callbacks import Callbacks, StepReport
+from ..common.remaining import Remaining
 from ..common.smooth import recent
-from ..common.wording import clock, printable, speed
+from ..common.wording import printable
 from ..runs.folder import RunFolder, open_run
 
 PARTS = 100  # of a run: plain output has a line for each
@@ -73,8 +74,8 @@ class Progress:
         self._log: RunFolder | None = None
         self._notes: list[str] = []  # before there is a log
         self._losses: deque[float] = deque(maxlen=200)
-        self._started = 0.0
-        self._before = 0  # steps of the run that this one resumes
+        self._remaining = Remaining()
+        self._started = False
 
     def callbacks(self, stop: Stop) -> Callbacks:
         """Build the core's callbacks."""
@@ -117,17 +118,18 @@ class Progress:
                     self.note(f"The {role} of the model is another file than the run's (sha256 {self._wanted[role]}).")
 
     def _resumed(self, losses: Sequence[float], *_: object) -> None:
-        self._before = len(losses)
         self._losses.extend(losses[-200:])
 
     def _step(self, report: StepReport) -> None:
         now = time.perf_counter()
         first = not self._started
-        self._started = self._started or now - report.seconds
+        if first:
+            self._started = True
+            self._remaining.add(report.step - 1, now - report.seconds)
+        self._remaining.add(report.step, now)
         self._losses.append(report.loss)
-        each = (now - self._started) / (report.step - self._before)
-        text = f"step {report.step} of {report.steps}  {clock(each * (report.steps - report.step))} left  "
-        text += f"{speed(each)}  loss {recent(self._losses):.4f}"
+        loss = f"loss {recent(self._losses):.4f}"
+        text = "  ".join([f"step {report.step} of {report.steps}", *self._remaining.texts(report.steps), loss])
         part = report.step * PARTS // report.steps > (report.step - 1) * PARTS // report.steps
         numbers = {"loss": report.loss, "rate": report.learning_rates, "seconds": report.seconds}
         self.screen.status(

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.remaining import Remaining
 from ..common.smooth import recent
-from ..common.wording import clock, printable, speed
+from ..common.wording import printable
 from .folder import LOG, RunFolder, open_run, parse_line
 from .values import is_count, is_number, is_object, is_time
 
@@ -93,9 +94,8 @@ def _finite(value: float) -> float | None:
 
 def _numbers(steps: Sequence[Mapping[str, Any]], run: RunFolder) -> list[str]:
     """Write the time that is left, the speed and the loss, as events of a run in ComfyUI tell them."""
-    found = []
-    if len(steps) > 1 and (taken := steps[-1]["step"] - steps[0]["step"]) > 0:
-        each = max(0.0, steps[-1]["time"] - steps[0]["time"]) / taken
-        left = max(0, run.steps - steps[-1]["step"])
-        found = [f"{clock(each * left)} left", speed(each)]
-    return [*found, f"loss {recent([float(step['loss']) for step in steps]):.4f}"] if steps else found
+    remaining = Remaining()
+    for step in steps:
+        remaining.add(step["step"], step["time"])
+    loss = [f"loss {recent([float(step['loss']) for step in steps]):.4f}"] if steps else []
+    return [*remaining.texts(run.steps), *loss]

@@ -1,0 +1,30 @@
+"""How fast a run is, and how long it still takes: one rule for the page, a shell, and who follows a run elsewhere."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from .wording import clock, speed
+
+WINDOW = 200  # steps whose durations count: a run's speed changes, and what it did an hour ago says little
+
+
+class Remaining:
+    """Tells the pace of the last steps, and from it the time that is left."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)  # (steps finished, seconds of any clock)
+
+    def add(self, finished: int, seconds: float) -> None:
+        """Note when so many steps were finished; a run that went back begins anew."""
+        if self._seen and finished <= self._seen[-1][0]:
+            self._seen.clear()
+        self._seen.append((finished, seconds))
+
+    def texts(self, steps: int) -> list[str]:
+        """Write the time that is left of so many steps, and the speed; nothing before a whole step was seen."""
+        if len(self._seen) < 2:
+            return []
+        (first, began), (last, ended) = self._seen[0], self._seen[-1]
+        each = max(0.0, ended - began) / (last - first)
+        return [f"{clock(each * max(0, steps - last))} left", speed(each)]
