@@ -24,7 +24,7 @@ class AtelierObjective(Node):
             "AtelierObjective",
             "Optional: noise, timesteps, the loss and its weighting. Without this node every timestep "
             "weighs the same, is drawn as the base model's family is trained, and the noise is plain.",
-            ["min snr", "noise offset", "timestep", "loss"],
+            ["min snr", "noise offset", "timestep", "loss", "train lora", "atelier"],
             [ObjectiveSocket.Output(display_name="OBJECTIVE", tooltip="For Train LoRA's input objective.")],
         )
 

@@ -25,7 +25,7 @@ def schema(
         display_name=titled(form.title),
         category=CATEGORY,
         description=description,
-        search_aliases=[*aliases, "train lora", "atelier"],
+        search_aliases=list(aliases),
         inputs=inputs_of(form.inputs, lists or {}),
         outputs=list(outputs),
         **more,
