@@ -22,7 +22,7 @@ class AtelierEmbedding(Node):
             "Optional, between LoRA Config and Train LoRA: a word of your captions gets new token embeddings, which "
             "are trained together with the LoRA (pivotal tuning) and saved for ComfyUI's embedding: syntax. Chain "
             "several for several words.",
-            ["textual inversion", "pivotal tuning", "ti", "token", "trigger word"],
+            ["textual inversion", "pivotal tuning", "ti", "token", "trigger word", "train", "atelier"],
             [LoraConfigSocket.Output(display_name="LORA_CONFIG", tooltip="For Train LoRA.")],
         )
 

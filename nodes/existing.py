@@ -28,7 +28,7 @@ class AtelierExistingLora(Node):
             "AtelierExistingLora",
             "Optional, between LoRA Config and Train LoRA: continue training an existing LoRA, or train a new one on "
             "top of it. Chain several to put more than one beneath.",
-            ["continue lora", "resume lora", "merge lora", "base lora", "kohya"],
+            ["continue lora", "resume lora", "merge lora", "base lora", "train lora", "kohya", "atelier"],
             [LoraConfigSocket.Output(display_name="LORA_CONFIG", tooltip="For Train LoRA.")],
             lists={"lora_name": [NONE, *folders.file_names("loras")]},
         )

@@ -23,8 +23,19 @@ class AtelierLoraConfig(Node):
             "Algorithm, size and layers of the LoRA. With a linked base model the node shows layers, parameters, file "
             "size and blocks.",
             [
-                *["rank", "alpha", "kohya", "lycoris", "locon", "loha", "lokr", "dora", "oft", "boft", "ia3", "glora"],
-                *("network dim", "lora network", "full finetune", "block weights"),
+                *(
+                    "rank",
+                    "network dim",
+                    "alpha",
+                    "lora network",
+                    "train lora",
+                    "kohya",
+                    "lycoris",
+                    "locon",
+                    "loha",
+                    "lokr",
+                ),
+                *("dora", "oft", "boft", "ia3", "glora", "full finetune", "block weights", "atelier"),
             ],
             [
                 LoraConfigSocket.Output(display_name="LORA_CONFIG", tooltip="For Train LoRA."),

@@ -20,7 +20,7 @@ class AtelierOptimizer(Node):
         return schema(
             "AtelierOptimizer",
             "Which optimizer trains the LoRA, and at which learning rates.",
-            [*OPTIMIZERS, "learning rate", "ema", "kohya"],
+            [*OPTIMIZERS, "learning rate", "ema", "train lora", "kohya", "atelier"],
             [OptimizerSocket.Output(display_name="OPTIMIZER", tooltip="For Train LoRA.")],
         )
 

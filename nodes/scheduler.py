@@ -19,7 +19,7 @@ class AtelierScheduler(Node):
         return schema(
             "AtelierScheduler",
             "How the learning rate changes from the first step to the last; drawn on the node.",
-            ["learning rate schedule", "cosine", "rex", "restarts", "warmup"],
+            ["learning rate schedule", "cosine", "rex", "restarts", "warmup", "train lora", "atelier"],
             [SchedulerSocket.Output(display_name="SCHEDULER", tooltip="For Train LoRA.")],
         )
 

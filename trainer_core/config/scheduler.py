@@ -109,17 +109,19 @@ class SchedulerConfig(Config):
         acts_with=("name", ("one_cycle",)),
     )
     expression: str = row(
-        "0.5 * (1 + cos(pi * t))",
+        "1 - t",
         "A formula of the factor on the learning rate, 0 or more. It may use t (0 at the first step after the warm-"
         "up, 1 at the end), step and total (steps after the warm-up, from 0), + - * / // % **, comparisons, a if b "
         "else c, sin cos tan exp log sqrt min max abs floor ceil, pi and e.",
+        open="0.5 * (1 + cos(pi * t))",  # shows more of what can be written
         acts_with=("name", ("expression",)),
     )
     points: str = row(
-        "0:0, 0.1:1, 0.6:1, 1:0",
+        "0:1, 1:0",
         "A curve of points: position:factor, separated by commas. Positions lie between 0 (first step after the "
         "warm-up) and 1 (the end), factors are 0 or more; straight lines join them. The same position twice makes a"
         " jump.",
+        open="0:0, 0.1:1, 0.6:1, 1:0",
         multiline=True,
         acts_with=("name", ("points",)),
     )
