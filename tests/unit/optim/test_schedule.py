@@ -247,6 +247,8 @@ def test_the_factor_of_an_extended_run_stays_where_it_ended(name, steps, planned
         (9, {"name": "expression", "expression": "exp(exp(8))"}, "has no value .math range error"),
         (9, {"name": "expression", "expression": "1e200 * 1e200"}, "is inf at t = 0"),
         (9, {"name": "expression", "expression": "t * 0"}, "is 0 at every step, so nothing is trained"),
+        (9, {"name": "expression", "expression": "sin(t, 1)"}, "has no value .*sin.* takes exactly one argument"),
+        (9, {"name": "expression", "expression": "sin"}, "has no value|cannot use"),
     ],
 )
 def test_a_curve_that_does_not_fit_the_run_is_refused(steps, fields, sentence):
@@ -270,11 +272,9 @@ def test_a_curve_that_does_not_fit_the_run_is_refused(steps, fields, sentence):
         ("1 << 9", "cannot use"),
         ("2j", "cannot use"),
         ("(x := 1)", "cannot use"),
-        ("max(*[t, 1])", "cannot use|max takes"),
-        ("sin(t, 1)", r"sin takes 1 value in an expression, not 'sin\(t, 1\)'"),
-        ("log(x=t)", "log takes 1 to 2 values"),
+        ("max(*[t, 1])", "cannot use"),
+        ("log(x=t)", "cannot use 'log\\(x=t\\)'"),
         ("1e999", "larger than 1e300"),
-        ("-" * 200 + "t", "nested more than 40 levels deep"),
         ("1+" * 200 + "t", "has 401 characters; shorten it to 300"),
         ("1\nimport os", "unprintable characters"),
     ],
