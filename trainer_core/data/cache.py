@@ -35,14 +35,12 @@ from ..common.leftovers import sweep
 if TYPE_CHECKING:
     from .crops import Crop
 
-FORMAT = 2  # increase it whenever the same inputs give other tensors (resampling, encoding, layout)
+FORMAT = 1  # increase it whenever the same inputs give other tensors (resampling, encoding, layout)
 SHARD_BYTES = 32 * 2**20  # a shard is written when more bytes than this are pending,
 SHARD_SECONDS = 10.0  # or when the oldest entry is this old; a crash loses about as much work
 
 _HEADER_BYTES = 256  # rough size of a tensor's name, shape and checksum in a shard
 _SHARD_NAME = re.compile(r"shard-[0-9a-f]{32}\.safetensors")
-_FORMAT_1_FOLDER = re.compile(r"[0-9a-f]{2}")
-_FORMAT_1_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
 
 
 class CacheError(RuntimeError):
@@ -253,12 +251,9 @@ class Cache:
         """Delete the least recently used shards until the folder is within its limit; return the number of freed bytes.
 
         Shards that this instance has read or written stay, and pending entries count. If that is not enough, shards of
-        which it needs less than half are compacted. Files of format 1 and leftovers of a crash are deleted too, other
-        files are not touched. Raises CacheError if the folder cannot be read or written.
+        which it needs less than half are compacted. Leftovers of a crash are deleted too, other files are not touched.
+        Raises CacheError if the folder cannot be read or written.
         """
-        for found in self._files():
-            if _FORMAT_1_FOLDER.fullmatch(found.name) and found.is_dir(follow_symlinks=False):
-                _remove_format_1(Path(found.path))
         sweep([self.folder])
         freed = 0
         if self.limit:
@@ -428,12 +423,3 @@ def _delete(path: Path) -> bool:
     except OSError:  # a mapped file on Windows, or a read-only folder
         return False
     return True
-
-
-def _remove_format_1(folder: Path) -> None:
-    """Delete the entries of format 1, one file each, from a sub-folder, and the sub-folder if it is empty then."""
-    # another process may do the same, or the sub-folder holds other files: leftovers do no harm
-    with contextlib.suppress(OSError):
-        old = [p for p in folder.iterdir() if _FORMAT_1_NAME.fullmatch(p.name) and p.name.startswith(folder.name)]
-        if old and all([_delete(path) for path in old]):
-            folder.rmdir()

@@ -771,23 +771,6 @@ def test_pruning_removes_old_temporary_files_alone(tmp_path: Path) -> None:
     assert files(tmp_path) == [new]
 
 
-def test_pruning_removes_entries_of_format_1_alone(tmp_path: Path) -> None:
-    key = "ab" + "0" * 62
-    gone = [f"ab/{key}.safetensors", f"cd/cd{key[2:]}.safetensors"]
-    stay = [f"ab/{key}.txt", f"ab/{key[1:]}.safetensors", f"ef/{key}.safetensors", f"abc/{key}.safetensors"]
-    stay += [f"{key}.safetensors", "ff/keep.txt", f"AB/AB{key[2:]}.safetensors"]
-    for name in gone + stay:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    (tmp_path / "00").mkdir()
-    cache = Cache(tmp_path)
-    assert not cache.has(key)
-    cache.prune()
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in files(tmp_path)) == sorted(stay)
-    assert not (tmp_path / "cd").exists()
-    assert (tmp_path / "00").exists(), "an empty folder of another is not ours to remove"
-
-
 def test_the_header_can_be_read_by_any_reader_of_the_format(tmp_path: Path) -> None:
     path = put_now(tmp_path, KEY, TENSORS)
     loaded = safetensors.torch.load_file(path)
