@@ -88,6 +88,12 @@ def run(command: list, env: dict | None = None) -> int:
             raise
 
 
+def processor_seconds() -> float:
+    """Add up the processor time of all child processes that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def must_run(command: list, remedy: str) -> None:
     """Run a set-up command; raise SetupError with the remedy when it fails."""
     if run(command) != 0:
@@ -171,6 +177,9 @@ def environment() -> dict[str, str]:
     # Keep compiled modules in .cache, also where the shell forbids to write them: compiling takes each process 12 s.
     env["PYTHONPYCACHEPREFIX"] = str(CACHE / "bytecode")
     env.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Threads that wait for one another sleep: where other programs compute, too, spinning takes their turns away, and a
+    # step of training took fifteen times as long.
+    env = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", **env}
     # `import lora_atelier.trainer_core` works from any script that has tests/ on its path.
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     return env
@@ -408,13 +417,24 @@ def test(options: argparse.Namespace) -> int:
     # Each of two has servers and a browser of its own; tests/conftest.py says which tests share them.
     in_two = ["-n", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
     env["OMP_NUM_THREADS"] = "1"  # the processes share the cores
+    began, spent = processor_seconds(), {}
+
+    def tests(name: str, options: list[str], paths: list[str], env: dict[str, str]) -> int:
+        before = processor_seconds()
+        status = run([*pytest, *options, *paths, *others], env)
+        spent[name] = processor_seconds() - before
+        return status
+
     with nullcontext(lambda: 0) if options.rest else types(env) as ended:
-        tested = [run([*pytest, *parallel, *alone, *others], env)] if alone else []
+        tested = [tests("those that share nothing", parallel, alone, env)] if alone else []
         checked = ended()
     for version in (NEWEST, OLDEST) if zoo else ():
         print(f"-- the zoo on ComfyUI {version}", flush=True)
-        tested.append(run([*pytest, *parallel, *zoo, *others], env | {"COMFYUI_PATH": str(comfyui_folder(version))}))
-    tested += [run([*pytest, *in_two, *served, *others], env)] if served else []
+        here = env | {"COMFYUI_PATH": str(comfyui_folder(version))}
+        tested.append(tests(f"the zoo on {version}", parallel, zoo, here))
+    tested += [tests("those with servers", in_two, served, env)] if served else []
+    parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in spent.items())
+    print(f"-- {processor_seconds() - began:.0f} processor seconds: {parts}", flush=True)
     return max(checked, *([code for code in tested if code != NOTHING_COLLECTED] or tested))
 
 

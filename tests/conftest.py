@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import processor_time
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -21,6 +22,11 @@ from lora_atelier.dev import NEWEST, OLDEST, comfyui_folder
 # No example is too slow, as that depends on what else the machine does; the same examples in every run.
 settings.register_profile("any machine", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure the processor time of each file."""
+    config.pluginmanager.register(processor_time.ProcessorTime())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

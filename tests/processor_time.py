@@ -1,0 +1,78 @@
+"""The processor time of each test file, with the processes that it starts: wall time differs from day to day."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHOWN = 20  # files
+
+_servers: set[int] = set()  # process ids of servers at work
+_gone = [0.0]  # seconds of servers that have ended and were no children of this process
+
+
+def server_starts(number: int) -> None:
+    """Count a server from now on."""
+    _servers.add(number)
+
+
+def server_ends(number: int, *, child: bool) -> None:
+    """Stop looking at a server, just before it ends; the system adds up the time of children by itself."""
+    _gone[0] += 0.0 if child else _of_process(number)
+    _servers.discard(number)
+
+
+def spent() -> float:
+    """Add up the seconds of this process, of processes that have ended, and of servers at work."""
+    times = os.times()
+    own = times.user + times.system + times.children_user + times.children_system
+    return own + _gone[0] + sum(map(_of_process, _servers))
+
+
+def _of_process(number: int) -> float:
+    """Read the seconds of a living process; 0 where the system does not tell."""
+    try:
+        stat = Path(f"/proc/{number}/stat").read_text(encoding="ascii")
+    except OSError:
+        return 0.0
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+class ProcessorTime:
+    """Measures each test, wherever it runs, and lists the files that take most at the end."""
+
+    def __init__(self) -> None:
+        self._files: Counter[str] = Counter()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        """Note the time before a test and its fixtures."""
+        item.stash[BEFORE] = spent()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        """Put the time since the last report of a test into its report."""
+        report, now = (yield), spent()
+        report.user_properties.append(("processor seconds", now - item.stash[BEFORE]))
+        item.stash[BEFORE] = now
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add up what the reports of a file say."""
+        seconds = [value for name, value in report.user_properties if name == "processor seconds"]
+        self._files[report.location[0]] += float(str(seconds[-1])) if seconds else 0.0
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """List the files that took most."""
+        terminalreporter.section(f"processor seconds: {sum(self._files.values()):.0f}", sep="-")
+        for file, seconds in self._files.most_common(SHOWN):
+            terminalreporter.write_line(f"{seconds:7.1f}  {file}")
+
+
+BEFORE = pytest.StashKey[float]()
