@@ -128,11 +128,9 @@ def prepared(config: RunConfig, folder, device="cpu", **callbacks):
 
 def estimated(config: RunConfig, level="0", samples=4, size=(128, 128), tokens=77) -> Estimate:
     """Estimate the memory of a run's steps with a level of checkpointing, at a shape of micro-batches."""
-    memory, shape = (
-        MemoryConfig(checkpointing=level),
-        Shape(samples=samples, latents=(size[1] // 8, size[0] // 8), tokens=tokens),
-    )
-    return estimate_run(config, outline_run(config), memory, shape, CPU)
+    several = config.train.accumulate > 1 or config.dataset.paired
+    shape = Shape(samples=samples, latents=(size[1] // 8, size[0] // 8), tokens=tokens, accumulates=several)
+    return estimate_run(config, outline_run(config), MemoryConfig(checkpointing=level), shape, CPU)
 
 
 def without_estimates(ladder=None):

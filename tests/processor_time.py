@@ -66,7 +66,7 @@ class ProcessorTime:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up what the reports of a file say."""
         seconds = [value for name, value in report.user_properties if name == "processor seconds"]
-        self._files[report.location[0]] += float(str(seconds[-1])) if seconds else 0.0
+        self._files[report.nodeid.split("::")[0]] += float(str(seconds[-1])) if seconds else 0.0
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """List the files that took most."""

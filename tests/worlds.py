@@ -115,7 +115,8 @@ def counted(seen: dict[str, Any]) -> Iterator[None]:
 @contextmanager
 def failing(how: dict[str, Any]) -> Iterator[None]:
     """Let one thing fail in this process: kind "error", "killed" or "memory", in `where` after so many calls."""
-    calls, real = [0], getattr(training, how["where"])
+    place = torch.amp.GradScaler if how["where"] == "step" else training
+    calls, real = [0], getattr(place, how["where"])
 
     def work(*values: Any, **options: Any) -> Any:
         calls[0] += 1
@@ -126,7 +127,7 @@ def failing(how: dict[str, Any]) -> Iterator[None]:
             os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("out of memory" if how["kind"] == "memory" else "the disk is gone")
 
-    with mock.patch.object(training, how["where"], work):
+    with mock.patch.object(place, how["where"], work):
         yield
 
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -207,7 +208,7 @@ def test_a_file_that_cannot_be_read(small, uninterrupted, tmp_path):
 
     notes: list[str] = []
     with (
-        mock.patch("lora_atelier.trainer_core.training.encode.Path.read_bytes", refusing(Path.read_bytes, "0.png")),
+        mock.patch("lora_atelier.trainer_core.training.pixels.Path.read_bytes", refusing(Path.read_bytes, "0.png")),
         pytest.raises(ValueError, match=r"0\.png.*Input/output error"),
     ):
         sessions.session(small, tmp_path / "picture", notes)
@@ -435,7 +436,8 @@ def out_of_memory(place, name: str, *calls: int, within: bool = False, by: Modul
     real, count = getattr(place, name), itertools.count(1)
 
     def work(*args, **options):
-        counts = by is None or sys._getframe(1).f_globals is vars(by)
+        callers = (frame.f_globals for frame, _ in traceback.walk_stack(sys._getframe(1)))
+        counts = by is None or any(each is vars(by) for each in callers)
         failing = counts and next(count) in calls
         result = real(*args, **options) if within or not failing else None
         if failing:

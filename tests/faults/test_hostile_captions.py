@@ -357,7 +357,7 @@ def test_paths_that_no_system_has_are_refused_in_words(path: str) -> None:
         lambda: MaskConfig(folder=path),
         lambda: CaptionConfig(file=path),
     ):
-        with pytest.raises(ValueError, match=r"^(folder|file) contains NUL or half characters"):
+        with pytest.raises(ValueError, match=r"^(folder|caption_file) of [\w ]+ contains NUL or half characters"):
             build()
 
 

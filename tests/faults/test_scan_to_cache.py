@@ -31,8 +31,10 @@ from lora_atelier.trainer_core.models import LatentFormat
 from lora_atelier.trainer_core.models.sd.autoencoder import encode_pixels
 from lora_atelier.trainer_core.preflight.report import report
 from lora_atelier.trainer_core.train import train_lora
-from lora_atelier.trainer_core.training import encode as encode_module
+from lora_atelier.trainer_core.training import pixels
 from lora_atelier.trainer_core.training.encode import encode_plan
+from lora_atelier.trainer_core.training.encode_text import encode_texts
+from lora_atelier.trainer_core.training.encoded import Work
 
 
 class Halves(torch.nn.Module):
@@ -172,7 +174,7 @@ def test_a_full_disk_is_reported_before_anything_is_encoded(tmp_path: Path, monk
     plan = planned(masked_folder(tmp_path / "pictures"))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    monkeypatch.setattr(encode_module, "load_picture", lambda *_: pytest.fail("a picture was read"))
+    monkeypatch.setattr(pixels, "load_picture", lambda *_: pytest.fail("a picture was read"))
     with pytest.raises(
         ValueError, match=r"Encoded pictures need \d+ MB and 0 MB are free in .*cache; make room, or set encodings"
     ):
@@ -216,17 +218,17 @@ def test_captions_that_take_too_much_room_are_told_before_they_are_encoded(
         return {"cross": torch.zeros(250)}  # 1000 bytes
 
     base: Any = SimpleNamespace(text_encoders=(), text_identity="words", encode_text=encode_text)
-    monkeypatch.setattr(encode_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     notes: list[str] = []
     texts = {f"caption {number}" for number in range(10)}
     plan: Any = None  # of which captions need nothing
     with Cache(tmp_path, limit) as cache:
         told = Callbacks(note=notes.append)
-        work = encode_module.Work(base=base, plan=plan, cache=cache, device=torch.device("cpu"), callbacks=told)
+        work = Work(base=base, plan=plan, cache=cache, device=torch.device("cpu"), callbacks=told)
         if free < 10_000:
             with pytest.raises(ValueError, match=r"10 encoded captions need 0 MB.*set caption_variants"):
-                encode_module._encode_texts(work, texts)
+                encode_texts(work, texts)
             assert len(encoded) == 1
             return
-        encode_module._encode_texts(work, texts)
+        encode_texts(work, texts)
     assert len(encoded) == 10 and all(said in note for note in notes) and len(notes) == bool(said)

@@ -1,6 +1,7 @@
 """What the cache is filled with: the right pixels, in a precision that holds, and never anything stale."""
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -28,7 +29,6 @@ from lora_atelier.trainer_core.models.sd import load_base_model
 from lora_atelier.trainer_core.models.sd.autoencoder import encode_pixels
 from lora_atelier.trainer_core.models.sd.text import encode_caption
 from lora_atelier.trainer_core.objective import Objective
-from lora_atelier.trainer_core.training import encode as module
 from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.encode import encode_plan
 from lora_atelier.trainer_core.training.pixels import pixels
@@ -107,7 +107,7 @@ def test_a_vae_that_overflows_in_float16_is_asked_again_in_float32(base, picture
     assert coded.latents(sample)[0].isfinite().all()
     plain = encode_plan(base, plan, Cache(tmp_path / "b"), CPU, Callbacks(note=pytest.fail), prompts=None)
     assert torch.equal(coded.latents(sample)[0], plain.latents(sample)[0])
-    assert coded.latent_keys[sample.picture, sample.crop] != plain.latent_keys[sample.picture, sample.crop]
+    assert coded.latent_keys[sample.view] != plain.latent_keys[sample.view]
     with torch.no_grad():
         last.weight *= math.inf
     with pytest.raises(ValueError, match=r"not finite for \d\.png; use another VAE"):
@@ -130,8 +130,8 @@ def test_float16_that_holds_is_used_and_close(base, pictures, tmp_path):
 
 def test_the_disk_is_asked_before_anything_is_encoded(base, pictures, tmp_path, monkeypatch):
     plan, _ = make(pictures)
-    usage = module.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     base.vae.encode = lambda *_: pytest.fail("something was encoded")
     with pytest.raises(
         ValueError,
@@ -141,8 +141,6 @@ def test_the_disk_is_asked_before_anything_is_encoded(base, pictures, tmp_path, 
 
 
 def test_changed_and_vanished_files_are_named_and_never_stored(base, pictures, tmp_path):
-    import shutil
-
     copy = tmp_path / "pictures"
     shutil.copytree(pictures, copy)
     plan, _ = make(copy)

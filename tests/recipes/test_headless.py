@@ -208,7 +208,7 @@ def test_model_files_of_another_machine_are_named_with_their_hash(first, tmp_pat
         (["train.steps=many"], "train.steps is 'many' and must be a whole number."),
         (["train.steps"], "--set train.steps is no setting with its value; write it as train.steps=500."),
         (["lora.beneath.2.path=x"], "There is no setting lora.beneath.2.path; 2 must be a number from 1 to 0."),
-        (["train.steps=0"], "steps is 0; it must be at least 1."),
+        (["train.steps=0"], "steps of Train LoRA is 0; it must be between 1 and 1000000."),
         (
             ["name=a/b"],
             "The name 'a/b' cannot be a file name; use up to 100 letters, digits, spaces and - _ . ( ), without a "
@@ -273,7 +273,10 @@ def test_the_plan_of_a_finished_run_says_so(copied, capsys):
     said = capsys.readouterr().out
     assert f"Already trained in {copied.name}" in said and "About" not in said
     assert main(["plan", str(copied), "--device", "cpu", "--set", "train.steps=0"]) == 2
-    assert capsys.readouterr().err == "run.json cannot be trained: steps is 0; it must be at least 1.\n"
+    assert (
+        capsys.readouterr().err
+        == "run.json cannot be trained: steps of Train LoRA is 0; it must be between 1 and 1000000.\n"
+    )
 
 
 def test_a_toml_and_a_workflow_train_the_same_run(first, config, tmp_path, capsys):

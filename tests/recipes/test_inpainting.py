@@ -88,7 +88,7 @@ def test_each_visit_gets_its_mask_and_the_rest_of_its_picture(config, tmp_path):
             assert (told[:, 0] == 1).all()
             seen.add("no mask" if picture.mask is None else "visit without")
     assert seen == {"mask 0.0", "mask 1.0", "no mask", "visit without"}
-    asked = {(s.picture, s.crop) if s.use_mask else s.crop.bucket for s in samples}
+    asked = {s.view if s.use_mask else s.crop.bucket for s in samples}
     assert set(encoded.painted_keys) == asked  # and nothing that is not asked for
 
 

@@ -90,7 +90,7 @@ JOBS = {
     "leader failed": fails(0, "save", 1),
     "other pictures": {**PLAIN, "other_pictures": 1},
     "memory of passes": fails(1, "read_batch", 1, "memory"),
-    "memory of an update": fails(1, "update", 1, "memory"),
+    "memory of an update": fails(1, "step", 1, "memory"),
     "resumed by two": {**PLAIN, "in": "begun by one"},
     "killed": fails(1, "read_batch", 3, "killed"),
 }
