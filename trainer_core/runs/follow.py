@@ -9,9 +9,9 @@ from typing import Any
 from ..common.json_files import finite
 from ..common.remaining import Remaining
 from ..common.smooth import recent
+from ..common.values import is_count, is_number, is_object, is_time
 from ..common.wording import printable
 from .folder import LOG, RunFolder, open_run, parse_line
-from .values import is_count, is_number, is_object, is_time
 
 TAIL = 2**16  # bytes of the log that are read, its end
 MOST_POINTS = 200  # steps that are described at once, the newest
