@@ -172,10 +172,8 @@ class NodeProgress:
 
     def _step(self, report: StepReport) -> None:
         now, first = time.perf_counter(), not self._began
-        if first:
-            self._began = True
-            self._remaining.add(report.step - 1, now - report.seconds)
-        self._remaining.add(report.step, now)
+        self._began = True
+        self._remaining.add(report.step, now, report.seconds)
         self._losses.append(report.loss)
         numbers = {"loss": report.loss, "rate": report.learning_rates, "concepts": report.concepts}
         self._points.append({"step": report.step, **finite(numbers)})

@@ -124,10 +124,8 @@ class Progress:
     def _step(self, report: StepReport) -> None:
         now = time.perf_counter()
         first = not self._started
-        if first:
-            self._started = True
-            self._remaining.add(report.step - 1, now - report.seconds)
-        self._remaining.add(report.step, now)
+        self._started = True
+        self._remaining.add(report.step, now, report.seconds)
         self._losses.append(report.loss)
         loss = f"loss {recent(self._losses):.4f}"
         text = "  ".join([f"step {report.step} of {report.steps}", *self._remaining.texts(report.steps), loss])
