@@ -20,6 +20,7 @@ from aiohttp import web
 from PIL import Image
 
 from ..trainer_core.common.disk_errors import reason
+from ..trainer_core.common.values import is_count
 from ..trainer_core.common.wording import bytes_of
 from ..trainer_core.config import plain_folder, plain_name
 from ..trainer_core.workflow.settings import split_name
@@ -327,6 +328,6 @@ def _refuse_link(path: Path) -> None:
 
 
 def _step(step: Any) -> int:
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= 10**12:
+    if not is_count(step):
         raise Refused("step must be the step of a save.", 400)
     return step

@@ -22,6 +22,7 @@ from server import PromptServer
 
 from ...trainer_core.common.access import Access, access_to
 from ...trainer_core.common.callbacks import Callbacks
+from ...trainer_core.common.values import is_number
 from ...trainer_core.config import ConceptConfig, DatasetConfig
 from ...trainer_core.models.files.safetensors_file import is_readable
 from ...trainer_core.workflow.settings import plain_path
@@ -268,7 +269,7 @@ def _gigabytes(value: Any) -> float:
     """The number that the setting of the cache's limit holds; the usual one where it holds none."""
     if value is None:
         return USUAL_LIMIT
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_GIGABYTES:
+    if not is_number(value) or not 0 <= value <= MOST_GIGABYTES:
         raise ValueError(
             f"The limit is {value!r}; set LoRA Atelier > Kept files > Limit in ComfyUI's settings to a number of "
             "gigabytes, 0 for no limit."

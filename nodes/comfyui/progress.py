@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ...trainer_core.common.callbacks import Callbacks, StepReport
+from ...trainer_core.common.json_files import finite
 from ...trainer_core.common.remaining import Remaining
 from ...trainer_core.common.smooth import recent
 from . import shown
@@ -172,13 +172,11 @@ class NodeProgress:
 
     def _step(self, report: StepReport) -> None:
         now, first = time.perf_counter(), not self._began
-        if first:
-            self._began = True
-            self._remaining.add(report.step - 1, now - report.seconds)
-        self._remaining.add(report.step, now)
+        self._began = True
+        self._remaining.add(report.step, now, report.seconds)
         self._losses.append(report.loss)
         numbers = {"loss": report.loss, "rate": report.learning_rates, "concepts": report.concepts}
-        self._points.append({"step": report.step, **_finite(numbers)})
+        self._points.append({"step": report.step, **finite(numbers)})
         details = [*self._remaining.texts(report.steps), f"loss {recent(self._losses):.4f}"]
         if self._validation is not None:
             details.append(f"validation {self._validation:.4f}")
@@ -222,10 +220,3 @@ def scan_callbacks(node_id: str) -> Callbacks:
         phase=lambda _, done, total: bar.update_absolute(done, total),
         check=comfy.model_management.throw_exception_if_processing_interrupted,
     )
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite by None, which every JSON reader accepts."""
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    return value if math.isfinite(value) else None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..common.callbacks import Callbacks, StepReport
+from ..common.json_files import finite
 from ..common.remaining import Remaining
 from ..common.smooth import recent
 from ..common.wording import printable
@@ -38,7 +39,7 @@ class Screen:
     def tell(self, event: str, said: str = "", /, **values: Any) -> None:
         """Tell of an event: a text for people, values for programs."""
         if self._json:
-            self._write(json.dumps({"event": event, **_finite(values)}) + "\n")
+            self._write(json.dumps({"event": event, **finite(values)}) + "\n")
         elif said:
             self._write(self._cleared() + "".join(f"{printable(line)}\n" for line in _for_a_shell(said).splitlines()))
 
@@ -123,10 +124,8 @@ class Progress:
     def _step(self, report: StepReport) -> None:
         now = time.perf_counter()
         first = not self._started
-        if first:
-            self._started = True
-            self._remaining.add(report.step - 1, now - report.seconds)
-        self._remaining.add(report.step, now)
+        self._started = True
+        self._remaining.add(report.step, now, report.seconds)
         self._losses.append(report.loss)
         loss = f"loss {recent(self._losses):.4f}"
         text = "  ".join([f"step {report.step} of {report.steps}", *self._remaining.texts(report.steps), loss])
@@ -181,10 +180,3 @@ def _for_a_shell(text: str) -> str:
     for button, words in AGAIN.items():
         text = text.replace(button, words)
     return text
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite by None, which every JSON reader accepts."""
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,8 +1,10 @@
-"""Read JSON that may come from strangers: bounded in size, depth and digits, refused in a few words."""
+"""JSON: read what may come from strangers, bounded in size, depth and digits; write what every reader accepts."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,13 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(f"nested more than {DEEPEST} levels deep") from None
     _check_depth(value)
     return value
+
+
+def finite(value: Any) -> Any:
+    """Replace numbers that are not finite by None in a value, or in an object: JSON has no word for them."""
+    if isinstance(value, Mapping):
+        return {key: finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _integer(digits: str) -> int:

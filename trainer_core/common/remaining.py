@@ -15,10 +15,15 @@ class Remaining:
     def __init__(self) -> None:
         self._seen: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)  # (steps finished, seconds of any clock)
 
-    def add(self, finished: int, seconds: float) -> None:
-        """Note when so many steps were finished; a run that went back begins anew."""
+    def add(self, finished: int, seconds: float, took: float = 0.0) -> None:
+        """Note when so many steps were finished; a run that went back begins anew.
+
+        took: seconds of the last one, where they are known; the first step then counts, too.
+        """
         if self._seen and finished <= self._seen[-1][0]:
             self._seen.clear()
+        if took and not self._seen:
+            self._seen.append((finished - 1, seconds - took))
         self._seen.append((finished, seconds))
 
     def texts(self, steps: int) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..networks.layers.deltas import glora_delta, kronecker, loha_sides, lokr_left, lokr_right, lora_sides
 from ..networks.layers.oft import skew, turn, turned_weight
 
 # Endings of tensor names, by part: of kohya and LyCORIS, peft (with or without its adapter's name), diffusers.
@@ -111,24 +112,21 @@ def delta_weight(layer: FileLayer) -> Tensor:
     if "diff" in t:
         return t["diff"]
     if "down" in t:
-        down = t["down"].flatten(1)
-        if "mid" in t:
-            down = torch.einsum("m n x y, n i -> m i x y", t["mid"], down).flatten(1)
-        return layer.scale(t["down"].shape[0]) * (t["up"].flatten(1) @ down)
+        down, up = lora_sides(t["down"], t["up"], t.get("mid"))
+        return layer.scale(t["down"].shape[0]) * (up @ down)
     if "hada_w1_a" in t:
-        one = _product(t["hada_w1_a"], t["hada_w1_b"], t.get("hada_t1"))
-        return layer.scale(t["hada_w1_b"].shape[0]) * one * _product(t["hada_w2_a"], t["hada_w2_b"], t.get("hada_t2"))
+        a1, b1, a2, b2 = loha_sides(t)
+        delta = layer.scale(t["hada_w1_b"].shape[0]) * (a1 @ b1) * (a2 @ b2)
+        return delta.unflatten(1, (-1, *t["hada_t1"].shape[2:])) if "hada_t1" in t else delta
     left, right, scale = lokr_factors(layer)
-    return scale * torch.kron(left.view(*left.shape, *(1,) * (right.ndim - 2)), right)
+    return scale * kronecker(left, right)
 
 
 def lokr_factors(layer: FileLayer) -> tuple[Tensor, Tensor, float]:
     """Compute both full factors of a LoKr, and its scale."""
     t = {part: tensor.float() for part, tensor in layer.tensors.items()}
     ranks = [t[part].shape[0] for part in ("lokr_w2_b", "lokr_w1_b") if part in t]
-    left = t["lokr_w1"] if "lokr_w1" in t else t["lokr_w1_a"] @ t["lokr_w1_b"]
-    right = t["lokr_w2"] if "lokr_w2" in t else _product(t["lokr_w2_a"], t["lokr_w2_b"], t.get("lokr_t2"))
-    return left.contiguous(), right.contiguous(), layer.scale(ranks[0]) if ranks else 1.0
+    return lokr_left(t).contiguous(), lokr_right(t).contiguous(), layer.scale(ranks[0]) if ranks else 1.0
 
 
 def without_lokr_core(layer: FileLayer) -> FileLayer:
@@ -139,11 +137,6 @@ def without_lokr_core(layer: FileLayer) -> FileLayer:
     others = {part: tensor for part, tensor in layer.tensors.items() if not part.startswith("lokr_")}
     tensors = {**others, "lokr_w1": left, "lokr_w2": scale * right}
     return FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0)
-
-
-def _product(a: Tensor, b: Tensor, core: Tensor | None) -> Tensor:
-    """Multiply a b, or with a Tucker core (rank, rank, k, k) the three into a convolution's weight."""
-    return a @ b if core is None else torch.einsum("i j x y, j r, i p -> p r x y", core, b, a)
 
 
 def merged_weight(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
@@ -171,8 +164,7 @@ def merged_weight(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
 def _glora_change(weight: Tensor, layer: FileLayer) -> Tensor:
     """Compute the delta of GLoRA on a float32 weight (Chavan et al. 2023, in LyCORIS' form): s (W a1 a2 + b1 b2)."""
     a1, a2, b1, b2 = (layer.tensors[part].float().flatten(1) for part in ("a1", "a2", "b1", "b2"))
-    product = torch.einsum("o i ..., i j -> o j ...", weight, a1 @ a2)
-    return layer.scale(len(a2)) * (product + (b1 @ b2).view(weight.shape))
+    return layer.scale(len(a2)) * glora_delta(weight, a1, a2, b1, b2)
 
 
 def _oft_change(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..networks.layers.deltas import loha_sides, lora_sides, pairs_of_ranks
 from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight, lokr_factors, merged_weight
 
 
@@ -49,27 +50,15 @@ def _factors(layer: FileLayer) -> tuple[Tensor, Tensor, tuple[int, ...]] | None:
     """Write a delta as up @ down, (out, n) and (n, in * k * k), float64, with its kernel; None for n too large."""
     t = {part: tensor.double() for part, tensor in layer.tensors.items()}
     if "down" in t:
-        up, down, kernel = t["up"].flatten(1), t["down"], t["down"].shape[2:]
-        if "mid" in t:
-            down, kernel = torch.einsum("m n x y, n i -> m i x y", t["mid"], down.flatten(1)), t["mid"].shape[2:]
-        return layer.scale(len(t["down"])) * up, down.flatten(1), kernel
+        down, up = lora_sides(t["down"], t["up"], t.get("mid"))
+        return layer.scale(len(t["down"])) * up, down, t["mid" if "mid" in t else "down"].shape[2:]
     if "hada_w1_a" not in t:
         return None
-    cores = [t.get(f"hada_t{side}") for side in (1, 2)]
-    pairs = [_hada(t[f"hada_w{side}_a"], t[f"hada_w{side}_b"], core) for side, core in zip((1, 2), cores, strict=True)]
-    (up1, down1), (up2, down2) = pairs
-    rank = len(down1) * len(down2)
-    if rank >= min(len(up1), down1.shape[1]):
+    a1, b1, a2, b2 = loha_sides(t)
+    if len(b1) * len(b2) >= min(len(a1), b1.shape[1]):
         return None
-    # (A B) * (C D), element by element, is the product of all pairs of columns and all pairs of rows
-    up = (up1[:, :, None] * up2[:, None]).flatten(1)
-    down = (down1[:, None] * down2[None]).flatten(0, 1)
-    return layer.scale(len(t["hada_w1_b"])) * up, down, () if cores[0] is None else cores[0].shape[2:]
-
-
-def _hada(a: Tensor, b: Tensor, core: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Write one factor of a LoHa as up @ down, with a Tucker core multiplied into `down`."""
-    return (a, b) if core is None else (a.t(), torch.einsum("i j x y, j r -> i r x y", core, b).flatten(1))
+    up, down = pairs_of_ranks(a1, b1, a2, b2)
+    return layer.scale(len(t["hada_w1_b"])) * up, down, t["hada_t1"].shape[2:] if "hada_t1" in t else ()
 
 
 def of_kronecker(left: Tensor, right: Tensor) -> Singular:

@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ..common.files import folder_size
+from ..common.values import is_count, is_number, is_object, is_text, is_texts, is_time, read_object, unfit
 from ..common.wording import count, printable
 from .clean import clearable, end_of
 from .detail import LONGEST, files_of, last_part, sample_files, settings_of, thumbnail_of
@@ -29,7 +30,6 @@ from .folder import (
     is_elsewhere,
     open_run,
 )
-from .values import is_count, is_number, is_object, is_text, is_texts, is_time, read_object, unfit
 
 POINTS = 2000  # maximum of the loss's curve
 FEWER = 500  # maximum of each other curve

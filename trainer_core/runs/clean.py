@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from ..common.files import folder_size, remove_folder, write_json
 from ..common.leftovers import leftovers
+from ..common.values import read_object
 from .choose import finished_checkpoint
 from .folder import CHECKPOINT, CHECKPOINTS, OPTIMIZER, RUN, Checkpoint, RunFolder, is_elsewhere
-from .values import read_object
 
 KINDS = ("step-*", "damaged-step-*")  # of folders of saves: sound ones, and damaged ones that were renamed
 OLD = 3600.0  # seconds after which a deletion has certainly ended

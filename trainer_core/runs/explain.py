@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..common.values import is_object, is_words
 from ..common.wording import names
 from .choose import Choice
 from .folder import RunFolder, find_runs
 from .key import NODES, Keys
-from .values import is_object, is_words
 
 if TYPE_CHECKING:
     from ..config import RunConfig

@@ -41,10 +41,21 @@ from ..common.files import (
 )
 from ..common.json_files import LARGEST, parse_json, read_json
 from ..common.leftovers import leftovers, remove_leftovers
+from ..common.values import (
+    is_count,
+    is_inside,
+    is_object,
+    is_plain,
+    is_text,
+    is_texts,
+    is_time,
+    is_words,
+    read_object,
+    unfit,
+)
 from ..common.wording import names, printable
 from .asked import take
 from .key import FORMAT, SHOWN, Keys
-from .values import is_count, is_inside, is_object, is_plain, is_text, is_texts, is_time, is_words, read_object, unfit
 
 RUN, RESULT, LOG, SUMMARY = "run.json", "result.json", "log.jsonl", "summary.txt"
 CHECKPOINTS, SAMPLES, CHECKPOINT = "checkpoints", "samples", "checkpoint.json"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..common.json_files import finite
 from ..common.remaining import Remaining
 from ..common.smooth import recent
+from ..common.values import is_count, is_number, is_object, is_time
 from ..common.wording import printable
 from .folder import LOG, RunFolder, open_run, parse_line
-from .values import is_count, is_number, is_object, is_time
 
 TAIL = 2**16  # bytes of the log that are read, its end
 MOST_POINTS = 200  # steps that are described at once, the newest
@@ -77,7 +77,7 @@ def _is_event(event: Mapping[str, Any]) -> bool:
 def _point(event: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "step": event["step"],
-        "loss": _finite(event["loss"]),
+        "loss": finite(event["loss"]),
         "rate": _named(event.get("lr")),
         "concepts": _named(event.get("concepts")),
     }
@@ -85,11 +85,7 @@ def _point(event: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named(values: object) -> dict[str, float | None]:
     known = list(values.items())[:MOST_NUMBERS] if is_object(values) else []
-    return {name: _finite(value) for name, value in known if is_number(value)}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return {name: finite(value) for name, value in known if is_number(value)}
 
 
 def _numbers(steps: Sequence[Mapping[str, Any]], run: RunFolder) -> list[str]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..common.files import check_writable, file_digest, write_json
+from ..common.values import is_texts, read_object
 from ..config import SavesConfig, fill_name, plain_name
 from ..lora_files.write import copy_lora, embedding_path, is_copy, run_of
 from . import LORA, PUBLISHED, RunFolder
-from .values import is_texts, read_object
 
 _STOPPED = re.compile(r"(?P<stop>.*\|(?P<step>[0-9]+))-stopped-at-(?P=step)(-.*)?", re.DOTALL)  # keys of stops
 MOST_BYTES_OF_FILES = 250  # of a name in UTF-8; most file systems take 255

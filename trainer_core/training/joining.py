@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ..common.values import is_count, is_object
 from ..common.wording import count
 from ..config import RunConfig, SchedulerConfig
 from ..optim.schedule import Curve, check_length, curve_of, factor_on
 from ..runs import Join, Joins, RunFolder
-from ..runs.values import is_count, is_object
 
 LITTLE = 0.01  # share of the full learning rate below which added steps change little
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lora_atelier.trainer_core.common.json_files import parse_json, read_json
+from lora_atelier.trainer_core.common.json_files import finite, parse_json, read_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -69,3 +69,9 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(ValueError, match=r"^not a file$"):
         read_json(tmp_path / "pipe.json")
+
+
+def test_what_json_has_no_word_for_becomes_null():
+    given = {"loss": float("nan"), "rate": {"unet": 1e-4, "te": float("inf")}, "step": 3, "text": "a", "none": None}
+    wanted = {"loss": None, "rate": {"unet": 1e-4, "te": None}, "step": 3, "text": "a", "none": None}
+    assert finite(given) == wanted and finite(-float("inf")) is None

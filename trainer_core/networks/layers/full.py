@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from .layer import NetworkLayer
 from .product import wide
-from .shape import weight_shape
+from .shape import geometry_of, weight_shape
 
 Norm = nn.GroupNorm | nn.LayerNorm
 
@@ -26,9 +25,7 @@ class FullLayer(NetworkLayer):
         shape = weight_shape(base)
         self.diff = nn.Parameter(torch.zeros(shape))
         self.diff_b = nn.Parameter(torch.zeros(shape[0])) if base.bias is not None else None
-        self.geometry: dict[str, Any] = {}
-        if isinstance(base, nn.Conv2d):
-            self.geometry = {"stride": base.stride, "padding": base.padding, "dilation": base.dilation}
+        self.geometry = geometry_of(base)
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
         """Compute base_output + diff x + diff_b; base_output may be overwritten."""

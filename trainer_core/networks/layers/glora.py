@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .deltas import glora_delta
 from .product import ProductLayer, add_low_rank, wide
 
 
@@ -71,8 +72,7 @@ class GloraLayer(ProductLayer):
         """Compute W + scale * (W A + B), at least float32."""
         a1, a2, b1, b2 = (wide(self._part(part)).flatten(1) for part in self.parts)
         weight, scale = wide(weight), self.scale * (1.0 if self.scalar is None else float(self.scalar.detach()))
-        entering = torch.einsum("o i ..., i j -> o j ...", weight, a1 @ a2)
-        return weight + scale * (entering + (b1 @ b2).view(weight.shape))
+        return weight + scale * glora_delta(weight, a1, a2, b1, b2)
 
     def tensors(self) -> dict[str, Tensor]:
         """Collect the tensors by LyCORIS' suffixes."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .deltas import loha_sides, pairs_of_ranks
 from .product import ProductLayer, add_low_rank, wide
 
 
@@ -45,21 +46,15 @@ class LohaLayer(ProductLayer):
 
     def _sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute a1, b1, a2, b2: (out, rank) and (rank, in k k) each, Tucker's core multiplied into b."""
-        sides = []
-        for number in (1, 2):
-            a, b, core = (cast(Tensor, self._parameters[f"hada_{s.format(number)}"]) for s in ("w{}_a", "w{}_b", "t{}"))
-            if core is not None:
-                a, b = a.t(), torch.einsum("i j x y, j r -> i r x y", core, b).flatten(1)
-            sides += [a, b]
-        sides[2] = self.with_scalar(sides[2])
-        return sides[0], sides[1], sides[2], sides[3]
+        a1, b1, a2, b2 = loha_sides(self._parameters)
+        return a1, b1, self.with_scalar(a2), b2
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
         """Compute base_output + delta(x); base_output may be overwritten."""
         a1, b1, a2, b2 = self._sides()
         b2 = self.drop_ranks(b2)
         if self._is_thin():
-            up, down = (factor.to(x.dtype) for factor in _pair(a1, b1, a2, b2))
+            up, down = (factor.to(x.dtype) for factor in pairs_of_ranks(a1, b1, a2, b2))
             up, down = up.view(*up.shape, *(1,) * (len(self.shape) - 2)), down.view(-1, *self.shape[1:])
             return add_low_rank(x, base_output, down, up, self.scale, self.geometry)
         sides = (side.to(x.dtype) for side in (a1, b1, a2, b2))
@@ -75,7 +70,7 @@ class LohaLayer(ProductLayer):
         """Factor the delta into (out, rank^2) and (rank^2, in * k * k); None if these are not thin."""
         if not self._is_thin():
             return None
-        up, down = _pair(*(wide(side) for side in self._sides()))
+        up, down = pairs_of_ranks(*(wide(side) for side in self._sides()))
         return self.scale * up, down
 
     def delta_weight(self) -> Tensor:
@@ -86,11 +81,6 @@ class LohaLayer(ProductLayer):
     def tensors(self) -> dict[str, Tensor]:
         """Collect the tensors by LyCORIS' suffixes."""
         return self.file_tensors("hada_w1_a")
-
-
-def _pair(a1: Tensor, b1: Tensor, a2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
-    """Build up (out, rank^2), down (rank^2, n) with up @ down = (a1 b1) * (a2 b2), from all pairs of ranks."""
-    return (a1[:, :, None] * a2[:, None, :]).flatten(1), (b1[:, None] * b2[None]).flatten(0, 1)
 
 
 class _Hadamard(torch.autograd.Function):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .deltas import kronecker, lokr_left, lokr_right
 from .product import ProductLayer, wide
 
 
@@ -93,20 +94,12 @@ class LokrLayer(ProductLayer):
 
     def _left(self) -> Tensor:
         """Compute W1 times the trained scalar, (out_l, in_m)."""
-        left = self._parameters["lokr_w1"]
-        if left is None:
-            left = cast(Tensor, self._parameters["lokr_w1_a"]) @ cast(Tensor, self._parameters["lokr_w1_b"])
-        return self.with_scalar(left)
+        return self.with_scalar(lokr_left(self._parameters))
 
     def _right(self) -> Tensor:
         """Compute the whole W2, (out_k, in_n[, k, k])."""
-        whole, a, b, core = (self._parameters[part] for part in ("lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"))
-        if whole is not None:
-            return whole
-        assert a is not None and b is not None
-        if core is not None:
-            return torch.einsum("i j x y, j n, i k -> k n x y", core, b, a)
-        return (a @ b).view(a.shape[0], -1, *self.shape[2:])
+        right = lokr_right(self._parameters)
+        return right.reshape(len(right), -1, *self.shape[2:])
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
         """Compute base_output + delta(x); base_output may be overwritten."""
@@ -152,9 +145,7 @@ class LokrLayer(ProductLayer):
 
     def delta_weight(self) -> Tensor:
         """Compute the delta in the base weight's shape, at least float32, detached."""
-        left, right = wide(self._left()), wide(self._right()).contiguous()
-        left = left.view(*left.shape, *(1,) * (right.ndim - 2))
-        return self.scale * torch.kron(left, right)
+        return self.scale * kronecker(wide(self._left()), wide(self._right()))
 
     def delta_norm(self) -> Tensor:
         """Compute the delta's Frobenius norm: the product of the norms of its factors."""

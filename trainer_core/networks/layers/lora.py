@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...common.rng import generator
+from .deltas import lora_sides
 from .dora import frozen_weight
 from .layer import NetworkLayer
-from .shape import weight_shape
+from .product import ProductLayer, wide
 from .svd import largest_singular
 
 Init = Literal["default", "orthogonal", "pissa"]
 
 
-class LoraLayer(NetworkLayer):
+class LoraLayer(ProductLayer):
     """delta(x) = scale * up(down(x)) beside one frozen layer; `up` starts at zero, so delta starts at zero.
 
     down: (rank, in[, k, k]) and up: (out, rank[, 1, 1]), float32 parameters. alpha is a plain number.
@@ -32,7 +33,11 @@ class LoraLayer(NetworkLayer):
     model. It starts at exactly zero, never subtracts two large products, and weight decay pulls towards the base model.
     """
 
+    parts = ("down", "mid", "up")
     plus = ("up",)
+    down: nn.Parameter
+    mid: nn.Parameter | None
+    up: nn.Parameter
     down_0: Tensor | None
     up_0: Tensor | None
 
@@ -48,27 +53,24 @@ class LoraLayer(NetworkLayer):
         use_scalar: bool = False,
         init: Init = "default",
     ) -> None:
-        super().__init__()
-        outputs, inputs, *kernel = weight_shape(base)
+        super().__init__(base, rank, alpha, name=name, seed=seed, use_scalar=use_scalar)
+        outputs, inputs, *kernel = self.shape
         ones = (1,) * len(kernel)
         core = tucker and math.prod(kernel) > 1
-        draws = generator(seed, f"init/{name}")
-        self.down = nn.Parameter(_kaiming((rank, inputs, *(ones if core else kernel)), draws))
-        self.mid = nn.Parameter(_kaiming((rank, rank, *kernel), draws)) if core else None
-        up = (outputs, rank, *ones)
-        self.up = nn.Parameter(_kaiming(up, draws) if use_scalar else torch.zeros(up))
-        self.scalar = nn.Parameter(torch.zeros(())) if use_scalar else None
-        self.rank, self.alpha = rank, float(alpha)
-        self.scale = self.alpha / rank
-        self.geometry: dict[str, Any] = {}
-        if isinstance(base, nn.Conv2d):
-            self.geometry = {"stride": base.stride, "padding": base.padding, "dilation": base.dilation}
+        draws = generator(seed, f"init/{name}")  # of all parts, one after the other
+        self.init_uniform("down", rank, inputs, *(ones if core else kernel), draws=draws)
+        if core:
+            self.init_uniform("mid", rank, rank, *kernel, draws=draws)
+        if use_scalar:
+            self.init_uniform("up", outputs, rank, *ones, draws=draws)
+        else:
+            self.init_zero("up", outputs, rank, *ones)
         self.register_buffer("down_0", None)
         self.register_buffer("up_0", None)
         if init != "default":
             down_0, up_0 = _principal(base, self.down.detach(), self.scale, init, draws)
             self.register_buffer("down_0", down_0)
-            self.register_buffer("up_0", up_0.view(up))
+            self.register_buffer("up_0", up_0.view(self.up.shape))
             self.down = nn.Parameter(torch.zeros_like(down_0))
 
     def forward(self, x: Tensor, base_output: Tensor) -> Tensor:
@@ -100,7 +102,7 @@ class LoraLayer(NetworkLayer):
 
     def _factors(self) -> tuple[Tensor, Tensor]:
         """Compute the effective down (R, in[, k, k]) and up (out, R[, 1, 1]); R is the rank, or twice that."""
-        down, up = self.down, self.up if self.scalar is None else self.up * self.scalar
+        down, up = self.down, self.with_scalar(self.up)
         if self.down_0 is None or self.up_0 is None:
             return down, up
         return torch.cat([self.down_0 + down, down]), torch.cat([up, self.up_0], 1)
@@ -113,32 +115,31 @@ class LoraLayer(NetworkLayer):
     @torch.no_grad()
     def low_rank(self) -> tuple[Tensor, Tensor]:
         """Compute scale * up (out, R) and down (R, in * k * k), at least float32; with Tucker's core in down."""
-        down, up = (f.detach().to(torch.promote_types(f.dtype, torch.float32)) for f in self._factors())
-        if self.mid is not None:
-            down = torch.einsum("m n x y, n i -> m i x y", self.mid.to(down.dtype), down.flatten(1))
-        return self.scale * up.flatten(1), down.flatten(1)
+        down, up = self._factors()
+        down, up = lora_sides(wide(down), wide(up), None if self.mid is None else wide(self.mid))
+        return self.scale * up, down
 
     def delta_weight(self) -> Tensor:
         """Compute scale * up @ down in the base weight's shape, at least float32."""
         up, down = self.low_rank()
-        kernel = self.down.shape[2:] if self.mid is None else self.mid.shape[2:]
-        return (up @ down).view(len(up), self.down.shape[1], *kernel)
+        return (up @ down).view(self.shape)
 
     def factors(self) -> tuple[nn.Parameter, ...]:
         """down, up and Tucker's core; () with init, where the delta is a difference."""
-        if self.down_0 is not None:
-            return ()
-        return (self.down, self.up) if self.mid is None else (self.down, self.mid, self.up)
+        return () if self.down_0 is not None else super().factors()
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
         """Load `down`, `up` and Tucker's `mid` of a file; those of a 1x1 convolution may be matrices."""
-        own = {"down": self.down, "up": self.up} | ({} if self.mid is None else {"mid": self.mid})
-        if set(parts) != set(own) or self.down_0 is not None:
-            super().load(parts, alpha)  # raises
-        for part, parameter in own.items():
-            parameter.data.copy_(parts[part].reshape(parameter.shape))
-        if self.scalar is not None:
-            self.scalar.data.fill_(1.0)
+        known = set(self.parts) if self.geometry else {"down", "up"}
+        if self.down_0 is not None or not {"down", "up"} <= set(parts) <= known:
+            NetworkLayer.load(self, parts, alpha)  # raises
+        kernel, ones = self.shape[2:], (1,) * (len(self.shape) - 2)
+        kernels = {"down": ones if "mid" in parts else kernel, "mid": kernel, "up": ones}
+        super().load({part: tensor.reshape(*tensor.shape[:2], *kernels[part]) for part, tensor in parts.items()}, alpha)
+
+    def file_rank(self) -> int:
+        """The rank of the parameters."""
+        return len(self.down)
 
     def tensors(self) -> dict[str, Tensor]:
         """Collect the tensors by kohya's suffixes."""
@@ -146,12 +147,6 @@ class LoraLayer(NetworkLayer):
         middle = {} if self.mid is None else {"lora_mid.weight": self.mid.detach()}
         alpha = torch.tensor(self.alpha * (len(down) / self.rank))
         return {"lora_down.weight": down, "lora_up.weight": up, **middle, "alpha": alpha}
-
-
-def _kaiming(shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
-    """Draw Kaiming-uniform values with a = sqrt(5)."""
-    bound = 1 / math.sqrt(math.prod(shape[1:]))
-    return torch.rand(shape, generator=draws) * (2 * bound) - bound
 
 
 def _principal(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...common.rng import generator
 from .layer import NetworkLayer
-from .shape import weight_shape
+from .shape import geometry_of, weight_shape
 
 
 class ProductLayer(NetworkLayer):
@@ -31,19 +31,17 @@ class ProductLayer(NetworkLayer):
         super().__init__()
         self.shape = weight_shape(base)
         self.rank, self.alpha = rank, float(alpha)
-        self.geometry: dict[str, Any] = {}
-        if isinstance(base, nn.Conv2d):
-            self.geometry = {"stride": base.stride, "padding": base.padding, "dilation": base.dilation}
+        self.geometry = geometry_of(base)
         self._purpose = f"init/{name}", seed
         for part in self.parts:
             self.register_parameter(part, None)
         self.scalar = nn.Parameter(torch.zeros(())) if use_scalar else None
 
-    def init_uniform(self, part: str, *shape: int) -> None:
+    def init_uniform(self, part: str, *shape: int, draws: torch.Generator | None = None) -> None:
         """Fill a parameter Kaiming-uniform with a = sqrt(5): uniform within 1 / sqrt(size of a row)."""
         bound = 1 / math.sqrt(math.prod(shape[1:]))
-        draws = torch.rand(shape, generator=self._draws(part))
-        self.register_parameter(part, nn.Parameter(draws * (2 * bound) - bound))
+        uniform = torch.rand(shape, generator=draws or self._draws(part))
+        self.register_parameter(part, nn.Parameter(uniform * (2 * bound) - bound))
 
     def init_normal(self, part: str, *shape: int, std: float) -> None:
         """Fill a parameter with normal draws."""

@@ -29,6 +29,13 @@ def is_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.GroupNorm | nn.LayerNorm)
 
 
+def geometry_of(module: nn.Module) -> dict[str, Any]:
+    """Collect how a convolution moves over its input, as F.conv2d takes it; {} for other layers."""
+    if not isinstance(module, nn.Conv2d):
+        return {}
+    return {"stride": module.stride, "padding": module.padding, "dilation": module.dilation}
+
+
 def weight_shape(module: Any) -> tuple[int, ...]:
     """The shape of a module's weight, which its stored bytes may not have."""
     if is_linear(module):

@@ -1,4 +1,4 @@
-"""Read the JSON files of a run, and tell whether their values are what they must be: a stranger may have made them."""
+"""Tell whether values of JSON are what they must be: a stranger may have made them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PureWindowsPath
 from typing import Any, TypeGuard
 
-from ..common.json_files import read_json
-from ..common.wording import printable
+from .json_files import read_json
+from .wording import printable
 
 MOST_COUNT = 10**12  # steps of a run, bytes of a file
 LATEST = 32_503_680_000  # seconds since 1970: the year 3000, the last one that Windows can write as a date
