@@ -28,6 +28,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
@@ -222,7 +223,8 @@ def download_comfyui(version: str, folder: Path) -> None:
         if found != sha256:
             raise SetupError(f"{archive.name} has sha256 {found}, not {sha256}: set COMFYUI_PATH to a copy you trust")
         with tarfile.open(archive) as tar:
-            safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from 3.10.12 and 3.11.4 on
+            known = hasattr(tarfile, "data_filter")  # from 3.10.12 and 3.11.4 on
+            safely: dict[str, Any] = {"filter": "data"} if known else {}
             tar.extractall(temporary, **safely)
         os.replace(next(Path(temporary).glob("*/vendor/ComfyUI")), folder)
 
