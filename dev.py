@@ -373,7 +373,7 @@ def lint(env: dict[str, str]) -> int:
     checks = {
         "ruff check": [*ruff, "check", "."],
         "ruff format": [*ruff, "format", "--check", "."],
-        "biome": [*node, tools / "@biomejs" / "biome" / "bin" / "biome", "lint", "--error-on-warnings"],
+        "biome": [*node, tools / "@biomejs" / "biome" / "bin" / "biome", "lint", "--error-on-warnings", "js"],
         "tsc": [*node, tools / "typescript" / "bin" / "tsc", "--project", "jsconfig.json"],
     }
     return max([run_named(name, command, env) for name, command in checks.items()])
