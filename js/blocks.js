@@ -8,6 +8,12 @@ import { t, told } from "./words.js";
 // say, and write rules. Only the names of the blocks come from elsewhere: from the header of the file that is linked,
 // or from the node's last run.
 
+/** @import { Rule } from "./rules.js" */
+/** @typedef {{ file?: string, output?: string }} Source the name of a file, or a key of an output */
+/** @typedef {{ blocks?: string[], error?: string }} Known */
+/** @typedef {{ slider: HTMLInputElement, number: HTMLElement, line: HTMLElement }} Row */
+/** @typedef {{ list: string, rows: [string, string][] }} Group blocks of a list, or one by itself */
+
 const MOST = 400; // sliders
 const OTHER = "other"; // layers outside of all blocks, as trainer_core/lora_files/blocks.py calls them
 // Pixels: the most height of the box, its room beneath, as Nodes 2.0 leaves none, and the margin, which a canvas node
@@ -24,11 +30,14 @@ const GRID = "display:grid;grid-template-columns:repeat(auto-fill,minmax(120px,1
 const ROW = "display:flex;align-items:center;gap:5px;height:18px;min-width:0";
 const DIM = 0.7; // opacity of what is as usual
 // The editor undoes nothing while an input has the focus, as a text has its own way back; a slider has none.
+/** @type {Record<string, (shift: boolean) => string>} */
 const UNDO = { z: (shift) => (shift ? "Comfy.Redo" : "Comfy.Undo"), y: () => "Comfy.Redo" };
 
 // --- which blocks a node has ---------------------------------------------------------------------------------
 
+/** @type {Map<string, Known>} */
 const files = new Map(); // name of a LoRA file -> {blocks} or {error}, or a promise of it
+/** @type {Map<string, string[]>} */
 const toldByRuns = stored(); // the output that a LORA came from -> blocks
 
 function stored() {
@@ -40,6 +49,7 @@ function stored() {
 }
 
 // Where a node's LORA comes from: {file: its name}, {output: a key}, or null where nothing is linked.
+/** @param {GraphNode} node @returns {Source | null} */
 function sourceOf(node) {
   let at = node, slot = node.inputs?.findIndex((input) => input.name === "lora") ?? -1;
   for (let i = 0; i < 100; i++) {
@@ -47,23 +57,24 @@ function sourceOf(node) {
     if (!link) return null;
     if (origin?.type === "Reroute") [at, slot] = [origin, 0];
     else if (origin?.comfyClass === "AtelierLoadLoraFile" && !isLinked(origin, "lora_name"))
-      return { file: String(valueOf(origin, "lora_name")) };
+      return { file: String(widgetValue(origin, "lora_name")) };
     else return { output: [app.graph?.id, at.graph.id, link.origin_id, link.origin_slot].join(" ") };
   }
   return null;
 }
 
+/** @param {Source | null} source @returns {Known} */
 function known(source) {
   if (source?.output) return { blocks: toldByRuns.get(source.output) };
   if (!source?.file) return {};
-  if (!files.has(source.file)) {
-    const name = source.file;
-    files.set(name, {});
-    ask("/atelier/blocks", { lora_name: name }).then((answer) => files.set(name, answer));
-  }
-  return files.get(source.file);
+  const name = source.file, found = files.get(name);
+  if (found) return found;
+  files.set(name, {});
+  ask("/atelier/blocks", { lora_name: name }).then((answer) => files.set(name, answer));
+  return {};
 }
 
+/** @param {Source | null} source @param {string[]} blocks */
 function learn(source, blocks) {
   if (source?.file) files.set(source.file, { blocks });
   if (!source?.output) return;
@@ -77,8 +88,10 @@ function learn(source, blocks) {
   }
 }
 
+/** @param {GraphNode} node @param {string} name */
 const widgetOf = (node, name) => node.widgets?.find((widget) => widget.name === name);
-const valueOf = (node, name) => widgetOf(node, name)?.value;
+/** @param {GraphNode} node @param {string} name */
+const widgetValue = (node, name) => widgetOf(node, name)?.value;
 
 // --- the sliders of a node -----------------------------------------------------------------------------------
 
@@ -88,11 +101,13 @@ class Sliders {
   #inner = make("div", INNER);
   #head = make("div", `opacity:${DIM};overflow-wrap:anywhere`);
   #body = make("div");
+  /** @type {Map<string, Row>} */
   #rows = new Map(); // block -> {slider, number}
   #built = ""; // of which blocks
   #shown = ""; // what the rows were drawn of
   #height = 0;
 
+  /** @param {GraphNode} node */
   constructor(node) {
     this.#node = node;
     this.#box.className = "atelier-blocks";
@@ -116,7 +131,8 @@ class Sliders {
 
   refresh() {
     takePlace(this.#node, this.#box);
-    const node = this.#node, rules = String(valueOf(node, "rules") ?? ""), rest = Number(valueOf(node, "rest") ?? 1);
+    const node = this.#node, rules = String(widgetValue(node, "rules") ?? "");
+    const rest = Number(widgetValue(node, "rest") ?? 1);
     const { blocks = [], error } = known(sourceOf(node)), linked = isLinked(node, "rules");
     const shown = JSON.stringify([rules, rest, blocks, error, linked]);
     if (shown === this.#shown) return;
@@ -128,6 +144,10 @@ class Sliders {
     this.#say(blocks, names, parsed, linked, error);
   }
 
+  /**
+   * @param {string[]} blocks @param {string[]} names those with a slider
+   * @param {Rule[]} rules @param {boolean} linked @param {string} [error]
+   */
   #say(blocks, names, rules, linked, error) {
     const sentences = [];
     const inside = rules.filter((rule) => !blocks.some(rule.fits)).map(({ pattern }) => pattern);
@@ -141,29 +161,34 @@ class Sliders {
     this.#head.textContent = sentences.join(" ");
   }
 
+  /** @param {Row} row @param {number} factor @param {number} rest @param {boolean} linked */
   #set({ slider, number, line }, factor, rest, linked) {
     slider.disabled = linked;
-    if (Number(slider.value) !== factor) slider.value = factor;
+    if (Number(slider.value) !== factor) slider.value = String(factor);
     number.textContent = linked ? "" : String(Number(factor.toPrecision(4)));
     slider.setAttribute("aria-valuetext", number.textContent);
-    line.style.opacity = factor === rest ? DIM : 1;
+    line.style.opacity = factor === rest ? String(DIM) : "1";
     number.style.fontWeight = factor === rest ? "" : "bold";
   }
 
   // Rows for the blocks of a LoRA: those of a list (double_blocks.0, .1 …) beneath its name, others by their own.
+  /** @param {string[]} blocks */
   #build(blocks) {
     if (JSON.stringify(blocks) === this.#built) return;
     this.#built = JSON.stringify(blocks);
     this.#rows.clear();
+    /** @type {Map<string, Group>} */
     const groups = new Map();
     for (const block of blocks) {
       const [, list, number] = /^(.+)\.(\d+)$/.exec(block) ?? [null, "", block];
       const key = list || block;
       if (!groups.has(key)) groups.set(key, { list, rows: [] });
-      groups.get(key).rows.push([block, number]);
+      groups.get(key)?.rows.push([block, number]);
     }
+    /** @param {Group} group */
     const last = ({ list, rows }) => !list && rows[0][0] === OTHER;
-    this.#body.replaceChildren(...[...groups.values()].sort((a, b) => last(a) - last(b)).map(({ list, rows }) => {
+    const sorted = [...groups.values()].sort((a, b) => Number(last(a)) - Number(last(b)));
+    this.#body.replaceChildren(...sorted.map(({ list, rows }) => {
       const group = make("div", "margin-top:3px"), grid = make("div", list ? GRID : "");
       if (list) {
         group.setAttribute("role", "group");
@@ -176,6 +201,7 @@ class Sliders {
     }));
   }
 
+  /** @param {string} block @param {string} label @param {string} width */
   #row(block, label, width) {
     const line = make("label", ROW), slider = make("input", "flex:1 1 0;min-width:0;height:14px;margin:0;" +
       "accent-color:var(--p-primary-color, #5b9bd5)");
@@ -191,7 +217,9 @@ class Sliders {
     return line;
   }
 
+  /** @param {HTMLInputElement} slider @param {string} block */
   #listen(slider, block) {
+    /** @param {boolean} settled */
     const write = (settled) => this.#write(block, Number(slider.value), settled);
     let moved = false; // what was only clicked stays as it is: a factor of 3 is at the end of the slider, too
     slider.addEventListener("input", () => {
@@ -214,8 +242,10 @@ class Sliders {
     });
   }
 
+  /** @param {string} block @param {number} factor @param {boolean} settled */
   #write(block, factor, settled) {
-    const node = this.#node, rules = widgetOf(node, "rules"), rest = Number(valueOf(node, "rest") ?? 1);
+    const node = this.#node, rules = widgetOf(node, "rules"), rest = Number(widgetValue(node, "rest") ?? 1);
+    if (!rules) return;
     const text = write(String(rules.value ?? ""), block, factor, isLinked(node, "rest") ? NaN : rest, settled);
     if (settled) app.canvas.emitBeforeChange(); // what happened until the end of the change is one step to undo
     if (text !== rules.value) {
@@ -241,6 +271,7 @@ class Sliders {
   }
 }
 
+/** @type {WeakMap<GraphNode, Sliders>} */
 const sliders = new WeakMap();
 
 app.registerExtension({

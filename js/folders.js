@@ -9,12 +9,14 @@ const NODES = new Set(["AtelierConceptDataset", "AtelierControlPictures", "Ateli
 const INPUTS = ["folder", "folder_2", "folder_3"];
 
 // The folders that a prompt names, subgraphs included: a prompt is flat.
+/** @param {Prompt} prompt @returns {string[]} */
 function foldersOf(prompt) {
   const nodes = Object.values(prompt?.output ?? {}).filter((node) => NODES.has(node.class_type));
   const named = nodes.flatMap((node) => INPUTS.map((name) => node.inputs?.[name]));
-  return [...new Set(named.filter((folder) => folder && typeof folder === "string"))];
+  return [...new Set(named.filter((folder) => typeof folder === "string").filter(Boolean))];
 }
 
+/** @param {string[]} folders */
 async function askFor(folders) {
   const [{ unknown }, { may_change: mayAsk }] = await Promise.all([
     ask("/atelier/folders/check", { folders }),

@@ -3,9 +3,45 @@ import { t } from "./words.js";
 
 // A graph of one run, or of several over each other: loss, validation, learning rates, concepts and saves.
 //
-// A run is {name, colour, points: {loss: [[step, value]…], rate: {group: [[step, value]…]}, validation: …},
-// saves: [{step, best}], concepts: {name: [[step, value]…]}, levels: {level: [[step, value]…]}}. A point of the loss may be [step, mean, lowest,
-// highest] of the steps since the point before. Values that are no numbers are left out.
+// A point of the loss may be [step, mean, lowest, highest] of the steps since the point before. Values that are no
+// numbers are left out.
+
+/** @typedef {[number, number]} Range the lowest and the highest */
+/** @typedef {{ range: Range, log?: boolean }} Axis */
+/** @typedef {{ loss: Axis, validation: Axis, rate: Axis }} Axes */
+/** @typedef {"raw" | "log" | "clip" | "validation" | "rate" | "concepts" | "levels"} Switch */
+/** @typedef {Record<Switch, boolean> & { smoothing: number }} Settings */
+/**
+ * @typedef {object} Frame
+ * @property {CanvasRenderingContext2D} pen
+ * @property {Range} steps
+ * @property {number} width
+ * @property {number} height
+ * @property {(step: number) => number} x
+ */
+/** @typedef {[string, Curve][]} Named curves by name */
+/**
+ * @typedef {object} Drawn a run with curves that hold numbers only
+ * @property {string | null} [name]
+ * @property {string} [colour]
+ * @property {Curve} loss
+ * @property {Curve} validation
+ * @property {Named} rate
+ * @property {Named} concepts
+ * @property {Named} levels
+ * @property {{ step: number, best: boolean }[]} saves
+ */
+/**
+ * @typedef {object} Line
+ * @property {keyof Axes} axis
+ * @property {string | null} [name]
+ * @property {string} colour
+ * @property {Curve} points
+ * @property {Curve} [raw] the loss of single steps, of which `points` are the means
+ * @property {number} thick
+ * @property {number[]} [dash]
+ * @property {boolean} [dots]
+ */
 
 const HEIGHT = 190, LEFT = 46, RIGHT = 10, TOP = 10, BOTTOM = 20, AXIS = 46; // pixels; AXIS: width of one at the right
 const SHARP = 2; // device pixels for each pixel: the editor enlarges its nodes
@@ -14,8 +50,10 @@ const LOSS = "rgb(255,176,66)", VALIDATION = "rgb(96,180,255)", RATE = "rgb(190,
 const CONCEPTS = ["rgb(126,211,120)", "rgb(240,120,150)", "rgb(90,210,200)", "rgb(220,220,110)", "rgb(235,130,90)"];
 const OUTLIERS = 0.02; // share at each end that the axis leaves out
 const REMEMBERED = "Atelier.Graph"; // in the browser's storage
+/** @type {Settings} */
 const USUAL = { smoothing: 0.6, raw: true, log: false, clip: true, validation: true, rate: true, concepts: true,
   levels: true };
+/** @type {Record<Switch, [string, string]>} */
 const SWITCHES = {
   raw: [t("raw"), t("Show the loss of single steps")],
   log: [t("log"), t("Logarithmic axis of the loss")],
@@ -25,26 +63,36 @@ const SWITCHES = {
   concepts: [t("concepts"), t("Show each concept's loss")],
   levels: [t("levels"), t("Show the validation loss at each noise level, on the validation's axis")],
 };
+const NAMES = /** @type {Switch[]} */ (Object.keys(SWITCHES));
 
 // From blue, little noise, to red.
+/** @param {number} i @param {number} count */
 const levelColour = (i, count) => `hsl(${210 - (210 * i) / Math.max(count - 1, 1)},60%,68%)`;
+/** @param {unknown} value @returns {value is number} */
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-const sound = (points) => (points ?? []).filter((point) => isNumber(point[0]) && isNumber(point[1]));
+/** @param {ToldCurve} [points] */
+const sound = (points = []) =>
+  /** @type {Curve} */ (points.filter((point) => isNumber(point[0]) && isNumber(point[1])));
+/** @param {number} value */
 const short = (value) => (value === 0 ? "0" : Math.abs(value) < 0.001 ? value.toExponential(1) : value.toPrecision(3));
 
+/** @returns {Settings} */
 function remembered() {
   try {
-    const stored = Object.entries(JSON.parse(localStorage.getItem(REMEMBERED)) ?? {});
-    return { ...USUAL, ...Object.fromEntries(stored.filter(([name, value]) => typeof value === typeof USUAL[name])) };
+    const stored = Object.entries(JSON.parse(localStorage.getItem(REMEMBERED) ?? "{}"));
+    /** @param {[string, unknown]} setting */
+    const fits = ([name, value]) => typeof value === typeof USUAL[/** @type {keyof Settings} */ (name)];
+    return { ...USUAL, ...Object.fromEntries(stored.filter(fits)) };
   } catch {
     return { ...USUAL }; // somebody wrote something else there
   }
 }
 
 // The running mean over a share of the run; a point counts for the steps since the point before.
+/** @param {Curve} points @param {number} amount @returns {Curve} */
 export function smoothed(points, amount) {
   if (!points.length) return [];
-  const reach = (amount ** 2 / 4) * Math.max(1, points.at(-1)[0] - points[0][0]); // steps
+  const reach = (amount ** 2 / 4) * Math.max(1, points[points.length - 1][0] - points[0][0]); // steps
   let mean = 0, weight = 0, before = points[0][0] - 1;
   return points.map(([step, value]) => {
     const steps = Math.max(step - before, 1), kept = reach > 0 ? weight * Math.exp(-steps / reach) : 0;
@@ -56,6 +104,7 @@ export function smoothed(points, amount) {
 }
 
 // The ends of an axis that shows the values, all or without the outliers at both ends.
+/** @param {number[]} values @param {boolean} [clip] @param {boolean} [log] @returns {Range} */
 function limits(values, clip, log) {
   const sorted = values.filter((value) => !log || value > 0).sort((one, other) => one - other);
   if (!sorted.length) return log ? [0.1, 1] : [0, 1];
@@ -67,6 +116,7 @@ function limits(values, clip, log) {
 }
 
 // Round values between two, about as many as asked for.
+/** @param {number} low @param {number} high @param {number} count @param {boolean} [log] */
 function ticks(low, high, count, log) {
   if (log) return Array.from({ length: count }, (_, i) => low * (high / low) ** (i / (count - 1)));
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
@@ -77,6 +127,7 @@ function ticks(low, high, count, log) {
 }
 
 // The point whose step is nearest.
+/** @param {Curve} points @param {number} step */
 function nearest(points, step) {
   let low = 0, high = points.length - 1;
   while (low < high) {
@@ -89,20 +140,26 @@ function nearest(points, step) {
 }
 
 export class RunGraph {
+  /** @type {Drawn[]} */
   #runs = []; // with the curves to draw
   #settings = remembered();
+  /** @type {Range | null} */
   #view = null; // [first step, last step] that is shown; null = all
+  /** @type {number | null} */
   #hover = null; // the step under the pointer
+  /** @type {Range | null} */
   #drag = null; // [step where it began, step now]
   #frame = 0;
   #canvas = make("canvas", `width:100%;height:${HEIGHT}px;display:block;border-radius:4px;cursor:crosshair`);
   #words = make("div", "font:11px sans-serif;min-height:28px;overflow-wrap:anywhere;line-height:14px");
+  /** @type {Partial<Record<Switch, HTMLButtonElement>>} */
   #switches = {};
   #slider = make("input", "width:70px;min-width:30px;max-width:140px;flex:1;accent-color:var(--p-primary-color, #888)");
   #whole = makeButton(t("whole run"), t("Show all steps again (or double-click the graph)"), () => this.#look(null));
   #box = make("div", "display:flex;flex-direction:column;gap:4px;width:100%");
   #watch = new ResizeObserver(() => this.#redraw());
 
+  /** @param {HTMLElement} host */
   constructor(host) {
     this.#box.className = "atelier-graph";
     const picture = make("div", "position:relative");
@@ -122,6 +179,7 @@ export class RunGraph {
     this.#watch.observe(this.#canvas);
   }
 
+  /** @param {GraphRun[]} runs */
   setRuns(runs) {
     this.#runs = runs.map((run) => ({
       name: run.name,
@@ -154,7 +212,8 @@ export class RunGraph {
     this.#slider.addEventListener("input", () => this.#set("smoothing", Number(this.#slider.value)));
     const label = make("span", "font:11px sans-serif", t("smooth"));
     bar.append(label, this.#slider);
-    for (const [name, [words, help]] of Object.entries(SWITCHES)) {
+    for (const name of NAMES) {
+      const [words, help] = SWITCHES[name];
       const button = makeButton(words, help, () => this.#set(name, !this.#settings[name]));
       button.style.cssText += ";padding:0 6px;font-size:11px;line-height:18px";
       this.#switches[name] = button;
@@ -163,22 +222,26 @@ export class RunGraph {
     return bar;
   }
 
+  /** @template {keyof Settings} Name @param {Name} name @param {Settings[Name]} value */
   #set(name, value) {
     this.#settings[name] = value;
     localStorage.setItem(REMEMBERED, JSON.stringify(this.#settings));
     this.#redraw();
   }
 
+  /** @param {Range | null} view */
   #look(view) {
     this.#view = view;
     this.#redraw();
   }
 
+  /** @param {number | null} step */
   #point(step) {
     this.#hover = step;
     this.#redraw();
   }
 
+  /** @param {PointerEvent} event */
   #press(event) {
     event.stopPropagation(); // else it drags the node
     if (event.button !== 0) return;
@@ -186,6 +249,7 @@ export class RunGraph {
     this.#drag = [this.#stepAt(event), this.#stepAt(event)];
   }
 
+  /** @param {PointerEvent} event */
   #move(event) {
     if (this.#drag) {
       event.stopPropagation();
@@ -202,6 +266,7 @@ export class RunGraph {
     else this.#redraw();
   }
 
+  /** @param {PointerEvent} event */
   #stepAt(event) {
     const box = this.#canvas.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * this.#canvas.clientWidth; // the editor may enlarge it
@@ -211,22 +276,26 @@ export class RunGraph {
 
   // --- the picture ---------------------------------------------------------------------------------------
 
+  /** @param {Switch} name @returns {boolean} */
   #has(name) {
     if (name === "validation") return this.#runs.some((run) => run.validation.length);
     if (name === "rate") return this.#runs.some((run) => run.rate.some(([, points]) => points.length));
-    if (name === "levels") return this.#runs.length === 1 && this.#runs[0].levels.length > 0 && this.#shows("validation");
-    if (name === "concepts") return this.#runs.length === 1 && this.#runs[0].concepts.length > 1;
+    const [run, ...others] = this.#runs, one = run && !others.length;
+    if (name === "levels") return one && run.levels.length > 0 && this.#shows("validation");
+    if (name === "concepts") return one && run.concepts.length > 1;
     return true;
   }
 
+  /** @param {Switch} name @returns {boolean} */
   #shows(name) {
     return this.#settings[name] && this.#has(name);
   }
 
   #right() {
-    return RIGHT + AXIS * (this.#shows("validation") + this.#shows("rate"));
+    return RIGHT + AXIS * (Number(this.#shows("validation")) + Number(this.#shows("rate")));
   }
 
+  /** @returns {Range} */
   #steps() {
     if (this.#view) return this.#view;
     const last = this.#runs.flatMap((run) => [run.loss.at(-1)?.[0] ?? 0, run.validation.at(-1)?.[0] ?? 0]);
@@ -241,10 +310,12 @@ export class RunGraph {
   }
 
   #draw() {
-    for (const [name, button] of Object.entries(this.#switches)) {
+    for (const name of NAMES) {
+      const button = this.#switches[name];
+      if (!button) continue;
       button.style.display = this.#has(name) ? "" : "none";
-      button.style.opacity = this.#settings[name] ? 1 : 0.45;
-      button.setAttribute("aria-pressed", this.#settings[name]);
+      button.style.opacity = this.#settings[name] ? "1" : "0.45";
+      button.setAttribute("aria-pressed", String(this.#settings[name]));
     }
     this.#whole.style.display = this.#view ? "" : "none";
     const frame = this.#frameOf(), curves = this.#curves(frame.steps);
@@ -261,6 +332,7 @@ export class RunGraph {
     this.#say(curves.lines);
   }
 
+  /** @param {Drawn} run */
   #colour(run) {
     return run.colour ?? LOSS;
   }
@@ -271,37 +343,46 @@ export class RunGraph {
     const ratio = SHARP * Math.min(2, window.devicePixelRatio || 1);
     if (canvas.width !== Math.round(wide * ratio)) canvas.width = Math.round(wide * ratio);
     if (canvas.height !== Math.round(high * ratio)) canvas.height = Math.round(high * ratio);
-    const pen = canvas.getContext("2d");
+    const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.fillStyle = GROUND;
     pen.fillRect(0, 0, wide, high);
     const steps = this.#steps(), width = wide - LEFT - this.#right(), height = high - TOP - BOTTOM;
+    /** @param {number} step */
     const x = (step) => LEFT + ((step - steps[0]) / (steps[1] - steps[0])) * width;
     return { pen, steps, width, height, x };
   }
 
   // The lines to draw, and the axis of each kind.
+  /** @param {Range} steps */
   #curves([first, last]) {
-    const { smoothing, clip, log } = this.#settings, one = this.#runs.length === 1, lines = [];
+    const { smoothing, clip, log } = this.#settings, one = this.#runs.length === 1;
+    /** @type {Line[]} */
+    const lines = [];
+    /** @param {Curve} points */
     const seen = (points) => points.filter(([step]) => step >= first && step <= last);
     for (const run of this.#runs) {
       const name = one ? "loss" : run.name, colour = this.#colour(run);
       lines.push({ axis: "loss", name, colour, points: smoothed(run.loss, smoothing), raw: run.loss, thick: 2 });
       if (this.#shows("concepts"))
-        run.concepts.forEach(([concept, points], i) => lines.push({ axis: "loss", name: concept,
-          colour: CONCEPTS[i % CONCEPTS.length], points: smoothed(points, smoothing), thick: 1.2 }));
+        for (const [i, [concept, points]] of run.concepts.entries())
+          lines.push({ axis: "loss", name: concept, colour: CONCEPTS[i % CONCEPTS.length],
+            points: smoothed(points, smoothing), thick: 1.2 });
       if (this.#shows("validation") && run.validation.length)
         lines.push({ axis: "validation", name: one ? "validation" : `${run.name} validation`,
           colour: one ? VALIDATION : colour, points: run.validation, thick: 1.5, dash: one ? [] : [6, 3], dots: true });
       if (this.#shows("levels"))
-        run.levels.forEach(([level, points], i) => lines.push({ axis: "validation", name: t("level {0}", level),
-          colour: levelColour(i, run.levels.length), points, thick: 1, dots: true }));
+        for (const [i, [level, points]] of run.levels.entries())
+          lines.push({ axis: "validation", name: t("level {0}", level), colour: levelColour(i, run.levels.length),
+            points, thick: 1, dots: true });
       if (this.#shows("rate"))
         for (const [group, points] of run.rate.filter(([, points]) => points.length))
           lines.push({ axis: "rate", name: one ? `rate ${group}` : `${run.name} rate ${group}`,
             colour: one ? RATE : colour, points, thick: 1.2, dash: [2, 3] });
     }
+    /** @param {Curve} points */
     const onAxis = (points) => seen(points).map(([, value]) => value);
+    /** @param {keyof Axes} axis */
     const values = (axis) => lines.filter((line) => line.axis === axis).flatMap((line) => onAxis(line.points));
     const raw = this.#settings.raw ? this.#runs.flatMap((run) => onAxis(run.loss)) : [];
     let loss = limits([...raw, ...values("loss")], clip, log);
@@ -310,21 +391,29 @@ export class RunGraph {
       if (values("loss").length) loss = [Math.min(loss[0], mean[0]), Math.max(loss[1], mean[1])];
     }
     const rates = values("rate");
-    return { lines, axes: { loss: { range: loss, log }, validation: { range: limits(values("validation")) },
-      rate: { range: [0, 1.06 * Math.max(Number.MIN_VALUE, ...rates)] } } };
+    /** @type {Axes} */
+    const axes = { loss: { range: loss, log }, validation: { range: limits(values("validation")) },
+      rate: { range: [0, 1.06 * Math.max(Number.MIN_VALUE, ...rates)] } };
+    return { lines, axes };
   }
 
+  /** @param {Frame} frame @param {Axis} axis @param {number} value */
   #y(frame, { range: [low, high], log }, value) {
     const share = log ? Math.log(Math.max(value, 1e-30) / low) / Math.log(high / low) : (value - low) / (high - low);
     return TOP + frame.height * (1 - Math.min(1.02, Math.max(-0.02, share)));
   }
 
+  /** @param {Frame} frame @param {Axes} axes */
   #grid(frame, axes) {
     const { pen } = frame, end = LEFT + frame.width;
     pen.font = "10px sans-serif";
     pen.textBaseline = "middle";
     pen.lineWidth = 1;
     pen.strokeStyle = GRID;
+    /**
+     * @param {string} text @param {number} x @param {number} y
+     * @param {string} colour @param {CanvasTextAlign} align
+     */
     const label = (text, x, y, colour, align) => {
       pen.fillStyle = colour;
       pen.textAlign = align;
@@ -339,7 +428,7 @@ export class RunGraph {
       label(short(value), LEFT - 5, y, DIM, "right");
     }
     let x = end + 6;
-    for (const [name, colour] of [["validation", VALIDATION], ["rate", RATE]]) {
+    for (const [name, colour] of /** @type {const} */ ([["validation", VALIDATION], ["rate", RATE]])) {
       if (!this.#shows(name)) continue;
       for (const value of ticks(...axes[name].range, 4))
         label(short(value), x, this.#y(frame, axes[name], value), colour, "left");
@@ -349,6 +438,7 @@ export class RunGraph {
       label(String(step), frame.x(step), TOP + frame.height + 11, DIM, "center");
   }
 
+  /** @param {Frame} frame @param {Axis} axis @param {Drawn} run @param {string} colour */
   #raw(frame, axis, run, colour) {
     const { pen } = frame;
     pen.fillStyle = pen.strokeStyle = colour;
@@ -367,6 +457,7 @@ export class RunGraph {
     pen.globalAlpha = 1;
   }
 
+  /** @param {Frame} frame @param {Axis} axis @param {Line} line */
   #line(frame, axis, { points, colour, thick, dash = [], dots = false }) {
     const { pen } = frame;
     pen.strokeStyle = pen.fillStyle = colour;
@@ -385,6 +476,7 @@ export class RunGraph {
   }
 
   // Saves as ticks at the lower edge; the best one as a line, with a ring on its validation loss.
+  /** @param {Frame} frame @param {Axis} axis */
   #marks(frame, axis) {
     const { pen } = frame, bottom = TOP + frame.height;
     for (const run of this.#runs) for (const { step, best } of run.saves) {
@@ -405,6 +497,7 @@ export class RunGraph {
     }
   }
 
+  /** @param {Frame} frame */
   #pointer({ pen, x, height }) {
     if (this.#drag) {
       const [one, other] = this.#drag.map(x);
@@ -417,6 +510,7 @@ export class RunGraph {
   }
 
   // The values under the pointer, else the last ones, each in the colour of its curve.
+  /** @param {Line[]} lines */
   #say(lines) {
     const [, last] = this.#steps(), step = this.#hover ?? last, words = [make("span", "color:var(--input-text)", "")];
     let at = Math.round(step);

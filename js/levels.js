@@ -6,11 +6,12 @@ import { t, told } from "./words.js";
 
 const DECIDE = /^(timestep_|min_timestep|max_timestep)/;
 
+/** @param {{shares: number[], levels: number, family?: string}} answer */
 function draw({ shares, levels, family }) {
   const width = WIDTH - LEFT - RIGHT, height = HEIGHT - TOP - BOTTOM, wide = width / shares.length;
-  const top = Math.max(1, ...shares), y = (share) => TOP + height * (1 - share / top);
+  const top = Math.max(1, ...shares), y = (/** @type {number} */ share) => TOP + height * (1 - share / top);
   const parts = grid([0, 1, ...(top > 1.5 ? [top] : [])], y);
-  shares.forEach((share, i) => parts.push(element("rect", { x: (LEFT + wide * i).toFixed(2), y: y(share).toFixed(2),
+  parts.push(...shares.map((share, i) => element("rect", { x: (LEFT + wide * i).toFixed(2), y: y(share).toFixed(2),
     width: Math.max(wide - 1, 0.5).toFixed(2), height: (y(0) - y(share)).toFixed(2), fill: SMOOTH })));
   parts.push(...beneath([t("clean"), String(levels / 2), t("noise")]));
   if (family) parts.push(label(WIDTH - RIGHT - 4, TOP + 9, "end", told(family), HELD_OUT));
@@ -18,6 +19,7 @@ function draw({ shares, levels, family }) {
 }
 
 // Whether a Train LoRA that the node is linked to trains a model that ComfyUI has loaded.
+/** @param {GraphNode} node */
 function isConnected(node) {
   return (node.getOutputNodes(0) ?? []).some((train) => {
     const slot = train.inputs?.findIndex((input) => input.name === "base_model") ?? -1;

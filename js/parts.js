@@ -8,6 +8,7 @@ const BUTTON = "padding:2px 10px;border-radius:4px;border:1px solid var(--border
   "background:var(--comfy-input-bg);color:var(--input-text);font:12px sans-serif;cursor:pointer;white-space:nowrap";
 
 // What can be asked of a run at work: word, name and help of each button.
+/** @type {[string, string, string][]} */
 export const WISHES = [
   ["stop", t("Stop and keep"),
     t("End after this step; the next nodes get the LoRA so far. Press Run again to resume.")],
@@ -16,6 +17,7 @@ export const WISHES = [
   ["pause", t("Pause"), t("Save the run, end it and free the memory. Continue goes on from the same step.")],
 ];
 
+/** @template {keyof HTMLElementTagNameMap} Kind @param {Kind} kind @param {string} [style] @param {string} [text] */
 export function make(kind, style = "", text = "") {
   const made = document.createElement(kind);
   made.style.cssText = style;
@@ -23,6 +25,7 @@ export function make(kind, style = "", text = "") {
   return made;
 }
 
+/** @param {string} name @param {string} help @param {(event: MouseEvent) => void} act */
 export function makeButton(name, help, act) {
   const made = make("button", BUTTON, name);
   made.type = "button";
@@ -33,12 +36,14 @@ export function makeButton(name, help, act) {
 }
 
 // Whether a link gives a widget's value.
+/** @param {GraphNode} node @param {string} name */
 export function isLinked(node, name) {
   const slot = node.inputs?.findIndex((input) => input.widget?.name === name) ?? -1;
   return slot >= 0 && node.isInputConnected(slot);
 }
 
 // The node of an id in the prompt: "12:3" is number 3 in the subgraph that node 12 stands for.
+/** @param {string} id */
 export function nodeOf(id) {
   let graph = app.rootGraph ?? app.graph, node;
   for (const part of id.split(":")) {
@@ -49,6 +54,7 @@ export function nodeOf(id) {
 }
 
 // Nodes 2.0 of newer editors goes on showing the element of a node as it was before an undo made the node anew.
+/** @param {GraphNode} node @param {HTMLElement} box */
 export function takePlace(node, box) {
   if (!window.LiteGraph?.vueNodesMode || box.isConnected) return;
   const body = document.querySelector(`[data-testid="${CSS.escape(`node-body-${node.id}`)}"]`);
@@ -56,21 +62,24 @@ export function takePlace(node, box) {
 }
 
 // The server's answer; {error: a sentence} where there is none.
+/** @param {string} address @param {object} [question] @returns {Promise<any>} */
 export async function ask(address, question) {
   const post = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question) };
   try {
     return await (await api.fetchApi(address, question && post)).json();
-  } catch (problem) {
+  } catch (/** @type {any} */ problem) {
     return { error: t("The server did not answer: {0}.", problem.message) };
   }
 }
 
+/** @param {{error?: string, said?: string}} answer @param {string} [summary] */
 export function toast(answer, summary = "LoRA Atelier") {
-  const [severity, detail] = answer.error ? ["warn", told(answer.error)] : ["success", told(answer.said)];
+  const [severity, detail] = answer.error ? ["warn", told(answer.error)] : ["success", told(answer.said ?? "")];
   app.extensionManager.toast.add({ severity, summary, detail, life: 8000 });
 }
 
 // The address of a run. A name of broken letters has no address; the server then knows no such run.
+/** @param {string} run */
 export function addressOf(run) {
   return `/atelier/runs/${encodeURIComponent(run.toWellFormed?.() ?? run.replace(/\p{Surrogate}/gu, "?"))}`;
 }

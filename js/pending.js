@@ -6,14 +6,18 @@ import { t, told } from "./words.js";
 // Runs that were queued or at work when ComfyUI ended: offered when the page opens, and queued as they were.
 
 const MOST_NAMED = 5;
+/** @type {HTMLElement | null} */
 let offer = null; // the element, while something is offered
 
+/** @param {string[]} names */
 function listed(names) {
   const shown = names.slice(0, MOST_NAMED).join(", ");
   return names.length > MOST_NAMED ? t("{0} and {1} more", shown, names.length - MOST_NAMED) : shown;
 }
 
+/** @returns {Promise<void>} */
 async function refresh() {
+  /** @type {{prompts?: {name: string, runs: string[], missing: string[]}[]}} */
   const { prompts = [] } = await ask("/atelier/pending");
   offer?.remove();
   offer = null;
@@ -49,7 +53,8 @@ async function queueAgain() {
     try {
       await api.queuePrompt(0, { output: prompt, workflow }, { partialExecutionTargets: outputs });
       await ask("/atelier/pending/drop", { names: [name] });
-    } catch (problem) { // refused: a model or a folder is gone, maybe; it is offered again after the next restart
+    } catch (/** @type {any} */ problem) {
+      // refused: a model or a folder is gone, maybe; it is offered again after the next restart
       toast({ error: t("ComfyUI refused a run: {0}.", told(problem.message)) });
     }
   }

@@ -1,6 +1,6 @@
 import { app } from "../../scripts/app.js";
 import { ask, isLinked, takePlace } from "./parts.js";
-import { t, told } from "./words.js";
+import { told } from "./words.js";
 
 // A picture on a node of what its widgets mean, in the colours of the loss plot. The server computes it, so that it
 // shows what a run does.
@@ -11,20 +11,24 @@ const GROUND = "rgb(24,25,28)", GRID = "rgb(52,55,60)", BRIGHT = "rgb(232,233,23
 const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
 const INTERVAL = 250; // milliseconds
 
+/** @param {string} kind @param {Record<string, string | number>} attributes @param {string} [text] */
 export function element(kind, attributes, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
   if (text !== undefined) made.textContent = text;
   return made;
 }
 
+/** @param {number} x @param {number} y @param {string} anchor @param {string} text @param {string} [fill] */
 export function label(x, y, anchor, text, fill = DIM) {
   return element("text", { x, y, "text-anchor": anchor, "font-size": 10, "font-family": "sans-serif", fill }, text);
 }
 
+/** @param {number} value */
 export const short = (value) => String(Number(value.toPrecision(2)));
 
 // Lines across the picture at some values, with the values beside them.
+/** @param {number[]} values @param {(value: number) => number} y */
 export function grid(values, y) {
   const ends = { x1: LEFT, x2: WIDTH - RIGHT, stroke: GRID };
   return values.flatMap((value) => [element("line", { ...ends, y1: y(value), y2: y(value) }),
@@ -32,26 +36,38 @@ export function grid(values, y) {
 }
 
 // Words beneath the picture: at its start, middle and end.
+/** @param {string[]} words */
 export function beneath(words) {
   return ["start", "middle", "end"].map((anchor, i) =>
     label(LEFT + ((WIDTH - LEFT - RIGHT) * i) / 2, HEIGHT - 6, anchor, words[i]));
 }
 
+/** @type {WeakMap<GraphNode, () => void>} */
 const refreshers = new WeakMap();
 
-// Give every node of a class a picture. kind: its name in classes and widgets. address: of the server's answer.
-// more(node): what the question holds besides the widgets' values. draw(answer, question): the parts of the picture.
-// unknown(name): a sentence where a widget of that name is linked, or null if the picture does not need it.
-export function showPicture({ comfyClass, kind, address, more, draw, unknown }) {
+/**
+ * @typedef {object} Picture
+ * @property {string} comfyClass
+ * @property {string} kind its name in classes and widgets
+ * @property {string} address of the server's answer
+ * @property {(node: GraphNode) => object} more what the question holds besides the widgets' values
+ * @property {(answer: any, question: any) => Element[]} draw the parts of the picture
+ * @property {(name: string) => string | false} unknown a sentence where a widget of that name is linked; false if the
+ *   picture does not need it
+ */
+// Give every node of a class a picture.
+/** @param {Picture} picture */
+export function showPicture(picture) {
   app.registerExtension({
-    name: `atelier.${kind}`,
+    name: `atelier.${picture.kind}`,
     nodeCreated(node) {
-      if (node.comfyClass === comfyClass) refreshers.set(node, addPicture(node, kind, address, more, draw, unknown));
+      if (node.comfyClass === picture.comfyClass) refreshers.set(node, addPicture(node, picture));
     },
   });
 }
 
-function addPicture(node, kind, address, more, draw, unknown) {
+/** @param {GraphNode} node @param {Picture} picture */
+function addPicture(node, { kind, address, more, draw, unknown }) {
   const box = document.createElement("div");
   box.className = `atelier-${kind}`;
   box.style.cssText = `background:${GROUND};border-radius:4px;overflow:hidden;width:100%;height:100%;` +
@@ -59,6 +75,7 @@ function addPicture(node, kind, address, more, draw, unknown) {
   const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: "100%", height: "100%" });
   const words = document.createElement("div");
   words.style.cssText = `color:${BRIGHT};font:12px sans-serif;padding:8px;overflow-wrap:anywhere`;
+  /** @param {string} sentence */
   const say = (sentence) => {
     words.textContent = sentence;
     box.replaceChildren(words);

@@ -6,6 +6,7 @@ import { t } from "./words.js";
 // its report, and write the names of pictures that stand out into leave_out of their Concept Dataset.
 
 const HEIGHT = 60; // pixels
+/** @type {Record<string, (count: number) => string>} */
 const KINDS = { // of the server's findings
   "near-duplicates": (count) => t("Leave out near-duplicates: {0}", count),
   blurred: (count) => t("Leave out blurred pictures: {0}", count),
@@ -13,8 +14,10 @@ const KINDS = { // of the server's findings
   fit: (count) => t("Leave out pictures with high losses: {0}", count),
   enlarged: (count) => t("Leave out pictures that are too small: {0}", count),
 };
+/** @type {WeakMap<GraphNode, HTMLElement>} */
 const boxes = new WeakMap(); // node -> the element of its buttons
 
+/** @param {Record<string, string[]>} nodes */
 function leaveOut(nodes) {
   for (const [id, names] of Object.entries(nodes)) {
     const widget = nodeOf(id)?.widgets?.find((each) => each.name === "leave_out");
@@ -22,18 +25,20 @@ function leaveOut(nodes) {
       toast({ error: t("The Concept Dataset of these pictures is no longer here; run the preview again.") });
       return;
     }
-    const known = widget.value.split(",").map((name) => name.trim()).filter(Boolean);
+    const known = String(widget.value).split(",").map((name) => name.trim()).filter(Boolean);
     widget.value = [...new Set([...known, ...names])].join(", ");
     widget.callback?.(widget.value);
   }
-  app.graph.setDirtyCanvas(true, true);
+  app.graph?.setDirtyCanvas(true, true);
   toast({ said: t("Written into leave_out of Concept Dataset. The files stay as they are.") });
 }
 
+/** @param {GraphNode} node @param {{kind: string, nodes: Record<string, string[]>}[]} findings */
 function offer(node, findings) {
-  if (!boxes.has(node)) {
+  let box = boxes.get(node);
+  if (!box) {
     if (!findings.length) return;
-    const box = make("div", "overflow:auto;display:flex;flex-wrap:wrap;gap:4px;align-content:start;width:100%;" +
+    box = make("div", "overflow:auto;display:flex;flex-wrap:wrap;gap:4px;align-content:start;width:100%;" +
       "height:100%");
     box.className = "atelier-leave-out";
     const [getMinHeight, getMaxHeight] = [() => HEIGHT, () => HEIGHT];
@@ -44,7 +49,7 @@ function offer(node, findings) {
     node.setSize([width, Math.max(height, node.computeSize()[1])]);
   }
   const help = t("Writes the names of these pictures into leave_out of Concept Dataset.");
-  boxes.get(node).replaceChildren(...findings.map(({ kind, nodes }) => {
+  box.replaceChildren(...findings.map(({ kind, nodes }) => {
     const button = makeButton(KINDS[kind](Object.values(nodes).flat().length), help, () => {
       leaveOut(nodes);
       button.disabled = true;

@@ -1,11 +1,14 @@
 // The text of LoRA Blocks' rules, read and written as trainer_core/lora_files/blocks.py reads it: pattern=factor, by
 // commas or lines; # begins a comment; the last rule that fits decides.
 
+/** @typedef {{ pattern: string, factor: number, line: number, piece: number, fits: (name: string) => boolean }} Rule */
+
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 const LONGEST = 200, MOST_FACTOR = 1000; // characters of a rule's pattern; its factor
 const ANY = null; // any letters, in a pattern
 
 // The rules of a text: pattern and factor, how a name is compared, and where it stands (line, piece between commas).
+/** @param {string} text @returns {Rule[]} */
 export function parse(text) {
   return text.split("\n").flatMap((line, i) => codeOf(line).split(",").flatMap((piece, j) => {
     const rule = readPiece(piece);
@@ -14,10 +17,12 @@ export function parse(text) {
 }
 
 // The rule that decides about a block, if any does.
+/** @param {Rule[]} rules @param {string} block */
 export const deciding = (rules, block) => rules.findLast((rule) => rule.fits(block));
 
 // The text with a factor for a block, all other rules and comments as they were. `rest`: the factor without a rule.
 // A rule that says what is so without it goes once the slider is let go (`settled`), so that it keeps its place before.
+/** @param {string} text @param {string} block @param {number} factor @param {number} rest @param {boolean} settled */
 export function write(text, block, factor, rest, settled) {
   const without = remove(text, block);
   const free = deciding(parse(without), block)?.factor ?? rest;
@@ -27,8 +32,10 @@ export function write(text, block, factor, rest, settled) {
   return `${without}${without && !without.endsWith("\n") ? "\n" : ""}${block}=${factor}`;
 }
 
+/** @param {string} line */
 const codeOf = (line) => line.split("#", 1)[0];
 
+/** @param {string} piece */
 function readPiece(piece) {
   const cut = piece.lastIndexOf("="), pattern = piece.slice(0, Math.max(cut, 0)).trim();
   const number = piece.slice(cut + 1).trim(), factor = Number(number);
@@ -37,6 +44,7 @@ function readPiece(piece) {
 }
 
 // Another number in a rule.
+/** @param {string} text @param {Rule} rule @param {number} factor */
 function change(text, rule, factor) {
   const lines = text.split("\n"), line = lines[rule.line], code = codeOf(line), pieces = code.split(",");
   pieces[rule.piece] = pieces[rule.piece].replace(/=(\s*)[^=\s]+(\s*)$/, (_, before, after) =>
@@ -46,6 +54,7 @@ function change(text, rule, factor) {
 }
 
 // The text without a block's own rules; a line that held nothing else goes with them.
+/** @param {string} text @param {string} block */
 function remove(text, block) {
   return text.split("\n").flatMap((line) => {
     const code = codeOf(line), comment = line.slice(code.length), pieces = code.split(",");
@@ -59,13 +68,15 @@ function remove(text, block) {
 
 // Compares names with a pattern as Python's fnmatch does: * ? [abc] [!a-c]. No regular expression is made of it: a
 // stranger's pattern could keep one busy for ever.
+/** @param {string} pattern @returns {(name: string) => boolean} */
 export function matcher(pattern) {
   const parts = partsOf(pattern);
   return (name) => {
     let part = 0, at = 0, star = -1, from = 0;
     while (at < name.length) {
-      if (part < parts.length && parts[part] === ANY) [star, from] = [part++, at];
-      else if (part < parts.length && parts[part](name[at])) [part, at] = [part + 1, at + 1];
+      const fits = parts[part];
+      if (fits === ANY) [star, from] = [part++, at];
+      else if (fits?.(name[at])) [part, at] = [part + 1, at + 1];
       else if (star >= 0) [part, at] = [star + 1, ++from];
       else return false;
     }
@@ -73,7 +84,9 @@ export function matcher(pattern) {
   };
 }
 
+/** @param {string} pattern */
 function partsOf(pattern) {
+  /** @type {(((letter: string) => boolean) | null)[]} */
   const parts = [];
   for (let i = 0; i < pattern.length; i++) {
     const letter = pattern[i], end = letter === "[" ? endOfSet(pattern, i + 1) : -1;
@@ -86,6 +99,7 @@ function partsOf(pattern) {
   return parts;
 }
 
+/** @param {string} pattern @param {number} start */
 function endOfSet(pattern, start) {
   let from = start;
   if (pattern[from] === "!") from++;
@@ -93,8 +107,11 @@ function endOfSet(pattern, start) {
   return pattern.indexOf("]", from);
 }
 
+/** @param {string} text @returns {(letter: string) => boolean} */
 function setOf(text) {
-  const other = text.startsWith("!"), letters = other ? text.slice(1) : text, ranges = [];
+  const other = text.startsWith("!"), letters = other ? text.slice(1) : text;
+  /** @type {[string, string][]} */
+  const ranges = [];
   for (let i = 0; i < letters.length; i++) {
     const isRange = letters[i + 1] === "-" && i + 2 < letters.length;
     ranges.push([letters[i], letters[isRange ? i + 2 : i]]);

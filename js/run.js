@@ -7,12 +7,17 @@ import { t, told } from "./words.js";
 
 // One run in the tab "LoRA runs": its graph, samples, saves, settings and files, and what can be done with it.
 
+/** @param {ListedRun} run */
 export const titleOf = (run) => run.title || run.name || run.run;
+/** @param {number} seconds @param {Intl.DateTimeFormatOptions} [time] */
 export const day = (seconds, time = { timeStyle: "short" }) =>
   new Date(1000 * seconds).toLocaleString(undefined, { dateStyle: "medium", ...time });
+/** @param {string} name */
 export const setting = (name) => name.replaceAll(".", ".\u200b"); // lines may break after a dot
+/** @param {string} run @returns {Promise<Run | Failure>} */
 export const readRun = (run) => ask(addressOf(run));
 
+/** @param {number} count */
 export function bytes(count) {
   const units = ["B", "kB", "MB", "GB"];
   let unit = 0;
@@ -21,14 +26,17 @@ export function bytes(count) {
 }
 
 // A value of a setting as people read it.
+/** @param {unknown} value */
 export function shown(value) {
   if (value === null || value === undefined) return "–";
   return typeof value === "number" ? String(Number(value.toPrecision(6))) : String(value);
 }
 
 // A table of rows of texts and elements; the first row is its head.
+/** @param {(string | Node)[][]} rows */
 export function table([head, ...rows]) {
   const made = make("table"), frame = make("div");
+  /** @param {(string | Node)[]} cells @param {"th" | "td"} kind */
   const line = (cells, kind) => {
     const row = make("tr");
     row.append(...cells.map((cell, i) => {
@@ -45,6 +53,7 @@ export function table([head, ...rows]) {
   return frame;
 }
 
+/** @param {string} title @param {Node[]} content */
 function fold(title, ...content) {
   const made = make("details");
   made.append(make("summary", "", title), ...content);
@@ -53,6 +62,7 @@ function fold(title, ...content) {
 
 // --- the workflow ----------------------------------------------------------------------------------------
 
+/** @param {Run} run */
 async function loadWorkflow(run) {
   const { workflow, error } = await ask(`${addressOf(run.run)}/workflow`);
   if (error) toast({ error });
@@ -61,6 +71,7 @@ async function loadWorkflow(run) {
 }
 
 // The Train LoRA of the open workflow that trains under a name, else its only one.
+/** @param {string | null} name */
 function findTrain(name) {
   const graphs = [app.rootGraph ?? app.graph], found = [];
   for (const graph of graphs)
@@ -72,12 +83,14 @@ function findTrain(name) {
   return named[0] ?? (found.length === 1 ? found[0] : null);
 }
 
+/** @param {GraphNode} node @param {string} name @param {string | number} value */
 function set(node, name, value) {
-  const widget = node.widgets.find((each) => each.name === name);
+  const widget = /** @type {Widget} */ (node.widgets.find((each) => each.name === name));
   widget.value = value;
   widget.callback?.(value);
 }
 
+/** @param {Run} run */
 async function resume(run) {
   if (!run.workflow)
     return toast({ error: t("This run keeps no workflow. Open the one that trained it, then press Run.") });
@@ -89,6 +102,7 @@ async function resume(run) {
     : t("Press Run to resume {0} after step {1} of {2}.", titleOf(run), run.step, run.steps) });
 }
 
+/** @param {Run} run @param {number} step */
 async function fork(run, step) {
   if (run.workflow && !(await loadWorkflow(run))) return;
   const node = findTrain(run.name);
@@ -104,19 +118,27 @@ async function fork(run, step) {
 // --- the page --------------------------------------------------------------------------------------------
 
 export class RunPage {
+  /** @type {string} */
   #name;
-  #leave; // called once the run is gone
+  /** @type {() => void} called once the run is gone */
+  #leave;
+  /** @type {HTMLElement} */
   #host;
   #graph;
   #samples;
+  /** @type {Run | null} */
   #run = null;
   #shown = ""; // what the parts below the graph show
   #head = make("div");
   #rest = make("div");
+  /** @type {Set<number>} */
   #chosen = new Set(); // steps of saves to delete
 
+  /** @param {HTMLElement} host @param {string} name @param {() => void} leave */
   constructor(host, name, leave) {
-    [this.#host, this.#name, this.#leave] = [host, name, leave];
+    this.#host = host;
+    this.#name = name;
+    this.#leave = leave;
     const place = make("div"), strip = make("div");
     this.#graph = new RunGraph(place);
     this.#samples = new SampleStrip(strip);
@@ -138,7 +160,7 @@ export class RunPage {
   async #read() {
     const run = await readRun(this.#name);
     if (!this.#host.isConnected) return;
-    if (run.error) return this.#head.replaceChildren(make("div", "", told(run.error)));
+    if (run.error !== undefined) return this.#head.replaceChildren(make("div", "", told(run.error)));
     this.#run = run;
     const best = run.best ?? null;
     this.#graph.setRuns([{ name: titleOf(run), points: run.curves ?? {}, concepts: run.curves?.concepts,
@@ -151,18 +173,21 @@ export class RunPage {
     this.#shown = shows;
   }
 
+  /** @param {string} address @param {object} question */
   async #act(address, question) {
     const answer = await ask(address, { run: this.#name, ...question });
     if (answer.error || answer.said) toast(answer);
     return answer;
   }
 
+  /** @param {Run} run */
   #drawHead(run) {
     const title = make("h2", "", titleOf(run)), state = make("div", "", told(run.sentence)), bar = make("div");
     state.className = `wrap status ${run.status}`;
     bar.className = "bar";
     bar.style.marginTop = "8px";
     const sound = run.status !== "unreadable", idle = run.status !== "running";
+    /** @param {HTMLButtonElement} button @param {boolean} may */
     const can = (button, may) => Object.assign(button, { disabled: !may });
     bar.append(
       can(makeButton(t("Continue"), t("Load the workflow of this run, and say what to press"), () => resume(run)),
@@ -175,11 +200,14 @@ export class RunPage {
     );
     if (!idle) bar.prepend(...WISHES.map(([what, name, help]) =>
       makeButton(name, help, () => this.#act("/atelier/runs/ask", { what }))));
-    const old = document.activeElement, place = [...this.#head.querySelectorAll("button")].indexOf(old);
+    /** @type {Element[]} */
+    const before = [...this.#head.querySelectorAll("button")];
+    const place = document.activeElement ? before.indexOf(document.activeElement) : -1;
     this.#head.replaceChildren(title, state, bar);
-    if (place >= 0) bar.children[place]?.focus();
+    if (place >= 0) bar.querySelectorAll("button")[place]?.focus();
   }
 
+  /** @param {Run} run */
   #drawRest(run) {
     this.#rest.replaceChildren();
     if (run.status === "unreadable") return;
@@ -189,6 +217,7 @@ export class RunPage {
       fold(t("Files"), this.#files(run)));
   }
 
+  /** @param {Run} run */
   #saves(run) {
     if (!run.saves.length) return make("div", "", t("Nothing is saved yet."));
     const idle = run.status !== "running", box = make("div");
@@ -204,7 +233,7 @@ export class RunPage {
     const rows = [...run.saves].reverse().map((save) => {
       const acts = make("div"), choose = make("input"), notes = [];
       acts.className = "bar";
-      acts.style.marginBottom = 0;
+      acts.style.marginBottom = "0";
       Object.assign(choose, { type: "checkbox", disabled: !idle, checked: this.#chosen.has(save.step) });
       choose.setAttribute("aria-label", t("Choose the save of step {0}", save.step));
       choose.addEventListener("change", () => {
@@ -216,13 +245,14 @@ export class RunPage {
       if (save.step === run.best) notes.push(t("best"));
       if (save.stays) notes.push(t("stays"));
       if (save.problem) notes.push(save.problem);
-      acts.append(makeButton(t("Fork"), t("Start a new run from this save"), () => fork(run, save.step)),
-        makeButton(t("To LoRAs"), t("Copy the LoRA of this save into models/loras"),
-          () => this.#publish(run, save.step)),
-        makeButton(t("Zip"), t("Download this save's LoRA with settings and samples"),
-          () => this.#export(run, save.step)));
-      acts.children[0].disabled = Boolean(save.problem);
-      acts.children[1].disabled = acts.children[2].disabled = !save.lora;
+      const forks = makeButton(t("Fork"), t("Start a new run from this save"), () => fork(run, save.step));
+      const copies = makeButton(t("To LoRAs"), t("Copy the LoRA of this save into models/loras"),
+        () => this.#publish(run, save.step));
+      const zips = makeButton(t("Zip"), t("Download this save's LoRA with settings and samples"),
+        () => this.#export(run, save.step));
+      acts.append(forks, copies, zips);
+      forks.disabled = Boolean(save.problem);
+      copies.disabled = zips.disabled = !save.lora;
       const facts = [bytes(save.size), ...(save.written ? [day(save.written)] : []), ...notes], cell = make("div");
       cell.append(make("div", "", facts.join(" · ")), acts);
       return [step, cell];
@@ -232,6 +262,7 @@ export class RunPage {
     return box;
   }
 
+  /** @param {Run} run */
   #origin(run) {
     const concepts = Object.entries(run.settings).filter(([name]) => /^dataset\.concepts\.\d+\.folder$/.test(name));
     const rows = [
@@ -248,6 +279,7 @@ export class RunPage {
     return table([[], ...rows]);
   }
 
+  /** @param {Run} run */
   #files(run) {
     const place = make("div", "", `output/atelier/runs/${run.run}`);
     place.className = "wrap dim";
@@ -258,6 +290,7 @@ export class RunPage {
 
   // --- what people do with it ----------------------------------------------------------------------------
 
+  /** @param {Run} run */
   async #rename(run) {
     const title = await app.extensionManager.dialog.prompt({
       title: t("Rename this run"), message: t("Its title here; the folder keeps its name."), defaultValue: titleOf(run),
@@ -266,6 +299,7 @@ export class RunPage {
     if (!(await this.#act("/atelier/runs/rename", { title })).error) await this.#read();
   }
 
+  /** @param {Run} run @param {number} step */
   async #publish(run, step) {
     const name = await app.extensionManager.dialog.prompt({
       title: t("Copy to models/loras"),
@@ -275,16 +309,18 @@ export class RunPage {
     if (name && !(await this.#act("/atelier/runs/publish", { step, name })).error) await this.#read();
   }
 
+  /** @param {Run} run @param {number | string} [step] */
   async #export(run, step = "last") {
     const response = await api.fetchApi(`${addressOf(run.run)}/export/${step}`);
     if (!response.ok) return toast(await response.json());
-    const link = make("a"), named = /filename="(.+)"/.exec(response.headers.get("Content-Disposition"));
+    const link = make("a"), named = /filename="(.+)"/.exec(response.headers.get("Content-Disposition") ?? "");
     link.href = URL.createObjectURL(await response.blob());
     link.download = named?.[1] ?? "run.zip";
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
   }
 
+  /** @param {number[] | null} steps */
   async #delete(steps) {
     const { question, bytes: agreed } = await this.#act("/atelier/runs/delete", { steps });
     if (!question) return;

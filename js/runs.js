@@ -11,10 +11,13 @@ const INTERVAL = 5000; // milliseconds from one look at the runs to the next, wh
 const MOST_COMPARED = 8;
 const COLOURS = ["rgb(255,176,66)", "rgb(96,180,255)", "rgb(126,211,120)", "rgb(240,120,150)",
   "rgb(190,150,255)", "rgb(90,210,200)", "rgb(220,220,110)", "rgb(235,130,90)"];
+/** @param {number | null | undefined} value */
 const last = (value) => (value === null || value === undefined ? Infinity : value);
+/** @type {Record<ListedRun["status"], string>} */
 const STATUS = {
   running: t("running"), finished: t("finished"), stopped: t("stopped"), empty: t("empty"), unreadable: t("unreadable"),
 };
+/** @type {Record<string, [string, (one: ListedRun, other: ListedRun) => number]>} */
 const ORDERS = {
   changed: [t("newest"), (one, other) => other.changed - one.changed],
   title: [t("name"), (one, other) => titleOf(one).localeCompare(titleOf(other))],
@@ -25,6 +28,7 @@ const ORDERS = {
   size: [t("largest"), (one, other) => other.size - one.size],
 };
 
+/** @param {ListedRun} run */
 function losses(run) {
   const parts = [];
   if (run.loss !== null) parts.push(t("loss {0}", run.loss.toPrecision(3)));
@@ -40,13 +44,18 @@ class RunsTab {
   #order = make("select");
   #compare = makeButton(t("Compare"), t("Show the chosen runs over each other, and what differs in their settings"),
     () => this.#showCompared());
+  /** @type {ListedRun[]} */
   #runs = [];
   #more = 0; // runs that the server leaves out
+  /** @type {Map<string, [string, HTMLElement]>} */
   #drawn = new Map(); // by run: [what its row shows, the row]
+  /** @type {Set<string>} */
   #chosen = new Set();
+  /** @type {{ dispose(): void, refresh?(): void } | null} */
   #page = null; // what covers the list: a run, or several
   #timer = setInterval(() => this.#look(), INTERVAL);
 
+  /** @param {HTMLElement} host */
   constructor(host) {
     this.#box.className = "atelier-runs";
     this.#total.className = "dim";
@@ -75,6 +84,7 @@ class RunsTab {
 
   // --- the list ------------------------------------------------------------------------------------------
 
+  /** @param {string} [run] */
   #showList(run) {
     this.#page?.dispose();
     this.#page = null;
@@ -86,7 +96,7 @@ class RunsTab {
     this.#box.replaceChildren(bar, this.#total, this.#rows);
     this.#refresh().then(() => {
       if (!run || this.#box.contains(document.activeElement)) return; // a person types in the search already
-      this.#drawn.get(run)?.[1].querySelector("button").focus();
+      this.#drawn.get(run)?.[1].querySelector("button")?.focus();
     });
   }
 
@@ -102,6 +112,7 @@ class RunsTab {
 
   #draw() {
     const words = this.#search.value.toLowerCase().split(/\s+/);
+    /** @param {ListedRun} run */
     const text = (run) => [run.run, run.title, run.name, run.status, run.base_model].join(" ").toLowerCase();
     const found = this.#runs.filter((run) => words.every((word) => text(run).includes(word)));
     const rows = found.sort(ORDERS[this.#order.value][1]).map((run) => this.#row(run));
@@ -114,6 +125,7 @@ class RunsTab {
     this.#count(found);
   }
 
+  /** @param {ListedRun[]} found */
   #count(found) {
     const size = bytes(found.reduce((sum, run) => sum + run.size, 0)), all = this.#runs.length;
     const more = this.#more ? t("; {0} more are not shown", this.#more) : "";
@@ -125,9 +137,10 @@ class RunsTab {
     this.#compare.textContent = this.#chosen.size > 1 ? t("Compare {0}", this.#chosen.size) : t("Compare");
   }
 
+  /** @param {ListedRun} run */
   #row(run) {
     const shows = JSON.stringify(run), [before, old] = this.#drawn.get(run.run) ?? [];
-    if (before === shows) return old;
+    if (old && before === shows) return old;
     const row = make("div"), choose = make("input"), words = make("div"), open = document.createElement("button");
     row.className = "run";
     row.setAttribute("role", "listitem");
@@ -154,6 +167,7 @@ class RunsTab {
     return row;
   }
 
+  /** @param {ListedRun} run */
   #picture(run) {
     const none = make("div");
     none.className = "none";
@@ -164,16 +178,20 @@ class RunsTab {
     return image;
   }
 
+  /** @param {KeyboardEvent} event */
   #walk(event) {
     const turn = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (!turn || event.target.type === "checkbox") return;
-    const buttons = [...this.#rows.querySelectorAll(".run > button")];
-    buttons[buttons.indexOf(event.target) + turn]?.focus();
+    const from = /** @type {HTMLButtonElement} */ (event.target);
+    if (!turn || from.matches("[type=checkbox]")) return;
+    /** @type {NodeListOf<HTMLButtonElement>} */
+    const found = this.#rows.querySelectorAll(".run > button"), buttons = [...found];
+    buttons[buttons.indexOf(from) + turn]?.focus();
     event.preventDefault();
   }
 
   // --- what covers it ------------------------------------------------------------------------------------
 
+  /** @param {{ dispose(): void, refresh?(): void }} page @param {HTMLElement} element @param {string} [run] */
   #cover(page, element, run) {
     this.#page = page;
     const back = makeButton(`‹ ${t("All runs")}`, t("Show the list again (Escape)"), () => this.#showList(run));
@@ -191,6 +209,7 @@ class RunsTab {
     back.focus();
   }
 
+  /** @param {string} name */
   #showRun(name) {
     const host = make("div");
     this.#cover(new RunPage(host, name, () => this.#showList()), host, name);
@@ -199,7 +218,7 @@ class RunsTab {
   async #showCompared() {
     const names = this.#runs.map((run) => run.run).filter((run) => this.#chosen.has(run));
     const answers = await Promise.all(names.map(readRun));
-    const runs = answers.filter((run) => !run.error);
+    const runs = answers.filter((run) => run.error === undefined);
     if (this.#page) return; // another one was opened meanwhile
     const host = make("div"), place = make("div"), graph = new RunGraph(place);
     this.#cover({ dispose: () => graph.dispose() }, host);
@@ -211,10 +230,10 @@ class RunsTab {
 }
 
 // A table of the settings that are not the same in all runs.
+/** @param {Run[]} runs */
 function differences(runs) {
-  const facts = runs.map((run) => ({
-    steps: run.steps, pictures: run.pictures, ...run.settings,
-  }));
+  /** @type {Record<string, unknown>[]} */
+  const facts = runs.map((run) => ({ steps: run.steps, pictures: run.pictures, ...run.settings }));
   const names = [...new Set(facts.flatMap(Object.keys))];
   const differ = names.filter((name) => new Set(facts.map((fact) => JSON.stringify(fact[name] ?? null))).size > 1);
   if (!differ.length) return make("div", "", t("Nothing: these runs have the same settings."));
@@ -233,6 +252,7 @@ app.registerExtension({
     const style = document.createElement("link");
     Object.assign(style, { rel: "stylesheet", href: new URL("./runs.css", import.meta.url).href });
     document.head.append(style);
+    /** @type {RunsTab | null} */
     let tab = null;
     app.extensionManager.registerSidebarTab({
       id: "atelier-runs",

@@ -4,46 +4,61 @@ import { t } from "./words.js";
 
 // The pictures that a run drew, step by prompt: a strip on the node, and a large view; arrow keys lead through both.
 
+/** @typedef {{ name: string, step: number, prompt: number, weights: string }} Sample */
+
 const NAME = /^step-(\d+)-(\d+)(-[a-z]+)?\.png$/; // as the run writes them: step, prompt, weights
 const THUMB = 64, MOST_STEPS = 60; // pixels; the newest steps
+/** @type {Record<string, [number, number]>} */
 const TURNS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
 // ComfyUI's own route for pictures of its output folder, where runs lie.
+/** @param {string} run @param {string} filename @param {string} [preview] */
 function address(run, filename, preview) {
   const asked = { filename, subfolder: `atelier/runs/${run}/samples`, type: "output", ...(preview && { preview }) };
   return api.apiURL(`/view?${new URLSearchParams(asked)}`);
 }
 
 // Rows of prompts and columns of steps; a place without a picture is null.
+/** @param {string[]} files @returns {(Sample | null)[][]} */
 function table(files) {
-  const found = files.map((name) => [name, NAME.exec(name)]).filter(([, parts]) => parts);
-  const steps = [...new Set(found.map(([, parts]) => Number(parts[1])))].sort((a, b) => a - b).slice(-MOST_STEPS);
+  const found = files.map((name) => NAME.exec(name)).filter((parts) => parts !== null);
+  const steps = [...new Set(found.map(([, step]) => Number(step)))].sort((a, b) => a - b).slice(-MOST_STEPS);
+  /** @type {Map<string, (Sample | null)[]>} */
   const rows = new Map();
-  for (const [name, [, step, prompt, weights = ""]] of found) {
+  for (const [name, step, prompt, weights = ""] of found) {
     const column = steps.indexOf(Number(step)), key = `${weights}\n${prompt.padStart(4, "0")}`;
     if (column < 0) continue;
-    if (!rows.has(key)) rows.set(key, steps.map(() => null));
-    rows.get(key)[column] = { name, step: Number(step), prompt: Number(prompt) - 1, weights: weights.slice(1) };
+    const row = rows.get(key) ?? steps.map(() => null);
+    rows.set(key, row);
+    row[column] = { name, step: Number(step), prompt: Number(prompt) - 1, weights: weights.slice(1) };
   }
-  return [...rows.keys()].sort().map((key) => rows.get(key));
+  return [...rows].sort(([one], [other]) => (one < other ? -1 : 1)).map(([, row]) => row);
 }
 
 export class SampleStrip {
   #host;
   #run = "";
+  /** @type {string[]} */
   #prompts = [];
+  /** @type {(Sample | null)[][]} */
   #rows = [];
   #shown = ""; // names of the pictures in the strip
+  /** @type {HTMLDialogElement | null} */
   #view = null; // the large view, while it is open
 
+  /** @param {HTMLElement} host */
   constructor(host) {
     this.#host = host;
     host.className = "atelier-samples";
     host.style.cssText = `display:none;overflow:auto;max-height:${2 * THUMB + 12}px;width:100%`;
     host.addEventListener("pointerdown", (event) => event.stopPropagation());
-    host.addEventListener("keydown", (event) => this.#turn(event, event.target.dataset, (...at) => this.#focus(...at)));
+    host.addEventListener("keydown", (event) => {
+      const { dataset } = /** @type {HTMLElement} */ (event.target);
+      this.#turn(event, dataset, (...at) => this.#focus(...at));
+    });
   }
 
+  /** @param {string} run @param {string[]} files @param {string[]} prompts */
   set(run, files, prompts) {
     const shown = JSON.stringify([run, files]);
     if (shown === this.#shown) return;
@@ -57,19 +72,24 @@ export class SampleStrip {
     this.#host.scrollLeft = this.#host.scrollWidth; // the newest
   }
 
+  /** @param {number} row @param {number} column */
   #focus(row, column) {
-    this.#host.querySelector(`[data-row="${row}"][data-column="${column}"]`)?.focus();
+    /** @type {HTMLElement | null} */
+    const place = this.#host.querySelector(`[data-row="${row}"][data-column="${column}"]`);
+    place?.focus();
   }
 
   close() {
     this.#view?.close();
   }
 
+  /** @param {Sample} sample */
   #words({ step, prompt, weights }) {
     const of = weights ? ` (${weights})` : "";
     return `${t("step {0}", step)}${of} · ${this.#prompts[prompt] ?? t("prompt {0}", prompt + 1)}`;
   }
 
+  /** @param {Sample | null} sample @param {number} row @param {number} column */
   #thumb(sample, row, column) {
     const style = `flex:0 0 ${THUMB}px;height:${THUMB}px;padding:0;border:0;background:none;position:relative`;
     if (!sample) return make("div", style);
@@ -86,6 +106,11 @@ export class SampleStrip {
   }
 
   // The next place with a picture in the direction of an arrow key.
+  /**
+   * @param {KeyboardEvent} event
+   * @param {{row?: number | string, column?: number | string}} at
+   * @param {(row: number, column: number) => void} act
+   */
   #turn(event, { row, column }, act) {
     const turn = TURNS[event.key];
     if (!turn || row === undefined) return;
@@ -96,6 +121,7 @@ export class SampleStrip {
     if (this.#rows[i]?.[j]) act(i, j);
   }
 
+  /** @param {number} row @param {number} column */
   #open(row, column) {
     const view = make("dialog", "margin:auto;padding:12px;border:1px solid var(--border-color);border-radius:8px;" +
       "background:var(--comfy-menu-bg);color:var(--input-text);max-width:95vw;max-height:95vh;outline:none");
@@ -104,10 +130,13 @@ export class SampleStrip {
       "object-fit:contain");
     const words = make("div", "font:13px sans-serif;margin-top:8px;overflow-wrap:anywhere;max-width:90vw");
     let at = { row, column };
+    /** @param {number} i @param {number} j */
     const show = (i, j) => {
+      const sample = this.#rows[i][j];
+      if (!sample) return;
       at = { row: i, column: j };
-      image.src = address(this.#run, this.#rows[i][j].name);
-      image.alt = words.textContent = this.#words(this.#rows[i][j]);
+      image.src = address(this.#run, sample.name);
+      image.alt = words.textContent = this.#words(sample);
     };
     show(row, column);
     const close = makeButton(t("Close"), t("Close the large view"), () => view.close());

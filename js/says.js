@@ -6,13 +6,17 @@ import { told } from "./words.js";
 // its run instead.
 
 const LEAST = 60, MOST = 120, MARGIN = 10; // pixels
+/** @type {Record<string, number>} */
 const LONG = { AtelierConnectModel: 240 }; // pixels; of nodes that have much to say
+/** @type {WeakMap<GraphNode, HTMLElement>} */
 const boxes = new WeakMap(); // node -> the element of its text
 
+/** @param {GraphNode} node @param {string} text */
 function show(node, text) {
-  if (!boxes.has(node)) {
-    const most = LONG[node.comfyClass] ?? MOST;
-    const box = make("div", "overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;font:11px sans-serif;" +
+  let box = boxes.get(node);
+  if (!box) {
+    const most = LONG[node.comfyClass ?? ""] ?? MOST;
+    box = make("div", "overflow:auto;white-space:pre-wrap;overflow-wrap:anywhere;font:11px sans-serif;" +
       "padding:4px;border-radius:4px;background:var(--comfy-input-bg);color:var(--input-text);user-select:text;" +
       `cursor:text;box-sizing:border-box;width:100%;height:100%;min-height:${LEAST}px;max-height:${most}px`);
     box.className = "atelier-says";
@@ -24,7 +28,7 @@ function show(node, text) {
     const [width, height] = node.size;
     node.setSize([width, Math.max(height, node.computeSize()[1])]);
   }
-  boxes.get(node).textContent = text.split("\n").map(told).join("\n");
+  box.textContent = text.split("\n").map(told).join("\n");
 }
 
 app.registerExtension({

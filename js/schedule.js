@@ -5,11 +5,15 @@ import { t } from "./words.js";
 
 // The Scheduler shows the learning rate's curve.
 
+/**
+ * @param {{steps: number, warmup: number, floor: number, points: [number, number][]}} answer
+ * @param {{steps: number | null}} question
+ */
 function draw({ steps, warmup, floor, points }, { steps: known }) {
   const width = WIDTH - LEFT - RIGHT, height = HEIGHT - TOP - BOTTOM;
   const top = Math.max(1, ...points.map(([, factor]) => factor));
-  const x = (step) => LEFT + (width * step) / Math.max(steps - 1, 1);
-  const y = (factor) => TOP + height * (1 - factor / top);
+  const x = (/** @type {number} */ step) => LEFT + (width * step) / Math.max(steps - 1, 1);
+  const y = (/** @type {number} */ factor) => TOP + height * (1 - factor / top);
   const parts = [];
   if (warmup > 0) {
     const right = x(Math.min(warmup, steps - 1)), bottom = Math.min(y(0), y(floor) + (floor > 0.25 * top ? height : 0));
@@ -33,11 +37,12 @@ function draw({ steps, warmup, floor, points }, { steps: known }) {
 }
 
 // How long the run is: the steps of a Train LoRA that the Scheduler is linked to, where it counts in steps.
+/** @param {GraphNode} node */
 function stepsOf(node) {
   for (const train of node.getOutputNodes(0) ?? []) {
     if (train.comfyClass !== "AtelierTrain") continue;
     if (["steps", "epochs"].some((name) => isLinked(train, name))) continue;
-    const value = (name) => train.widgets?.find((widget) => widget.name === name)?.value;
+    const value = (/** @type {string} */ name) => train.widgets?.find((widget) => widget.name === name)?.value;
     if (value("epochs") === 0) return value("steps");
   }
   return null;

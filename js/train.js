@@ -9,6 +9,18 @@ import { t, told } from "./words.js";
 // that it outlives the page and the server; events tell what is new, and name the workflow and the node they are for.
 // Of a run that another process trains no event tells: while the page is seen, it looks at that run's folder.
 
+/** @typedef {{ id: string, node: GraphNode, around: GraphNode[] }} Found a Train LoRA, its id, and what it is inside */
+/**
+ * @typedef {object} Guess
+ * @property {string} setting
+ * @property {string | number} value
+ * @property {string} reason
+ * @property {boolean} taken
+ * @property {string | null} node its id, where it is linked
+ * @property {string} widget
+ * @property {string} where the name of the node
+ */
+
 const MARGIN = 10; // pixels; a canvas node takes the margin off the height on every side
 const FRESH = 2000; // steps that events may add before the server is asked for a thinned curve again
 const OFTEN = 1000, SELDOM = 60_000; // milliseconds between two looks into a run's folder: at most, and while it trains
@@ -17,14 +29,19 @@ const DEEPEST = 16; // subgraphs within each other
 const FOLLOWED = 2000; // milliseconds between two looks at a run that another process trains
 const SOUGHT = 5000, PATIENCE = 600_000; // the same at whether a copied command runs yet, and how long it is looked for
 
+/** @type {WeakMap<GraphNode, View>} */
 const views = new WeakMap(); // Train LoRA, or a node that stands for a subgraph with one -> its view
 const root = () => app.graph; // none yet while the editor loads
 
 class View {
   #node;
+  /** @type {RunState} */
   #state = {}; // of the run at work, as its events tell
+  /** @type {Partial<Run> | null} */
   #detail = null; // of the run's folder, as the server describes it
+  /** @type {Curves | null} */
   #curves = null; // of the folder, and what events added
+  /** @type {StepPoint[]} */
   #fresh = []; // the steps that events added since the server was last asked
   #asked = -Infinity; // when
   #asking = false;
@@ -48,7 +65,9 @@ class View {
       "background:var(--comfy-input-bg);overflow-wrap:anywhere"),
   };
   #outer = make("div", "width:100%;overflow:hidden;box-sizing:border-box");
+  /** @type {HTMLElement | null} */
   #home = null; // where the classic renderer has it
+  /** @type {HTMLButtonElement[]} */
   #buttons = [];
   #go = makeButton(t("Continue"), t("Queue this workflow again; the run goes on from its last save."), () =>
     app.queuePrompt(0, 1));
@@ -56,9 +75,11 @@ class View {
     "model and the free memory, with the reasons."), () => this.#takeGuess());
   #copy = makeButton(t("Copy command"), t("Copy the line that trains this run in a shell; it then shows here."), () =>
     this.#copyCommand());
+  /** @type {RunGraph | null} */
   #graph = null;
   #samples = new SampleStrip(this.#parts.samples);
 
+  /** @param {GraphNode} node */
   constructor(node) {
     this.#node = node;
     const outer = this.#outer, inner = make("div", "display:flex;flex-direction:column;" +
@@ -90,6 +111,7 @@ class View {
   }
 
   // The node's state from an event or the server; without one the node shows no run.
+  /** @param {RunState} [state] */
   update(state = {}) {
     const { points = [], note, changed, ...rest } = state;
     const other = rest.run !== this.#state.run, lost = this.#state.alive && !rest.alive; // ComfyUI was killed, maybe
@@ -130,6 +152,7 @@ class View {
     body.append(box);
   }
 
+  /** @param {HTMLElement} outer @param {HTMLElement} inner */
   #addWidget(outer, inner) {
     const options = { serialize: false, hideOnZoom: false, margin: MARGIN };
     const widget = this.#node.addDOMWidget("run", "atelier_train", outer, options);
@@ -138,11 +161,11 @@ class View {
     widget.computeSize = (width) => [width ?? 0, this.#height + 2 * MARGIN];
     this.#listen(inner);
     if (this.#node.subgraph) {
-      outside.get(this.#node).push(widget);
+      outside.get(this.#node)?.push(widget);
       return void this.#node.widgets; // Nodes 2.0 sees what is new when it is asked for
     }
     const { widgets } = this.#node;
-    widgets.splice(0, 0, widgets.pop());
+    widgets.splice(0, 0, ...widgets.splice(-1));
     // The editor of ComfyUI 0.30 writes values by the place of their widget, with a hole for the first, and reads them
     // without holes. Filtering leaves holes out.
     const onSerialize = this.#node.onSerialize;
@@ -152,6 +175,7 @@ class View {
     };
   }
 
+  /** @param {HTMLElement} inner */
   #listen(inner) {
     const onRemoved = this.#node.onRemoved;
     this.#node.onRemoved = (...rest) => {
@@ -162,6 +186,7 @@ class View {
   }
 
   // Give the widget the height of what it holds.
+  /** @param {HTMLElement} inner */
   #fit(inner) {
     const [width, height] = this.#node.size;
     if (inner.offsetWidth < width / 2 || inner.offsetHeight === this.#height) return; // narrow: it has no place yet
@@ -185,6 +210,7 @@ class View {
     text.tabIndex = 0;
   }
 
+  /** @param {string} words */
   #write(words) {
     if (words === this.#notes) return; // what somebody marked stays marked
     this.#notes = words;
@@ -193,6 +219,7 @@ class View {
     notes.style.display = words ? "" : "none";
   }
 
+  /** @param {string} what */
   async #ask(what) {
     const { followed, run, node } = this.#state;
     toast(await (followed ? ask("/atelier/runs/ask", { run, what }) : ask("/atelier/ask", { what, node })),
@@ -202,7 +229,7 @@ class View {
   async #follow() {
     const { run, seen } = this.#state;
     if (document.hidden) return; // `refresh` goes on once the page is seen
-    const answer = await ask(`${addressOf(run)}/live?seen=${seen}`);
+    const answer = await ask(`${addressOf(run ?? "")}/live?seen=${seen}`);
     if (this.#state.followed && run === this.#state.run) this.update(answer.alive ? answer : { run });
   }
 
@@ -241,30 +268,25 @@ class View {
   async #takeGuess() {
     const id = [...trains()].find(({ node }) => node === this.#node)?.id;
     this.#guess.disabled = true;
-    const answer = await ask("/atelier/guess", { prompt: leadingTo(id, (await app.graphToPrompt()).output), node: id });
+    const { output: prompt } = await app.graphToPrompt();
+    const answer = await ask("/atelier/guess", { prompt: leadingTo(id ?? "", prompt), node: id });
     this.#guess.disabled = false;
     if (answer.error) return toast(answer, t("Train LoRA"));
-    this.#parts.guesses.replaceChildren(...answer.guesses.map((each) => make("div", "", fillIn(each))));
+    /** @type {Guess[]} */
+    const guesses = answer.guesses;
+    this.#parts.guesses.replaceChildren(...guesses.map((each) => make("div", "", fillIn(each))));
     this.#parts.guesses.style.display = "";
-    app.graph.setDirtyCanvas(true, true);
+    app.graph?.setDirtyCanvas(true, true);
   }
 
+  /** @param {StepPoint} point */
   #add({ step, loss, rate, concepts }) {
     this.#fresh.push({ step, loss, rate, concepts });
-    if (this.#curves) this.#append({ step, loss, rate, concepts });
-  }
-
-  #append({ step, loss, rate, concepts }) {
-    const put = (curve, value) => {
-      while (curve.at(-1)?.[0] >= step) curve.pop(); // the run went back to a save
-      curve.push([step, value]);
-    };
-    put(this.#curves.loss, loss);
-    for (const [name, value] of Object.entries(rate)) put((this.#curves.rate[name] ??= []), value);
-    for (const [name, value] of Object.entries(concepts)) put((this.#curves.concepts[name] ??= []), value);
+    if (this.#curves) append(this.#curves, { step, loss, rate, concepts });
   }
 
   // Read the run's folder, at most once in a while.
+  /** @param {number} pause */
   #look(pause) {
     clearTimeout(this.#later);
     const wait = this.#asking ? pause : Math.max(0, this.#asked + pause - performance.now());
@@ -274,23 +296,23 @@ class View {
   async #read() {
     const { run } = this.#state;
     [this.#asking, this.#asked, this.#fresh] = [true, performance.now(), []];
-    const detail = await ask(addressOf(run));
+    const detail = await ask(addressOf(run ?? ""));
     this.#asking = false;
     if (run !== this.#state.run) return;
     this.#detail = detail.error ? { sentence: detail.error } : detail;
     this.#curves = detail.curves ?? null;
     const last = this.#curves?.loss.at(-1)?.[0] ?? 0;
-    if (this.#curves) for (const point of this.#fresh) if (point.step > last) this.#append(point);
+    if (this.#curves) for (const point of this.#fresh) if (point.step > last) append(this.#curves, point);
     this.#draw();
   }
 
   #draw() {
     const { status, details, done, bar, graph } = this.#parts;
-    const { alive = false, step, steps, run, text } = this.#state, detail = this.#detail;
+    const { alive = false, step = 0, steps = 0, run, text } = this.#state, detail = this.#detail;
     const ended = !alive && detail?.status !== "running"; // an older answer calls it running still
     status.textContent = told((ended ? detail?.sentence : null) ?? text ?? "") || t("No run yet. Press Run to train.");
     const file = detail?.published?.at(-1);
-    const facts = alive ? this.#state.details : file ? [t("File: {0}", file)] : [];
+    const facts = alive ? this.#state.details ?? [] : file ? [t("File: {0}", file)] : [];
     details.textContent = facts.map(told).join(" · ");
     details.style.minHeight = alive ? "28px" : ""; // two lines, so that what is beneath stays where it is
     bar.style.display = alive && steps ? "" : "none";
@@ -299,7 +321,7 @@ class View {
     for (const button of this.#buttons) {
       button.style.display = stopped ? "none" : "";
       button.disabled = !alive;
-      button.style.opacity = alive ? 1 : 0.4;
+      button.style.opacity = alive ? "1" : "0.4";
       button.style.cursor = alive ? "pointer" : "default";
     }
     this.#go.style.display = stopped ? "" : "none";
@@ -315,7 +337,20 @@ class View {
   }
 }
 
+/** @param {Curves} curves @param {StepPoint} point */
+function append(curves, { step, loss, rate, concepts }) {
+  /** @param {ToldCurve} curve @param {number | null} value */
+  const put = (curve, value) => {
+    while ((curve.at(-1)?.[0] ?? -Infinity) >= step) curve.pop(); // the run went back to a save
+    curve.push([step, value]);
+  };
+  put(curves.loss, loss);
+  for (const [name, value] of Object.entries(rate)) put((curves.rate[name] ??= []), value);
+  for (const [name, value] of Object.entries(concepts)) put((curves.concepts[name] ??= []), value);
+}
+
 // The part of a prompt that leads to a node.
+/** @param {string} id @param {Prompt["output"]} prompt */
 function leadingTo(id, prompt) {
   const found = new Set([id]);
   for (const key of found) // also those that are added meanwhile
@@ -325,11 +360,12 @@ function leadingTo(id, prompt) {
 }
 
 // Put a guess into its widget; returns what to show.
+/** @param {Guess} guess */
 function fillIn({ setting, value, reason, taken, node: id, widget: name, where }) {
-  const node = id && nodeOf(id), widget = node?.widgets?.find((each) => each.name === name);
+  const node = id ? nodeOf(id) : null, widget = node?.widgets?.find((each) => each.name === name);
   const words = `${setting} ${value}: ${told(reason)}`;
-  if (!widget && taken) return `${words} ${t("{0} is not linked; it is the same without.", where)}`;
-  if (!widget) return `${words} ${t("{0} is not linked; link it to set {1}.", where, setting)}`;
+  if (!node || !widget) return `${words} ${taken ? t("{0} is not linked; it is the same without.", where)
+    : t("{0} is not linked; link it to set {1}.", where, setting)}`;
   if (isLinked(node, name)) return `${words} ${t("{0} of {1} is linked and stays as it is.", setting, where)}`;
   widget.value = value;
   widget.callback?.(value);
@@ -337,6 +373,7 @@ function fillIn({ setting, value, reason, taken, node: id, widget: name, where }
 }
 
 // A run as RunGraph draws it.
+/** @param {Partial<Run> | null} detail @param {Curves} curves @returns {GraphRun} */
 function graphOf(detail, { loss, validation, rate, concepts, levels }) {
   const saves = (detail?.saves ?? []).map(({ step }) => ({ step, best: false }));
   if (detail?.best != null) saves.push({ step: detail.best, best: true });
@@ -347,6 +384,7 @@ function graphOf(detail, { loss, validation, rate, concepts, levels }) {
 
 // Every Train LoRA of the open workflow: its id in the prompt ("12:3" is number 3 in the subgraph that node 12 stands
 // for), the node, and the nodes that stand for its subgraphs.
+/** @param {Graph} [graph] @param {string} [before] @param {GraphNode[]} [around] @returns {Generator<Found>} */
 function* trains(graph = root(), before = "", around = []) {
   for (const node of graph?.nodes ?? []) {
     const id = `${before}${node.id}`;
@@ -356,6 +394,7 @@ function* trains(graph = root(), before = "", around = []) {
 }
 
 // A run of another workflow, also of one with the same numbers, is not shown.
+/** @param {RunState} state */
 function follow(state) {
   if (!state.workflow || state.workflow !== root()?.id) return;
   for (const found of trains()) if (found.id === state.node) show(found, state);
@@ -384,17 +423,23 @@ function seek() {
 
 // A node that stands for a subgraph shows the run of the Train LoRA inside, too. The editor makes the widgets of such a
 // node anew each time it is asked for them, so ours is put before them there.
+/** @type {WeakMap<GraphNode, Widget[]>} */
 const outside = new WeakMap(); // such a node -> its widgets of ours
 
+/** @param {GraphNode} node */
 function makeRoom(node) {
-  const own = Object.getOwnPropertyDescriptor(node, "widgets");
-  if (!own?.get || !own.configurable) return;
+  const own = Object.getOwnPropertyDescriptor(node, "widgets"), get = own?.get;
+  if (!get || !own.configurable) return;
+  /** @type {Widget[]} */
   const ours = [];
   outside.set(node, ours);
-  const others = () => (own.get.call(node) ?? []).filter((widget) => !ours.includes(widget));
+  /** @returns {Widget[]} */
+  const all = () => get.call(node) ?? [];
+  const others = () => all().filter((widget) => !ours.includes(widget));
   Object.defineProperty(node, "widgets", { ...own, get: () => [...ours, ...others()] });
 }
 
+/** @param {Found} found @param {RunState} state */
 function show({ node, around }, state) {
   views.get(node)?.update(state);
   for (const outer of around) {

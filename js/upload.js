@@ -8,6 +8,7 @@ import { t } from "./words.js";
 const FOLDER = "loras"; // of ComfyUI's input folder
 const MARK = "uploaded: "; // before the names of such files in the list
 
+/** @param {GraphNode} node @param {File} file */
 async function upload(node, file) {
   if (!/\.(safetensors|sft)$/i.test(file.name)) {
     toast({ error: t("{0} is no .safetensors file; choose another one.", file.name) });
@@ -25,7 +26,7 @@ async function upload(node, file) {
     return;
   }
   const { name } = await response.json();
-  const widget = node.widgets.find((each) => each.name === "lora_name");
+  const widget = /** @type {Widget} */ (node.widgets.find((each) => each.name === "lora_name"));
   if (!widget.options.values.includes(MARK + name)) widget.options.values.push(MARK + name);
   widget.value = MARK + name;
   widget.callback?.(widget.value);
@@ -40,7 +41,10 @@ app.registerExtension({
       const picker = document.createElement("input");
       picker.type = "file";
       picker.accept = ".safetensors,.sft";
-      picker.onchange = () => picker.files.length && upload(node, picker.files[0]);
+      picker.onchange = () => {
+        const file = picker.files?.[0];
+        if (file) upload(node, file);
+      };
       picker.click();
     }, { serialize: false }); // in the prompt
     button.serialize = false; // in the workflow's file

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..trainer_core.config import MemoryConfig
 from .node import Node
 from .schema import schema
@@ -31,6 +33,6 @@ class AtelierMemory(Node):
         )
 
     @classmethod
-    def execute(cls, **values: object) -> io.NodeOutput:
+    def execute(cls, **values: Any) -> io.NodeOutput:
         """Build the configuration."""
         return io.NodeOutput(MemoryConfig(**values))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..trainer_core.common.wording import count
-from ..trainer_core.lora_files.combine import METHODS, RANKED, Summand, merge_loras
+from ..trainer_core.lora_files.combine import METHODS, RANKED, Method, Summand, merge_loras
 from ..trainer_core.lora_files.lora import layers_of, metadata_of, remade
 from .comfyui import models, tools
 from .node import Node
@@ -93,7 +93,7 @@ class AtelierMergeLoras(Node):
 
     @classmethod
     def execute(
-        cls, method: str, rank: int, density: float, seed: int, model: Any = None, clip: Any = None, **slots: Any
+        cls, method: Method, rank: int, density: float, seed: int, model: Any = None, clip: Any = None, **slots: Any
     ) -> io.NodeOutput:
         """Merge the linked LoRAs."""
         given: dict[int, dict[str, torch.Tensor]] = {

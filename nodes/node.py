@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -152,7 +152,8 @@ def described(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, numbers.Real):
-        return "a huge number" if 1e300 < abs(value) < math.inf else f"{float(value):g}"
+        size = cast("float", abs(value))
+        return "a huge number" if 1e300 < size < math.inf else f"{float(value):g}"
     if isinstance(value, str):
         return repr(value[:80])
     return {dict: "an object", list: "a list", type(None): "nothing"}.get(type(value), f"a {type(value).__name__}")

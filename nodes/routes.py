@@ -106,7 +106,8 @@ async def answer_shown(question: Any) -> web.Response:
 
     A run at work elsewhere has the state that `follow` gives. A node without any run is left out.
     """
-    workflow, nodes = (question.get("workflow"), question.get("nodes")) if isinstance(question, dict) else (None, None)
+    asked = question if isinstance(question, dict) else {}
+    workflow, nodes = asked.get("workflow", ""), asked.get("nodes", "")
     named = [workflow, *nodes] if isinstance(nodes, list) and len(nodes) <= MOST_NODES else [None]
     if not all(isinstance(each, str) and 0 < len(each) <= LONGEST_ID for each in named):
         return web.json_response({"error": "workflow must be an id, and nodes a list of ids."}, status=400)

@@ -115,6 +115,7 @@ class AtelierTrain(Node):
                         access=folders.access(),
                         workflow=server.workflow_of(cls.hidden.extra_pnginfo),
                     )
+            assert result is not None  # this process is alone, so it leads
             if not result.finished:
                 session.count_kept(name)
             report = describe_result(result, time.monotonic() - began)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import comfy.diffusers_load
 import comfy.lora
@@ -42,10 +42,10 @@ def load_models(config: BaseModelConfig, prediction: str, zero_terminal_snr: boo
     parts = {"output_vae": VAE_FILE not in given, "output_clip": not given.keys() & set(TEXT_FILES)}
     if Path(config.path).is_dir():
         _check_folder(Path(config.path), given)
-        model, clip, vae = comfy.diffusers_load.load_diffusers(config.path, embedding_directory=embeddings, **parts)
+        loaded = comfy.diffusers_load.load_diffusers(config.path, embedding_directory=embeddings, **parts)
     else:
         loaded = comfy.sd.load_checkpoint_guess_config(config.path, embedding_directory=embeddings, **parts)
-        model, clip, vae = loaded[:3]
+    model, clip, vae = cast("tuple[Any, Any, Any]", loaded[:3])
     if not parts["output_clip"]:
         clip = _load_clip(Path(config.path), given, embeddings)
     if not parts["output_vae"]:
@@ -70,7 +70,7 @@ def _load_clip(path: Path, given: dict[str, Path], embeddings: list[str]) -> Any
         return comfy.sd.load_text_encoder_state_dicts(stored, embedding_directory=embeddings)
     # ComfyUI tells the kind of CLIP from the whole checkpoint, so that is what it gets, with other text encoders in it.
     header = read_header(path)
-    tensors = comfy.utils.load_torch_file(str(path))
+    tensors = cast("dict[str, Tensor]", comfy.utils.load_torch_file(str(path)))
     if unet_prefix(header.shapes) == "":
         tensors = {UNET + name: tensor for name, tensor in tensors.items()}
     for name, part in zip(TEXT_FILES, detect_family(header, (VAE_FILE, *TEXT_FILES)).texts, strict=False):
@@ -79,7 +79,7 @@ def _load_clip(path: Path, given: dict[str, Path], embeddings: list[str]) -> Any
             tensors = {k: t for k, t in tensors.items() if not k.startswith(part.prefix)}
             tensors |= {place + k: t for k, t in named[name].items() if part.open_clip or k.startswith("text_model.")}
     options = {"output_vae": False, "output_model": False, "embedding_directory": embeddings}
-    return comfy.sd.load_state_dict_guess_config(tensors, **options)[1]
+    return cast("tuple[Any, ...]", comfy.sd.load_state_dict_guess_config(tensors, **options))[1]
 
 
 def _check_folder(path: Path, given: Collection[str]) -> None:
@@ -169,9 +169,7 @@ def check_lora(path: Path, model: Any, clip: Any) -> None:
     clip: None where no text encoder is trained. Weights need not be in memory.
     """
     tensors, layers = load_file(path), load_lora(path).layers
-    keys = comfy.lora.model_lora_keys_unet(model.model, {})
-    if clip is not None:
-        keys = comfy.lora.model_lora_keys_clip(clip.cond_stage_model, keys)
+    keys = lora_keys(model, clip)
     taken = comfy.lora.load_lora(tensors, keys, log_missing=False)
     unmatched = sorted(name for name in layers if name not in keys or not _taken(keys[name], taken))
     if unmatched:

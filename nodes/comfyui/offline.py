@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import comfy.model_detection
 import comfy.utils
@@ -42,7 +42,7 @@ def outline_models(file: Path) -> tuple[Any, Any] | None:
     tensors, metadata = _tensors(file)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
     own = comfy.utils.state_dict_prefix_replace(dict(tensors), {prefix: ""}, filter_keys=True) or dict(tensors)
-    config = comfy.model_detection.model_config_from_unet(own, "", metadata=metadata)
+    config = cast("Any", comfy.model_detection.model_config_from_unet(own, "", metadata=metadata))
     if config is None:
         return None
     config.set_inference_dtype(torch.float16, None)

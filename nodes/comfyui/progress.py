@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import comfy.model_management
 import comfy.utils
@@ -46,8 +46,8 @@ def address_of(hidden: Any) -> NodeAddress:
     context = get_executing_context()
     workflow = (hidden.extra_pnginfo or {}).get("workflow") if isinstance(hidden.extra_pnginfo, dict | None) else None
     name = workflow.get("id") if isinstance(workflow, dict) else None
-    known = isinstance(name, str) and len(name) <= LONGEST_ID
-    return NodeAddress(context.prompt_id if context else "", name if known else "", str(hidden.unique_id))
+    known = name if isinstance(name, str) and len(name) <= LONGEST_ID else ""
+    return NodeAddress(context.prompt_id if context else "", known, str(hidden.unique_id))
 
 
 _live: NodeProgress | None = None  # of the run at work; ComfyUI's worker runs one node at a time
@@ -207,8 +207,8 @@ class NodeProgress:
 
     def _measure(self) -> None:
         device = comfy.model_management.get_torch_device()
-        free = comfy.model_management.get_free_memory(device)
-        used = comfy.model_management.get_total_memory(device) - free
+        free = cast("int", comfy.model_management.get_free_memory(device))
+        used = cast("int", comfy.model_management.get_total_memory(device)) - free
         kind = "RAM" if device.type in ("cpu", "mps") else "GPU memory"
         self._memory = f"{kind} {used / 1e9:.1f} GB used, {free / 1e9:.1f} GB free"
 

@@ -140,7 +140,7 @@ def _enlarged(models: Models, latents: Tensor, hires: Hires) -> Tensor:
     if hires.upscale_model is not None:
         from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel  # ComfyUI loads it after custom nodes
 
-        pictures = ImageUpscaleWithModel.execute(hires.upscale_model, pictures).result[0]
+        pictures = ImageUpscaleWithModel.execute(hires.upscale_model, pictures).args[0]
     pixels = models.model.get_model_object("latent_format").spacial_downscale_ratio
     enlarged = comfy.utils.common_upscale(
         pictures.movedim(-1, 1), width * pixels, height * pixels, hires.method, "disabled"

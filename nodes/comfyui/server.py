@@ -10,7 +10,7 @@ from comfy.cli_args import args
 from server import PromptServer
 
 
-def add_route(path: str, answer: Callable[[web.Request], Awaitable[web.Response]], method: str = "POST") -> None:
+def add_route(path: str, answer: Callable[[web.Request], Awaitable[web.StreamResponse]], method: str = "POST") -> None:
     """Add a route to the server; only while ComfyUI starts."""
     PromptServer.instance.routes.route(method, path)(answer)
 

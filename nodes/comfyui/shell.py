@@ -127,8 +127,11 @@ def _differing(here: RunConfig, there: RunConfig) -> Iterator[str]:
     own, others = dict(_leaves(here.to_dict(), "")), dict(_leaves(there.to_dict(), ""))
     for name, value in own.items():
         other = others.get(name)
-        texts = isinstance(value, str) and isinstance(other, str)
-        if value != other and not (texts and os.path.realpath(value) == os.path.realpath(other)):
+        if isinstance(value, str) and isinstance(other, str):
+            differ = os.path.realpath(value) != os.path.realpath(other)
+        else:
+            differ = value != other
+        if differ:
             yield f"{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 

@@ -1,5 +1,7 @@
 """Teach ComfyUI's own loader the embedded tiny base model, and no other file."""
 
+from typing import Any
+
 import comfy.sd1_clip
 import comfy.supported_models
 import comfy.supported_models_base
@@ -34,7 +36,8 @@ class TinyTextEncoder(comfy.sd1_clip.SD1ClipModel):
     """Stable Diffusion 1's wrapper around the tiny text encoder."""
 
     def __init__(self, device="cpu", dtype=None, model_options=None):
-        super().__init__(device=device, dtype=dtype, model_options=model_options or {}, clip_model=TinyClipModel)
+        options: dict[str, Any] = {"model_options": model_options or {}, "clip_model": TinyClipModel}
+        super().__init__(device=device, dtype=dtype, **options)
 
 
 class TinyBase(comfy.supported_models.SD15):

@@ -9,7 +9,7 @@ import ast
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from simpleeval import DEFAULT_OPERATORS, InvalidExpression, SimpleEval
 
@@ -75,9 +75,11 @@ def _check(node: ast.AST, names: tuple[str, ...]) -> None:
         known = called and not node.keywords
     elif isinstance(node, ast.Constant):
         known = type(node.value) in (int, float)
-        if known and node.value > 1e300:  # a whole number might be too large for a float
-            raise ValueError("A number in the expression is larger than 1e300.")
-        node.value = float(node.value) if known else node.value
+        if known:
+            number = cast("float", node.value)
+            if number > 1e300:  # a whole number might be too large for a float
+                raise ValueError("A number in the expression is larger than 1e300.")
+            node.value = float(number)
     if not known:
         raise ValueError(
             f"The expression cannot use {ast.unparse(node)!r}; it can use {', '.join(names)}, numbers, pi, e, "

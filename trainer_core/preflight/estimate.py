@@ -104,7 +104,7 @@ class LiveBytes(TorchDispatchMode):
         del self._live[address]
         self.now -= size
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run an operator and count the new memory of its results.
 
         On the meta device each operator runs once for the same shapes, as it is slow Python code there; a run's

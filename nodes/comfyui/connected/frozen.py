@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from comfy.quant_ops import QuantizedTensor
 from torch import Tensor, nn
+from torch.nn.grad import conv1d_input, conv2d_input, conv3d_input
 
 from ....trainer_core.memory.products import input_gradient, linear
 from ....trainer_core.networks.layers.dora import frozen_weight
@@ -31,9 +32,9 @@ def _transposed(convolve: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 CONVOLUTIONS: dict[type, Callable[..., Tensor]] = {  # and the gradient of their inputs
-    nn.Conv1d: torch.nn.grad.conv1d_input,
-    nn.Conv2d: torch.nn.grad.conv2d_input,
-    nn.Conv3d: torch.nn.grad.conv3d_input,
+    nn.Conv1d: conv1d_input,
+    nn.Conv2d: conv2d_input,
+    nn.Conv3d: conv3d_input,
     nn.ConvTranspose1d: _transposed(F.conv1d),
     nn.ConvTranspose2d: _transposed(F.conv2d),
     nn.ConvTranspose3d: _transposed(F.conv3d),
@@ -178,7 +179,9 @@ def is_product(layer: Any) -> bool:
     A layer of an unknown class with plain weights is tried, on other weights for a moment.
     """
     weight = getattr(layer, "weight", None)
-    if _known(layer) or type(weight) not in (Tensor, nn.Parameter) or not weight.is_floating_point():
+    if _known(layer) or not isinstance(weight, Tensor) or type(weight) not in (Tensor, nn.Parameter):
+        return True
+    if not weight.is_floating_point():
         return True
     shape, draws = weight_shape(layer), torch.Generator().manual_seed(0)
     if tuple(weight.shape) != shape:
@@ -262,14 +265,14 @@ def _weights(layer: Any, dtype: torch.dtype, device: torch.device) -> Iterator[t
 @torch.no_grad()
 def weight_of(layer: Any, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Read the weight of a layer of ComfyUI as the layer computes with it; device: by default the weight's own."""
-    device = device or layer.weight.device
+    place: torch.device = device or layer.weight.device
     if not _known(layer) and hasattr(layer, "in_features"):
-        return _by_identity(layer, dtype, device)
-    with _weights(layer, dtype, device) as (weight, _):
+        return _by_identity(layer, dtype, place)
+    with _weights(layer, dtype, place) as (weight, _):
         scale = _input_scale(layer, weight)
         if scale is not None:
             return weight * scale
-        borrowed = hasattr(layer, "_v") or device != layer.weight.device  # in a buffer that the next layer overwrites
+        borrowed = hasattr(layer, "_v") or place != layer.weight.device  # in a buffer that the next layer overwrites
         return weight.clone() if borrowed else weight
 
 

@@ -122,7 +122,7 @@ def _tensor(tensor: Any) -> str:
     if type(plain) not in (Tensor, torch.nn.Parameter) and hasattr(plain, "dequantize"):
         plain = plain.dequantize()
     data = plain.contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
-    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(data).hexdigest()}"
+    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(data.data).hexdigest()}"
 
 
 def _patches(patcher: Any) -> str:

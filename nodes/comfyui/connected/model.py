@@ -63,6 +63,7 @@ class ConnectedModel:
         guidance = config.connected.guidance
         guidance = self.family.guidance if guidance < 0 else guidance
         self._denoiser: Denoiser | None = Denoiser(self.model, sigmas(self.model), guidance)
+        self._noise: NoiseModel | None = None  # once it was asked for
         self._reserved = 0  # bytes of the device for a step
         self._left_out: frozenset[str] = frozenset()  # names of layers that cannot be trained
         self._units: list[Unit] | None = None  # blocks that can be recomputed; None before they were tried
@@ -116,10 +117,11 @@ class ConnectedModel:
         """The dtype of activations."""
         return self.model.model.get_dtype_inference()
 
-    @functools.cached_property
+    @property
     def noise(self) -> NoiseModel:
         """The levels and the kind of prediction of the MODEL's own sampling."""
-        return noise_model(self.model)
+        self._noise = self._noise or noise_model(self.model)
+        return self._noise
 
     @property
     def levels(self) -> LevelDefaults:

@@ -134,7 +134,10 @@ def _kind(numbers: Numbers) -> Prediction:
         "x0": (one, zero),
         "v_prediction": (-sigma / length, alpha / length),
     }
-    return next((kind for kind, form in forms.items() if _same(p, form[0]) and _same(q, form[1])), "affine")
+    for kind, form in forms.items():
+        if _same(p, form[0]) and _same(q, form[1]):
+            return kind
+    return "affine"
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

@@ -72,7 +72,7 @@ def encode_seen(clip: Any, caption: str, pictures: Sequence[Tensor], *, single: 
         else:
             numbered = {f"image{number}": image for number, image in enumerate(images, 1)}
             made = nodes_qwen.TextEncodeQwenImageEditPlus.execute(clip, escape(caption), **numbered)
-    return _stored(made.result[0])
+    return _stored(made.args[0])
 
 
 def _stored(found: Any) -> Conditioning:

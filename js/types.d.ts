@@ -1,0 +1,219 @@
+// What the pack uses of ComfyUI's page, and what its server answers. Only the checks read this file.
+
+interface Widget {
+  name: string;
+  value: any;
+  options: { values: string[] };
+  serialize?: boolean;
+  callback?(value: unknown): void;
+  computeSize?(width?: number): [number, number];
+  computeLayoutSize?: unknown;
+}
+
+interface WidgetOptions {
+  serialize?: boolean;
+  hideOnZoom?: boolean;
+  margin?: number; // pixels
+  getMinHeight?(): number;
+  getMaxHeight?(): number;
+}
+
+interface GraphNode {
+  id: number | string;
+  type: string;
+  comfyClass?: string;
+  graph: Graph;
+  subgraph?: Graph;
+  size: [number, number];
+  inputs?: { name: string; widget?: { name: string } }[];
+  widgets: Widget[];
+  isInputConnected(slot: number): boolean;
+  getInputLink(slot: number): { origin_id: number | string; origin_slot: number } | null;
+  getInputNode(slot: number): GraphNode | null;
+  getOutputNodes(slot: number): GraphNode[] | null;
+  addWidget(kind: string, name: string, value: unknown, act: () => void, options: WidgetOptions): Widget;
+  addDOMWidget(name: string, kind: string, element: HTMLElement, options: WidgetOptions): Widget;
+  computeSize(): [number, number];
+  setSize(size: [number, number]): void;
+  setDirtyCanvas(front: boolean, back: boolean): void;
+  onExecuted?(output: any, ...rest: unknown[]): void;
+  onRemoved?(...rest: unknown[]): void;
+  onSerialize?(data: { widgets_values?: unknown[] }): void;
+  onDragOver?(event: DragEvent): boolean;
+  onDragDrop?(event: DragEvent): boolean;
+}
+
+interface Graph {
+  id: string;
+  nodes: GraphNode[];
+  getNodeById(id: number | string): GraphNode | undefined;
+  setDirtyCanvas(front: boolean, back: boolean): void;
+}
+
+interface Prompt {
+  output: Record<string, { class_type: string; inputs?: Record<string, unknown> }>;
+  workflow: unknown;
+}
+
+interface Extension {
+  name: string;
+  settings?: object[];
+  nodeCreated?(node: GraphNode): void;
+  setup?(): void;
+  afterConfigureGraph?(): void;
+}
+
+interface SidebarTab {
+  id: string;
+  icon: string;
+  title: string;
+  tooltip: string;
+  type: "custom";
+  render(host: HTMLElement): void;
+  destroy(): void;
+}
+
+interface App {
+  graph?: Graph; // none yet while the editor loads
+  rootGraph?: Graph; // of newer editors
+  canvas: {
+    graph?: Graph;
+    selectItems(nodes: GraphNode[]): void;
+    centerOnNode(node: GraphNode): void;
+    emitBeforeChange(): void;
+    emitAfterChange(): void;
+  };
+  ui?: { autoQueueEnabled: boolean; autoQueueMode: string };
+  extensionManager: {
+    toast: { add(toast: { severity: string; summary: string; detail: string; life: number }): void };
+    dialog: {
+      confirm(question: { title: string; message: string; type?: string }): Promise<boolean | null>;
+      prompt(question: { title: string; message: string; defaultValue: string }): Promise<string | null | undefined>;
+    };
+    command: { execute(name: string): void };
+    setting?: { get(name: string): string | undefined };
+    registerSidebarTab(tab: SidebarTab): void;
+  };
+  registerExtension(extension: Extension): void;
+  queuePrompt(number: number, count: number): void;
+  graphToPrompt(): Promise<Prompt>;
+  loadGraphData(workflow: unknown, clean: boolean, restore: boolean, name: string): Promise<void>;
+  refreshComboInNodes(): void;
+}
+
+interface Api {
+  addEventListener(name: string, listen: (event: CustomEvent) => void): void;
+  apiURL(route: string): string;
+  fetchApi(route: string, options?: RequestInit): Promise<Response>;
+  queuePrompt(number: number, prompt: Prompt, ...rest: unknown[]): Promise<unknown>;
+}
+
+declare module "*/scripts/app.js" {
+  export const app: App;
+}
+
+declare module "*/scripts/api.js" {
+  export const api: Api;
+}
+
+interface Window {
+  LiteGraph?: { vueNodesMode?: boolean };
+}
+
+// --- what the server answers ------------------------------------------------------------------------------
+
+type Point<Value> = [step: number, value: Value, lowest?: Value, highest?: Value]; // of several steps with their ends
+type Curve = Point<number>[];
+type ToldCurve = Point<number | null>[]; // null: not finite
+
+interface Curves {
+  loss: ToldCurve;
+  validation: ToldCurve;
+  rate: Record<string, ToldCurve>;
+  concepts: Record<string, ToldCurve>;
+  levels: Record<string, ToldCurve>;
+}
+
+// A run in the list; null: unknown, as in a damaged one.
+interface ListedRun {
+  run: string;
+  name: string | null;
+  title: string;
+  status: "running" | "finished" | "stopped" | "empty" | "unreadable";
+  sentence: string;
+  step: number | null;
+  steps: number | null;
+  loss: number | null;
+  validation: { step: number; loss: number | null } | null;
+  size: number; // bytes
+  created: number; // seconds since 1970, as all times
+  changed: number;
+  thumbnail: string | null;
+  base_model: string | null;
+  workflow: boolean;
+}
+
+interface Save {
+  step: number;
+  size: number; // bytes
+  written: number | null;
+  stays: boolean;
+  lora: boolean;
+  problem?: string | null;
+}
+
+// A run by itself.
+interface Run extends ListedRun {
+  curves: Curves | null;
+  best: number | null; // step
+  saves: Save[];
+  samples: string[];
+  prompts: string[];
+  notes: string[];
+  settings: Record<string, unknown>;
+  files: { name: string; size: number }[];
+  published: string[];
+  pictures: number | null;
+  begun_with: { step: number; run: string } | null;
+  error?: undefined;
+}
+
+interface Failure {
+  error: string;
+}
+
+// What an event tells of a run at work.
+interface RunState {
+  run?: string | null;
+  node?: string;
+  workflow?: string;
+  prompt_id?: string;
+  alive?: boolean;
+  followed?: boolean; // another process trains it
+  seen?: number; // bytes of its log
+  step?: number;
+  steps?: number;
+  text?: string;
+  details?: string[];
+  notes?: string[];
+  note?: string;
+  changed?: boolean;
+  points?: StepPoint[];
+}
+
+interface StepPoint {
+  step: number;
+  loss: number | null;
+  rate: Record<string, number | null>;
+  concepts: Record<string, number | null>;
+}
+
+// What RunGraph draws.
+interface GraphRun {
+  name?: string | null;
+  colour?: string;
+  points?: Partial<Pick<Curves, "loss" | "validation" | "rate">>;
+  saves?: { step: number; best: boolean }[];
+  concepts?: Record<string, ToldCurve>;
+  levels?: Record<string, ToldCurve>;
+}
