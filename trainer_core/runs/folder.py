@@ -42,6 +42,7 @@ from ..common.files import (
 from ..common.json_files import LARGEST, parse_json, read_json
 from ..common.leftovers import leftovers, remove_leftovers
 from ..common.wording import names, printable
+from ..config import run_again, setting
 from .asked import take
 from .key import FORMAT, SHOWN, Keys
 from .values import is_count, is_inside, is_object, is_plain, is_text, is_texts, is_time, is_words, read_object, unfit
@@ -165,7 +166,7 @@ class RunFolder:
         except Timeout as error:
             raise RuntimeError(
                 f"The run {self.path.name} is being trained by {self.owner() or 'another process'}. Wait for it, or "
-                "set on_existing of Train LoRA to train again."
+                f"set {setting('existing.on_existing')} to train again."
             ) from error
         try:
             self._restore_names()
@@ -390,7 +391,7 @@ def claiming(runs: Path) -> Iterator[None]:
     except Timeout as error:
         raise RuntimeError(
             f"Another process has been choosing a run in {runs} for {CLAIM:.0f} seconds. Wait for it, or end it; then "
-            "press Run again."
+            f"{run_again()}."
         ) from error
     try:
         yield

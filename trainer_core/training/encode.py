@@ -12,7 +12,7 @@ from torch import Tensor
 from ..common.callbacks import Callbacks
 from ..common.wording import count, names
 from ..common.world import ALONE, World
-from ..config import SamplePicture
+from ..config import SamplePicture, setting
 from ..data.buckets import Size
 from ..data.cache import Cache, blank_key, latent_key, mask_key, painted_key, reference_key
 from ..data.controls import Control, Reference, References
@@ -164,7 +164,7 @@ def _encode_pictures(work: Work, missing: Mapping[str, tuple[Coloured, Crop]]) -
         work.note_once(
             "room",
             f"{on_cpu} of {len(missing)} pictures were encoded on the CPU, as the GPU had no room for the VAE's work. "
-            "To halve that memory set vae_precision of Load Base Model to bfloat16.",
+            f"To halve that memory set {setting('base_model.vae_precision')} to bfloat16.",
         )
     if overflowed:
         some = count(overflowed, "picture", "pictures")
@@ -260,5 +260,5 @@ def _check_space(base: BaseModel, cache: Cache, missing: Sequence[Crop]) -> None
         other = "disk" if cache.in_ram else "RAM, where there is more"
         raise ValueError(
             f"Encoded pictures need {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free in {place}; make room, or "
-            f"set encodings of Memory to {other}."
+            f"set {setting('memory.encodings')} to {other}."
         )
