@@ -5,9 +5,6 @@ import { api } from "../../scripts/api.js";
 // locales/<language>/main.json under "atelier". {0}, {1} … stand for values.
 
 const known = await read();
-const patterns = Object.keys(known.server ?? {}) // the longest first, as the most special ones
-  .sort((one, other) => other.length - one.length)
-  .map((text) => [new RegExp(`^${asPattern(text)}$`, "s"), text]);
 
 async function read() {
   const language = app.extensionManager?.setting?.get("Comfy.Locale") ?? "en";
@@ -21,20 +18,14 @@ async function read() {
   }
 }
 
-function asPattern(text) {
-  return text.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{\d\}/g, "(.+)");
-}
-
 const fill = (text, values) => text.replace(/\{(\d)\}/g, (place, i) => values[i] ?? place);
 
 // A text of the page.
 export const t = (text, ...values) => fill(known.page?.[text] ?? text, values);
 
-// A text of the server, whose values are in it already.
-export function told(text) {
-  for (const [pattern, key] of patterns) {
-    const found = pattern.exec(text);
-    if (found) return fill(known.server[key], found.slice(1));
-  }
-  return text;
+// What the server says: a plain text, or {text, key, values}, whose template other languages know by its key.
+export function told(said) {
+  if (typeof said !== "object" || said === null) return said;
+  const { text, key, values } = said, template = known.server?.[key];
+  return template ? fill(template, values.map(told)) : text;
 }

@@ -225,8 +225,8 @@ def test_captions_that_take_too_much_room_are_told_before_they_are_encoded(
         work = encode_module.Work(base=base, plan=plan, cache=cache, device=torch.device("cpu"), callbacks=told)
         if free < 10_000:
             with pytest.raises(ValueError, match=r"10 encoded captions need 0 MB.*set caption_variants"):
-                encode_module._encode_texts(work, texts)
+                encode_module.encode_texts(work, texts)
             assert len(encoded) == 1
             return
-        encode_module._encode_texts(work, texts)
+        encode_module.encode_texts(work, texts)
     assert len(encoded) == 10 and all(said in note for note in notes) and len(notes) == bool(said)

@@ -83,8 +83,8 @@ def test_each_switch_does_what_the_nodes_setting_does(config, tmp_path, cache):
 
 def test_run_keys_and_encoded_texts_know_the_prompt_alone(config, tmp_path, cache, monkeypatch):
     encoded = []
-    texts = encode._encode_texts
-    monkeypatch.setattr(encode, "_encode_texts", lambda work, given: encoded.append(given) or texts(work, given))
+    texts = encode.encode_texts
+    monkeypatch.setattr(encode, "encode_texts", lambda work, given: encoded.append(given) or texts(work, given))
     config = config.replace(existing=ExistingConfig())
     first = run(config, tmp_path, cache)
     config = config.replace(sample=PLAIN.replace(prompts=("a sky --s 1 --n", "thing --n number --s 1")))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from .base import Config, check_path, check_text
-from .rows import needed, row
+from .rows import for_reader, needed, row
 
 MASK_SUFFIX = "-masklabel.png"  # of masks beside pictures; files with it are never trained as pictures
 
@@ -121,8 +121,8 @@ class ControlConfig(Config):
         """Refuse a slider of several folders or of other cuts, and folders that are none."""
         if self.use == "slider" and len(self.folders) > 1:
             raise ValueError(
-                f"A slider has one other end, and {len(self.folders)} folders are set in "
-                f"{self.named('folders')}; leave one only."
+                f"A slider has one other end, and {self.NODE} has {len(self.folders)} folders; leave "
+                + for_reader(f"folder_2 and folder_3 of {self.NODE} empty.", f"one in {self.named('folders')}.")
             )
         if self.use == "slider" and self.fit == "whole":
             raise ValueError(f"Both ends of a slider are cut alike; set {self.named('fit')} to as_picture.")

@@ -56,7 +56,6 @@ OTHERS: dict[str, Other] = {
             "sv_cumulative": "--value",
             "sv_fro": "--value",
             "recipe": "--recipe",
-            "model": "--model",
         },
     ),
     "run": Other("Train LoRA", "the run", {"name": "name"}),

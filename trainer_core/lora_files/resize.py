@@ -14,7 +14,7 @@ from torch import Tensor
 from ..common.cancel import look
 from ..common.side_by_side import side_by_side
 from ..common.wording import count
-from ..config import setting
+from ..config import node, setting
 from .formats import FileLayer
 from .read import LoraFile
 from .recipes import Recipe, Reference, kept_directions, reference_of, settle_sizes
@@ -112,7 +112,7 @@ def resize_by_recipes(
     `size`. A layer of which nothing is kept is left out. Raises ValueError where a recipe keeps nothing at all.
     """
     if weight is None and (needy := next((recipe for recipe in recipes if recipe.needs_model), None)):
-        raise ValueError(f"The recipe {needy.text} compares with the model; set {setting('resize.model')}.")
+        raise ValueError(f"The recipe {needy.text} compares with the model; link the MODEL to {node('resize')}.")
     untouched, names, found = [], [], []
     references: list[Reference] = []
     measures = weight is not None and any(recipe.needs_model for recipe in recipes)

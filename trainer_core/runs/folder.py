@@ -41,7 +41,7 @@ from ..common.files import (
 )
 from ..common.json_files import LARGEST, parse_json, read_json
 from ..common.leftovers import leftovers, remove_leftovers
-from ..common.wording import names, printable
+from ..common.wording import names, printable, say
 from ..config import run_again, setting
 from .asked import take
 from .key import FORMAT, SHOWN, Keys
@@ -234,7 +234,7 @@ class RunFolder:
         if unfit(owner, {"pid": is_count, "host": is_text, "since": is_time}):
             return ""
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(owner["since"]))
-        return f"process {owner['pid']} on {printable(owner['host'])} since {since}"
+        return say("process {0} on {1} since {2}", owner["pid"], printable(owner["host"]), since)
 
     def owned_since(self) -> float:
         """Read when the process that trains the run began to, in seconds since 1970; 0 without one."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..common.callbacks import Callbacks
-from ..common.wording import count, names
+from ..common.wording import count, names, say
 from ..common.world import ALONE, World
 from ..config import SamplePicture, setting
 from ..data.buckets import Size
@@ -159,7 +159,7 @@ def _encode_pictures(work: Work, missing: Mapping[str, tuple[Coloured, Crop]]) -
             on_cpu += no_room
             entry = {"mean": mean} | ({} if std is None else {"std": std})
             work.cache.put(key, {name: tensor[0].cpu() for name, tensor in entry.items()})
-            work.callbacks.phase("encoding pictures", done + 1, len(missing))
+            work.callbacks.phase(say("encoding pictures"), done + 1, len(missing))
     if on_cpu:
         work.note_once(
             "room",
@@ -209,7 +209,7 @@ def _encode_painted(work: Work, needs: Needs) -> dict[View | Size, str]:
             if not _finite(painted):
                 raise _not_finite(base, plan.file(view))
             cache.put(keys[view], {"painted": painted[0].cpu()})
-            work.callbacks.phase("encoding masked pictures", done + 1, len(missing))
+            work.callbacks.phase(say("encoding masked pictures"), done + 1, len(missing))
     return keys
 
 
@@ -238,7 +238,7 @@ def _encode_references(work: Work, references: Collection[Reference]) -> dict[Re
                 if not _finite(reference):
                     raise _not_finite(base, each.control)
                 cache.put(keys[each], {"reference": reference[0].cpu()})
-                work.callbacks.phase("encoding control pictures", done + 1, len(missing))
+                work.callbacks.phase(say("encoding control pictures"), done + 1, len(missing))
     return keys
 
 

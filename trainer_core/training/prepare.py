@@ -12,7 +12,7 @@ import torch
 
 from ..common.callbacks import Callbacks
 from ..common.files import check_writable
-from ..common.wording import count, names
+from ..common.wording import count, names, say
 from ..common.world import World
 from ..config import (
     OPEN,
@@ -236,7 +236,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     memory: the settings to start with.
     """
     config, device, note = job.config, job.device, job.callbacks.note
-    job.callbacks.phase("loading the model", 0, 1)
+    job.callbacks.phase(say("loading the model"), 0, 1)
     base = job.source.load(job.dtype, lambda base: merge_beneath(base, config.lora.beneath))
     start = load_continued(config, base)
     if start and start.changes_text:

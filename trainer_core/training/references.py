@@ -35,13 +35,13 @@ def check_references(config: RunConfig, base: BaseModel) -> None:
     for place, number in given:
         if number and not base.references:
             raise ValueError(
-                f"{base.title} takes no control pictures; clear {place}, or train on an edit model, such as FLUX.1 "
+                f"{base.title} takes no control pictures; remove {place}, or train on an edit model, such as FLUX.1 "
                 f"Kontext or FLUX.2, by {node('connected')}."
             )
         if number > base.references:
             taken = count(base.references, "control picture")
             raise ValueError(
-                f"{base.title} takes {taken} with edit_text single; give {place} as many, or "
+                f"{base.title} takes {taken} with edit_text single; set {place} to as many, or "
                 f"{setting('connected.edit_text')} to plus."
             )
 
