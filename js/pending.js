@@ -1,7 +1,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { ask, make, makeButton, toast } from "./parts.js";
-import { t, told } from "./words.js";
+import { t } from "./words.js";
 
 // Runs that were queued or at work when ComfyUI ended: offered when the page opens, and queued as they were.
 
@@ -55,7 +55,7 @@ async function queueAgain() {
       await ask("/atelier/pending/drop", { names: [name] });
     } catch (/** @type {any} */ problem) {
       // refused: a model or a folder is gone, maybe; it is offered again after the next restart
-      toast({ error: t("ComfyUI refused a run: {0}.", told(problem.message)) });
+      toast({ error: t("ComfyUI refused a run: {0}.", problem.message) });
     }
   }
 }

@@ -5,10 +5,6 @@ import { api } from "../../scripts/api.js";
 // locales/<language>/main.json under "atelier". {0}, {1} … stand for values.
 
 const { page = {}, server = {} } = await read();
-/** @type {[RegExp, string][]} */
-const patterns = Object.keys(server) // the longest first, as the most special ones
-  .sort((one, other) => other.length - one.length)
-  .map((text) => [new RegExp(`^${asPattern(text)}$`, "s"), text]);
 
 /** @returns {Promise<{page?: Record<string, string>, server?: Record<string, string>}>} */
 async function read() {
@@ -23,11 +19,6 @@ async function read() {
   }
 }
 
-/** @param {string} text */
-function asPattern(text) {
-  return text.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{\d\}/g, "(.+)");
-}
-
 /** @param {string} text @param {unknown[]} values */
 const fill = (text, values) => text.replace(/\{(\d)\}/g, (place, i) => String(values[i] ?? place));
 
@@ -35,12 +26,10 @@ const fill = (text, values) => text.replace(/\{(\d)\}/g, (place, i) => String(va
 /** @type {(text: string, ...values: unknown[]) => string} */
 export const t = (text, ...values) => fill(page[text] ?? text, values);
 
-// A text of the server, whose values are in it already.
-/** @param {string} text */
-export function told(text) {
-  for (const [pattern, key] of patterns) {
-    const found = pattern.exec(text);
-    if (found) return fill(server[key], found.slice(1));
-  }
-  return text;
+// What the server says: a plain text, or {text, key, values}, whose template other languages know by its key.
+/** @param {any} said @returns {any} */
+export function told(said) {
+  if (typeof said !== "object" || said === null) return said;
+  const template = server[said.key];
+  return template ? fill(template, said.values.map(told)) : said.text;
 }

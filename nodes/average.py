@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..trainer_core.config import setting
 from .comfyui import folders, tools
 from .node import Node
 from .sockets import CATEGORY, io, titled, ui
@@ -48,7 +49,7 @@ class AtelierAverageSaves(Node):
     @classmethod
     def fingerprint_inputs(cls, run: str) -> str:
         """Change with the saves of the run."""
-        return " ".join(str(step) for step, _ in folders.saves_of(run))
+        return " ".join(str(step) for step, _ in folders.saves_of(run, setting("average.run")))
 
     @classmethod
     def execute(cls, run: str, width: float) -> io.NodeOutput:
@@ -56,5 +57,5 @@ class AtelierAverageSaves(Node):
         from ..trainer_core.lora_files.average import averaged_lora  # here, so that ComfyUI starts fast
 
         with tools.tool_at_work(cls.hidden.unique_id):
-            made, report = averaged_lora(folders.saves_of(run), width)
+            made, report = averaged_lora(folders.saves_of(run, setting("average.run")), width)
         return io.NodeOutput(made, report, ui=ui.PreviewText(report))

@@ -23,7 +23,7 @@ from .sockets import CATEGORY, DatasetSocket, complaint, io, titled, ui
 MOST_CELLS, MOST_PIXELS = 1000, 300_000_000  # of a grid, which lies in memory
 MOST_PICTURES = 32  # of a dataset, to compare with
 LINKS = 4  # sockets for LoRAs
-PROMPT = "prompt of Compare LoRAs"
+PROMPT, RUN_INPUT = "prompt of Compare LoRAs", "run of Compare LoRAs"
 RUN, OWN_RUN, FILES, LINKED = "saves of a run", "saves of lora_1", "files", "linked LoRAs"
 Loras = list[tuple[str, Callable[[], Lora]]]  # titles, and what reads each
 
@@ -157,7 +157,7 @@ class AtelierCompareLoras(Node):
     def fingerprint_inputs(cls, of: dict[str, Any]) -> str:
         """Change with the saves of the run, and with files that were replaced."""
         if of["of"] == RUN:
-            return " ".join(str(step) for step, _ in folders.saves_of(of["run"]))
+            return " ".join(str(step) for step, _ in folders.saves_of(of["run"], RUN_INPUT))
         if of["of"] == FILES:
             return " ".join(folders.state_of(folders.lora_path(name, "files")) for name in names_of(of["files"]))
         return ""
@@ -280,7 +280,7 @@ def loras_of(of: Mapping[str, Any], links: Mapping[str, Any]) -> Loras:
     """List what is compared, with titles; files are read when they are drawn."""
     if of["of"] in (RUN, OWN_RUN):
         run = of["run"] if of["of"] == RUN else run_of(links.get("lora_1"))
-        saves = folders.saves_of(run)[:: -of["every"]][::-1]
+        saves = folders.saves_of(run, RUN_INPUT)[:: -of["every"]][::-1]
         if not saves:
             raise ValueError(f"The run {run} has no save with a LoRA yet; set run of Compare LoRAs to another.")
         return [(f"step {step}", lambda path=path: read_lora(path)[0]) for step, path in saves]

@@ -93,7 +93,7 @@ class AtelierExtractLora(Node):
         base_clip: Any = None,
     ) -> io.NodeOutput:
         """Read both models layer by layer."""
-        rule = rule_of(mode, "Extract LoRA")
+        rule = rule_of(mode, "extract")
         settings = rule.settings()
         with tools.tool_at_work(cls.hidden.unique_id) as progress:
             if source["source"] == LINKED:

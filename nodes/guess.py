@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from ..trainer_core.common.wording import say
 from ..trainer_core.config import BaseModelConfig, ConnectedConfig, Defaults, fill
 from ..trainer_core.workflow.read import TRAIN, read_workflow
 from .comfyui import folders, session
@@ -33,9 +34,11 @@ def guess(prompt: Mapping[str, Any], node: str) -> list[dict[str, Any]]:
         raise ValueError("There is no such Train LoRA in the prompt.")
     for name, title in NEEDED.items():
         if name not in train["inputs"]:
-            raise ValueError(f"Nothing is linked to {name} of Train LoRA; link {title} there, then guess again.")
+            raise ValueError(
+                say("Nothing is linked to {0} of Train LoRA; link {1} there, then guess again.", name, title)
+            )
     if session.at_work():
-        raise ValueError("A LoRA is being trained now, so that the free memory is unknown; guess again after it.")
+        raise ValueError(say("A LoRA is being trained now, so that the free memory is unknown; guess again after it."))
     with _guessing:
         config = _read(prompt, node)
         linked = config.base_model.connected is not None

@@ -30,18 +30,18 @@ def answering(
 
     async def route(request: web.Request) -> web.Response:
         if request.method == "POST" and not 0 <= (request.content_length or -1) <= LARGEST:
-            return web.json_response({"error": f"The question is too long; send at most {LARGEST} bytes."}, status=413)
+            return server.json_answer({"error": f"The question is too long; send at most {LARGEST} bytes."}, status=413)
         try:
             user = pending.user_of(request)
             question = await request.json() if request.method == "POST" else None
         except (KeyError, ValueError, RecursionError):
-            return web.json_response({"error": "The question is not JSON, or its user does not exist."}, status=400)
+            return server.json_answer({"error": "The question is not JSON, or its user does not exist."}, status=400)
         try:
-            return web.json_response(await asyncio.to_thread(answer, user, question))
+            return server.json_answer(await asyncio.to_thread(answer, user, question))
         except ValueError as problem:
-            return web.json_response({"error": str(problem)}, status=400)
+            return server.json_answer({"error": str(problem)}, status=400)
         except OSError as problem:
-            return web.json_response({"error": f"The disk refused it: {reason(problem)}."}, status=409)
+            return server.json_answer({"error": f"The disk refused it: {reason(problem)}."}, status=409)
 
     return only_own_pages(route)
 

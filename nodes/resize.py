@@ -197,9 +197,9 @@ class AtelierResizeLora(Node):
         return io.NodeOutput(results, reports, ui=ui.PreviewText(head))
 
 
-def rule_of(mode: dict[str, Any], node: str = "Resize LoRA") -> Rule:
+def rule_of(mode: dict[str, Any], tool: str = "resize") -> Rule:
     """Read the rule that the inputs of a mode set."""
     if mode["mode"] == "rank":
-        return Rule(rank=mode["rank"], conv_rank=mode["conv_rank"], node=node)
+        return Rule(rank=mode["rank"], conv_rank=mode["conv_rank"], tool=tool)
     value = mode["ratio"] if mode["mode"] == "sv_ratio" else mode["share"]
-    return Rule(mode=mode["mode"], value=value, rank=mode["most"], conv_rank=mode["most_conv"], node=node)
+    return Rule(mode=mode["mode"], value=value, rank=mode["most"], conv_rank=mode["most_conv"], tool=tool)

@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from ..trainer_core.common.disk_errors import reason
+from ..trainer_core.common.wording import say
 from ..trainer_core.config import ObjectiveConfig, SchedulerConfig
 from ..trainer_core.lora_files.blocks import blocks_of
 from ..trainer_core.lora_files.read import outline_lora
@@ -63,11 +64,11 @@ def answering(
 
     async def route(request: web.Request) -> web.Response:
         if request.content_length is None or request.content_length > largest:
-            return web.json_response({"error": f"The question is too long; send at most {largest} bytes."}, status=413)
+            return server.json_answer({"error": f"The question is too long; send at most {largest} bytes."}, status=413)
         try:
             question = json.loads(await request.read())
         except (ValueError, RecursionError):  # neither text nor JSON
-            return web.json_response({"error": "The question is not JSON."}, status=400)
+            return server.json_answer({"error": "The question is not JSON."}, status=400)
         answered = answer(question)
         return await answered if inspect.isawaitable(answered) else answered
 
@@ -79,26 +80,26 @@ def answer_ask(question: Any) -> web.Response:
     what, node = (question.get("what"), question.get("node")) if isinstance(question, dict) else (None, None)
     if not isinstance(what, str) or what not in session.SAID or not isinstance(node, str | None):
         known = ", ".join(session.SAID)
-        return web.json_response({"error": f"what must be one of {known}, and node a node's id or null."}, status=400)
+        return server.json_answer({"error": f"what must be one of {known}, and node a node's id or null."}, status=400)
     try:
-        return web.json_response({"said": session.ask(what, node)})
+        return server.json_answer({"said": session.ask(what, node)})
     except ValueError as problem:
-        return web.json_response({"error": str(problem)}, status=409)
+        return server.json_answer({"error": str(problem)}, status=409)
 
 
 async def answer_command(question: Any) -> web.Response:
     """Answer {workflow: as the editor saves it, node: id of a Train LoRA} with {command: a line for a shell}."""
     workflow, node = (question.get("workflow"), question.get("node")) if isinstance(question, dict) else (None, None)
     if not isinstance(workflow, dict) or not isinstance(workflow.get("nodes"), list) or not isinstance(node, str):
-        return web.json_response({"error": "workflow must be a workflow, and node a node's id."}, status=400)
+        return server.json_answer({"error": "workflow must be a workflow, and node a node's id."}, status=400)
     try:
-        return web.json_response({"command": await asyncio.to_thread(shell.command_of, workflow, node)})
+        return server.json_answer({"command": await asyncio.to_thread(shell.command_of, workflow, node)})
     except ValueError as problem:
         whole = str(problem).endswith((".", "?"))
-        sentence = str(problem) if whole else f"This run has no command: {problem}."
+        sentence = str(problem) if whole else say("This run has no command: {0}.", str(problem))
     except OSError as problem:
         sentence = f"The file of the run could not be written ({reason(problem)}); check ComfyUI's user folder."
-    return web.json_response({"error": sentence}, status=409)
+    return server.json_answer({"error": sentence}, status=409)
 
 
 async def answer_shown(question: Any) -> web.Response:
@@ -110,13 +111,13 @@ async def answer_shown(question: Any) -> web.Response:
     workflow, nodes = asked.get("workflow", ""), asked.get("nodes", "")
     named = [workflow, *nodes] if isinstance(nodes, list) and len(nodes) <= MOST_NODES else [None]
     if not all(isinstance(each, str) and 0 < len(each) <= LONGEST_ID for each in named):
-        return web.json_response({"error": "workflow must be an id, and nodes a list of ids."}, status=400)
+        return server.json_answer({"error": "workflow must be an id, and nodes a list of ids."}, status=400)
     live = {node: state for node in nodes if (state := live_state(workflow, node)) is not None}
     try:
         last = await asyncio.to_thread(_last_runs, workflow, [node for node in nodes if node not in live])
     except OSError as problem:
-        return web.json_response({"error": f"The runs could not be read ({reason(problem)})."}, status=409)
-    return web.json_response({"shown": last | live})
+        return server.json_answer({"error": f"The runs could not be read ({reason(problem)})."}, status=409)
+    return server.json_answer({"shown": last | live})
 
 
 def _last_runs(workflow: str, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -137,9 +138,9 @@ def _last_runs(workflow: str, nodes: Sequence[str]) -> dict[str, dict[str, Any]]
 def answer_schedule(question: Any) -> web.Response:
     """Answer {values: the Scheduler's widgets, steps: of the run or null} with a curve, or {error: a sentence}."""
     try:
-        return web.json_response(curve(question))
+        return server.json_answer(curve(question))
     except ValueError as problem:
-        return web.json_response({"error": str(problem)})
+        return server.json_answer({"error": str(problem)})
 
 
 def curve(question: Any) -> dict[str, Any]:
@@ -193,9 +194,9 @@ def _choice_and_field(widget: str) -> tuple[str, str]:
 def answer_levels(question: Any) -> web.Response:
     """Answer {values: Noise & Loss's widgets, connected: of a model that ComfyUI has loaded} with `levels`."""
     try:
-        return web.json_response(levels(question))
+        return server.json_answer(levels(question))
     except ValueError as problem:
-        return web.json_response({"error": str(problem)})
+        return server.json_answer({"error": str(problem)})
 
 
 def levels(question: Any) -> dict[str, Any]:
@@ -211,11 +212,11 @@ def levels(question: Any) -> dict[str, Any]:
     if question.get("connected"):
         if config.timestep_distribution in ("auto", "snr_uniform"):
             raise ValueError(
-                "How often timesteps are trained depends on the connected model; Use Connected Model names it."
+                say("How often timesteps are trained depends on the connected model; Use Connected Model names it.")
             )
-        family = "without the shift of the model's family" if open_shift else ""
+        family = say("without the shift of the model's family") if open_shift else ""
     elif config.timestep_distribution == "auto":
-        family = "as Stable Diffusion is trained"
+        family = say("as Stable Diffusion is trained")
     objective = Objective(config, noise_model("epsilon", False), seed=0)
     table, count = objective.probabilities((64, 64)), len(objective.path)
     shares = level_shares(table, config.min_timestep, count, PARTS)
@@ -226,13 +227,13 @@ async def answer_guess(question: Any) -> web.Response:
     """Answer {prompt: all that leads to a Train LoRA, node: its id} with {guesses: as `guess` lists} or {error: …}."""
     prompt, node = (question.get("prompt"), question.get("node")) if isinstance(question, dict) else (None, None)
     if not isinstance(prompt, dict) or not isinstance(node, str):
-        return web.json_response({"error": "prompt must be a prompt, and node an id in it."}, status=400)
+        return server.json_answer({"error": "prompt must be a prompt, and node an id in it."}, status=400)
     try:
-        return web.json_response({"guesses": await asyncio.to_thread(guess, prompt, node)})
+        return server.json_answer({"guesses": await asyncio.to_thread(guess, prompt, node)})
     except ValueError as problem:
-        return web.json_response({"error": str(problem)}, status=409)
+        return server.json_answer({"error": str(problem)}, status=409)
     except OSError as problem:
-        return web.json_response({"error": f"A file could not be read ({reason(problem)})."}, status=409)
+        return server.json_answer({"error": f"A file could not be read ({reason(problem)})."}, status=409)
 
 
 async def answer_blocks(question: Any) -> web.Response:
@@ -242,13 +243,13 @@ async def answer_blocks(question: Any) -> web.Response:
     """
     name = question.get("lora_name") if isinstance(question, dict) else None
     if not isinstance(name, str):
-        return web.json_response({"error": "lora_name must be a text."}, status=400)
+        return server.json_answer({"error": "lora_name must be a text."}, status=400)
     try:
-        return web.json_response({"blocks": await asyncio.to_thread(_blocks, name)})
+        return server.json_answer({"blocks": await asyncio.to_thread(_blocks, name)})
     except ValueError as problem:
-        return web.json_response({"error": str(problem)}, status=409)
+        return server.json_answer({"error": str(problem)}, status=409)
     except OSError as problem:
-        return web.json_response({"error": f"{name[:80]} could not be read ({reason(problem)})."}, status=409)
+        return server.json_answer({"error": f"{name[:80]} could not be read ({reason(problem)})."}, status=409)
 
 
 def _blocks(name: str) -> list[str]:
@@ -260,44 +261,48 @@ async def answer_folders(request: web.Request) -> web.Response:
     try:
         known = allowed.allowed_folders()
     except ValueError as problem:
-        return web.json_response({"error": str(problem)}, status=409)
-    return web.json_response({"folders": known, "may_change": allowed.at_the_machine(request)})
+        return server.json_answer({"error": str(problem)}, status=409)
+    return server.json_answer({"folders": known, "may_change": allowed.at_the_machine(request)})
 
 
 def answer_check(question: Any) -> web.Response:
     """Answer {folders: as nodes name them} with {unknown: the full paths of those that nobody allowed}."""
     named = question.get("folders") if isinstance(question, dict) else None
     if not isinstance(named, list) or not all(isinstance(folder, str) for folder in named):
-        return web.json_response({"error": "folders must be a list of names."}, status=400)
+        return server.json_answer({"error": "folders must be a list of names."}, status=400)
     try:
         unknown = [place for folder in named[:MOST_FOLDERS] if (place := folders.unknown_place(folder)) is not None]
     except ValueError as problem:
-        return web.json_response({"error": str(problem)}, status=409)
-    return web.json_response({"unknown": list(dict.fromkeys(map(str, unknown)))})
+        return server.json_answer({"error": str(problem)}, status=409)
+    return server.json_answer({"unknown": list(dict.fromkeys(map(str, unknown)))})
 
 
 def answer_allow(question: Any) -> web.Response:
     """Answer {folder: a full path} with {said: a sentence} or {error: one}."""
-    return _change(question, lambda folder: allowed.allow(Path(folder)), "Workflows may now read the pictures in {}.")
+    return _change(
+        question,
+        lambda folder: allowed.allow(Path(folder)),
+        lambda folder: say("Workflows may now read the pictures in {0}.", folder),
+    )
 
 
 def answer_forget(question: Any) -> web.Response:
     """Answer {folder: a full path} with {said: a sentence} or {error: one}."""
-    return _change(question, allowed.forget, "Workflows may no longer read {}.")
+    return _change(question, allowed.forget, lambda folder: say("Workflows may no longer read {0}.", folder))
 
 
-def _change(question: Any, change: Callable[[str], None], sentence: str) -> web.Response:
+def _change(question: Any, change: Callable[[str], None], said: Callable[[str], str]) -> web.Response:
     folder = question.get("folder") if isinstance(question, dict) else None
     if not isinstance(folder, str):
-        return web.json_response({"error": "folder must be a full path."}, status=400)
+        return server.json_answer({"error": "folder must be a full path."}, status=400)
     try:
         change(plain_path(folder, "The folder"))
     except ValueError as problem:
-        return web.json_response({"error": str(problem)}, status=409)
+        return server.json_answer({"error": str(problem)}, status=409)
     except OSError as problem:
         sentence = f"The list of allowed folders could not be written ({reason(problem)}); check {allowed.list_file()}."
-        return web.json_response({"error": sentence}, status=409)
-    return web.json_response({"said": sentence.format(folder)})
+        return server.json_answer({"error": sentence}, status=409)
+    return server.json_answer({"said": said(folder)})
 
 
 async def answer_kept(request: web.Request) -> web.Response:
@@ -305,13 +310,13 @@ async def answer_kept(request: web.Request) -> web.Response:
     try:
         limit, sizes = folders.kept_limit(), await asyncio.to_thread(kept.sizes)
     except ValueError as problem:
-        return web.json_response({"error": str(problem)}, status=409)
-    return web.json_response({"sizes": sizes, "limit": limit})
+        return server.json_answer({"error": str(problem)}, status=409)
+    return server.json_answer({"sizes": sizes, "limit": limit})
 
 
 async def answer_clear(request: web.Request) -> web.Response:
     """Delete what the pack keeps, and answer as `answer_kept` does; refused while a LoRA is trained."""
     if session.at_work():
-        return web.json_response({"error": "A LoRA is being trained; clear after it."}, status=409)
+        return server.json_answer({"error": say("A LoRA is being trained; clear after it.")}, status=409)
     await asyncio.to_thread(kept.clear)
     return await answer_kept(request)

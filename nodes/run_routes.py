@@ -21,7 +21,7 @@ from PIL import Image
 
 from ..trainer_core.common.disk_errors import reason
 from ..trainer_core.common.values import is_count
-from ..trainer_core.common.wording import bytes_of
+from ..trainer_core.common.wording import bytes_of, say
 from ..trainer_core.config import plain_folder, plain_name
 from ..trainer_core.workflow.settings import split_name
 from .comfyui import folders, server
@@ -67,11 +67,11 @@ def answered(answer: Callable[[], web.Response]) -> web.Response:
     try:
         return answer()
     except Refused as refusal:
-        return web.json_response({"error": str(refusal), **refusal.more}, status=refusal.status)
+        return server.json_answer({"error": str(refusal), **refusal.more}, status=refusal.status)
     except (ValueError, RuntimeError) as problem:
-        return web.json_response({"error": str(problem)}, status=409)
+        return server.json_answer({"error": str(problem)}, status=409)
     except OSError as problem:
-        return web.json_response({"error": f"The disk refused it: {reason(problem)}."}, status=409)
+        return server.json_answer({"error": f"The disk refused it: {reason(problem)}."}, status=409)
 
 
 def on_a_run(answer: Callable[[Path, web.Request], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -88,17 +88,17 @@ def changing(change: Callable[[Path, dict[str, Any]], Any]) -> Callable[[web.Req
 
     async def route(request: web.Request) -> web.Response:
         if request.content_length is None or request.content_length > LARGEST:
-            return web.json_response({"error": f"The question is too long; send at most {LARGEST} bytes."}, status=413)
+            return server.json_answer({"error": f"The question is too long; send at most {LARGEST} bytes."}, status=413)
         try:
             question = json.loads(await request.read())
         except (ValueError, RecursionError):  # neither text nor JSON
             question = None
         if not isinstance(question, dict) or not isinstance(question.get("run"), str):
-            return web.json_response({"error": "The question is no JSON object that names a run."}, status=400)
+            return server.json_answer({"error": "The question is no JSON object that names a run."}, status=400)
 
         def answer() -> web.Response:
             with _changing:
-                return web.json_response(change(find_run(question["run"]), question))
+                return server.json_answer(change(find_run(question["run"]), question))
 
         return await asyncio.to_thread(answered, answer)
 
@@ -112,7 +112,7 @@ def find_run(name: str) -> Path:
     for path in run_paths(folders.runs_folder()):
         if path.name == name:
             return path
-    raise Refused("There is no such run; it may have been deleted.", 404)
+    raise Refused(say("There is no such run; it may have been deleted."), 404)
 
 
 # --- what is shown -----------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def find_run(name: str) -> Path:
 
 async def answer_runs(request: web.Request) -> web.Response:
     """Answer with {runs: SHOWN of each, the one that changed last first, more: how many are left out}."""
-    return await asyncio.to_thread(answered, lambda: web.json_response(listed()))
+    return await asyncio.to_thread(answered, lambda: server.json_answer(listed()))
 
 
 def listed() -> dict[str, Any]:
@@ -150,7 +150,7 @@ def detail(path: Path, request: web.Request) -> web.Response:
     """Answer with the description of a run, its settings, samples, saves, files and curves."""
     from ..trainer_core.runs import describe_in_detail
 
-    return web.json_response(describe_in_detail(path, folders.shelves()))
+    return server.json_answer(describe_in_detail(path, folders.shelves()))
 
 
 def live(path: Path, request: web.Request) -> web.Response:
@@ -161,15 +161,15 @@ def live(path: Path, request: web.Request) -> web.Response:
     if not (seen.isdecimal() and len(seen) <= 15):
         raise Refused("seen must be a number of bytes.", 400)
     _refuse_link(path)
-    return web.json_response(follow(path, int(seen)))
+    return server.json_answer(follow(path, int(seen)))
 
 
 def workflow(path: Path, request: web.Request) -> web.Response:
     """Answer with {workflow: the one that trained the run}."""
     found = _open(path).workflow()
     if found is None:
-        raise Refused("This run keeps no workflow.", 404)
-    return web.json_response({"workflow": found})
+        raise Refused(say("This run keeps no workflow."), 404)
+    return server.json_answer({"workflow": found})
 
 
 def thumbnail(path: Path, request: web.Request) -> web.Response:
@@ -241,7 +241,7 @@ def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(what, str) or what not in asked.SAID:
         raise Refused(f"what must be one of {', '.join(asked.SAID)}.", 400)
     if not run.at_work():
-        raise Refused(f"No process trains {path.name} now; it may have just ended.")
+        raise Refused(say("No process trains {0} now; it may have just ended.", path.name))
     sample = run.about["config"].get("sample")
     if what == "sample" and not (isinstance(sample, dict) and sample.get("prompts")):
         raise Refused(NO_PROMPTS)
@@ -255,7 +255,7 @@ def rename(path: Path, question: dict[str, Any]) -> dict[str, Any]:
         raise Refused("title must be a text.", 400)
     run = _open(path)
     run.rename(title)
-    return {"said": f"The run is called {run.title() or path.name} now.", "title": run.title()}
+    return {"said": say("The run is called {0} now.", run.title() or path.name), "title": run.title()}
 
 
 def publish(path: Path, question: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def publish(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     copies = export_save(run, save_to_export(run, step), to, folders.embeddings_folder())
     remember_copies(run, copies)
     server.announce_lora()
-    return {"said": f"Saved in models/loras: {', '.join(copy.name for copy in copies)}."}
+    return {"said": say("Saved in models/loras: {0}.", ", ".join(copy.name for copy in copies))}
 
 
 def delete(path: Path, question: dict[str, Any]) -> dict[str, Any]:
@@ -295,21 +295,22 @@ def delete(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     size = size_of(path) if run is None else sum(each.size for each in doomed)
     what = path.name if run is None else f"{'1 save' if len(doomed) == 1 else f'{len(doomed)} saves'} of {path.name}"
     if question.get("agreed") != size:
-        after = "" if run is None else _after(run, {each.path for each in doomed})
-        return {"question": f"Delete {what}? That frees {bytes_of(size)}.{after}", "bytes": size}
+        return {"question": _question(run, {each.path for each in doomed}, what, bytes_of(size)), "bytes": size}
     if run is None:
         delete_run(path)
     else:
         delete_saves(run, [_step(step) for step in steps or ()])
-    return {"said": f"Deleted {what}; {bytes_of(size)} are free again."}
+    return {"said": say("Deleted {0}; {1} are free again.", what, bytes_of(size))}
 
 
-def _after(run: Any, doomed: set[Path]) -> str:
-    """Say what a run loses with its newest save; "" if that stays."""
+def _question(run: Any, doomed: set[Path], what: str, size: str) -> str:
+    """Ask whether to delete saves of a run, or without a run all of it, and say what the run loses with its newest."""
+    if run is None or run.saves()[0] not in doomed:
+        return say("Delete {0}? That frees {1}.", what, size)
     left = [checkpoint.step for checkpoint in run.checkpoints() if checkpoint.path not in doomed]
-    if run.saves()[0] not in doomed:
-        return ""
-    return f" The run then resumes after step {left[0]}." if left else " The run can then no longer be resumed."
+    if left:
+        return say("Delete {0}? That frees {1}. The run then resumes after step {2}.", what, size, left[0])
+    return say("Delete {0}? That frees {1}. The run can then no longer be resumed.", what, size)
 
 
 def _open(path: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..trainer_core.config import PROMPTS, SavesConfig, parse_prompts
+from ..trainer_core.config import SavesConfig, parse_prompts, setting
 from ..trainer_core.workflow.settings import read_saves, split_name
 from .node import Node
 from .schema import schema
@@ -30,7 +30,7 @@ class AtelierSaves(Node):
         """Refuse wrong prompts, and a file name that leads out of the LoRA folder; linked ones are not known yet."""
         # ComfyUI repeats what is returned for both inputs, so each sentence names its own.
         found = (
-            complaint(sample_prompts, lambda text: parse_prompts(text, PROMPTS)),
+            complaint(sample_prompts, lambda text: parse_prompts(text, setting("sample.prompts"))),
             complaint(file_name, lambda text: SavesConfig(**split_name(text))),
         )
         return " ".join(each for each in found if isinstance(each, str)) or True

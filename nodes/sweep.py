@@ -137,7 +137,7 @@ class AtelierSweepResults(Node):
         outcomes = [outcome(value, metadata_of(each)) for value, each in zip(values, lora, strict=True)]
         best = best_of(outcomes)
         plot = to_image(draw_sweep([(each.value, each.curve) for each in outcomes], best))
-        report = "\n".join(say(each, marked=number == best) for number, each in enumerate(outcomes))
+        report = "\n".join(described(each, marked=number == best) for number, each in enumerate(outcomes))
         chosen = best if best is not None else len(outcomes) - 1
         shown = {**ui.PreviewImage(plot, cls=cls).as_dict(), **ui.PreviewText(report).as_dict()}
         return io.NodeOutput(plot, table(outcomes), lora[chosen], outcomes[chosen].value, ui=shown)
@@ -162,7 +162,7 @@ def best_of(outcomes: Sequence[Outcome]) -> int | None:
     return None
 
 
-def say(each: Outcome, *, marked: bool) -> str:
+def described(each: Outcome, *, marked: bool) -> str:
     """Say what became of a value."""
     if not each.run:
         return f"{each.value}: its run is not in output/atelier/runs any more"

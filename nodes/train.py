@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..trainer_core.common.callbacks import Callbacks
-from ..trainer_core.common.wording import count
+from ..trainer_core.common.wording import count, say
 from ..trainer_core.config import (
     RunConfig,
     check_samples,
@@ -152,7 +152,7 @@ def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks
     check_samples(config.sample, base.sampling, base.title)
     outline_run(config, base)  # refuses impossible layers before anything is loaded
     if model is None or clip is None:
-        callbacks.phase("loading the model", 0, 1)
+        callbacks.phase(say("loading the model"), 0, 1)
         folders.check_pictures(config.dataset, callbacks)  # names what is wrong before anything is loaded
         if config.base_model.connected is not None:
             live = live_of(config.base_model)

@@ -175,7 +175,7 @@ class ComfyClient:
 
     def get(self, path: str) -> Any:
         """GET a path and return its JSON."""
-        return json.loads(self.request(path))
+        return answer_of(self.request(path))
 
     def object_info(self) -> dict:
         """Return the schemas of all nodes."""
@@ -246,7 +246,7 @@ class ComfyClient:
             raise TimeoutError(f"No event from the server for {timeout} s; the last: {result.events[-1:]}") from None
         if isinstance(message, bytes):  # a preview
             return False
-        parsed = json.loads(message)
+        parsed = answer_of(message)
         kind, data = parsed["type"], parsed.get("data") or {}
         if data.get("prompt_id", result.prompt_id) != result.prompt_id:
             return False
@@ -266,6 +266,15 @@ class ComfyClient:
         if on_event:
             on_event(kind, data, result)
         return kind == "executing" and data["node"] is None
+
+
+def answer_of(body: bytes | str) -> Any:
+    """Read an answer in JSON, with the English text of each sentence."""
+
+    def sentence(found: dict[str, Any]) -> Any:
+        return found["text"] if found.keys() == {"text", "key", "values"} else found
+
+    return json.loads(body, object_hook=sentence)
 
 
 def refusal_text(body: dict) -> str:

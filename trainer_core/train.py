@@ -13,7 +13,7 @@ from .common.access import ANYWHERE, Access
 from .common.callbacks import Callbacks
 from .common.cancel import cancellable
 from .common.world import ALONE, World
-from .config import MemoryConfig, RunConfig
+from .config import MemoryConfig, RunConfig, run_again
 from .memory import attention_kernel, choose_dtype, empty_cache, room_for_programs
 from .memory.messages import out_of_memory_explained
 from .models import Source, source_of
@@ -166,7 +166,7 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
         if "pause" in asked and not run.finished:
             raise Paused
         if "stop" in asked and run.at < plan.steps:
-            note(f"Stopped and kept after step {run.at} of {plan.steps}. Press Run again to resume.")
+            note(f"Stopped and kept after step {run.at} of {plan.steps}; {run_again()} to resume.")
             break
     if sentence := run.noise_scale.sentence(config.train.batch_size * config.train.accumulate):
         note(sentence)

@@ -11,6 +11,7 @@ import folder_paths
 from aiohttp import web
 
 from ...trainer_core.common.files import written_whole
+from .server import json_answer
 
 MOST = 1000  # folders in the file
 LARGEST = 2**20  # bytes of the file
@@ -85,7 +86,7 @@ def only_own_pages(
     async def guarded(request: web.Request) -> web.Response:
         if same_site(request) and (request.method == "GET" or request.content_type == "application/json"):
             return await route(request)
-        return web.json_response({"error": "Only a page of this ComfyUI may do this."}, status=403)
+        return json_answer({"error": "Only a page of this ComfyUI may do this."}, status=403)
 
     return guarded
 
@@ -102,7 +103,7 @@ def only_at_the_machine(
             "Folders can be allowed only on the machine that runs ComfyUI, at its address 127.0.0.1. Elsewhere add "
             f"them to datasets in extra_model_paths.yaml, or as lines of user/__atelier/{list_file().name}."
         )
-        return web.json_response({"error": sentence}, status=403)
+        return json_answer({"error": sentence}, status=403)
 
     return guarded
 

@@ -330,8 +330,10 @@ def run_of_key(key: str) -> str:
     return ""
 
 
-def saves_of(name: str) -> list[tuple[int, Path]]:
-    """List the LoRA files of a run's saves with their steps, oldest first; name: of the run's folder.
+def saves_of(name: str, setting: str) -> list[tuple[int, Path]]:
+    """List the LoRA files of a run's saves with their steps, oldest first.
+
+    name: of the run's folder. setting: input and node that name it, for the message.
 
     Raises ValueError for a name that is none of `run_names`, and for a damaged run or save.
     """
@@ -339,7 +341,7 @@ def saves_of(name: str) -> list[tuple[int, Path]]:
     from ...trainer_core.runs.folder import open_run
 
     if name not in run_names():
-        raise ValueError(f"There is no run {name[:80]!r}; set run of Average Saves to one of the list.")
+        raise ValueError(f"There is no run {name[:80]!r}; set {setting} to one of the list.")
     return lora_of_each_save(open_run(runs_folder() / name))
 
 

@@ -17,6 +17,7 @@ from ...trainer_core.common.callbacks import Callbacks, StepReport
 from ...trainer_core.common.json_files import finite
 from ...trainer_core.common.remaining import Remaining
 from ...trainer_core.common.smooth import recent
+from ...trainer_core.common.wording import for_page, say
 from . import shown
 from .server import announce_lora
 from .session import Buttons
@@ -70,7 +71,7 @@ class NodeProgress:
         self._run: Path | None = None
         self._log: RunFolder | None = None  # of a run that is trained, not reused
         self._report: list[str] = []  # texts after the training
-        self._status: dict[str, Any] = {"text": "preparing the run", "step": 0, "steps": 0, "details": []}
+        self._status: dict[str, Any] = {"text": say("preparing the run"), "step": 0, "steps": 0, "details": []}
         self._points: list[dict[str, Any]] = []  # of steps that no event has told of
         self._losses: deque[float] = deque(maxlen=200)
         self._validation: float | None = None
@@ -91,7 +92,7 @@ class NodeProgress:
         _live = None
         self._alive = False
         if self._run is None:
-            self._status |= {"text": "Ended before the first step.", "details": []}
+            self._status |= {"text": say("Ended before the first step."), "details": []}
         self._tell(changed=True, notes=[*self.notes, *self._report])
         self._show(announce_lora)  # one that is cancelled leaves a LoRA, too
 
@@ -126,7 +127,7 @@ class NodeProgress:
         """Send an event; changed: the run's folder holds something new beside the steps that events tell of."""
         points, self._points, self._told = self._points[-MOST_POINTS:], [], time.perf_counter()
         event = {**self._event(), "points": points, "changed": changed, **more}
-        self._show(lambda: PromptServer.instance.send_sync(RUN_EVENT, event))
+        self._show(lambda: PromptServer.instance.send_sync(RUN_EVENT, for_page(event)))
 
     def _show(self, show: Callable[[], object]) -> None:
         """Show something; note a failure once and carry on."""
@@ -159,7 +160,10 @@ class NodeProgress:
             self._show(lambda: log.log(event, **values))
 
     def _phase(self, phase: str, done: int, total: int) -> None:
-        self._status |= {"text": f"{phase} {done} of {total}" if total > 1 else phase, "details": [self._room()]}
+        self._status |= {
+            "text": say("{0} {1} of {2}", phase, done, total) if total > 1 else phase,
+            "details": [self._room()],
+        }
         if done in (0, total) or time.perf_counter() - self._told >= INTERVAL:
             self._tell()
         self._show(lambda: self._bar.update_absolute(done, total))
@@ -177,12 +181,13 @@ class NodeProgress:
         self._losses.append(report.loss)
         numbers = {"loss": report.loss, "rate": report.learning_rates, "concepts": report.concepts}
         self._points.append({"step": report.step, **finite(numbers)})
-        details = [*self._remaining.texts(report.steps), f"loss {recent(self._losses):.4f}"]
+        loss = say("loss {0}", f"{recent(self._losses):.4f}")
+        details = [*self._remaining.texts(report.steps), loss]
         if self._validation is not None:
-            details.append(f"validation {self._validation:.4f}")
+            details.append(say("validation {0}", f"{self._validation:.4f}"))
         if report.masked_area is not None:
-            details.append(f"mask {report.masked_area:.0%}")
-        text = f"step {report.step} of {report.steps}"
+            details.append(say("mask {0}", f"{report.masked_area:.0%}"))
+        text = say("step {0} of {1}", report.step, report.steps)
         self._status = {"text": text, "step": report.step, "steps": report.steps, "details": [*details, self._room()]}
         if first or report.step == report.steps or now - self._told >= INTERVAL:
             self._tell()
@@ -209,8 +214,11 @@ class NodeProgress:
         device = comfy.model_management.get_torch_device()
         free = cast("int", comfy.model_management.get_free_memory(device))
         used = cast("int", comfy.model_management.get_total_memory(device)) - free
-        kind = "RAM" if device.type in ("cpu", "mps") else "GPU memory"
-        self._memory = f"{kind} {used / 1e9:.1f} GB used, {free / 1e9:.1f} GB free"
+        sizes = f"{used / 1e9:.1f}", f"{free / 1e9:.1f}"
+        if device.type in ("cpu", "mps"):
+            self._memory = say("RAM {0} GB used, {1} GB free", *sizes)
+        else:
+            self._memory = say("GPU memory {0} GB used, {1} GB free", *sizes)
 
 
 def scan_callbacks(node_id: str) -> Callbacks:

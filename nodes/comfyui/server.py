@@ -9,10 +9,17 @@ from aiohttp import web
 from comfy.cli_args import args
 from server import PromptServer
 
+from ...trainer_core.common.wording import for_page
+
 
 def add_route(path: str, answer: Callable[[web.Request], Awaitable[web.StreamResponse]], method: str = "POST") -> None:
     """Add a route to the server; only while ComfyUI starts."""
     PromptServer.instance.routes.route(method, path)(answer)
+
+
+def json_answer(values: Any, status: int = 200) -> web.Response:
+    """Answer a page in JSON; sentences can be said in its language."""
+    return web.json_response(for_page(values), status=status)
 
 
 def announce_lora() -> None:

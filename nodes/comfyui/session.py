@@ -16,16 +16,17 @@ import comfy.model_management
 import torch
 from server import PromptServer
 
+from ...trainer_core.common.wording import say
 from ...trainer_core.memory import free_bytes
 from ...trainer_core.runs.asked import Paused
 
 SAID = {  # what can be asked of a run, and what is answered
-    "pause": "The run pauses and frees the memory. Press Continue, or Run, to go on from the same step.",
-    "stop": "The run stops after this step; the next nodes get the LoRA so far.",
-    "save": "The run will be saved after this step.",
-    "sample": "Samples will be drawn after this step.",
+    "pause": say("The run pauses and frees the memory. Press Continue, or Run, to go on from the same step."),
+    "stop": say("The run stops after this step; the next nodes get the LoRA so far."),
+    "save": say("The run will be saved after this step."),
+    "sample": say("Samples will be drawn after this step."),
 }
-NO_PROMPTS = "There are no prompts to draw; set sample_prompts of Saves & Samples before the next run."
+NO_PROMPTS = say("There are no prompts to draw; set sample_prompts of Saves & Samples before the next run.")
 PATIENCE = 60.0  # seconds that ComfyUI's end waits for a run to be saved
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # SIGHUP: terminal closed
 
@@ -133,9 +134,9 @@ def ask(what: str, node_id: str | None) -> str:
     """
     current = _current
     if current is None:
-        raise ValueError("No LoRA is being trained now.")
+        raise ValueError(say("No LoRA is being trained now."))
     if node_id not in (None, current.node_id):
-        raise ValueError("This node is not training; another Train LoRA is.")
+        raise ValueError(say("This node is not training; another Train LoRA is."))
     if what == "sample" and not current.draws:
         raise ValueError(NO_PROMPTS)
     current.press(what)

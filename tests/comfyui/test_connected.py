@@ -255,7 +255,9 @@ def test_what_does_not_fit_gets_one_sentence(comfy: ComfyClient, models, picture
     refused(comfy, changed(half, "train", memory=["memory", 0]), "error", "set offload_weights of Memory to auto")
     word = {"token": "circle", "vectors": 1, "init_text": "", "learning_rate": 0.1, "stop": 0.0, "stop_unit": "share"}
     words = graph | {"word": node("AtelierEmbedding", lora_config=["lora", 0], keep_norm=False, **word)}
-    refused(comfy, changed(words, "train", lora_config=["word", 0]), "error", "remove the node Embedding")
+    refused(
+        comfy, changed(words, "train", lora_config=["word", 0]), "error", "with a connected model; remove Embedding"
+    )
 
 
 def test_a_distilled_model_is_trained_if_the_person_wants_it(comfy: ComfyClient, models, pictures: Path) -> None:

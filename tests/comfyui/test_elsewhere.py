@@ -16,7 +16,7 @@ import pytest
 import torch
 from train_graph import draw_pictures, train_graph
 
-from comfy_client import ComfyClient, ComfyServer
+from comfy_client import ComfyClient, ComfyServer, answer_of
 from lora_atelier.dev import FLOW, QUICKSTART, TINY_BASE
 from lora_atelier.trainer_core.config import BaseModelConfig, ConceptConfig, DatasetConfig, RunConfig
 
@@ -26,10 +26,10 @@ LONG = 100_000  # steps
 def post(comfy: ComfyClient, path: str, question: object, headers: dict[str, str] | None = None) -> tuple[int, Any]:
     usual = {"Content-Type": "application/json", **(headers or {})}
     try:
-        return 200, json.loads(comfy.request(path, question, usual))
+        return 200, answer_of(comfy.request(path, question, usual))
     except urllib.error.HTTPError as error:
         body = error.read()
-        return error.code, json.loads(body) if body else {}
+        return error.code, answer_of(body) if body else {}
 
 
 def quickstart(name: str) -> tuple[dict, str]:
@@ -122,7 +122,7 @@ def test_runs_that_a_restart_cut_off_are_offered_to_their_user_once(
         return answer["prompt_id"]
 
     def offered(user: dict[str, str]) -> list[dict[str, Any]]:
-        return json.loads(comfy.request("/atelier/pending", headers=user))["prompts"]
+        return answer_of(comfy.request("/atelier/pending", headers=user))["prompts"]
 
     kept = tmp_path / "user" / "__atelier" / "queue"
 

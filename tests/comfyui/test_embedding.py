@@ -37,7 +37,7 @@ def test_a_word_is_trained_and_a_prompt_finds_it(comfy: ComfyClient, server: Com
         assert f"In prompts write {token} as embedding:atelier/{name}-{token}" in text
 
     other = comfy.queue(changed(graph, "second", token="circle"))
-    assert other.status == "error" and other.error.count("Two Embedding nodes have the token circle") == 1
+    assert other.status == "error" and other.error.count("Two embeddings have the token circle") == 1
     other = comfy.queue(changed(graph, "second", token="two words"))
     assert "'two words' is not one plain word" in other.error
     other = comfy.queue(changed(graph, "second", token="nowhere"))

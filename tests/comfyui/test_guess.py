@@ -1,20 +1,19 @@
 """A first guess of settings in a real ComfyUI, for what the editor sends of the graph."""
 
-import json
 import urllib.error
 
 import pytest
 from train_graph import changed, train_graph
 
-from comfy_client import ComfyClient
+from comfy_client import ComfyClient, answer_of
 
 
 def ask(comfy: ComfyClient, prompt: object, node: object = "train") -> dict:
     """Ask for a guess as the editor does; an error is an answer, too."""
     try:
-        return json.loads(comfy.request("/api/atelier/guess", {"prompt": prompt, "node": node}))
+        return answer_of(comfy.request("/api/atelier/guess", {"prompt": prompt, "node": node}))
     except urllib.error.HTTPError as problem:
-        return json.loads(problem.read())
+        return answer_of(problem.read())
 
 
 def test_a_guess_names_the_widgets_that_take_it(comfy: ComfyClient, pictures) -> None:

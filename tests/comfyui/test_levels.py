@@ -1,12 +1,11 @@
 """Noise & Loss in a real ComfyUI: the picture of its timesteps that the editor asks for."""
 
 import itertools
-import json
 
 import pytest
 from train_graph import chosen
 
-from comfy_client import ComfyClient
+from comfy_client import ComfyClient, answer_of
 
 WIDGETS = {
     "min_snr_gamma": 0.0,
@@ -24,7 +23,7 @@ BETA = chosen("timestep_distribution", "beta", beta_a=2.0, beta_b=2.0)
 
 def ask(comfy: ComfyClient, values: object, **more: object) -> dict:
     """Ask for a picture as the editor does."""
-    return json.loads(comfy.request("/api/atelier/levels", {"values": values, **more}))
+    return answer_of(comfy.request("/api/atelier/levels", {"values": values, **more}))
 
 
 def test_the_picture_is_of_what_the_run_draws(comfy: ComfyClient) -> None:

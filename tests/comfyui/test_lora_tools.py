@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from train_graph import node, sample, train_graph
 
-from comfy_client import ComfyClient, ComfyServer
+from comfy_client import ComfyClient, ComfyServer, answer_of
 from lora_atelier.dev import TINY_BASE
 from lora_atelier.trainer_core.lora_files.write import delta_norms
 
@@ -311,9 +311,9 @@ def test_wrong_input_gets_one_sentence(comfy: ComfyClient, server: ComfyServer) 
 def test_the_page_is_told_the_blocks_of_a_file_by_its_header(comfy: ComfyClient, server: ComfyServer) -> None:
     def ask(question: object) -> dict:
         try:
-            return json.loads(comfy.request("/atelier/blocks", question))
+            return answer_of(comfy.request("/atelier/blocks", question))
         except urllib.error.HTTPError as error:
-            return json.loads(error.read())
+            return answer_of(error.read())
 
     loras, uploads = server.base / "models" / "loras", server.base / "input" / "loras"
     uploads.mkdir(parents=True)

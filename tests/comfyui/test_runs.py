@@ -19,7 +19,7 @@ from run_folders import make_run
 from safetensors import safe_open
 from train_graph import train_graph
 
-from comfy_client import ComfyClient, ComfyServer
+from comfy_client import ComfyClient, ComfyServer, answer_of
 from lora_atelier.dev import TINY_BASE
 from lora_atelier.trainer_core.runs import RunFolder
 
@@ -51,14 +51,14 @@ def ask(comfy: ComfyClient, run: RunFolder) -> Callable[..., tuple[int, dict[str
     def post(change: str, headers: dict[str, str] | None = None, **question: Any) -> tuple[int, dict[str, Any]]:
         usual = {"Origin": comfy.url, "Content-Type": "application/json"}
         try:
-            return 200, json.loads(
+            return 200, answer_of(
                 comfy.request(
                     f"/atelier/runs/{change}", {"run": run.path.name, **question}, {**usual, **(headers or {})}
                 )
             )
         except urllib.error.HTTPError as error:
             body = error.read()
-            return error.code, json.loads(body) if body.startswith(b"{") else {}
+            return error.code, answer_of(body) if body.startswith(b"{") else {}
 
     return post
 
@@ -88,7 +88,7 @@ def test_a_run_is_renamed_copied_packed_and_deleted(comfy, server, run, ask) -> 
     with safe_open(lora, "pt") as file:
         assert file.metadata()["atelier.run"] == "a" * 64 and float(file.get_tensor(file.keys()[0])[0, 0]) in (1, 2)
     assert (server.base / "models" / "embeddings" / "atelier" / f"{lora.stem}-moss.safetensors").is_file()
-    assert f"{name}.safetensors" in json.loads(get(comfy, run)[1])["published"]
+    assert f"{name}.safetensors" in answer_of(get(comfy, run)[1])["published"]
     status, answer = ask("publish", step=4, name=name)
     assert status == 409 and "exists already; choose another name." in answer["error"]
 
@@ -196,7 +196,7 @@ def test_nothing_a_run_holds_leads_out_of_it(comfy, server, run, ask, tmp_path) 
     sample = run.path / "samples" / "step-00000004-1.png"
     sample.unlink()
     sample.symlink_to(secret / "picture.png")
-    assert get(comfy, run, "/thumbnail")[0] == 404 and json.loads(get(comfy, run)[1])["samples"] == []
+    assert get(comfy, run, "/thumbnail")[0] == 404 and answer_of(get(comfy, run)[1])["samples"] == []
 
     run.path.rename(secret / "run")
     run.path.symlink_to(secret / "run")
@@ -227,7 +227,7 @@ def test_a_thumbnail_is_drawn_anew_and_only_from_a_picture(comfy, run, content: 
         assert status == 200 and image.format == "WEBP" and image.size == (64, 32)
     (run.path / "samples" / "step-00000004-1.png").write_bytes(content)
     status, body = get(comfy, run, "/thumbnail")
-    assert status == 415 and json.loads(body)["error"] == "step-00000004-1.png is no picture that can be shown."
+    assert status == 415 and answer_of(body)["error"] == "step-00000004-1.png is no picture that can be shown."
 
 
 def test_a_stranger_s_numbers_and_texts_stay_small(comfy, run) -> None:
@@ -243,7 +243,7 @@ def test_a_stranger_s_numbers_and_texts_stay_small(comfy, run) -> None:
 def test_a_run_keeps_its_workflow(comfy: ComfyClient, runs: Path, pictures: Path) -> None:
     extra = {"extra_pnginfo": {"workflow": WORKFLOW}}
     graph = train_graph(pictures.name, name=pictures.name, steps=1, on_existing="train again")
-    queued = json.loads(comfy.request("/prompt", {"prompt": graph, "client_id": comfy.id, "extra_data": extra}))
+    queued = answer_of(comfy.request("/prompt", {"prompt": graph, "client_id": comfy.id, "extra_data": extra}))
     while not (ended := comfy.get(f"/history/{queued['prompt_id']}")):
         time.sleep(0.2)
     assert ended[queued["prompt_id"]]["status"]["status_str"] == "success"

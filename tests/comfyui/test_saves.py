@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors import safe_open
 from train_graph import changed, chosen, draw_pictures, node, train_graph
 
-from comfy_client import HANGS, ComfyClient, ComfyServer, Result
+from comfy_client import HANGS, ComfyClient, ComfyServer, Result, answer_of
 from lora_atelier.dev import ROOT, TINY_BASE
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
@@ -71,9 +71,9 @@ LONG = 100_000  # steps of a run that does not end by itself
 def ask(comfy: ComfyClient, question: object) -> tuple[int, dict]:
     """Ask as the buttons do; return the status and the answer."""
     try:
-        return 200, json.loads(comfy.request("/api/atelier/ask", question))
+        return 200, answer_of(comfy.request("/api/atelier/ask", question))
     except urllib.error.HTTPError as refusal:
-        return refusal.code, json.loads(refusal.read())
+        return refusal.code, answer_of(refusal.read())
 
 
 @pytest.mark.parametrize(

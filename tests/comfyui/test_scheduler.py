@@ -1,12 +1,11 @@
 """The Scheduler in a real ComfyUI: what its prompts may say, and the curve that the editor asks for."""
 
-import json
 import urllib.error
 
 import pytest
 from train_graph import chosen, node
 
-from comfy_client import ComfyClient, ComfyServer
+from comfy_client import ComfyClient, ComfyServer, answer_of
 
 OLD = {"warmup_steps": 0, "min_lr_ratio": 0.0}  # all that prompts had besides the name, before the later inputs
 WIDGETS = {**chosen("name", "rex", d=0.5), "warmup_steps": 10, "min_lr_ratio": 0.0, "warmup_unit": "steps"}
@@ -19,7 +18,7 @@ def run(comfy: ComfyClient, **inputs: object):
 
 def ask(comfy: ComfyClient, question: object) -> dict:
     """Ask for a curve as the editor does."""
-    return json.loads(comfy.request("/api/atelier/schedule", question))
+    return answer_of(comfy.request("/api/atelier/schedule", question))
 
 
 def test_prompts_name_the_fields_of_the_chosen_shape(any_server: ComfyServer) -> None:

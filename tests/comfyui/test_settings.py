@@ -1,6 +1,5 @@
 """The pack's settings of ComfyUI: read when a run starts, and refused where they are no numbers."""
 
-import json
 import os
 import shutil
 import time
@@ -11,7 +10,7 @@ import pytest
 from PIL import Image
 from train_graph import draw_pictures, train_graph
 
-from comfy_client import ComfyClient, ComfyServer
+from comfy_client import ComfyClient, ComfyServer, answer_of
 from lora_atelier.dev import TINY_BASE
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
@@ -101,7 +100,7 @@ def test_all_that_is_kept_shares_one_limit(comfy: ComfyClient, server: ComfyServ
     assert today.exists() and not old.exists()
     sizes = comfy.get("/atelier/kept")["sizes"]
     assert sizes["pictures"] == 1_000_000 and sizes["loras"] == 0 and sizes["encoded"] > 0
-    cleared = json.loads(comfy.request("/atelier/kept/clear", {}))
+    cleared = answer_of(comfy.request("/atelier/kept/clear", {}))
     assert cleared["sizes"] == {"encoded": 0, "pictures": 0, "loras": 0} and not cached(server)
     run(0.002)
     shutil.rmtree(folder)

@@ -67,7 +67,9 @@ def test_a_slider_is_trained_from_pairs_of_folders(comfy: ComfyClient, pictures:
     both = changed(graph, "train", objective=["objective", 0])
     refused(comfy, both, "error", "set slider of Noise & Loss to off, or use of Control Pictures to edit")
     edit = changed(graph, "pairs", use="edit")
-    refused(comfy, edit, "error", "takes no control pictures; remove Control Pictures, or train on an edit model")
+    refused(
+        comfy, edit, "error", "takes no control pictures; remove folder of Control Pictures, or train on an edit model"
+    )
     next(less.glob("*.png")).unlink()
     refused(comfy, graph, "error", "1 picture has no control picture of the same name in")
 

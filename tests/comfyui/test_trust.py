@@ -1,6 +1,5 @@
 """What a stranger's workflow may have read: attacks over HTTP, on folders that nobody allowed and by odd prompts."""
 
-import json
 import shutil
 import urllib.error
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ import pytest
 from safetensors import safe_open
 from train_graph import changed, draw_pictures, masks, train_graph
 
-from comfy_client import ComfyClient, ComfyServer, refused
+from comfy_client import ComfyClient, ComfyServer, answer_of, refused
 from lora_atelier.dev import TINY_BASE
 
 pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
@@ -119,10 +118,10 @@ def ask(comfy: ComfyClient, address: str, question: object, **headers: str) -> t
     """Post a question as a page on the machine does, or with other headers; give status and answer."""
     here = {"Origin": comfy.url, "Content-Type": "application/json"}
     try:
-        return 200, json.loads(comfy.request(address, question, {**here, **headers}))
+        return 200, answer_of(comfy.request(address, question, {**here, **headers}))
     except urllib.error.HTTPError as error:
         body = error.read()
-        return error.code, json.loads(body) if body else {}
+        return error.code, answer_of(body) if body else {}
 
 
 def test_a_person_allows_a_folder_once(comfy: ComfyClient, server: ComfyServer, foreign: Path, allowed: Path) -> None:

@@ -205,7 +205,7 @@ def test_words_that_cannot_be_trained_are_refused_before_a_model_is_loaded(confi
 def test_settings_of_no_sense_are_refused(sentence, values):
     with pytest.raises(ValueError, match=sentence):
         EmbeddingConfig(**{"token": "thing", **values})
-    with pytest.raises(ValueError, match="Two Embedding nodes have the token thing"):
+    with pytest.raises(ValueError, match="Two embeddings have the token thing"):
         LoraConfig(embeddings=(THING, THING.replace(token="Thing")))
 
 

@@ -140,7 +140,7 @@ def test_a_signal_saves_and_the_same_command_resumes(first, tmp_path, monkeypatc
         assert main(arguments) == 128 + number
     said = stream.getvalue()
     assert "Stopping: the run is saved first. Press Ctrl+C again to end it at once." in said
-    assert "Run the command again to resume" in said and "Press Run" not in said
+    assert "run the command again to resume" in said and "Press Run" not in said
     assert signal.getsignal(number) is before
     assert main([*arguments, "--json"]) == 0
     told = events(capsys.readouterr().out)
@@ -162,7 +162,7 @@ def test_a_page_saves_stops_and_pauses_a_run_through_its_folder(first, tmp_path,
     code, said = train("step 1 of 4", "save", "pause")
     assert code == 3 and "Saved after step 1" in said and "Stopped after step 1 of 4." in said
     code, said = train("step 2 of 4", "stop")
-    assert code == 3 and "Stopped and kept after step 2 of 4. Run the command again to resume." in said
+    assert code == 3 and "Stopped and kept after step 2 of 4; run the command again to resume." in said
     assert (tmp_path / "loras" / "atelier" / "cat-stopped-at-2.safetensors").is_file()
     code, said = train("step 4 of 4", "pause")  # the run ends anyway
     assert code == 0 and same_tensors(tmp_path / "loras" / "atelier" / "cat.safetensors", first.path)
@@ -208,7 +208,7 @@ def test_model_files_of_another_machine_are_named_with_their_hash(first, tmp_pat
         (["train.steps=many"], "train.steps is 'many' and must be a whole number."),
         (["train.steps"], "--set train.steps is no setting with its value; write it as train.steps=500."),
         (["lora.beneath.2.path=x"], "There is no setting lora.beneath.2.path; 2 must be a number from 1 to 0."),
-        (["train.steps=0"], "steps of Train LoRA is 0; it must be between 1 and 1000000."),
+        (["train.steps=0"], "train.steps is 0; it must be between 1 and 1000000."),
         (
             ["name=a/b"],
             "The name 'a/b' cannot be a file name; use up to 100 letters, digits, spaces and - _ . ( ), without a "
@@ -273,10 +273,8 @@ def test_the_plan_of_a_finished_run_says_so(copied, capsys):
     said = capsys.readouterr().out
     assert f"Already trained in {copied.name}" in said and "About" not in said
     assert main(["plan", str(copied), "--device", "cpu", "--set", "train.steps=0"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "run.json cannot be trained: steps of Train LoRA is 0; it must be between 1 and 1000000.\n"
-    )
+    sentence = "run.json cannot be trained: train.steps is 0; it must be between 1 and 1000000.\n"
+    assert capsys.readouterr().err == sentence
 
 
 def test_a_toml_and_a_workflow_train_the_same_run(first, config, tmp_path, capsys):

@@ -397,7 +397,7 @@ def test_what_is_asked_for_on_the_way_and_saves_that_stay(config, tmp_path, cach
     assert not stopped.finished and stopped.path.name == "lora-stopped-at-2.safetensors" and stopped.path.is_file()
     assert drawn == [(1, 1), (2, 1)] and stopped.samples.shape[0] == 1 and len(stopped.losses) == 2
     assert any(note.startswith("Saved after step 1 in ") for note in notes)
-    assert any(note == "Stopped and kept after step 2 of 4. Press Run again to resume." for note in notes)
+    assert any(note == "Stopped and kept after step 2 of 4; press Run again to resume." for note in notes)
     result, _ = run(config, tmp_path, cache, step=lambda report: done.append(report.step))
     assert result.finished and done == [1, 2, 3, 4] and result.path.name == "lora.safetensors"
     straight, _ = run(config, tmp_path / "straight", cache)
@@ -460,7 +460,7 @@ def test_a_finished_run_says_what_it_has_changed(config, tmp_path, cache):
     text = {"text_encoder_learning_rate": 1e-30}
     half, _ = run(change(config, optimizer=text), tmp_path, cache)
     assert half.effect.endswith(
-        "Nothing was learned by text encoder CLIP-L; set its learning rate of Optimizer higher."
+        "Nothing was learned by text encoder CLIP-L; set its learning rate in Optimizer higher."
     )
     none, _ = run(change(config, optimizer={"learning_rate": 1e-30}), tmp_path, cache)
     assert none.effect.startswith("The LoRA has no effect: a prediction is the same without it.")

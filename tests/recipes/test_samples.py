@@ -11,7 +11,6 @@ from prepared import NeverLoaded, Ready
 
 from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
-    PROMPTS,
     BaseModelConfig,
     ConceptConfig,
     DatasetConfig,
@@ -29,6 +28,7 @@ from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import encode, sample_files
 from lora_atelier.trainer_core.training.sample_files import read_pictures, save_picture
 
+PROMPTS = "sample_prompts of Saves & Samples"
 pytestmark = pytest.mark.usefixtures("no_estimates")
 PLAIN = SampleConfig(prompts=("thing",), negative="dull", width=32, height=32, steps=2, cfg=2, seed=5)
 

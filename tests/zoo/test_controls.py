@@ -182,13 +182,17 @@ def test_concepts_with_and_without_control_pictures_train_together(row, pairs, t
 
 def test_a_model_without_references_refuses_control_pictures(pairs, tmp_path):
     for row in ("chroma", "sd15"):
-        with pytest.raises(ValueError, match="takes no control pictures; remove Control Pictures, or train on an edit"):
+        with pytest.raises(
+            ValueError, match="takes no control pictures; remove folder of Control Pictures, or train on an edit"
+        ):
             run(paired(linked(row), pairs, "before"), tmp_path)
     config = sampled(linked("sd15"), pairs / "after")
     line = config.replace(sample=config.sample.replace(prompts=("a mossling --ci /x.png",)))
     with pytest.raises(ValueError, match="takes no control pictures; remove --ci of prompt 1 in sample_prompts"):
         run(line, tmp_path)
-    with pytest.raises(ValueError, match="Qwen-Image takes 1 control picture with edit_text single; set Control Pict"):
+    with pytest.raises(
+        ValueError, match="Qwen-Image takes 1 control picture with edit_text single; set folder of Control Pict"
+    ):
         run(paired(linked("qwen_image", edit_text="single"), pairs, "before", "pose"), tmp_path)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ..common.command_line import PROGRAM
+from ..config.rows import read_in_a_shell
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -70,4 +71,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="command", help=listed)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the command; --help lists them")
     options = parser.parse_args(arguments)
-    return COMMANDS[options.command][0](options.arguments)
+    with read_in_a_shell():
+        return COMMANDS[options.command][0](options.arguments)

@@ -23,7 +23,6 @@ from ..runs.folder import RunFolder, open_run
 PARTS = 100  # of a run: plain output has a line for each
 INTERVAL = 0.1  # seconds between two changes of the live line
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-AGAIN = {"Press Run again": "Run the command again", "press Run again": "run the command again"}
 
 
 class Screen:
@@ -41,7 +40,7 @@ class Screen:
         if self._json:
             self._write(json.dumps({"event": event, **finite(values)}) + "\n")
         elif said:
-            self._write(self._cleared() + "".join(f"{printable(line)}\n" for line in _for_a_shell(said).splitlines()))
+            self._write(self._cleared() + "".join(f"{printable(line)}\n" for line in said.splitlines()))
 
     def status(self, event: str, said: str, /, *, milestone: bool, **values: Any) -> None:
         """Tell of progress: on a terminal a text replaces the one before; plain output has the milestones only."""
@@ -174,9 +173,3 @@ def stopping(screen: Screen) -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _for_a_shell(text: str) -> str:
-    for button, words in AGAIN.items():
-        text = text.replace(button, words)
-    return text

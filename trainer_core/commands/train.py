@@ -13,6 +13,7 @@ import torch
 
 from ..common.command_line import PROGRAM, comfyui_around
 from ..common.world import ALONE, ProcessFailed, World, joined, own_gpu
+from ..config import TrainConfig
 from ..runs.asked import Paused
 from ..train import train_lora
 from ..training.result import Result, describe_result
@@ -70,7 +71,9 @@ def add_source(parser: argparse.ArgumentParser, metavar: str, text: str) -> None
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting, as train.steps=500"
     )
-    parser.add_argument("--node", default="", metavar="ID", help="the Train LoRA of a workflow that has several")
+    parser.add_argument(
+        "--node", default="", metavar="ID", help=f"the {TrainConfig.NODE} of a workflow that has several"
+    )
     parser.add_argument("--base-model", type=Path, metavar="FILE", help="where the base model is on this machine")
     parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help="ComfyUI's comfy/sd1_tokenizer, or a copy")
     parser.add_argument(

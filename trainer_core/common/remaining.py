@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from .wording import clock, speed
+from .wording import clock, say, speed
 
 WINDOW = 200  # steps whose durations count: a run's speed changes, and what it did an hour ago says little
 
@@ -32,4 +32,4 @@ class Remaining:
             return []
         (first, began), (last, ended) = self._seen[0], self._seen[-1]
         each = max(0.0, ended - began) / (last - first)
-        return [f"{clock(each * max(0, steps - last))} left", speed(each)]
+        return [say("{0} left", clock(each * max(0, steps - last))), speed(each)]

@@ -1,11 +1,38 @@
-"""Format lists, counts and file names for messages."""
+"""Format lists, counts and file names for messages, and sentences that a page can say in other languages."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sized
+from typing import Any
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class Said(str):
+    """An English text that knows the template and the values it was made of."""
+
+    key = ""
+    values: tuple[object, ...] = ()
+
+    def __str__(self) -> str:
+        return self  # str() of it, and of an exception that carries it, keeps the template
+
+
+def say(key: str, *values: object) -> Said:
+    """Fill a template, whose values stand at {0}, {1} …; other languages know it by this text."""
+    said = Said(key.format(*values))
+    said.key, said.values = key, values
+    return said
+
+
+def for_page(value: Any) -> Any:
+    """Write plain values for a page: each text of `say` becomes {text, key, values}."""
+    if isinstance(value, Said):
+        return {"text": f"{value}", "key": value.key, "values": [for_page(each) for each in value.values]}
+    if isinstance(value, Mapping):
+        return {name: for_page(each) for name, each in value.items()}
+    return [for_page(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def printable(text: str) -> str:

@@ -17,14 +17,15 @@ from .dataset import (
 from .defaults import OPEN, Defaults, describe_filled, fill, fill_dataset, fill_lora, fill_train, resolution_remarks
 from .embedding import EmbeddingConfig
 from .model import MODEL_FILES, BaseModelConfig, ConnectedConfig, MemoryConfig, Precision, Prediction, Weights
-from .naming import setting
+from .naming import node, put_beneath, run_again, setting
 from .network import DENOISER_ONLY, SPATIAL, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
 from .objective import MIN_SNR, ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .optimizers import OPTIMIZERS
 from .prompt_lines import PromptLine, parse_prompts
+from .rows import for_reader, read_in_a_shell
 from .run import RunConfig, TrainConfig
-from .sample import PROMPTS, SampleConfig, SamplePicture, SamplingDefaults, check_samples
+from .sample import SampleConfig, SamplePicture, SamplingDefaults, check_samples
 from .saves import ExistingConfig, SavesConfig, fill_name, plain_folder, plain_name
 from .scheduler import SchedulerConfig
 
@@ -36,7 +37,6 @@ __all__ = [
     "MOST_CONTROLS",
     "OPEN",
     "OPTIMIZERS",
-    "PROMPTS",
     "SPATIAL",
     "STAYING",
     "WITHOUT_RANK",
@@ -79,9 +79,14 @@ __all__ = [
     "fill_lora",
     "fill_name",
     "fill_train",
+    "for_reader",
+    "node",
     "parse_prompts",
     "plain_folder",
     "plain_name",
+    "put_beneath",
+    "read_in_a_shell",
     "resolution_remarks",
+    "run_again",
     "setting",
 ]

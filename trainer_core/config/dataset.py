@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from .base import Config, check_path, check_text
-from .rows import needed, row
+from .rows import for_reader, needed, row
 
 MASK_SUFFIX = "-masklabel.png"  # of masks beside pictures; files with it are never trained as pictures
 
@@ -85,7 +85,7 @@ class MaskConfig(Config):
         """Refuse a folder that no system can have, and masks without an ending."""
         check_path(self, "folder")
         if self.source == "file" and not (self.suffixes and all(self.suffixes)):
-            raise ValueError(f"The mask suffix is empty; set suffix of Mask Loader, for example to {MASK_SUFFIX}.")
+            raise ValueError(f"The mask suffix is empty; set {self.named('suffixes')}, for example to {MASK_SUFFIX}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,20 +121,20 @@ class ControlConfig(Config):
         """Refuse a slider of several folders or of other cuts, and folders that are none."""
         if self.use == "slider" and len(self.folders) > 1:
             raise ValueError(
-                f"A slider has one other end, and Control Pictures has {len(self.folders)} folders; leave folder_2 and "
-                "folder_3 of Control Pictures empty."
+                f"A slider has one other end, and {self.NODE} has {len(self.folders)} folders; leave "
+                + for_reader(f"folder_2 and folder_3 of {self.NODE} empty.", f"one in {self.named('folders')}.")
             )
         if self.use == "slider" and self.fit == "whole":
-            raise ValueError("Both ends of a slider are cut alike; set fit of Control Pictures to as_picture.")
+            raise ValueError(f"Both ends of a slider are cut alike; set {self.named('fit')} to as_picture.")
         if not 1 <= len(self.folders) <= MOST_CONTROLS:
             raise ValueError(
                 f"There are {len(self.folders)} folders of control pictures; set 1 to {MOST_CONTROLS} of them in "
-                "Control Pictures."
+                f"{self.named('folders')}."
             )
         for folder in self.folders:
-            check_text(folder, "A folder of Control Pictures")
+            check_text(folder, f"A {self.named('folders')}")
         if not all(map(str.strip, self.folders)):
-            raise ValueError("A folder of Control Pictures is empty; set it to the folder of the control pictures.")
+            raise ValueError(f"A {self.named('folders')} is empty; set it to the folder of the control pictures.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,20 +285,14 @@ class CaptionConfig(Config):
         check_path(self, "file")
         for extension in self.extensions or ("",):
             if not re.fullmatch(r"\.[^/\\]+", extension):
-                raise ValueError(
-                    f"caption_extension of Concept Dataset is {extension!r:.80}; it must start with a dot, as .txt."
-                )
+                raise ValueError(f"{self.named('extensions')} is {extension!r:.80}; it must start with a dot, as .txt.")
         if not self.separator.strip():
-            raise ValueError(
-                "tag_separator of Concept Dataset is empty; set it to the character between tags, as a comma."
-            )
+            raise ValueError(f"{self.named('separator')} is empty; set it to the character between tags, as a comma.")
         if self.source == "one_file" and not self.file.strip():
-            raise ValueError(
-                "caption_source is one_file; set caption_file of Concept Dataset to the file with all captions."
-            )
+            raise ValueError(f"caption_source is one_file; set {self.named('file')} to the file with all captions.")
         if self.missing == "class_prompt" and not self.class_prompt.strip():
             raise ValueError(
-                "missing_caption is class_prompt, and there is none; set class_prompt of Concept Dataset to the "
+                f"missing_caption is class_prompt, and there is none; set {self.named('class_prompt')} to the "
                 "caption of pictures without one, for example to a cat."
             )
         if self.encoding != "auto":
@@ -306,8 +300,8 @@ class CaptionConfig(Config):
                 codecs.lookup(self.encoding)
             except (LookupError, ValueError) as error:
                 raise ValueError(
-                    f"caption_encoding is {self.encoding!r:.80}, an unknown encoding; set caption_encoding of Concept "
-                    "Dataset to auto, or for example to cp1252, shift_jis or gb18030."
+                    f"caption_encoding is {self.encoding!r:.80}, an unknown encoding; set "
+                    f"{self.named('encoding')} to auto, or for example to cp1252, shift_jis or gb18030."
                 ) from error
 
 
@@ -447,7 +441,7 @@ class ConceptConfig(Config):
             ImageColor.getrgb(self.background)
         except ValueError as error:
             raise ValueError(
-                f"background is {self.background!r:.80}; set background of Concept Dataset to a colour, for example "
+                f"background is {self.background!r:.80}; set {self.named('background')} to a colour, for example "
                 "white or #808080."
             ) from error
 
@@ -511,7 +505,9 @@ class BucketConfig(Config):
         """Refuse what no resolution is, and limits that leave no size."""
         _check_resolutions(self.resolutions)
         if 0 < self.max_side < self.min_side:
-            raise ValueError(f"max_side {self.max_side} of Buckets is below min_side {self.min_side}; swap the two.")
+            raise ValueError(
+                f"{self.named('max_side')} is {self.max_side}, below min_side {self.min_side}; swap the two."
+            )
 
 
 def _check_resolutions(resolutions: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .dataset import ConceptConfig, DatasetConfig
+from .dataset import BucketConfig, ConceptConfig, DatasetConfig
 from .model import BaseModelConfig
 from .network import AUTO, LoraConfig, Preset
 from .optimizer import OptimizerConfig
@@ -135,13 +135,13 @@ def resolution_remarks(train: TrainConfig, dataset: DatasetConfig, defaults: Def
     """List a remark on each place whose resolutions are all far from the one that the model was made for."""
     own = defaults.resolution
     usual = train.buckets.resolutions or (str(train.resolution),)
-    node = "Buckets" if train.buckets.resolutions else "Train LoRA"
+    of_all = BucketConfig.named("resolutions") if train.buckets.resolutions else train.named("resolution")
     places = {}
     for concept in dataset.concepts:
         texts = concept.resolutions or usual
-        places[texts] = "Resolutions of Concept Dataset are" if concept.resolutions else f"The resolution of {node} is"
+        places[texts] = concept.named("resolutions") if concept.resolutions else of_all
     return [
-        f"{place} {', '.join(texts)}, and {title} was made for about {own} pixels. Set it to {own}, unless "
+        f"{place} is {', '.join(texts)}, and {title} was made for about {own} pixels. Set it to {own}, unless "
         "this is meant."
         for texts, place in places.items()
         if all(_is_far(text, own) for text in texts)

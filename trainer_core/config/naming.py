@@ -1,6 +1,8 @@
-"""The name of any setting in a message, by its place in a run's settings."""
+"""The names that messages use: of settings, of nodes and tools, and of what people press."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from .base import Config
 from .dataset import AugmentConfig, BucketConfig, CaptionConfig, ConceptConfig, ControlConfig, MaskConfig
@@ -8,7 +10,8 @@ from .embedding import EmbeddingConfig
 from .model import BaseModelConfig, ConnectedConfig, MemoryConfig
 from .network import BeneathConfig, LoraConfig
 from .objective import ObjectiveConfig
-from .optimizer import OptimizerConfig
+from .optimizer import OptimizerConfig, named_option
+from .rows import for_reader
 from .run import TrainConfig
 from .sample import SampleConfig
 from .saves import ExistingConfig, SavesConfig
@@ -25,7 +28,64 @@ SECTIONS: dict[str, type[Config]] = {  # by the last part of their place, which 
 }
 
 
+class Other(NamedTuple):
+    """A node, and those of its inputs that messages name and that are no settings of a run."""
+
+    title: str
+    shell: str  # what stands for the node in a shell
+    inputs: dict[str, str]  # what stands for each in a shell
+
+
+OTHERS: dict[str, Other] = {
+    "average": Other("Average Saves", "runs average", {"run": "RUN", "width": "--width"}),
+    "blocks": Other("LoRA Blocks", "lora blocks", {"rules": "--rules", "factor": "--rules"}),
+    "convert": Other("Convert LoRA", "lora convert", {"program": "--for", "plain_rank": "--plain-rank"}),
+    "existing_lora": Other("Existing LoRA", "lora.start", {"lora_name": "lora.start"}),
+    "extract": Other(
+        "Extract LoRA",
+        "lora extract",
+        {"rank": "--rank", "sv_ratio": "--value", "sv_cumulative": "--value", "sv_fro": "--value"},
+    ),
+    "merge": Other("Merge LoRAs", "lora merge", {"rank": "--rank", "density": "--density", "strength": "--strength"}),
+    "resize": Other(
+        "Resize LoRA",
+        "lora resize",
+        {
+            "rank": "--rank",
+            "sv_ratio": "--value",
+            "sv_cumulative": "--value",
+            "sv_fro": "--value",
+            "recipe": "--recipe",
+        },
+    ),
+    "run": Other("Train LoRA", "the run", {"name": "name"}),
+    "concept": Other("Concept Dataset", "concept", {"enabled": "enabled"}),
+}
+
+
 def setting(place: str) -> str:
     """Name a setting for who reads: "lora.rank" is "rank of LoRA Config" in the page, "lora.rank" in a shell."""
     section, _, name = place.partition(".")
-    return SECTIONS[section].named(name)
+    if section in OTHERS:
+        other = OTHERS[section]
+        return for_reader(f"{name} of {other.title}", other.inputs[name])
+    return named_option(name) if section == "options" else SECTIONS[section].named(name)
+
+
+def node(place: str) -> str:
+    """Name a node for who reads: "lora" is "LoRA Config" in the page, "lora" in a shell; "resize" is "lora resize"."""
+    if place in OTHERS:
+        return for_reader(OTHERS[place].title, OTHERS[place].shell)
+    return for_reader(SECTIONS[place].NODE, SECTIONS[place].SECTION)
+
+
+def run_again() -> str:
+    """Say how to go on with a run, as the end of a sentence."""
+    return for_reader("press Run again", "run the command again")
+
+
+def put_beneath() -> str:
+    """Say how to train on top of a LoRA that cannot be continued, as the end of a sentence."""
+    return for_reader(
+        f"set use of {OTHERS['existing_lora'].title} to beneath", "name the file in lora.beneath, not in lora.start"
+    )

@@ -314,7 +314,9 @@ class LoraConfig(Config):
             )
         tokens = [embedding.token.casefold() for embedding in self.embeddings]
         if twice := next((token for token in tokens if tokens.count(token) > 1), ""):
-            raise ValueError(f"Two Embedding nodes have the token {twice}; change one token, or remove one node.")
+            raise ValueError(
+                f"Two embeddings have the token {twice}; change {EmbeddingConfig.named('token')} of one, or remove one."
+            )
         _check_options(self)
         _check_layers(self)
 

@@ -305,40 +305,40 @@ class ObjectiveConfig(Config):
         """Raise ValueError for settings that have no effect with the others."""
         if self.min_timestep > self.max_timestep:
             raise ValueError(
-                f"min_timestep {self.min_timestep} is above max_timestep {self.max_timestep}; swap the two in Noise & "
-                "Loss."
+                f"min_timestep {self.min_timestep} is above max_timestep {self.max_timestep}; set "
+                f"{self.named('min_timestep')} lower."
             )
         if self.weighting == "soft_min_snr" and self.min_snr_gamma == 0:
-            raise ValueError("weighting soft_min_snr needs min_snr_gamma; set it to 5 in Noise & Loss.")
+            raise ValueError(f"weighting soft_min_snr needs min_snr_gamma; set {self.named('min_snr_gamma')} to 5.")
         if self.uncertainty_rate and self.weighted:
             raise ValueError(
-                "uncertainty_rate learns the weights of timesteps, which undoes other weights; set weighting of "
-                "Noise & Loss to min_snr and min_snr_gamma to 0."
+                "uncertainty_rate learns the weights of timesteps, which undoes other weights; set "
+                f"{self.named('weighting')} to min_snr and min_snr_gamma to 0."
             )
         if self.snr_weight_floor and not self.weighted:
-            raise ValueError("snr_weight_floor needs a weighting; set min_snr_gamma of Noise & Loss to 5.")
+            raise ValueError(f"snr_weight_floor needs a weighting; set {self.named('min_snr_gamma')} to 5.")
         if self.sigmoid_slope == 0:
-            raise ValueError("sigmoid_slope is 0; set timestep_distribution of Noise & Loss to uniform instead.")
+            raise ValueError(f"sigmoid_slope is 0; set {self.named('timestep_distribution')} to uniform instead.")
         if self.noise_offset_strength in ("random", "by_timestep") and self.noise_offset == 0:
             raise ValueError(
-                f"noise_offset_strength is {self.noise_offset_strength} and noise_offset is 0; set noise_offset of "
-                "Noise & Loss above 0, or the strength to fixed."
+                f"noise_offset_strength is {self.noise_offset_strength} and noise_offset is 0; set "
+                f"{self.named('noise_offset')} above 0, or the strength to fixed."
             )
         if self.pyramid_iterations == 0 and self.pyramid_discount != rows_of(type(self))["pyramid_discount"].default:
             raise ValueError(
-                "pyramid_discount needs pyramid noise; set pyramid_iterations of Noise & Loss to 6 or more."
+                f"pyramid_discount needs pyramid noise; set {self.named('pyramid_iterations')} to 6 or more."
             )
         if self.preservation == "class" and not (self.preservation_trigger.strip() and self.preservation_class.strip()):
             raise ValueError(
-                "preservation class needs both words; set preservation_trigger of Noise & Loss to the trained word and "
-                "preservation_class to what it is, for example a person."
+                f"preservation class needs both words; set {self.named('preservation_trigger')} to the trained word "
+                "and preservation_class to what it is, for example a person."
             )
         self._check_slider()
         if self.loss_on == "x0" and self.guidance_loss:
-            raise ValueError("guidance_loss is of predictions; set loss_on of Noise & Loss to prediction.")
+            raise ValueError(f"guidance_loss is of predictions; set {self.named('loss_on')} to prediction.")
         if self.loss_on == "x0" and self.weighted:
             raise ValueError(
-                "loss_on x0 is a diagnostic with its own weighting; set weighting of Noise & Loss to min_snr and "
+                f"loss_on x0 is a diagnostic with its own weighting; set {self.named('weighting')} to min_snr and "
                 "min_snr_gamma to 0."
             )
 
@@ -348,13 +348,13 @@ class ObjectiveConfig(Config):
             return
         if self.slider_positive.strip() == self.slider_negative.strip():
             raise ValueError(
-                "A slider needs two different prompts; set slider_positive and slider_negative of Noise & Loss, for "
+                f"A slider needs two different prompts; set slider_positive and {self.named('slider_negative')}, for "
                 "example to an old person and a young person."
             )
         if self.guidance_loss:
             raise ValueError(
-                "guidance_loss and slider both choose the target; set guidance_loss of Noise & Loss to 0, or slider to "
-                "off."
+                f"guidance_loss and slider both choose the target; set {self.named('guidance_loss')} to 0, or slider "
+                "to off."
             )
         if self.loss_on == "x0":
-            raise ValueError("A slider is of predictions; set loss_on of Noise & Loss to prediction.")
+            raise ValueError(f"A slider is of predictions; set {self.named('loss_on')} to prediction.")

@@ -158,14 +158,14 @@ class OptimizerConfig(Config):
         if kind.averages and self.ema_decay:
             raise ValueError(f"{self.name} averages the weights already; set {self.named('ema_decay')} to 0.")
         if self.options.get("nesterov") and not self.options["momentum"]:
-            raise ValueError(f"nesterov needs momentum; set {_own('momentum')} to 0.9, or nesterov to off.")
+            raise ValueError(f"nesterov needs momentum; set {named_option('momentum')} to 0.9, or nesterov to off.")
         if self.options.get("warmup_init") and not self.options["relative_step"]:
             raise ValueError(
-                f"warmup_init needs relative_step; set {_own('relative_step')} to on, or warmup_init to off."
+                f"warmup_init needs relative_step; set {named_option('relative_step')} to on, or warmup_init to off."
             )
 
 
-def _own(name: str) -> str:
+def named_option(name: str) -> str:
     """Name one of an optimizer's own parameters for messages."""
     return named(f"{OptimizerConfig.SECTION}.options", Row(name=name, words=""), OptimizerConfig.NODE)
 
@@ -177,7 +177,7 @@ def read_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{name} has no parameter {unknown[0]:.80}; {nearest(unknown[0], rows)}")
     options: dict[str, Any] = {}
     for key, each in rows.items():
-        value = of_kind(each.kind, given.get(key, each.default), _own(key))
-        check_value(each, value, _own(key))
+        value = of_kind(each.kind, given.get(key, each.default), named_option(key))
+        check_value(each, value, named_option(key))
         options[key] = each.kind(value)
     return options

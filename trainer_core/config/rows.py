@@ -208,6 +208,11 @@ def in_a_shell() -> bool:
     return _reader[-1] == "shell"
 
 
+def for_reader(page: str, shell: str) -> str:
+    """Choose the words for who reads: those for the page, or those for a shell."""
+    return shell if in_a_shell() else page
+
+
 def named(section: str, each: Row, node: str) -> str:
     """Name a setting for who reads: "rank of LoRA Config" in the page, "lora.rank" in a shell."""
-    return f"{section}.{each.name}" if in_a_shell() else f"{each.input} of {each.node or node}"
+    return for_reader(f"{each.input} of {each.node or node}", f"{section}.{each.name}")

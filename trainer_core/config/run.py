@@ -126,12 +126,12 @@ class TrainConfig(Config):
         """Raise ValueError for sides that no size has, and for a stop without measurements."""
         if self.bucket_step % 8 or 0 < self.resolution < self.bucket_step:
             raise ValueError(
-                f"bucket_step is {self.bucket_step}; set bucket_step of Buckets to a multiple of 8, at most the "
+                f"bucket_step is {self.bucket_step}; set {self.named('bucket_step')} to a multiple of 8, at most the "
                 f"resolution {self.resolution}."
             )
         if (control := self.keeps_by) and not self.validate_every:
             raise ValueError(
-                f"{control} needs validation losses during the run; set validate_every of Validation to a number of "
+                f"{control} needs validation losses during the run; set {self.named('validate_every')} to a number of "
                 "steps, for example 50."
             )
 

@@ -11,7 +11,6 @@ from .base import Config
 from .prompt_lines import PromptLine, parse_line
 from .rows import row
 
-PROMPTS = "sample_prompts of Saves & Samples"  # the setting's name in messages
 LISTED = 12  # samplers that a message names
 
 
@@ -111,7 +110,10 @@ class SampleConfig(Config):
 
     def lines(self) -> list[PromptLine]:
         """Read the prompts and their switches; raises ValueError for a wrong one."""
-        return [parse_line(text, f"prompt {number} of {PROMPTS}") for number, text in enumerate(self.prompts, 1)]
+        return [
+            parse_line(text, f"prompt {number} of {SampleConfig.named('prompts')}")
+            for number, text in enumerate(self.prompts, 1)
+        ]
 
     def texts(self) -> set[str]:
         """Collect the texts that are encoded: prompts and negative prompts, without their switches."""
@@ -150,10 +152,10 @@ def check_samples(config: SampleConfig, defaults: SamplingDefaults, title: str) 
             more = " or another sampler of ComfyUI" if len(defaults.samplers) > LISTED else ""
             raise ValueError(
                 f"Samples of {title} are not drawn by the sampler {line.sampler} of prompt {number}; set --ss in "
-                f"{PROMPTS} to {choice}{more}, or remove it."
+                f"{SampleConfig.named('prompts')} to {choice}{more}, or remove it."
             )
         if line.guidance is not None and defaults.guidance is None:
             raise ValueError(
-                f"Prompt {number} sets --g, but {title} takes no distilled guidance; remove --g from {PROMPTS}, or "
-                "set the CFG scale by --l."
+                f"Prompt {number} sets --g, but {title} takes no distilled guidance; remove --g from "
+                f"{SampleConfig.named('prompts')}, or set the CFG scale by --l."
             )

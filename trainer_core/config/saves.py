@@ -114,10 +114,12 @@ class ExistingConfig(Config):
     def check(self) -> None:
         """Refuse a fork without a run, and a run that is no folder's name."""
         if self.on_existing == "fork" and not self.fork_run:
-            raise ValueError("fork needs a run; set run of Train LoRA to the name of a folder in output/atelier/runs.")
+            raise ValueError(
+                f"fork needs a run; set {self.named('fork_run')} to the name of a folder in output/atelier/runs."
+            )
         if self.fork_run and (self.fork_run != plain_name(self.fork_run)):
             raise ValueError(
-                f"There is no run {self.fork_run!r}; set run of Train LoRA to a folder in output/atelier/runs."
+                f"There is no run {self.fork_run!r}; set {self.named('fork_run')} to a folder in output/atelier/runs."
             )
 
 
@@ -154,7 +156,7 @@ def fill_name(pattern: str, values: Mapping[str, object]) -> str:
     unknown = [field for field in re.findall(r"{([^{}]*)}", pattern) if field not in FIELDS]
     if unknown or re.sub(r"{[^{}]*}", "", pattern).strip("{}") != re.sub(r"{[^{}]*}", "", pattern):
         raise ValueError(
-            f"The file name {pattern[:LONGEST]!r} has an unknown field; set file_name of Saves & Samples with "
+            f"The file name {pattern[:LONGEST]!r} has an unknown field; set {SavesConfig.named('file_name')} with "
             f"{', '.join('{' + field + '}' for field in FIELDS)} only, for example {{name}}-{{step}}."
         )
     return plain_name(re.sub(r"{([^{}]*)}", lambda found: str(values[found[1]]), pattern))

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..config import node
+
 Size = tuple[int, int]  # (width, height) pixels
 Point = tuple[float, float]  # (x, y) pixels
 Color = tuple[float, float, float, float]  # factors of brightness, contrast and saturation; hue shift in turns
@@ -79,8 +81,8 @@ def bucket_list(
     if not left:
         limits = [f"min_side {min_side}"] * bool(min_side) + [f"max_side {max_side}"] * bool(max_side)
         raise ValueError(
-            f"No bucket of the resolution {target[0]}x{target[1]} fits {' and '.join(limits)} of Buckets; change the "
-            f"limits, so that {side}x{side} fits."
+            f"No bucket of the resolution {target[0]}x{target[1]} fits {' and '.join(limits)} of {node('buckets')}; "
+            f"change the limits, so that {side}x{side} fits."
         )
     return tuple(left)
 

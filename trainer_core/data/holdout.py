@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..common.rng import uniforms
 from ..common.wording import count, names
-from ..config import DatasetConfig
+from ..config import DatasetConfig, setting
 from .scan import Manifest
 
 WHY = "held out for validation"
@@ -67,6 +67,6 @@ def _choose(manifest: Manifest, dataset: DatasetConfig, share: float, seed: int)
     if not chosen:
         raise ValueError(
             f"validation_share {share:g} of {count(known, 'picture')} leaves no picture to validate and one to train; "
-            "set validation_share of Validation higher, add pictures, or set it to 0."
+            f"set {setting('train.validation_share')} higher, add pictures, or set it to 0."
         )
     return chosen

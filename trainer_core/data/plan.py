@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..common.rng import generator, uniforms
 from ..common.wording import count, names
-from ..config import DatasetConfig, TrainConfig
+from ..config import DatasetConfig, TrainConfig, setting
 from .buckets import Placement, Size, buckets_of, cover, merge_buckets, parse_resolution, place
 from .captions import compose_caption, is_dropped, mentions_side, plain_caption, varies
 from .controls import Control, Reference, References, control_crop
@@ -102,7 +102,7 @@ class Plan:
             self.micro_batches = self._epoch_start(train.epochs)
             if not self.micro_batches:
                 raise ValueError(
-                    "No picture is visited in the epochs of this run; raise epochs of Train LoRA, or repeats."
+                    f"No picture is visited in the epochs of this run; raise {setting('train.epochs')}, or repeats."
                 )
             self.steps = -(-self.micro_batches // train.accumulate)
             self.epochs = float(train.epochs)
@@ -498,12 +498,12 @@ def build_plan(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -
     """Plan a run; raises ValueError without a picture to train or hold out, or for pictures too narrow for a bucket."""
     manifest = _without_narrow(manifest, dataset, train)
     if not manifest.pictures:
-        raise ValueError("The dataset has no picture; put pictures into the folders of Concept Dataset.")
+        raise ValueError("The dataset has no picture; put pictures into the folders of its concepts.")
     roles = {dataset.concepts[p.concept].role for p in manifest.pictures}
     if "train" not in roles:
         raise ValueError(
-            f"No concept has the role train, only {' and '.join(sorted(roles))}; set role of one Concept Dataset to "
-            "train."
+            f"No concept has the role train, only {' and '.join(sorted(roles))}; set "
+            f"{setting('concepts.role')} to train for one of them."
         )
     return Plan(*hold_out(manifest, dataset, train.validation_share, train.seed), train)
 
@@ -516,8 +516,8 @@ def _without_narrow(manifest: Manifest, dataset: DatasetConfig, train: TrainConf
     stopping = [p for p in found if dataset.concepts[p.concept].on_problem == "stop"]
     if stopping:
         raise ValueError(
-            f"{_describe_narrow(stopping, train)}. Set no_upscale of Buckets to off, remove them, or set on_problem "
-            "of Concept Dataset to leave_out."
+            f"{_describe_narrow(stopping, train)}. Set {setting('buckets.no_upscale')} to off, remove them, or set "
+            f"{setting('concepts.on_problem')} to leave_out."
         )
     if not found:
         return manifest

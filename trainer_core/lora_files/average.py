@@ -11,6 +11,7 @@ import numpy as np
 
 from ..common.cancel import look
 from ..common.wording import count
+from ..config import setting
 from .formats import FileLayer
 from .lora import Lora, tensors_of, with_history
 from .read import LoraFile, load_lora
@@ -24,7 +25,7 @@ def average_weights(steps: Sequence[int], width: float) -> list[float]:
     to it than to other saves. Raises ValueError for a width outside of what such a profile can have.
     """
     if not 0 < width < 1 / math.sqrt(12):  # that of gamma 0: all steps alike
-        raise ValueError(f"width of Average Saves is {width:g}; set it above 0 and below {1 / math.sqrt(12):.3f}.")
+        raise ValueError(f"{setting('average.width')} is {width:g}; set it above 0 and below {1 / math.sqrt(12):.3f}.")
     # sigma_rel^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3)), the variance of t under t^gamma on [0, 1].
     roots = np.roots([1, 7, 16 - width**-2, 12 - width**-2])
     gamma = float(max(root.real for root in roots if abs(root.imag) < 1e-9))
@@ -43,8 +44,8 @@ def average_saves(saves: Sequence[tuple[int, Path]], width: float) -> tuple[Lora
     saves = sorted(saves)
     if len(saves) < 2:
         raise ValueError(
-            f"Average Saves needs two saves or more; the run has {count(len(saves), 'save')} with a LoRA. Set "
-            "save_every of Saves & Samples lower, and keep_last higher, and train again."
+            f"An average needs two saves or more; the run has {count(len(saves), 'save')} with a LoRA. Set "
+            f"{setting('saves.save_every')} lower, and keep_last higher, and train again."
         )
     shares = average_weights([step for step, _ in saves], width)
     last = load_lora(saves[-1][1])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..common.rng import generator
+from ..config import setting
 from ..networks.layers.svd import largest_singular
 from ..networks.network import Network
 
@@ -29,7 +30,7 @@ def bake_network(network: Network, seed: int) -> tuple[dict[str, Tensor], str]:
     share = math.hypot(*(missing for missing, _ in errors.values())) / whole if whole else 0.0
     return {**baked, **rest}, (
         f"Baked into plain LoRA: the file lacks {share:.1%} of the trained change (Frobenius norm of all changes of "
-        "weights). For a closer match set rank of LoRA Config higher; without bake nothing is lost."
+        f"weights). For a closer match set {setting('lora.rank')} higher; without bake nothing is lost."
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from ..config import node, setting
 from .formats import WEIGHT_DEPENDENT, FileLayer
 from .match import TEXT, flat_name
 from .read import LoraFile
@@ -45,10 +46,10 @@ def blocks_of(lora: LoraFile) -> list[str]:
     return sorted({block_of(layer.source) for layer in lora.layers.values()}, key=order)
 
 
-def parse_rules(text: str, setting: str = "rules of LoRA Blocks") -> list[Rule]:
+def parse_rules(text: str) -> list[Rule]:
     """Read rules such as `te*=0, double_blocks.3=0.5, *attn*=1`, by commas or lines; # begins a comment.
 
-    setting: input and node, for messages. Raises ValueError for what is no rule.
+    Raises ValueError for what is no rule.
     """
     rules = []
     for piece in re.split(r"[,\n]", re.sub(r"#[^\n]*", "", text)):
@@ -61,11 +62,13 @@ def parse_rules(text: str, setting: str = "rules of LoRA Blocks") -> list[Rule]:
             factor = float("nan")
         if not equals or not pattern or not abs(factor) <= MOST_FACTOR:
             raise ValueError(
-                f"{rule[:80]!r} in {setting} is no rule; write pattern=factor, such as double_blocks.3=0.5 or te*=0."
+                f"{rule[:80]!r} in {setting('blocks.rules')} is no rule; write pattern=factor, such as "
+                "double_blocks.3=0.5 or te*=0."
             )
         if len(pattern) > LONGEST_RULE or len(rules) == MOST_RULES:
             raise ValueError(
-                f"{setting} is too long; at most {MOST_RULES} rules of {LONGEST_RULE} characters are read."
+                f"{setting('blocks.rules')} is too long; at most {MOST_RULES} rules of {LONGEST_RULE} characters are "
+                "read."
             )
         rules.append((pattern, factor))
     return rules
@@ -84,14 +87,14 @@ def scale_blocks(lora: LoraFile, rules: Sequence[Rule], *, rest: float = 1.0) ->
         matched = [source for source, own in names.items() if any(fnmatchcase(name, pattern) for name in own)]
         if not matched:
             raise ValueError(
-                f"The pattern {pattern} of LoRA Blocks matches no layer of {lora.name}; its blocks are "
+                f"The pattern {pattern} of {node('blocks')} matches no layer of {lora.name}; its blocks are "
                 f"{', '.join(blocks_of(lora))[:400]}. * stands for any letters."
             )
         factors |= dict.fromkeys(matched, factor)
     factors = {source: factors.get(source, rest) for source in lora.layers}
     layers = {source: _scaled(layer, factors[source]) for source, layer in lora.layers.items() if factors[source]}
     if not layers:
-        raise ValueError(f"Nothing of {lora.name} is left; set a factor of LoRA Blocks to another number than 0.")
+        raise ValueError(f"Nothing of {lora.name} is left; set a {setting('blocks.factor')} to another number than 0.")
     return replace(lora, layers=layers), factors
 
 
@@ -102,7 +105,7 @@ def _scaled(layer: FileLayer, factor: float) -> FileLayer:
     if layer.kind in (*WEIGHT_DEPENDENT, "DoRA"):
         raise ValueError(
             f"{layer.source} is a layer of {layer.kind}, which can be kept or dropped, not scaled. Use the factors 0 "
-            "and 1, or link it to Resize LoRA with the MODEL first, which makes it a plain LoRA."
+            f"and 1, or make it a plain LoRA first, by {node('resize')} with the model."
         )
     tensors = dict(layer.tensors)
     whole = [part for part in ("up", "diff", "diff_b", "hada_w1_a", "lokr_w1", "lokr_w1_a") if part in tensors]

@@ -104,12 +104,12 @@ def inspect(options: argparse.Namespace) -> int:
 def resize_file(options: argparse.Namespace) -> int:
     """Write a smaller LoRA, and print each layer's ranks."""
     lora, file = read_lora(options.lora)
-    recipes = parse_recipes(options.recipe, "--recipe") if options.recipe else []
+    recipes = parse_recipes(options.recipe) if options.recipe else []
     if len(recipes) > 1:
         raise ValueError("--recipe holds several recipes, which give several files; call once for each.")
     if options.model is None and any(recipe.needs_model for recipe in recipes):
         raise ValueError(f"The recipe {options.recipe} compares with the model; name the model's file by --model.")
-    rule = None if recipes else _rule(options, "Resize LoRA")
+    rule = None if recipes else _rule(options, "resize")
     settings = {"mode": "recipe", "recipe": options.recipe.strip()} if rule is None else rule.settings()
     with nullcontext() if options.model is None else open_reader(options.model) as weight:
         made = resize_by_recipes(file, recipes, weight)[0] if rule is None else resize(file, rule, weight)
@@ -122,7 +122,7 @@ def convert_file(options: argparse.Namespace) -> int:
     names = names_of_file(options.model)
     if options.program not in names.forms:
         raise ValueError(
-            f"The form of {options.program} depends on what ComfyUI knows of the model; use the node Convert LoRA, or "
+            f"The form of {options.program} depends on what ComfyUI knows of the model; convert it in the page, or use "
             f"one of {', '.join(names.forms)} after --for."
         )
     known = loader_of(options.comfyui, options.model).knows
@@ -135,15 +135,15 @@ def convert_file(options: argparse.Namespace) -> int:
 
 def extract_file(options: argparse.Namespace) -> int:
     """Write the difference of two models as a LoRA."""
-    rule = _rule(options, "Extract LoRA")
+    rule = _rule(options, "extract")
     with open_weights(options.tuned) as tuned, open_weights(options.base) as base:
         made = extract(tuned, base, rule, titles=(options.tuned.name, options.base.name))
     settings = {**rule.settings(), "tuned": options.tuned.name, "base": options.base.name}
     return _write(options, Lora({}, {}), made.layers, "extract", settings, made.describe(), model=options.base)
 
 
-def _rule(options: argparse.Namespace, node: str) -> Rule:
-    return Rule(mode=options.mode, value=options.value, rank=options.rank, conv_rank=options.conv_rank, node=node)
+def _rule(options: argparse.Namespace, tool: str) -> Rule:
+    return Rule(mode=options.mode, value=options.value, rank=options.rank, conv_rank=options.conv_rank, tool=tool)
 
 
 def merge_files(options: argparse.Namespace) -> int:
@@ -162,7 +162,7 @@ def merge_files(options: argparse.Namespace) -> int:
 def filter_file(options: argparse.Namespace) -> int:
     """Write what the rules leave of a LoRA."""
     lora, file = read_lora(options.lora)
-    kept, factors = scale_blocks(file, parse_rules(options.rules, "--rules"), rest=options.rest)
+    kept, factors = scale_blocks(file, parse_rules(options.rules), rest=options.rest)
     settings = {"rules": options.rules, "rest": options.rest}
     said = f"{len(kept.layers)} of {len(factors)} layers are kept."
     return _write(options, lora, kept.layers.values(), "blocks", settings, said, model=options.model)

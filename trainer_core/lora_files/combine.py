@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..common.cancel import look
 from ..common.rng import generator
+from ..config import node, setting
 from ..networks.layers.svd import largest_singular
 from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight
 from .match import flat_name
@@ -68,11 +69,11 @@ def merge_loras(
     same: writes a layer's name so that it is equal in all LoRAs. Raises ValueError for LoRAs that cannot be merged.
     """
     if len(summands) < 2:
-        raise ValueError("Merge LoRAs has one LoRA; link at least two.")
+        raise ValueError(f"{node('merge')} has one LoRA; give it at least two.")
     if method in RANKED and rank < 1:
-        raise ValueError(f"rank of Merge LoRAs is {rank}; set it to 1 or more.")
+        raise ValueError(f"{setting('merge.rank')} is {rank}; set it to 1 or more.")
     if not 0 < density <= 1:
-        raise ValueError(f"density of Merge LoRAs is {density:g}; set it above 0, up to 1.")
+        raise ValueError(f"{setting('merge.density')} is {density:g}; set it above 0, up to 1.")
     places = _places(summands, same)
     layers, kept, whole = [], 0.0, 0.0
     for place, found in places.items():
@@ -83,7 +84,7 @@ def merge_loras(
         kept, whole = kept + own**2, whole + all_of_it**2
         layers += [layer] if layer else []
     if not layers:
-        raise ValueError("The merged LoRA has no effect; set a strength of Merge LoRAs to another number than 0.")
+        raise ValueError(f"The merged LoRA has no effect; set a {setting('merge.strength')} to another number than 0.")
     share = (kept / whole) ** 0.5 if whole else 1.0
     return Merged(layers, share, sum(len({number for *_, number in found}) > 1 for found in places.values()))
 
@@ -95,16 +96,16 @@ def _places(summands: Sequence[Summand], same: Callable[[str], str]) -> dict[str
         for layer in lora.layers.values():
             if layer.kind == "DoRA" or layer.kind in WEIGHT_DEPENDENT:
                 raise ValueError(
-                    f"{lora.name} holds layers of {layer.kind}, whose effect depends on the model. Link it to "
-                    "Resize LoRA with the MODEL first, which makes it a plain LoRA."
+                    f"{lora.name} holds layers of {layer.kind}, whose effect depends on the model. Make it a "
+                    f"plain LoRA first, by {node('resize')} with the model."
                 )
             places.setdefault(same(layer.source), []).append((layer, strength, number))
     several = [place for place, found in places.items() if len({number for *_, number in found}) > 1]
     if not several:
         names = " and ".join(lora.name for lora, _ in summands[:2])
         raise ValueError(
-            f"{names} share no layer. Choose LoRAs for the same model; if they are, link the MODEL to Merge LoRAs, "
-            "which knows all names of a layer."
+            f"{names} share no layer. Choose LoRAs for the same model; if they are, merge them in the page with the "
+            "MODEL linked, which knows all names of a layer."
         )
     unequal = [place for place in several if len({_sides(layer) for layer, *_ in places[place]}) > 1]
     if unequal:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig
+from ..config import RunConfig, put_beneath, setting
 from ..config.optimizer import RATES
 from ..models import BaseModel, Layer
 from ..networks import LayerWeights
@@ -47,7 +47,7 @@ def layer_weights(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) 
             what = type(module).__name__
             raise ValueError(
                 f"{layer.source} in {lora.name} changes a module of the kind {what}, which cannot be trained; "
-                "set use of Existing LoRA to beneath."
+                f"{put_beneath()}."
             )
         tensors = {part: tensor.float() for part, tensor in layer.tensors.items()}
         weights = LayerWeights(kind=layer.kind, tensors=tensors, alpha=layer.alpha)
@@ -78,14 +78,15 @@ def check_lora_files(config: RunConfig, base: BaseModel) -> None:
     weights = layer_weights(lora, base, layers)
     if config.lora.names == "peft" and (others := {each.kind for each in weights.values()} - {"LoRA"}):
         raise ValueError(
-            f"{lora.name} holds layers of the kind {min(others)}, which peft's names cannot say; set names of LoRA "
-            "Config to comfy."
+            f"{lora.name} holds layers of the kind {min(others)}, which peft's names cannot say; set "
+            f"{setting('lora.names')} to comfy."
         )
     parts = {layers[name].part for name in weights}
-    for part, setting, rate in zip(base.parts, RATES, config.optimizer.part_rates, strict=False):
+    for part, name, rate in zip(base.parts, RATES, config.optimizer.part_rates, strict=False):
         if rate > 0 and part.prefix not in parts:
             raise ValueError(
-                f"{setting} is {rate:g}, but {lora.name} has no layer there to continue ({part.prefix}_…); set it to 0."
+                f"{setting(f'optimizer.{name}')} is {rate:g}, but {lora.name} has no layer there to continue "
+                f"({part.prefix}_…); set it to 0."
             )
 
 

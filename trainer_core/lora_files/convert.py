@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..common.cancel import look
 from ..common.wording import count
+from ..config import node, setting
 from ..models.base import Slice
 from .formats import FileLayer
 from .lora import tensors_of
@@ -18,8 +19,6 @@ from .names import Named, Names, Program, Weight
 from .read import LoraFile, list_some
 from .singular import decompose, low_rank
 from .write import peft_tensors
-
-NODE = "Convert LoRA"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +74,8 @@ def convert(
         targets = names.written(owner, program)
         if not targets:
             raise ValueError(
-                f"No names of {program} are known for {key}: {names.unnamed}. Set program of {NODE} to comfyui, kohya "
-                "or ai-toolkit."
+                f"No names of {program} are known for {key}: {names.unnamed}. Set {setting('convert.program')} to "
+                "comfyui, kohya or ai-toolkit."
             )
         cuts = _slices(targets) != {_rows(piece.slice) for piece in pieces}
         pieces = [
@@ -114,7 +113,8 @@ def _places(lora: LoraFile, names: Names) -> dict[str, list[Piece]]:
     if lost:
         raise ValueError(
             f"{len(lost)} of {len(lora.layers)} layers of {lora.name} have no place in the model ({list_some(lost)}). "
-            f"Link the MODEL that the LoRA is for to {NODE}, and its CLIP where the LoRA changes text encoders."
+            f"Link the MODEL that the LoRA is for to {node('convert')}, and its CLIP where the LoRA changes text "
+            "encoders."
         )
     return found
 
@@ -146,10 +146,14 @@ def _plain(
         return layer
     if flat or not changes:  # a norm, or a bias alone
         if needed:
-            raise ValueError(f"{layer.source} is a change of a norm or bias, {needed}; drop it with LoRA Blocks first.")
+            raise ValueError(
+                f"{layer.source} is a change of a norm or bias, {needed}; drop it by {node('blocks')} first."
+            )
         return layer
     if not rank:
-        raise ValueError(f"{layer.source} is a layer of {layer.kind}, {needed}. Set plain_rank of {NODE}, such as 16.")
+        raise ValueError(
+            f"{layer.source} is a layer of {layer.kind}, {needed}. Set {setting('convert.plain_rank')}, such as 16."
+        )
     found = decompose(layer, weight(layer.source) if weight and layer.kind in ("DoRA", "GLoRA", "OFT") else None)
     dtype = next(tensor.dtype for tensor in layer.tensors.values())
     made = low_rank(found, rank, source=layer.source, dtype=dtype if dtype.itemsize > 1 else torch.float16)
@@ -179,7 +183,8 @@ def _cut(layer: FileLayer, piece: Slice) -> FileLayer | None:
     """Take some outputs of a plain LoRA; directions without effect there are left out. None where none is left."""
     if "diff_b" in layer.tensors:
         raise ValueError(
-            f"{layer.source} changes a bias, which no names of slices hold; set program of {NODE} to comfyui or kohya."
+            f"{layer.source} changes a bias, which no names of slices hold; set {setting('convert.program')} to "
+            "comfyui or kohya."
         )
     up = layer.tensors["up"].narrow(0, piece.start, piece.length)
     if piece.swapped:
@@ -196,7 +201,7 @@ def _without_alpha(layer: FileLayer, program: Program) -> FileLayer:
     """Prepare a plain LoRA for a file without alphas; raises ValueError for a change of the bias."""
     if "diff_b" in layer.tensors:
         raise ValueError(
-            f"{layer.source} changes a bias, which files of {program} cannot hold; set program of {NODE} to comfyui or "
-            "kohya."
+            f"{layer.source} changes a bias, which files of {program} cannot hold; set {setting('convert.program')} to "
+            "comfyui or kohya."
         )
     return replace(layer, alpha=layer.alpha or float(len(layer.tensors["down"])))

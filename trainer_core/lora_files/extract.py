@@ -11,13 +11,13 @@ from torch import Tensor
 from ..common.cancel import look
 from ..common.rng import generator
 from ..common.wording import count
+from ..config import node
 from ..networks.layers.svd import EXACT_SIZE, largest_singular
 from .formats import FileLayer
 from .read import list_some
 from .resize import Progress, Rule, kept_rank
 from .singular import Singular, low_rank
 
-NODE = "Extract LoRA"
 Read = Callable[[], Tensor]
 
 
@@ -66,12 +66,12 @@ def extract(
         if one.shape != other.shape:
             raise ValueError(
                 f"{name} has the shape {tuple(one.shape)} in {titles[0]} and {tuple(other.shape)} in {titles[1]}; "
-                f"link two models of one kind to {NODE}."
+                f"link two models of one kind to {node('extract')}."
             )
         delta = one.float() - other.float()
         norm = float(delta.double().norm())
         if not norm < float("inf"):
-            raise ValueError(f"{name} holds values that are not finite; choose another model for {NODE}.")
+            raise ValueError(f"{name} holds values that are not finite; choose another model for {node('extract')}.")
         if not norm:
             same += 1
             continue
@@ -94,7 +94,7 @@ def _common(tuned: Mapping[str, Read], base: Mapping[str, Read], titles: tuple[s
         owner, other = titles if alone[0] in tuned else titles[::-1]
         raise ValueError(
             f"{owner} has {count(alone, 'layer')} that {other} lacks ({list_some(sorted(alone))}); link two models of "
-            f"one kind to {NODE}."
+            f"one kind to {node('extract')}."
         )
     return [name for name in tuned if name in base]
 

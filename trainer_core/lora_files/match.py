@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..common.wording import names
+from ..config import put_beneath
 from ..models import BaseModel, Layer
 from ..models.base import Slice
 from ..networks.layers.shape import weight_shape
@@ -124,8 +125,7 @@ def whole_layer(pieces: Sequence[Piece], outputs: int) -> FileLayer:
     stored = [piece.stored for piece in pieces]
     if other := next((layer for layer in stored if layer.kind != "LoRA"), None):
         raise ValueError(
-            f"{other.source} is a {other.kind} of a part of a layer, which cannot be continued; set use of Existing "
-            "LoRA to beneath."
+            f"{other.source} is a {other.kind} of a part of a layer, which cannot be continued; {put_beneath()}."
         )
     ranks = [len(layer.tensors["down"]) for layer in stored]
     scales = [layer.scale(rank) for layer, rank in zip(stored, ranks, strict=True)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..config import BeneathConfig
+from ..config import BeneathConfig, node, setting
 from ..models import BaseModel
 from ..networks.layers.shape import weight_shape
 from .formats import FileLayer, merged_weight, without_lokr_core
@@ -54,7 +54,7 @@ def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:
         if not all(parameter.isfinite().all() for parameter in module.parameters(recurse=False)):
             raise ValueError(
                 f"{name} overflows {base.dtype} with {len(summands)} LoRAs beneath added; lower their strength, or "
-                "set precision of Load Base Model to bfloat16 or float32."
+                f"set {setting('base_model.precision')} to bfloat16 or float32."
             )
     base.mark_text(*text)
 
@@ -80,6 +80,6 @@ def _joined(pieces: Sequence[Piece], outputs: int) -> FileLayer:
     if other := next((piece.stored for piece in pieces if piece.stored.kind != "LoRA"), None):
         raise ValueError(
             f"{other.source} is a {other.kind} of a part of a layer, for which ComfyUI has no name; make the file a "
-            "plain LoRA with Convert LoRA first."
+            f"plain LoRA by {node('convert')} first."
         )
     return whole_layer(pieces, outputs)

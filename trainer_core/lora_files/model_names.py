@@ -18,7 +18,7 @@ from .diffusers_names import diffusers_paths, why_unnamed
 from .match import flat_name
 from .names import DIFFUSERS, OWN, Named, Names, Weight, of_diffusers
 
-UNTOLD = "the model's file does not tell them, and the node Convert LoRA may know them"
+UNTOLD = "the model's file does not tell them, and the page may know them, which asks ComfyUI"
 
 
 def names_of_file(path: Path) -> Names:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..common.side_by_side import side_by_side
+from ..config import setting
 from .singular import Singular
 from .spectral import SpectralNorm, first_bounds, narrow
 
@@ -60,23 +61,23 @@ class Reference:
     subspace: Tensor | None = None  # (n,) |u^T W v| of each direction
 
 
-def parse_recipes(text: str, setting: str = "recipe of Resize LoRA") -> list[Recipe]:
+def parse_recipes(text: str) -> list[Recipe]:
     """Read recipes that are separated by colons or lines. Raises ValueError with the place of what is wrong."""
     if len(text) > LONGEST:
-        raise ValueError(f"{setting} has {len(text)} characters; at most {LONGEST} are read.")
+        raise ValueError(f"{setting('resize.recipe')} has {len(text)} characters; at most {LONGEST} are read.")
     found, at = [], 0
     for piece in re.split(r"([:\n])", text):
         if piece.strip() and piece != ":":
-            found.append(_parse_recipe(piece, at, setting))
+            found.append(_parse_recipe(piece, at))
         at += len(piece)
     if not found:
-        raise ValueError(f"{setting} is empty; write one such as fro_ckpt=1,thr=-3.5.")
+        raise ValueError(f"{setting('resize.recipe')} is empty; write one such as fro_ckpt=1,thr=-3.5.")
     if len(found) > MOST_RECIPES:
-        raise ValueError(f"{setting} holds {len(found)} recipes; at most {MOST_RECIPES} are read.")
+        raise ValueError(f"{setting('resize.recipe')} holds {len(found)} recipes; at most {MOST_RECIPES} are read.")
     return found
 
 
-def _parse_recipe(text: str, at: int, setting: str) -> Recipe:
+def _parse_recipe(text: str, at: int) -> Recipe:
     """Read one recipe, which begins at character `at` of the whole text."""
     weights: dict[str, float] = {}
     settings: dict[str, float] = {}
@@ -86,25 +87,35 @@ def _parse_recipe(text: str, at: int, setting: str) -> Recipe:
         key, equals, value = (part.strip() for part in piece.partition("="))
         at += len(piece) + 1
         if key not in known:
-            raise ValueError(f"{setting} has {key[:40]!r} at character {start}; it knows {', '.join(known)}.")
+            raise ValueError(
+                f"{setting('resize.recipe')} has {key[:40]!r} at character {start}; it knows {', '.join(known)}."
+            )
         if key in weights or key in settings:
-            raise ValueError(f"{setting} has {key} twice, again at character {start}; write it once.")
+            raise ValueError(f"{setting('resize.recipe')} has {key} twice, again at character {start}; write it once.")
         try:
             number = 1.0 if key in REFERENCES and not equals else float(value)
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
             raise ValueError(
-                f"{setting} has {value[:40]!r} as {key} at character {start}; write a number, such as {key}=1."
+                f"{setting('resize.recipe')} has {value[:40]!r} as {key} at character {start}; write a number, such as "
+                f"{key}=1."
             )
         (weights if key in REFERENCES else settings)[key] = number
     total = sum(weights.values())
     if not total:
-        raise ValueError(f"{setting} {text.strip()!r} names no reference with a weight; add one, such as fro_ckpt=1.")
+        raise ValueError(
+            f"{setting('resize.recipe')} {text.strip()!r} names no reference with a weight; add one, such as "
+            "fro_ckpt=1."
+        )
     if ("thr" in settings) == ("size" in settings):
-        raise ValueError(f"{setting} {text.strip()!r} needs either thr or size, such as thr=-3.5 or size=32.")
+        raise ValueError(
+            f"{setting('resize.recipe')} {text.strip()!r} needs either thr or size, such as thr=-3.5 or size=32."
+        )
     if settings.get("size", 1) <= 0 or settings.get("rescale", 1) <= 0:
-        raise ValueError(f"{setting} {text.strip()!r} has a size or rescale that is not above 0; set it higher.")
+        raise ValueError(
+            f"{setting('resize.recipe')} {text.strip()!r} has a size or rescale that is not above 0; set it higher."
+        )
     return Recipe(
         text=text.strip(),
         weights={name: weight / total for name, weight in weights.items() if weight},

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..common.cancel import look
 from ..common.side_by_side import side_by_side
 from ..common.wording import count
+from ..config import node, setting
 from .formats import FileLayer
 from .read import LoraFile
 from .recipes import Recipe, Reference, kept_directions, reference_of, settle_sizes
@@ -36,15 +37,17 @@ class Rule:
     value: float = 0.0  # of all modes but rank
     rank: int = 0  # at most; 0: no limit
     conv_rank: int = 0  # at most, of convolutions; 0: as rank
-    node: str = "Resize LoRA"  # that sets it, for messages
+    tool: str = "resize"  # that sets it, for messages
 
     def __post_init__(self) -> None:
         if self.mode == "rank" and self.rank < 1:
-            raise ValueError(f"rank of {self.node} is {self.rank}; set it to 1 or more.")
+            raise ValueError(f"{setting(f'{self.tool}.rank')} is {self.rank}; set it to 1 or more.")
         if self.mode == "sv_ratio" and not self.value >= 1:
-            raise ValueError(f"sv_ratio of {self.node} is {self.value:g}; set it to 1 or more, such as 10.")
+            raise ValueError(f"{setting(f'{self.tool}.sv_ratio')} is {self.value:g}; set it to 1 or more, such as 10.")
         if self.mode in ("sv_cumulative", "sv_fro") and not 0 < self.value <= 1:
-            raise ValueError(f"{self.mode} of {self.node} is {self.value:g}; set it above 0, up to 1, such as 0.9.")
+            raise ValueError(
+                f"{setting(f'{self.tool}.{self.mode}')} is {self.value:g}; set it above 0, up to 1, such as 0.9."
+            )
 
     def settings(self) -> dict[str, str | float]:
         """Give its numbers, for the metadata of a LoRA."""
@@ -109,7 +112,7 @@ def resize_by_recipes(
     `size`. A layer of which nothing is kept is left out. Raises ValueError where a recipe keeps nothing at all.
     """
     if weight is None and (needy := next((recipe for recipe in recipes if recipe.needs_model), None)):
-        raise ValueError(f"The recipe {needy.text} compares with the model; link the MODEL to Resize LoRA.")
+        raise ValueError(f"The recipe {needy.text} compares with the model; link the MODEL to {node('resize')}.")
     untouched, names, found = [], [], []
     references: list[Reference] = []
     measures = weight is not None and any(recipe.needs_model for recipe in recipes)
@@ -243,7 +246,7 @@ def _lost(found: Singular, mask: Tensor, reference: Reference) -> float:
 
 def _any(ranks: list[LayerRanks], lora: LoraFile) -> list[LayerRanks]:
     if not ranks:
-        raise ValueError(f"{lora.name} has no layer with a rank to lower; link another LoRA to Resize LoRA.")
+        raise ValueError(f"{lora.name} has no layer with a rank to lower; choose another LoRA.")
     return ranks
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..common.files import short_hash, unused_path, written_whole
+from ..config import setting
 from ..models import Part
 from ..networks.layers.layer import pair_norm
 from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight, group_tensors, layer_kind
@@ -220,7 +221,8 @@ def save_embeddings(
         tensors = {part.embedding: vectors[part.prefix].contiguous() for part in parts if part.embedding}
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise ValueError(
-                f"The embedding {token} holds values that are not finite; set learning_rate of Embedding lower."
+                f"The embedding {token} holds values that are not finite; set {setting('embeddings.learning_rate')} "
+                "lower."
             )
         about = {key: text for key, text in metadata.items() if key.startswith(("modelspec.", "atelier."))}
         kind = {"architecture": metadata["modelspec.architecture"].replace("/lora", "/textual-inversion")}

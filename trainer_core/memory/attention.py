@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..config import setting
+
 FLASH, EFFICIENT, MATH = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
 ATTENTION = {
     # flash takes no mask, which text encoders have, and no float32; then the next kernel is used
@@ -38,7 +40,7 @@ def check_attention(name: str, device: torch.device, dtype: torch.dtype) -> None
     """
     if name != XFORMERS:
         return
-    remedy = "set attention of Memory to auto"
+    remedy = f"set {setting('memory.attention')} to auto"
     if device.type not in DEVICES:
         raise ValueError(f"The package xformers has no attention for the CPU, on which this run is; {remedy}.")
     try:

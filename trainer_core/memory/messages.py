@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..config import MemoryConfig
+from ..config import MemoryConfig, setting
 from .place import out_of_memory
 from .setup import describe
 
 
 def to_lower(memory: MemoryConfig) -> str:
     """Name the settings that lower what a step needs."""
-    encodings = ", or encodings of Memory to disk" if memory.encodings == "none" else ""
+    encodings = f", or {setting('memory.encodings')} to disk" if memory.encodings == "none" else ""
     return (
-        "Lower batch_size (raise accumulate by the same factor) or the resolution of Train LoRA, or set weights of "
-        f"Load Base Model to float8 or nf4{encodings}."
+        f"Lower batch_size (raise accumulate by the same factor) or the {setting('train.resolution')}, or set "
+        f"{setting('base_model.weights')} to float8 or nf4{encodings}."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..config import DENOISER_ONLY, LoraConfig
+from ..config import DENOISER_ONLY, LoraConfig, node, setting
 from ..models.base import BASE, BaseModel, Layer
 from .blocks import NUMBERS, numbers_by_block
 from .layers.shape import is_norm
@@ -40,19 +40,20 @@ def choose_targets(base: BaseModel, config: LoraConfig, parts: Collection[str]) 
     denoiser = base.parts[0]
     if set(parts) - {denoiser.prefix} and config.preset in DENOISER_ONLY:
         raise ValueError(
-            f"The preset {config.preset} trains no text encoder; set their learning rates to 0, or preset of LoRA "
-            "Config to another."
+            f"The preset {config.preset} trains no text encoder; set their learning rates to 0, or "
+            f"{setting('lora.preset')} to another."
         )
     listed = base.layers()
     if config.preset in DENOISER_ONLY and not any(config.preset in layer.presets for layer in listed):
         raise ValueError(
-            f"The preset {config.preset} is for UNets, and {base.title} is none; set preset of LoRA Config to attn-mlp."
+            f"The preset {config.preset} is for UNets, and {base.title} is none; set {setting('lora.preset')} to "
+            "attn-mlp."
         )
-    setting = next((name for name in (*NUMBERS, "train_norm") if getattr(config, name)), "")
-    if denoiser.prefix not in parts and setting:
+    number = next((name for name in (*NUMBERS, "train_norm") if getattr(config, name)), "")
+    if denoiser.prefix not in parts and number:
         raise ValueError(
-            f"{setting} applies to the {denoiser.title}, whose learning rate is 0; raise that learning rate, or clear "
-            f"{setting} of LoRA Config."
+            f"{number} applies to the {denoiser.title}, whose learning rate is 0; raise that learning rate, or clear "
+            f"{setting(f'lora.{number}')}."
         )
     trainable = [
         layer
@@ -65,8 +66,8 @@ def choose_targets(base: BaseModel, config: LoraConfig, parts: Collection[str]) 
     for part in base.parts:
         if part.prefix in parts and not any(target.part == part.prefix for target in targets):
             raise ValueError(
-                f"No layer of {part.prefix}_… is left to train with preset {config.preset} and LoRA Config's patterns "
-                "and block numbers; change these, or set the learning rate of that model to 0."
+                f"No layer of {part.prefix}_… is left to train with preset {config.preset}, include, exclude and the "
+                f"block numbers of {node('lora')}; change these, or set the learning rate of that model to 0."
             )
     return targets
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import LoraConfig
+from ..config import LoraConfig, setting
 
 MAX_LOHA_RANK = 32  # above it, products of normal draws grow so large that runs end in NaN
 
@@ -13,13 +13,13 @@ def remarks_on_algorithm(config: LoraConfig) -> list[str]:
     if config.algorithm == "loha" and max(config.rank, config.conv_rank) > MAX_LOHA_RANK:
         found.append(
             f"LoHa of rank {max(config.rank, config.conv_rank)} gives matrices of that rank squared, which easily "
-            f"overflow to NaN; set rank and conv_rank of LoRA Config to {MAX_LOHA_RANK} or less."
+            f"overflow to NaN; set rank and {setting('lora.conv_rank')} to {MAX_LOHA_RANK} or less."
         )
     if config.algorithm in ("oft", "boft") and not config.bake:
         power = "with the square of the strength" if config.algorithm == "oft" else "more than in proportion"
         found.append(
-            f"At strengths other than 1, ComfyUI applies {config.algorithm.upper()} {power}. Set bake of LoRA Config "
-            "to save a plain LoRA, whose strength acts as usual."
+            f"At strengths other than 1, ComfyUI applies {config.algorithm.upper()} {power}. Set "
+            f"{setting('lora.bake')} to save a plain LoRA, whose strength acts as usual."
         )
     if config.algorithm == "lokr" and config.tucker:
         found.append("LoKr with tucker is saved with a whole second factor, since ComfyUI cannot load its core.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import MIN_SNR, RunConfig
+from ..config import MIN_SNR, RunConfig, setting
 from ..models.base import LevelDefaults, NoiseModel
 from .objective import PLAIN, level_weights
 from .path import PURE_NOISE, Path
@@ -26,12 +26,12 @@ def check_objective(config: RunConfig, noise: NoiseModel) -> None:
     ):
         raise ValueError(
             f"weighting {objective.weighting} is not for models that predict {noise.kind}, as this one does; set "
-            "weighting of Noise & Loss to min_snr."
+            f"{setting('objective.weighting')} to min_snr."
         )
     if objective.noise_offset_strength == "by_timestep" and Path(noise).ends_in_noise:
         raise ValueError(
             "noise_offset_strength by_timestep is undefined where the last timestep is pure noise, as in this model; "
-            "set noise_offset_strength of Noise & Loss to fixed and noise_offset to 0."
+            f"set {setting('objective.noise_offset_strength')} to fixed and noise_offset to 0."
         )
 
 
@@ -58,7 +58,7 @@ def objective_remarks(config: RunConfig, noise: NoiseModel, family: LevelDefault
     if noise.kind == "flow" and objective.weighted and objective.weighting != "cos_map":
         snr = objective.weighting in MIN_SNR
         gamma = f" with min_snr_gamma {objective.min_snr_gamma:g}" if snr else ""
-        remedy = "min_snr_gamma of Noise & Loss to 0" if snr else "weighting of Noise & Loss to min_snr"
+        remedy = f"{setting('objective.min_snr_gamma')} to 0" if snr else f"{setting('objective.weighting')} to min_snr"
         sentences.append(
             f"weighting {objective.weighting}{gamma} hardly trains the noisy timesteps of a flow model, which decide "
             f"the composition. Set {remedy}."
@@ -72,7 +72,7 @@ def objective_remarks(config: RunConfig, noise: NoiseModel, family: LevelDefault
     if pure and diffusion and level_weights(objective, path)[objective.max_timestep] < PURE_NOISE:
         sentences.append(
             f"With weighting {objective.weighting} the last timestep, pure noise, has the weight 0 and is not trained. "
-            "Set snr_weight_floor of Noise & Loss, for example to 0.1."
+            f"Set {setting('objective.snr_weight_floor')}, for example to 0.1."
         )
     if objective.loss_on == "x0":
         sentences.append(
@@ -81,7 +81,8 @@ def objective_remarks(config: RunConfig, noise: NoiseModel, family: LevelDefault
         )
     if objective.stratified_timesteps and train.batch_size * train.accumulate == 1:
         sentences.append(
-            "stratified_timesteps has no effect on one sample a step; raise batch_size or accumulate of Train LoRA."
+            "stratified_timesteps has no effect on one sample a step; raise batch_size or "
+            f"{setting('train.accumulate')}."
         )
     if len(changes) > 1:
         sentences.append("A noise offset and pyramid noise both shift whole areas, and add up; try one of them first.")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import OPTIMIZERS, OptimizerConfig, SchedulerConfig
+from ..config import OPTIMIZERS, OptimizerConfig, SchedulerConfig, setting
 from .combined import Combined
 from .custom import find_class, finds_step_size, read_arguments, try_out
 from .libraries import classes
@@ -155,25 +155,27 @@ def check_optimizer(config: OptimizerConfig, scheduler: SchedulerConfig, device:
         try_out(config, optimizer_class(config), arguments(config))
     if averages(config) and scheduler.name != "constant":
         raise ValueError(
-            f"{describe(config, False)} replaces the schedule, which is {scheduler.name}; set name of Scheduler to "
-            "constant."
+            f"{describe(config, False)} replaces the schedule, which is {scheduler.name}; set "
+            f"{setting('scheduler.name')} to constant."
         )
     if averages(config) and config.ema_decay:
-        raise ValueError(f"{describe(config, False)} averages the weights already; set ema_decay of Optimizer to 0.")
+        raise ValueError(
+            f"{describe(config, False)} averages the weights already; set {setting('optimizer.ema_decay')} to 0."
+        )
     if estimates(config) and config.lora_plus_ratio != 1:  # of a class by name; the table's own are refused earlier
         raise ValueError(
             f"lora_plus_ratio is {config.lora_plus_ratio:g}, but {describe(config, False)} estimates one step size for "
-            "all parts of a layer; set lora_plus_ratio of Optimizer to 1."
+            f"all parts of a layer; set {setting('optimizer.lora_plus_ratio')} to 1."
         )
     if estimates(config) and "restart" in scheduler.name:
         raise ValueError(
-            f"{describe(config, False)} does not work with restarts, because its step size never shrinks. Set name of "
-            f"Scheduler from {scheduler.name} to constant, cosine or rex."
+            f"{describe(config, False)} does not work with restarts, because its step size never shrinks. Set "
+            f"{setting('scheduler.name')} from {scheduler.name} to constant, cosine or rex."
         )
     if config.options.get("relative_step") and scheduler.name != "constant":
         raise ValueError(
             f"relative_step of {config.name} sets the learning rate itself, and the schedule is {scheduler.name}. Set "
-            "name of Scheduler to constant, or relative_step of Optimizer to off."
+            f"{setting('scheduler.name')} to constant, or {setting('options.relative_step')} to off."
         )
 
 
@@ -183,7 +185,7 @@ def check_device(config: OptimizerConfig, device: torch.device) -> None:
         return
     if config.name.startswith("paged_"):
         instead = OPTIMIZERS[config.name].instead
-        raise ValueError(f"{config.name} needs an NVIDIA GPU; set name of Optimizer to {instead}.")
+        raise ValueError(f"{config.name} needs an NVIDIA GPU; set {setting('optimizer.name')} to {instead}.")
     import bitsandbytes
 
     version = bitsandbytes.__version__
@@ -202,8 +204,8 @@ def remarks(config: OptimizerConfig) -> list[str]:
     if odd and estimates(config):
         name, rate = next(iter(odd.items()))
         found.append(
-            f"{describe(config, False)} estimates its step size, and {name} {rate:g} multiplies it; set {name} of "
-            "Optimizer to 1 unless you want that."
+            f"{describe(config, False)} estimates its step size, and {name} {rate:g} multiplies it; set "
+            f"{setting(f'optimizer.{name}')} to 1 unless you want that."
         )
     if config.options.get("relative_step"):
         found.append(f"{config.name} with relative_step ignores the size of learning rates; only 0 has an effect.")

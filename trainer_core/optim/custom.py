@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..common.cancel import look
 from ..common.rng import generator
 from ..common.tensor_tree import pack, unpack
-from ..config import OptimizerConfig
+from ..config import OptimizerConfig, setting
 from .libraries import LIBRARIES, classes
 from .restore import load_exactly
 
@@ -37,7 +37,7 @@ def find_class(name: str) -> Any:
     Raises ValueError for an unknown name, with similar names.
     """
     if len(name) > LONGEST:
-        raise ValueError(f"optimizer of Optimizer has {len(name)} characters; write the name of a class.")
+        raise ValueError(f"{setting('options.optimizer')} has {len(name)} characters; write the name of a class.")
     named, _, plain = name.strip().rpartition(".")
     searched = [library for library in LIBRARIES if named in ("", library)]
     known: set[str] = set()
@@ -68,7 +68,7 @@ def read_arguments(kind: Any, text: str) -> dict[str, Any]:
     Raises ValueError for text in another form, and for unknown names.
     """
     if len(text) > LONGEST:
-        raise ValueError(f"arguments of Optimizer has {len(text)} characters; shorten it to {LONGEST}.")
+        raise ValueError(f"{setting('options.arguments')} has {len(text)} characters; shorten it to {LONGEST}.")
     form = "write name=value, …, with numbers, True, False, None, 'text' or (tuples)"
     try:
         call = ast.parse(f"f({text.strip().rstrip(',')}\n)", mode="eval").body
@@ -82,7 +82,7 @@ def read_arguments(kind: Any, text: str) -> dict[str, Any]:
     for keyword in call.keywords:
         name = keyword.arg
         if name == "lr":
-            raise ValueError("lr is set by learning_rate of Optimizer; remove it from arguments.")
+            raise ValueError(f"lr is set by {setting('optimizer.learning_rate')}; remove it from arguments.")
         if name not in known:
             near = difflib.get_close_matches(name or "", known, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}."
@@ -112,7 +112,7 @@ class Counted(TorchDispatchMode):
         if self.count > MOST_OPERATIONS:
             raise TooMuchWork(
                 f"{self.name} takes more than {MOST_OPERATIONS} operations in {TRIED} trial steps; lower the numbers "
-                "in arguments of Optimizer."
+                f"in {setting('options.arguments')}."
             )
         return func(*args, **(kwargs or {}))
 
@@ -146,7 +146,8 @@ def try_out(config: OptimizerConfig, kind: Any, options: dict[str, Any]) -> None
     needed = [k for k, v in signature.items() if v.default is v.empty and v.kind is v.POSITIONAL_OR_KEYWORD]
     if lacking := [k for k in needed if k not in (*OURS, *options)]:
         raise ValueError(
-            f"{name} needs {lacking[0]}; add {lacking[0]}=… to arguments of Optimizer, or choose another optimizer."
+            f"{name} needs {lacking[0]}; add {lacking[0]}=… to {setting('options.arguments')}, or choose another "
+            "optimizer."
         )
     draws, state = generator(0, "optimizer"), torch.random.get_rng_state()
     gradients = [[torch.randn(shape, generator=draws) for shape in SHAPES] for _ in range(TRIED + 1)]

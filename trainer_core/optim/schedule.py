@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..common.wording import count
-from ..config import SchedulerConfig
+from ..config import SchedulerConfig, setting
 from .expression import read_expression
 
 NAMES = ("t", "step", "total")  # variables of an expression
@@ -71,18 +71,19 @@ def check_length(steps: int, config: SchedulerConfig) -> None:
     if warmup >= min(length, steps):
         asked = f"{config.warmup_steps} percent, {warmup} steps" if config.warmup_unit == "percent" else str(warmup)
         of = f"the run has {count(steps, 'step')}" if steps <= length else f"planned_steps is {length}"
-        raise ValueError(f"warmup_steps is {asked}, and {of}; set warmup_steps of Scheduler below that.")
+        raise ValueError(f"warmup_steps is {asked}, and {of}; set {setting('scheduler.warmup_steps')} below that.")
     if config.name == "rex_restarts":
         _cycle_borders(length - warmup, config)
     if config.name in ("cosine_with_restarts", "cosine_soft_restarts") and config.cycles > length - warmup:
         raise ValueError(
-            f"cycles is {config.cycles}, more than the {count(length - warmup, 'step')} after the warm-up. Set cycles "
-            "of Scheduler lower."
+            f"cycles is {config.cycles}, more than the {count(length - warmup, 'step')} after the warm-up. Set "
+            f"{setting('scheduler.cycles')} lower."
         )
     if steps > length and lr_factor(length, steps, config) == 0:
         raise ValueError(
             f"planned_steps is {length}, the run has {count(steps, 'step')}, and the curve ends at a learning rate of "
-            f"0. Set min_lr_ratio of Scheduler above 0, or planned_steps to {steps} for a curve over the whole run."
+            f"0. Set {setting('scheduler.min_lr_ratio')} above 0, or planned_steps to {steps} for a curve over the "
+            "whole run."
         )
 
 
@@ -95,7 +96,8 @@ def check_schedule(steps: int, config: SchedulerConfig) -> None:
     factors = [lr_factor(step, steps, config) for step in range(steps)]  # raises at the first that is none
     if not any(factors):
         raise ValueError(
-            f"The expression {config.expression!r} is 0 at every step, so nothing is trained; change it in Scheduler."
+            f"The expression {config.expression!r} is 0 at every step, so nothing is trained; change "
+            f"{setting('scheduler.expression')}."
         )
 
 
@@ -149,7 +151,8 @@ def _cycle_borders(length: int, config: SchedulerConfig) -> list[int]:
     if any(a == b for a, b in itertools.pairwise(borders)):
         raise ValueError(
             f"cycles is {config.cycles} and cycle_multiplier is {config.cycle_multiplier:g}: in {length} steps after "
-            "the warm-up some cycles have no step. Set cycles of Scheduler lower, or cycle_multiplier nearer to 1."
+            f"the warm-up some cycles have no step. Set {setting('scheduler.cycles')} lower, or cycle_multiplier "
+            "nearer to 1."
         )
     return borders
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ..config import RunConfig
+from ..config import RunConfig, setting
 from ..data.fit import BINS
 from ..data.plan import Plan
 from ..memory import DTYPES
@@ -29,8 +29,8 @@ def check_disk(config: RunConfig, plan: Plan, outline: Outline, runs: Path, exis
     if needed > free:
         raise ValueError(
             f"The saves of this run need {needed / 1e6:,.0f} MB ({count} of {each / 1e6:,.0f} MB each) and "
-            f"{free / 1e6:,.0f} MB are free in {runs}; make room, or set keep_last of Saves & Samples or rank of LoRA "
-            "Config lower."
+            f"{free / 1e6:,.0f} MB are free in {runs}; make room, or set {setting('saves.keep_last')} or "
+            f"{setting('lora.rank')} lower."
         )
 
 

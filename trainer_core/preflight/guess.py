@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..common.wording import count
+from ..common.wording import count, say
 from ..config import OPEN, Defaults, RunConfig, fill
 from ..config.defaults import FAR
 from ..data.plan import Plan
@@ -71,7 +71,7 @@ def guess_settings(facts: Facts) -> list[Guess]:
     whole = int(batch.value) * facts.accumulate
     found = [] if facts.sized else [size]
     found += [batch, _steps(facts, whole)]
-    found += [Guess("epochs", 0, "steps sets the length only then.")] if facts.by_epochs else []
+    found += [Guess("epochs", 0, say("steps sets the length only then."))] if facts.by_epochs else []
     found += [_rank(facts)] if facts.ranked else []
     return [*found, _rate(facts, whole)]
 
@@ -80,11 +80,14 @@ def _resolution(facts: Facts) -> Guess:
     own, step, side = facts.defaults.resolution, facts.defaults.step, statistics.median(facts.sides)
     least = math.ceil(own * FAR / step) * step
     found = min(max(int(side // step * step), least), own)
-    why = f"{facts.title} was made for it, and the pictures are large enough."
+    why = say("{0} was made for it, and the pictures are large enough.", facts.title)
     if found < own:
-        why = f"{facts.title} was made for {own}, but half of the pictures have fewer than {side:.0f} pixels a side."
+        why = say(
+            "{0} was made for {1}, but half of the pictures have fewer than {2} pixels a side.",
+            *(facts.title, own, f"{side:.0f}"),
+        )
     if facts.fits and not facts.fits(found, 1) and found > least and facts.fits(least, 1):
-        found, why = least, f"at {found} even a batch of 1 does not fit into the free memory."
+        found, why = least, say("at {0} even a batch of 1 does not fit into the free memory.", found)
     return Guess("resolution", found, why)
 
 
@@ -92,13 +95,15 @@ def _batch(facts: Facts, resolution: int) -> Guess:
     pictures = count(facts.sides, "picture")
     filled = next((batch for batch in BATCHES if facts.visits >= batch * LEAST_BATCHES), 1)
     if facts.fits is None:
-        return Guess("batch_size", 1, "the memory of a linked model is measured only when the run starts.")
+        return Guess("batch_size", 1, say("the memory of a linked model is measured only when the run starts."))
     found = next((batch for batch in BATCHES if batch <= filled and facts.fits(resolution, batch)), 1)
     if found < filled:
-        return Guess("batch_size", found, f"{2 * found} at a time do not fit into the free memory.")
+        return Guess("batch_size", found, say("{0} at a time do not fit into the free memory.", 2 * found))
     if found < BATCHES[0]:
-        return Guess("batch_size", found, f"an epoch of {pictures} then has at least {LEAST_BATCHES} batches.")
-    return Guess("batch_size", found, "it fits into the free memory, and more would hardly help.")
+        return Guess(
+            "batch_size", found, say("an epoch of {0} then has at least {1} batches.", pictures, LEAST_BATCHES)
+        )
+    return Guess("batch_size", found, say("it fits into the free memory, and more would hardly help."))
 
 
 def _steps(facts: Facts, batch: int) -> Guess:
@@ -107,22 +112,26 @@ def _steps(facts: Facts, batch: int) -> Guess:
     epochs = visits / (pictures * facts.repeats)
     steps = math.ceil(epochs * facts.visits / batch / ROUND) * ROUND
     each = round(visits / pictures)
-    return Guess("steps", steps, f"each of {count(pictures, 'picture')} is then trained about {each} times.")
+    why = say("each of {0} is then trained about {1} times.", count(pictures, "picture"), each)
+    return Guess("steps", steps, why)
 
 
 def _rank(facts: Facts) -> Guess:
     pictures, own = len(facts.sides), facts.defaults.rank
     times = next((times for least, times in LARGE if pictures >= least), 1)
-    why = f"it suits {facts.title} and few pictures." if times == 1 else f"{pictures} pictures hold more to learn."
-    return Guess("rank", own * times, why)
+    why = say("it suits {0} and few pictures.", facts.title)
+    return Guess("rank", own * times, why if times == 1 else say("{0} pictures hold more to learn.", pictures))
 
 
 def _rate(facts: Facts, batch: int) -> Guess:
     if facts.estimates:
-        return Guess("learning_rate", facts.rate, "this optimizer finds its own step size.")
+        return Guess("learning_rate", facts.rate, say("this optimizer finds its own step size."))
     value = float(f"{facts.rate * math.sqrt(batch):.2g}")
-    grown = f", times the root of the batch, {batch}" if batch > 1 else ""
-    return Guess("learning_rate", value, f"{facts.rate:g} suits {facts.title} and this optimizer{grown}.")
+    rate = f"{facts.rate:g}"
+    why = say("{0} suits {1} and this optimizer.", rate, facts.title)
+    if batch > 1:
+        why = say("{0} suits {1} and this optimizer, times the root of the batch, {2}.", rate, facts.title, batch)
+    return Guess("learning_rate", value, why)
 
 
 def find_facts(config: RunConfig, plan: Plan, title: str, defaults: Defaults, fits: Fits | None) -> Facts:

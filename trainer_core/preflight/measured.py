@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import MemoryConfig, ObjectiveConfig, RunConfig
+from ..config import MemoryConfig, ObjectiveConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..lora_files.continued import load_continued
 from ..memory import describe, empty_cache, free_bytes, out_of_memory, recompute, rungs
@@ -161,7 +161,7 @@ def fit_measured(
     about = "more" if peak is None else f"about {needed / 1e9:.1f} GB"
     raise ValueError(
         f"This run needs {about} beside the model's weights with {describe(ladder[-1])}, and {free / 1e9:.1f} GB are "
-        "free; lower batch_size or resolution of Train LoRA."
+        f"free; lower batch_size or {setting('train.resolution')}."
     )
 
 

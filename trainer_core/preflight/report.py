@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..common.wording import short
-from ..config import ConceptConfig
+from ..config import ConceptConfig, setting
 from ..data.buckets import buckets_of, parse_resolution
 from ..data.plan import Plan, Sample
 from ..data.scan import count, names, printable
@@ -185,13 +185,13 @@ def _remarks(plan: Plan) -> Iterator[str]:
     if not any(text.strip() for i in plan.trained for text in plan.captions_of(i)):
         yield (
             "Nothing is captioned, so no word of a prompt calls what is learnt. Write a made-up word into "
-            "caption_prefix of Concept Dataset."
+            f"{setting('captions.prefix')}."
         )
     warming = max(plan.concepts[i].captions.tag_warmup_steps for i in plan.trained)
     if warming >= plan.steps:
         yield (
-            f"tag_warmup_steps {warming} of Concept Dataset does not end within the {count(plan.steps, 'step')} of "
-            "this run, so that captions never have all their tags. Set it lower."
+            f"{setting('captions.tag_warmup_steps')} is {warming}, which does not end within the "
+            f"{count(plan.steps, 'step')} of this run, so that captions never have all their tags. Set it lower."
         )
     variants = {i: plan.concepts[i].captions.variants for i in plan.trained}
     often = [i for i, each in variants.items() if 0 < each * plan.caption_lines(i) < plan.visits_of(i)]
@@ -201,7 +201,7 @@ def _remarks(plan: Plan) -> Iterator[str]:
         most = variants[bounded[0]]
         yield (
             f"Captions of {count(bounded, 'picture')} change from visit to visit: each line has "
-            f"{count(most, 'variant')}, used in turn. Set caption_variants of Concept Dataset to 0 for new ones at "
+            f"{count(most, 'variant')}, used in turn. Set {setting('captions.variants')} to 0 for new ones at "
             "every visit, which take more space where they are kept."
         )
     shares = [(i, max(crop.crop_share(plan.size(i)) for crop in plan.first_crops(i))) for i in range(len(pictures))]
@@ -221,15 +221,15 @@ def _remarks_on_limits(plan: Plan) -> Iterator[str]:
     options, step = plan.train.buckets, plan.train.bucket_step
     if options.no_upscale:
         if options.min_side or options.max_side:
-            yield "no_upscale of Buckets is on, so its min_side and max_side are ignored."
+            yield f"{setting('buckets.no_upscale')} is on, so its min_side and max_side are ignored."
         return
     for text in sorted({text for each in plan.resolutions for text in each}):
         target = parse_resolution(text)
         longest = max(map(max, buckets_of(target, step)))
         if not target.fixed and 0 < options.max_side < longest:
             yield (
-                f"max_side {options.max_side} of Buckets clips long shapes of the resolution {text}, which lose "
-                f"pixels. Set max_side of Buckets to {longest} to keep them."
+                f"{setting('buckets.max_side')} is {options.max_side}, which clips long shapes of the resolution "
+                f"{text}, which lose pixels. Set it to {longest} to keep them."
             )
 
 

@@ -12,12 +12,14 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
+from ..common.wording import say
+
 PAUSE = 0.5  # seconds from one look to the next, at least
 SAID = {  # what can be asked, and what is answered
-    "pause": "The run is saved after its next step, and ends. Press Continue, or start the command again.",
-    "stop": "The run ends after its next step; its LoRA so far is saved.",
-    "save": "The run will be saved after its next step.",
-    "sample": "Samples will be drawn after its next step.",
+    "pause": say("The run is saved after its next step, and ends. Press Continue, or start the command again."),
+    "stop": say("The run ends after its next step; its LoRA so far is saved."),
+    "save": say("The run will be saved after its next step."),
+    "sample": say("Samples will be drawn after its next step."),
 }
 FILES = {f"asked-{word}": word for word in SAID}
 

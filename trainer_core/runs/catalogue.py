@@ -10,7 +10,7 @@ from typing import Any
 
 from ..common.files import folder_size
 from ..common.values import is_count, is_number, is_object, is_text, is_texts, is_time, read_object, unfit
-from ..common.wording import count, printable
+from ..common.wording import printable, say
 from .clean import clearable, end_of
 from .detail import LONGEST, files_of, last_part, sample_files, settings_of, thumbnail_of
 from .folder import (
@@ -150,19 +150,19 @@ def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -
     events = list(run.events(None if curves else RECENT))
     if run.at_work():
         status, step = "running", _step_now(run, events, saved)
-        sentence = f"Training: step {step} of {run.steps}."
+        sentence = say("Training: step {0} of {1}.", step, run.steps)
     elif result:
         status, step = "finished", result["step"]
-        sentence = f"Finished after {count(step, 'step')}."
+        sentence = say("Finished after {0} step.", step) if step == 1 else say("Finished after {0} steps.", step)
         if end_of(run, checkpoints) is None:
-            sentence = f"Finished, but the save of its last step {step} is missing."
+            sentence = say("Finished, but the save of its last step {0} is missing.", step)
         elif step != run.steps:
-            sentence = f"Finished early, after step {step} of {run.steps}."
+            sentence = say("Finished early, after step {0} of {1}.", step, run.steps)
     elif checkpoints:
         status, step = "stopped", saved
-        sentence = f"Stopped after step {step} of {run.steps}; run the same workflow again to resume it."
+        sentence = say("Stopped after step {0} of {1}; run the same workflow again to resume it.", step, run.steps)
     else:
-        status, step, sentence = "empty", 0, "Nothing is saved yet."
+        status, step, sentence = "empty", 0, say("Nothing is saved yet.")
     state = {"status": status, "step": step, "sentence": sentence, "finished": result.get("finished")}
     losses, validation = _read_curves(events, step)
     if curves:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..common.files import remove_folder
+from ..config import setting
 from .folder import CHECKPOINT, WEIGHTS, Checkpoint, RunFolder, claiming, find_runs, new_run, open_run
 from .key import Keys
 
@@ -90,16 +91,22 @@ def find_fork(runs: Path, existing: ExistingConfig) -> tuple[RunFolder, Checkpoi
     path = runs / existing.fork_run
     if not path.is_dir():
         names = ", ".join(run.path.name for run in find_runs(runs)[:5]) or "none yet"
-        raise ValueError(f"There is no run {existing.fork_run}; set run of Train LoRA to one of the newest: {names}.")
+        raise ValueError(
+            f"There is no run {existing.fork_run}; set {setting('existing.fork_run')} to one of the newest: {names}."
+        )
     run = open_run(path)
     found = run.checkpoints()
     wanted = [c for c in found if not existing.fork_step or c.step == existing.fork_step][:1]
     if not found:
-        raise ValueError(f"The run {run.path.name} has no save to fork; set run of Train LoRA to another one.")
+        raise ValueError(
+            f"The run {run.path.name} has no save to fork; set {setting('existing.fork_run')} to another one."
+        )
     if not wanted:
         steps = ", ".join(str(c.step) for c in reversed(found))
         which = f"of step {existing.fork_step}"
-        raise ValueError(f"The run {run.path.name} has no save {which}; set step of Train LoRA to one of: {steps}.")
+        raise ValueError(
+            f"The run {run.path.name} has no save {which}; set {setting('existing.fork_step')} to one of: {steps}."
+        )
     if problem := wanted[0].problem():
         raise ValueError(f"The save of step {wanted[0].step} of {run.path.name} cannot be used: {problem}.")
     return run, wanted[0]

@@ -102,12 +102,12 @@ def list_all(options: argparse.Namespace) -> int:
     for row in rows if runs else ():
         left = "  ".join(cell.ljust(width) for cell, width in zip(row[:2], widths, strict=False))
         right = "  ".join(cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True))
-        say(f"{left}  {right}")
+        tell(f"{left}  {right}")
     for run in runs:
         if run["status"] == "unreadable":
-            say(f"{run['run']}: {run['sentence']}")
+            tell(f"{run['run']}: {run['sentence']}")
     total, less = (bytes_of(sum(run[name] for run in runs)) for name in ("size", "clearable"))
-    say(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {total}; clean would free {less}.")
+    tell(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {total}; clean would free {less}.")
     return 0
 
 
@@ -115,9 +115,9 @@ def show(options: argparse.Namespace) -> int:
     """Print everything about one run."""
     path = find_run(options.folder, options.run)
     run = describe(path)
-    say(run["run"])
+    tell(run["run"])
     for title, text in _facts(path, run):
-        say(f"  {title:<12} {text}")
+        tell(f"  {title:<12} {text}")
     return 0
 
 
@@ -161,11 +161,11 @@ def verify(options: argparse.Namespace) -> int:
         run = describe(path, verify=True)
         lacking = run["status"] == "finished" and run["step"] not in {save["step"] for save in run["saves"]}
         wrong = run["status"] == "unreadable" or lacking
-        say(f"{path.name}: {run['sentence'] if wrong else run['status']}")
+        tell(f"{path.name}: {run['sentence'] if wrong else run['status']}")
         for save in run["saves"]:
-            say(f"  step {save['step']}: {save['problem'] or 'sound'}")
+            tell(f"  step {save['step']}: {save['problem'] or 'sound'}")
         damaged += wrong + sum(bool(save["problem"]) for save in run["saves"])
-    say(f"{damaged} damaged." if damaged else "All sound.")
+    tell(f"{damaged} damaged." if damaged else "All sound.")
     return 1 if damaged else 0
 
 
@@ -176,7 +176,7 @@ def export(options: argparse.Namespace) -> int:
     run = open_run(find_run(options.folder, options.run))
     checkpoint = save_to_export(run, options.step)
     for path in export_save(run, checkpoint, options.to, options.to.parent, overwrite=options.overwrite):
-        say(f"{path}  {bytes_of(path.stat().st_size)}, step {checkpoint.step} of {run.path.name}")
+        tell(f"{path}  {bytes_of(path.stat().st_size)}, step {checkpoint.step} of {run.path.name}")
     return 0
 
 
@@ -189,7 +189,7 @@ def average(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.to} exists already, or does not end in .safetensors; choose another name for --to.")
     made, report = averaged_lora(lora_of_each_save(open_run(find_run(options.folder, options.run))), options.width)
     save_lora(options.to, made, made.metadata, "")
-    say(f"{report}\nSaved as {options.to}.")
+    tell(f"{report}\nSaved as {options.to}.")
     return 0
 
 
@@ -205,27 +205,27 @@ def clean(options: argparse.Namespace) -> int:
         except ValueError as error:
             if named:
                 raise
-            say(f"{path.name} is skipped: {error}")
+            tell(f"{path.name} is skipped: {error}")
     if not named:
         plan += [(each.path, [each]) for each in old_leftovers(options.folder)]
     plan = [(path, found) for path, found in plan if found]
     for path, found in plan:
         for each in found:
-            say(f"{path.name}: {each.what}, {bytes_of(each.size)}")
+            tell(f"{path.name}: {each.what}, {bytes_of(each.size)}")
     total = bytes_of(sum(each.size for _, found in plan for each in found))
     if plan and options.states:
-        say("Without its optimizer state, a run that is resumed or forked starts with a fresh optimizer.")
+        tell("Without its optimizer state, a run that is resumed or forked starts with a fresh optimizer.")
     if not plan:
-        say("There is nothing to delete.")
+        tell("There is nothing to delete.")
     elif not options.yes:
-        say(f"{total} would be freed. Nothing is deleted yet; add --yes to delete it.")
+        tell(f"{total} would be freed. Nothing is deleted yet; add --yes to delete it.")
     else:
         for path, _ in plan:
             if options.whole or path.name.startswith("."):
                 delete_run(path)
             else:
                 clear(open_run(path), states=options.states)
-        say(f"Deleted {total}.")
+        tell(f"Deleted {total}.")
     return 0
 
 
@@ -244,7 +244,7 @@ def _planned(path: Path, options: argparse.Namespace) -> list[Clearable]:
     return clearable(run, end, run.checkpoints(), states=options.states)
 
 
-def say(line: str) -> None:
+def tell(line: str) -> None:
     """Print a line; control characters become ?, so that names cannot steer the terminal."""
     print("".join(character if character.isprintable() else "?" for character in line))
 

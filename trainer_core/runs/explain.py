@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..common.values import is_object, is_words
 from ..common.wording import names
+from ..config import node, setting
 from .choose import Choice
 from .folder import RunFolder, find_runs
 from .key import NODES, Keys
@@ -37,8 +38,8 @@ def explain_choice(
         what = "its result is reused" if choice.finished else "it is resumed"
         return (
             f"The run {known.path.name} has the same settings, pictures and captions under the name "
-            f"{known.about['name']!r}, so {what}. For a run of its own under the name {name!r}, set on_existing of "
-            "Train LoRA to train again."
+            f"{known.about['name']!r}, so {what}. For a run of its own under the name {name!r}, set "
+            f"{setting('existing.on_existing')} to train again."
         )
     newest = next((run for run in find_runs(runs) if run.about["name"] == name), None)
     if newest is None or newest.keys.run == keys.run:
@@ -68,4 +69,4 @@ def _changed(run: RunFolder, inputs: Mapping[str, str], config: RunConfig) -> It
         counted = {key: value for key, value in settings[part].items() if key not in uncounted}
         fields = [key for key, value in counted.items() if is_object(before) and before.get(key) != value]
         which = names(fields, MOST) if fields and part != "dataset" else "settings"
-        yield f"{which} of {NODES[part]}"
+        yield f"{which} of {node(NODES[part])}"

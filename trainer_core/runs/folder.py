@@ -53,7 +53,8 @@ from ..common.values import (
     read_object,
     unfit,
 )
-from ..common.wording import names, printable
+from ..common.wording import names, printable, say
+from ..config import run_again, setting
 from .asked import take
 from .key import FORMAT, SHOWN, Keys
 
@@ -176,7 +177,7 @@ class RunFolder:
         except Timeout as error:
             raise RuntimeError(
                 f"The run {self.path.name} is being trained by {self.owner() or 'another process'}. Wait for it, or "
-                "set on_existing of Train LoRA to train again."
+                f"set {setting('existing.on_existing')} to train again."
             ) from error
         try:
             self._restore_names()
@@ -244,7 +245,7 @@ class RunFolder:
         if unfit(owner, {"pid": is_count, "host": is_text, "since": is_time}):
             return ""
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(owner["since"]))
-        return f"process {owner['pid']} on {printable(owner['host'])} since {since}"
+        return say("process {0} on {1} since {2}", owner["pid"], printable(owner["host"]), since)
 
     def owned_since(self) -> float:
         """Read when the process that trains the run began to, in seconds since 1970; 0 without one."""
@@ -401,7 +402,7 @@ def claiming(runs: Path) -> Iterator[None]:
     except Timeout as error:
         raise RuntimeError(
             f"Another process has been choosing a run in {runs} for {CLAIM:.0f} seconds. Wait for it, or end it; then "
-            "press Run again."
+            f"{run_again()}."
         ) from error
     try:
         yield

@@ -10,7 +10,7 @@ from ..common.json_files import finite
 from ..common.remaining import Remaining
 from ..common.smooth import recent
 from ..common.values import is_count, is_number, is_object, is_time
-from ..common.wording import printable
+from ..common.wording import printable, say
 from .folder import LOG, RunFolder, open_run, parse_line
 
 TAIL = 2**16  # bytes of the log that are read, its end
@@ -40,7 +40,7 @@ def follow(path: Path, seen: int = 0) -> dict[str, Any]:
         "followed": True,
         "step": at,
         "steps": run.steps,
-        "text": f"step {at} of {run.steps}" if steps else "preparing the run",
+        "text": say("step {0} of {1}", at, run.steps) if steps else say("preparing the run"),
         "details": [*_numbers(steps, run), *([run.owner()] if run.owner() else [])],
         "points": points,
         "changed": cut or len(new) > len(points),
@@ -93,5 +93,5 @@ def _numbers(steps: Sequence[Mapping[str, Any]], run: RunFolder) -> list[str]:
     remaining = Remaining()
     for step in steps:
         remaining.add(step["step"], step["time"])
-    loss = [f"loss {recent([float(step['loss']) for step in steps]):.4f}"] if steps else []
+    loss = [say("loss {0}", f"{recent([float(step['loss']) for step in steps]):.4f}")] if steps else []
     return [*remaining.texts(run.steps), *loss]

@@ -16,14 +16,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of run folders and of their keys; raise it whenever the same key, or a default, gives other weights
 SHOWN = 12  # characters of a key in folder names
-NODES = {  # parts of a key that are the settings of nodes
-    "base_model": "Load Base Model",
-    "dataset": "Concept Dataset",
-    "lora": "LoRA Config",
-    "objective": "Noise & Loss",
-    "optimizer": "Optimizer",
-    "scheduler": "Scheduler",
-    "train": "Train LoRA",
+NODES = {  # parts of a key that are the settings of nodes, and how `node` names these
+    "dataset": "concepts",
+    **{part: part for part in ("base_model", "lora", "objective", "optimizer", "scheduler", "train")},
 }
 MODEL_ENDINGS = (".safetensors", ".json", ".txt")  # of the files that count in a diffusers folder or a tokenizer's
 

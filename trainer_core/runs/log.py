@@ -14,6 +14,7 @@ from ..common.callbacks import Callbacks, StepReport
 from ..common.files import written_whole
 from ..common.leftovers import sweep
 from ..common.smooth import RunningMean, window_of
+from ..config import setting
 
 TABLE = "log.csv"
 # Columns of every table, and the names of their curves in TensorBoard.
@@ -36,7 +37,7 @@ OF_RUN = {"lr": "lr/", "loss": "concept/", "validation": "validation/level_"}
 def check_log(kind: str, folder: Path | None) -> None:
     """Raise ValueError if a log of this kind cannot be written."""
     if kind != "none" and folder is None:
-        raise ValueError(f"log is {kind}, but there is no folder for logs; set log of Saves & Samples to none.")
+        raise ValueError(f"log is {kind}, but there is no folder for logs; set {setting('train.log')} to none.")
     if kind in ("tensorboard", "both"):
         try:
             import tensorboard  # noqa: F401

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..common.files import check_writable, file_digest, write_json
 from ..common.values import is_texts, read_object
-from ..config import SavesConfig, fill_name, plain_name
+from ..config import SavesConfig, fill_name, plain_name, setting
 from ..lora_files.write import copy_lora, embedding_path, is_copy, run_of
 from . import LORA, PUBLISHED, RunFolder
 
@@ -123,7 +123,7 @@ class Destination:
             if len(longest.encode()) > MOST_BYTES_OF_FILES:
                 raise ValueError(
                     f"The name {name[:30]} of the LoRA and the token {token} are too long for one file name; shorten "
-                    "name of Train LoRA, or token of Embedding."
+                    f"{setting('run.name')}, or {setting('embeddings.token')}."
                 )
 
     def check_folders(self) -> None:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..config import setting
 from .effect import NOTHING
 
 WEAK = 0.01  # relative change of a prediction below which a LoRA is hardly seen: docs/learning.md
@@ -55,10 +56,12 @@ def _overfit(figures: Figures, measured: Sequence[tuple[int, float]]) -> str:
     risen = f"The validation loss rose by {last / lowest - 1:.0%} since step {step}"
     start = next((loss for at, loss in figures.validation if not at), math.inf)
     if lowest >= start:
-        return f"{risen}, and never fell below its start: set learning_rate of Optimizer lower, or add pictures."
+        return (
+            f"{risen}, and never fell below its start: set {setting('optimizer.learning_rate')} lower, or add pictures."
+        )
     if figures.keeps_best:
         return ""  # the LoRA is that of the lowest one
-    return f"{risen}: set {_length(figures, step)}, or keep_best of Validation to on."
+    return f"{risen}: set {_length(figures, step)}, or {setting('train.keep_best')} to on."
 
 
 def _short(figures: Figures, measured: Sequence[tuple[int, float]]) -> str:
@@ -92,7 +95,10 @@ def _weak(figures: Figures) -> str:
     moved = figures.prediction
     if moved is None or not NOTHING < moved < WEAK or not figures.rated:
         return ""
-    return f"The LoRA changes a prediction by {moved:.2%} only: set learning_rate of Optimizer about 3 times higher."
+    return (
+        f"The LoRA changes a prediction by {moved:.2%} only: set {setting('optimizer.learning_rate')} about 3 times "
+        "higher."
+    )
 
 
 def _small_batch(figures: Figures) -> str:
@@ -101,11 +107,11 @@ def _small_batch(figures: Figures) -> str:
     if figures.noise_scale is None or batch >= figures.noise_scale[0]:
         return ""
     wanted = math.ceil(figures.noise_scale[0] / figures.batch_size)
-    return f"Gradients of {batch} at a time are mostly noise: set accumulate of Train LoRA to {wanted}."
+    return f"Gradients of {batch} at a time are mostly noise: set {setting('train.accumulate')} to {wanted}."
 
 
 def _length(figures: Figures, steps: int) -> str:
     """Name the setting of the length, and its value for a number of steps."""
     if figures.epochs:
-        return f"epochs of Train LoRA to {max(1, round(figures.epochs * steps / len(figures.losses)))}"
-    return f"steps of Train LoRA to {steps}"
+        return f"{setting('train.epochs')} to {max(1, round(figures.epochs * steps / len(figures.losses)))}"
+    return f"{setting('train.steps')} to {steps}"

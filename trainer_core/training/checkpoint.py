@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..common.tensor_tree import load_state
+from ..config import node, run_again
 from ..optim import arguments, build_optimizer, check_shapes, describe, load_exactly
 from ..runs import HISTORY, OPTIMIZER, WEIGHTS, Checkpoint
 from .state import Best, Run
@@ -56,8 +57,8 @@ def restore(
     different = [k for k in {*own, *network} if k not in own or k not in network or own[k].shape != network[k].shape]
     if different:
         raise ValueError(
-            f"The save to resume is of another network (it differs at {min(different)}); set LoRA Config as it was "
-            "then, or continue its LoRA file with Existing LoRA."
+            f"The save to resume is of another network (it differs at {min(different)}); set "
+            f"{node('lora')} as it was then, or continue its LoRA file by {node('existing_lora')}."
         )
     run.network.load_state_dict(network)
     if run.ema is not None:  # a fork may switch it on; it then starts from the saved weights
@@ -105,7 +106,7 @@ def resume(run: Run, checkpoint: Checkpoint) -> None:
         raise
     except (LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
-            f"The save {checkpoint.path} does not hold the state of a run; delete that folder, then press Run again."
+            f"The save {checkpoint.path} does not hold the state of a run; delete that folder, then {run_again()}."
         ) from error
 
 

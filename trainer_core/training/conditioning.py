@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ..config import EmbeddingConfig, OptimizerConfig, RunConfig
+from ..config import EmbeddingConfig, OptimizerConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..models import BaseModel, Conditioning, mentions, word_ids
 from ..networks import Network
@@ -68,8 +68,8 @@ def check_embeddings(embeddings: Sequence[EmbeddingConfig], plan: Plan, outline:
     for token, ids in words.items():
         if not any(mentions(caption, {token: ids}) for caption in captions):
             raise ValueError(
-                f"No caption that is trained contains the word {token} of Embedding; write it into the captions or "
-                "into caption_prefix, or leave that Embedding out."
+                f"No caption that is trained contains the word {token}, which {setting('embeddings.token')} names; "
+                f"write it into the captions or into {setting('captions.prefix')}, or do not train it."
             )
     for caption in sorted(captions):
         if cut := outline.cut_text(caption, words)[1]:
@@ -88,7 +88,7 @@ def check_stops(optimizer: OptimizerConfig, plan: Plan, embeddings: Sequence[Emb
         what = "the text encoders and embeddings" if embeddings else "the text encoders"
         raise ValueError(
             f"learning_rate is 0 and {what} stop after step {max(last)} of {plan.steps}, so the last steps would train "
-            "nothing; make the run shorter, or set learning_rate of Optimizer above 0."
+            f"nothing; make the run shorter, or set {setting('optimizer.learning_rate')} above 0."
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..common.rng import generator
+from ..config import node, setting
 from ..lora_files.write import delta_norms
 from ..objective import draws_at
 from .state import Run
@@ -51,12 +52,17 @@ def describe_effect(effect: Any) -> str:
         return ""
     moved, norms = effect.get("prediction"), effect["norms"]
     if isinstance(moved, float) and moved <= NOTHING:
-        return "The LoRA has no effect: a prediction is the same without it. Set learning_rate of Optimizer higher."
+        return (
+            f"The LoRA has no effect: a prediction is the same without it. Set {setting('optimizer.learning_rate')} "
+            "higher."
+        )
     parts = [f"{title} {norm:.3g}" for title, norm in norms.items() if isinstance(norm, float) and norm > NOTHING]
     still = [title for title, norm in norms.items() if isinstance(norm, float) and norm <= NOTHING]
     sentences = [f"The LoRA changes a prediction by {moved:.1%}." if isinstance(moved, float) else ""]
     sentences += [f"Norm of its changes: {', '.join(parts)}."] if parts else []
     sentences += (
-        [f"Nothing was learned by {', '.join(still)}; set its learning rate of Optimizer higher."] if still else []
+        [f"Nothing was learned by {', '.join(still)}; set its learning rate in {node('optimizer')} higher."]
+        if still
+        else []
     )
     return " ".join(filter(None, sentences))

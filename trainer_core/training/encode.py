@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..common.callbacks import Callbacks
-from ..common.wording import count, names
+from ..common.wording import count, names, say
 from ..common.world import ALONE, World
-from ..config import SamplePicture
+from ..config import SamplePicture, setting
 from ..data.buckets import Size
 from ..data.cache import Cache, blank_key, latent_key, mask_key, painted_key, reference_key
 from ..data.controls import Control, Reference, References
@@ -159,12 +159,12 @@ def _encode_pictures(work: Work, missing: Mapping[str, tuple[Coloured, Crop]]) -
             on_cpu += no_room
             entry = {"mean": mean} | ({} if std is None else {"std": std})
             work.cache.put(key, {name: tensor[0].cpu() for name, tensor in entry.items()})
-            work.callbacks.phase("encoding pictures", done + 1, len(missing))
+            work.callbacks.phase(say("encoding pictures"), done + 1, len(missing))
     if on_cpu:
         work.note_once(
             "room",
             f"{on_cpu} of {len(missing)} pictures were encoded on the CPU, as the GPU had no room for the VAE's work. "
-            "To halve that memory set vae_precision of Load Base Model to bfloat16.",
+            f"To halve that memory set {setting('base_model.vae_precision')} to bfloat16.",
         )
     if overflowed:
         some = count(overflowed, "picture", "pictures")
@@ -209,7 +209,7 @@ def _encode_painted(work: Work, needs: Needs) -> dict[View | Size, str]:
             if not _finite(painted):
                 raise _not_finite(base, plan.file(view))
             cache.put(keys[view], {"painted": painted[0].cpu()})
-            work.callbacks.phase("encoding masked pictures", done + 1, len(missing))
+            work.callbacks.phase(say("encoding masked pictures"), done + 1, len(missing))
     return keys
 
 
@@ -238,7 +238,7 @@ def _encode_references(work: Work, references: Collection[Reference]) -> dict[Re
                 if not _finite(reference):
                     raise _not_finite(base, each.control)
                 cache.put(keys[each], {"reference": reference[0].cpu()})
-                work.callbacks.phase("encoding control pictures", done + 1, len(missing))
+                work.callbacks.phase(say("encoding control pictures"), done + 1, len(missing))
     return keys
 
 
@@ -260,5 +260,5 @@ def _check_space(base: BaseModel, cache: Cache, missing: Sequence[Crop]) -> None
         other = "disk" if cache.in_ram else "RAM, where there is more"
         raise ValueError(
             f"Encoded pictures need {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free in {place}; make room, or "
-            f"set encodings of Memory to {other}."
+            f"set {setting('memory.encodings')} to {other}."
         )

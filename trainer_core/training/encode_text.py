@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
+from ..common.wording import say
 from ..config import MOST_CONTROLS, setting
 from ..data.cache import text_key
 from ..data.controls import Reference
@@ -55,7 +56,7 @@ def encode_texts(work: Work, texts: Collection[str]) -> dict[str, str]:
                 if not done:
                     _check_text_space(work, sum(tensor.nbytes for tensor in encoded.values()), len(missing))
                 cache.put(keys[text], encoded)
-                work.callbacks.phase("encoding captions", done + 1, len(missing))
+                work.callbacks.phase(say("encoding captions"), done + 1, len(missing))
     return keys
 
 
@@ -76,7 +77,7 @@ def encode_seen(work: Work, seen: Collection[Seen]) -> dict[Seen, str]:
         if not done:
             _check_text_space(work, sum(tensor.nbytes for tensor in encoded.values()), len(missing))
         cache.put(keys[caption, references], encoded)
-        work.callbacks.phase("encoding captions with control pictures", done + 1, len(missing))
+        work.callbacks.phase(say("encoding captions with control pictures"), done + 1, len(missing))
     return keys
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..common.callbacks import Callbacks
 from ..common.world import ALONE, World
-from ..config import SamplePicture
+from ..config import SamplePicture, run_again
 from ..data.buckets import Size
 from ..data.cache import Cache
 from ..data.controls import Reference, References
@@ -69,7 +69,7 @@ class Encoded:
     def _read(self, key: str) -> dict[str, Tensor]:
         entry = self.cache.get(key)
         if entry is None:
-            raise RuntimeError(f"The cache entry {key[:12]} vanished during the run; press Run again to rebuild it.")
+            raise RuntimeError(f"The cache entry {key[:12]} vanished during the run; {run_again()} to rebuild it.")
         return entry
 
 

@@ -113,7 +113,8 @@ class Guard:
             before = f"went back to step {run.at} and stopped"
         remedy = f"{setting('optimizer.learning_rate')} lower"
         if arguments(settings).get("eps") == 0:
-            remedy = "eps of Optimizer to 1e-08" if settings.name != "custom" else "eps=1e-8 in arguments of Optimizer"
+            own = f"{setting('options.eps')} to 1e-08"
+            remedy = own if settings.name != "custom" else f"eps=1e-8 in {setting('options.arguments')}"
         raise RuntimeError(
             f"Step {step} made weights that are not finite, although loss and gradients were, so the run {before}; set "
             f"{remedy}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..common.values import is_count, is_object
 from ..common.wording import count
-from ..config import RunConfig, SchedulerConfig
+from ..config import RunConfig, SchedulerConfig, setting
 from ..optim.schedule import Curve, check_length, curve_of, factor_on
 from ..runs import Join, Joins, RunFolder
 
@@ -49,7 +49,7 @@ def joins(config: RunConfig, steps: int) -> Joins:
 def _kept(run: RunFolder, own: Curve, step: int, steps: int, config: RunConfig) -> Join:
     """Go on with the curve of another run, whose last factor stays."""
     factor, length = factor_on(own, own.last, config.scheduler), count(own.length, "step")
-    remedy = f"For a curve over all {steps} steps, set planned_steps of Scheduler to {steps}."
+    remedy = f"For a curve over all {steps} steps, set {setting('scheduler.planned_steps')} to {steps}."
     little = ", so they change little" if factor < LITTLE else ""
     kept = f"Its curve of {length} stays: later steps have {factor:.2g} of the full learning rate{little}. {remedy}"
     refusal = f"The curve of the run {run.path.name} ended at 0, so later steps would train nothing. {remedy}"

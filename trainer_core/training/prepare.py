@@ -12,7 +12,7 @@ import torch
 
 from ..common.callbacks import Callbacks
 from ..common.files import check_writable
-from ..common.wording import count, names
+from ..common.wording import count, names, say
 from ..common.world import World
 from ..config import (
     OPEN,
@@ -21,7 +21,9 @@ from ..config import (
     check_samples,
     describe_filled,
     fill,
+    node,
     resolution_remarks,
+    setting,
 )
 from ..config.optimizer import RATES
 from ..data.cache import Cache, Passing
@@ -70,7 +72,7 @@ from .validate import check_validation, measured_levels
 
 ANEW = (
     "Nothing is kept of encoded pictures and captions, so each step also encodes its own, which takes longer; to "
-    "encode each once, set encodings of Memory to disk."
+    f"encode each once, set {setting('memory.encodings')} to disk."
 )
 FP16_SCALE = 2.0**12  # first loss scale in float16; halved after each overflow
 
@@ -105,10 +107,10 @@ def check_settings(job: Job) -> None:
     # float16 needs scaled gradients, and CUDA scales none in bfloat16.
     if config.lora.dtype == "bfloat16" and job.dtype == torch.float16:
         raise ValueError(
-            "A LoRA in bfloat16 does not work with precision float16; set dtype of LoRA Config to float32."
+            f"A LoRA in bfloat16 does not work with precision float16; set {setting('lora.dtype')} to float32."
         )
-    for setting in ("weights", "text_weights"):
-        check_weights(getattr(config.base_model, setting), setting)
+    for name in ("weights", "text_weights"):
+        check_weights(getattr(config.base_model, name), name)
 
 
 def check_connected(config: RunConfig, base: BaseModel) -> None:
@@ -116,15 +118,18 @@ def check_connected(config: RunConfig, base: BaseModel) -> None:
     if not base.managed:
         return
     if rate := next((name for name in RATES[1:3] if getattr(config.optimizer, name)), ""):
-        raise ValueError(f"The text encoders of a connected model are not trained; set {rate} of Optimizer to 0.")
+        raise ValueError(
+            f"The text encoders of a connected model are not trained; set {setting(f'optimizer.{rate}')} to 0."
+        )
     if config.lora.embeddings:
-        raise ValueError("Words are not trained with a connected model; remove the node Embedding.")
+        raise ValueError(f"Words are not trained with a connected model; remove {node('embeddings')}.")
     if config.memory.offload_weights in ("half", "all"):
         raise ValueError(
-            "ComfyUI itself decides where the weights of a connected model lie; set offload_weights of Memory to auto."
+            "ComfyUI itself decides where the weights of a connected model lie; set "
+            f"{setting('memory.offload_weights')} to auto."
         )
     if config.memory.compile:
-        raise ValueError("A connected model is not compiled; set compile of Memory to off.")
+        raise ValueError(f"A connected model is not compiled; set {setting('memory.compile')} to off.")
 
 
 def check_sizes(plan: Plan, base: BaseModel) -> None:
@@ -134,7 +139,7 @@ def check_sizes(plan: Plan, base: BaseModel) -> None:
     if wrong := next((size for size in sorted(sizes) if size[0] % step or size[1] % step), None):
         raise ValueError(
             f"{base.title} takes pictures whose sides are multiples of {step} pixels, and a bucket has "
-            f"{wrong[0]} x {wrong[1]}; set bucket_step of Buckets, or its sizes, to multiples of {step}."
+            f"{wrong[0]} x {wrong[1]}; set {setting('train.bucket_step')}, or its sizes, to multiples of {step}."
         )
 
 
@@ -184,8 +189,8 @@ def describe_shares(world: World, accumulate: int) -> str:
         return ""
     batches = count(accumulate, "micro-batch", "micro-batches")
     return (
-        f"{world.size} processes share the {batches} of a step, so that some wait for others; set accumulate of Train "
-        f"LoRA to a multiple of {world.size}."
+        f"{world.size} processes share the {batches} of a step, so that some wait for others; set "
+        f"{setting('train.accumulate')} to a multiple of {world.size}."
     )
 
 
@@ -231,7 +236,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     memory: the settings to start with.
     """
     config, device, note = job.config, job.device, job.callbacks.note
-    job.callbacks.phase("loading the model", 0, 1)
+    job.callbacks.phase(say("loading the model"), 0, 1)
     base = job.source.load(job.dtype, lambda base: merge_beneath(base, config.lora.beneath))
     start = load_continued(config, base)
     if start and start.changes_text:

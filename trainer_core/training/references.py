@@ -9,7 +9,7 @@ from pathlib import Path
 from ..common.access import Access
 from ..common.callbacks import Callbacks
 from ..common.wording import count
-from ..config import PROMPTS, DatasetConfig, RunConfig, SamplePicture
+from ..config import DatasetConfig, RunConfig, SamplePicture, node, setting
 from ..data.controls import Control, Reference, References, control_folders, whole_crop
 from ..data.images import decoder_error
 from ..data.plan import Plan
@@ -20,31 +20,29 @@ from ..objective import Term, prompts, texts_beside
 from ..workflow.settings import plain_path
 from .encoded import Seen
 
-SWITCH = f"--ci in {PROMPTS}"
-
 
 def check_references(config: RunConfig, base: BaseModel) -> None:
     """Raise ValueError for control pictures that the model does not take."""
     given = [
-        ("Control Pictures", len(each.controls.folders))
+        (setting("controls.folders"), len(each.controls.folders))
         for each in config.dataset.concepts
         if each.controls and not each.paired
     ]
     given += [
-        (f"--ci of prompt {n} in {PROMPTS}", len(line.controls or ()))
+        (f"--ci of prompt {n} in {setting('sample.prompts')}", len(line.controls or ()))
         for n, line in enumerate(config.sample.lines(), 1)
     ]
-    for setting, number in given:
+    for place, number in given:
         if number and not base.references:
             raise ValueError(
-                f"{base.title} takes no control pictures; remove {setting}, or train on an edit model, such as FLUX.1 "
-                "Kontext or FLUX.2, by Use Connected Model."
+                f"{base.title} takes no control pictures; remove {place}, or train on an edit model, such as FLUX.1 "
+                f"Kontext or FLUX.2, by {node('connected')}."
             )
         if number > base.references:
             taken = count(base.references, "control picture")
             raise ValueError(
-                f"{base.title} takes {taken} with edit_text single; set {setting} to as many, or edit_text of Use "
-                "Connected Model to plus."
+                f"{base.title} takes {taken} with edit_text single; set {place} to as many, or "
+                f"{setting('connected.edit_text')} to plus."
             )
 
 
@@ -74,21 +72,25 @@ def _folders(dataset: DatasetConfig) -> list[Path]:
     return control_folders(resolve_folder(concept.folder), concept.controls) if concept else []
 
 
+def _switch() -> str:
+    return f"--ci in {setting('sample.prompts')}"
+
+
 def _find(name: str, folders: Sequence[Path], access: Access) -> Path:
     """Find a control picture by its full path, or by its name in the first of some folders that has it."""
-    named = Path(os.path.expanduser(plain_path(name, SWITCH)))
+    named = Path(os.path.expanduser(plain_path(name, _switch())))
     places = [named] if named.is_absolute() else [folder / named for folder in folders]
     if not places:
-        raise ValueError(f"{SWITCH} is {name!r:.200}, and no concept has control pictures; write the full path.")
+        raise ValueError(f"{_switch()} is {name!r:.200}, and no concept has control pictures; write the full path.")
     for place in places:
         if not access.allows(place):
             raise ValueError(
-                f"{place} lies outside the folders that may be read; set {SWITCH} to a picture inside them."
+                f"{place} lies outside the folders that may be read; set {_switch()} to a picture inside them."
             )
         if os.path.isfile(place):
             return place
     looked = " and ".join(map(str, places))
-    raise ValueError(f"There is no file {looked}; set {SWITCH} to a picture that exists.")
+    raise ValueError(f"There is no file {looked}; set {_switch()} to a picture that exists.")
 
 
 def _control(path: Path, index: Index) -> Control:
@@ -96,7 +98,7 @@ def _control(path: Path, index: Index) -> Control:
     file = file_at(path)
     ((digest, fact),) = index.examine([file], reading("picture"), facts_of, decoder_error, Callbacks())
     if "problem" in fact:
-        raise ValueError(f"{path} cannot be read ({fact['problem']}); set {SWITCH} to another picture.")
+        raise ValueError(f"{path} cannot be read ({fact['problem']}); set {_switch()} to another picture.")
     return Control(path=path, name=path.name, digest=digest, width=fact["width"], height=fact["height"])
 
 

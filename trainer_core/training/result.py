@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..common.wording import clock, count
-from ..config import RunConfig
+from ..config import RunConfig, run_again
 from ..data.fit import KIND, describe_fits
 from ..data.plan import Plan
 from ..data.scan import PLACE, Index
@@ -82,7 +82,7 @@ def finish(run: Run, checkpoint: Checkpoint, origin: str, log: Path | None, *, s
     except BaseException:
         then = "to resume" if stopped else "to draw its samples"
         run.callbacks.note(
-            f"The LoRA is saved as {copies[0].path}, the run in {checkpoint.path}. Press Run again {then}."
+            f"The LoRA is saved as {copies[0].path}, the run in {checkpoint.path}; {run_again()} {then}."
         )
         raise
     sample = run.config.sample

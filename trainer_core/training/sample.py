@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..common.callbacks import Callbacks
+from ..common.wording import say
 from ..config import SampleConfig, SamplePicture
 from ..memory import in_parts, placed, with_room
 from ..models import BaseModel
@@ -55,7 +56,7 @@ def sample_images(
             latents = sample_latents(base, both, picture, device, check=callbacks.check)
             with placed(base.autoencoder, device) as vae:
                 image, _ = with_room(base.decode, vae, device, latents)
-        callbacks.phase("sampling", done, len(wanted))
+        callbacks.phase(say("sampling"), done, len(wanted))
         yield picture, image[0].cpu()
 
 

@@ -14,7 +14,7 @@ import torch
 from ..common.disk_errors import describe_disk_error, reason
 from ..common.tensor_tree import DISK_ERRORS, pack, save_state, unpack
 from ..common.wording import count
-from ..config import MemoryConfig
+from ..config import MemoryConfig, run_again
 from ..data.plan import Plan
 from ..runs import HISTORY, OPTIMIZER, WEIGHTS, Checkpoint
 from ..runs.publish import Saved
@@ -119,7 +119,7 @@ def disk_errors_explained(folder: Path | None = None, needed: Callable[[], int] 
     try:
         yield
     except DISK_ERRORS as error:
-        then = ", then press Run again; the run resumes from its last save"
+        then = f", then {run_again()}; the run resumes from its last save"
         raise RuntimeError(describe_disk_error(error, folder, needed(), then)) from error
 
 
@@ -194,8 +194,8 @@ def save_interrupted(run: Run) -> None:
     files = ", ".join(str(path) for each in saved for path in each.files)
     so_far = f"The LoRA so far is saved as {files}. " if files else ""
     note(
-        f"{lost}Stopped after step {before.step} of {run.plan.steps}. {so_far}The run is saved in {before.path}. Press "
-        "Run again to resume."
+        f"{lost}Stopped after step {before.step} of {run.plan.steps}. {so_far}The run is saved in {before.path}; "
+        f"{run_again()} to resume."
     )
 
 
@@ -205,7 +205,7 @@ def describe_stop(checkpoint: Checkpoint | None, plan: Plan, memory: MemoryConfi
     if checkpoint is not None:
         where = f"step {checkpoint.step + 1} of {plan.steps}; the step before is saved in {checkpoint.path}"
     kept = "; encoded pictures and captions are kept" if memory.encodings == "disk" else ""
-    return f"Stopped before {where}{kept}. Press Run again to resume."
+    return f"Stopped before {where}{kept}; {run_again()} to resume."
 
 
 def _save_at_least_state(run: Run) -> Checkpoint:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..common.rng import generator
 from ..common.wording import count
-from ..config import TrainConfig
+from ..config import TrainConfig, node, setting
 from ..data.plan import MicroBatch, Plan, Sample
 from ..memory import in_parts
 from ..objective import draws_at, strengths
@@ -29,8 +29,8 @@ def check_validation(train: TrainConfig, plan: Plan) -> None:
     """Raise ValueError when settings need a validation loss and no concept has the role validation."""
     if train.keeps_by and not plan.validation:
         raise ValueError(
-            f"{train.keeps_by} needs pictures that are not trained, and there are none; set validation_share of "
-            "Validation to 0.1, or role of one Concept Dataset to validation."
+            f"{train.keeps_by} needs pictures that are not trained, and there are none; set "
+            f"{setting('train.validation_share')} to 0.1, or {setting('concepts.role')} to validation."
         )
 
 
@@ -186,9 +186,9 @@ def check_prediction(run: Run, read: Read) -> list[str]:
     ((kind, other),) = errors.items()
     if not (other < CLEAR_ERROR and chosen > 2 * other):
         return []
-    remedy = f"prediction of Load Base Model to {kind}"
+    remedy = f"{setting('base_model.prediction')} to {kind}"
     if base.managed:
-        remedy = f"sampling of ModelSamplingDiscrete, before Use Connected Model, to {kind.replace('epsilon', 'eps')}"
+        remedy = f"sampling of ModelSamplingDiscrete, before {node('connected')}, to {kind.replace('epsilon', 'eps')}"
     return [
         f"{base.name} behaves like a model that predicts {kind}, not {path.kind} (error {other:.2f} against "
         f"{chosen:.2f}). Unless that is meant, stop and set {remedy}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..config import BaseModelConfig, RunConfig, plain_name
+from ..config import BaseModelConfig, RunConfig, TrainConfig, plain_name
 from ..config.forms import FORMS, Form
 from ..config.rows import Row
 from .canvas import CONSTANTS, chosen_inputs, prompt_of
@@ -49,12 +49,14 @@ def _trains(prompt: Mapping[str, Any]) -> dict[str, Any]:
 def _choose(prompt: Mapping[str, Any], node: str) -> str:
     trains = _trains(prompt)
     if not trains:
-        raise ValueError("it has no training part: no Train LoRA of LoRA Atelier that would run is in it")
+        raise ValueError(f"it has no training part: no {TrainConfig.NODE} of LoRA Atelier that would run is in it")
     if node and node not in trains:
-        raise ValueError(f"node {node} is no Train LoRA; set --node to {' or '.join(trains)}")
+        raise ValueError(f"node {node} is no {TrainConfig.NODE}; set --node to {' or '.join(trains)}")
     if len(trains) > 1 and not node:
         listed = ", ".join(f"{key} ({name})" for key, name in trains.items())
-        raise ValueError(f"it has {len(trains)} Train LoRA nodes: {listed}; choose one by --node {next(iter(trains))}")
+        raise ValueError(
+            f"it has {len(trains)} {TrainConfig.NODE} nodes: {listed}; choose one by --node {next(iter(trains))}"
+        )
     return node or next(iter(trains))
 
 

@@ -16,7 +16,6 @@ from ..config import (
     MIN_SNR,
     MODEL_FILES,
     OPEN,
-    PROMPTS,
     STAYING,
     AugmentConfig,
     BaseModelConfig,
@@ -39,7 +38,10 @@ from ..config import (
     SavesConfig,
     SchedulerConfig,
     TrainConfig,
+    node,
     parse_prompts,
+    put_beneath,
+    setting,
 )
 from ..config.forms.network import NONE
 from ..config.optimizer import RATES
@@ -118,8 +120,8 @@ def read_base_model(places: Places, checkpoint: str, **values: Any) -> BaseModel
 def other_files(places: Places, chosen: Mapping[str, str]) -> dict[str, Path]:
     """Find the files chosen in place of the checkpoint's own, by their names in BaseModelConfig."""
     return {
-        setting: places.file_path("vae" if setting == "vae" else "text_encoders", name, f"{setting} of Load Base Model")
-        for setting, name in chosen.items()
+        part: places.file_path("vae" if part == "vae" else "text_encoders", name, BaseModelConfig.named(part))
+        for part, name in chosen.items()
         if name != BAKED
     }
 
@@ -137,7 +139,7 @@ def read_concept(
         captions["file"] = plain_path(captions["file"], CaptionConfig.named("file"))
     if "resolutions" in own:
         own["resolutions"] = split_resolutions(own["resolutions"])
-    own["folder"] = str(places.find_folder(folder, "Concept Dataset"))
+    own["folder"] = str(places.find_folder(folder, ConceptConfig.NODE))
     concept = ConceptConfig(captions=CaptionConfig(**captions), **own)
     return DatasetConfig(concepts=(*concepts, concept))
 
@@ -150,10 +152,10 @@ def read_masks(places: Places, dataset: DatasetConfig, folder: str, **values: An
     # Only files with these endings are fingerprinted, so that an edited mask trains again.
     if wrong := [each for each in own["suffixes"] if Path("a" + each.lower()).suffix not in picture_extensions()]:
         raise ValueError(
-            f"The mask suffix is {wrong[0]!r}, which is no picture file; set suffix of Mask Loader "
+            f"The mask suffix is {wrong[0]!r}, which is no picture file; set {setting('masks.suffixes')} "
             f"to one like {MASK_SUFFIX}."
         )
-    found = str(places.find_folder(folder, "Mask Loader")) if folder else ""
+    found = str(places.find_folder(folder, MaskConfig.NODE)) if folder else ""
     masks = MaskConfig(**{**own, "folder": found})
     return DatasetConfig(concepts=tuple(c if c.masks else c.replace(masks=masks) for c in dataset.concepts))
 
@@ -166,7 +168,7 @@ def read_controls(
     Concepts whose pictures stay as they are at both ends of a slider get none for a slider.
     """
     named = [folder, *filter(None, (folder_2, folder_3))]
-    found = tuple(str(places.find_folder(each, "Control Pictures")) for each in named)
+    found = tuple(str(places.find_folder(each, ControlConfig.NODE)) for each in named)
     controls = ControlConfig(folders=found, **values)
     concepts = [
         concept
@@ -283,8 +285,8 @@ def read_existing_lora(path: Path | None, use: str, strength: float, lora_config
         return lora_config.replace(beneath=(*lora_config.beneath, beneath))
     if lora_config.start:
         raise ValueError(
-            f"Existing LoRA continues {Path(lora_config.start).name} already, and a run continues only one LoRA; "
-            f"set use to beneath for {path.name}."
+            f"{node('existing_lora')} continues {Path(lora_config.start).name} already, and a run continues only one "
+            f"LoRA; for {path.name} {put_beneath()}."
         )
     return lora_config.replace(start=str(path))
 
@@ -309,7 +311,7 @@ def read_objective(**values: Any) -> ObjectiveConfig:
 
 def read_saves(file_name: str, sample_prompts: str, save_dtype: str, log: str, **values: Any) -> Outputs:
     """Read Saves & Samples."""
-    prompts = tuple(line.text for line in parse_prompts(sample_prompts, PROMPTS))
+    prompts = tuple(line.text for line in parse_prompts(sample_prompts, setting("sample.prompts")))
     sample = fields_of(SampleConfig, values) | {"prompts": prompts}
     saves = SavesConfig(**fields_of(SavesConfig, values) | split_name(file_name))
     return Outputs(saves, Outputs().sample.replace(**sample), save_dtype, log)
@@ -372,7 +374,7 @@ def read_train(
 
 def read_file(places: Places, lora_name: str, **values: Any) -> LoraConfig:
     """Read an Existing LoRA that names a file."""
-    path = None if lora_name == NONE else places.file_path("loras", lora_name, "lora_name of Existing LoRA")
+    path = None if lora_name == NONE else places.file_path("loras", lora_name, setting("existing_lora.lora_name"))
     return read_existing_lora(path, **values)
 
 

@@ -41,11 +41,11 @@ def test_a_terminal_has_one_live_line_that_notes_do_not_cut():
     with stopping(progress.screen) as stop:
         callbacks = progress.callbacks(stop)
         callbacks.step(step(1))
-        callbacks.note("A note.\nPress Run again to resume.")
+        callbacks.note("A note.\nOf two lines.")
         callbacks.step(step(10))
     parts = stream.getvalue().split("\r\x1b[K")
     assert parts[0].startswith("step 1 of 1000  ") and "\n" not in parts[0] and parts[0].endswith("loss 0.5000")
-    assert parts[1].startswith("A note.\nRun the command again to resume.\nstep 10 of 1000  ")
+    assert parts[1].startswith("A note.\nOf two lines.\nstep 10 of 1000  ")
 
 
 def test_a_file_gets_a_line_for_each_hundredth():

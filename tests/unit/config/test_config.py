@@ -160,7 +160,7 @@ REFUSED: list[tuple[type[c.Config], dict[str, Any], str]] = [
     (c.ObjectiveConfig, {"loss": "huber", "huber_c": 0}, "huber_c"),
     (c.ObjectiveConfig, {"weighting": "debiased", "min_snr_gamma": 5}, "min_snr_gamma works with weighting"),
     (c.ObjectiveConfig, {"p2_gamma": 2}, "p2_gamma"),
-    (c.ObjectiveConfig, {"weighting": "soft_min_snr"}, "set it to 5 in Noise & Loss"),
+    (c.ObjectiveConfig, {"weighting": "soft_min_snr"}, "set min_snr_gamma of Noise & Loss to 5"),
     (c.ObjectiveConfig, {"snr_weight_floor": 0.1}, "snr_weight_floor needs a weighting"),
     (c.ObjectiveConfig, {"snr_weight_floor": 2, "min_snr_gamma": 5}, "snr_weight_floor"),
     (c.ObjectiveConfig, {"loss_on": "x0", "min_snr_gamma": 5}, "loss_on x0 is a diagnostic"),

@@ -102,8 +102,8 @@ def test_a_resolution_far_from_the_models_own_is_remarked_on(resolution: int, fa
 def test_resolutions_of_buckets_and_concepts_are_remarked_on_by_their_node(text: str, far: bool) -> None:
     train, dataset = c.TrainConfig(resolution=768), run().dataset
     buckets = train.replace(buckets=c.BucketConfig(resolutions=(text,)))
-    expected = f"The resolution of Buckets is {text}, and a model was made for about 768 pixels."
+    expected = f"resolutions of Buckets is {text}, and a model was made for about 768 pixels."
     assert [expected in said for said in resolution_remarks(buckets, dataset, FAMILY, "a model")] == [True] * far
     concepts = c.DatasetConfig(concepts=tuple(one.replace(resolutions=(text,)) for one in dataset.concepts[:1]))
     said = resolution_remarks(train, concepts, FAMILY, "a model")
-    assert [one.startswith(f"Resolutions of Concept Dataset are {text}, ") for one in said] == [True] * far
+    assert [one.startswith(f"resolutions of Concept Dataset is {text}, ") for one in said] == [True] * far

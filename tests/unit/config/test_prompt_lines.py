@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lora_atelier.trainer_core.config import (
-    PROMPTS,
     RunConfig,
     SampleConfig,
     SamplingDefaults,
@@ -17,6 +16,7 @@ from lora_atelier.trainer_core.config import (
 from lora_atelier.trainer_core.config.base import LONGEST_TEXT
 from lora_atelier.trainer_core.config.prompt_lines import KNOWN, MOST_PROMPTS, PromptLine
 
+PROMPTS = "sample_prompts of Saves & Samples"
 SD = SamplingDefaults()
 COMFYUI = SamplingDefaults(
     steps=8, cfg=1.0, sampler="res_multistep", samplers=("euler", "euler_ancestral", "dpmpp_2m", "ddim"), guidance=3.5

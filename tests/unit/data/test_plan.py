@@ -646,7 +646,7 @@ def test_without_upscaling_narrow_pictures_are_named_together_and_limits_ignored
 def test_clipped_buckets_are_remarked_with_the_value_that_clips_none() -> None:
     def remark(side: int) -> bool:
         text = report(plan_of([(512, 512)], resolution=1024, buckets=BucketConfig(max_side=side)))
-        assert ("Set max_side of Buckets to 2048" in text) == (f"max_side {side} of Buckets clips" in text)
+        assert ("Set it to 2048 to keep them" in text) == (f"max_side of Buckets is {side}, which clips" in text)
         return "clips" in text
 
     assert remark(1024) and remark(2040) and not remark(2048) and not remark(0)

@@ -108,7 +108,7 @@ def test_orthogonal_leaves_earlier_loras_alone():
 
 def test_names_of_other_programs_meet_in_one_place():
     one, other = lora(1, conv=False), lora(2, prefix="unet.", conv=False)
-    with pytest.raises(ValueError, match=r"share no layer.*link the MODEL"):
+    with pytest.raises(ValueError, match=r"share no layer.*with the MODEL linked"):
         merge_loras([Summand(one, 1.0), Summand(other, 1.0)])
     merged = merge_loras([Summand(one, 1.0), Summand(other, 1.0)], same=lambda name: name.split("unet")[1].strip("_."))
     assert [layer.source for layer in merged.layers] == ["lora_unet_attn_q"] and merged.shared == 1
@@ -117,7 +117,7 @@ def test_names_of_other_programs_meet_in_one_place():
 def test_what_cannot_be_merged_gets_a_sentence():
     one, two = Summand(lora(1), 1.0), Summand(lora(2), 1.0)
     cases = [
-        ([one], {}, "link at least two"),
+        ([one], {}, "Merge LoRAs has one LoRA; give it at least two"),
         ([one, two], {"method": "svd"}, "rank of Merge LoRAs is 0"),
         ([one, two], {"method": "ties", "rank": 4, "density": 0.0}, "density of Merge LoRAs is 0"),
         ([one._replace(strength=0.0), two._replace(strength=0.0)], {}, "has no effect"),

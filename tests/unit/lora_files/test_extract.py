@@ -68,7 +68,7 @@ def test_models_that_do_not_belong_together_are_named():
     with pytest.raises(ValueError, match=r"layer\.1 holds values that are not finite"):
         extract({**tuned, "layer.1": lambda: torch.full((4, 4), torch.nan)}, base, Rule(rank=1))
     with pytest.raises(ValueError, match="rank of Extract LoRA is 0"):
-        Rule(node="Extract LoRA")
+        Rule(tool="extract")
 
 
 def test_files_are_read_layer_by_layer(tmp_path, capsys, checkpoint):
@@ -139,4 +139,4 @@ def test_a_shell_converts_the_lora_of_a_transformer_by_its_model_file(tmp_path, 
     save_file({"joint_blocks.0.x.weight": torch.zeros(6, 4)}, tmp_path / "wan.safetensors")  # of another family
     save_file({"lora_unet_joint_blocks_0_x.diff": lora.popitem()[1]}, tmp_path / "full.safetensors")
     assert convert("full.safetensors", "diffusers", "no") == 2
-    assert "the model's file does not tell them, and the node Convert LoRA may know them" in capsys.readouterr().err
+    assert "does not tell them, and the page may know them, which asks ComfyUI" in capsys.readouterr().err

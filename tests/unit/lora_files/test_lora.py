@@ -8,9 +8,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from lora_atelier.trainer_core.commands import main as command
 from lora_atelier.trainer_core.commands import main as program
 from lora_atelier.trainer_core.lora_files import loader
-from lora_atelier.trainer_core.lora_files.cli import main
 from lora_atelier.trainer_core.lora_files.formats import delta_weight
 from lora_atelier.trainer_core.lora_files.inspect import describe_lora, inspect_lora
 from lora_atelier.trainer_core.lora_files.lora import (
@@ -27,6 +27,10 @@ from lora_atelier.trainer_core.lora_files.resize import resize_by_recipes
 from lora_atelier.trainer_core.lora_files.write import delta_norms, save_lora
 
 TEXT = {"ss_steps": "250", "modelspec.title": "moss", "modelspec.trigger_phrase": "mossling", "sshs_model_hash": "old"}
+
+
+def main(arguments: list[str]) -> int:
+    return command(["lora", *arguments])
 
 
 def layer(name, rank=3, seed=0):
@@ -154,11 +158,11 @@ def test_commands_write_new_files_alone(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["resize", "{a}", "--to", "{new}"], "rank of Resize LoRA is 0"),
+        (["resize", "{a}", "--to", "{new}"], "--rank is 0"),
         (["resize", "{a}", "--to", "{new}", "--recipe", "fro_ckpt=1,thr=-3"], "name the model's file by --model"),
         (["resize", "{a}", "--to", "{new}", "--recipe", "x"], "--recipe has 'x' at character 1"),
         (["resize", "{a}", "--to", "{new}", "--recipe", "params,thr=1:params,thr=2"], "several recipes"),
-        (["merge", "{a}", "--to", "{new}"], "link at least two"),
+        (["merge", "{a}", "--to", "{new}"], "lora merge has one LoRA; give it at least two"),
         (["merge", "{a}", "{a}", "--to", "{new}", "--strength", "1"], "2 LoRAs and 1 numbers"),
         (["inspect", "{folder}/none.safetensors"], "none.safetensors"),
         (["inspect", "{folder}/text.safetensors"], "text.safetensors"),

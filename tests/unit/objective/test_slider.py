@@ -152,7 +152,10 @@ def test_settings_without_a_direction_are_refused(settings, said):
         ({"lora": LoraConfig(start="a.safetensors")}, "set use of Existing LoRA to beneath"),
         ({"train": TrainConfig(validation_share=0.1)}, "set validation_share of Validation to 0"),
         ({"dataset": DatasetConfig(concepts=(HELD.replace(role="regularisation"),))}, "or to prior_prediction for"),
-        ({"dataset": DatasetConfig(concepts=(HELD,))}, "each Concept Dataset with the role validation to off"),
+        (
+            {"dataset": DatasetConfig(concepts=(HELD,))},
+            "to 0, and remove concepts with the role validation",
+        ),
     ],
 )
 def test_a_run_without_a_second_direction_is_refused(part, said):
@@ -169,7 +172,10 @@ def test_a_run_without_a_second_direction_is_refused(part, said):
         ({"objective": AGE}, "set slider of Noise & Loss to off, or use of Control Pictures to edit"),
         ({"lora": LoraConfig(algorithm="boft")}, "boft does not; set algorithm of LoRA Config to lora"),
         ({"lora": LoraConfig(start="a.safetensors")}, "set use of Existing LoRA to beneath"),
-        ({"dataset": DatasetConfig(concepts=(SMILES, HELD))}, "of x have no other end of the slider; link its Concept"),
+        (
+            {"dataset": DatasetConfig(concepts=(SMILES, HELD))},
+            "of x have no other end of the slider; link it into Control Pictures",
+        ),
         (
             {"dataset": DatasetConfig(concepts=(SMILES, SMILES.replace(role="prior_prediction")))},
             "smiles should stay as they are at both ends of the slider, as their role is prior_prediction; set its rol",

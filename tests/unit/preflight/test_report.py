@@ -62,7 +62,7 @@ def test_a_tag_warm_up_that_outlasts_the_run_is_remarked_on(warming: int, remark
     captions = CaptionConfig(tag_warmup_steps=warming)
     dataset = DatasetConfig(concepts=(ConceptConfig(folder="x", captions=captions),))
     text = report(build_plan(Manifest(pictures=(picture,)), dataset, TrainConfig(steps=4)))
-    sentence = "tag_warmup_steps 4 of Concept Dataset does not end within the 4 steps of this run"
+    sentence = "tag_warmup_steps of Concept Dataset is 4, which does not end within the 4 steps of this run"
     assert (sentence in text) is remarked
 
 

@@ -201,7 +201,7 @@ def test_import_writes_a_toml_and_its_workflow(tmp_path, monkeypatch, capsys):
         ("x.toml", "a = 1", "it names no base model"),
         ("x.sh", "echo hello", "it names no base model"),
         ("x.sh", 'python train_network.py --a "b', "its command line cannot be split"),
-        ("x.toml", 'pretrained_model_name_or_path = "m"\nnetwork_dim = -4', "rank of LoRA Config is -4"),
+        ("x.toml", 'pretrained_model_name_or_path = "m"\nnetwork_dim = -4', "lora.rank is -4"),
     ],
 )
 def test_what_cannot_be_imported_is_refused_in_one_sentence(tmp_path, capsys, name, text, sentence):

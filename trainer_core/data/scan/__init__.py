@@ -13,7 +13,7 @@ from pathlib import Path
 from ...common.access import ANYWHERE, Access
 from ...common.callbacks import Callbacks
 from ...common.wording import count, names, printable
-from ...config import ConceptConfig, DatasetConfig
+from ...config import ConceptConfig, DatasetConfig, setting
 from ..controls import Control, control_folders
 from ..images import PACKAGES, picture_extensions, strict_decoding
 from ..looks import Look
@@ -104,7 +104,7 @@ def scan(
         with Index() as index:
             return scan(dataset, index, callbacks, access)
     if not dataset.concepts:
-        raise ValueError("The dataset has no enabled concept; set enabled of a Concept Dataset to on, or add one.")
+        raise ValueError(f"The dataset has no enabled concept; add one, or set {setting('concept.enabled')} to on.")
     pictures: list[Picture] = []
     reports: list[Report] = []
     with strict_decoding():
@@ -147,15 +147,17 @@ def _read_concept(number: int, report: Report, index: Index, callbacks: Callback
     """Read one concept's pictures; pictures with a problem are left out and reported."""
     concept = report.concept
     if not concept.folder.strip():
-        report.errors.append(f"Concept {number + 1} has no folder; set folder of its Concept Dataset to its pictures.")
+        report.errors.append(
+            f"Concept {number + 1} has no folder; set its {setting('concepts.folder')} to its pictures."
+        )
         return []
     folder = resolve_folder(concept.folder)
     if not report.access.allows(folder):
-        report.errors.append(refused(folder, "folder of Concept Dataset"))
+        report.errors.append(refused(folder, setting("concepts.folder")))
         return []
     if not os.path.isdir(folder):
         kind = "is a file" if os.path.exists(folder) else "does not exist"
-        report.errors.append(f"The folder {folder} {kind}; check folder of Concept Dataset.")
+        report.errors.append(f"The folder {folder} {kind}; check {setting('concepts.folder')}.")
         return []
     try:
         files = list_files(folder, concept.recursive, report.access)

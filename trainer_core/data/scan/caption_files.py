@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TextIO
 
+from ...config import setting
+
 Mode = Literal["draw", "first", "join"]  # lines of a caption: all, the first one, all as one
 
 TEXT_LIMIT = 2**20  # maximum bytes of a caption file
@@ -158,7 +160,7 @@ def _named(path: Path, data: bytes, encoding: str) -> str:
         raise ValueError(f"{path} cannot be read as {encoding} throughout; {_remedy(data)}.")
     if not data.isascii() and not name.startswith("utf") and _utf8_until(data) == len(data):
         raise ValueError(
-            f"{path} is UTF-8 text, but caption_encoding is {encoding}; set caption_encoding of Concept Dataset to "
+            f"{path} is UTF-8 text, but caption_encoding is {encoding}; set {setting('captions.encoding')} to "
             "auto, and save other captions as UTF-8."
         )
     return codec
@@ -216,7 +218,7 @@ def _remedy(data: bytes) -> str:
     elif b"\x1b" in data:
         codecs_here = ("iso2022_jp", "iso2022_kr")
     elif _utf8_until(data) == len(data):
-        return "it is UTF-8 text: set caption_encoding of Concept Dataset to auto"
+        return f"it is UTF-8 text: set {setting('captions.encoding')} to auto"
     found: dict[str, tuple[float, str]] = {}  # text -> how well it reads, and by which codec first
     sample = _sample(data)
     for codec in codecs_here:
@@ -227,7 +229,7 @@ def _remedy(data: bytes) -> str:
         return "no other encoding fits; save it as UTF-8"
     ranked = sorted(found.values(), key=lambda item: -item[0])  # of equals the first
     choice = " or ".join([codec for score, codec in ranked if score > best - 0.05][:2])
-    return f"set caption_encoding of Concept Dataset to {choice}, or save it as UTF-8"
+    return f"set {setting('captions.encoding')} to {choice}, or save it as UTF-8"
 
 
 def _sample(data: bytes) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from ...config import setting
 from .caption_files import LONGEST_LINE, NO_TEXT, TEXT_LIMIT, Mode, caption_lines, choose_lines, decode, read_bytes
 
 TABLE_LIMIT = 2**27  # maximum bytes of a table, and characters of all its captions
@@ -74,7 +75,7 @@ def read_table(path: Path, encoding: str = "auto") -> dict[str, tuple[str, ...]]
         if entries > MOST_ENTRIES or size > TABLE_LIMIT:
             raise ValueError(f"{where}: the table has too many captions; use several concepts with a table each.")
     if not table:
-        raise ValueError(f"{path} has no captions; write some, or choose another caption_file in Concept Dataset.")
+        raise ValueError(f"{path} has no captions; write some, or set {setting('captions.file')} to another file.")
     return table
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...common.cancel import look
 from ...common.disk_errors import reason
 from ...common.wording import count, names
-from ...config import CaptionConfig
+from ...config import CaptionConfig, setting
 from ..captions import has_wildcards
 from .caption_files import caption_lines, choose_lines, read_text
 from .caption_tables import find_table, read_table, table_captions
@@ -100,15 +100,15 @@ def _texts_in_one_file(folder: Path, found: list[File], files: list[File], repor
     if not name:
         report.errors.append(
             f"There is no caption table in {folder} (metadata.jsonl, metadata.csv, captions.json ...); write one, or "
-            "set caption_file of Concept Dataset to its name."
+            f"set {setting('captions.file')} to its name."
         )
         return {}
     path = Path(os.path.normpath(folder / name))
     if not report.access.allows(path):
-        report.errors.append(refused(path, "caption_file of Concept Dataset"))
+        report.errors.append(refused(path, setting("captions.file")))
         return {}
     if not os.path.isfile(path):  # Path.is_file raises OSError for a name that is too long
-        report.errors.append(f"The caption file {path} does not exist; check caption_file of Concept Dataset.")
+        report.errors.append(f"The caption file {path} does not exist; check {setting('captions.file')}.")
         return {}
     if path.is_relative_to(folder) and (inside := path.relative_to(folder).as_posix()) in report.outcomes:
         report.outcomes[inside] = ("caption", "of all pictures")
@@ -176,7 +176,7 @@ def _hint(files: list[File], captions: CaptionConfig) -> str:
     if not others:
         return ""
     there = "is 1 {} file" if kinds[others[0]] == 1 else f"are {kinds[others[0]]} {{}} files"
-    return f", but there {there.format(others[0])} (set caption_extension of Concept Dataset to {others[0]})"
+    return f", but there {there.format(others[0])} (set {setting('captions.extensions')} to {others[0]})"
 
 
 def _missing(folder: Path, missing: list[str], total: int, hint: str, report: Report) -> Lines:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...common.callbacks import Callbacks
 from ...common.wording import count, names
+from ...config import setting
 from ..controls import Control, control_folders, same_shape
 from ..images import PACKAGES, decoder_error, picture_extensions
 from .folder import File, list_apart, same_name
@@ -63,15 +64,15 @@ def _read_folder(
 
 def _pairs(place: Path, folder: Path, found: list[File], report: Report) -> list[tuple[File, File | None]]:
     """Pair each picture with the picture of its name in a folder, whatever their endings."""
-    setting = "folder of Control Pictures"
     try:
-        files = list_apart(place, "folder of control pictures", setting, report.access)
+        files = list_apart(place, "folder of control pictures", setting("controls.folders"), report.access)
     except ValueError as error:
         report.errors.append(str(error))
         return []
     if place == folder:
         report.errors.append(
-            f"{place} holds the pictures, so it cannot hold their control pictures; set {setting} to another folder."
+            f"{place} holds the pictures, so it cannot hold their control pictures; set {setting('controls.folders')} "
+            "to another folder."
         )
         return []
     listed: dict[str, list[File]] = {}
@@ -101,5 +102,5 @@ def _report_problems(
     if wrong:
         differ = count(wrong, "control picture has", "control pictures have")
         sentence = f"{differ} another shape than the picture in {place}: {names(wrong.values())}"
-        remedy = "cut them alike" + ("" if report.concept.paired else ", set fit of Control Pictures to whole")
+        remedy = "cut them alike" + ("" if report.concept.paired else f", set {setting('controls.fit')} to whole")
         report.problem(wrong, "its control picture has another shape", sentence, remedy)

@@ -21,6 +21,7 @@ from ...common.cancel import cancellable, look
 from ...common.files import written_whole
 from ...common.json_files import parse_json
 from ...common.leftovers import remove_leftovers
+from ...common.wording import say
 from .folder import File
 
 PLACE = "scan/index"  # in the cache folder; the index is alone in its folder
@@ -149,7 +150,7 @@ class Index:
                     continue
                 results = in_threads(pool, work, chunk, digests, facts, check=callbacks.check)
                 self._remember(chunk, results, kind if read is not None else None)
-                callbacks.phase("reading files", done, len(files))
+                callbacks.phase(say("reading files"), done, len(files))
                 yield from results
 
     def keep(self, digest: str, kind: str, facts: Facts) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...common.callbacks import Callbacks
 from ...common.wording import count, names
-from ...config import MaskConfig
+from ...config import MaskConfig, setting
 from ..images import DECODER_ERRORS, decoder_error
 from ..masks import examine_mask, find_mask, mask_folder
 from .folder import File, list_apart, same_name
@@ -75,7 +75,7 @@ def _pairs(folder: Path, found: list[File], config: MaskConfig, report: Report) 
         return [(file, file) for file in found]
     apart = mask_folder(folder, config)
     try:
-        files = list_apart(apart, "mask folder", "folder of Mask Loader", report.access)
+        files = list_apart(apart, "mask folder", setting("masks.folder"), report.access)
     except ValueError as error:
         report.errors.append(str(error))
         return []
@@ -106,7 +106,7 @@ def _report_problems(
     some = count(missing, "picture has", "pictures have")
     if missing and config.missing == "error":
         sentence = f"{some} no {lacking} in {folder}: {names(missing)}"
-        report.problem(missing, "without a mask", sentence, "add them, set missing of Mask Loader to ones")
+        report.problem(missing, "without a mask", sentence, f"add them, set {setting('masks.missing')} to ones")
     elif missing and config.missing == "leave_out":
         report.outcomes |= dict.fromkeys(missing, ("left out", "without a mask"))
         report.notes.append(f"Left out: {some} no {lacking} in {folder}: {names(missing)}.")

@@ -11,6 +11,7 @@ import PIL
 
 from ...common.callbacks import Callbacks
 from ...common.wording import count, names
+from ...config import node, setting
 from ..controls import control_folders
 from ..images import DECODER_ERRORS, PACKAGES, decoder_error, examine, picture_extensions
 from ..masks import is_mask_name, mask_folder
@@ -66,7 +67,7 @@ def pictures_among(folder: Path, files: list[File], report: Report) -> list[File
         report.problem(lacking, "its package is not installed", sentence, "install it, convert them to PNG or JPEG")
     if unused:
         some = count(unused, "mask is", "masks are")
-        report.notes.append(f"{some} not used in {folder}, because no Mask Loader is connected.")
+        report.notes.append(f"{some} not used in {folder}, because no {node('masks')} is connected.")
     return found
 
 
@@ -86,7 +87,7 @@ def _not_left_out(folder: Path, files: list[File], report: Report) -> Callable[[
     def wanted(file: File) -> bool:
         if not any(fnmatchcase(names_of[file], text) for text in escaped.values()):
             return True
-        report.outcomes[file.name] = ("left out", "by leave_out of Concept Dataset")
+        report.outcomes[file.name] = ("left out", f"by {setting('concepts.leave_out')}")
         return False
 
     return wanted if patterns else lambda file: True
@@ -151,5 +152,5 @@ def nothing_found(folder: Path, files: list[File], report: Report) -> str:
     parts += [count(folders, "folder", "folders")] if folders else []
     remedy = "put pictures (PNG, JPEG, WebP ...) there, or choose another folder"
     if folders and not concept.recursive:
-        remedy = "set recursive of Concept Dataset to on, or choose another folder"
+        remedy = f"set {setting('concepts.recursive')} to on, or choose another folder"
     return f"The folder {folder} has no picture, but {', '.join(parts) or 'nothing'}; {remedy}."

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...common.access import ANYWHERE, Access
-from ...config import ConceptConfig
+from ...config import ConceptConfig, setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class Report:
             self.outcomes[name] = ("left out", why)
         if self.concept.on_problem == "stop":
             self.errors.append(
-                f"{sentence}{'; ' if remedy else ''}{remedy}, or set on_problem of Concept Dataset to leave_out."
+                f"{sentence}{'; ' if remedy else ''}{remedy}, or set {setting('concepts.on_problem')} to leave_out."
             )
         else:
             self.notes.append(f"Left out: {sentence}.")

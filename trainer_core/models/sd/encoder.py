@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...config import setting
 from ..files.kept import KeptFiles
 from ..files.safetensors_file import FileHeader, Shapes, highest_number, opened, read_header
 from ..files.tensors import Complete, fill, of_possible_shapes
@@ -72,7 +73,7 @@ def check_text(header: FileHeader, family: Family, index: int, needed: int) -> N
         place = ("first ", "second ")[index] if len(family.texts) > 1 else ""
         raise ValueError(
             f"{name} is a text encoder {embedding[1]} wide; the {place}one of this {family.title} model is {needed} "
-            f"wide. Set {TEXT_FILES[index]} of Load Base Model to one of this width."
+            f"wide. Set {setting(f'base_model.{TEXT_FILES[index]}')} to one of this width."
         )
     rows = next((shapes[key][0] for key in POSITION_NAMES if shapes.get(key)), 0)
     if rows != ROWS:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ...config import Defaults
+from ...config import Defaults, setting
 from ..base import Prediction
 from ..files.safetensors_file import FileHeader, Shapes, opened, shapes_under
 from .identify import name_unsupported
@@ -133,7 +133,6 @@ TOY = Defaults(preset="full", learning_rate=3e-3, resolution=128, step=32)
 LATENT_CHANNELS = 4  # of all families here
 INPAINTING_CHANNELS = 9  # noised latents, mask, latents of the picture with the masked region blanked
 SUPPORTED = "Stable Diffusion 1, 2 or XL"
-OTHER_VAE = "Set vae of Load Base Model to another file."
 VAE_FILE, TEXT_FILES = "vae", ("text_encoder", "text_encoder_2")  # parts that files of their own can give
 UNSUPPORTED_CHANNELS = {  # kinds of UNets by their number of input channels
     5: "a depth model",
@@ -143,6 +142,11 @@ UNSUPPORTED_CHANNELS = {  # kinds of UNets by their number of input channels
 FAMILY_BY_WIDTH = {768: "sd1", 1024: "sd2"}  # families by the width of the UNet's text input
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
 V_BIAS = "output_blocks.11.1.transformer_blocks.0.norm1.bias"
+
+
+def other_vae() -> str:
+    """Tell what to do about a VAE that does not fit."""
+    return f"Set {setting('base_model.vae')} to another file."
 
 
 def is_stable_diffusion(shapes: Shapes) -> bool:
@@ -253,11 +257,11 @@ def check_vae(header: FileHeader, family: Family) -> None:
         kind = "a checkpoint" if unet_prefix(shapes) is not None else name_unsupported(shapes)
         if kind is None or "(VAE)" in kind:
             kind = f"another one, or incomplete (first tensor: {next(iter(shapes))})"
-        raise ValueError(f"{name} is not a Stable Diffusion autoencoder but {kind}. {OTHER_VAE}")
+        raise ValueError(f"{name} is not a Stable Diffusion autoencoder but {kind}. {other_vae()}")
     if len(convolution) != 4 or convolution[1] != LATENT_CHANNELS:
         raise ValueError(
             f"{name} is an autoencoder of {convolution[1]} latent channels; {family.title} needs one of "
-            f"{LATENT_CHANNELS}. {OTHER_VAE}"
+            f"{LATENT_CHANNELS}. {other_vae()}"
         )
 
 
@@ -266,13 +270,13 @@ def check_own_vae(header: FileHeader, family: Family) -> None:
     own = [key.removeprefix(VAE) for key in header.shapes if key.startswith(VAE)]
     parts = ("encoder.conv_in.weight", "decoder.conv_in.weight"), ("taesd_encoder.0.weight", "taesd_decoder.1.weight")
     if not any(set(names) <= set(own) for names in parts):
-        raise ValueError(f"The VAE of {header.path.name} is incomplete. {OTHER_VAE}")
+        raise ValueError(f"The VAE of {header.path.name} is incomplete. {other_vae()}")
     for name in (f"{VAE}decoder.conv_in.weight", f"{VAE}taesd_decoder.1.weight"):
         channels = header.shapes.get(name, (0, LATENT_CHANNELS))[1]
         if channels != LATENT_CHANNELS:
             raise ValueError(
                 f"The VAE of {header.path.name} has {channels} latent channels, {family.title} needs one of "
-                f"{LATENT_CHANNELS}. {OTHER_VAE}"
+                f"{LATENT_CHANNELS}. {other_vae()}"
             )
 
 

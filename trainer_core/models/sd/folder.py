@@ -21,12 +21,12 @@ from .autoencoder import newer_names
 from .family import (
     FAMILIES,
     LATENT_CHANNELS,
-    OTHER_VAE,
     SUPPORTED,
     TEXT_FILES,
     VAE_FILE,
     Family,
     check_channels,
+    other_vae,
 )
 
 CONFIG_BYTES = 2**20
@@ -79,7 +79,7 @@ def check_folder(path: Path, given: Collection[str]) -> Family:
         name = "sd2" if unet.get("cross_attention_dim") == 1024 else "sd1"
     family = FAMILIES[name]
     if VAE_FILE not in given and read_config(path / "vae" / "config.json").get("latent_channels", 4) != LATENT_CHANNELS:
-        raise ValueError(f"The VAE of {path.name} has other than {LATENT_CHANNELS} latent channels. {OTHER_VAE}")
+        raise ValueError(f"The VAE of {path.name} has other than {LATENT_CHANNELS} latent channels. {other_vae()}")
     channels = unet.get("in_channels", LATENT_CHANNELS)
     check_channels(path.name, channels if type(channels) is int else 0, family)
     for part in ("unet", *TEXT_FILES[: len(family.texts)], "vae"):

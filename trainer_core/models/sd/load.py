@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...common.files import short_hash
-from ...config import BaseModelConfig
+from ...config import BaseModelConfig, setting
 from ..base import Prediction
 from ..files.kept import KeptFiles
 from ..files.safetensors_file import opened, read_header, read_part, shapes_under
@@ -89,8 +89,8 @@ def detect_noise(config: BaseModelConfig) -> tuple[Prediction, bool]:
     zero = config.zero_terminal_snr == "on"
     if zero and prediction != "v_prediction":
         raise ValueError(
-            "zero_terminal_snr is on, but the model predicts epsilon; turn it off, or set prediction of Load Base "
-            "Model to v_prediction."
+            "zero_terminal_snr is on, but the model predicts epsilon; turn it off, or set "
+            f"{setting('base_model.prediction')} to v_prediction."
         )
     return prediction, zero
 

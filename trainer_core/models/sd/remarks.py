@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ...config import BaseModelConfig
+from ...config import BaseModelConfig, setting
 from ..files.safetensors_file import read_header
-from .family import OTHER_VAE, VAE_FILE, detect_family
+from .family import VAE_FILE, detect_family, other_vae
 from .folder import check_folder
 from .load import declared_noise, given_files
 
@@ -50,7 +50,7 @@ def _distilled(path: Path) -> list[str]:
         for place, text in places.items():
             if words.search(text):
                 return [
-                    f"{path.name} is a {kind} model by {place}: training undoes its distillation to few steps. Sample "
+                    f"{path.name} is a {kind} model by {place}: training undoes its distillation to few steps. Draw "
                     "with ordinary steps and cfg afterwards, or add a LoRA for speed."
                 ]
     return []
@@ -64,12 +64,12 @@ def _overruled(config: BaseModelConfig) -> list[str]:
     if declared and config.prediction not in ("auto", declared[0]):
         sentences.append(
             f"{name} predicts {KINDS[declared[0]]} by {declared[1]}, but prediction is set to {config.prediction}: "
-            "unless the file is wrong, the run would be wasted. Set prediction of Load Base Model to auto."
+            f"unless the file is wrong, the run would be wasted. Set {setting('base_model.prediction')} to auto."
         )
     if zero and config.zero_terminal_snr == "off":
         sentences.append(
             f"{name} declares zero terminal SNR, but zero_terminal_snr is off: unless the file is wrong, the LoRA "
-            "would miss very dark and very bright pictures. Set zero_terminal_snr of Load Base Model to auto."
+            f"would miss very dark and very bright pictures. Set {setting('base_model.zero_terminal_snr')} to auto."
         )
     return sentences
 
@@ -88,5 +88,5 @@ def _other_vae(config: BaseModelConfig) -> list[str]:
     return [
         f"{header.path.name} is an autoencoder of Stable Diffusion {kind} by its name, and {path.name} a "
         f"{family.title} model, whose latents are others: unless the name is wrong, the run would be wasted. "
-        f"{OTHER_VAE}"
+        f"{other_vae()}"
     ]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...config import setting
 from .deltas import glora_delta
 from .product import ProductLayer, add_low_rank, wide
 
@@ -28,7 +29,7 @@ class GloraLayer(ProductLayer):
         outputs, inputs, *kernel = self.shape
         if rank == outputs == inputs:  # readers could then mistake the four matrices for the older file layout
             raise ValueError(
-                f"GLoRA files cannot store rank {rank}, the size of this layer; set rank of LoRA Config to another."
+                f"GLoRA files cannot store rank {rank}, the size of this layer; set {setting('lora.rank')} to another."
             )
         ones = (1,) * len(kernel)
         init_last = self.init_zero if self.scalar is None else self.init_uniform

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ...config import put_beneath
 from .dora import EPS, column_norms, frozen_weight, magnitude_factor, per_column, per_output, row_norms
 from .dropout import Dropouts
 
@@ -133,9 +134,7 @@ class NetworkLayer(nn.Module):
         Form and rank of the file replace those that the layer was built with. Raises ValueError for other parts than
         this layer's.
         """
-        raise ValueError(
-            f"a layer of {', '.join(sorted(parts))} cannot be continued; set use of Existing LoRA to beneath."
-        )
+        raise ValueError(f"a layer of {', '.join(sorted(parts))} cannot be continued; {put_beneath()}.")
 
     def tensors(self) -> dict[str, Tensor]:
         """Collect the tensors for the file by kohya's or LyCORIS' suffixes, without a DoRA's magnitude."""
@@ -154,7 +153,7 @@ class NetworkLayer(nn.Module):
         ):
             raise ValueError(
                 f"a DoRA magnitude of shape {tuple(magnitude.shape)} is neither along the inputs nor along the outputs "
-                "of a layer and cannot be continued; set use of Existing LoRA to beneath."
+                f"of a layer and cannot be continued; {put_beneath()}."
             )
         self.magnitude.data.copy_((magnitude.float().view(self.norms.shape) - self.norms - EPS).flatten())
 

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ...config import setting
 from .layer import NetworkLayer
 from .lokr import factorise
 from .product import wide
@@ -24,7 +25,11 @@ def butterfly_size(outputs: int, limit: int) -> int:
         odd //= 2
     size = 2 * odd  # the smallest; the others are its multiples by powers of two
     if outputs % 2 or size > limit:
-        remedy = f"set rank of LoRA Config to {size} or more" if outputs % 2 == 0 else "exclude it in LoRA Config"
+        remedy = (
+            (f"set {setting('lora.rank')} to {size} or more")
+            if outputs % 2 == 0
+            else (f"name it in {setting('lora.exclude')}")
+        )
         raise ValueError(f"BOFT cannot split a layer of {outputs} outputs into blocks of up to {limit}; {remedy}.")
     while size * 2 <= min(limit, outputs):
         size *= 2

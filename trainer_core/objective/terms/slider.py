@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ...config import STAYING, ObjectiveConfig, RunConfig
+from ...config import STAYING, ObjectiveConfig, RunConfig, node, put_beneath, setting
 from ...data.plan import MicroBatch
 from ..passes import Pass
 from .term import Strengths, Term
@@ -95,16 +95,21 @@ def check_slider(config: RunConfig) -> None:
     lora = config.lora
     if lora.algorithm not in LINEAR or lora.dora:
         kind = "DoRA" if lora.dora else lora.algorithm
-        remedy = "dora of LoRA Config to off" if lora.dora else "algorithm of LoRA Config to lora, loha, lokr or full"
+        remedy = (
+            f"{setting('lora.dora')} to off"
+            if lora.dora
+            else f"{setting('lora.algorithm')} to lora, loha, lokr or full"
+        )
         raise ValueError(
             f"A slider needs a LoRA that does the opposite at strength -1, and {kind} does not; set {remedy}."
         )
     if lora.embeddings:
-        raise ValueError("A trained word has no opposite at strength -1; remove Embedding, or set slider to off.")
+        raise ValueError(
+            f"A trained word has no opposite at strength -1; remove {node('embeddings')}, or set slider to off."
+        )
     if lora.start:
         raise ValueError(
-            "A slider cannot continue another LoRA, as it would use that backwards, too; set use of Existing LoRA to "
-            "beneath."
+            f"A slider cannot continue another LoRA, as it would use that backwards, too; {put_beneath()}."
         )
     if config.dataset.paired:
         _check_pairs(config)
@@ -116,20 +121,20 @@ def _check_pairs(config: RunConfig) -> None:
     """Raise ValueError for a second slider, and for concepts that have not the end that their role asks for."""
     if config.objective.slider != "off":
         raise ValueError(
-            "Two prompts and pairs of pictures would be two sliders; set slider of Noise & Loss to off, or use of "
-            "Control Pictures to edit."
+            f"Two prompts and pairs of pictures would be two sliders; set {setting('objective.slider')} to off, or "
+            f"{setting('controls.use')} to edit."
         )
     for concept in config.dataset.concepts:
         folder, stays = Path(concept.folder).name, concept.role in STAYING
         if concept.paired and stays:
             raise ValueError(
                 f"The pictures of {folder} should stay as they are at both ends of the slider, as their role is "
-                f"{concept.role}; set its role to train, or link it in after Control Pictures."
+                f"{concept.role}; set its role to train, or link it in after {node('controls')}."
             )
         if not concept.paired and not stays:
             raise ValueError(
-                f"The pictures of {folder} have no other end of the slider; link its Concept Dataset into a Control "
-                "Pictures with use slider, or set its role to regularisation."
+                f"The pictures of {folder} have no other end of the slider; link it into "
+                f"{node('controls')} with use slider, or set its role to regularisation."
             )
 
 
@@ -137,11 +142,11 @@ def _check_pictures(config: RunConfig) -> None:
     """Raise ValueError for concepts of which a slider of two prompts makes nothing."""
     if any(concept.role == "regularisation" for concept in config.dataset.concepts):
         raise ValueError(
-            "A slider does not learn pictures, so that regularisation has no meaning; set role of Drawn Pictures or "
-            "Concept Dataset to train, or to prior_prediction for captions that should stay as they are."
+            "A slider does not learn pictures, so that regularisation has no meaning; set "
+            f"{setting('concepts.role')} to train, or to prior_prediction for captions that should stay as they are."
         )
     if config.train.validation_share or any(concept.role == "validation" for concept in config.dataset.concepts):
         raise ValueError(
-            "A slider does not learn pictures, so that a validation loss says nothing of it; set validation_share of "
-            "Validation to 0, and enabled of each Concept Dataset with the role validation to off."
+            "A slider does not learn pictures, so that a validation loss says nothing of it; set "
+            f"{setting('train.validation_share')} to 0, and remove concepts with the role validation."
         )
