@@ -97,7 +97,9 @@ class AtelierDatasetPreview(Node):
             plan = build_plan(manifest, dataset, train)
             badly = misfits(plan, index)
         sheet = to_image(render_preview(plan, epoch=epoch, columns=columns, limit=limit))
-        remarks = long_captions(plan, base or ClipLengths(load_tokenizer(folders.tokenizer_path())), {})
+        remarks = long_captions(
+            plan, base.text if base else ClipLengths(tokenizer=load_tokenizer(folders.tokenizer_path())), {}
+        )
         remarks += resolution_remarks(train, dataset, base.defaults, base.title) if base else []
         remarks += [finding.sentence for finding in badly]
         remarks += differences(cls.hidden.prompt or {}, cls.hidden.unique_id)

@@ -28,10 +28,10 @@ def test_the_estimate_is_within_15_percent_of_what_a_large_batch_takes(row, refe
     config = RunConfig(base_model=linked(row), dataset={"concepts": ()}, lora=LoraConfig(rank=4))
     base = source_of(config.base_model).load(torch.float32)
     network = build_network(base, config, learning_rates(OptimizerConfig(), base))
-    caption = base.encode_text("a mossling on a stone", CPU)
+    caption = base.text.encode("a mossling on a stone", CPU)
     largest = (768, 512)
-    with base.session(CPU), network.attached():
-        recompute(base.units(base.denoiser), level, copies=base.writes_inputs)
+    with base.host.session(CPU), network.attached():
+        recompute(base.denoiser.units(), level, copies=base.denoiser.writes_inputs)
         found = measured.measure_peak(base, network, caption, largest, CPU, references).at(3, largest)
         counted = measured._pass_bytes(base, network, [caption] * 3, largest, CPU, references)
     assert abs(found - counted) <= 0.15 * counted, (found, counted)
@@ -41,11 +41,11 @@ def test_more_recomputed_blocks_take_less():
     config = RunConfig(base_model=linked("flux_dev"), dataset={"concepts": ()}, lora=LoraConfig(rank=4))
     base = source_of(config.base_model).load(torch.float32)
     network = build_network(base, config, learning_rates(OptimizerConfig(), base))
-    caption = base.encode_text("a mossling", CPU)
+    caption = base.text.encode("a mossling", CPU)
     peaks = []
-    with base.session(CPU), network.attached():
+    with base.host.session(CPU), network.attached():
         for level in ("0", "2", "full"):
-            recompute(base.units(base.denoiser), level, copies=base.writes_inputs)
+            recompute(base.denoiser.units(), level, copies=base.denoiser.writes_inputs)
             peaks.append(measured.measure_peak(base, network, caption, (512, 512), CPU).at(2, (512, 512)))
     assert peaks[0] > 1.1 * peaks[1] > 1.2 * peaks[2]
 
@@ -66,11 +66,11 @@ def fitted(monkeypatch, free, peak):
     )
     monkeypatch.setattr(measured, "free_bytes", lambda _: free)
     monkeypatch.setattr(measured, "measure_peak", lambda base, *_: peak(sum(recomputed(base))))
-    return measured.fit_measured(config, shapes, base, CPU, torch.float32)
+    return measured.fit_measured(config, shapes, base, base.host, CPU, torch.float32)
 
 
 def recomputed(base):
-    return ["forward" in vars(unit) for unit, _ in base.units(base.denoiser)]
+    return ["forward" in vars(unit) for unit, _ in base.denoiser.units()]
 
 
 def test_the_fastest_settings_that_fit_are_taken_and_told_as_an_estimate(monkeypatch):
@@ -111,10 +111,10 @@ def test_settings_whose_measurement_does_not_fit_are_skipped(monkeypatch):
     base = source_of(linked("flux_dev")).load(torch.float32)
     card = SimpleNamespace(type="cuda")
     assert measured._peak(base, None, {}, (64, 64), card, 0) is None
-    recompute(base.units(base.denoiser), "full", copies=True)
+    recompute(base.denoiser.units(), "full", copies=True)
     assert measured._peak(base, None, {}, (64, 64), card, 0) is not None
     with pytest.raises(torch.OutOfMemoryError):
-        keep_activations(unit for unit, _ in base.units(base.denoiser))
+        keep_activations(unit for unit, _ in base.denoiser.units())
         measured._peak(base, None, {}, (64, 64), CPU, 0)
 
 
@@ -125,7 +125,7 @@ def test_comfyui_is_asked_to_leave_room_for_a_step(monkeypatch):
         comfy.model_management, "load_models_gpu", lambda models, **given: asked.append(given) or load(models, **given)
     )
     base = source_of(linked("flux_dev")).load(torch.float32)
-    base.reserve(123_000_000)
-    with base.session(CPU):
+    base.host.reserve(123_000_000)
+    with base.host.session(CPU):
         pass
     assert [given["memory_required"] for given in asked] == [0, 123_000_000]

@@ -109,7 +109,7 @@ def tell_plan(
 def guess(config: RunConfig, job: Job, planned: Planned, screen: Screen) -> None:
     """Guess settings for a run, and tell each with its reason. config: as a person left it."""
     base, free = planned.outline, free_bytes(job.device)
-    fits = None if base.managed else fits_memory(job.config, planned.plan, job.device, free)
+    fits = None if base.host else fits_memory(job.config, planned.plan, job.device, free)
     for each in guess_settings(find_facts(config, planned.plan, base.title, base.defaults, fits)):
         screen.tell("guess", each.sentence, **each._asdict())
 

@@ -11,6 +11,9 @@ from .base import (
     BaseModel,
     CaptionLengths,
     Conditioning,
+    ControlPictures,
+    Host,
+    Inpainting,
     LatentFormat,
     Layer,
     LevelDefaults,
@@ -18,6 +21,8 @@ from .base import (
     Part,
     Source,
     TextEncoder,
+    encoding,
+    session,
 )
 from .weights import check_weighted
 from .words import Words, mentions, word_ids
@@ -26,6 +31,9 @@ __all__ = [
     "BaseModel",
     "CaptionLengths",
     "Conditioning",
+    "ControlPictures",
+    "Host",
+    "Inpainting",
     "LatentFormat",
     "Layer",
     "LevelDefaults",
@@ -35,7 +43,9 @@ __all__ = [
     "TextEncoder",
     "Words",
     "check_weighted",
+    "encoding",
     "mentions",
+    "session",
     "source_of",
     "word_ids",
 ]

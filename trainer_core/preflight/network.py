@@ -81,7 +81,7 @@ def measure_network(base: BaseModel, network: Network, config: LoraConfig) -> Ne
         return NetworkSize(models=[model for model in models if model.layers], blocks=[], remarks=[])
     return NetworkSize(
         models=[model for model in models if model.layers],
-        blocks=[part(name, (t for t in network.chosen if t.block == name)) for name in base.blocks],
+        blocks=[part(name, (t for t in network.chosen if t.block == name)) for name in base.layers.blocks],
         remarks=remarks_on_blocks(base, config),
     )
 

@@ -186,9 +186,7 @@ def check_prediction(run: Run, read: Read) -> list[str]:
     ((kind, other),) = errors.items()
     if not (other < CLEAR_ERROR and chosen > 2 * other):
         return []
-    remedy = f"prediction of Load Base Model to {kind}"
-    if base.managed:
-        remedy = f"sampling of ModelSamplingDiscrete, before Use Connected Model, to {kind.replace('epsilon', 'eps')}"
+    remedy = base.host.remedy(kind) if base.host else f"prediction of Load Base Model to {kind}"
     return [
         f"{base.name} behaves like a model that predicts {kind}, not {path.kind} (error {other:.2f} against "
         f"{chosen:.2f}). Unless that is meant, stop and set {remedy}."

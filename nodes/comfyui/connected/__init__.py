@@ -19,6 +19,7 @@ def register_connected_models() -> None:
 
 
 def _source(config: BaseModelConfig) -> Source:
-    from .model import ConnectedSource  # here, so that ComfyUI starts fast
+    from .live import live_of  # here, so that ComfyUI starts fast
+    from .model import ConnectedSource
 
-    return ConnectedSource(config)
+    return ConnectedSource(config, live_of(config))

@@ -164,8 +164,8 @@ def test_patterns_that_do_nothing_are_named(unets, wrong):
 def test_blocks_are_those_of_the_original_layout(unets, family):
     unet, xl = unets[family], family == "sdxl"
     base = model_of(unet)
-    names, found = list(base.blocks), {layer.path: layer.block for layer in base.layers()}
-    assert base.block_layouts("block_ranks") == [names] and base.block_layouts("block_weights")[0] == names
+    names, found = list(base.layers.blocks), {layer.path: layer.block for layer in base.layers.listed()}
+    assert base.layers.layouts("block_ranks") == [names] and base.layers.layouts("block_weights")[0] == names
     assert len(names) == (23 if xl else 25) and len(set(names)) == len(names)
     outside = {"out": "LAST" if xl else "OUT11", "time_embed": "EMB" if xl else "IN00", "label_emb": "EMB"}
     for name, original in unet_ldm_names(unet.state_dict(), 2).items():
@@ -173,7 +173,7 @@ def test_blocks_are_those_of_the_original_layout(unets, family):
         inside = {"input_blocks": f"IN{number:>02}", "output_blocks": f"OUT{number:>02}"}
         inside["middle_block"] = f"MID{number}" if xl else "MID"
         assert found[name.rpartition(".")[0]] == {**inside, **outside}[part], name
-    base_first, *attended = base.block_layouts("block_weights")[1]
+    base_first, *attended = base.layers.layouts("block_weights")[1]
     assert base_first == "BASE"
     attended = [names.index(name) for name in attended]
     assert attended == ([5, 6, 8, 9, 11, *range(13, 19)] if xl else [1, 2, 4, 5, 7, 8, 12, *range(16, 25)])
@@ -295,7 +295,7 @@ def test_the_report_counts_what_the_network_has_and_what_its_file_will_hold(tmp_
     assert sum(part.parameters for part in size.models) == sum(p.numel() for p in network.parameters())
     assert sum(part.numbers for part in size.models) == sum(t.numel() for t in network.tensors().values())
     assert sum(block.parameters for block in size.blocks) == size.models[0].parameters
-    assert [block.name for block in size.blocks] == list(base.blocks) and size.models[0].ranks == (3,)
+    assert [block.name for block in size.blocks] == list(base.layers.blocks) and size.models[0].ranks == (3,)
     text = describe_network(size)
     assert (
         "total" in text
@@ -356,11 +356,11 @@ def test_text_encoders_are_chosen_as_deep_as_they_are_in_use():
 
 def test_layers_are_the_same_however_weights_are_kept():
     base = model_of(tiny_unet(), {"lora_te": (tiny_text_encoder(), 2)})
-    layers = [layer._replace(module=None) for layer in base.layers()]
+    layers = [layer._replace(module=None) for layer in base.layers.listed()]
     assert len({layer.name for layer in layers}) == len(layers)
     assert {layer.part for layer in layers} == {part.prefix for part in base.parts}
     keep_weights(base.unet, "bfloat16", torch.float32, torch.device("cpu"))
-    assert [layer._replace(module=None) for layer in base.layers()] == layers
+    assert [layer._replace(module=None) for layer in base.layers.listed()] == layers
 
 
 def test_a_layer_that_the_original_code_does_not_have_keeps_its_name():
@@ -368,7 +368,7 @@ def test_a_layer_that_the_original_code_does_not_have_keeps_its_name():
     config = {name: value for name, value in tiny_unet().config.items() if not name.startswith("_")}
     with torch.device("meta"):
         unet = UNet2DConditionModel(**{**config, "time_cond_proj_dim": 8})
-    layers = {layer.path: layer for layer in model_of(unet).layers()}
+    layers = {layer.path: layer for layer in model_of(unet).layers.listed()}
     layer = layers["time_embedding.cond_proj"]
     assert layer.name == "lora_unet_time_embedding_cond_proj" and layer.comfy == f"diffusion_model.{layer.path}"
     assert layers["time_embedding.linear_1"].comfy == "diffusion_model.time_embed.0"
