@@ -13,11 +13,10 @@ from durable import Cut, cut_at, equal
 from PIL import Image
 from safetensors import safe_open
 from train_graph import draw_pictures
-from zoo.linked import DrawnClip, PooledVae, linked
+from zoo.linked import DrawnClip, PooledVae, linked, live_of
 from zoo.test_train import configure, run, sampled
 
 from lora_atelier.nodes.comfyui.connected import text
-from lora_atelier.nodes.comfyui.connected.live import live_of
 from lora_atelier.nodes.comfyui.connected.model import ConnectedModel
 from lora_atelier.trainer_core.config import (
     CaptionConfig,

@@ -5,17 +5,15 @@ from types import SimpleNamespace
 import comfy.model_management
 import pytest
 import torch
-from zoo.linked import linked
+from zoo.linked import linked, source_of
 from zoo.trial import Trial
 
-from lora_atelier.nodes.comfyui.connected import gradients, register_connected_models, tried
+from lora_atelier.nodes.comfyui.connected import gradients, tried
 from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig, OptimizerConfig, RunConfig
 from lora_atelier.trainer_core.memory import keep_activations, recompute
-from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.networks.of_model import build_network, learning_rates
 from lora_atelier.trainer_core.preflight import measured
 
-register_connected_models()
 CPU = torch.device("cpu")
 
 

@@ -3,14 +3,11 @@
 import pytest
 import torch
 from PIL import Image
-from zoo.linked import linked
+from zoo.linked import linked, source_of
 from zoo.zoo import ZOO
 
-from lora_atelier.nodes.comfyui.connected import register_connected_models
 from lora_atelier.trainer_core.data.masks import latent_mask
-from lora_atelier.trainer_core.models import source_of
 
-register_connected_models()
 CPU = torch.device("cpu")
 
 

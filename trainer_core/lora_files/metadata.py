@@ -119,8 +119,6 @@ def _without_paths(config: RunConfig, base: BaseModel) -> dict[str, Any]:
     public = config.to_dict()
     files = {name: Path(public["base_model"][name]).name for name in MODEL_FILES}
     public["base_model"] |= {**files, "path": base.name, "tokenizer": ""}
-    if public["base_model"]["connected"]:
-        public["base_model"]["connected"]["key"] = ""  # of this session alone
     public["lora"]["start"] = Path(config.lora.start).name
     for beneath in public["lora"]["beneath"]:
         beneath["path"] = Path(beneath["path"]).name

@@ -160,7 +160,7 @@ def key_of(**settings):
 
 def test_runs_and_encoded_captions_are_others_with_weights():
     assert key_of().run == key_of(prompt_weights=False, clip_skip=1).run
-    linked = ConnectedConfig(key="a")
+    linked = ConnectedConfig()
     keys = [key_of(), key_of(prompt_weights=True), key_of(connected=linked)]
     keys += [key_of(connected=linked, prompt_weights=True)]
     assert len({key.course for key in keys}) == 4

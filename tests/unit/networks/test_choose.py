@@ -15,6 +15,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from lora_atelier.trainer_core.config import BaseModelConfig, DatasetConfig, LoraConfig, OptimizerConfig, RunConfig
 from lora_atelier.trainer_core.lora_files.metadata import network_metadata
 from lora_atelier.trainer_core.memory import keep_weights
+from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.models.sd.names import unet_ldm_names
 from lora_atelier.trainer_core.networks import LayerWeights, parse_numbers
 from lora_atelier.trainer_core.networks.blocks import numbers_by_block
@@ -301,10 +302,10 @@ def test_the_report_counts_what_the_network_has_and_what_its_file_will_hold(tmp_
         "total" in text
         and "block_ranks has 25 numbers where this model has 13 blocks; as they are all equal, 3 c" in text
     )
-    whole = outline_size(model, LoraConfig(rank=4, preset="attn-only", exclude=("mid_block.*",)))
+    whole = outline_size(source_of(model), LoraConfig(rank=4, preset="attn-only", exclude=("mid_block.*",)))
     assert [part.name for part in whole.models] == ["UNet", "text encoder CLIP-L", "text encoder CLIP-G"]
     assert "Blocks of the UNet without a trained layer: EMB, IN00, IN01, " in describe_network(whole)
-    assert len(outline_size(model, LoraConfig(preset="unet-convblock-only")).models) == 1
+    assert len(outline_size(source_of(model), LoraConfig(preset="unet-convblock-only")).models) == 1
 
 
 def test_file_sizes_are_those_of_other_trainers(unets):

@@ -28,7 +28,7 @@ def find(workflow: dict, kind: str) -> dict:
 
 
 def read(document: Any, node: str = "") -> Any:
-    return read_workflow(document, PLACES, node, connector(None, cpu=True))
+    return read_workflow(document, PLACES, node, connector())[:2]
 
 
 def set_value(node: dict, name: str, value: Any) -> None:
