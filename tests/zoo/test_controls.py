@@ -109,7 +109,7 @@ def test_training_calls_the_model_as_comfyuis_nodes_and_sampler_do(row, monkeypa
     empty = torch.zeros(shape[:2] + ((1,) if live.vae.latent_dim == 3 else ()) + shape[2:])
     trained = calls[0]
     calls.clear()
-    comfy.sample.sample(base.model, empty, 1, 1.0, "euler", "simple", wired, wired, empty, disable_pbar=True, seed=1)
+    comfy.sample.sample(live.model, empty, 1, 1.0, "euler", "simple", wired, wired, empty, disable_pbar=True, seed=1)
     assert trained.keys() == calls[0].keys() and "ref_latents" in trained
     assert all(same(trained[name], calls[0][name]) for name in trained)
 

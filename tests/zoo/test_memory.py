@@ -9,9 +9,18 @@ from zoo.linked import linked, source_of
 from zoo.trial import Trial
 
 from lora_atelier.nodes.comfyui.connected import gradients, tried
-from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig, OptimizerConfig, RunConfig
+from lora_atelier.trainer_core.config import (
+    ConceptConfig,
+    DatasetConfig,
+    LoraConfig,
+    MemoryConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+)
 from lora_atelier.trainer_core.memory import keep_activations, recompute
 from lora_atelier.trainer_core.networks.of_model import build_network, learning_rates
+from lora_atelier.trainer_core.objective import Objective
 from lora_atelier.trainer_core.preflight import measured
 
 CPU = torch.device("cpu")
@@ -31,7 +40,8 @@ def test_the_estimate_is_within_15_percent_of_what_a_large_batch_takes(row, refe
     with base.host.session(CPU), network.attached():
         recompute(base.denoiser.units(), level, copies=base.denoiser.writes_inputs)
         found = measured.measure_peak(base, network, caption, largest, CPU, references).at(3, largest)
-        counted = measured._pass_bytes(base, network, [caption] * 3, largest, CPU, references)
+        goal = Objective(ObjectiveConfig(), base.noise, 0)
+        counted = measured._pass_bytes(base, network, goal, [caption] * 3, "", largest, CPU, references)
     assert abs(found - counted) <= 0.15 * counted, (found, counted)
 
 
@@ -52,7 +62,7 @@ def fitted(monkeypatch, free, peak):
     """Choose the settings of a run with so many bytes free; peak: gives the measurement at the level that is set."""
     config = RunConfig(
         base_model=linked("flux_dev"),
-        dataset={"concepts": ()},
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder="x"),)),
         lora=LoraConfig(rank=4),
         memory=MemoryConfig(checkpointing="auto"),
     )
@@ -99,7 +109,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_it_needs(monkeypatch):
 def test_settings_whose_measurement_does_not_fit_are_skipped(monkeypatch):
     """On a card; here the device is only called one."""
 
-    def peak(base, network, caption, size, device, references):
+    def peak(base, *_):
         if not any(recomputed(base)):
             raise torch.OutOfMemoryError
         return measured.Peak(once=0, sample=0, pixel=0)
@@ -108,12 +118,12 @@ def test_settings_whose_measurement_does_not_fit_are_skipped(monkeypatch):
     monkeypatch.setattr(measured, "empty_cache", lambda _: None)
     base = source_of(linked("flux_dev")).load(torch.float32)
     card = SimpleNamespace(type="cuda")
-    assert measured._peak(base, None, {}, (64, 64), card, 0) is None
+    assert measured._peak(base, None, {}, (64, 64), card, 0, None, "") is None
     recompute(base.denoiser.units(), "full", copies=True)
-    assert measured._peak(base, None, {}, (64, 64), card, 0) is not None
+    assert measured._peak(base, None, {}, (64, 64), card, 0, None, "") is not None
     with pytest.raises(torch.OutOfMemoryError):
         keep_activations(unit for unit, _ in base.denoiser.units())
-        measured._peak(base, None, {}, (64, 64), CPU, 0)
+        measured._peak(base, None, {}, (64, 64), CPU, 0, None, "")
 
 
 def test_comfyui_is_asked_to_leave_room_for_a_step(monkeypatch):
