@@ -69,7 +69,7 @@ def fitted(monkeypatch, free, peak):
     base = source_of(config.base_model).load(torch.float32)
     shapes = SimpleNamespace(
         fullest_batches=lambda: {(256, 256): 2},
-        captions=lambda: ["a mossling"],
+        captions=lambda: {"a mossling"},
         manifest=SimpleNamespace(pictures=[SimpleNamespace(controls=())]),
     )
     monkeypatch.setattr(measured, "free_bytes", lambda _: free)
