@@ -38,9 +38,6 @@ if __name__ == "__main__":
     pack = sys.modules["lora_atelier"] = ModuleType("lora_atelier")
     pack.__path__ = [str(folder)]
 
-    from lora_atelier.trainer_core.commands import main
-    from lora_atelier.trainer_core.lora_files import loader
-    from lora_atelier.trainer_core.workflow import connecting
+    from lora_atelier.trainer_core.commands import ComfyUI, main
 
-    connecting.load, loader.load = connected, checked
-    sys.exit(main())
+    sys.exit(main(comfyui=ComfyUI(connected, checked)))

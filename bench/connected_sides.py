@@ -125,21 +125,19 @@ class Race:
         import torch
         from zoo.linked import DrawnClip
 
-        from lora_atelier.nodes.comfyui.connected.live import Live, key_of
+        from lora_atelier.nodes.comfyui.connected.live import Live
         from lora_atelier.nodes.comfyui.connected.model import ConnectedModel
         from lora_atelier.trainer_core.config import BaseModelConfig, ConnectedConfig
 
-        clip = DrawnClip(self.row)
-        model = ConnectedModel(
-            BaseModelConfig(path=self.row, connected=ConnectedConfig(key=key_of(Live(self.patcher, clip, None))))
-        )
-        caption = model.encode_text(" ".join(["word"] * (self.tokens - 2)), "cpu")
+        config = BaseModelConfig(path=self.row, connected=ConnectedConfig())
+        model = ConnectedModel(config, Live(self.patcher, DrawnClip(self.row), None))
+        caption = model.text.encode(" ".join(["word"] * (self.tokens - 2)), "cpu")
         channels, height, width = self.latents[0], *self.latents[-2:]
         pixels = [8 * height, 8 * width]
         sizes = torch.tensor([[*pixels, 0, 0, *pixels]])
         noised, target = torch.randn(2, 1, channels, height, width, generator=torch.Generator().manual_seed(0))
         levels = torch.full((1,), 500)
-        return model, (noised, levels, model.batch([caption], sizes, torch.device("cpu"))), target
+        return model, (noised, levels, model.conditions.batch([caption], sizes, torch.device("cpu"))), target
 
     def _frozen(self, turn: Turn) -> None:
         """Run forward and backward through ComfyUI's model as it is, down to its input."""
@@ -153,7 +151,7 @@ class Race:
         while True:
             with self.possible():
                 given = noised.clone().requires_grad_()
-                F.mse_loss(model.predict(given, levels, conditions), target).backward()
+                F.mse_loss(model.denoiser.predict(given, levels, conditions), target).backward()
             assert torch.is_tensor(given.grad)
             turn()
 
@@ -177,17 +175,17 @@ class Race:
         from lora_atelier.trainer_core.optim import build_optimizer
 
         model, inputs, target = self._inputs()
-        layers = [layer for layer in model.layers() if layer.trainable and is_matrix(layer.module)]
+        layers = [layer for layer in model.layers.listed() if layer.trainable and is_matrix(layer.module)]
         network = Network([target_of(layer, RANK, RANK) for layer in layers], LoraConfig(rank=RANK, alpha=RANK), seed=0)
         parameters = list(network.parameters())
         optimizer = build_optimizer(OPTIMIZER, [{"params": parameters, "lr": OPTIMIZER.learning_rate}])
         with ExitStack() as stack:
-            stack.enter_context(model.session(torch.device("cpu")))
+            stack.enter_context(model.host.session(torch.device("cpu")))
             stack.enter_context(network.attached())
-            recompute(model.units(model.denoiser), level, copies=True)
+            recompute(model.denoiser.units(), level, copies=True)
             while True:
-                with model.passes(inputs[0].shape):
-                    F.mse_loss(model.predict(*inputs), target).backward()
+                with model.denoiser.passes(inputs[0].shape):
+                    F.mse_loss(model.denoiser.predict(*inputs), target).backward()
                 torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER.max_grad_norm)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)

@@ -81,14 +81,14 @@ def measure_encoding(model: str, device: torch.device, count: int, resolution: i
             for i, crop in sorted(plan.crops(), key=repr)
         ]
         for turn in range(4):  # the first is a warm-up
-            base.autoencoder.to(device)
+            base.autoencoder.module.to(device)
             began = now(device)
             with torch.no_grad():
                 for batch in tensors:
-                    mean, std = base.encode_pixels(base.autoencoder, batch.to(device))
+                    mean, std = base.autoencoder.encode(base.autoencoder.module, batch.to(device))
                     mean.cpu(), std.cpu()
             bare = now(device) - began
-            base.autoencoder.to("cpu")
+            base.autoencoder.module.to("cpu")
             began = now(device)
             with Cache(Path(name) / f"store-{turn}") as cache:
                 encode_plan(base, plan, cache, device, Callbacks(), prompts=None)

@@ -85,22 +85,25 @@ def configure(name: str, seed: int, steps: int | None = None, size: int = 128) -
 
 
 @contextmanager
-def on_flow(run: RunConfig) -> Iterator[RunConfig]:
-    """Move a run to the tiny flow-matching model, linked as Use Connected Model does, beside plain figures."""
+def on_flow(run: RunConfig) -> Iterator[tuple[RunConfig, Any]]:
+    """Move a run to the tiny flow-matching model, linked as Use Connected Model does, beside plain figures.
+
+    Also yield the model's source.
+    """
     import concept
     import from_comfyui  # concept has put its folder on the path
 
-    from lora_atelier.nodes.comfyui.connected import register_connected_models
-    from lora_atelier.nodes.comfyui.connected.live import Live, key_of
+    from lora_atelier.nodes.comfyui.connected.live import Live
+    from lora_atelier.nodes.comfyui.connected.model import ConnectedSource
 
-    register_connected_models()
     loaded = from_comfyui.load()
     live = Live(loaded.model, loaded.clip, loaded.vae)
-    linked = BaseModelConfig(path="atelier-tiny-flow", connected=ConnectedConfig(key=key_of(live), guidance=3.5))
+    linked = BaseModelConfig(path="atelier-tiny-flow", connected=ConnectedConfig(guidance=3.5))
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
         concept.draw_plain_figures(Path(folder), FIGURES)
         plain = ConceptConfig(folder=folder, role="regularisation")
-        yield run.replace(base_model=linked, dataset=DatasetConfig(concepts=(*run.dataset.concepts, plain)))
+        dataset = DatasetConfig(concepts=(*run.dataset.concepts, plain))
+        yield run.replace(base_model=linked, dataset=dataset), ConnectedSource(linked, live)
 
 
 def draw_concept(base: BaseModelConfig, sample: SampleConfig, folder: Path, role: Any = "train") -> ConceptConfig:
@@ -126,7 +129,7 @@ def with_drawn(run: RunConfig, count: int, folder: Path) -> RunConfig:
     return run.replace(dataset=DatasetConfig(concepts=(*run.dataset.concepts, drawn)))
 
 
-def measure(run: RunConfig, drawn: int = 0) -> dict[str, float]:
+def measure(run: RunConfig, source: Any = None, drawn: int = 0) -> dict[str, float]:
     """Train a run, and judge its pictures.
 
     drawn: of regularisation pictures that the base draws first. motif: mean score of pictures with the trigger word; 1
@@ -145,7 +148,9 @@ def measure(run: RunConfig, drawn: int = 0) -> dict[str, float]:
         if drawn:
             (pictures := Path(folder) / "drawn").mkdir()
             run = with_drawn(run, drawn, pictures)
-        result = train_lora(run, Path(folder) / "mossling.safetensors", CACHE / "learning", callbacks=told)
+        result = train_lora(
+            run, Path(folder) / "mossling.safetensors", CACHE / "learning", callbacks=told, source=source
+        )
     first, last = len(GROUNDS), len(GROUNDS) + len(PLAIN)
     figures, grounds, _ = concept.read_plain(result.samples[first:], (*PLAIN, *CIRCLES))
     scores = concept.motif_score(result.samples)
@@ -193,8 +198,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for one another are at work, too, for the processor's time
     run = configure(options.variant, options.seed, options.steps)
-    with on_flow(run) if options.variant in FLOW else nullcontext(run) as run:
-        options.out.write_text(json.dumps(measure(run, DRAWN.get(options.variant, 0))))
+    with on_flow(run) if options.variant in FLOW else nullcontext((run, None)) as (run, source):
+        options.out.write_text(json.dumps(measure(run, source, DRAWN.get(options.variant, 0))))
 
 
 if __name__ == "__main__":

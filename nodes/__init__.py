@@ -2,7 +2,6 @@
 
 from .average import AtelierAverageSaves
 from .base_model import AtelierLoadBaseModel
-from .comfyui.connected import register_connected_models
 from .comfyui.folders import register_assets
 from .comfyui.tiny import register_tiny_model
 from .compare import AtelierCompareLoras
@@ -82,7 +81,6 @@ class AtelierExtension(ComfyExtension):
     async def on_load(self) -> None:
         """Register the tiny base model and our routes with ComfyUI."""
         register_tiny_model()
-        register_connected_models()
         register_assets()
         register_routes()
         register_run_routes()

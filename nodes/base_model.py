@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..trainer_core.models import Chosen
 from ..trainer_core.models.sd import check_base_model, detect_noise, remarks
 from ..trainer_core.workflow.settings import BAKED, other_files, read_base_model
 from .comfyui import folders, models
@@ -61,4 +62,4 @@ class AtelierLoadBaseModel(Node):
         check_base_model(config)
         loaded = models.load_models(config, *detect_noise(config))
         sentences = remarks(config)
-        return io.NodeOutput(config, *loaded, ui=ui.PreviewText("\n".join(sentences)) if sentences else None)
+        return io.NodeOutput(Chosen(config), *loaded, ui=ui.PreviewText("\n".join(sentences)) if sentences else None)

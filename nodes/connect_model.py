@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 from ..trainer_core.config import BaseModelConfig, ConnectedConfig
+from ..trainer_core.models import Chosen
 from .node import Node
 from .schema import schema
 from .sockets import BaseModelSocket, io, ui
@@ -40,12 +42,14 @@ class AtelierConnectModel(Node):
         """Check the models, and describe what was found."""
         from .comfyui.connected.check import check_connected, check_distilled, check_partner
         from .comfyui.connected.family import describe, name_of
-        from .comfyui.connected.live import Live, key_of
+        from .comfyui.connected.live import Live
+        from .comfyui.connected.model import ConnectedSource
 
         check_connected(model, clip, vae)
         check_partner(sample_model, model)
         check_distilled(model, confirmed=train_distilled)
-        key = key_of(Live(model, clip, vae, sample_model))
-        connected = ConnectedConfig(key=key, guidance=guidance, edit_text=edit_text)
+        live = Live(model, clip, vae, sample_model)  # as long as ComfyUI's cache keeps the output
+        connected = ConnectedConfig(guidance=guidance, edit_text=edit_text)
         config = BaseModelConfig(path=name_of(model), connected=connected, prompt_weights=prompt_weights)
-        return io.NodeOutput(config, ui=ui.PreviewText("\n".join(describe(model, guidance, clip, sample_model))))
+        chosen = Chosen(config, partial(ConnectedSource, live=live))
+        return io.NodeOutput(chosen, ui=ui.PreviewText("\n".join(describe(model, guidance, clip, sample_model))))

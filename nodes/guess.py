@@ -8,6 +8,7 @@ from typing import Any
 
 from ..trainer_core.common.wording import say
 from ..trainer_core.config import BaseModelConfig, ConnectedConfig, Defaults, fill
+from ..trainer_core.models import Chosen
 from ..trainer_core.workflow.read import TRAIN, read_workflow
 from .comfyui import folders, session
 
@@ -65,11 +66,11 @@ def guess(prompt: Mapping[str, Any], node: str) -> list[dict[str, Any]]:
 def _read(prompt: Mapping[str, Any], node: str) -> Any:
     """Read the configuration of a run; ValueError in a whole sentence."""
 
-    def connect(_: Any, key: str) -> BaseModelConfig:
-        return BaseModelConfig(path=key, connected=ConnectedConfig(key=key))
+    def connect(_: Any, key: str) -> Chosen:
+        return Chosen(BaseModelConfig(path=key, connected=ConnectedConfig()))
 
     try:
-        return read_workflow(prompt, folders, node, connect)[1]
+        return read_workflow(prompt, folders, node, connect).config
     except ValueError as problem:
         raise ValueError(f"There is no guess yet: {str(problem).rstrip('.')}.") from problem
     except RecursionError:

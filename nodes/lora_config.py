@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from ..trainer_core.config import Algorithm, BaseModelConfig
+from ..trainer_core.config import Algorithm
+from ..trainer_core.models import Chosen
 from ..trainer_core.workflow.settings import read_lora
 from .comfyui import models
 from .node import Node, described
@@ -55,7 +56,7 @@ class AtelierLoraConfig(Node):
     def execute(
         cls,
         algorithm: dict[str, Any] | None = None,
-        base_model: BaseModelConfig | None = None,
+        base_model: Chosen | None = None,
         **values: Any,
     ) -> io.NodeOutput:
         """Build the configuration, and show its network on the base model."""
@@ -72,7 +73,7 @@ class AtelierLoraConfig(Node):
         from .network_picture import draw_network
         from .preview import to_image
 
-        size = outline_size(base_model, config)
+        size = outline_size(base_model.source(), config)
         report = "\n\n".join([describe_network(size), TEXT_NOTE]) if len(size.models) > 1 else describe_network(size)
         picture = to_image(draw_network(size, f"{config.algorithm}, {config.preset}"))
         shown = {**ui.PreviewImage(picture, cls=cls).as_dict(), **ui.PreviewText(report).as_dict()}

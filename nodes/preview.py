@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from ..trainer_core.config import (
-    BaseModelConfig,
     DatasetConfig,
     Defaults,
     TrainConfig,
@@ -17,6 +16,7 @@ from ..trainer_core.config import (
     fill_train,
     resolution_remarks,
 )
+from ..trainer_core.models import Chosen
 from ..trainer_core.workflow.settings import read_plan
 from .comfyui import folders
 from .comfyui.progress import scan_callbacks
@@ -68,7 +68,7 @@ class AtelierDatasetPreview(Node):
         columns: int,
         limit: int,
         epoch: int,
-        base_model: BaseModelConfig | None = None,
+        base_model: Chosen | None = None,
         buckets: Sizes | None = None,
         validation: Validation | None = None,
         **values: Any,
@@ -76,7 +76,6 @@ class AtelierDatasetPreview(Node):
         """Plan one epoch, draw its pictures and report on it."""
         from ..trainer_core.data.plan import build_plan
         from ..trainer_core.data.scan import Index, scan
-        from ..trainer_core.models import source_of
         from ..trainer_core.models.sd import ClipLengths, load_tokenizer  # here, so that ComfyUI starts fast
         from ..trainer_core.preflight.curation import curate, misfits
         from ..trainer_core.preflight.preview import render_preview
@@ -84,7 +83,7 @@ class AtelierDatasetPreview(Node):
 
         share = validation.validation_share if validation else 0.0
         train = read_plan(buckets, epochs=epoch + 1, validation_share=share, **values)
-        base = source_of(base_model).outline() if base_model else None
+        base = base_model.source().outline() if base_model else None
         if base is None and not (train.resolution or train.buckets.resolutions):
             raise ValueError(
                 "Dataset Preview does not know the model's resolution. Link BASE_MODEL into base_model, or set "
@@ -97,7 +96,9 @@ class AtelierDatasetPreview(Node):
             plan = build_plan(manifest, dataset, train)
             badly = misfits(plan, index)
         sheet = to_image(render_preview(plan, epoch=epoch, columns=columns, limit=limit))
-        remarks = long_captions(plan, base or ClipLengths(load_tokenizer(folders.tokenizer_path())), {})
+        remarks = long_captions(
+            plan, base.text if base else ClipLengths(tokenizer=load_tokenizer(folders.tokenizer_path())), {}
+        )
         remarks += resolution_remarks(train, dataset, base.defaults, base.title) if base else []
         remarks += [finding.sentence for finding in badly]
         remarks += differences(cls.hidden.prompt or {}, cls.hidden.unique_id)

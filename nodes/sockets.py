@@ -10,7 +10,7 @@ CATEGORY = "training/lora"
 SUFFIX = " (Atelier)"  # of names in the editor: ComfyUI has nodes of the same names, such as Train LoRA
 
 # Our sockets carry frozen configuration objects, never live models.
-BaseModelSocket = io.Custom("ATELIER_BASE_MODEL")  # BaseModelConfig
+BaseModelSocket = io.Custom("ATELIER_BASE_MODEL")  # models.Chosen
 DatasetSocket = io.Custom("ATELIER_DATASET")  # DatasetConfig
 OptimizerSocket = io.Custom("ATELIER_OPTIMIZER")  # OptimizerConfig
 SchedulerSocket = io.Custom("ATELIER_SCHEDULER")  # SchedulerConfig

@@ -18,12 +18,11 @@ from ..trainer_core.config import (
 )
 from ..trainer_core.lora_files.continued import check_lora_files
 from ..trainer_core.lora_files.merge import comfy_tensors
-from ..trainer_core.models import source_of
+from ..trainer_core.models import Chosen, Source
 from ..trainer_core.models.sd import detect_noise
 from ..trainer_core.preflight.outline import outline_run
 from ..trainer_core.workflow.settings import read_train
 from .comfyui import folders, kept, models, server, session
-from .comfyui.connected.live import live_of
 from .comfyui.progress import NodeProgress, address_of
 from .node import Node
 from .plot import draw_losses
@@ -79,13 +78,14 @@ class AtelierTrain(Node):
     def execute(
         cls,
         name: str,
+        base_model: Chosen,
         model: Any = None,
         clip: Any = None,
         strength: float = 1.0,
         **inputs: Any,
     ) -> io.NodeOutput:
         """Train, verify and save the LoRA, and apply it to MODEL and CLIP."""
-        config = read_train(**inputs)
+        config = read_train(base_model.config, **inputs)
         used = [concept.folder for concept in config.dataset.concepts]
         used += [config.lora.start, *(beneath.path for beneath in config.lora.beneath)]
         kept.mark_used(map(Path, used))
@@ -99,7 +99,7 @@ class AtelierTrain(Node):
                 from ..trainer_core.training.result import describe_result
 
                 callbacks = progress.callbacks(buttons)
-                model, clip = output_models(config, model, clip, callbacks)
+                model, clip = output_models(config, base_model.source(), model, clip, callbacks)
                 with session.training_session() as device, session.saved_when_comfyui_ends():
                     result = train_lora(
                         config,
@@ -112,6 +112,7 @@ class AtelierTrain(Node):
                         logs=folders.logs_folder(),
                         embeddings=embeddings,
                         runs=folders.runs_folder(),
+                        source=base_model.source(),
                         access=folders.access(),
                         workflow=server.workflow_of(cls.hidden.extra_pnginfo),
                     )
@@ -139,12 +140,15 @@ class AtelierTrain(Node):
         )
 
 
-def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks) -> tuple[Any, Any]:
+def output_models(config: RunConfig, source: Source, model: Any, clip: Any, callbacks: Callbacks) -> tuple[Any, Any]:
     """Choose the MODEL and CLIP that get the LoRA: linked ones, else the base model's with the LoRAs beneath.
 
     Raises ValueError if they do not fit.
     """
-    path, source = Path(config.base_model.path), source_of(config.base_model)
+    from .comfyui.connected.model import ConnectedSource  # here, so that ComfyUI starts fast
+
+    path = Path(config.base_model.path)
+    live = source.live if isinstance(source, ConnectedSource) else None
     source.check()
     base = source.outline()
     config = fill(config, base.defaults)
@@ -154,8 +158,7 @@ def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks
     if model is None or clip is None:
         callbacks.phase(say("loading the model"), 0, 1)
         folders.check_pictures(config.dataset, callbacks)  # names what is wrong before anything is loaded
-        if config.base_model.connected is not None:
-            live = live_of(config.base_model)
+        if live:
             own_model, own_clip = live.model, live.clip
         else:
             own_model, own_clip, _ = models.load_models(config.base_model, *detect_noise(config.base_model))
@@ -163,8 +166,8 @@ def output_models(config: RunConfig, model: Any, clip: Any, callbacks: Callbacks
             tensors = comfy_tensors(Path(beneath.path), base)
             own_model, own_clip = models.apply_lora(own_model, own_clip, tensors, beneath.strength)
         model, clip = model or own_model, clip or own_clip
-    if config.base_model.connected is not None:
-        models.check_same_kind(live_of(config.base_model).model, model)
+    if live:
+        models.check_same_kind(live.model, model)
     elif path.is_file():
         rates = (config.optimizer.text_encoder_learning_rate, config.optimizer.text_encoder_2_learning_rate)
         models.check_models(config.base_model, model, clip, trains_text=any(rates) or bool(config.lora.embeddings))

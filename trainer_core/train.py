@@ -16,7 +16,7 @@ from .common.world import ALONE, World
 from .config import MemoryConfig, RunConfig, run_again
 from .memory import attention_kernel, choose_dtype, empty_cache, room_for_programs
 from .memory.messages import out_of_memory_explained
-from .models import Source, source_of
+from .models import Source, session, source_of
 from .optim import limit_gradients
 from .optim.schedule import factor_on
 from .runs import Checkpoint
@@ -101,7 +101,7 @@ def carry_out(
     try:  # steps look for a Cancel by themselves, and a save is never broken off
         with (
             cancellable(None),
-            run.base.session(device),
+            session(run.base, device),
             run.network.attached(),
             attention_kernel(memory.attention, device),
             room_for_programs(memory.compile),
@@ -189,7 +189,7 @@ def step(run: Run, read: Read) -> Numbers:
         draws = objective.draw(batch, run.device)  # levels, noise, noised latents, target
         network.set_times(draws.levels / len(objective.path), base.parts[0].prefix)
         share = micro_batch.step_samples
-        with base.passes(draws.noised.shape):
+        with base.denoiser.passes(draws.noised.shape):
             seen = run.passing(micro_batch.samples, draws, read, micro_batch.index)
             prediction = seen.predict()
             losses = objective.loss(prediction, seen)  # of each sample; terms have moved the target

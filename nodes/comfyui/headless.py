@@ -10,25 +10,23 @@ import torch
 
 import nodes as comfyui_nodes
 
-from ...trainer_core.config import BaseModelConfig
 from ...trainer_core.config.forms import FORMS
+from ...trainer_core.models import Chosen
 from ...trainer_core.workflow.canvas import form_of, prompt_of
 from ..connect_model import AtelierConnectModel
-from .connected import register_connected_models
 from .folders import register_assets
 from .tiny import register_tiny_model
 
 CONNECT = "AtelierConnectModel"
 
 
-def connect(document: Any, key: str) -> BaseModelConfig:
+def connect(document: Any, key: str) -> Chosen:
     """Run all that leads to a Use Connected Model of a workflow or a prompt; return its output.
 
     key: the node's id in the prompt. Raises ValueError for nodes that are not ComfyUI's own.
     """
     asyncio.run(comfyui_nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
     register_tiny_model()
-    register_connected_models()
     register_assets()
     kinds: dict[str, Any] = {**comfyui_nodes.NODE_CLASS_MAPPINGS, CONNECT: AtelierConnectModel}
     known = {name: form_of(name, kind.INPUT_TYPES()) for name, kind in kinds.items()} | FORMS

@@ -24,6 +24,7 @@ from ...trainer_core.common.files import written_whole
 from ...trainer_core.common.json_files import LARGEST
 from ...trainer_core.config import BaseModelConfig, ConnectedConfig, RunConfig
 from ...trainer_core.config.forms import FORMS
+from ...trainer_core.models import Chosen
 from ...trainer_core.workflow.canvas import prompt_of
 from ...trainer_core.workflow.places import TOKENIZER, Folders, is_tokenizer
 from ...trainer_core.workflow.read import read_workflow, trains_of
@@ -34,7 +35,7 @@ DRAWN = ("pos", "size", "order", "flags")  # parts of a node by which it only lo
 MOST_FILES = 100  # that are kept, the newest
 OWN = ("nodes", "comfy_extras.")  # modules of the nodes that run without a page
 WINDOWS_RUNS = frozenset('"%!`$')  # what its two shells read as their own, also between quotes
-LINKED = BaseModelConfig(path="", connected=ConnectedConfig(key=""))  # in the place of models that are not loaded here
+LINKED = Chosen(BaseModelConfig(path="", connected=ConnectedConfig()))  # for models that are not loaded here
 
 
 def command_of(document: Mapping[str, Any], node: str) -> str:
@@ -44,8 +45,8 @@ def command_of(document: Mapping[str, Any], node: str) -> str:
     """
     comfyui, output = Path(folder_paths.base_path), Path(folder_paths.get_output_directory())
     tokenizer = None if is_tokenizer(comfyui / TOKENIZER) else folders.tokenizer_path()
-    name, here = read_workflow(document, folders, node, _check_linked)
-    _, there = read_workflow(document, Folders(comfyui, tokenizer), node, _check_linked)
+    name, here, _ = read_workflow(document, folders, node, _check_linked)
+    there = read_workflow(document, Folders(comfyui, tokenizer), node, _check_linked).config
     options: dict[str, object] = {}
     if comfyui_around() != comfyui:
         options["--comfyui"] = comfyui
@@ -99,7 +100,7 @@ def _saved(document: Mapping[str, Any], name: str) -> Path:
     return path
 
 
-def _check_linked(document: Any, key: str) -> BaseModelConfig:
+def _check_linked(document: Any, key: str) -> Chosen:
     """Stand in for linked models; raises ValueError where a shell could not load them."""
     if not (Path(folder_paths.base_path) / "comfy" / "sd.py").is_file():
         raise ValueError(

@@ -210,13 +210,13 @@ def test_prediction_is_comfyuis(base, theirs, family, timestep):
     x = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(timestep))
     conditions = our_conditions(base, PROMPTS[0])
     with torch.no_grad():
-        mine = base.predict(x, torch.tensor([timestep]), conditions)
+        mine = base.denoiser.predict(x, torch.tensor([timestep]), conditions)
     # At timestep 0 sigma is 0.03, and the way back from denoised latents costs digits.
     assert close(mine, comfy_prediction(theirs[0], x, timestep, conditions), 1e-4 if timestep else 1e-3)
     if family == "sdxl":
         other = our_conditions(base, PROMPTS[0], [96, 64, 4, 8, 64, 64])
         with torch.no_grad():
-            assert not close(mine, base.predict(x, torch.tensor([timestep]), other), 1e-4)
+            assert not close(mine, base.denoiser.predict(x, torch.tensor([timestep]), other), 1e-4)
 
 
 @pytest.mark.parametrize(("preset", "names"), [("attn-mlp", "comfy"), ("full", "comfy"), ("full", "peft")])
@@ -243,7 +243,7 @@ def test_a_saved_lora_does_in_comfyui_what_it_did_in_training(base, theirs, fami
     with network.attached():
         conditions = our_conditions(base, PROMPTS[0])
         with torch.no_grad():
-            mine = base.predict(x, torch.tensor([400]), conditions)
+            mine = base.denoiser.predict(x, torch.tensor([400]), conditions)
     assert not close(conditions.context, plain.context, 1e-2)
     kept = {}
     weights = {**model.state_dict(), **texts.state_dict()}

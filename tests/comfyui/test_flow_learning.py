@@ -31,20 +31,20 @@ def drawn(
         patch.setenv("COMFYUI_PATH", str(comfyui))
         import from_comfyui
 
-    from lora_atelier.nodes.comfyui.connected import register_connected_models
-    from lora_atelier.nodes.comfyui.connected.live import Live, key_of
+    from lora_atelier.nodes.comfyui.connected.live import Live
+    from lora_atelier.nodes.comfyui.connected.model import ConnectedSource
 
-    register_connected_models()
     loaded = from_comfyui.load()
     live = Live(loaded.model, loaded.clip, loaded.vae)
-    base = BaseModelConfig(path="atelier-tiny-flow", connected=ConnectedConfig(key=key_of(live), guidance=3.5))
+    base = BaseModelConfig(path="atelier-tiny-flow", connected=ConnectedConfig(guidance=3.5))
     prompts = (*TRIGGER, *concept.plain_prompts(PLAIN))
     folder, plain = (tmp_path_factory.mktemp(name) for name in ("learning", "plain"))
     concept.draw_plain_figures(plain, 6)
     regularisation = ConceptConfig(folder=str(plain), role="regularisation")
     sample = SampleConfig(prompts=prompts, width=128, height=128, steps=12, cfg=4, seed=0)
     config = concept.learning_run(base, sample, regularisation, rank=64, rate=4e-3, steps=500)
-    after = train_lora(config, folder / "mossling.safetensors", folder / "cache").samples
+    source = ConnectedSource(base, live)
+    after = train_lora(config, folder / "mossling.safetensors", folder / "cache", source=source).samples
     before = from_comfyui.draw(loaded, TRIGGER, cfg=config.sample.cfg, steps=config.sample.steps)
     return torch.from_numpy(before) / 255, after
 

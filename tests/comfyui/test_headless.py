@@ -16,6 +16,7 @@ from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import FLOW, ROOT, TINY_BASE, TINY_FLOW
 from lora_atelier.trainer_core.commands import main
 from lora_atelier.trainer_core.config import RunConfig
+from lora_atelier.trainer_core.models import Chosen
 from lora_atelier.trainer_core.runs import find_runs
 from lora_atelier.trainer_core.workflow.places import Folders
 from lora_atelier.trainer_core.workflow.read import read_workflow
@@ -70,7 +71,7 @@ def test_a_workflow_gives_the_servers_configuration(probed: ComfyServer, comfyui
     places = Folders(probed.base, comfyui / "comfy" / "sd1_tokenizer")
     for document in (workflow, prompt):  # as the editor saves it, and as the API takes it
         # The models of a graph have a key of the server's process.
-        name, found = read_workflow(document, places, "", lambda *_: wanted.base_model)
+        name, found, _ = read_workflow(document, places, "", lambda *_: Chosen(wanted.base_model))
         assert found == wanted
         assert name == next(n for n in prompt.values() if n["class_type"] == "AtelierTrain")["inputs"]["name"]
 

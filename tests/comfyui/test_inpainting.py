@@ -128,9 +128,11 @@ def test_prediction_is_comfyuis(base, theirs, family, comfy_nodes, timestep):
     sigma = model.model_sampling.sigmas[timestep].view(1)
     noised = x * (1 + sigma**2).sqrt()  # apply_model takes the unscaled latents
     with torch.no_grad():
-        mine = base.predict(x, torch.tensor([timestep]), conditions)
+        mine = base.denoiser.predict(x, torch.tensor([timestep]), conditions)
         denoised = model.apply_model(noised, sigma, c_concat=told, c_crossattn=context, **more)
-        other = base.predict(x, torch.tensor([timestep]), Conditions(**{**fields(conditions), "painted": told * 0}))
+        other = base.denoiser.predict(
+            x, torch.tensor([timestep]), Conditions(**{**fields(conditions), "painted": told * 0})
+        )
     assert mine.shape == x.shape and close(mine, (noised - denoised) / sigma)
     assert not close(mine, other, 1e-2)
 

@@ -203,10 +203,10 @@ def test_a_dora_is_continued_along_its_own_axis_as_comfyui_merges_it(sdxl, their
         pooled = {"pooled": random(1, 128), "sizes": torch.tensor([[64, 64, 0, 0, 64, 64]])}
         conditions = Conditions(context=random(1, 7, base.unet.config.cross_attention_dim, seed=1, scale=1), **pooled)
         with torch.no_grad():
-            plain = base.predict(noise, torch.tensor([500]), conditions)
-            other = merged.predict(noise, torch.tensor([500]), conditions)
+            plain = base.denoiser.predict(noise, torch.tensor([500]), conditions)
+            other = merged.denoiser.predict(noise, torch.tensor([500]), conditions)
         with network.attached():
-            mine = base.predict(noise, torch.tensor([500]), conditions)
+            mine = base.denoiser.predict(noise, torch.tensor([500]), conditions)
             mine.square().sum().backward()
         scale = float(other.abs().max())
         assert (mine - other).abs().max() < 2e-5 * scale and (mine - plain).abs().max() > 1e-3 * scale, kind

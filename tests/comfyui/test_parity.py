@@ -162,7 +162,7 @@ def test_prediction_is_comfyuis(base, loaded, timestep):
 def test_decoding_is_comfyuis(base, loaded):
     latents = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(1))
     raw = latents / 0.18215
-    assert torch.allclose(base.decode(base.vae, latents), loaded[2].decode(raw), atol=2e-3)
+    assert torch.allclose(base.autoencoder.decode(base.vae, latents), loaded[2].decode(raw), atol=2e-3)
 
 
 def test_sampling_is_comfyuis(base, loaded, comfy_modules):

@@ -29,7 +29,7 @@ from lora_atelier.trainer_core import train as training
 from lora_atelier.trainer_core.common.tensor_tree import load_state, save_state
 from lora_atelier.trainer_core.config import ExistingConfig, RunConfig
 from lora_atelier.trainer_core.data.cache import CacheError
-from lora_atelier.trainer_core.models.sd import StableDiffusion
+from lora_atelier.trainer_core.models.sd.denoiser import UNet
 from lora_atelier.trainer_core.objective import objective
 from lora_atelier.trainer_core.runs import find_runs, open_run
 from lora_atelier.trainer_core.runs import folder as run_folder
@@ -418,7 +418,7 @@ def test_a_gpu_that_is_lost_leaves_the_last_save(small, uninterrupted, tmp_path)
 
     def at_two(report) -> None:
         if report.step == 2:
-            stack.enter_context(mock.patch.object(StableDiffusion, "predict", predict))
+            stack.enter_context(mock.patch.object(UNet, "predict", predict))
 
     notes: list[str] = []
     with sessions.ExitStack() as stack, pytest.raises(RuntimeError, match="unspecified launch failure"):
@@ -452,14 +452,14 @@ UNDONE = {
     "the gradients of a step": (step_module.Passes, "total", 2, False),
     "their norm at the first step": (training, "limit_gradients", 1, True),
     "the first update": (torch.amp.GradScaler, "step", 1, True),
-    "a validation": (StableDiffusion, "predict", 3, False, validate),
-    "a sample": (StableDiffusion, "predict", 1, False, sample),
+    "a validation": (UNet, "predict", 3, False, validate),
+    "a sample": (UNet, "predict", 1, False, sample),
 }
 ENDING = {
     "the gradients, twice": ((step_module.Passes, "total", 2, 3), "Out of memory at step 2 with"),
     "a later update": ((torch.amp.GradScaler, "step", 3), "Out of memory at step 3 with"),
     "the norm at a later step": ((training, "limit_gradients", 3), "Out of memory at step 3 with"),
-    "a validation, each picture alone": ((StableDiffusion, "predict", 5, 6), "Out of memory after step 2 with"),
+    "a validation, each picture alone": ((UNet, "predict", 5, 6), "Out of memory after step 2 with"),
     "the UNet": ((prepare, "prepare", 1), "Out of memory before the first step with"),
 }
 
@@ -489,7 +489,7 @@ def test_where_memory_runs_out_once_the_run_continues_with_less(watched, uninter
 def test_where_it_runs_out_again_the_run_ends_and_says_what_to_lower(watched, tmp_path, place):
     (module, name, *calls), sentence = ENDING[place]
     notes = []
-    by = validate if module is StableDiffusion else None
+    by = validate if module is UNet else None
     with out_of_memory(module, name, *calls, by=by), pytest.raises(RuntimeError, match=sentence) as caught:
         sessions.session(watched, tmp_path, notes)
     assert "Lower batch_size" in str(caught.value)

@@ -217,7 +217,7 @@ def test_captions_that_take_too_much_room_are_told_before_they_are_encoded(
         encoded.append(text)
         return {"cross": torch.zeros(250)}  # 1000 bytes
 
-    base: Any = SimpleNamespace(text_encoders=(), text_identity="words", encode_text=encode_text)
+    base: Any = SimpleNamespace(text=SimpleNamespace(encoders=(), identity="words", encode=encode_text))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     notes: list[str] = []
     texts = {f"caption {number}" for number in range(10)}

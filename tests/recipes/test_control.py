@@ -318,9 +318,9 @@ def test_accumulated_gradients_are_those_of_the_large_batch(config, tmp_path, mo
         optimizer=config.optimizer.replace(text_encoder_learning_rate=1e-3 if text else 0.0),
     )
     run = prepared(training(config, steps=1, batch_size=5), tmp_path)
-    run.base.denoiser.double()
+    run.base.denoiser.module.double()
     run.base.dtype = torch.float64
-    for each in run.base.text_encoders:
+    for each in run.base.text.encoders:
         each.model.double()
     run.network.double()
     for i, layer in enumerate(run.network.layers.values()):  # at the start all gradients of `down` are zero

@@ -137,7 +137,7 @@ def test_a_diffusers_folder_of_nine_channels_is_one_too(inpainting, comfyui, tmp
     folder = BaseModelConfig(path=str(tmp_path), tokenizer=str(comfyui / "comfy" / "sd1_tokenizer"))
     check_base_model(folder)
     other = load_base_model(folder)
-    assert other.inpainting and torch.equal(other.unet.conv_in.weight, base.unet.conv_in.weight)
+    assert other.paints and torch.equal(other.unet.conv_in.weight, base.unet.conv_in.weight)
     config = (tmp_path / "unet" / "config.json").read_text()
     (tmp_path / "unet" / "config.json").write_text(config.replace('"in_channels": 9', '"in_channels": 8'))
     with pytest.raises(ValueError, match="takes 8 input channels, it is an edit model"):

@@ -171,7 +171,7 @@ def test_a_summed_loss_is_a_multiple_of_the_mean(config, tmp_path, reduction, fa
 def passed(config, folder, objective):
     """Return the passes of the first step of a fresh run, its gradient, and the captions it needs beside its own."""
     run = prepared(config.replace(objective=objective), folder)
-    with run.base.session(run.device), run.network.attached():
+    with run.network.attached():
         passes = gradients(run)
     found = [p.grad for group in run.optimizer.param_groups for p in group["params"]]
     return run, passes, torch.cat([gradient.flatten() for gradient in found])
@@ -181,12 +181,12 @@ def test_guidance_is_of_the_prediction_without_a_caption(config, tmp_path):
     """The loss of a step, computed by hand from the model's predictions with and without captions."""
     run, passes, _ = passed(config, tmp_path, ObjectiveConfig(guidance_loss=3.5))
     losses = []
-    with torch.no_grad(), run.base.session(run.device), run.network.attached():
+    with torch.no_grad(), run.network.attached():
         for micro in run.plan.step(0):
             draws = run.objective.draw(read_batch(run.encoded, micro, run.plan, run.config), run.device)
             read = run.reader(training=True)
             told, blank = (
-                run.base.predict(draws.noised, draws.levels, run.conditions(samples, read))
+                run.base.denoiser.predict(draws.noised, draws.levels, run.conditions(samples, read))
                 for samples in (micro.samples, [replace(sample, caption="") for sample in micro.samples])
             )
             assert not torch.equal(told, blank)
@@ -204,7 +204,7 @@ def direction(run, micro, draws, *prompts):
     read = run.reader(training=True)
     with torch.no_grad(), run.network.detached():
         own, one, other = (
-            run.base.predict(draws.noised, draws.levels, run.conditions(samples, read))
+            run.base.denoiser.predict(draws.noised, draws.levels, run.conditions(samples, read))
             for samples in (micro.samples, *([replace(s, caption=each) for s in micro.samples] for each in prompts))
         )
     return own, one - other
@@ -217,11 +217,11 @@ def test_a_step_of_a_slider_is_that_of_the_paper_in_both_directions(config, tmp_
     run, passes, gradient = passed(config, tmp_path, SLIDER)
     run.optimizer.zero_grad()
     losses = []
-    with run.base.session(run.device), run.network.attached():
+    with run.network.attached():
         for micro, kept, sign in zip(run.plan.step(0), ("flat", "flat"), (1, -1), strict=True):
             draws = run.objective.draw(read_batch(run.encoded, micro, run.plan, run.config), run.device)
             own, moved = direction(run, micro, draws, f"red, {kept}", f"blue, {kept}")
-            told = run.base.predict(
+            told = run.base.denoiser.predict(
                 draws.noised, draws.levels, run.conditions(micro.samples, run.reader(training=True))
             )
             prediction = own + sign * (told - own)  # at strength -1 a fresh network's gradient is the opposite one
@@ -236,7 +236,7 @@ def test_a_slider_moves_predictions_one_way_at_strength_1_and_the_other_at_minus
     one = SLIDER.replace(slider_keep=(), slider_strength=1.0)
     config = config.replace(train=config.train.replace(steps=30), objective=one)
     run = prepared(config.replace(optimizer=OptimizerConfig(learning_rate=1e-2)), tmp_path)
-    with run.base.session(run.device), run.network.attached():
+    with run.network.attached():
         for run.at in range(30):
             gradients(run)
             run.optimizer.step()
@@ -249,7 +249,7 @@ def test_a_slider_moves_predictions_one_way_at_strength_1_and_the_other_at_minus
             run.network.reverse(reverse)
             with torch.no_grad():
                 conditions = run.conditions(micro.samples, run.reader(training=True))
-                found = run.base.predict(draws.noised, draws.levels, conditions) - own
+                found = run.base.denoiser.predict(draws.noised, draws.levels, conditions) - own
             shares.append(float((found * moved).sum() / moved.square().sum()))
     assert shares[0] > 0.2 and shares[1] < -0.2, shares
 

@@ -78,7 +78,7 @@ def shaken(run):
 def stepped(run):
     """Return the loss of the first step; the gradients are the parameters'."""
     run.network.zero_grad()
-    with run.base.session(run.device), run.network.attached():
+    with run.network.attached():
         return float(gradients(run).loss)
 
 
@@ -106,7 +106,7 @@ def test_the_other_end_is_encoded_by_the_crop_of_its_picture(config, less, tmp_p
     sample = replace(run.plan.step(0)[0].samples[0], other_end=True)
     name = run.plan.manifest.pictures[sample.picture].name
     shown = pixels(cut(load_picture(less / name), sample.crop))[None]
-    mean, _ = run.base.encode_pixels(run.base.autoencoder, shown)
+    mean, _ = run.base.autoencoder.encode(run.base.autoencoder.module, shown)
     torch.testing.assert_close(run.encoded.latents(sample)[0], mean[0].float(), rtol=1e-4, atol=1e-4)
 
 
@@ -124,12 +124,12 @@ def test_the_gradient_of_a_pair_is_the_sum_of_both_halves(config, tmp_path):
         run.network.zero_grad()
         for up in ups:
             up.data.mul_(sign)
-        with run.base.session(run.device), run.network.attached():
+        with run.network.attached():
             for micro in run.plan.step(0):
                 half = micro if sign > 0 else micro.other_end()
                 draws = run.objective.draw(read_batch(run.encoded, half, run.plan, run.config), run.device)
                 conditions = run.conditions(half.samples, run.reader(training=True))
-                errors = (run.base.predict(draws.noised, draws.levels, conditions) - draws.target).square()
+                errors = (run.base.denoiser.predict(draws.noised, draws.levels, conditions) - draws.target).square()
                 weighed = errors if draws.mask is None else errors * draws.mask
                 each = weighed.mean() * len(half.samples) / half.step_samples
                 each.backward()
@@ -170,7 +170,7 @@ def test_the_validation_loss_is_of_both_ends(config, tmp_path):
     run = prepared(config.replace(train=config.train.replace(validation_share=0.2)), tmp_path)
     shaken(run)
     assert run.plan.validation
-    with run.base.session(run.device), run.network.attached():
+    with run.network.attached():
         both = validation_loss(run, run.reader(training=True))
         assert not any(layer.reversed for layer in run.network.layers.values())
         ends = []

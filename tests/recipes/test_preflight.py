@@ -121,9 +121,9 @@ def test_the_autoencoders_work_is_estimated_as_it_is(config, precision):
     dtype, size = getattr(torch, precision), (96, 64)
     base, vae = Ready(config.base_model).load(torch.float32), Ready(config.base_model).outline_autoencoder()
     encoding = estimate_encoding(base, vae, (), size=size, dtype=dtype, block=1)
-    real, pixels = base.autoencoder.to(dtype), torch.zeros(1, 3, 64, 96)
+    real, pixels = base.autoencoder.module.to(dtype), torch.zeros(1, 3, 64, 96)
     with LiveBytes() as live:
-        base.encode_pixels(real, pixels)
+        base.autoencoder.encode(real, pixels)
     assert encoding.work == pytest.approx(live.peak + pixels.nbytes, rel=0.02)
-    single = sum(t.nbytes for t in base.autoencoder.float().state_dict().values())
+    single = sum(t.nbytes for t in base.autoencoder.module.float().state_dict().values())
     assert encoding.vae == pytest.approx(single * (1.5 if precision == "float16" else 1), rel=0.01)

@@ -179,7 +179,7 @@ def test_a_checkpoint_is_written_tensor_by_tensor_and_gives_finite_values(tmp_pa
     batch = contenders.build_batch(base.unet, 64, 1, CPU, torch.float32)
     conditions = Conditions(context=batch.context, pooled=batch.added["text_embeds"], sizes=batch.added["time_ids"])
     with torch.no_grad():
-        prediction = base.predict(batch.noised, batch.timesteps, conditions)
+        prediction = base.denoiser.predict(batch.noised, batch.timesteps, conditions)
         hidden = base.texts[1].model(torch.arange(77)[None], output_hidden_states=True)
     assert prediction.isfinite().all() and prediction.std() > 0.01
     assert hidden.text_embeds.isfinite().all() and hidden.text_embeds.std() > 0.01

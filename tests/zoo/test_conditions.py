@@ -57,7 +57,7 @@ def test_a_batch_gives_what_its_samples_give(name):
     with torch.no_grad():
         together = denoiser.predict(noised, levels, conditions, {})
         singles = [
-            denoiser.predict(noised[i : i + 1], levels[i : i + 1], conditions.part(slice(i, i + 1)), {})
+            denoiser.predict(noised[i : i + 1], levels[i : i + 1], conditions.some(slice(i, i + 1)), {})
             for i in range(len(captions))
         ]
     assert together.shape == noised.shape and together.dtype == torch.float32 and together.isfinite().all()
@@ -80,7 +80,7 @@ def test_samples_that_a_model_mixes_run_one_by_one(share, monkeypatch):
     levels = torch.tensor([300, 600])
     with torch.no_grad():
         together = denoiser.predict(noised, levels, conditions, {})
-        first = denoiser.predict(noised[:1], levels[:1], conditions.part(slice(1)), {})
+        first = denoiser.predict(noised[:1], levels[:1], conditions.some(slice(1)), {})
     assert denoiser._joins is False
     assert torch.equal(together[:1], first)
 

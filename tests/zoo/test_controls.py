@@ -13,11 +13,10 @@ from durable import Cut, cut_at, equal
 from PIL import Image
 from safetensors import safe_open
 from train_graph import draw_pictures
-from zoo.linked import DrawnClip, PooledVae, linked
+from zoo.linked import DrawnClip, PooledVae, linked, live_of
 from zoo.test_train import configure, run, sampled
 
 from lora_atelier.nodes.comfyui.connected import text
-from lora_atelier.nodes.comfyui.connected.live import live_of
 from lora_atelier.nodes.comfyui.connected.model import ConnectedModel
 from lora_atelier.trainer_core.config import (
     CaptionConfig,
@@ -80,19 +79,24 @@ def same(one, other):
 
 @pytest.mark.parametrize("row", EDITED)
 def test_training_calls_the_model_as_comfyuis_nodes_and_sampler_do(row, monkeypatch):
-    base = ConnectedModel(linked(row))
-    live = live_of(linked(row, base.model))
-    calls = recorded(base.model, monkeypatch)
+    config = linked(row)
+    live = live_of(config)
+    base = ConnectedModel(config, live)
+    calls = recorded(live.model, monkeypatch)
     form, shown = base.latents, [pixels(seed) for seed in (1, 2)]
-    references = [base.encode_reference(base.autoencoder, each)[0] for each in shown]
+    references = [base.controls.encode(base.autoencoder.module, each)[0] for each in shown]
     sizes = torch.tensor([[64, 64, 0, 0, 64, 64]])
     shape = (1, form.channels, 64 // form.pixels, 64 // form.pixels)
     noised, level = torch.randn(shape), torch.tensor([500])
-    caption = base.encode_text("a mossling", CPU)
+    caption = base.text.encode("a mossling", CPU)
     with torch.no_grad():
-        with_both = base.predict(noised, level, base.batch([caption], sizes, CPU, None, [references]))
-        swapped = base.predict(noised, level, base.batch([caption], sizes, CPU, None, [references[::-1]]))
-        alone = base.predict(noised, level, base.batch([caption], sizes, CPU))
+        with_both = base.denoiser.predict(
+            noised, level, base.conditions.batch([caption], sizes, CPU, None, [references])
+        )
+        swapped = base.denoiser.predict(
+            noised, level, base.conditions.batch([caption], sizes, CPU, None, [references[::-1]])
+        )
+        alone = base.denoiser.predict(noised, level, base.conditions.batch([caption], sizes, CPU))
     assert (with_both - alone).abs().max() > 1e-3 * alone.abs().max()
     assert (with_both - swapped).abs().max() > 1e-5 * alone.abs().max()
 
@@ -105,7 +109,7 @@ def test_training_calls_the_model_as_comfyuis_nodes_and_sampler_do(row, monkeypa
     empty = torch.zeros(shape[:2] + ((1,) if live.vae.latent_dim == 3 else ()) + shape[2:])
     trained = calls[0]
     calls.clear()
-    comfy.sample.sample(base.model, empty, 1, 1.0, "euler", "simple", wired, wired, empty, disable_pbar=True, seed=1)
+    comfy.sample.sample(live.model, empty, 1, 1.0, "euler", "simple", wired, wired, empty, disable_pbar=True, seed=1)
     assert trained.keys() == calls[0].keys() and "ref_latents" in trained
     assert all(same(trained[name], calls[0][name]) for name in trained)
 
@@ -262,7 +266,8 @@ def test_qwens_text_encoder_sees_the_control_pictures_of_each_sample(how, pairs,
 
 def test_a_reference_is_what_vae_encode_gives():
     for row in EDITED:
-        base, vae = ConnectedModel(linked(row)), PooledVae(row)
+        config = linked(row)
+        base, vae = ConnectedModel(config, live_of(config)), PooledVae(row)
         wanted = vae.encode(((pixels(4) + 1) / 2).movedim(1, -1))
-        found = base.encode_reference(base.autoencoder, pixels(4))
+        found = base.controls.encode(base.autoencoder.module, pixels(4))
         assert found.ndim == 4 and torch.equal(found.reshape(wanted.shape), wanted)

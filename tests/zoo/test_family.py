@@ -14,10 +14,9 @@ import comfy.text_encoders.sd3_clip
 import pytest
 import torch
 from safetensors.torch import save_file
-from zoo.linked import linked
+from zoo.linked import linked, source_of
 from zoo.zoo import ODD, ROWS, ZOO, build
 
-from lora_atelier.nodes.comfyui.connected import register_connected_models
 from lora_atelier.nodes.comfyui.connected.check import check_distilled
 from lora_atelier.nodes.comfyui.connected.families import FAMILIES, OTHER_KINDS
 from lora_atelier.nodes.comfyui.connected.family import (
@@ -31,10 +30,7 @@ from lora_atelier.nodes.comfyui.connected.family import (
 from lora_atelier.nodes.comfyui.connected.layers import list_layers
 from lora_atelier.trainer_core.config import Defaults
 from lora_atelier.trainer_core.config.objective import Distribution
-from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.networks.layers.shape import is_matrix
-
-register_connected_models()
 
 KINDS = {  # of the zoo's rows, and the step of pictures' sides in pixels
     "sd15": ("sd1", 8),

@@ -107,9 +107,11 @@ def linked(model):
     found = layers.list_layers(model)
     return SimpleNamespace(
         parts=(Part(prefix="lora_unet", title="diffusion model"),),
-        layers=lambda: found,
-        blocks=layers.blocks(model.diffusion_model),
-        block_layouts=lambda setting: layers.block_layouts(model.diffusion_model, setting),
+        layers=SimpleNamespace(
+            listed=lambda: found,
+            blocks=layers.blocks(model.diffusion_model),
+            layouts=lambda setting: layers.block_layouts(model.diffusion_model, setting),
+        ),
         title="Tiny",
     )
 

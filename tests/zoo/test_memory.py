@@ -5,17 +5,24 @@ from types import SimpleNamespace
 import comfy.model_management
 import pytest
 import torch
-from zoo.linked import linked
+from zoo.linked import linked, source_of
 from zoo.trial import Trial
 
-from lora_atelier.nodes.comfyui.connected import gradients, register_connected_models, tried
-from lora_atelier.trainer_core.config import LoraConfig, MemoryConfig, OptimizerConfig, RunConfig
+from lora_atelier.nodes.comfyui.connected import gradients, tried
+from lora_atelier.trainer_core.config import (
+    ConceptConfig,
+    DatasetConfig,
+    LoraConfig,
+    MemoryConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+)
 from lora_atelier.trainer_core.memory import keep_activations, recompute
-from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.networks.of_model import build_network, learning_rates
+from lora_atelier.trainer_core.objective import Objective
 from lora_atelier.trainer_core.preflight import measured
 
-register_connected_models()
 CPU = torch.device("cpu")
 
 
@@ -28,12 +35,13 @@ def test_the_estimate_is_within_15_percent_of_what_a_large_batch_takes(row, refe
     config = RunConfig(base_model=linked(row), dataset={"concepts": ()}, lora=LoraConfig(rank=4))
     base = source_of(config.base_model).load(torch.float32)
     network = build_network(base, config, learning_rates(OptimizerConfig(), base))
-    caption = base.encode_text("a mossling on a stone", CPU)
+    caption = base.text.encode("a mossling on a stone", CPU)
     largest = (768, 512)
-    with base.session(CPU), network.attached():
-        recompute(base.units(base.denoiser), level, copies=base.writes_inputs)
+    with base.host.session(CPU), network.attached():
+        recompute(base.denoiser.units(), level, copies=base.denoiser.writes_inputs)
         found = measured.measure_peak(base, network, caption, largest, CPU, references).at(3, largest)
-        counted = measured._pass_bytes(base, network, [caption] * 3, largest, CPU, references)
+        goal = Objective(ObjectiveConfig(), base.noise, 0)
+        counted = measured._pass_bytes(base, network, goal, [caption] * 3, "", largest, CPU, references)
     assert abs(found - counted) <= 0.15 * counted, (found, counted)
 
 
@@ -41,11 +49,11 @@ def test_more_recomputed_blocks_take_less():
     config = RunConfig(base_model=linked("flux_dev"), dataset={"concepts": ()}, lora=LoraConfig(rank=4))
     base = source_of(config.base_model).load(torch.float32)
     network = build_network(base, config, learning_rates(OptimizerConfig(), base))
-    caption = base.encode_text("a mossling", CPU)
+    caption = base.text.encode("a mossling", CPU)
     peaks = []
-    with base.session(CPU), network.attached():
+    with base.host.session(CPU), network.attached():
         for level in ("0", "2", "full"):
-            recompute(base.units(base.denoiser), level, copies=base.writes_inputs)
+            recompute(base.denoiser.units(), level, copies=base.denoiser.writes_inputs)
             peaks.append(measured.measure_peak(base, network, caption, (512, 512), CPU).at(2, (512, 512)))
     assert peaks[0] > 1.1 * peaks[1] > 1.2 * peaks[2]
 
@@ -54,23 +62,23 @@ def fitted(monkeypatch, free, peak):
     """Choose the settings of a run with so many bytes free; peak: gives the measurement at the level that is set."""
     config = RunConfig(
         base_model=linked("flux_dev"),
-        dataset={"concepts": ()},
+        dataset=DatasetConfig(concepts=(ConceptConfig(folder="x"),)),
         lora=LoraConfig(rank=4),
         memory=MemoryConfig(checkpointing="auto"),
     )
     base = source_of(config.base_model).load(torch.float32)
     shapes = SimpleNamespace(
         fullest_batches=lambda: {(256, 256): 2},
-        captions=lambda: ["a mossling"],
+        captions=lambda: {"a mossling"},
         manifest=SimpleNamespace(pictures=[SimpleNamespace(controls=())]),
     )
     monkeypatch.setattr(measured, "free_bytes", lambda _: free)
     monkeypatch.setattr(measured, "measure_peak", lambda base, *_: peak(sum(recomputed(base))))
-    return measured.fit_measured(config, shapes, base, CPU, torch.float32)
+    return measured.fit_measured(config, shapes, base, base.host, CPU, torch.float32)
 
 
 def recomputed(base):
-    return ["forward" in vars(unit) for unit, _ in base.units(base.denoiser)]
+    return ["forward" in vars(unit) for unit, _ in base.denoiser.units()]
 
 
 def test_the_fastest_settings_that_fit_are_taken_and_told_as_an_estimate(monkeypatch):
@@ -101,7 +109,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_it_needs(monkeypatch):
 def test_settings_whose_measurement_does_not_fit_are_skipped(monkeypatch):
     """On a card; here the device is only called one."""
 
-    def peak(base, network, caption, size, device, references):
+    def peak(base, *_):
         if not any(recomputed(base)):
             raise torch.OutOfMemoryError
         return measured.Peak(once=0, sample=0, pixel=0)
@@ -110,12 +118,12 @@ def test_settings_whose_measurement_does_not_fit_are_skipped(monkeypatch):
     monkeypatch.setattr(measured, "empty_cache", lambda _: None)
     base = source_of(linked("flux_dev")).load(torch.float32)
     card = SimpleNamespace(type="cuda")
-    assert measured._peak(base, None, {}, (64, 64), card, 0) is None
-    recompute(base.units(base.denoiser), "full", copies=True)
-    assert measured._peak(base, None, {}, (64, 64), card, 0) is not None
+    assert measured._peak(base, None, {}, (64, 64), card, 0, None, "") is None
+    recompute(base.denoiser.units(), "full", copies=True)
+    assert measured._peak(base, None, {}, (64, 64), card, 0, None, "") is not None
     with pytest.raises(torch.OutOfMemoryError):
-        keep_activations(unit for unit, _ in base.units(base.denoiser))
-        measured._peak(base, None, {}, (64, 64), CPU, 0)
+        keep_activations(unit for unit, _ in base.denoiser.units())
+        measured._peak(base, None, {}, (64, 64), CPU, 0, None, "")
 
 
 def test_comfyui_is_asked_to_leave_room_for_a_step(monkeypatch):
@@ -125,7 +133,7 @@ def test_comfyui_is_asked_to_leave_room_for_a_step(monkeypatch):
         comfy.model_management, "load_models_gpu", lambda models, **given: asked.append(given) or load(models, **given)
     )
     base = source_of(linked("flux_dev")).load(torch.float32)
-    base.reserve(123_000_000)
-    with base.session(CPU):
+    base.host.reserve(123_000_000)
+    with base.host.session(CPU):
         pass
     assert [given["memory_required"] for given in asked] == [0, 123_000_000]

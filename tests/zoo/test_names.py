@@ -122,15 +122,15 @@ WITHOUT_ALPHA = ("ai-toolkit", "diffusers", "peft")
 class Linked:
     """A connected model, of which only names and layers are asked."""
 
-    managed = True
     name, title = "tiny", "Tiny"
     parts = (Part(prefix="lora_unet", title="diffusion model"),)
 
     def __init__(self, patcher):
         self.patcher = patcher
         self.found = layers.list_layers(patcher.model)
+        self.layers = self.host = self
 
-    def layers(self):
+    def listed(self):
         return self.found
 
     def further_names(self):
@@ -141,7 +141,7 @@ class Linked:
     def made_for(self, widths, metadata):
         return names.made_for(widths, metadata)
 
-    def block_layouts(self, setting):
+    def layouts(self, setting):
         return layers.block_layouts(self.patcher.model.diffusion_model, setting)
 
     blocks = ()
@@ -180,8 +180,8 @@ def close(one, other):
 def places_of(base):
     """Map the names in LoRA files to layers and their slices."""
     own = layers_by_name(base)
-    places = {name: (own[layer], piece) for name, (layer, piece) in base.further_names().items()}
-    for layer in base.layers():
+    places = {name: (own[layer], piece) for name, (layer, piece) in base.layers.further_names().items()}
+    for layer in base.layers.listed():
         places |= dict.fromkeys(layer.aliases, (layer, None)) | {a: (layer, s) for a, s in layer.slices.items()}
     return places
 

@@ -3,21 +3,18 @@
 import pytest
 import torch
 from PIL import Image
-from zoo.linked import linked
+from zoo.linked import linked, source_of
 from zoo.zoo import ZOO
 
-from lora_atelier.nodes.comfyui.connected import register_connected_models
 from lora_atelier.trainer_core.data.masks import latent_mask
-from lora_atelier.trainer_core.models import source_of
 
-register_connected_models()
 CPU = torch.device("cpu")
 
 
 def encoded(base, width, height):
     """Encode a picture, and check that there are as many latents as the mask has."""
     pixels = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    found, _ = base.encode_pixels(base.autoencoder, pixels)
+    found, _ = base.autoencoder.encode(base.autoencoder.module, pixels)
     mask = latent_mask(Image.new("L", (width, height), 255), base.latents.pixels)
     assert found.shape[1] == base.latents.channels and mask.eq(1).all()
     assert found.shape[2:] == mask.shape[1:] == (height // base.latents.pixels, width // base.latents.pixels)
@@ -31,9 +28,9 @@ def test_pictures_that_are_a_step_larger_are_taken(name):
     width, height = (-(-int(side * pixels) // step) * step + step for side in reversed(ZOO[name].latents[-2:]))
     latents = encoded(base, width, height)
     sizes = torch.tensor([[height, width, 0, 0, height, width]])
-    conditions = base.batch([base.encode_text("a mossling on a stone", CPU)], sizes, CPU)
+    conditions = base.conditions.batch([base.text.encode("a mossling on a stone", CPU)], sizes, CPU)
     with torch.no_grad():
-        predicted = base.predict(latents, torch.tensor([500]), conditions)
+        predicted = base.denoiser.predict(latents, torch.tensor([500]), conditions)
     assert predicted.shape == latents.shape and predicted.isfinite().all()
 
 

@@ -15,15 +15,14 @@ from comfy_extras import nodes_model_advanced
 from durable import Cut, cut_at, equal
 from train_graph import draw_pictures
 from xformers_stand_in import package  # noqa: F401 (a fixture)
-from zoo.linked import linked
+from zoo.linked import linked, live_of, source_of
 from zoo.passes import run_once
 from zoo.test_frozen import packed, patched, scaled
 from zoo.zoo import build
 
-from lora_atelier.nodes.comfyui.connected import identity, register_connected_models
+from lora_atelier.nodes.comfyui.connected import identity
 from lora_atelier.nodes.comfyui.connected.denoiser import Denoiser
 from lora_atelier.nodes.comfyui.connected.family import family_of
-from lora_atelier.nodes.comfyui.connected.live import live_of
 from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
     ConceptConfig,
@@ -39,7 +38,6 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.train import train_lora
 
-register_connected_models()
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 REFUSED = {"cogvideox": "its sampling"}  # rows that training cannot follow, and what the sentence says
 LARGE = dict.fromkeys(("pixart_sigma", "pixart_alpha"), 384)  # pixels; tiny models that take no smaller pictures
@@ -60,7 +58,9 @@ def configure(base, pictures, **train):
 def run(config, folder, **callbacks):
     notes = []
     told = Callbacks(note=notes.append, **callbacks)
-    return train_lora(config, folder / "lora.safetensors", folder / "cache", callbacks=told), notes
+    return train_lora(
+        config, folder / "lora.safetensors", folder / "cache", callbacks=told, source=source_of(config.base_model)
+    ), notes
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,13 @@ import torch
 import torch.nn.functional as F
 from durable import Cut, cut_at, equal
 from torch import nn
-from zoo.linked import linked
+from zoo.linked import linked, live_of
 from zoo.odd import CHANNELS, TEXT, WIDTH, Odd, OddModel
 from zoo.test_train import configure, drawn_with, pictures, run, sampled  # noqa: F401 (pictures is a fixture)
 from zoo.zoo import ZOO, Row, build, fill, patcher_of
 
 from lora_atelier.nodes.comfyui.connected.family import family_of
 from lora_atelier.nodes.comfyui.connected.layers import blocks, list_layers
-from lora_atelier.nodes.comfyui.connected.live import live_of
 from lora_atelier.nodes.comfyui.connected.text import count_tokens
 from lora_atelier.trainer_core.config import MemoryConfig
 

@@ -5,54 +5,65 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ..common.command_line import PROGRAM
 from ..config.rows import read_in_a_shell
 
 
-def train(arguments: Sequence[str]) -> int:
+class ComfyUI(NamedTuple):
+    """What only ComfyUI's own modules can do; None where they cannot be imported."""
+
+    load: Any  # loads the models that a workflow links; `workflow.connecting.Load`
+    checks: Any  # starts the check of LoRA files; `lora_files.loader.Start`
+
+
+NO_COMFYUI = ComfyUI(None, None)
+
+
+def train(arguments: Sequence[str], comfyui: ComfyUI) -> int:
     """Train a run."""
     from .train import main  # each command is imported when it is called, so that the others need not wait for torch
 
-    return main(arguments)
+    return main(arguments, comfyui.load)
 
 
-def plan(arguments: Sequence[str]) -> int:
+def plan(arguments: Sequence[str], comfyui: ComfyUI) -> int:
     """Tell what a run will do."""
     from .plan import main
 
-    return main(arguments)
+    return main(arguments, comfyui.load)
 
 
-def export(arguments: Sequence[str]) -> int:
+def export(arguments: Sequence[str], _: ComfyUI) -> int:
     """Write a TOML of a workflow, or a workflow of a TOML."""
     from .convert import main
 
     return main(arguments)
 
 
-def import_(arguments: Sequence[str]) -> int:
+def import_(arguments: Sequence[str], _: ComfyUI) -> int:
     """Read the settings of another trainer."""
     from .convert import main_import
 
     return main_import(arguments)
 
 
-def runs(arguments: Sequence[str]) -> int:
+def runs(arguments: Sequence[str], _: ComfyUI) -> int:
     """List, check, export and delete runs."""
     from ..runs.cli import main
 
     return main(arguments)
 
 
-def lora(arguments: Sequence[str]) -> int:
+def lora(arguments: Sequence[str], comfyui: ComfyUI) -> int:
     """Run a tool for LoRA files."""
     from ..lora_files.cli import main
 
-    return main(arguments)
+    return main(arguments, comfyui.checks)
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+COMMANDS: dict[str, tuple[Callable[[Sequence[str], ComfyUI], int], str]] = {
     "train": (train, "train a run without a page"),
     "plan": (plan, "what a run will do: steps, buckets, crops, memory, time"),
     "export": (export, "write a TOML of a workflow or a run, or a workflow of a TOML"),
@@ -62,7 +73,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, comfyui: ComfyUI = NO_COMFYUI) -> int:
     """Hand the rest of the command line to the command that it names; return its exit status."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -72,4 +83,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the command; --help lists them")
     options = parser.parse_args(arguments)
     with read_in_a_shell():
-        return COMMANDS[options.command][0](options.arguments)
+        return COMMANDS[options.command][0](options.arguments, comfyui)

@@ -13,12 +13,13 @@ from ..common.command_line import PROGRAM, run_command
 from ..common.files import file_digest, written_whole
 from ..common.wording import printable
 from ..config import MODEL_FILES, BaseModelConfig, ConnectedConfig, plain_name
+from ..models import Chosen
 from ..workflow.foreign import read_foreign
 from ..workflow.run_file import RunFile, read_open, write_run
 from ..workflow.write import workflow_of
 from .train import add_source, read_source
 
-LINKED = BaseModelConfig(path="", connected=ConnectedConfig(key=""))  # in the place of models that are not loaded here
+LINKED = Chosen(BaseModelConfig(path="", connected=ConnectedConfig()))  # for models that are not loaded here
 
 
 def main(arguments: Sequence[str]) -> int:

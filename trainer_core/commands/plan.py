@@ -18,7 +18,7 @@ from ..common.files import written_whole
 from ..common.wording import bytes_of, clock, count, speed
 from ..config import ExistingConfig, RunConfig, SampleConfig, SavesConfig, SchedulerConfig
 from ..memory import choose_dtype, free_bytes
-from ..models import source_of
+from ..models import Source
 from ..preflight.guess import find_facts, fits_memory, guess_settings
 from ..preflight.report import manifest_table
 from ..runs import Choice, choose_run
@@ -27,21 +27,22 @@ from ..train import train_lora
 from ..training.job import Job, Planned
 from ..training.joining import joins
 from ..training.prepare import check_settings, fill_settings, plan_run, run_preflight
+from ..workflow.connecting import Load
 from ..workflow.run_file import RunFile, on_this_machine
 from .layout import Layout, layout
 from .terminal import Progress, Screen, stopping
-from .train import STOPPED, WRONG, add_run, device_of, fail, output_of, places_of, read_source
+from .train import STOPPED, WRONG, add_run, connect_by, device_of, fail, output_of, places_of, read_source
 
 MEASURED = 4  # steps that are taken to measure one; the first is not counted
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Tell what a run will do; return the exit status: 2 for wrong input."""
+def main(arguments: Sequence[str], load: Load | None = None) -> int:
+    """Tell what a run will do; return the exit status: 2 for wrong input. load: loads linked models."""
     options = build_parser().parse_args(arguments)
     screen = Screen(sys.stdout, as_json=options.json)
     progress = Progress(screen)
     try:
-        run = on_this_machine(read_source(options), places_of(options))
+        run = on_this_machine(read_source(options, connect_by(options, load)), places_of(options))
         places = layout(options.output, options.comfyui, options.run)
         with stopping(screen) as stop:
             try:
@@ -76,7 +77,7 @@ def tell_plan(
     """Plan a run as training does before its first step, and tell of it."""
     job = Job(
         config=run.config,
-        source=source_of(run.config.base_model),
+        source=run.open(run.config.base_model),
         device=device,
         dtype=choose_dtype(run.config.base_model.precision, device),
         cache=places.cache,
@@ -103,13 +104,13 @@ def tell_plan(
     begun = choice.begin_with[1].step if choice.begin_with else 0
     left = 0 if choice.finished else planned.plan.steps - begun
     if left and not options.no_time:
-        measure(job.config, places, device, callbacks, screen, left)
+        measure(job.config, run.open(job.config.base_model), places, device, callbacks, screen, left)
 
 
 def guess(config: RunConfig, job: Job, planned: Planned, screen: Screen) -> None:
     """Guess settings for a run, and tell each with its reason. config: as a person left it."""
     base, free = planned.outline, free_bytes(job.device)
-    fits = None if base.managed else fits_memory(job.config, planned.plan, job.device, free)
+    fits = None if base.host else fits_memory(job.config, planned.plan, job.device, free)
     for each in guess_settings(find_facts(config, planned.plan, base.title, base.defaults, fits)):
         screen.tell("guess", each.sentence, **each._asdict())
 
@@ -128,13 +129,19 @@ def numbers(planned: Planned) -> dict[str, Any]:
 
 
 def measure(
-    config: RunConfig, places: Layout, device: torch.device, callbacks: Callbacks, screen: Screen, left: int
+    config: RunConfig,
+    source: Source,
+    places: Layout,
+    device: torch.device,
+    callbacks: Callbacks,
+    screen: Screen,
+    left: int,
 ) -> None:
     """Take a few steps of the run in a folder that is thrown away, and tell how long all take."""
     reports: list[StepReport] = []
     quiet = Callbacks(phase=callbacks.phase, check=callbacks.check, step=reports.append)
     with tempfile.TemporaryDirectory() as folder:
-        train_lora(shortened(config), Path(folder) / "measured.safetensors", places.cache, device, quiet)
+        train_lora(shortened(config), Path(folder) / "measured.safetensors", places.cache, device, quiet, source=source)
     seconds = sum(report.seconds for report in reports[1:]) / len(reports[1:])
     peak = max((report.peak_memory or 0 for report in reports), default=0)
     said = f"About {clock(seconds * left)} for {count(left, 'step')}: {speed(seconds)}, measured over "

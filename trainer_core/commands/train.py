@@ -17,7 +17,7 @@ from ..config import TrainConfig
 from ..runs.asked import Paused
 from ..train import train_lora
 from ..training.result import Result, describe_result
-from ..workflow.connecting import connector
+from ..workflow.connecting import Load, connector
 from ..workflow.places import Folders
 from ..workflow.read import Connect
 from ..workflow.run_file import RunFile, on_this_machine, read_run
@@ -34,14 +34,14 @@ EXIT_CODES = (
 )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Train a run; return the exit status, which EXIT_CODES explains."""
+def main(arguments: Sequence[str], load: Load | None = None) -> int:
+    """Train a run; return the exit status, which EXIT_CODES explains. load: loads linked models, where ComfyUI is."""
     options = build_parser().parse_args(arguments)
     with joined() as world:
         screen = Screen(sys.stdout, as_json=options.json, silent=not world.leads)
         try:
             with world.together():
-                run = on_this_machine(read_source(options), places_of(options))
+                run = on_this_machine(read_source(options, connect_by(options, load)), places_of(options))
                 places = layout(options.output, options.comfyui, options.run)
                 device = device_of(options.device, world)
         except (OSError, ValueError, ProcessFailed) as error:
@@ -81,13 +81,16 @@ def add_source(parser: argparse.ArgumentParser, metavar: str, text: str) -> None
     )
 
 
-def read_source(options: argparse.Namespace, connect: Connect | None = None) -> RunFile:
-    """Read the run that the options name, with their changes; connect: by default ComfyUI, which loads the models."""
+def connect_by(options: argparse.Namespace, load: Load | None) -> Connect:
+    """Build what loads the models that a workflow links, on the device that the options name."""
+    return connector(options.comfyui, cpu=device_of(options.device).type == "cpu", load=load)
+
+
+def read_source(options: argparse.Namespace, connect: Connect) -> RunFile:
+    """Read the run that the options name, with their changes."""
     changes = list(options.set)
     if options.base_model:
         changes.append(f"base_model.path={options.base_model.absolute()}")
-    if connect is None:
-        connect = connector(options.comfyui, cpu=device_of(options.device).type == "cpu")
     return read_run(options.run, places_of(options), changes, options.node, connect)
 
 
@@ -128,6 +131,7 @@ def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen
                     logs=places.logs,
                     embeddings=places.embeddings,
                     runs=places.runs,
+                    source=run.open(run.config.base_model),
                     workflow=kept_workflow(run),
                     world=world,
                 )

@@ -21,7 +21,6 @@ class ConnectedConfig(Config):
     SECTION: ClassVar = "base_model.connected"
     NODE: ClassVar = "Use Connected Model"
 
-    key: str  # finds the linked models in memory; no part of a run's identity, which is that of their weights
     guidance: float = row(
         -1.0,
         "Distilled guidance that training gives the model, for models that take one (Flux.1 dev: 1). -1: as the "

@@ -18,7 +18,7 @@ from .convert import convert
 from .extract import extract
 from .formats import FileLayer
 from .inspect import describe_lora, inspect_lora
-from .loader import loader_of
+from .loader import Start, loader_of
 from .lora import Lora, read_lora, remade
 from .model_names import names_of_file, open_reader
 from .names import PROGRAMS
@@ -29,9 +29,9 @@ from .write import save_lora
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a tool and return its exit status: 2 for an error, which is printed."""
-    options = build_parser().parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, start: Start | None = None) -> int:
+    """Run a tool and return its exit status: 2 for an error, which is printed. start: ComfyUI's loader, if any."""
+    options = build_parser().parse_args(arguments, argparse.Namespace(start=start))
     return run_command(options.command, options)
 
 
@@ -125,7 +125,7 @@ def convert_file(options: argparse.Namespace) -> int:
             f"The form of {options.program} depends on what ComfyUI knows of the model; convert it in the page, or use "
             f"one of {', '.join(names.forms)} after --for."
         )
-    known = loader_of(options.comfyui, options.model).knows
+    known = loader_of(options.start, options.comfyui, options.model).knows
     with open_reader(options.model) as weight:
         made = convert(file, names, options.program, rank=options.plain_rank, weight=weight, known=known)
     settings = {"program": options.program, "plain_rank": options.plain_rank}
@@ -189,7 +189,7 @@ def _write(
     if path.exists():
         raise ValueError(f"{path} exists already; choose another name for --to.")
     made = remade(lora, layers, tool, settings, tensors)
-    loader = loader_of(options.comfyui, model)
+    loader = loader_of(options.start, options.comfyui, model)
     save_lora(path, made, made.metadata, options.dtype, loader.check)
     print(f"{said}\nSaved as {path}. {loader.report}")
     return 0

@@ -15,17 +15,16 @@ class Loader(NamedTuple):
     report: str  # how far files are checked, one sentence
 
 
-# By ComfyUI's folder and a model's file, if one is named; set where nodes can be imported. Raises ImportError.
-load: Callable[[Path, Path | None], Loader] | None = None
+Start = Callable[[Path, Path | None], Loader]  # by ComfyUI's folder and a model's file, if named; raises ImportError
 
 
-def loader_of(comfyui: Path | None, model: Path | None) -> Loader:
+def loader_of(start: Start | None, comfyui: Path | None, model: Path | None) -> Loader:
     """Start ComfyUI's loader; where it cannot start nothing is checked, and the report says so."""
-    if load is None or comfyui is None or not (comfyui / "comfy" / "sd.py").is_file():
+    if start is None or comfyui is None or not (comfyui / "comfy" / "sd.py").is_file():
         where = f"There is no ComfyUI in {comfyui}" if comfyui else "No ComfyUI is around the pack"
         return _unchecked(f"{where}, so its loader has not checked the file; name its folder by --comfyui.")
     try:
-        return load(comfyui, model)
+        return start(comfyui, model)
     except ImportError as error:
         return _unchecked(f"ComfyUI's loader has not checked the file: {error}. Start with ComfyUI's Python.")
 

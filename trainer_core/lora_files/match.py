@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 def layers_by_name(base: BaseModel) -> dict[str, Layer]:
     """Map the names in our files to the layers of a base model."""
-    return {layer.name: layer for layer in base.layers()}
+    return {layer.name: layer for layer in base.layers.listed()}
 
 
 def flat_name(name: str) -> str:
@@ -47,7 +47,7 @@ def match_layers(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) -
         places |= {alias: (name, None) for alias in layer.aliases}
         places |= {alias: (name, piece) for alias, piece in layer.slices.items()}
     if any(flat_name(source) not in places for source in lora.layers):
-        places = {**base.further_names(), **places}
+        places = {**base.layers.further_names(), **places}
     found: dict[str, list[Piece]] = {}
     unmatched = []
     for source, stored in lora.layers.items():
@@ -90,7 +90,7 @@ def _check_all_matched(lora: LoraFile, base: BaseModel, unmatched: Sequence[str]
 
 def _remedy(lora: LoraFile, base: BaseModel) -> str:
     """Say which LoRA to choose, and which model this one is for, if anything tells."""
-    guess = base.made_for({source: stored.inputs for source, stored in lora.layers.items()}, lora.metadata)
+    guess = base.layers.made_for({source: stored.inputs for source, stored in lora.layers.items()}, lora.metadata)
     remedy = f"choose one for {base.title}."
     if guess and guess not in base.title:
         remedy = f"it is a LoRA for {names([guess])}, the base model is {base.title}; {remedy}"

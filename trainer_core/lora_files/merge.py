@@ -21,16 +21,16 @@ def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:
     """Merge LoRA files into the weights of a base model in memory, in their order.
 
     Computed in float32, rounded once to the model's dtype. Changed text encoders get another identity in the cache.
-    A model that is ComfyUI's gets them from ComfyUI, and its weights stay as they are.
+    Where a host holds the weights, it puts them on, and the weights stay as they are.
     Raises ValueError for a file that does not fit, and for a sum that overflows the dtype.
     """
-    if base.managed:
+    if base.host:
         for config in beneath:
-            base.put_beneath(comfy_tensors(Path(config.path), base), config.strength)
+            base.host.put_beneath(comfy_tensors(Path(config.path), base), config.strength)
         return
     if not beneath:
         return
-    layers = layers_by_name(base)
+    layers, dtype = layers_by_name(base), base.denoiser.dtype
     changes: dict[str, list[tuple[FileLayer, float]]] = {}
     text = []
     for config in beneath:
@@ -48,15 +48,16 @@ def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:
             weight = merged_weight(weight, layer, strength)
             if bias is not None and "diff_b" in layer.tensors:
                 bias = bias + strength * layer.tensors["diff_b"].float()
-        module.weight.data = weight.to(base.dtype)
+        module.weight.data = weight.to(dtype)
         if bias is not None:
-            module.bias.data = bias.to(base.dtype)
+            module.bias.data = bias.to(dtype)
         if not all(parameter.isfinite().all() for parameter in module.parameters(recurse=False)):
             raise ValueError(
-                f"{name} overflows {base.dtype} with {len(summands)} LoRAs beneath added; lower their strength, or "
+                f"{name} overflows {dtype} with {len(summands)} LoRAs beneath added; lower their strength, or "
                 f"set {setting('base_model.precision')} to bfloat16 or float32."
             )
-    base.mark_text(*text)
+    if base.text.trainable:
+        base.text.trainable.mark(*text)
 
 
 def comfy_tensors(path: Path, base: BaseModel) -> dict[str, Tensor]:

@@ -77,8 +77,10 @@ def build_metadata(
         "lr_warmup_steps": warmup_steps(plan.steps, config.scheduler),
         "max_grad_norm": optimizer.max_grad_norm,
         "gradient_accumulation_steps": train.accumulate,
-        "gradient_checkpointing": any(isinstance(module.forward, Recomputed) for module in base.denoiser.modules()),
-        "mixed_precision": {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(base.dtype, "no"),
+        "gradient_checkpointing": any(
+            isinstance(module.forward, Recomputed) for module in base.denoiser.module.modules()
+        ),
+        "mixed_precision": {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(base.denoiser.dtype, "no"),
         "max_train_steps": plan.steps,
         "steps": steps,
         "epoch": math.ceil(plan.epochs_after(steps)),
@@ -117,8 +119,6 @@ def _without_paths(config: RunConfig, base: BaseModel) -> dict[str, Any]:
     public = config.to_dict()
     files = {name: Path(public["base_model"][name]).name for name in MODEL_FILES}
     public["base_model"] |= {**files, "path": base.name, "tokenizer": ""}
-    if public["base_model"]["connected"]:
-        public["base_model"]["connected"]["key"] = ""  # of this session alone
     public["lora"]["start"] = Path(config.lora.start).name
     for beneath in public["lora"]["beneath"]:
         beneath["path"] = Path(beneath["path"]).name

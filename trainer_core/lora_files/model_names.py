@@ -66,7 +66,7 @@ def _stable_diffusion(path: Path) -> Names:
             text=texts.index(layer.part) + 1 if layer.part in texts else 0,
             aliases={**dict.fromkeys((flat_name(layer.name), *layer.aliases)), **layer.slices},
         )
-        for layer in base.layers()
+        for layer in base.layers.listed()
     }
     forms = file_forms(original=base.family.ldm_names)
     return Names(weights=weights, forms=forms, without_alpha=frozenset({"diffusers"}), texts=len(texts))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..common.part import computing, current_part
+from ..common.subset import computing, current_subset
 
 Unit = tuple[nn.Module, int]  # a repeated block, and the lowest level that recomputes it
 LEVELS = ("0", "1", "2", "3", "4", "full")
@@ -84,7 +84,7 @@ class _Call:
     """A call of a block: its tensors in a list, and how to run it with others."""
 
     def __init__(self, forward: Callable[..., Any], args: tuple, kwargs: dict) -> None:
-        self.forward, self.part = forward, current_part()
+        self.forward, self.subset = forward, current_subset()
         self.tensors: list[Tensor] = []
         self.now = _map_arguments((args, kwargs), Tensor, self._take)
         self.later = _map_arguments(
@@ -113,7 +113,7 @@ class _Call:
             return known[id(tensor)]
 
         args, kwargs = _map_arguments(places, _Place, lambda place, _: tensors[place.index])
-        with computing(self.part):
+        with computing(self.subset):
             self.results = _map(self.forward(*args, **kwargs), Tensor, put)
         changed = (i for i, (t, version) in enumerate(zip(tensors, versions, strict=True)) if t._version != version)
         self.written = [i for i in changed if id(tensors[i]) not in known]

@@ -55,11 +55,11 @@ def describe(memory: MemoryConfig) -> str:
     return ", ".join(words)
 
 
-class Frozen(Protocol):
-    """The part of a base model that memory settings apply to."""
+class FrozenDenoiser(Protocol):
+    """What memory settings apply to."""
 
     @property
-    def denoiser(self) -> Any:
+    def module(self) -> Any:
         """The denoiser, an nn.Module."""
         ...
 
@@ -73,25 +73,51 @@ class Frozen(Protocol):
         """Prefixes of layers whose weights are never quantized."""
         ...
 
-    def units(self, module: nn.Module) -> Iterable[Unit]:
+    @property
+    def writes_inputs(self) -> bool:
+        """Whether blocks may write into their inputs."""
+        ...
+
+    def units(self) -> Iterable[Unit]:
         """List the blocks that repeat, as `recompute` takes them."""
         ...
 
 
-def prepare(base: Frozen, memory: MemoryConfig, weights: str, device: torch.device, stream: Stream) -> None:
-    """Move a frozen denoiser to the device by the memory settings; may be called again with smaller settings.
+class Frozen(Protocol):
+    """A base model whose weights this run holds, or another program does."""
 
-    weights: their stored format, a name of `Weights`. stream: fetches weights from RAM.
+    @property
+    def denoiser(self) -> FrozenDenoiser:
+        """What predicts."""
+        ...
+
+    @property
+    def host(self) -> Any:
+        """Who holds and moves the weights; None: this run does."""
+        ...
+
+
+def prepare(base: Frozen, memory: MemoryConfig, weights: str, device: torch.device, stream: Stream) -> None:
+    """Apply memory settings to a frozen denoiser, on the device; may be called again with smaller settings.
+
+    weights: their stored format, a name of `Weights`. stream: fetches weights from RAM. Where another program holds the
+    weights, they stay where it has them.
     """
-    denoiser, dtype, share = base.denoiser, base.dtype, SHARES.get(memory.offload_weights, 0.0)
+    if base.host is None:
+        _hold(base.denoiser, memory, weights, device, stream)
+    recompute(base.denoiser.units(), memory.checkpointing, copies=base.denoiser.writes_inputs)
+
+
+def _hold(frozen: FrozenDenoiser, memory: MemoryConfig, weights: str, device: torch.device, stream: Stream) -> None:
+    """Move the weights to the device, or to RAM, in their stored format."""
+    denoiser, dtype, share = frozen.module, frozen.dtype, SHARES.get(memory.offload_weights, 0.0)
     # Tensor cores of a GPU take half-precision convolutions in this memory order; any other is converted at each call.
     last = memory.channels_last == "on" or (
         memory.channels_last == "auto" and device.type == "cuda" and dtype != torch.float32
     )
     if last:
         denoiser.to(memory_format=torch.channels_last)
-    keep_weights(denoiser, weights, dtype, device, share=share, stream=stream, unquantized=base.unquantized)
-    recompute(base.units(denoiser), memory.checkpointing)
+    keep_weights(denoiser, weights, dtype, device, share=share, stream=stream, unquantized=frozen.unquantized)
 
 
 def kept_activations(

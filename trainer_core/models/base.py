@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..config import Defaults, SamplePicture, SamplingDefaults
+from ..config import Defaults, RunConfig, SamplePicture, SamplingDefaults
 
 Size = tuple[int, int]  # width and height
 Conditioning = dict[str, Tensor]  # an encoded caption; training only caches and moves it
@@ -26,7 +26,7 @@ Prediction = Literal["epsilon", "v_prediction", "flow", "x0", "affine"]
 class Sliceable(Protocol):
     """The conditions of a batch; training can only take a slice."""
 
-    def part(self, samples: slice) -> Any:
+    def some(self, samples: slice) -> Any:
         """Select the conditions of some samples."""
         ...
 
@@ -116,9 +116,13 @@ class TextEncoder(Protocol):
     prefix: str  # of its part
     words: Mapping[str, Sequence[int]]  # trained words in its token embedding, and their ids below 0
 
+    def units(self) -> list[Unit]:
+        """List its repeated blocks."""
+        ...
+
 
 class CaptionLengths(Protocol):
-    """The limits of caption length: the part of `BaseModel` that needs only a tokenizer."""
+    """The limits of caption length: all of `Text` that needs only a tokenizer."""
 
     @property
     def window(self) -> int:
@@ -134,23 +138,272 @@ class CaptionLengths(Protocol):
         """Count the tokens of a caption."""
         ...
 
-    def cut_text(self, caption: str, words: Mapping[str, Sequence[int]]) -> tuple[str, list[str]]:
+    def cut(self, caption: str, words: Mapping[str, Sequence[int]]) -> tuple[str, list[str]]:
         """Find the part of a caption that is cut: its text, and the trained words in it; ("", []) for none."""
         ...
 
 
-class BaseModel(Protocol):
-    """A base model in memory, or its outline on the meta device. Training uses nothing else of it."""
+class TrainableText(Protocol):
+    """What a run needs to change the text encoders."""
 
-    # --- what it is ---
+    def token_ids(self, text: str) -> list[int]:
+        """List the ids of a text's tokens; [] without a tokenizer."""
+        ...
+
+    def mark(self, *changes: str) -> None:
+        """Add changes of the text encoders' weights to `identity`."""
+        ...
+
+
+class Text(CaptionLengths, Protocol):
+    """How captions become conditioning."""
+
     @property
-    def name(self) -> str:
-        """The file or folder name, for messages and metadata."""
+    def encoders(self) -> tuple[Any, ...]:
+        """The text encoders in memory, each a `TextEncoder`; () after `free`."""
         ...
 
     @property
-    def kind(self) -> str:
-        """The family: "sd1", "sdxl" …"""
+    def trainable(self) -> TrainableText | None:
+        """What a run needs to change them; None where they only encode."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """A key of the text encoders' state; another key means that cached captions are invalid."""
+        ...
+
+    @property
+    def seen_as(self) -> str:
+        """A key of how the text encoders read control pictures with a caption; "" if they do not."""
+        ...
+
+    def encode(self, caption: str, device: torch.device | str, pictures: Sequence[Tensor] = ()) -> Conditioning:
+        """Encode a caption with the text encoders in their current state.
+
+        pictures: control pictures (3, H, W) in -1..1, for text encoders that read them.
+        """
+        ...
+
+    def longest_batch(self, captions: Iterable[str], count: int, words: Mapping[str, Sequence[int]]) -> int:
+        """Count the tokens of the longest possible batch of `count` of these captions."""
+        ...
+
+
+class Denoiser(Protocol):
+    """What predicts."""
+
+    @property
+    def module(self) -> Any:
+        """The denoiser itself, an nn.Module; None after `free`."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of frozen weights and activations."""
+        ...
+
+    @property
+    def unquantized(self) -> tuple[str, ...]:
+        """Give the prefixes of its small, sensitive layers; their weights are never quantized."""
+        ...
+
+    @property
+    def writes_inputs(self) -> bool:
+        """Whether blocks may write into their inputs; recomputing them then takes copies."""
+        ...
+
+    def units(self) -> list[Unit]:
+        """List its repeated blocks."""
+        ...
+
+    def passes(self, shape: Sequence[int]) -> AbstractContextManager[None]:
+        """Wrap the forward and backward pass of latents of a shape, (B, C, *axes), so that gradients are right."""
+        ...
+
+    def predict(self, noised: Tensor, levels: Tensor, conditions: Any) -> Tensor:
+        """Compute the raw output for (B, C, *axes) noised latents at (B,) levels; same shape."""
+        ...
+
+
+class Layers(Protocol):
+    """What a LoRA can change, and how LoRA files name it."""
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of the denoiser's blocks, in the order of LoRA Config's lists."""
+        ...
+
+    def listed(self) -> list[Layer]:
+        """List the layers of all networks in memory, in each network's order."""
+        ...
+
+    def layouts(self, setting: str) -> list[list[str]]:
+        """List the possible block orders of a list setting of LoRA Config."""
+        ...
+
+    def further_names(self) -> Mapping[str, tuple[str, Slice | None]]:
+        """Map names in LoRA files that are looked up last to layers: (name in our files, slice); costs a moment.
+
+        A slice has no name of ComfyUI's there.
+        """
+        ...
+
+    def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
+        """Guess the family that a LoRA file was made for; "" if nothing tells.
+
+        widths: inputs of each layer by its name in the file, 0 if unknown. metadata: of the file.
+        """
+        ...
+
+
+class ConditionsOfBatch(Protocol):
+    """What the denoiser reads beside noised latents."""
+
+    def batch(
+        self,
+        captions: Sequence[Conditioning],
+        sizes: Tensor,
+        device: torch.device,
+        painted: Tensor | None = None,
+        references: Sequence[Sequence[Tensor]] = (),
+    ) -> Any:
+        """Join the conditions of a batch on a device.
+
+        sizes: (B, 6) original height and width, top and left of the crop, trained height and width, in pixels.
+        painted: (B, C, H, W) from `Inpainting.encode`. references: of each sample, from `ControlPictures.encode`,
+        (C, h, w) each; () is none at all.
+        """
+        ...
+
+    @property
+    def without_data(self) -> Callable[[int, Size, int], Any] | None:
+        """Build a batch's conditions on the meta device, where text encoders in memory run.
+
+        Takes the number of samples, (height, width) in latent pixels, and the tokens from `longest_batch`. None for a
+        model that cannot run there.
+        """
+        ...
+
+
+class Autoencoder(Protocol):
+    """Pictures to latents and back. `autoencoder` is the module or a copy of it."""
+
+    @property
+    def module(self) -> Any:
+        """The autoencoder itself, an nn.Module in float32; None after `free`."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """A key of the autoencoder's weights; another key means other weights."""
+        ...
+
+    def encode(self, autoencoder: Any, pixels: Tensor, /) -> tuple[Tensor, Tensor | None]:
+        """Encode (B, 3, H, W) pixels in -1..1: mean and standard deviation, if any."""
+        ...
+
+    def decode(self, autoencoder: Any, latents: Tensor, /) -> Tensor:
+        """Decode (B, C, H, W) latents to (B, height, width, 3) pictures in 0..1."""
+        ...
+
+
+class Inpainting(Protocol):
+    """The further inputs of a denoiser that also reads a mask and the picture with the masked region blanked."""
+
+    def encode(self, autoencoder: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor, /) -> Tensor:
+        """Encode them for (1, 3, H, W) pixels in -1..1; pixel_mask (B, 1, H, W), mask at latent size."""
+        ...
+
+    def blank(self, autoencoder: Any, size: Size, /) -> Tensor:
+        """Encode them for a fully painted picture of (width, height)."""
+        ...
+
+
+class ControlPictures(Protocol):
+    """The control pictures that a denoiser reads beside a caption."""
+
+    @property
+    def most(self) -> int:
+        """How many it reads at most, from 1 on."""
+        ...
+
+    def encode(self, autoencoder: Any, pixels: Tensor, /) -> Tensor:
+        """Encode (1, 3, H, W) pixels of one in -1..1, (1, C, h, w), in the autoencoder's own scale."""
+        ...
+
+
+class Sampler(Protocol):
+    """A sampler that the model brings along."""
+
+    def drawing(self, network: Any) -> AbstractContextManager[None]:
+        """Wrap calls of `draw` while a network is attached; afterwards training can go on."""
+        ...
+
+    def draw(
+        self,
+        prompt: Conditioning,
+        negative: Conditioning,
+        picture: SamplePicture,
+        check: Callable[[], None],
+        references: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """Draw a sample, (1, H, W, 3) in 0..1; references: its control pictures, as encoded, (C, h, w) each."""
+        ...
+
+
+class Host(Protocol):
+    """The program that holds a model's weights: it alone moves, stores and patches them."""
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ValueError for settings of a run that its models cannot have."""
+        ...
+
+    def remedy(self, kind: str) -> str:
+        """Name the setting by which the model is taken to predict another kind, and its value: "prediction to …"."""
+        ...
+
+    def session(self, device: torch.device) -> AbstractContextManager[None]:
+        """Make the denoiser trainable on a device inside a `with` block, and leave it as it was."""
+        ...
+
+    def encoding(self) -> AbstractContextManager[None]:
+        """Wrap the encoding of pictures and captions inside a session; afterwards training can go on."""
+        ...
+
+    def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
+        """Put a LoRA, by ComfyUI's names, under the network."""
+        ...
+
+    def reserve(self, size: int) -> None:
+        """Keep so many bytes of the device free beside the weights, from the next session on."""
+        ...
+
+    @property
+    def movable(self) -> int:
+        """The bytes of weights on the device that `reserve` can make room of."""
+        ...
+
+    def try_out(
+        self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0
+    ) -> list[str]:
+        """Try passes with gradients on a picture of (width, height); leave out layers that cannot be trained.
+
+        references: as many control pictures of that size beside the caption. Returns remarks for the person, a sentence
+        each. Raises ValueError for a model that cannot be trained so.
+        """
+        ...
+
+
+class BaseModel(Protocol):
+    """A base model in memory, or its outline on the meta device: what it is, and what it is made of.
+
+    Training uses nothing else of it. What a model does not have is None.
+    """
+
+    @property
+    def name(self) -> str:
+        """The file or folder name, for messages and metadata."""
         ...
 
     @property
@@ -168,22 +421,14 @@ class BaseModel(Protocol):
         """Facts about the model for the metadata of LoRA files, by the names in `lora_files/metadata.py`."""
         ...
 
-    def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
-        """Guess the family that a LoRA file was made for; "" if nothing tells.
-
-        widths: inputs of each layer by its name in the file, 0 if unknown. metadata: of the file.
-        """
-        ...
-
-    # --- the denoiser ---
     @property
-    def denoiser(self) -> Any:
-        """The denoiser, an nn.Module; None after `free`."""
+    def defaults(self) -> Defaults:
+        """What a run takes for this model where its settings are left open."""
         ...
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of frozen weights and activations."""
+    def sampling(self) -> SamplingDefaults:
+        """How samples are drawn where the settings leave it open, and by which samplers they can be."""
         ...
 
     @property
@@ -192,241 +437,73 @@ class BaseModel(Protocol):
         ...
 
     @property
-    def latents(self) -> LatentFormat:
-        """The format of latents."""
-        ...
-
-    @property
-    def blocks(self) -> tuple[str, ...]:
-        """The names of the denoiser's blocks, in the order of LoRA Config's lists."""
-        ...
-
-    @property
-    def unquantized(self) -> tuple[str, ...]:
-        """Give the prefixes of the denoiser's small, sensitive layers; their weights are never quantized."""
-        ...
-
-    @property
-    def inpainting(self) -> bool:
-        """Whether the denoiser also reads a mask and the picture with the masked region blanked."""
-        ...
-
-    @property
-    def references(self) -> int:
-        """How many control pictures the denoiser reads at most beside a caption."""
-        ...
-
-    @property
-    def seen_as(self) -> str:
-        """A key of how the text encoders read control pictures with a caption; "" if they do not."""
-        ...
-
-    @property
     def levels(self) -> LevelDefaults:
         """The distribution of levels that this family is trained with."""
         ...
 
     @property
-    def defaults(self) -> Defaults:
-        """What a run takes for this model where its settings are left open."""
+    def latents(self) -> LatentFormat:
+        """The format of latents."""
         ...
 
     @property
-    def managed(self) -> bool:
-        """Whether the denoiser belongs to ComfyUI, which alone moves and stores its weights."""
+    def layers(self) -> Layers:
+        """What a LoRA can change."""
         ...
 
     @property
-    def writes_inputs(self) -> bool:
-        """Whether blocks may write into their inputs; recomputing them then takes copies."""
-        ...
-
-    def reserve(self, size: int) -> None:
-        """Keep so many bytes of the device free beside the weights, from the next session on."""
+    def denoiser(self) -> Denoiser:
+        """What predicts."""
         ...
 
     @property
-    def movable(self) -> int:
-        """The bytes of weights on the device that `reserve` can make room of."""
-        ...
-
-    def session(self, device: torch.device) -> AbstractContextManager[None]:
-        """Make the denoiser trainable on a device inside a `with` block, and leave it as it was."""
-        ...
-
-    def passes(self, shape: Sequence[int]) -> AbstractContextManager[None]:
-        """Wrap the forward and backward pass of latents of a shape, (B, C, H, W), so that gradients are right."""
-        ...
-
-    def layers(self) -> list[Layer]:
-        """List the layers of all networks in memory, in each network's order."""
-        ...
-
-    def further_names(self) -> Mapping[str, tuple[str, Slice | None]]:
-        """Map names in LoRA files that are looked up last to layers: (name in our files, slice); costs a moment.
-
-        A slice has no name of ComfyUI's there.
-        """
-        ...
-
-    def try_out(
-        self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0
-    ) -> list[str]:
-        """Try passes with gradients on a picture of (width, height); leave out layers that cannot be trained.
-
-        references: as many control pictures of that size beside the caption. Returns remarks for the person, a sentence
-        each. Raises ValueError for a model that cannot be trained so.
-        """
-        ...
-
-    def block_layouts(self, setting: str) -> list[list[str]]:
-        """List the possible block orders of a list setting of LoRA Config."""
-        ...
-
-    def units(self, module: nn.Module) -> list[Unit]:
-        """List the repeated blocks of the denoiser or of a text encoder."""
-        ...
-
-    def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
-        """Put a LoRA, by ComfyUI's names, under the network; only for managed models, others get it merged."""
-        ...
-
-    def batch(
-        self,
-        captions: Sequence[Conditioning],
-        sizes: Tensor,
-        device: torch.device,
-        painted: Tensor | None = None,
-        references: Sequence[Sequence[Tensor]] = (),
-    ) -> Any:
-        """Join the conditions of a batch on a device.
-
-        sizes: (B, 6) original height and width, top and left of the crop, trained height and width, in pixels.
-        painted: (B, C, H, W) from `encode_painted`, for inpainting models. references: of each sample, from
-        `encode_reference`, (C, h, w) each; () is none at all.
-        """
-        ...
-
-    def predict(self, noised: Tensor, levels: Tensor, conditions: Any) -> Tensor:
-        """Compute the denoiser's raw output for (B, C, H, W) noised latents at (B,) levels; same shape."""
-        ...
-
-    def empty_conditions(self, count: int, latents: Size, tokens: int) -> Any:
-        """Build a batch's conditions on the meta device, where text encoders in memory run.
-
-        latents: (height, width) in latent pixels. tokens: from `longest_batch`.
-        """
-        ...
-
-    # --- text ---
-    @property
-    def text_encoders(self) -> tuple[Any, ...]:
-        """The text encoders in memory; () after `free`."""
+    def conditions(self) -> ConditionsOfBatch:
+        """What the denoiser reads."""
         ...
 
     @property
-    def text_identity(self) -> str:
-        """A key of the text encoders' state; another key means that cached captions are invalid."""
+    def text(self) -> Text:
+        """How captions are encoded."""
         ...
 
     @property
-    def window(self) -> int:
-        """Tokens in a chunk, which is encoded as one sequence."""
+    def autoencoder(self) -> Autoencoder:
+        """How pictures are encoded."""
         ...
 
     @property
-    def max_tokens(self) -> int:
-        """Tokens of a caption that are encoded; the rest is cut."""
-        ...
-
-    def mark_text(self, *changes: str) -> None:
-        """Add changes of the text encoders' weights to `text_identity`."""
-        ...
-
-    def encode_text(self, caption: str, device: torch.device | str, pictures: Sequence[Tensor] = ()) -> Conditioning:
-        """Encode a caption with the text encoders in their current state.
-
-        pictures: control pictures (3, H, W) in -1..1, for text encoders that read them.
-        """
-        ...
-
-    def count_tokens(self, caption: str, words: Mapping[str, Sequence[int]]) -> int:
-        """Count the tokens of a caption."""
-        ...
-
-    def cut_text(self, caption: str, words: Mapping[str, Sequence[int]]) -> tuple[str, list[str]]:
-        """Find the part of a caption that is cut: its text, and the trained words in it; ("", []) for none."""
-        ...
-
-    def longest_batch(self, captions: Iterable[str], count: int, words: Mapping[str, Sequence[int]]) -> int:
-        """Count the tokens of the longest possible batch of `count` of these captions."""
-        ...
-
-    def token_ids(self, text: str) -> list[int]:
-        """List the ids of a text's tokens; [] without a tokenizer."""
-        ...
-
-    # --- the autoencoder ---
-    @property
-    def autoencoder(self) -> Any:
-        """The autoencoder, an nn.Module in float32; None after `free`."""
+    def inpainting(self) -> Inpainting | None:
+        """What an inpainting model reads beside."""
         ...
 
     @property
-    def autoencoder_identity(self) -> str:
-        """A key of the autoencoder's weights; another key means other weights."""
-        ...
-
-    def encode_pixels(self, autoencoder: Any, pixels: Tensor, /) -> tuple[Tensor, Tensor | None]:
-        """Encode (B, 3, H, W) pixels in -1..1 with the autoencoder or a copy: mean and standard deviation, if any."""
-        ...
-
-    def encode_reference(self, autoencoder: Any, pixels: Tensor, /) -> Tensor:
-        """Encode (1, 3, H, W) pixels of a control picture in -1..1, (1, C, h, w), in the autoencoder's own scale."""
-        ...
-
-    def encode_painted(self, autoencoder: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor, /) -> Tensor:
-        """Encode an inpainting model's further inputs; pixel_mask (B, 1, H, W), mask at latent size."""
-        ...
-
-    def encode_blank(self, autoencoder: Any, size: Size, /) -> Tensor:
-        """Encode an inpainting model's further inputs for a fully painted picture of (width, height)."""
-        ...
-
-    def decode(self, autoencoder: Any, latents: Tensor, /) -> Tensor:
-        """Decode (B, C, H, W) latents to (B, height, width, 3) pictures in 0..1."""
+    def controls(self) -> ControlPictures | None:
+        """The control pictures that an edit model reads."""
         ...
 
     @property
-    def sampling(self) -> SamplingDefaults:
-        """How samples are drawn where the settings leave it open, and by which samplers they can be."""
+    def sampler(self) -> Sampler | None:
+        """Its own sampler; None: the core's draws."""
         ...
 
-    def encoding(self) -> AbstractContextManager[None]:
-        """Wrap the encoding of pictures and captions inside a session; afterwards training can go on."""
+    @property
+    def host(self) -> Host | None:
+        """Who holds and moves its weights; None: this run does, by the settings of Memory."""
         ...
 
-    def drawing(self, network: Any) -> AbstractContextManager[None]:
-        """Wrap calls of `draw` while a network is attached; afterwards training can go on."""
-        ...
-
-    def draw(
-        self,
-        prompt: Conditioning,
-        negative: Conditioning,
-        picture: SamplePicture,
-        check: Callable[[], None],
-        references: Sequence[Tensor] = (),
-    ) -> Tensor | None:
-        """Draw a sample with the model's own sampler, (1, H, W, 3) in 0..1; None: with the core's.
-
-        references: its control pictures, from `encode_reference`, (C, h, w) each.
-        """
-        ...
-
-    def free(self, *parts: str) -> None:
+    def free(self, *names: str) -> None:
         """Drop "text", "autoencoder" or "denoiser", or all of them, to free their memory."""
         ...
+
+
+def session(base: BaseModel, device: torch.device) -> AbstractContextManager[None]:
+    """Make a denoiser trainable on a device inside a `with` block, wherever its weights are held."""
+    return base.host.session(device) if base.host else nullcontext()
+
+
+def encoding(base: BaseModel) -> AbstractContextManager[None]:
+    """Wrap the encoding of pictures and captions inside a session."""
+    return base.host.encoding() if base.host else nullcontext()
 
 
 class Source(Protocol):

@@ -21,14 +21,14 @@ def numbers_by_block(base: BaseModel, config: LoraConfig, setting: str) -> dict[
     if they are not.
     """
     values: Sequence[float] = getattr(config, setting)
-    layouts = base.block_layouts(setting)
+    layouts = base.layers.layouts(setting)
     for names in layouts:
         if len(values) == len(names):
             given = dict(zip(names, values, strict=True))
             rest = given.get(BASE, 1.0)
-            return {name: given.get(name, rest) for name in (*base.blocks, BASE)}
+            return {name: given.get(name, rest) for name in (*base.layers.blocks, BASE)}
     if len(set(values)) <= 1:
-        return dict.fromkeys(base.blocks, values[0]) if values else {}
+        return dict.fromkeys(base.layers.blocks, values[0]) if values else {}
     expected = "; or ".join(f"{len(names)} numbers, in the order {' '.join(names)}" for names in layouts)
     raise ValueError(f"{setting} has {len(values)} numbers, and this model takes {expected}.")
 
@@ -36,10 +36,10 @@ def numbers_by_block(base: BaseModel, config: LoraConfig, setting: str) -> dict[
 def remarks_on_blocks(base: BaseModel, config: LoraConfig) -> list[str]:
     """Warn of lists of a wrong length that count for every block."""
     return [
-        f"{setting} has {len(values)} numbers where this model has {len(base.blocks)} blocks; as they are all "
+        f"{setting} has {len(values)} numbers where this model has {len(base.layers.blocks)} blocks; as they are all "
         f"equal, {values[0]:g} counts for every block."
         for setting in NUMBERS
-        if (values := getattr(config, setting)) and len(values) not in map(len, base.block_layouts(setting))
+        if (values := getattr(config, setting)) and len(values) not in map(len, base.layers.layouts(setting))
     ]
 
 

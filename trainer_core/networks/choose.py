@@ -43,7 +43,7 @@ def choose_targets(base: BaseModel, config: LoraConfig, parts: Collection[str]) 
             f"The preset {config.preset} trains no text encoder; set their learning rates to 0, or "
             f"{setting('lora.preset')} to another."
         )
-    listed = base.layers()
+    listed = base.layers.listed()
     if config.preset in DENOISER_ONLY and not any(config.preset in layer.presets for layer in listed):
         raise ValueError(
             f"The preset {config.preset} is for UNets, and {base.title} is none; set {setting('lora.preset')} to "

@@ -27,7 +27,7 @@ def build_network(
     if continued is None:
         targets = choose_targets(base, config.lora, [prefix for prefix, rate in rates.items() if rate > 0])
     else:
-        layers = {layer.name: layer for layer in base.layers()}
+        layers = {layer.name: layer for layer in base.layers.listed()}
         targets = [target_of(layers[name], weights.rank, weights.alpha) for name, weights in continued.items()]
     network = Network(targets, config.lora, config.train.seed, continued)
     network.embeddings = build_embeddings(base, config)
@@ -36,6 +36,6 @@ def build_network(
 
 def build_embeddings(base: BaseModel, config: RunConfig) -> Embeddings:
     """Build the vectors of the trained words; those of a base model's outline have no values."""
-    embeddings = config.lora.embeddings
-    init = {embedding.token: base.token_ids(embedding.init) for embedding in embeddings}
-    return Embeddings(base.text_encoders, embeddings, word_ids(embeddings), init, config.train.seed)
+    embeddings, text = config.lora.embeddings, base.text.trainable
+    init = {embedding.token: text.token_ids(embedding.init) if text else [] for embedding in embeddings}
+    return Embeddings(base.text.encoders, embeddings, word_ids(embeddings), init, config.train.seed)

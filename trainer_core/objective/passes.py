@@ -77,16 +77,16 @@ class Pass:
     def _kept(self) -> Any:
         if self.memory is None:
             return nullcontext()
-        models = (self.base.denoiser, *(text.model for text in self.base.text_encoders))
-        return kept_activations(self.memory, models, self.device, written=self.base.writes_inputs)
+        models = (self.base.denoiser.module, *(text.model for text in self.base.text.encoders))
+        return kept_activations(self.memory, models, self.device, written=self.base.denoiser.writes_inputs)
 
     @torch.no_grad()
     def _by_the_base(self, captions: Sequence[str], conditions: Any = None) -> Tensor:
         """Predict without the network; trained text encoders encode the captions again without it."""
         with self.network.detached():
-            if conditions is None or self.base.text_encoders:
+            if conditions is None or self.base.text.encoders:
                 conditions = self.conditions(captions, False)
             return self._ask(conditions)
 
     def _ask(self, conditions: Any) -> Tensor:
-        return self.base.predict(self.draws.noised, self.draws.levels, conditions)
+        return self.base.denoiser.predict(self.draws.noised, self.draws.levels, conditions)

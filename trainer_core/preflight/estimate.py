@@ -254,7 +254,7 @@ def estimate_step(
 ) -> Estimate:
     """Estimate the memory of a training step, from the second step on.
 
-    base: models on the meta device in base.dtype, prepared as for the run (checkpointing and all else that changes the
+    base: models on the meta device in their dtype, prepared as for the run (checkpointing and all else that changes the
     stored activations); they are frozen, otherwise unchanged. Its text encoders, if any, run in each step. network:
     built for them, on the meta device. objective: with the terms of the run. memory: as for the run; attention "math"
     allocates every attention weight. weight_bytes: frozen weights on the device, where the modules hold another number.
@@ -263,7 +263,7 @@ def estimate_step(
     Encoding before the run and samples are not included. Validation needs less memory at every layer, as it stores
     nothing for a backward pass.
     """
-    models = [base.denoiser, *(text.model for text in base.text_encoders)]
+    models = [base.denoiser.module, *(text.model for text in base.text.encoders)]
     for model in models:
         model.requires_grad_(False)
     if weight_bytes is None:
@@ -309,12 +309,14 @@ def pass_without_data(
     mask = latents.new_empty(shape.samples, 1, *shape.latents) if shape.masked else None
     held = torch.empty(shape.samples, dtype=torch.bool, device="meta")
     drawn = replace(drawn, mask=mask, prior_weight=None if mask is None else each, held=held)
+    conditions = base.conditions.without_data
+    assert conditions is not None, "other models are measured"
     return Pass(
         base=base,
         network=network,
         draws=drawn,
         captions=[shape.caption] * shape.samples,
-        conditions=lambda *_: base.empty_conditions(shape.samples, (shape.latents[0], shape.latents[-1]), shape.tokens),
+        conditions=lambda *_: conditions(shape.samples, (shape.latents[0], shape.latents[-1]), shape.tokens),
         memory=memory,
         index=NEGATIVE.index,
         loss=objective.config.loss,
@@ -350,7 +352,7 @@ def estimate_encoding(
     weights = weight_bytes(vae) + (weight_bytes(vae) * dtype.itemsize // 4 if dtype != torch.float32 else 0)
     small, live = vae.to(dtype), LiveBytes(block)
     with live, fused_attention():
-        base.encode_pixels(small, torch.empty(1, 3, *size[::-1], device="meta"))
+        base.autoencoder.encode(small, torch.empty(1, 3, *size[::-1], device="meta"))
     return Encoding(vae=weights, texts=sum(map(weight_bytes, texts)), work=live.peak)
 
 

@@ -16,7 +16,7 @@ from ..config import MemoryConfig, ObjectiveConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..lora_files.continued import load_continued
 from ..memory import describe, empty_cache, free_bytes, out_of_memory, recompute, rungs
-from ..models import BaseModel, Conditioning, word_ids
+from ..models import BaseModel, Conditioning, Host, word_ids
 from ..networks import Network
 from ..networks.of_model import build_network, learning_rates
 from ..objective import Objective, Pass, draws_at, other_captions, terms_of, texts_beside
@@ -100,7 +100,7 @@ def _pass_bytes(
     sizes = torch.tensor([[height, width, 0, 0, height, width]] * count)
     shape = (count, form.channels, height // form.pixels, width // form.pixels)
     levels = torch.full((count,), len(base.noise.alpha) // 2)
-    with live, base.passes(shape):
+    with live, base.denoiser.passes(shape):
         latents: Tensor = torch.zeros(shape, device=device)
         shown = [[each] * references for each in latents]
         seen = Pass(
@@ -108,7 +108,7 @@ def _pass_bytes(
             network=network,
             draws=draws_at(latents, torch.zeros_like(latents), levels, objective.path.at(levels, device)),
             captions=[text] * count,
-            conditions=lambda *_: base.batch(captions, sizes, device, None, shown),
+            conditions=lambda *_: base.conditions.batch(captions, sizes, device, None, shown),
             loss=objective.config.loss,
             space=objective.config.loss_on,
         )
@@ -119,7 +119,7 @@ def _pass_bytes(
 
 
 def fit_measured(
-    config: RunConfig, plan: Plan, base: BaseModel, device: torch.device, dtype: torch.dtype
+    config: RunConfig, plan: Plan, base: BaseModel, host: Host, device: torch.device, dtype: torch.dtype
 ) -> tuple[list[MemoryConfig], str]:
     """Choose the fastest memory settings that fit, by measured passes; return them, the fallbacks, and a sentence.
 
@@ -130,31 +130,33 @@ def fit_measured(
     for term in objective.terms:
         term.begin(objective.path, config.train.seed, device)
     captions = plan.captions() | other_captions(objective.terms, plan)
-    longest = max(captions, key=lambda caption: base.count_tokens(caption, word_ids(())))
+    longest = max(captions, key=lambda caption: base.text.count_tokens(caption, word_ids(())))
     text = max(sorted(plan.captions()), key=lambda caption: len(texts_beside(objective.terms, caption)))
     references = max(len(picture.controls) for picture in plan.manifest.pictures)
-    pictures = [torch.zeros(3, size[1], size[0])] * references if base.seen_as else ()
-    caption = base.encode_text(longest, device, pictures)
+    pictures = [torch.zeros(3, size[1], size[0])] * references if base.text.seen_as else ()
+    caption = base.text.encode(longest, device, pictures)
     every = (memory.replace(offload_weights="none") for memory in rungs(config.memory, device))
-    ladder = list(dict.fromkeys(every))  # where weights lie is ComfyUI's business
-    with base.session(device):
+    ladder = list(dict.fromkeys(every))  # where weights lie is the host's business
+    with host.session(device):
         start = load_continued(config, base)
         rates = learning_rates(config.optimizer, base)
         network = build_network(base, config, rates, start.layers if start else None).to(device, dtype)
         kept = _network_bytes(network, config)
         free = free_bytes(device)
         with network.attached():
-            remarks = _try_out(base, network, caption, min(plan.fullest_batches(), key=math.prod), references)
+            remarks = _try_out(
+                host, base.latents.step, network, caption, min(plan.fullest_batches(), key=math.prod), references
+            )
             for number, memory in enumerate(ladder):
-                recompute(base.units(base.denoiser), memory.checkpointing, copies=base.writes_inputs)
+                recompute(base.denoiser.units(), memory.checkpointing, copies=base.denoiser.writes_inputs)
                 last = number + 1 == len(ladder)
                 # Where no more blocks can be recomputed, ComfyUI keeps a part of the weights in RAM.
-                room = free + (base.movable if memory.checkpointing == ladder[-1].checkpointing else 0)
+                room = free + (host.movable if memory.checkpointing == ladder[-1].checkpointing else 0)
                 peak = _peak(base, network, caption, size, device, references, objective, text)
                 if peak is None:
                     continue
                 needed = kept + peak.at(samples, size)
-                base.reserve(needed)
+                host.reserve(needed)
                 if needed <= (free if device.type == "cpu" else room) or (last and device.type == "cuda"):
                     sizes = f"{needed / 1e9:.1f} GB beside the model's weights, {free / 1e9:.1f} GB are free"
                     return ladder[number:], " ".join([f"Memory: about {sizes}, with {describe(memory)}.", *remarks])
@@ -165,16 +167,18 @@ def fit_measured(
     )
 
 
-def _try_out(base: BaseModel, network: Network, caption: Conditioning, size: Pixels, references: int) -> list[str]:
+def _try_out(
+    host: Host, step: int, network: Network, caption: Conditioning, size: Pixels, references: int
+) -> list[str]:
     """Try the model on small pictures, as nothing is recomputed yet; some models take none below a size."""
     layers = dict(network.layers.items())
-    small = _share(size, min(1.0, SMALL / min(size)), base.latents.step)
+    small = _share(size, min(1.0, SMALL / min(size)), step)
     try:
-        return base.try_out(layers, caption, small, references)
+        return host.try_out(layers, caption, small, references)
     except ValueError:
         if small == size:
             raise
-    return base.try_out(layers, caption, size, references)
+    return host.try_out(layers, caption, size, references)
 
 
 def _peak(

@@ -51,7 +51,7 @@ def fit_memory(
             tight = "" if estimate.total <= free else ", which is tight"
             room = f"{estimate.gigabytes} of {free / 1e9:.1f} GB that are free"
             return ladder[i:], f"Memory: about {room}, with {describe(memory)}{tight}."
-    found = _remedies(config, shape, outline.base.dtype, device, free, encoding)
+    found = _remedies(config, shape, outline.base.denoiser.dtype, device, free, encoding)
     remedies = "; or ".join(found) or "lower the resolution"
     raise ValueError(
         f"This run needs about {estimate.gigabytes} of memory with {describe(memory)}, and {free / 1e9:.1f} GB are "
@@ -67,7 +67,7 @@ def largest_micro_batch(config: RunConfig, plan: Plan, base: BaseModel) -> Shape
     return Shape(
         samples=count,
         latents=(height // base.latents.pixels, width // base.latents.pixels),
-        tokens=base.longest_batch(captions | other_captions(terms, plan), count, words),
+        tokens=base.text.longest_batch(captions | other_captions(terms, plan), count, words),
         caption=max(sorted(captions), key=lambda caption: len(texts_beside(terms, caption))),
         masked=any(plan.has_mask(picture) for picture in plan.trained),
         accumulates=config.train.accumulate > 1 or config.dataset.paired,  # a pair has two backward passes
@@ -79,7 +79,7 @@ def encoding_of(config: RunConfig, plan: Plan, base: BaseModel, vae: Any, device
     return estimate_encoding(
         base,
         vae,
-        () if trains_text(config, base) else [text.model for text in base.text_encoders],
+        () if trains_text(config, base) else [text.model for text in base.text.encoders],
         size=max(plan.fullest_batches(), key=math.prod),
         dtype=DTYPES.get(config.base_model.vae_precision, torch.float32),
         block=block_on(device),
@@ -108,9 +108,9 @@ def estimate_run(
     if not trains_text(config, base):
         base.free("text")
     prepare(base, memory, config.base_model.weights, meta, Stream(meta))
-    for text in base.text_encoders:
-        recompute(base.units(text.model), memory.checkpointing)
-    models = (base.denoiser, *(text.model for text in base.text_encoders))
+    for text in base.text.encoders:
+        recompute(text.units(), memory.checkpointing)
+    models = (base.denoiser.module, *(text.model for text in base.text.encoders))
     objective = Objective(config.objective, base.noise, config.train.seed, base.levels, terms_of(config))
     for term in objective.terms:
         term.begin(objective.path, config.train.seed, meta)

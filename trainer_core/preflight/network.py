@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..config import DENOISER_ONLY, WITHOUT_RANK, BaseModelConfig, LoraConfig, RunConfig, fill_lora
+from ..config import DENOISER_ONLY, WITHOUT_RANK, LoraConfig, RunConfig, fill_lora
 from ..lora_files.continued import file_remarks
-from ..models import BaseModel, source_of
+from ..models import BaseModel, Source
 from ..networks import Network, Target, choose_targets, remarks_on_blocks
 from .outline import Outline
 from .report import table
@@ -45,9 +45,9 @@ def measure_run(config: RunConfig, outline: Outline) -> NetworkSize:
     return replace(size, remarks=[*size.remarks, *file_remarks(config)])
 
 
-def outline_size(base_model: BaseModelConfig, config: LoraConfig) -> NetworkSize:
+def outline_size(source: Source, config: LoraConfig) -> NetworkSize:
     """Count layers and parameters of a new network in all parts of a base model, from the file's header alone."""
-    base = source_of(base_model).outline()
+    base = source.outline()
     config = fill_lora(config, base.defaults)
     parts = base.parts[:1] if config.preset in DENOISER_ONLY else base.parts
     with torch.device("meta"):
@@ -81,7 +81,7 @@ def measure_network(base: BaseModel, network: Network, config: LoraConfig) -> Ne
         return NetworkSize(models=[model for model in models if model.layers], blocks=[], remarks=[])
     return NetworkSize(
         models=[model for model in models if model.layers],
-        blocks=[part(name, (t for t in network.chosen if t.block == name)) for name in base.blocks],
+        blocks=[part(name, (t for t in network.chosen if t.block == name)) for name in base.layers.blocks],
         remarks=remarks_on_blocks(base, config),
     )
 

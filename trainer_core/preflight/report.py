@@ -33,7 +33,7 @@ def report(plan: Plan) -> str:
     return _replace_bad_bytes("\n\n".join(part for part in parts if part))
 
 
-def long_captions(plan: Plan, base: CaptionLengths, words: Words) -> list[str]:
+def long_captions(plan: Plan, limits: CaptionLengths, words: Words) -> list[str]:
     """List sentences on captions longer than the text encoder's window, with the part that would be cut.
 
     words: the tokens of trained embeddings.
@@ -43,24 +43,24 @@ def long_captions(plan: Plan, base: CaptionLengths, words: Words) -> list[str]:
     for i, picture in enumerate(plan.manifest.pictures):
         texts = sorted(plan.captions_of(i), key=len, reverse=True)[:4]  # long texts have many tokens
         tokens = [
-            base.count_tokens(text, words) if words or len(text.encode(errors="replace")) > base.window else 0
+            limits.count_tokens(text, words) if words or len(text.encode(errors="replace")) > limits.window else 0
             for text in texts
         ]
         most = max(tokens, default=0)
-        if most > base.max_tokens:
-            rest = base.cut_text(texts[tokens.index(most)], words)[0]
+        if most > limits.max_tokens:
+            rest = limits.cut(texts[tokens.index(most)], words)[0]
             cut.append(f'{picture.name} ({most} tokens, without "{rest[:60]}{"..." if len(rest) > 60 else ""}")')
-        elif most > base.window:
+        elif most > limits.window:
             long.append(f"{picture.name} ({most} tokens)")
     sentences = []
     if long:
         some = count(long, "caption is", "captions are")
         sentences.append(
-            f"{some} longer than {base.window} tokens and encoded in parts of {base.window}: {names(long)}."
+            f"{some} longer than {limits.window} tokens and encoded in parts of {limits.window}: {names(long)}."
         )
     if cut:
         some = count(cut, "caption is", "captions are")
-        sentences.append(f"{some} longer than {base.max_tokens} tokens and cut: {names(cut)}.")
+        sentences.append(f"{some} longer than {limits.max_tokens} tokens and cut: {names(cut)}.")
     return sentences
 
 

@@ -88,7 +88,7 @@ def _values(
     values["objective"] |= _levels(config.objective, levels)
     connected = values["base_model"].pop("connected", None)
     if connected is not None:
-        values["connected"] = {name: value for name, value in connected.items() if name != "key"}
+        values["connected"] = connected
     if config.existing.on_existing == "fork":
         values["fork"] = [config.existing.fork_run, config.existing.fork_step]
     return values | {"format": FORMAT, "models": dict(models), "pictures": pictures}

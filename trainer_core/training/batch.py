@@ -77,8 +77,8 @@ def build_conditions(
     painted = [each for sample in samples if (each := encoded.painted(sample)) is not None]
     seen = [plan.references(sample.picture, sample.crop) for sample in samples]
     captions = [
-        read(sample.caption, each) if each and base.seen_as else read(sample.caption)
+        read(sample.caption, each) if each and base.text.seen_as else read(sample.caption)
         for sample, each in zip(samples, seen, strict=True)
     ]
     references = [encoded.references(each) for each in seen] if any(seen) else ()
-    return base.batch(captions, sizes, device, torch.stack(painted) if painted else None, references)
+    return base.conditions.batch(captions, sizes, device, torch.stack(painted) if painted else None, references)

@@ -25,11 +25,11 @@ def text_reader(
     Captions that training cannot change come from the cache, all others from the text encoders in memory. encoded:
     returns what is encoded by then. training: the text encoders or embeddings still change.
     """
-    if not base.text_encoders:
+    if not base.text.encoders:
         return lambda *caption: encoded().conditioning(*caption)
 
     def encode(caption: str) -> Conditioning:
-        return base.encode_text(caption, device)
+        return base.text.encode(caption, device)
 
     encode_live = encode if training else functools.lru_cache(maxsize=CACHED_CAPTIONS)(torch.no_grad()(encode))
 
@@ -72,10 +72,10 @@ def check_embeddings(embeddings: Sequence[EmbeddingConfig], plan: Plan, outline:
                 f"write it into the captions or into {setting('captions.prefix')}, or do not train it."
             )
     for caption in sorted(captions):
-        if cut := outline.cut_text(caption, words)[1]:
+        if cut := outline.text.cut(caption, words)[1]:
             raise ValueError(
                 f'The caption "{caption[:60]}..." has no room for the {len(words[cut[0]])} vectors of {cut[0]}: it is '
-                f"cut after {outline.max_tokens} tokens; shorten it, move the word to its front, or lower vectors."
+                f"cut after {outline.text.max_tokens} tokens; shorten it, move the word to its front, or lower vectors."
             )
 
 
@@ -118,4 +118,4 @@ def freeze_stopped(
 def text_is_trained(network: Network, config: RunConfig, base: BaseModel, stopped: Mapping[str, float]) -> bool:
     """Tell whether text encoders or embeddings are still trained."""
     rates = {**learning_rates(config.optimizer, base), **stopped}
-    return network.embeddings.trainable or any(rates[text.prefix] > 0 for text in base.text_encoders)
+    return network.embeddings.trainable or any(rates[text.prefix] > 0 for text in base.text.encoders)

@@ -21,7 +21,7 @@ from ..data.masks import cut_mask, latent_mask, painting_masks
 from ..data.plan import Plan, View
 from ..data.scan import Picture
 from ..memory import with_room
-from ..models import BaseModel
+from ..models import BaseModel, ControlPictures, Inpainting
 from .encode_text import encode_seen, encode_texts
 from .encoded import Encoded, Needs, Seen, Work, room
 from .pixels import decoded, mask_of, prepared_pixels
@@ -72,7 +72,7 @@ def encode_plan(
         masked=masked,
         blank=blank,
         references=plan.all_references().union(*drawn.values()),
-        texts=None if prompts is None else plan.captions(alone=bool(base.seen_as)) | prompts,
+        texts=None if prompts is None else plan.captions(alone=bool(base.text.seen_as)) | prompts,
         seen=seen,
     )
     work = Work(base=base, plan=plan, cache=cache, device=device, callbacks=callbacks, vae_dtype=vae_dtype, world=world)
@@ -92,7 +92,7 @@ def encode(work: Work, needs: Needs) -> Encoded:
             picture_digest=file.digest,
             crop=view.crop,
             background=background,
-            vae_id=base.autoencoder_identity,
+            vae_id=base.autoencoder.identity,
             dtype=work.vae_dtype,
         )
         wanted.setdefault(latent_keys[view], ((file, background), view.crop))
@@ -116,8 +116,8 @@ def encode(work: Work, needs: Needs) -> Encoded:
         work.callbacks.check()
         mask = latent_mask(cut_mask(mask_of(plan, view.picture), view.crop), base.latents.pixels)
         cache.put(key, {"mask": mask})
-    painted_keys = _encode_painted(work, needs) if base.inpainting else {}
-    reference_keys = _encode_references(work, needs.references)
+    painted_keys = _encode_painted(work, base.inpainting, needs) if base.inpainting else {}
+    reference_keys = _encode_references(work, base.controls, needs.references) if base.controls else {}
     text_keys = {} if needs.texts is None else encode_texts(work, needs.texts)
     seen_keys = encode_seen(work, needs.seen)
     cache.flush()
@@ -143,16 +143,16 @@ def _encode_pictures(work: Work, missing: Mapping[str, tuple[Coloured, Crop]]) -
     overflowed: list[str] = []
     on_cpu = 0
     with ExitStack() as stack:
-        vae = stack.enter_context(work.place(base.autoencoder, device))
+        vae = stack.enter_context(work.place(base.autoencoder.module, device))
         small = vae
         if dtype != torch.float32:
             small = stack.enter_context(work.place(work.copy_in(dtype, vae), device))
         prepared = prepared_pixels(list(missing.values()), lambda file: decoded(*file))
         for done, (key, (((picture, _), _), pixels)) in enumerate(zip(missing, prepared, strict=True)):
             work.callbacks.check()
-            (mean, std), no_room = with_room(base.encode_pixels, small, device, pixels)
+            (mean, std), no_room = with_room(base.autoencoder.encode, small, device, pixels)
             if small is not vae and not _finite(mean, std):
-                (mean, std), no_room = with_room(base.encode_pixels, vae, device, pixels)
+                (mean, std), no_room = with_room(base.autoencoder.encode, vae, device, pixels)
                 overflowed.append(picture.name)
             if not _finite(mean, std):
                 raise _not_finite(base, picture)
@@ -173,11 +173,11 @@ def _encode_pictures(work: Work, missing: Mapping[str, tuple[Coloured, Crop]]) -
         work.note_once("overflow", sentence)
 
 
-def _encode_painted(work: Work, needs: Needs) -> dict[View | Size, str]:
+def _encode_painted(work: Work, inputs: Inpainting, needs: Needs) -> dict[View | Size, str]:
     """Encode masked pictures for an inpainting model, in float32, and return their keys."""
     base, plan, cache, device = work.base, work.plan, work.cache, work.device
     pictures, concepts = plan.manifest.pictures, plan.concepts
-    views, vae_id = _in_order(needs.masked), base.autoencoder_identity
+    views, vae_id = _in_order(needs.masked), base.autoencoder.identity
     keys: dict[View | Size, str] = {size: blank_key(size=size, vae_id=vae_id) for size in sorted(needs.blank)}
     for view in views:
         masks = concepts[view.picture].masks
@@ -196,16 +196,16 @@ def _encode_painted(work: Work, needs: Needs) -> dict[View | Size, str]:
     sizes = work.world.mine([size for size in sorted(needs.blank) if not cache.has(keys[size])])
     if not missing and not sizes:
         return keys
-    with work.place(base.autoencoder, device) as vae:
+    with work.place(base.autoencoder.module, device) as vae:
         for size in sizes:
-            cache.put(keys[size], {"painted": base.encode_blank(vae, size)[0].cpu()})
+            cache.put(keys[size], {"painted": inputs.blank(vae, size)[0].cpu()})
         items = [((plan.file(view), concepts[view.picture].background), view.crop) for view in missing]
         prepared = prepared_pixels(items, lambda file: decoded(*file))
         for done, (view, (_, picture)) in enumerate(zip(missing, prepared, strict=True)):
             work.callbacks.check()
             mask = cut_mask(mask_of(plan, view.picture), view.crop)
             pixel_mask, small = (each[None] for each in painting_masks(mask, base.latents.pixels))
-            painted, _ = with_room(base.encode_painted, vae, device, picture, pixel_mask, small)
+            painted, _ = with_room(inputs.encode, vae, device, picture, pixel_mask, small)
             if not _finite(painted):
                 raise _not_finite(base, plan.file(view))
             cache.put(keys[view], {"painted": painted[0].cpu()})
@@ -213,7 +213,9 @@ def _encode_painted(work: Work, needs: Needs) -> dict[View | Size, str]:
     return keys
 
 
-def _encode_references(work: Work, references: Collection[Reference]) -> dict[Reference, str]:
+def _encode_references(
+    work: Work, controls: ControlPictures, references: Collection[Reference]
+) -> dict[Reference, str]:
     """Encode control pictures, in float32, and return their keys."""
     base, cache, device = work.base, work.cache, work.device
     keys = {
@@ -221,20 +223,20 @@ def _encode_references(work: Work, references: Collection[Reference]) -> dict[Re
             picture_digest=each.control.digest,
             crop=each.crop,
             background=each.background,
-            vae_id=base.autoencoder_identity,
+            vae_id=base.autoencoder.identity,
         )
         for each in sorted(references, key=repr)
     }
     missing = [each for each, key in keys.items() if not cache.has(key)]
     _check_space(base, cache, [each.crop for each in missing])
     if missing := work.world.mine(missing):
-        with work.place(base.autoencoder, device) as vae:
+        with work.place(base.autoencoder.module, device) as vae:
             items = [((each.control, each.background), each.crop) for each in missing]
             for done, (each, (_, pixels)) in enumerate(
                 zip(missing, prepared_pixels(items, lambda f: decoded(*f)), strict=True)
             ):
                 work.callbacks.check()
-                reference, _ = with_room(base.encode_reference, vae, device, pixels)
+                reference, _ = with_room(controls.encode, vae, device, pixels)
                 if not _finite(reference):
                     raise _not_finite(base, each.control)
                 cache.put(keys[each], {"reference": reference[0].cpu()})

@@ -43,16 +43,16 @@ def _check_text_space(work: Work, each: int, texts: int) -> None:
 def encode_texts(work: Work, texts: Collection[str]) -> dict[str, str]:
     """Encode texts that the cache lacks and return the key of each; texts with a trained embedding are left out."""
     base, cache = work.base, work.cache
-    words = base.text_encoders[0].words if base.text_encoders else {}  # training changes what these captions encode to
-    keys = {t: text_key(caption=t, encoder_id=base.text_identity) for t in sorted(texts) if not mentions(t, words)}
+    words = base.text.encoders[0].words if base.text.encoders else {}  # training changes what these captions encode to
+    keys = {t: text_key(caption=t, encoder_id=base.text.identity) for t in sorted(texts) if not mentions(t, words)}
     missing = work.world.mine([text for text, key in keys.items() if not cache.has(key)])
     if missing:
         with ExitStack() as stack:
-            for encoder in base.text_encoders:
+            for encoder in base.text.encoders:
                 stack.enter_context(work.place(encoder.model, work.device))
             for done, text in enumerate(missing):
                 work.callbacks.check()
-                encoded = base.encode_text(text, work.device)
+                encoded = base.text.encode(text, work.device)
                 if not done:
                     _check_text_space(work, sum(tensor.nbytes for tensor in encoded.values()), len(missing))
                 cache.put(keys[text], encoded)
@@ -67,13 +67,13 @@ def encode_seen(work: Work, seen: Collection[Seen]) -> dict[Seen, str]:
     keys: dict[Seen, str] = {}
     for caption, references in sorted(seen, key=lambda each: (repr(each[1]), each[0])):
         shown = [(each.control.digest, each.background, dataclasses.asdict(each.crop)) for each in references]
-        identity = f"{base.text_identity}/{base.seen_as}"
+        identity = f"{base.text.identity}/{base.text.seen_as}"
         keys[caption, references] = text_key(caption=caption, encoder_id=identity, pictures=shown)
     missing = work.world.mine([each for each, key in keys.items() if not cache.has(key)])
     read = functools.lru_cache(maxsize=MOST_CONTROLS)(_pixels)  # of one picture after another
     for done, (caption, references) in enumerate(missing):
         work.callbacks.check()
-        encoded = base.encode_text(caption, work.device, [read(each) for each in references])
+        encoded = base.text.encode(caption, work.device, [read(each) for each in references])
         if not done:
             _check_text_space(work, sum(tensor.nbytes for tensor in encoded.values()), len(missing))
         cache.put(keys[caption, references], encoded)

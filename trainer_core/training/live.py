@@ -14,6 +14,7 @@ from ..data.cache import Passing
 from ..data.controls import References
 from ..data.plan import Sample
 from ..memory import moves_weights, placed, plain_attention, staying
+from ..models import encoding
 from ..networks import Network
 from ..objective import Term, texts_beside
 from .encode import encode
@@ -39,7 +40,7 @@ class LiveEncoder:
             shown = plan.references(sample.picture, sample.crop)
             own = {sample.caption, *texts_beside(self.terms, sample.caption), *prompts}
             references.update(shown)
-            if shown and base.seen_as:
+            if shown and base.text.seen_as:
                 seen |= {(text, shown) for text in own}
             else:
                 texts |= own
@@ -59,7 +60,7 @@ class LiveEncoder:
         needs = Needs(
             references=set[Any]().union(*self.drawn.values()),
             texts=config.texts() if self.texts else None,
-            seen=seen if self.work.base.seen_as else (),
+            seen=seen if self.work.base.text.seen_as else (),
         )
         return self._encode(needs, memory)
 
@@ -78,5 +79,5 @@ class LiveEncoder:
         self.work.cache = Passing(self.work.cache.folder)
         self.work.place = place
         self.network.set_micro_batch(None)
-        with self.work.base.encoding(), plain_attention(self.work.device):
+        with encoding(self.work.base), plain_attention(self.work.device):
             return replace(encode(self.work, needs), drawn=self.drawn)

@@ -17,15 +17,12 @@ from ..common.world import World
 from ..config import (
     OPEN,
     MemoryConfig,
-    RunConfig,
     check_samples,
     describe_filled,
     fill,
-    node,
     resolution_remarks,
     setting,
 )
-from ..config.optimizer import RATES
 from ..data.cache import Cache, Passing
 from ..data.plan import Plan, build_plan
 from ..data.scan import PLACE, Index, manifest_digest, manifest_parts, scan
@@ -113,25 +110,6 @@ def check_settings(job: Job) -> None:
         check_weights(getattr(config.base_model, name), name)
 
 
-def check_connected(config: RunConfig, base: BaseModel) -> None:
-    """Raise ValueError for settings that a connected model cannot have: it stays ComfyUI's, with its text encoders."""
-    if not base.managed:
-        return
-    if rate := next((name for name in RATES[1:3] if getattr(config.optimizer, name)), ""):
-        raise ValueError(
-            f"The text encoders of a connected model are not trained; set {setting(f'optimizer.{rate}')} to 0."
-        )
-    if config.lora.embeddings:
-        raise ValueError(f"Words are not trained with a connected model; remove {node('embeddings')}.")
-    if config.memory.offload_weights in ("half", "all"):
-        raise ValueError(
-            "ComfyUI itself decides where the weights of a connected model lie; set "
-            f"{setting('memory.offload_weights')} to auto."
-        )
-    if config.memory.compile:
-        raise ValueError(f"A connected model is not compiled; set {setting('memory.compile')} to off.")
-
-
 def check_sizes(plan: Plan, base: BaseModel) -> None:
     """Raise ValueError for a bucket whose sides are no multiples of the model's size step."""
     step = base.latents.step
@@ -146,7 +124,8 @@ def check_sizes(plan: Plan, base: BaseModel) -> None:
 def plan_run(job: Job, outline: BaseModel) -> Planned:
     """Scan the pictures and plan every step; ValueError for settings that do not suit the pictures or the model."""
     config = job.config
-    check_connected(config, outline)
+    if outline.host:
+        outline.host.check(config)
     check_references(config, outline)
     check_objective(config, outline.noise)
     terms = terms_of(config)
@@ -207,11 +186,11 @@ def run_preflight(job: Job, planned: Planned, existing: RunFolder | None) -> lis
         check_disk(config, plan, outline, job.runs, saved_bytes)
         job.destination.check_folders()
         check_writable(job.runs)
-    long = long_captions(plan, outline.base, word_ids(config.lora.embeddings))
+    long = long_captions(plan, outline.base.text, word_ids(config.lora.embeddings))
     note("\n".join([report(plan), *(f"- {sentence}" for sentence in long)]))
     note(describe_network(measure_run(config, outline)))
-    if outline.base.managed:
-        ladder, needed = fit_measured(config, plan, outline.base, job.device, DTYPES[config.lora.dtype])
+    if host := outline.base.host:
+        ladder, needed = fit_measured(config, plan, outline.base, host, job.device, DTYPES[config.lora.dtype])
     else:
         vae = job.source.outline_autoencoder() if config.memory.encodings == "none" else None
         ladder, needed = fit_memory(config, plan, outline, job.device, job.source.cached_bytes, vae)
@@ -239,29 +218,30 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
     job.callbacks.phase(say("loading the model"), 0, 1)
     base = job.source.load(job.dtype, lambda base: merge_beneath(base, config.lora.beneath))
     start = load_continued(config, base)
-    if start and start.changes_text:
-        base.mark_text(start.digest)
+    text = base.text.trainable
+    if text and start and start.changes_text:
+        text.mark(start.digest)
     rates = learning_rates(config.optimizer, base)
     train_text = any(rates[part.prefix] > 0 for part in base.parts[1:])
-    if (kind := config.base_model.text_weights) != "auto":
-        for text in base.text_encoders:
-            keep_weights(text.model, kind, job.dtype, device)
-            text.model.to("cpu")
-        base.mark_text(kind)
+    if text and (kind := config.base_model.text_weights) != "auto":
+        for encoder in base.text.encoders:
+            keep_weights(encoder.model, kind, job.dtype, device)
+            encoder.model.to("cpu")
+        text.mark(kind)
     network = build_network(base, config, rates, start.layers if start else None)
     network.to(device, DTYPES[config.lora.dtype])
     others = other_captions(terms_of(config), planned.plan)
     prompts = None if train_text else config.sample.texts() | others
     encoded, live = _encoded(job, planned, base, network, prompts)
-    if base.text_encoders and not trains_text(config, base):
-        prefixes = [text.prefix for text in base.text_encoders]
+    if base.text.encoders and not trains_text(config, base):
+        prefixes = [encoder.prefix for encoder in base.text.encoders]
         network.leave(*prefixes) if live else network.release(*prefixes)
         base.free("text")
-    for text in base.text_encoders:
-        text.model.to(device)
+    for encoder in base.text.encoders:
+        encoder.model.to(device)
     if live:
-        live.trained = [text.model for text in base.text_encoders]
-    compiled = compile_blocks(base.units(base.denoiser), note) if config.memory.compile else Programs(note)
+        live.trained = [encoder.model for encoder in base.text.encoders]
+    compiled = compile_blocks(base.denoiser.units(), note) if config.memory.compile else Programs(note)
     settings = config.optimizer
     groups = network.groups(rates, settings.conv_learning_rate, settings.lora_plus_ratio)
     parameters = [p for group in groups for p in group["params"]]
@@ -277,7 +257,7 @@ def prepare_run(job: Job, planned: Planned, memory: MemoryConfig, folder: RunFol
         network=network,
         objective=objective,
         optimizer=build_optimizer(settings, groups, config.train.seed),
-        scaler=torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.dtype == torch.float16),
+        scaler=torch.amp.GradScaler(device.type, init_scale=FP16_SCALE, enabled=base.denoiser.dtype == torch.float16),
         noise_scale=NoiseScale(parameters),
         ema=Ema(parameters, settings.ema_decay, settings.ema_every, settings.ema_device)
         if settings.ema_decay
@@ -326,12 +306,9 @@ def apply_memory(run: Run, memory: MemoryConfig) -> None:
     """Apply memory settings to the models, on the device; later calls may only save more memory."""
     base, weights, run.memory = run.base, run.config.base_model.weights, memory
     with run.network.detached():
-        if base.managed:
-            recompute(base.units(base.denoiser), memory.checkpointing, copies=base.writes_inputs)
-        else:
-            prepare(base, memory, weights, run.device, run.stream)
-    for text in base.text_encoders:
-        recompute(base.units(text.model), memory.checkpointing)
+        prepare(base, memory, weights, run.device, run.stream)
+    for text in base.text.encoders:
+        recompute(text.units(), memory.checkpointing)
 
 
 def resume_run(run: Run, checkpoint: Checkpoint) -> None:

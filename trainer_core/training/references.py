@@ -32,14 +32,15 @@ def check_references(config: RunConfig, base: BaseModel) -> None:
         (f"--ci of prompt {n} in {setting('sample.prompts')}", len(line.controls or ()))
         for n, line in enumerate(config.sample.lines(), 1)
     ]
+    most = base.controls.most if base.controls else 0
     for place, number in given:
-        if number and not base.references:
+        if number and not most:
             raise ValueError(
                 f"{base.title} takes no control pictures; remove {place}, or train on an edit model, such as FLUX.1 "
                 f"Kontext or FLUX.2, by {node('connected')}."
             )
-        if number > base.references:
-            taken = count(base.references, "control picture")
+        if number > most:
+            taken = count(most, "control picture")
             raise ValueError(
                 f"{base.title} takes {taken} with edit_text single; set {place} to as many, or "
                 f"{setting('connected.edit_text')} to plus."
@@ -106,7 +107,7 @@ def seen_captions(
     plan: Plan, base: BaseModel, terms: Sequence[Term], drawn: Mapping[SamplePicture, References]
 ) -> set[Seen]:
     """List the captions that the text encoders read with control pictures, for each way in which these are cut."""
-    if not base.seen_as:
+    if not base.text.seen_as:
         return set()
     paired = [i for i, picture in enumerate(plan.manifest.pictures) if picture.controls]
     visits = plan.visits()

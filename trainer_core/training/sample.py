@@ -35,35 +35,36 @@ def sample_images(
     control pictures of prompts that name some. Moves the denoiser to the device.
     """
     device, callbacks = torch.device(device), callbacks or Callbacks()
-    if not base.managed:
-        base.denoiser.to(device)
+    if base.host is None:
+        base.denoiser.module.to(device)
     encode = encode or _encoder(base, device)
     wanted = config.pictures(base.sampling)
     painted: dict[Size, Tensor] = {}
-    if base.inpainting and wanted:
-        with placed(base.autoencoder, device) as vae:
+    if wanted and (inpainting := base.inpainting):
+        with placed(base.autoencoder.module, device) as vae:
             for size in {(picture.width, picture.height) for picture in wanted}:
-                painted[size] = base.encode_blank(vae, size).expand(2, -1, -1, -1)
+                painted[size] = inpainting.blank(vae, size).expand(2, -1, -1, -1)
     for done, picture in enumerate(wanted, 1):
         shown = encoded.drawn.get(picture, ()) if encoded else ()
-        seen = (shown,) if shown and base.seen_as else ()
+        seen = (shown,) if shown and base.text.seen_as else ()
         each = (encode(picture.prompt, *seen), encode(picture.negative, *seen))
         references = encoded.references(shown) if encoded else []
-        image = base.draw(each[0], each[1], picture, callbacks.check, references)
-        if image is None:
+        if base.sampler:
+            image = base.sampler.draw(each[0], each[1], picture, callbacks.check, references)
+        else:
             size = (picture.width, picture.height)
-            both = base.batch(each, whole_pictures(size, 2), device, painted.get(size))
+            both = base.conditions.batch(each, whole_pictures(size, 2), device, painted.get(size))
             latents = sample_latents(base, both, picture, device, check=callbacks.check)
-            with placed(base.autoencoder, device) as vae:
-                image, _ = with_room(base.decode, vae, device, latents)
+            with placed(base.autoencoder.module, device) as vae:
+                image, _ = with_room(base.autoencoder.decode, vae, device, latents)
         callbacks.phase(say("sampling"), done, len(wanted))
         yield picture, image[0].cpu()
 
 
 def _encoder(base: BaseModel, device: torch.device) -> Read:
-    for text in base.text_encoders:
+    for text in base.text.encoders:
         text.model.to(device)
-    return lambda prompt: base.encode_text(prompt, device)
+    return lambda prompt: base.text.encode(prompt, device)
 
 
 def whole_pictures(size: Size, count: int) -> Tensor:
@@ -99,7 +100,7 @@ def sample_latents(
         step, both = torch.full((2,), level, device=x.device), scaled.expand(2, -1, -1, -1)
 
         def guess(which: slice, both: Tensor = both, step: Tensor = step) -> Tensor:
-            return base.predict(both[which], step[which], conditions.part(which)).float()  # type: ignore[attr-defined]
+            return base.denoiser.predict(both[which], step[which], conditions.some(which)).float()  # type: ignore[attr-defined]
 
         output = in_parts(guess, 2, x.device)
         wanted, unwanted = output.chunk(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,8 @@ def _draw(run: Run, version: Version) -> list[Path]:
     """Draw each prompt with a version's weights, and write each picture before the next one is drawn."""
     paths: list[Path] = []
     run.encode_prompts()
-    with version.weights(), run.base.drawing(run.network):
+    sampler = run.base.sampler
+    with version.weights(), sampler.drawing(run.network) if sampler else nullcontext():
         read = run.reader(training=False)
         images = sample_images(
             run.base, run.config.sample, run.device, encode=read, encoded=run.encoded, callbacks=run.callbacks

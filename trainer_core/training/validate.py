@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..common.rng import generator
 from ..common.wording import count
-from ..config import TrainConfig, node, setting
+from ..config import TrainConfig, setting
 from ..data.plan import MicroBatch, Plan, Sample
 from ..memory import in_parts
 from ..objective import draws_at, strengths
@@ -186,9 +186,7 @@ def check_prediction(run: Run, read: Read) -> list[str]:
     ((kind, other),) = errors.items()
     if not (other < CLEAR_ERROR and chosen > 2 * other):
         return []
-    remedy = f"{setting('base_model.prediction')} to {kind}"
-    if base.managed:
-        remedy = f"sampling of ModelSamplingDiscrete, before {node('connected')}, to {kind.replace('epsilon', 'eps')}"
+    remedy = base.host.remedy(kind) if base.host else f"{setting('base_model.prediction')} to {kind}"
     return [
         f"{base.name} behaves like a model that predicts {kind}, not {path.kind} (error {other:.2f} against "
         f"{chosen:.2f}). Unless that is meant, stop and set {remedy}."

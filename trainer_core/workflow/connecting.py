@@ -6,16 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..config import BaseModelConfig
+from ..models import Chosen
 
-# By ComfyUI's folder, whether it shall use the CPU, the workflow, the node's id; set where nodes can be imported.
-load: Callable[[Path, bool, Any, str], BaseModelConfig] | None = None
+# Loads by ComfyUI's folder, whether it shall use the CPU, the workflow, the node's id.
+Load = Callable[[Path, bool, Any, str], Chosen]
 
 
-def connector(comfyui: Path | None, *, cpu: bool) -> Callable[[Any, str], BaseModelConfig]:
-    """Build the function that reads the base model of such a workflow; it raises ValueError without ComfyUI."""
+def connector(
+    comfyui: Path | None = None, *, cpu: bool = True, load: Load | None = None
+) -> Callable[[Any, str], Chosen]:
+    """Build the function that reads the base model of such a workflow; it raises ValueError without ComfyUI.
 
-    def connect(document: Any, node: str) -> BaseModelConfig:
+    load: only where ComfyUI's modules can be imported.
+    """
+
+    def connect(document: Any, node: str) -> Chosen:
         if load is None or comfyui is None or not (comfyui / "comfy" / "sd.py").is_file():
             where = f"there is none in {comfyui}" if comfyui else "none is around the pack"
             raise ValueError(

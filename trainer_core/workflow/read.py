@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..config import BaseModelConfig, RunConfig, TrainConfig, plain_name
+from ..config import RunConfig, TrainConfig, plain_name
 from ..config.forms import FORMS, Form
 from ..config.rows import Row
+from ..models import Chosen, Open
 from .canvas import CONSTANTS, chosen_inputs, prompt_of
 from .settings import READERS, Places, read_train
 
 TRAIN = "AtelierTrain"
 CONNECTED = "AtelierConnectModel"
+LOADED = "AtelierLoadBaseModel"
 OUTPUTS_ONLY = ("name", "model", "clip", "strength")  # inputs of Train LoRA that are no settings of the run
 CASTS: dict[str, tuple[Callable[[Any], Any], str]] = {  # as ComfyUI casts the values of widgets
     "INT": (int, "a whole number"),
@@ -20,11 +22,19 @@ CASTS: dict[str, tuple[Callable[[Any], Any], str]] = {  # as ComfyUI casts the v
     "STRING": (str, "a text"),
     "BOOLEAN": (bool, "true or false"),
 }
-Connect = Callable[[Any, str], BaseModelConfig]  # loads what a workflow links into the node of an id
+Connect = Callable[[Any, str], Chosen]  # loads what a workflow links into the node of an id
 
 
-def read_workflow(document: Any, places: Places, node: str, connect: Connect) -> tuple[str, RunConfig]:
-    """Read the name and the configuration of the run that a workflow or a prompt trains.
+class Wanted(NamedTuple):
+    """A run as a workflow describes it."""
+
+    name: str  # of the LoRA
+    config: RunConfig
+    open: Open  # builds the source of its base model
+
+
+def read_workflow(document: Any, places: Places, node: str, connect: Connect) -> Wanted:
+    """Read the run that a workflow or a prompt trains.
 
     node: id of its Train LoRA, "" where there is one. connect: called for a connected model. Raises ValueError.
     """
@@ -34,7 +44,10 @@ def read_workflow(document: Any, places: Places, node: str, connect: Connect) ->
     inputs = reader.inputs(chosen)
     name = plain_name(inputs["name"])
     settings = {key: value for key, value in inputs.items() if key not in OUTPUTS_ONLY}
-    return name, read_train(**settings)
+    base = settings["base_model"]
+    if not isinstance(base, Chosen):
+        raise ValueError("base_model of Train LoRA is linked to a node that gives no base model")
+    return Wanted(name, read_train(**{**settings, "base_model": base.config}), base.open)
 
 
 def trains_of(document: Any) -> dict[str, Any]:
@@ -63,7 +76,7 @@ def _choose(prompt: Mapping[str, Any], node: str) -> str:
 class _Reader:
     """Reads the nodes of a prompt, each once."""
 
-    def __init__(self, prompt: Mapping[str, Any], places: Places, connect: Callable[[str], BaseModelConfig]) -> None:
+    def __init__(self, prompt: Mapping[str, Any], places: Places, connect: Callable[[str], Chosen]) -> None:
         self._prompt, self._places, self._connect = prompt, places, connect
         self._read: dict[str, Any] = {}
         self._open: list[str] = []  # nodes whose inputs are being read
@@ -114,6 +127,8 @@ class _Reader:
     def _node(self, key: str, name: str) -> Any:
         node = self._prompt[key]
         kind = node["class_type"]
+        if kind == LOADED:
+            return Chosen(READERS[kind](self._places, **self.inputs(key)))
         if kind in READERS:
             return READERS[kind](self._places, **self.inputs(key))
         if kind in CONSTANTS:

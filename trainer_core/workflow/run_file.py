@@ -19,13 +19,14 @@ from ..config import (
     RunConfig,
     plain_name,
 )
+from ..models import Open, source_of
 from .connecting import connector
 from .places import Folders, is_tokenizer
 from .read import Connect, read_workflow
 from .settings import OPEN_CAPTIONS, read_train
 from .toml_text import read_toml, write_toml
 
-WITHOUT_COMFYUI = connector(None, cpu=True)
+WITHOUT_COMFYUI = connector()
 RUN, WORKFLOW = "run.json", "workflow.json"  # in a run's folder
 LARGEST = 2**20  # bytes of a TOML
 KINDS_OF_MODELS = {"path": ("checkpoints", "diffusers"), "vae": ("vae",)}  # where a file of a role is looked for
@@ -41,6 +42,7 @@ class RunFile:
     config: RunConfig
     models: Mapping[str, str] = field(default_factory=dict)  # sha256 of its model files, by role
     workflow: Mapping[str, Any] | None = None  # as the editor saved it
+    open: Open = source_of  # builds the source of its base model
 
 
 def read_run(
@@ -80,8 +82,9 @@ def _read(file: Path, places: Folders, changes: Sequence[str], node: str, connec
     about = read_json(file)
     if isinstance(about, dict) and isinstance(about.get("config"), dict) and "nodes" not in about:
         return _of_run(about, file, places, changes, connect)
-    name, config = read_workflow(about, places, node, connect)
-    run = RunFile(name=name, config=_changed(config, changes), workflow=about if "nodes" in about else None)
+    name, config, opened = read_workflow(about, places, node, connect)
+    workflow = about if "nodes" in about else None
+    run = RunFile(name=name, config=_changed(config, changes), workflow=workflow, open=opened)
     return run if not changes else _without_workflow(run)
 
 
@@ -95,16 +98,16 @@ def _of_run(about: Mapping[str, Any], file: Path, places: Folders, changes: Sequ
     values = about["config"]
     for change in changes:
         change_setting(values, change)
-    config = RunConfig.from_dict(values)
+    config, opened = RunConfig.from_dict(values), source_of
     if config.existing.on_existing == "train again":  # which is done: its folder continues
         config = config.replace(existing=config.existing.replace(on_existing="resume"))
     workflow = read_json(file.parent / WORKFLOW) if (file.parent / WORKFLOW).is_file() else None
     if config.base_model.connected is not None:
-        _, wired = read_workflow(workflow or {}, places, "", connect)
+        _, wired, opened = read_workflow(workflow or {}, places, "", connect)
         guidance = config.base_model.connected.guidance
         connected = wired.base_model.connected and wired.base_model.connected.replace(guidance=guidance)
         config = config.replace(base_model=wired.base_model.replace(connected=connected))
-    run = _run_file(about, config, workflow if isinstance(workflow, dict) else None)
+    run = _run_file(about, config, workflow if isinstance(workflow, dict) else None, opened)
     return run if not changes else _without_workflow(run)
 
 
@@ -120,11 +123,16 @@ def _of_toml(file: Path, changes: Sequence[str]) -> RunFile:
     return _run_file(about, read_open(values))
 
 
-def _run_file(about: Mapping[str, Any], config: RunConfig, workflow: Mapping[str, Any] | None = None) -> RunFile:
+def _run_file(
+    about: Mapping[str, Any],
+    config: RunConfig,
+    workflow: Mapping[str, Any] | None = None,
+    opened: Open = source_of,
+) -> RunFile:
     models, name = about.get("models", {}), about.get("name", "my_lora")
     if not isinstance(name, str) or not isinstance(models, dict):
         raise ValueError("name must be a text, and models a table of sha256")
-    return RunFile(name=plain_name(name), config=config, models=models, workflow=workflow)
+    return RunFile(name=plain_name(name), config=config, models=models, workflow=workflow, open=opened)
 
 
 def read_open(values: Mapping[str, Any]) -> RunConfig:

@@ -105,7 +105,7 @@ def workflow_of(run: RunFile) -> dict[str, Any]:
     given = {**inputs_of(config.train), **inputs_of(config.existing), "name": run.name}
     canvas.add("AtelierTrain", given, sources, column=1)
     document = canvas.document()
-    _, again = read_workflow(document, _AsWritten(config), "", connector(None, cpu=True))
+    again = read_workflow(document, _AsWritten(config), "", connector()).config
     if again != config:
         wrong = _first_difference(again.to_dict(), config.to_dict())
         raise ValueError(f"No workflow has the setting {wrong} of {run.name} beside its other settings.")

@@ -12,7 +12,7 @@ import comfy.samplers
 import torch
 from torch import Tensor, nn
 
-from ....trainer_core.common.part import Part, computing
+from ....trainer_core.common.subset import Subset, computing
 from ....trainer_core.models import Conditioning
 from .gradients import WRONG
 from .text import conditioning
@@ -163,7 +163,7 @@ class Denoiser:
     ) -> Tensor:
         """Compute the raw output for some samples of a batch, which have joint conditions."""
         x, levels = with_time(self.model, noised[numbers]), sigmas[numbers]
-        with self.raw(), computing(Part(numbers, len(noised))):
+        with self.raw(), computing(Subset(numbers, len(noised))):
             output = self.model.apply_model(x, levels, **joint, transformer_options=self._sampled(options, levels))
         return without_time(output).float()
 

@@ -6,7 +6,7 @@ from lora_atelier.trainer_core import config as c
 from lora_atelier.trainer_core.config.defaults import resolution_remarks
 
 FAMILY = c.Defaults(rank=32, learning_rate=2e-4, resolution=768, step=128, caption_dropout=0.1, guidance=1.0)
-LINKED = c.BaseModelConfig(path="flux", connected=c.ConnectedConfig(key="1"))
+LINKED = c.BaseModelConfig(path="flux", connected=c.ConnectedConfig())
 
 
 def run(**parts: c.Config) -> c.RunConfig:

@@ -112,7 +112,7 @@ def test_the_report_and_the_sheet_show_them(tmp_path: Path) -> None:
 
 def test_the_run_key_counts_how_they_are_cut_and_not_where_they_lie() -> None:
     def key(controls: ControlConfig | None, **connected: Any) -> str:
-        base = BaseModelConfig(path="flux", connected=ConnectedConfig(key="k", **connected))
+        base = BaseModelConfig(path="flux", connected=ConnectedConfig(**connected))
         dataset = DatasetConfig(concepts=(ConceptConfig(folder="/a", controls=controls),))
         return build_keys(RunConfig(base_model=base, dataset=dataset), {}, "").run
 

@@ -368,9 +368,9 @@ def test_a_continued_network_is_the_file_and_changes_nothing_at_first(checkpoint
         "sshs_model_hash": start.model_hash,
     }
     rates = {"lora_unet": 1e-3, **{text.prefix: 0.0 for text in base.texts}}
-    identity = base.text_identity
-    base.mark_text(start.digest)
-    assert start.changes_text and base.text_identity != identity and f"+{start.digest}" in base.text_identity
+    identity = base.text.identity
+    base.text.mark(start.digest)
+    assert start.changes_text and base.text.identity != identity and f"+{start.digest}" in base.text.identity
     alone = {name: tensor for name, tensor in stored.items() if name.startswith("lora_unet_")}
     save_file(alone, tmp_path / "alone.safetensors")
     assert not load_continued(run_of(config, start=str(tmp_path / "alone.safetensors")), base).changes_text
@@ -389,11 +389,11 @@ def test_a_continued_network_is_the_file_and_changes_nothing_at_first(checkpoint
     conditions = Conditions(context=random(1, 7, width, seed=1, scale=1), **pooled)
     ids = torch.tensor([[49406, 320, 1125, 49407]])
     with torch.no_grad():
-        plain = base.predict(noise, torch.tensor([500]), conditions)
+        plain = base.denoiser.predict(noise, torch.tensor([500]), conditions)
         with network.attached():
-            mine = base.predict(noise, torch.tensor([500]), conditions)
+            mine = base.denoiser.predict(noise, torch.tensor([500]), conditions)
             texts = [text.model(ids).last_hidden_state for text in base.texts]
-        theirs = merged.predict(noise, torch.tensor([500]), conditions)
+        theirs = merged.denoiser.predict(noise, torch.tensor([500]), conditions)
         assert (mine - theirs).abs().max() < 1e-5 < (mine - plain).abs().max()
         for attached, text, other in zip(texts, merged.texts, base.texts, strict=True):
             assert torch.allclose(attached, text.model(ids).last_hidden_state, atol=2e-5)

@@ -200,5 +200,5 @@ def test_checkpointing_is_what_was_in_use_not_what_was_asked_for(told, bases, mo
     base = load_base_model(config)
     monkeypatch.setitem(bases, "sd1", (config, base))
     assert told()["ss_gradient_checkpointing"] == "False"  # auto
-    recompute(base.units(base.unet), "1")
+    recompute(base.denoiser.units(), "1")
     assert told()["ss_gradient_checkpointing"] == "True"

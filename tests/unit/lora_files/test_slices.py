@@ -23,7 +23,7 @@ PLACES = {"q": (0, 4), "k": (4, 4), "v": (8, 4), "wide": (8, 8), "turned": (0, 1
 
 
 class Base(SimpleNamespace):
-    """A managed model of one fused layer `qkv`, which files may also address as q, k and v."""
+    """A hosted model of one fused layer `qkv`, which files may also address as q, k and v."""
 
     def __init__(self):
         slices = {
@@ -43,7 +43,8 @@ class Base(SimpleNamespace):
             slices=slices,
         )
         parts = (Part(prefix="lora_unet", title="diffusion model"),)
-        super().__init__(managed=True, name="tiny", title="Tiny", parts=parts, layers=lambda: [layer], beneath=[])
+        super().__init__(name="tiny", title="Tiny", parts=parts, listed=lambda: [layer], beneath=[])
+        self.layers = self.host = self
 
     def further_names(self):
         return {}
@@ -94,7 +95,7 @@ def test_slices_join_to_the_sum_of_their_changes(base, tmp_path, alphas):
     assert len(joined.tensors["down"]) == 5
     assert torch.allclose(delta_weight(joined), wanted, atol=1e-6)
     weights = layer_weights(load_lora(tmp_path / "a.safetensors"), base, layers_by_name(base))
-    targets = [target_of(base.layers()[0], 5, weights[name].alpha)]
+    targets = [target_of(base.layers.listed()[0], 5, weights[name].alpha)]
     layer = Network(targets, LoraConfig(), 0, weights).layers[name]
     assert torch.allclose(layer.delta_weight(), wanted, atol=1e-6)
 
@@ -149,8 +150,8 @@ def test_other_kinds_of_slices_are_not_continued_but_go_beneath(base, tmp_path):
     assert comfy_tensors(tmp_path / "a.safetensors", base).keys() == tensors.keys()
 
 
-def test_a_managed_model_gets_loras_by_its_own_names_and_keeps_its_weights(base, tmp_path):
-    before = base.layers()[0].module.weight.detach().clone()
+def test_a_hosted_model_gets_loras_by_its_own_names_and_keeps_its_weights(base, tmp_path):
+    before = base.layers.listed()[0].module.weight.detach().clone()
     tensors = lora("lora_unet_a_qkv", 12, 2, 1)
     save_file(tensors, tmp_path / "a.safetensors")
     merge_beneath(base, (BeneathConfig(path=str(tmp_path / "a.safetensors"), strength=0.5),))
@@ -158,5 +159,5 @@ def test_a_managed_model_gets_loras_by_its_own_names_and_keeps_its_weights(base,
     assert strength == 0.5
     assert given.keys() == {f"diffusion_model.a.qkv.{end}" for end in ("lora_down.weight", "lora_up.weight", "alpha")}
     assert torch.equal(given["diffusion_model.a.qkv.lora_up.weight"], tensors["lora_unet_a_qkv.lora_up.weight"])
-    assert torch.equal(base.layers()[0].module.weight, before)
+    assert torch.equal(base.layers.listed()[0].module.weight, before)
     assert load_file(tmp_path / "a.safetensors").keys() == tensors.keys()

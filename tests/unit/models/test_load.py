@@ -319,10 +319,10 @@ def test_captions_have_another_identity_wherever_they_become_something_else(chec
     )
     half = load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)), torch.bfloat16)
     marked = load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)))
-    marked.mark_text("another LoRA")
+    marked.text.mark("another LoRA")
     again = load_base_model(BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)))
-    assert len({each.text_identity for each in (base, skipping, half, marked)}) == 4
-    assert again.text_identity == base.text_identity
+    assert len({each.text.identity for each in (base, skipping, half, marked)}) == 4
+    assert again.text.identity == base.text.identity
 
 
 def test_contexts_of_different_length_repeat_and_attention_does_not_notice():
@@ -340,16 +340,16 @@ def test_contexts_of_different_length_repeat_and_attention_does_not_notice():
 def test_contexts_whose_common_multiple_is_far_are_padded_and_the_padding_is_not_attended_to():
     base, captions = model_of(tiny_unet().eval()), [{"context": torch.randn(77 * chunks, 64)} for chunks in (3, 4)]
     sizes, x, t = torch.zeros(2, 6), torch.randn(2, 4, 8, 8), torch.tensor([5, 700])
-    both = base.batch(captions, sizes, torch.device("cpu"))
+    both = base.conditions.batch(captions, sizes, torch.device("cpu"))
     assert both.context.shape == (2, 308, 64) and both.mask is not None and both.mask.sum(1).tolist() == [231, 308]
     with torch.no_grad():
-        together = base.predict(x, t, both)
+        together = base.denoiser.predict(x, t, both)
         for i, caption in enumerate(captions):
-            alone = base.predict(
-                x[i : i + 1], t[i : i + 1], base.batch([caption], sizes[i : i + 1], torch.device("cpu"))
+            alone = base.denoiser.predict(
+                x[i : i + 1], t[i : i + 1], base.conditions.batch([caption], sizes[i : i + 1], torch.device("cpu"))
             )
             assert torch.allclose(alone, together[i : i + 1], atol=1e-5)
-            part = base.predict(x[i : i + 1], t[i : i + 1], both.part(slice(i, i + 1)))
+            part = base.denoiser.predict(x[i : i + 1], t[i : i + 1], both.some(slice(i, i + 1)))
             assert torch.allclose(part, together[i : i + 1], atol=1e-5)
 
 

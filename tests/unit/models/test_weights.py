@@ -117,16 +117,16 @@ def test_counting_cutting_and_encoding_agree(tokenizer):
     base.tokenizer = tokenizer
     words = word_ids((EmbeddingConfig(token="mossling", vectors=3),))
     caption = "(cat:1.2) " * 600
-    assert base.count_tokens(caption, {}) > 2400 and "cat" in base.cut_text(caption, {})[0]
+    assert base.text.count_tokens(caption, {}) > 2400 and "cat" in base.text.cut(caption, {})[0]
     base.prompt_weights = True
-    assert base.count_tokens(caption, {}) == 600 and base.cut_text(caption, {}) == ("", [])
-    assert base.longest_batch([caption], 1, {}) == 8 * 77
+    assert base.text.count_tokens(caption, {}) == 600 and base.text.cut(caption, {}) == ("", [])
+    assert base.text.longest_batch([caption], 1, {}) == 8 * 77
     assert tokenize(tokenizer, caption, weights=True).shape == (8, 77)
     edge = "cat " * 74 + "(mossling:1.2)"  # three vectors do not fit and begin the next chunk
-    assert base.count_tokens(edge, words) == 78 and base.longest_batch([edge], 1, words) == 154
-    assert base.cut_text("cat " * 2399 + "(mossling:1.2)", words)[1] == ["mossling"]
+    assert base.text.count_tokens(edge, words) == 78 and base.text.longest_batch([edge], 1, words) == 154
+    assert base.text.cut("cat " * 2399 + "(mossling:1.2)", words)[1] == ["mossling"]
     short = "(cat dog:1.2) " * 38  # 37 pairs fit, the last begins the next chunk
-    assert base.count_tokens(short, {}) == 77 and tokenize(tokenizer, short, weights=True).shape == (2, 77)
+    assert base.text.count_tokens(short, {}) == 77 and tokenize(tokenizer, short, weights=True).shape == (2, 77)
 
 
 def test_a_weight_moves_a_token_from_the_empty_prompt_and_reaches_the_gradients(tokenizer):
@@ -160,13 +160,13 @@ def key_of(**settings):
 
 def test_runs_and_encoded_captions_are_others_with_weights():
     assert key_of().run == key_of(prompt_weights=False, clip_skip=1).run
-    linked = ConnectedConfig(key="a")
+    linked = ConnectedConfig()
     keys = [key_of(), key_of(prompt_weights=True), key_of(connected=linked)]
     keys += [key_of(connected=linked, prompt_weights=True)]
     assert len({key.course for key in keys}) == 4
     texts = {"lora_te": (tiny_clip(64, 2, open_clip=False, projected=False, seed=0), 2)}
     base = model_of(texts=texts)
     base.identity = {"text_encoder": "abc", "vae": ""}
-    assert base.text_identity == "abc/torch.float32/1/32"
+    assert base.text.identity == "abc/torch.float32/1/32"
     base.prompt_weights = True
-    assert base.text_identity == "abc/torch.float32/1/32/prompt weights"
+    assert base.text.identity == "abc/torch.float32/1/32/prompt weights"

@@ -15,6 +15,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from lora_atelier.trainer_core.config import BaseModelConfig, DatasetConfig, LoraConfig, OptimizerConfig, RunConfig
 from lora_atelier.trainer_core.lora_files.metadata import network_metadata
 from lora_atelier.trainer_core.memory import keep_weights
+from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.models.sd.names import unet_ldm_names
 from lora_atelier.trainer_core.networks import LayerWeights, parse_numbers
 from lora_atelier.trainer_core.networks.blocks import numbers_by_block
@@ -164,8 +165,8 @@ def test_patterns_that_do_nothing_are_named(unets, wrong):
 def test_blocks_are_those_of_the_original_layout(unets, family):
     unet, xl = unets[family], family == "sdxl"
     base = model_of(unet)
-    names, found = list(base.blocks), {layer.path: layer.block for layer in base.layers()}
-    assert base.block_layouts("block_ranks") == [names] and base.block_layouts("block_weights")[0] == names
+    names, found = list(base.layers.blocks), {layer.path: layer.block for layer in base.layers.listed()}
+    assert base.layers.layouts("block_ranks") == [names] and base.layers.layouts("block_weights")[0] == names
     assert len(names) == (23 if xl else 25) and len(set(names)) == len(names)
     outside = {"out": "LAST" if xl else "OUT11", "time_embed": "EMB" if xl else "IN00", "label_emb": "EMB"}
     for name, original in unet_ldm_names(unet.state_dict(), 2).items():
@@ -173,7 +174,7 @@ def test_blocks_are_those_of_the_original_layout(unets, family):
         inside = {"input_blocks": f"IN{number:>02}", "output_blocks": f"OUT{number:>02}"}
         inside["middle_block"] = f"MID{number}" if xl else "MID"
         assert found[name.rpartition(".")[0]] == {**inside, **outside}[part], name
-    base_first, *attended = base.block_layouts("block_weights")[1]
+    base_first, *attended = base.layers.layouts("block_weights")[1]
     assert base_first == "BASE"
     attended = [names.index(name) for name in attended]
     assert attended == ([5, 6, 8, 9, 11, *range(13, 19)] if xl else [1, 2, 4, 5, 7, 8, 12, *range(16, 25)])
@@ -295,16 +296,16 @@ def test_the_report_counts_what_the_network_has_and_what_its_file_will_hold(tmp_
     assert sum(part.parameters for part in size.models) == sum(p.numel() for p in network.parameters())
     assert sum(part.numbers for part in size.models) == sum(t.numel() for t in network.tensors().values())
     assert sum(block.parameters for block in size.blocks) == size.models[0].parameters
-    assert [block.name for block in size.blocks] == list(base.blocks) and size.models[0].ranks == (3,)
+    assert [block.name for block in size.blocks] == list(base.layers.blocks) and size.models[0].ranks == (3,)
     text = describe_network(size)
     assert (
         "total" in text
         and "block_ranks has 25 numbers where this model has 13 blocks; as they are all equal, 3 c" in text
     )
-    whole = outline_size(model, LoraConfig(rank=4, preset="attn-only", exclude=("mid_block.*",)))
+    whole = outline_size(source_of(model), LoraConfig(rank=4, preset="attn-only", exclude=("mid_block.*",)))
     assert [part.name for part in whole.models] == ["UNet", "text encoder CLIP-L", "text encoder CLIP-G"]
     assert "Blocks of the UNet without a trained layer: EMB, IN00, IN01, " in describe_network(whole)
-    assert len(outline_size(model, LoraConfig(preset="unet-convblock-only")).models) == 1
+    assert len(outline_size(source_of(model), LoraConfig(preset="unet-convblock-only")).models) == 1
 
 
 def test_file_sizes_are_those_of_other_trainers(unets):
@@ -356,11 +357,11 @@ def test_text_encoders_are_chosen_as_deep_as_they_are_in_use():
 
 def test_layers_are_the_same_however_weights_are_kept():
     base = model_of(tiny_unet(), {"lora_te": (tiny_text_encoder(), 2)})
-    layers = [layer._replace(module=None) for layer in base.layers()]
+    layers = [layer._replace(module=None) for layer in base.layers.listed()]
     assert len({layer.name for layer in layers}) == len(layers)
     assert {layer.part for layer in layers} == {part.prefix for part in base.parts}
     keep_weights(base.unet, "bfloat16", torch.float32, torch.device("cpu"))
-    assert [layer._replace(module=None) for layer in base.layers()] == layers
+    assert [layer._replace(module=None) for layer in base.layers.listed()] == layers
 
 
 def test_a_layer_that_the_original_code_does_not_have_keeps_its_name():
@@ -368,7 +369,7 @@ def test_a_layer_that_the_original_code_does_not_have_keeps_its_name():
     config = {name: value for name, value in tiny_unet().config.items() if not name.startswith("_")}
     with torch.device("meta"):
         unet = UNet2DConditionModel(**{**config, "time_cond_proj_dim": 8})
-    layers = {layer.path: layer for layer in model_of(unet).layers()}
+    layers = {layer.path: layer for layer in model_of(unet).layers.listed()}
     layer = layers["time_embedding.cond_proj"]
     assert layer.name == "lora_unet_time_embedding_cond_proj" and layer.comfy == f"diffusion_model.{layer.path}"
     assert layers["time_embedding.linear_1"].comfy == "diffusion_model.time_embed.0"

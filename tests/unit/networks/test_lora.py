@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 from toy_layers import ALL_DROPOUTS, LAYERS, OPTIONS, Toy, config_of, move, one_layer
 
-from lora_atelier.trainer_core.common.part import Part, computing
+from lora_atelier.trainer_core.common.subset import Subset, computing
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.memory import Stream, keep_weights
 from lora_atelier.trainer_core.memory import recompute as recompute_blocks
@@ -81,7 +81,7 @@ def test_noisy_timesteps_have_fewer_ranks(init):
         assert mask.sum(1).tolist() == [1, (rank - 1) // 2 + 1, rank]
         found = toy(x)
         torch.testing.assert_close(found[2], whole[2])
-        with computing(Part(samples=(1,), count=3)):  # as a model that computes its samples one by one
+        with computing(Subset(samples=(1,), count=3)):  # as a model that computes its samples one by one
             torch.testing.assert_close(toy(x[1:2])[0], found[1])
         assert not torch.allclose(found[0], whole[0], atol=1e-4)
         if init == "default":  # the first rank alone

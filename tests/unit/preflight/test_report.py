@@ -28,7 +28,7 @@ def sentences(base, *texts: str, **captions) -> list[str]:
         for n, text in ((f"{i}.png", text) for i, text in enumerate(texts))
     )
     dataset = DatasetConfig(concepts=(ConceptConfig(folder="x", captions=CaptionConfig(**captions)),))
-    return long_captions(build_plan(Manifest(pictures=pictures), dataset, TrainConfig()), base, {})
+    return long_captions(build_plan(Manifest(pictures=pictures), dataset, TrainConfig()), base.text, {})
 
 
 def test_captions_within_the_window_are_not_mentioned(base) -> None:
@@ -43,7 +43,7 @@ def test_captions_beyond_the_window_are_named_with_their_tokens_and_what_would_b
         == "2 captions are longer than 75 tokens and encoded in parts of 75: 0.png (76 tokens), 3.png (2400 tokens)."
     )
     assert cut == '1 caption is longer than 2400 tokens and cut: 2.png (2405 tokens, without "the end of the story").'
-    assert base.count_tokens(endless, {}) == 2405 and base.cut_text(endless, {}) == ("the end of the story", [])
+    assert base.text.count_tokens(endless, {}) == 2405 and base.text.cut(endless, {}) == ("the end of the story", [])
 
 
 def test_prefix_and_every_line_count_and_a_caption_of_50_kilobytes_is_no_trouble(base) -> None:

@@ -27,5 +27,5 @@ def test_every_prompt_of_a_step_is_read_with_the_control_pictures(objective, oth
         validation=(),
     )
     run = RunConfig(base_model=BaseModelConfig(path="x"), dataset=DatasetConfig(), objective=objective)
-    found = seen_captions(plan, SimpleNamespace(seen_as="picture"), terms_of(run), {})
+    found = seen_captions(plan, SimpleNamespace(text=SimpleNamespace(seen_as="picture")), terms_of(run), {})
     assert found == {(text, ("edge",)) for text in {"figure 0", *others}}

@@ -185,7 +185,7 @@ def test_import_writes_a_toml_and_its_workflow(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert said.startswith("Saved as train-atelier.toml and train-atelier.json.") and "  alpha_mask = True" in said
     run = read_run(tmp_path / "train-atelier.toml", Folders())
-    again = read_run(tmp_path / "train-atelier.json", Folders(), (), "", connector(None, cpu=True))
+    again = read_run(tmp_path / "train-atelier.json", Folders(), (), "", connector())
     assert run.name == again.name == "cat" and run.config.lora == again.config.lora
     assert run.config.optimizer == again.config.optimizer and run.config.train == again.config.train
     assert main(["import", "train.sh"]) == 2

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from lora_atelier.dev import ROOT, TINY_BASE
-from lora_atelier.trainer_core.config import OPTIMIZERS
+from lora_atelier.trainer_core.config import OPTIMIZERS, BaseModelConfig, ConnectedConfig
 from lora_atelier.trainer_core.config.forms import FORMS
+from lora_atelier.trainer_core.models import Chosen, source_of
 from lora_atelier.trainer_core.workflow.canvas import prompt_of
 from lora_atelier.trainer_core.workflow.connecting import connector
 from lora_atelier.trainer_core.workflow.places import ASSETS, Folders
@@ -28,7 +29,7 @@ def find(workflow: dict, kind: str) -> dict:
 
 
 def read(document: Any, node: str = "") -> Any:
-    return read_workflow(document, PLACES, node, connector(None, cpu=True))
+    return read_workflow(document, PLACES, node, connector())[:2]
 
 
 def set_value(node: dict, name: str, value: Any) -> None:
@@ -50,6 +51,34 @@ def add(workflow: dict, node: dict, origin: int, target: dict, name: str, kind: 
         target["inputs"].append({"name": name, "type": kind, "widget": {"name": name}})
     target["inputs"][slot]["link"] = number
     workflow["links"].append([number, origin, 0, target["id"], slot, kind])
+
+
+def test_the_linked_model_of_train_lora_is_handed_on_and_not_another_ones():
+    prompt = prompt_of(loaded(TOUR), FORMS)
+    train = next(each for each in prompt.values() if each["class_type"] == "AtelierTrain")
+    config = next(each for each in prompt.values() if each["class_type"] == "AtelierLoraConfig")
+    for name, node in (("trained", train), ("beside", config)):
+        prompt[name] = {"class_type": "AtelierConnectModel", "inputs": {}}
+        node["inputs"]["base_model"] = [name, 0]
+    chosen: dict[str, Any] = {}
+
+    def connect(_: Any, key: str) -> Chosen:
+        base = BaseModelConfig(path=key, connected=ConnectedConfig())
+        return chosen.setdefault(key, Chosen(base, lambda config: config.path))
+
+    _, config, opened = read_workflow(prompt, PLACES, "", connect)
+    assert chosen.keys() == {"trained", "beside"}
+    assert config.base_model is chosen["trained"].config and opened is chosen["trained"].open
+    with pytest.raises(ValueError, match="which needs ComfyUI"):
+        source_of(config.base_model)
+
+
+def test_a_train_lora_without_a_base_model_is_refused():
+    prompt = prompt_of(loaded(), FORMS)
+    train = next(each for each in prompt.values() if each["class_type"] == "AtelierTrain")
+    train["inputs"]["base_model"] = train["inputs"]["dataset"]
+    with pytest.raises(ValueError, match="gives no base model"):
+        read(prompt)
 
 
 def test_the_quickstart_is_read():

@@ -128,7 +128,7 @@ def test_a_toml_in_another_encoding_is_refused(tmp_path):
 
 
 def test_a_connected_model_has_no_toml():
-    base = BaseModelConfig(path="flux", connected=ConnectedConfig(key="k"))
+    base = BaseModelConfig(path="flux", connected=ConnectedConfig())
     with pytest.raises(ValueError, match="which a TOML cannot name; train the workflow itself"):
         write_run(RunFile(name="cat", config=RUN.replace(base_model=base)))
 

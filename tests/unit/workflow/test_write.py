@@ -92,7 +92,7 @@ CHANGES = {
 def test_a_workflow_gives_its_run_again(changes):
     config = PLAIN.replace(**changes)
     document = json.loads(json.dumps(workflow_of(RunFile(name="cat", config=config))))
-    name, again = read_workflow(document, Folders(tokenizer=ROOT), "", connector(None, cpu=True))
+    name, again, _ = read_workflow(document, Folders(tokenizer=ROOT), "", connector())
     paths = {"path": BASE.path, "vae": BASE.vae, "tokenizer": ""}
     assert name == "cat" and again.replace(base_model=again.base_model.replace(**paths)) == config
 

@@ -1,8 +1,9 @@
 """Stable Diffusion 1, 2 and XL."""
 
+from .conditions import Conditions
 from .family import Family
 from .load import check_base_model, detect_noise, load_base_model
-from .model import Conditions, StableDiffusion
+from .model import StableDiffusion
 from .outline import outline_base_model
 from .remarks import remarks
 from .source import StableDiffusionFiles

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..base import Size
 from ..files.kept import KeptFiles
 from ..files.safetensors_file import Shapes, highest_number, opened, read_header, read_part
 from ..files.tensors import Complete, fill, of_possible_shapes
@@ -75,6 +77,38 @@ def build_vae(tensors: dict[str, Tensor], source: str) -> nn.Module:
     return fill(vae, names, tensors, what)
 
 
+@dataclass(frozen=True)
+class ScaledAutoencoder:
+    """An autoencoder of latents in model scale; implements `Autoencoder`."""
+
+    module: Any
+    identity: str  # hash of its stored weights
+    scale: float  # of latents
+
+    def encode(self, vae: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode (B, 3, H, W) pixels in -1..1: mean and standard deviation in model scale, float32."""
+        return encode_pixels(vae, pixels, self.scale)
+
+    def decode(self, vae: Any, latents: Tensor) -> Tensor:
+        """Decode latents in model scale to (N, H, W, 3) pictures in 0..1."""
+        return decode(vae, latents, self.scale)
+
+
+@dataclass(frozen=True)
+class PaintedInputs:
+    """The further inputs of Stable Diffusion's inpainting models; implements `Inpainting`."""
+
+    scale: float  # of latents
+
+    def encode(self, vae: Any, pixels: Tensor, pixel_mask: Tensor, mask: Tensor) -> Tensor:
+        """Encode the mask, and the latents with the masked region mid-grey, (B, 5, h, w)."""
+        return encode_painted(vae, pixels, pixel_mask, mask, self.scale)
+
+    def blank(self, vae: Any, size: Size) -> Tensor:
+        """Encode a fully painted picture of (width, height), (1, 5, h, w)."""
+        return encode_blank(vae, size, self.scale)
+
+
 @torch.no_grad()
 def encode_pixels(vae: Any, batch: Tensor, latent_scale: float) -> tuple[Tensor, Tensor]:
     """Encode (B, 3, H, W) pixels: mean and standard deviation of latents in model scale, float32."""
@@ -96,7 +130,7 @@ def encode_painted(vae: Any, batch: Tensor, pixel_mask: Tensor, mask: Tensor, la
     return torch.cat([mask.to(mean), mean], dim=1)
 
 
-def encode_blank(vae: Any, size: tuple[int, int], latent_scale: float) -> Tensor:
+def encode_blank(vae: Any, size: Size, latent_scale: float) -> Tensor:
     """Encode an inpainting model's further inputs for a fully painted picture of (W, H) pixels: (1, 5, h, w)."""
     width, height = size
     device = next(vae.parameters()).device

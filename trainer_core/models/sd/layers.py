@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from torch import Tensor, nn
 
 from ...config import DENOISER_ONLY, Preset
-from ..base import BASE, Layer
+from ..base import BASE, Layer, Slice
 from .family import Family, TextPart
+from .identify import made_for
 from .names import UNET_OUTSIDE, unet_ldm_names
 from .text import TextEncoder
 
@@ -21,6 +23,36 @@ TEXT_PRESETS = frozenset(preset for preset in PRESETS if preset not in DENOISER_
 TEXT_LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 IA3 = "ia3"  # the algorithm with its own choice of layers: keys, values, and the last layer of each MLP
 IA3_LAYERS = (".to_k", ".to_v", ".ff.net.2", ".k_proj", ".v_proj", ".fc2")
+
+
+@dataclass(frozen=True)
+class StableDiffusionLayers:
+    """The layers of a UNet and of its text encoders; implements `Layers`."""
+
+    unet: Any
+    texts: Sequence[TextEncoder]
+    family: Family
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of the UNet's blocks in the order of kohya's lists."""
+        return tuple(block_names(self.unet))
+
+    def listed(self) -> list[Layer]:
+        """List the layers of the UNet and of the text encoders in memory."""
+        return list_layers(self.unet, self.texts, self.family)
+
+    def layouts(self, setting: str) -> list[list[str]]:
+        """List the possible block orders of a list setting of LoRA Config."""
+        return block_layouts(self.unet, setting)
+
+    def further_names(self) -> Mapping[str, tuple[str, Slice | None]]:
+        """None: every layer lists all of its names."""
+        return {}
+
+    def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
+        """Guess the family that a LoRA file was made for; "" if nothing tells."""
+        return made_for(widths, metadata)
 
 
 def list_layers(unet: nn.Module | None, texts: Sequence[TextEncoder], family: Family) -> list[Layer]:

@@ -65,7 +65,7 @@ def load_base_model(
     for text in base.texts:
         text.layer = max(text.layer, config.clip_skip)
     base.clip_skip, base.prompt_weights = config.clip_skip, config.prompt_weights
-    base.inpainting = base.unet.config.in_channels == INPAINTING_CHANNELS
+    base.paints = base.unet.config.in_channels == INPAINTING_CHANNELS
     base.prediction, base.zero_terminal_snr = detect_noise(config)
     return base
 

@@ -50,7 +50,7 @@ def _outline(config: BaseModelConfig, dtype: torch.dtype) -> StableDiffusion:
     tokenizer = load_tokenizer(find_tokenizer(config.tokenizer, path)) if named else None
     base = StableDiffusion(family=family, name=path.name, unet=unet, texts=tuple(texts), vae=None, tokenizer=tokenizer)
     base.identity = {"text_encoder": "", "vae": ""}
-    base.dtype, base.inpainting = dtype, unet.config.in_channels == INPAINTING_CHANNELS
+    base.dtype, base.paints = dtype, unet.config.in_channels == INPAINTING_CHANNELS
     base.clip_skip, base.prompt_weights = config.clip_skip, config.prompt_weights
     base.prediction, base.zero_terminal_snr = detect_noise(config)
     return base

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..base import Unit
 from ..weights import weighted_parts
 from ..words import Words, find_words
+from .units import units
 
 CHUNK = 75  # tokens of a caption between BOS and EOS
 MAX_CHUNKS = 32  # more than any caption has; what is longer is a file by mistake, and would fill the memory
@@ -21,21 +23,23 @@ MOST_REPEATED = 2  # times that the longest context of a batch is repeated at mo
 LONG_PART = 8  # tokens; ComfyUI may split a part of a prompt of this length or more over two chunks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClipLengths:
     """The limits of caption length of CLIP; implements `CaptionLengths` without a model."""
 
     tokenizer: Any
+    weights: bool = False  # (word:1.2) in captions is a weight
     window: int = CHUNK  # tokens in a chunk
     max_tokens: int = CHUNK * MAX_CHUNKS  # of a caption; the rest is cut
 
     def count_tokens(self, caption: str, words: Words) -> int:
         """Count the tokens of a caption, including unused places at the ends of chunks."""
-        return count_tokens(self.tokenizer, caption, words)
+        return count_tokens(self.tokenizer, caption, words, weights=self.weights)
 
-    def cut_text(self, caption: str, words: Words) -> tuple[str, list[str]]:
+    def cut(self, caption: str, words: Words) -> tuple[str, list[str]]:
         """Find the part of a caption after the last chunk: its text, and the trained words in it."""
-        return truncated_text(self.tokenizer, caption, words=words), truncated_words(self.tokenizer, caption, words)
+        given = {"words": words, "weights": self.weights}
+        return truncated_text(self.tokenizer, caption, **given), truncated_words(self.tokenizer, caption, **given)
 
 
 def find_tokenizer(explicit: str, model: Path) -> Path:
@@ -79,6 +83,10 @@ class TextEncoder:
         """Number of the model's layers that act on the conditioning; later ones get no gradient."""
         layers = self.model.config.num_hidden_layers
         return layers if self.pooled else layers + self.absent - (self.layer - 1)
+
+    def units(self) -> list[Unit]:
+        """List the repeated blocks."""
+        return units(self.model)
 
 
 class Conditioning(NamedTuple):

@@ -33,7 +33,7 @@ def stable_diffusion_weights(header: FileHeader, file: TensorFile) -> dict[str, 
         return lambda: text(parts[part].prefix)[path]
 
     found = {}
-    for layer in base.layers():
+    for layer in base.layers.listed():
         if layer.trainable and layer.module.weight.ndim > 1:
             own = prefix + layer.comfy.partition(".")[2] if layer.part == PREFIX else layer.path
             found[layer.name] = reader(layer.part, f"{own.removeprefix('text_model.')}.weight")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...common.part import current_part
 from ...common.rng import generator
+from ...common.subset import current_subset
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,8 +75,8 @@ class Dropouts:
 def _acting(dropouts: Dropouts, like: Tensor, rank: int) -> Tensor | None:
     """Compute the mask of `Dropouts.timestep_mask`, in dtype and device of `like`; None for an input of no sample."""
     assert dropouts.times is not None
-    times, part = dropouts.times, current_part()
-    times = times if part is None else times[list(part.samples)]
+    times, subset = dropouts.times, current_subset()
+    times = times if subset is None else times[list(subset.samples)]
     if len(like) % len(times):
         return None
     least = min(dropouts.least_rank, rank)
@@ -93,10 +93,10 @@ def _draw(dropouts: Dropouts, kind: str, chance: float, shape: tuple[int, ...], 
     if like.is_meta:  # a dry run
         return torch.empty(shape, dtype=like.dtype, device="meta")
     draws = generator(dropouts.seed, f"dropout/{kind}/{dropouts.name}", dropouts.micro_batch, device=like.device)
-    part, (rows, *rest) = current_part(), shape
-    if part is None or rows % len(part.samples):
+    subset, (rows, *rest) = current_subset(), shape
+    if subset is None or rows % len(subset.samples):
         drawn = torch.rand(shape, generator=draws, device=like.device)
     else:  # of the whole micro-batch, where each sample may have several rows
-        drawn = torch.rand(part.count, rows // len(part.samples), *rest, generator=draws, device=like.device)
-        drawn = drawn[list(part.samples)].reshape(shape)
+        drawn = torch.rand(subset.count, rows // len(subset.samples), *rest, generator=draws, device=like.device)
+        drawn = drawn[list(subset.samples)].reshape(shape)
     return (drawn >= chance).to(like.dtype)

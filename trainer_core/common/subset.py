@@ -1,4 +1,4 @@
-"""The part of a micro-batch that a pass computes, for all that is drawn at random for each sample."""
+"""The samples of a micro-batch that a pass computes, for all that is drawn at random for each sample."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 
-class Part(NamedTuple):
+class Subset(NamedTuple):
     """Some samples of a micro-batch, by their numbers in it, and its size."""
 
     samples: Sequence[int]
     count: int
 
 
-_now: list[Part | None] = [None]  # not for each thread: backward passes on a device have a thread of their own
+_now: list[Subset | None] = [None]  # not for each thread: backward passes on a device have a thread of their own
 
 
-def current_part() -> Part | None:
-    """The part that is computed now; None: all samples, in their order."""
+def current_subset() -> Subset | None:
+    """The samples that are computed now; None: all samples, in their order."""
     return _now[-1]
 
 
 @contextmanager
-def computing(part: Part | None) -> Iterator[None]:
+def computing(subset: Subset | None) -> Iterator[None]:
     """Compute only some samples of the micro-batch inside a `with` block."""
-    _now.append(part)
+    _now.append(subset)
     try:
         yield
     finally:

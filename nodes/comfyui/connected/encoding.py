@@ -1,0 +1,91 @@
+"""What the linked CLIP and VAE encode for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....trainer_core.models import Conditioning, Words
+from . import identity, text, vae
+from .wired import SINGLE, Wired
+
+WINDOW = 2**31  # tokens; ComfyUI cuts captions into chunks of its own, without an upper limit
+
+
+class ConnectedText:
+    """The linked CLIP, which ComfyUI moves; implements `Text`. Its text encoders are not trained."""
+
+    encoders: tuple[Any, ...] = ()
+    trainable = None
+    window = max_tokens = WINDOW
+
+    def __init__(self, wired: Wired) -> None:
+        self._wired, self.seen_as = wired, wired.seen_as
+
+    @property
+    def identity(self) -> str:
+        """A key of the CLIP as it is linked, and of how captions are read."""
+        clip = self._wired.clip
+        return f"{self._wired.digests['clip']}/{identity.stamp_of_files(clip.patcher)}/{self._wired.prompt_weights}"
+
+    def encode(self, caption: str, device: torch.device | str, pictures: Sequence[Tensor] = ()) -> Conditioning:
+        """Encode a caption by the linked CLIP."""
+        del device
+        if pictures:
+            return text.encode_seen(self._wired.clip, caption, pictures, single=self.seen_as == SINGLE)
+        return text.encode(self._wired.clip, caption, weights=self._wired.prompt_weights)
+
+    def count_tokens(self, caption: str, words: Words) -> int:
+        """Count the tokens of a caption."""
+        del words
+        return text.count_tokens(self._wired.clip, caption, weights=self._wired.prompt_weights)
+
+    def cut(self, caption: str, words: Words) -> tuple[str, list[str]]:
+        """Nothing is cut."""
+        del caption, words
+        return "", []
+
+    def longest_batch(self, captions: Iterable[str], count: int, words: Words) -> int:
+        """Count the tokens of the longest caption."""
+        del count
+        return max((self.count_tokens(caption, words) for caption in captions), default=0)
+
+
+class ConnectedVae:
+    """The linked VAE, which ComfyUI moves, in the MODEL's scale; implements `Autoencoder`."""
+
+    def __init__(self, wired: Wired) -> None:
+        self._wired = wired
+
+    @property
+    def module(self) -> vae.Held:
+        """The linked VAE as a module."""
+        return vae.Held(self._wired.vae)
+
+    @property
+    def identity(self) -> str:
+        """A key of the VAE's weights, and of the MODEL's scale of latents."""
+        return f"{self._wired.digests['vae']}/{identity.digest_of_scale(self._wired.model.model)}"
+
+    def encode(self, held: Any, pixels: Tensor) -> tuple[Tensor, None]:
+        """Encode (B, 3, H, W) pixels in -1..1 to latents; the VAE gives no deviation."""
+        return vae.encode(self._wired.model.model, held.vae, pixels, self._wired.family.pixels), None
+
+    def decode(self, held: Any, latents: Tensor) -> Tensor:
+        """Decode latents to (B, H, W, 3) pictures in 0..1."""
+        model = self._wired.model.model
+        return vae.decode(held.vae, model.process_latent_out(vae.with_time(model, latents.float())))
+
+
+class ConnectedControls:
+    """Control pictures as ComfyUI's reference latents; implements `ControlPictures`."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def encode(self, held: Any, pixels: Tensor) -> Tensor:
+        """Encode (1, 3, H, W) pixels in -1..1 in the VAE's own scale, as VAE Encode does for reference latents."""
+        return vae.encode_plain(held.vae, pixels)

@@ -1,0 +1,147 @@
+"""ComfyUI as the program that holds a linked MODEL's weights: it moves, casts and patches them, and draws samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....trainer_core.config import RunConfig, SamplePicture, node, setting
+from ....trainer_core.config.optimizer import RATES
+from ....trainer_core.models import Conditioning
+from ....trainer_core.models.base import Size
+from . import gradients, names, vae
+from .denoiser import Conditions
+from .family import family_of
+from .predicting import ConnectedConditions
+from .sampling import draw
+from .tried import comfyui_runs, tried
+from .wired import Wired
+
+
+class ComfyUIHost:
+    """ComfyUI, which holds the weights; implements `Host`."""
+
+    def __init__(self, wired: Wired) -> None:
+        self._wired = wired
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ValueError for settings that a connected model cannot have."""
+        if rate := next((name for name in RATES[1:3] if getattr(config.optimizer, name)), ""):
+            raise ValueError(
+                f"The text encoders of a connected model are not trained; set {setting(f'optimizer.{rate}')} to 0."
+            )
+        if config.lora.embeddings:
+            raise ValueError(f"Words are not trained with a connected model; remove {node('embeddings')}.")
+        if config.memory.offload_weights in ("half", "all"):
+            raise ValueError(
+                "ComfyUI itself decides where the weights of a connected model lie; set "
+                f"{setting('memory.offload_weights')} to auto."
+            )
+        if config.memory.compile:
+            raise ValueError(f"A connected model is not compiled; set {setting('memory.compile')} to off.")
+
+    def remedy(self, kind: str) -> str:
+        """Name the setting by which the MODEL is taken to predict another kind."""
+        return f"sampling of ModelSamplingDiscrete, before {node('connected')}, to {kind.replace('epsilon', 'eps')}"
+
+    @contextmanager
+    def session(self, device: torch.device) -> Iterator[None]:
+        """Make the denoiser trainable, and leave it as it was."""
+        del device  # ComfyUI's own, where it loads the MODEL
+        self._wired.load()
+        with gradients.session(self._wired.model):
+            yield
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        """Let the linked VAE and CLIP compute as outside of a session, and load the MODEL again where it had to go."""
+        with gradients.paused():
+            try:
+                yield
+            finally:
+                self._wired.load()
+
+    def put_beneath(self, tensors: Mapping[str, Tensor], strength: float) -> None:
+        """Put a LoRA on the MODEL, as ComfyUI's own loader does; it is there when the MODEL is loaded next."""
+        wired = self._wired
+        wired.model = names.put_beneath(wired.model, tensors, strength)
+        assert wired.denoiser is not None
+        wired.denoiser.patcher = wired.model
+
+    def reserve(self, size: int) -> None:
+        """Let ComfyUI keep so many bytes free when it loads the MODEL, of which it then may load a part."""
+        self._wired.reserved = size
+
+    @property
+    def movable(self) -> int:
+        """The bytes of the MODEL on the device, which ComfyUI can keep in RAM instead."""
+        return self._wired.model.loaded_size()
+
+    def try_out(
+        self, layers: Mapping[str, nn.Module], caption: Conditioning, size: Size, references: int = 0
+    ) -> list[str]:
+        """Try passes with gradients on a picture of (width, height); leave out layers that cannot be trained.
+
+        references: as many control pictures of that size. Returns remarks for the person, a sentence each.
+        """
+        wired = self._wired
+        assert wired.denoiser is not None
+        what = f"{wired.name} with the linked CLIP, on pictures of {size[0]} x {size[1]} pixels"
+        with comfyui_runs(what):
+            inputs = self._inputs(caption, size, references)
+        modules = {layer.name: layer.module for layer in wired.layers if layer.name in layers}
+        found = tried(wired.denoiser, inputs, what, layers, modules)
+        wired.left_out, wired.units = found.left_out, found.units
+        return found.remarks
+
+    def _inputs(self, caption: Conditioning, size: Size, references: int) -> tuple[Tensor, Tensor, Conditions]:
+        """Build the inputs of a pass on one picture of (width, height) in pixels, beside other pictures."""
+        wired = self._wired
+        assert wired.denoiser is not None
+        (width, height), device, form = size, wired.model.load_device, wired.latents
+        shape = (1 + references, form.channels, height // form.pixels, width // form.pixels)
+        noised, *shown = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device).split(1)
+        sizes = torch.tensor([[height, width, 0, 0, height, width]])
+        conditions = ConnectedConditions(wired).batch([caption], sizes, device, None, [[each[0] for each in shown]])
+        return noised, torch.full((1,), len(wired.denoiser.sigmas) // 2, device=device), conditions
+
+
+class ComfyUISampler:
+    """ComfyUI's own sampler; implements `Sampler`."""
+
+    def __init__(self, wired: Wired) -> None:
+        self._wired = wired
+        self._drawing: Any = None  # the partner that draws the samples, with the network's LoRA on it
+
+    @contextmanager
+    def drawing(self, network: Any) -> Iterator[None]:
+        """Let `draw` see a network that is attached: a partner takes its tensors as ComfyUI's loader takes the file."""
+        partner = self._wired.partner
+        with ExitStack() as stack:
+            stack.enter_context(gradients.paused())
+            if partner is not None:
+                stack.enter_context(network.detached())  # the partner may be the MODEL with other patches
+                self._drawing = names.put_beneath(partner, network.tensors(), 1.0)
+            try:
+                yield
+            finally:
+                self._drawing = None
+                if self._wired.denoiser is not None:
+                    self._wired.load()  # ComfyUI may have moved it, to make room
+
+    def draw(
+        self,
+        prompt: Conditioning,
+        negative: Conditioning,
+        picture: SamplePicture,
+        check: Callable[[], None],
+        references: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """Draw a sample, (1, H, W, 3) in 0..1."""
+        model = self._drawing or self._wired.model
+        latents = draw(model, family_of(model).sampling.scheduler, (prompt, negative), picture, check, references)
+        return vae.decode(self._wired.vae, latents)

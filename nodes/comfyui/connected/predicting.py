@@ -1,0 +1,106 @@
+"""What predicts in a linked MODEL, what it reads, and which of its layers a LoRA can change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....trainer_core.models import Conditioning, Layer
+from ....trainer_core.models.base import Slice, Unit
+from . import gradients, names
+from . import layers as layers_of
+from .denoiser import Conditions
+from .wired import Wired
+
+
+class ConnectedDenoiser:
+    """The denoiser of a linked MODEL; implements `Denoiser`."""
+
+    writes_inputs = True
+    unquantized: tuple[str, ...] = ()
+
+    def __init__(self, wired: Wired) -> None:
+        self._wired = wired
+
+    @property
+    def module(self) -> Any:
+        """The denoiser itself; None after `free`."""
+        return None if self._wired.denoiser is None else self._wired.model.model.diffusion_model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of activations."""
+        return self._wired.model.model.get_dtype_inference()
+
+    def units(self) -> list[Unit]:
+        """List the repeated blocks; none where they cannot be recomputed."""
+        return layers_of.units(self.module) if self._wired.units is None else self._wired.units
+
+    def passes(self, shape: Sequence[int]) -> AbstractContextManager[None]:
+        """Wrap a forward pass and its backward pass: models may write into what the backward pass needs."""
+        return self._wired.written.passes(tuple(shape))
+
+    def predict(self, noised: Tensor, levels: Tensor, conditions: Conditions) -> Tensor:
+        """Compute the raw output."""
+        assert self._wired.denoiser is not None
+        return self._wired.denoiser.predict(noised, levels, conditions, gradients.options(self._wired.model))
+
+
+class ConnectedConditions:
+    """The conditions of batches for a linked MODEL; implements `ConditionsOfBatch`."""
+
+    without_data = None  # such a MODEL cannot run on the meta device
+
+    def __init__(self, wired: Wired) -> None:
+        self._wired = wired
+
+    def batch(
+        self,
+        captions: Sequence[Conditioning],
+        sizes: Tensor,
+        device: torch.device,
+        painted: Tensor | None = None,
+        references: Sequence[Sequence[Tensor]] = (),
+    ) -> Conditions:
+        """Join the conditions of a batch on a device; captions of unequal lengths run one after another."""
+        del painted
+        assert self._wired.denoiser is not None
+        height, width = sizes[0, 4:].tolist()
+        form = self._wired.latents
+        shape = (form.channels, height // form.pixels, width // form.pixels)
+        return self._wired.denoiser.conditions(captions, sizes, shape, device, references)
+
+
+class ConnectedLayers:
+    """The layers of a linked MODEL's denoiser; implements `Layers`."""
+
+    def __init__(self, wired: Wired) -> None:
+        self._wired = wired
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of the denoiser's blocks, in their order."""
+        return tuple(layers_of.blocks(self._wired.model.model.diffusion_model))
+
+    def listed(self) -> list[Layer]:
+        """List the denoiser's layers; those left out cannot be trained."""
+        out = self._wired.left_out
+        return [layer._replace(trainable=False) if layer.name in out else layer for layer in self._wired.layers]
+
+    def layouts(self, setting: str) -> list[list[str]]:
+        """List the possible block orders of a list setting of LoRA Config."""
+        return layers_of.block_layouts(self._wired.model.model.diffusion_model, setting)
+
+    def further_names(self) -> Mapping[str, tuple[str, Slice | None]]:
+        """Map diffusers' names of layers, which ComfyUI does not know for every architecture."""
+        own = {layer.path: layer.name for layer in self._wired.layers}
+        places = names.diffusers_places(self._wired.model.model)
+        return {name: (own[path], piece) for name, (path, piece) in places.items()}
+
+    def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
+        """Guess the family that a LoRA file was made for; "" if nothing tells."""
+        return names.made_for(widths, metadata)

@@ -1,0 +1,64 @@
+"""Linked models of a run, and what the run finds out about them."""
+
+from __future__ import annotations
+
+import functools
+
+import comfy.model_management
+
+from ....trainer_core.config import BaseModelConfig
+from ....trainer_core.memory import Watched
+from ....trainer_core.models import LatentFormat, Layer
+from ....trainer_core.models.base import Unit
+from . import identity
+from .denoiser import Denoiser
+from .family import Family, family_of
+from .layers import list_layers
+from .live import Live
+from .noise import sigmas
+
+SINGLE = "single"  # edit_text of Qwen-Image-Edit's first model
+
+
+class Wired:
+    """A MODEL, CLIP and VAE as all that a `ConnectedModel` is made of shares them. They stay ComfyUI's."""
+
+    def __init__(self, config: BaseModelConfig, live: Live) -> None:
+        assert config.connected is not None
+        self.name, self.prompt_weights = config.path, config.prompt_weights
+        self.model, self.clip, self.vae = live.model.clone(), live.clip, live.vae
+        self.partner = live.sampled  # draws the samples instead of `model`
+        self.family: Family = family_of(self.model)
+        self.seen_as = config.connected.edit_text if self.family.seen else ""
+        guidance = config.connected.guidance
+        guidance = self.family.guidance if guidance < 0 else guidance
+        self.denoiser: Denoiser | None = Denoiser(self.model, sigmas(self.model), guidance)
+        self.reserved = 0  # bytes of the device for a step
+        self.left_out: frozenset[str] = frozenset()  # names of layers that cannot be trained
+        self.units: list[Unit] | None = None  # blocks that can be recomputed; None before they were tried
+        self.written = Watched()
+
+    @property
+    def latents(self) -> LatentFormat:
+        """The format of latents."""
+        form = self.model.model.latent_format
+        pixels = self.family.pixels or form.spacial_downscale_ratio
+        return LatentFormat(channels=form.latent_channels, pixels=pixels, step=self.family.step)
+
+    @functools.cached_property
+    def layers(self) -> list[Layer]:
+        """All layers of the MODEL's denoiser."""
+        return list_layers(self.model.model)
+
+    @functools.cached_property
+    def digests(self) -> dict[str, str]:
+        """The sha256, by role, of all but files that decides what the models compute."""
+        return {
+            "model": identity.digest_of_model(self.model),
+            "clip": identity.digest_of_clip(self.clip),
+            "vae": identity.digest_of_vae(self.vae),
+        }
+
+    def load(self) -> None:
+        """Let ComfyUI load the MODEL with its patches, wholly if it fits."""
+        comfy.model_management.load_models_gpu([self.model], memory_required=self.reserved)
