@@ -7,7 +7,7 @@ from zoo.zoo import OF_EACH_KIND, ZOO
 from lora_atelier.dev import OLDEST
 
 # What the oldest ComfyUI proves in every run of the tests; the newest proves the rest, and --thorough all on both.
-FILES = ("test_names", "test_session")
+FILES = ("test_names", "test_offline", "test_session")
 
 
 def pytest_itemcollected(item: pytest.Function) -> None:
