@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add our options."""
-    parser.addoption("--thorough", action="store_true", help="try 500 odd prompts, and each fault in every way")
+    parser.addoption("--thorough", action="store_true", help="prove all again: every case, kill and odd prompt")
 
 
 # Files that take longest. Processes that share the tests begin with them, so that none works alone at the end.
@@ -43,8 +43,11 @@ LONGEST = (
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest then brings together what shares a fixture
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take longest first; skip tests marked `gpu` where torch finds no CUDA device."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the files that take longest first; leave out what proves the same again, and `gpu` where there is none."""
+    if not config.getoption("thorough"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not on_gpu:

@@ -49,6 +49,7 @@ def drawn(
     return torch.from_numpy(before) / 255, after
 
 
+@pytest.mark.thorough  # in every run the demo below shows it, and the tiny base that other prompts are followed
 def test_the_trigger_word_draws_the_motif(drawn: tuple[torch.Tensor, torch.Tensor]) -> None:
     before, after = (concept.motif_score(pictures[: len(TRIGGER)]) for pictures in drawn)
     assert after.mean() >= LEAST_SCORE, (before, after)
@@ -70,6 +71,7 @@ def test_the_demo_draws_what_the_model_could_not(comfy: ComfyClient) -> None:
     assert before < 0 and sum(after) / len(after) >= LEAST_SCORE, (before, after)
 
 
+@pytest.mark.thorough
 def test_prompts_without_the_trigger_keep_being_followed(drawn: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Colours of figure and ground stay those of the prompt, and no figure becomes the motif."""
     pictures = drawn[1][len(TRIGGER) :]

@@ -127,10 +127,10 @@ def stray_tracebacks(log: str, said: set[str]) -> Iterator[str]:
 def test_prompts_changed_by_chance_get_a_result_or_one_sentence(
     own_server: ComfyServer, info: dict[str, Any], unchanged: dict[str, Prompt], pytestconfig: pytest.Config
 ) -> None:
-    """Each is the same everywhere: 24 of them, or 500 with `--thorough`."""
+    """Each is the same everywhere: 12 of them, or 500 with `--thorough`."""
     comfy, names, log = ComfyClient(own_server.url), list(unchanged), len(own_server.log_text())
     wrong, queued = {}, {}
-    for number in range(500 if pytestconfig.getoption("thorough") else 24):
+    for number in range(500 if pytestconfig.getoption("thorough") else 12):
         prompt, done = mutated(unchanged[names[number % len(names)]], info, number)
         queued[number], problem = send(comfy, prompt)
         wrong[number] = (problem, done)

@@ -17,7 +17,8 @@ import sessions
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes that are killed here are forked: Unix only")
 
-KILLS = 46  # at moments that are counted; a few more at times that nobody counts
+KILLS, THOROUGH = 30, 46  # at moments that are counted
+UNCOUNTED = 4  # at times that nobody counts
 HOURS = 3600.0
 
 
@@ -110,11 +111,12 @@ def unfinished(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("half", [0, 1])  # of the moments, so that two processes share them
-def test_runs_that_are_killed_at_50_moments_end_with_the_same_bytes(server, whole, half):
+def test_runs_that_are_killed_at_any_moment_end_with_the_same_bytes(server, whole, half, pytestconfig):
     dice = random.Random(6)
     moments, wrong, resumed = whole["moments"], [], 0
-    kills = [{"kill": (*moment, signal.SIGKILL)} for moment in chosen_moments(moments, KILLS, dice)]
-    kills += [{"after": dice.uniform(0.05, 0.9) * whole["seconds"]} for _ in range(50 - KILLS)]
+    count = THOROUGH if pytestconfig.getoption("thorough") else KILLS
+    kills = [{"kill": (*moment, signal.SIGKILL)} for moment in chosen_moments(moments, count, dice)]
+    kills += [{"after": dice.uniform(0.05, 0.9) * whole["seconds"]} for _ in range(UNCOUNTED)]
     parts = {moments[job["kill"][0]][1] for job in kills if "kill" in job}
     needed = {"a periodic save", "an asked save", "the final save", "samples", "the last samples", "publishing"}
     assert needed | {"result.json", "pruning", "the log", "encoding", "the folder"} <= parts

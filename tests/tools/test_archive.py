@@ -50,6 +50,7 @@ UNSURE = {
     r"(?<=[.\w])eval\(": {  # schedule-free optimizers have such a method; ast.literal_eval reads numbers
         "trainer_core/optim/average.py": 1,
         "trainer_core/optim/custom.py": 1,
+        "trainer_core/optim/expression.py": 1,  # simpleeval's
     },
     "pip install": {"README.md": 5},
 }

@@ -67,7 +67,7 @@ def batch_for(unet, count=1):
     return contenders.build_batch(unet, 64, count, next(unet.parameters()).device, torch.float32)
 
 
-@pytest.mark.parametrize("build", [tiny_unet, xl_unet])
+@pytest.mark.parametrize("build", [tiny_unet, pytest.param(xl_unet, marks=pytest.mark.thorough)])
 def test_contenders_take_turns_on_one_set_of_weights(build):
     unet = build().requires_grad_(False).eval()
     before = copy.deepcopy(unet.state_dict())
@@ -298,6 +298,7 @@ def here(measure):
     return Here
 
 
+@pytest.mark.thorough
 def test_the_gpu_suite_runs_dry_and_is_not_measured_twice(tmp_path, monkeypatch):
     monkeypatch.delenv("COMFYUI_PATH", raising=False)
     # bitsandbytes compiles its 4-bit kernel for each shape on the CPU
@@ -511,6 +512,7 @@ def test_the_peak_of_a_card_is_found_by_its_name(device, peak):
     assert gpu_report.listed_peak(device) == peak
 
 
+@pytest.mark.thorough
 def test_one_step_goes_all_the_way_into_comfyui(tmp_path, monkeypatch, comfyui, warm_children):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     lora = tmp_path / "lora.safetensors"
@@ -525,6 +527,7 @@ def test_one_step_goes_all_the_way_into_comfyui(tmp_path, monkeypatch, comfyui, 
         full_size.check("tiny", {"train": train, "load": load | {"unet": 117}})
 
 
+@pytest.mark.thorough
 def test_saves_are_measured_against_steps(monkeypatch, comfyui):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     result = saves.measure("tiny", "cpu")
@@ -547,6 +550,7 @@ def test_tools_are_measured_beside_whole_decompositions():
     assert "| whole decompositions / Resize LoRA, sv_fro | 75.000 |" in text
 
 
+@pytest.mark.thorough
 def test_settings_are_measured_by_what_the_example_concept_looks_like(monkeypatch, comfyui):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     runs = [learning.configure(name, seed) for name in learning.VARIANTS for seed in (0, 1)]
@@ -566,12 +570,14 @@ def test_settings_are_measured_by_what_the_example_concept_looks_like(monkeypatc
     )
 
 
+@pytest.mark.thorough
 def test_settings_of_flow_models_are_measured_on_the_tiny_one(monkeypatch, comfyui, warm_children):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     found = results.child("learning.py", "--variant", learning.FLOW[1], "--seed", "0", "--steps", "2")
     assert found["motif"] < 0 and found["kept"] > 0.5 and found["loss"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("of", slider.OF)
 def test_a_slider_is_measured_by_what_its_file_draws_at_several_strengths(of, monkeypatch, comfyui):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
@@ -580,6 +586,7 @@ def test_a_slider_is_measured_by_what_its_file_draws_at_several_strengths(of, mo
     assert f"| {of} | -0.100 | +0.200 |" in slider.render({of: {"-1": -0.1, "1": 0.2}}, "bench --slider", "today")
 
 
+@pytest.mark.thorough
 def test_linked_models_race_against_the_node_and_only_its_gradients_are_wrong(monkeypatch, comfyui, warm_children):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     result = connected.race("flux", 1, toy=True)

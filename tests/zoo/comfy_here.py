@@ -11,6 +11,7 @@ if str(FOLDER) not in sys.path:
 
 import comfy.cli_args  # noqa: E402
 import utils.install_util  # noqa: E402, F401  # first, as in ComfyUI itself: its nodes.py puts another `utils` before it
+from comfyui_version import __version__ as VERSION  # noqa: E402, F401
 
 comfy.cli_args.args.cpu = True  # read when model_management is imported
 logging.getLogger().setLevel(logging.WARNING)  # ComfyUI tells every model that it builds

@@ -8,7 +8,7 @@ import comfy.model_sampling
 import comfy.samplers
 import pytest
 import torch
-from zoo.zoo import build, latents
+from zoo.zoo import OF_EACH_KIND, build, latents
 
 from lora_atelier.nodes.comfyui.connected.family import family_of
 from lora_atelier.nodes.comfyui.connected.noise import noise_model, own_shift, sigmas
@@ -129,6 +129,12 @@ def test_a_sampling_without_a_table_of_levels_is_refused():
     del sampling.sigmas
     with pytest.raises(ValueError, match="no table"):
         sigmas(wired(sampling))
+
+
+@pytest.mark.parametrize(("kind", "row"), OF_EACH_KIND.items())
+def test_a_model_stands_for_each_kind(kind, row):
+    assert noise_model(build(row)[1]).kind == kind
+    assert OF_EACH_KIND.keys() == set(KINDS.values())
 
 
 def test_the_core_mixes_and_unmixes_as_comfyui_does(name):

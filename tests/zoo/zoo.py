@@ -735,6 +735,7 @@ ODD = {  # of zoo/odd.py
     "odd_weights": Row("OddWeights", (16, 4, 6), (8, 24), {}),
 }
 ZOO = {name: row for name, row in ROWS.items() if hasattr(comfy.supported_models, row.cls)} | ODD  # of this ComfyUI
+OF_EACH_KIND = {"epsilon": "sd15", "v_prediction": "hunyuan_dit", "affine": "cosmos_t2v", "flow": "flux_dev"}
 
 
 def build(
