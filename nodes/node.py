@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 
 from ..trainer_core.config import (
-    BaseModelConfig,
     DatasetConfig,
     LoraConfig,
     MemoryConfig,
@@ -20,11 +19,12 @@ from ..trainer_core.config import (
     OptimizerConfig,
     SchedulerConfig,
 )
+from ..trainer_core.models import Chosen
 from .sockets import SUFFIX, Outputs, Sizes, Validation, io
 
 # What our sockets carry, and the node that one links.
 CONTENTS: dict[str, tuple[type, str]] = {
-    "ATELIER_BASE_MODEL": (BaseModelConfig, "Load Base Model"),
+    "ATELIER_BASE_MODEL": (Chosen, "Load Base Model"),
     "ATELIER_DATASET": (DatasetConfig, "Concept Dataset"),
     "ATELIER_OPTIMIZER": (OptimizerConfig, "Optimizer"),
     "ATELIER_SCHEDULER": (SchedulerConfig, "Scheduler"),

@@ -28,7 +28,7 @@ from lora_atelier.trainer_core.data.cache import Cache, CacheError
 from lora_atelier.trainer_core.data.plan import Plan, build_plan
 from lora_atelier.trainer_core.data.scan import Index, fingerprint, scan
 from lora_atelier.trainer_core.models import LatentFormat
-from lora_atelier.trainer_core.models.sd.autoencoder import encode_pixels
+from lora_atelier.trainer_core.models.sd.autoencoder import ScaledAutoencoder
 from lora_atelier.trainer_core.preflight.report import report
 from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import pixels
@@ -49,11 +49,11 @@ class Halves(torch.nn.Module):
 
 BASE: Any = SimpleNamespace(
     name="base",
-    autoencoder=Halves(),
-    autoencoder_identity="means",
-    encode_pixels=lambda vae, pixels: encode_pixels(vae, pixels, 1.0),
+    autoencoder=ScaledAutoencoder(Halves(), identity="means", scale=1.0),
     latents=LatentFormat(channels=4, pixels=8, step=8),
-    inpainting=False,
+    text=SimpleNamespace(seen_as=""),
+    inpainting=None,
+    controls=None,
 )
 TRAIN = TrainConfig(
     epochs=1, resolution=64, bucket_step=32, buckets=BucketConfig(resolutions=("64", "96"), resolution_mode="all")
