@@ -46,7 +46,7 @@ def read_workflow(document: Any, places: Places, node: str, connect: Connect) ->
     settings = {key: value for key, value in inputs.items() if key not in OUTPUTS_ONLY}
     base = settings["base_model"]
     if not isinstance(base, Chosen):
-        raise ValueError("base_model of Train LoRA is linked to a node that gives no base model")
+        raise ValueError(f"base_model of {TrainConfig.NODE} is linked to a node that gives no base model")
     return Wanted(name, read_train(**{**settings, "base_model": base.config}), base.open)
 
 

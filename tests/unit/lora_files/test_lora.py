@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from lora_atelier.trainer_core.commands import main as command
 from lora_atelier.trainer_core.commands import main as program
 from lora_atelier.trainer_core.lora_files import loader
+from lora_atelier.trainer_core.lora_files.cli import main as tools
 from lora_atelier.trainer_core.lora_files.formats import delta_weight
 from lora_atelier.trainer_core.lora_files.inspect import describe_lora, inspect_lora
 from lora_atelier.trainer_core.lora_files.lora import (
@@ -194,7 +195,7 @@ def test_recipes_of_a_shell_compare_with_a_model_s_file(tmp_path, capsys):
     assert len(kept.tensors["down"]) == made.ranks[0].new_rank < 3
 
 
-def test_a_file_of_a_shell_is_checked_before_it_has_its_name(tmp_path, capsys, monkeypatch):
+def test_a_file_of_a_shell_is_checked_before_it_has_its_name(tmp_path, capsys):
     """By ComfyUI's loader where there is one; else the last line says that it was not."""
     one = str(write(tmp_path / "a.safetensors"))
     (tmp_path / "comfy").mkdir()
@@ -208,7 +209,7 @@ def test_a_file_of_a_shell_is_checked_before_it_has_its_name(tmp_path, capsys, m
     def missing(*_):
         raise ImportError("No module named 'torchsde'")
 
-    for number, (load, expected) in enumerate(
+    for number, (start, expected) in enumerate(
         [
             (None, "so its loader has not checked the file; name its folder by --comfyui."),
             (missing, "has not checked the file: No module named 'torchsde'. Start with ComfyUI's Python."),
@@ -216,11 +217,10 @@ def test_a_file_of_a_shell_is_checked_before_it_has_its_name(tmp_path, capsys, m
             (lambda *_: loader.Loader(refuse, bool, ""), "ComfyUI finds no weight."),
         ]
     ):
-        monkeypatch.setattr(loader, "load", load)
         new = tmp_path / f"{number}.safetensors"
         command = ["resize", one, "--to", str(new), "--rank", "1", "--comfyui", str(tmp_path)]
         fails = number == 3
-        assert main(command) == (2 if fails else 0) and new.exists() is not fails
+        assert tools(command, start) == (2 if fails else 0) and new.exists() is not fails
         printed = capsys.readouterr()
         assert (printed.err if fails else printed.out).strip().endswith(expected)
     assert said == [(tmp_path, None)] and seen == [6] and not list(tmp_path.glob(".*"))
