@@ -6,6 +6,8 @@ from typing import Any
 
 from prompts import DYNAMIC_COMBO
 
+KIND = {DYNAMIC_COMBO: "choice", "COMBO": "choice", "BOOLEAN": "yes / no", "STRING": "text"}
+KIND |= {"INT": "whole number", "FLOAT": "number"}
 ROW = re.compile(r"\| (?:([^`|]+): )?`([^`]+)` \| ")  # of a help page's tables: options of a choice, then a name
 
 
@@ -20,22 +22,52 @@ def inputs(schema: dict) -> dict:
 
 
 def explained(page: str, schema: dict) -> str:
-    """Return a help page whose tables give each input's and output's tooltip as its meaning."""
-    tips = {key: spec[1]["tooltip"] for key, spec in inputs(schema).items()}
-    told = dict(zip(schema["output_name"], schema["output_tooltips"], strict=True))
-    lines, columns = page.split("\n"), 0
-    for i, line in enumerate(lines):
-        if line.startswith("## "):
-            columns = {"## Inputs": 3, "## Outputs": 2}.get(line, 0)  # before the meaning
-        if columns and (row := ROW.match(line)):
-            options, name = row.groups()
-            own = [rf".+\.{re.escape(option)}\.{name}" for option in (options or "").split(", ")] if options else [name]
-            own = own if options or name in tips or columns == 2 else [rf".+\..+\.{name}"]  # the same for all options
-            found = {tip for key, tip in tips.items() if any(re.fullmatch(one, key) for one in own)}
-            (meaning,) = found if columns == 3 else {told[name]}
-            meaning = meaning.replace("|", "\\|").replace("\n", " ")
-            lines[i] = " | ".join([*line.split(" | ")[:columns], meaning]) + " |"
-    return "\n".join(lines)
+    """Return a help page with the tables of inputs and outputs, in the node's order; its prose stays."""
+    prose = page.partition("\n## Inputs\n")[0].partition("\n## Outputs\n")[0].rstrip("\n")
+    given = _rows(schema["input"])
+    outputs = zip(schema["output_name"], schema["output"], schema["output_tooltips"], strict=True)
+    made = [[f"`{name}`", _plain(kind), tip] for name, kind, tip in outputs]
+    tables = [
+        ("Inputs", ["Input", "Kind", "Default", "Meaning"], given),
+        ("Outputs", ["Output", "Kind", "Meaning"], made),
+    ]
+    return "\n\n".join([prose, *(_table(*table) for table in tables if table[2])]) + "\n"
+
+
+def _rows(given: Mapping[str, Any]) -> list[list[str]]:
+    """List the cells of each input; fields that several options of a choice share stand once."""
+    found = []
+    for name, (kind, details) in {**given.get("required", {}), **given.get("optional", {})}.items():
+        found.append([f"`{name}`", _plain(kind), _default(kind, details), details["tooltip"]])
+        shared: dict[tuple[str, ...], list[str]] = {}  # the options with a field
+        for option in details["options"] if kind == DYNAMIC_COMBO else ():
+            for cells in _rows(option["inputs"]):
+                shared.setdefault(tuple(cells), []).append(option["key"])
+        found += [[f"{', '.join(keys)}: {name}", *rest] for (name, *rest), keys in shared.items()]
+    return found
+
+
+def _default(kind: str, details: Mapping[str, Any]) -> str:
+    default = details.get("default", "")
+    if kind in ("COMBO", DYNAMIC_COMBO):
+        words = [each["key"] if isinstance(each, dict) else each for each in details.get("options", ())]
+        return str(default if "default" in details or not words else words[0])
+    if kind == "BOOLEAN":
+        return "on" if default else "off"
+    if kind == "FLOAT":
+        return f"{default:.10g}"
+    return str(default) if kind != "STRING" else default or "empty"
+
+
+def _plain(kind: str) -> str:
+    """Name a type for people."""
+    return KIND.get(kind, kind.removeprefix("ATELIER_"))
+
+
+def _table(title: str, head: list[str], rows: list[list[str]]) -> str:
+    cells = [head, ["---"] * len(head), *rows]
+    lines = [" | ".join(each.replace("|", "\\|").replace("\n", " ") for each in row) for row in cells]
+    return "\n".join([f"## {title}", "", *(f"| {line} |" for line in lines)])
 
 
 def tooltips(schema: Mapping[str, Any]) -> dict[str, set[str]]:
