@@ -11,30 +11,8 @@ from typing import Any, cast
 
 import torch
 
-from ..trainer_core.config import (
-    DatasetConfig,
-    LoraConfig,
-    MemoryConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    SchedulerConfig,
-)
-from ..trainer_core.models import Chosen
-from .sockets import SUFFIX, Outputs, Sizes, Validation, io
+from .sockets import CONTENTS, SUFFIX, io
 
-# What our sockets carry, and the node that one links.
-CONTENTS: dict[str, tuple[type, str]] = {
-    "ATELIER_BASE_MODEL": (Chosen, "Load Base Model"),
-    "ATELIER_DATASET": (DatasetConfig, "Concept Dataset"),
-    "ATELIER_OPTIMIZER": (OptimizerConfig, "Optimizer"),
-    "ATELIER_SCHEDULER": (SchedulerConfig, "Scheduler"),
-    "ATELIER_LORA_CONFIG": (LoraConfig, "LoRA Config"),
-    "ATELIER_BUCKETS": (Sizes, "Buckets"),
-    "ATELIER_MEMORY": (MemoryConfig, "Memory"),
-    "ATELIER_OBJECTIVE": (ObjectiveConfig, "Noise & Loss"),
-    "ATELIER_SAVES": (Outputs, "Saves & Samples"),
-    "ATELIER_VALIDATION": (Validation, "Validation"),
-}
 KINDS: dict[str, tuple[type, str]] = {  # of values that other nodes may link
     "INT": (numbers.Integral, "a whole number"),
     "FLOAT": (numbers.Real, "a number"),

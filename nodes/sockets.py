@@ -4,22 +4,44 @@ from collections.abc import Callable
 
 from comfy_api.latest import ComfyExtension, io, ui
 
+from ..trainer_core.config import (
+    DatasetConfig,
+    LoraConfig,
+    MemoryConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    SchedulerConfig,
+)
+from ..trainer_core.models import Chosen
 from ..trainer_core.workflow.settings import Outputs, Sizes, Validation
 
 CATEGORY = "training/lora"
 SUFFIX = " (Atelier)"  # of names in the editor: ComfyUI has nodes of the same names, such as Train LoRA
 
-# Our sockets carry frozen configuration objects, never live models.
-BaseModelSocket = io.Custom("ATELIER_BASE_MODEL")  # models.Chosen
-DatasetSocket = io.Custom("ATELIER_DATASET")  # DatasetConfig
-OptimizerSocket = io.Custom("ATELIER_OPTIMIZER")  # OptimizerConfig
-SchedulerSocket = io.Custom("ATELIER_SCHEDULER")  # SchedulerConfig
-LoraConfigSocket = io.Custom("ATELIER_LORA_CONFIG")  # LoraConfig
-BucketsSocket = io.Custom("ATELIER_BUCKETS")  # Sizes
-MemorySocket = io.Custom("ATELIER_MEMORY")  # MemoryConfig
-ObjectiveSocket = io.Custom("ATELIER_OBJECTIVE")  # ObjectiveConfig
-SavesSocket = io.Custom("ATELIER_SAVES")  # Outputs
-ValidationSocket = io.Custom("ATELIER_VALIDATION")  # Validation
+BaseModelSocket = io.Custom("ATELIER_BASE_MODEL")
+DatasetSocket = io.Custom("ATELIER_DATASET")
+OptimizerSocket = io.Custom("ATELIER_OPTIMIZER")
+SchedulerSocket = io.Custom("ATELIER_SCHEDULER")
+LoraConfigSocket = io.Custom("ATELIER_LORA_CONFIG")
+BucketsSocket = io.Custom("ATELIER_BUCKETS")
+MemorySocket = io.Custom("ATELIER_MEMORY")
+ObjectiveSocket = io.Custom("ATELIER_OBJECTIVE")
+SavesSocket = io.Custom("ATELIER_SAVES")
+ValidationSocket = io.Custom("ATELIER_VALIDATION")
+
+# What our sockets carry, and the node that one links. Only a linked MODEL's Chosen holds live models.
+CONTENTS: dict[str, tuple[type, str]] = {
+    "ATELIER_BASE_MODEL": (Chosen, "Load Base Model"),
+    "ATELIER_DATASET": (DatasetConfig, "Concept Dataset"),
+    "ATELIER_OPTIMIZER": (OptimizerConfig, "Optimizer"),
+    "ATELIER_SCHEDULER": (SchedulerConfig, "Scheduler"),
+    "ATELIER_LORA_CONFIG": (LoraConfig, "LoRA Config"),
+    "ATELIER_BUCKETS": (Sizes, "Buckets"),
+    "ATELIER_MEMORY": (MemoryConfig, "Memory"),
+    "ATELIER_OBJECTIVE": (ObjectiveConfig, "Noise & Loss"),
+    "ATELIER_SAVES": (Outputs, "Saves & Samples"),
+    "ATELIER_VALIDATION": (Validation, "Validation"),
+}
 
 
 def titled(name: str) -> str:
@@ -42,6 +64,7 @@ def complaint(text: object, check: Callable[[str], object]) -> bool | str:
 
 __all__ = [
     "CATEGORY",
+    "CONTENTS",
     "SUFFIX",
     "BaseModelSocket",
     "BucketsSocket",

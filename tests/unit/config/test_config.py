@@ -56,13 +56,11 @@ def test_every_field_of_a_run_changes_its_digest() -> None:
         other: Any = {
             "save_dtype": "float32",
             "keep_best": True,
-            "early_stop_min_improvement": 0.1,
-            "validation_share": 0.1,
             "log": "csv",
             "resolution": 768,
             "bucket_step": 32,
             "buckets": c.BucketConfig(no_upscale=True),
-        }.get(field.name, value + 1 if isinstance(value, int) else None)
+        }.get(field.name, value + (1 if isinstance(value, int) else 0.1) if isinstance(value, int | float) else None)
         changed = RUN.replace(train=RUN.train.replace(**{field.name: other}))
         assert changed.digest() != RUN.digest(), field.name
 
