@@ -398,7 +398,7 @@ def test_a_run_stopped_while_encoding_resumes_there(config, tmp_path):
     notes = []
     with pytest.raises(Stop):
         run(config, tmp_path, callbacks=Callbacks(phase=encoding(done), check=check, note=notes.append))
-    assert notes[-1].startswith("Stopped before the first step; encoded pictures and captions are kept.")
+    assert notes[-1].startswith("Stopped before the first step; encoded pictures and captions are kept;")
     rest = []
     run(config, tmp_path, callbacks=Callbacks(phase=encoding(rest)))
     assert len(done) == 3 and rest[0][2] == done[0][2] - 3
