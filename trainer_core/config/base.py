@@ -193,22 +193,3 @@ def check_text(path: str, name: str) -> None:
     """Refuse a path as `check_path` does; name: for the message."""
     if re.search("[\0\ud800-\udc7f\udd00-\udfff]", path):
         raise ValueError(f"{name} contains NUL or half characters, which no path can have; write it again.")
-
-
-def check_choices(config: Config) -> None:
-    """Refuse what no row allows; for configurations that check more themselves."""
-    check_values(config)
-
-
-def check_open(config: Config, name: str, open_value: float, low: float, high: float = float("inf")) -> None:
-    """Refuse a number outside [low, high] that is not the one that leaves the setting open."""
-    if getattr(config, name) != open_value:
-        check_range(config, name, low, high, f", or {open_value:g} for what suits the model")
-
-
-def check_range(config: Config, name: str, low: float, high: float = float("inf"), otherwise: str = "") -> None:
-    """Refuse a number outside [low, high] (NaN included); otherwise: what the message allows besides."""
-    value = getattr(config, name)
-    if not low <= value <= high:
-        limit = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-        raise ValueError(f"{name} is {value}; it must be {limit}{otherwise}.")

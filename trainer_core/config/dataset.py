@@ -117,14 +117,19 @@ class ControlConfig(Config):
         optional=True,
     )
 
+    @property
+    def paired(self) -> bool:
+        """Tell whether each is the other end of a slider."""
+        return self.use == "slider"
+
     def check(self) -> None:
         """Refuse a slider of several folders or of other cuts, and folders that are none."""
-        if self.use == "slider" and len(self.folders) > 1:
+        if self.paired and len(self.folders) > 1:
             raise ValueError(
                 f"A slider has one other end, and {self.NODE} has {len(self.folders)} folders; leave "
                 + for_reader(f"folder_2 and folder_3 of {self.NODE} empty.", f"one in {self.named('folders')}.")
             )
-        if self.use == "slider" and self.fit == "whole":
+        if self.paired and self.fit == "whole":
             raise ValueError(f"Both ends of a slider are cut alike; set {self.named('fit')} to as_picture.")
         if not 1 <= len(self.folders) <= MOST_CONTROLS:
             raise ValueError(
@@ -429,7 +434,7 @@ class ConceptConfig(Config):
     @property
     def paired(self) -> bool:
         """Tell whether its pictures have others at the other end of a slider."""
-        return self.controls is not None and self.controls.use == "slider"
+        return self.controls is not None and self.controls.paired
 
     def check(self) -> None:
         """Refuse what no folder, resolution or colour is."""

@@ -133,7 +133,7 @@ def _concept_table(plan: Plan) -> str:
 
 
 def _controls(concept: ConceptConfig) -> object:
-    """Describe the control pictures of a concept's pictures: how many an edit model sees, or a slider's other end."""
+    """Describe a concept's control pictures: how many an edit model sees, or the other end of a pair."""
     if concept.controls is None:
         return "none"
     return "other end" if concept.paired else len(concept.controls.folders)

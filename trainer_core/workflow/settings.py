@@ -165,14 +165,14 @@ def read_controls(
 ) -> DatasetConfig:
     """Read Control Pictures: its control pictures on every concept that has none yet.
 
-    Concepts whose pictures stay as they are at both ends of a slider get none for a slider.
+    Concepts whose pictures are the same at both ends of a pair get no other end.
     """
     named = [folder, *filter(None, (folder_2, folder_3))]
     found = tuple(str(places.find_folder(each, ControlConfig.NODE)) for each in named)
     controls = ControlConfig(folders=found, **values)
     concepts = [
         concept
-        if concept.controls or (controls.use == "slider" and concept.role in STAYING)
+        if concept.controls or (controls.paired and concept.role in STAYING)
         else concept.replace(controls=controls)
         for concept in dataset.concepts
     ]
