@@ -127,7 +127,7 @@ def test_cancel_in_any_phase_keeps_the_lora_so_far_and_says_where(scene, uninter
         assert reached == sum(kind[0] == "step" for kind in kinds[: number + 1]), (operation, part)
         if reached:
             assert not found[0].checkpoints()[0].problem(), part
-            assert str(found[0].path) in notes[-1] and "Press Run" in notes[-1], part
+            assert str(found[0].path) in notes[-1] and "press Run again" in notes[-1], part
         resumed = sessions.session(scene, folder, step=steps.append)
         assert essence(resumed) == whole, part
         assert len(steps) == 4 - reached, part
