@@ -140,7 +140,7 @@ def test_a_signal_saves_and_the_same_command_resumes(first, tmp_path, monkeypatc
         assert main(arguments) == 128 + number
     said = stream.getvalue()
     assert "Stopping: the run is saved first. Press Ctrl+C again to end it at once." in said
-    assert "run the command again to resume" in said and "Press Run" not in said
+    assert "run the command again to resume" in said and "press Run" not in said
     assert signal.getsignal(number) is before
     assert main([*arguments, "--json"]) == 0
     told = events(capsys.readouterr().out)
