@@ -52,7 +52,10 @@ def test_what_a_connected_model_decides_is_said(comfy: ComfyClient) -> None:
         ({**WIDGETS, "stratified_timesteps": 1}, "stratified_timesteps of Noise & Loss cannot be 1"),
         ({**WIDGETS, "path": "/etc"}, "path of Noise & Loss cannot be"),
         ({**WIDGETS, "min_timestep.beta_a": 1.0}, "beta_a of Noise & Loss cannot be 1.0"),
-        ({**WIDGETS, "timestep_distribution": "gauss"}, "timestep_distribution is 'gauss'; choose one of"),
+        (
+            {**WIDGETS, "timestep_distribution": "gauss"},
+            "timestep_distribution of Noise & Loss is 'gauss'; choose one of",
+        ),
         ([], "needs the values of Noise & Loss"),
     ],
 )
