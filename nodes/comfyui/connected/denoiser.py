@@ -47,7 +47,7 @@ class Conditions:
 
     samples: tuple[Sample, ...]
 
-    def part(self, samples: slice) -> Conditions:
+    def some(self, samples: slice) -> Conditions:
         """Select the conditions of some samples."""
         return Conditions(self.samples[samples])
 
