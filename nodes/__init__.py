@@ -82,7 +82,7 @@ class AtelierExtension(ComfyExtension):
         """Register the tiny base model and our routes with ComfyUI."""
         register_tiny_model()
         register_assets()
-        register_routes()
+        register_routes(NODES)
         register_run_routes()
         register_queue_routes()
 

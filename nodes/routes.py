@@ -6,12 +6,14 @@ import asyncio
 import inspect
 import json
 import typing
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from yarl import URL
 
 from ..trainer_core.common.disk_errors import reason
 from ..trainer_core.common.wording import say
@@ -22,11 +24,13 @@ from ..trainer_core.models.sd.noise import noise_model
 from ..trainer_core.objective import Objective, level_shares
 from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
 from ..trainer_core.workflow.settings import plain_path, read_objective, read_scheduler
+from . import help_pages
 from .comfyui import allowed, folders, kept, server, session, shell, shown
 from .comfyui.progress import LONGEST_ID, live_state
 from .guess import guess
 from .load_lora import WHERE
 from .objective import CHOICES
+from .sockets import io
 
 LARGEST = 8192  # bytes of a question
 LARGEST_PROMPT = 262_144  # of one that holds a prompt
@@ -39,8 +43,13 @@ POINTS = 241  # of a curve
 USUAL = 1000  # steps drawn where nothing says how many the run has
 
 
-def register_routes() -> None:
-    """Add the routes to the server."""
+def register_routes(nodes: Sequence[type[io.ComfyNode]]) -> None:
+    """Add the routes to the server; nodes: those that have help pages."""
+    ids = {node.GET_SCHEMA().node_id: node for node in nodes}
+    # Where ComfyUI serves js/ as it is: a longer path comes first, so that the page gets the tables as well.
+    folder = URL.build(path=f"/extensions/{help_pages.ROOT.name}/docs").raw_path
+    server.add_route(f"{folder}/{{node}}.md", partial(answer_help, ids), "GET")
+    server.add_route(f"{folder}/{{node}}/{{language}}.md", partial(answer_help, ids), "GET")
     server.add_route("/atelier/command", allowed.only_own_pages(answering(answer_command, LARGEST_WORKFLOW)))
     server.add_route("/atelier/shown", answering(answer_shown))
     server.add_route("/atelier/schedule", answering(answer_schedule))
@@ -73,6 +82,15 @@ def answering(
         return await answered if inspect.isawaitable(answered) else answered
 
     return route
+
+
+async def answer_help(nodes: Mapping[str, type[io.ComfyNode]], request: web.Request) -> web.Response:
+    """Answer the help page of a node as Markdown; 404 for what we have not, after which the editor asks for English."""
+    node, language = request.match_info["node"], request.match_info.get("language", "en")
+    if node not in nodes or language not in help_pages.LANGUAGES:
+        return web.Response(status=404, text="There is no such help page.")
+    page = await asyncio.to_thread(lambda: help_pages.help_page(nodes[node].GET_NODE_INFO_V1(), language))
+    return web.Response(text=page, content_type="text/markdown", headers={"Cache-Control": "no-cache"})
 
 
 def answer_ask(question: Any) -> web.Response:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
-from help_pages import explained, inputs
+from node_texts import inputs, tooltips, unescaped
 from prompts import DYNAMIC_COMBO
 
 from comfy_client import ComfyClient, ComfyServer
@@ -69,24 +71,36 @@ def test_every_node_input_and_output_explains_itself(comfy: ComfyClient) -> None
         assert len(schema["output_tooltips"]) == len(schema["output"]) and all(schema["output_tooltips"])
 
 
+@pytest.mark.parametrize("language", ["en", "zh", "ja"])
 @pytest.mark.parametrize("name", NODES)
-def test_the_help_page_says_what_the_tooltips_say(name: str) -> None:
-    """ATELIER_WRITE_SNAPSHOT=1 writes the tables anew, after the snapshot."""
-    page = ROOT / "js" / "docs" / f"{name}.md"
-    found = page.read_text(encoding="utf-8")
-    wanted = explained(found, json.loads(SNAPSHOT.read_text(encoding="utf-8"))[name])
-    if os.environ.get("ATELIER_WRITE_SNAPSHOT"):
-        page.write_text(wanted, encoding="utf-8")
-    assert wanted == page.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", NODES)
-def test_the_help_page_names_every_input_and_output(comfy: ComfyClient, name: str) -> None:
-    page = comfy.request(f"/extensions/{PACK}/docs/{name}.md").decode()
+def test_the_help_page_explains_every_input_and_output(comfy: ComfyClient, name: str, language: str) -> None:
+    """The editor asks for a page in its language first."""
+    page = comfy.request(f"/extensions/{PACK}/docs/{name}/{language}.md").decode()
     schema = comfy.get(f"/object_info/{name}")[name]
-    fields = [name.rpartition(".")[2] for name in inputs(schema)]
-    missing = [key for key in [*fields, *schema["output_name"]] if f"`{key}`" not in page]
-    assert not missing
+    assert page.startswith("# ")
+    fields = [key.rpartition(".")[2] for key in inputs(schema)]
+    assert [key for key in [*fields, *schema["output_name"]] if f"`{key}`" not in page] == []
+    if language == "en":
+        wanted = {tip for tips in tooltips(schema).values() for tip in tips} | set(schema["output_tooltips"])
+    else:
+        known = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))[name]
+        given = [each["tooltip"].partition(": ")[2] for each in known["inputs"].values()]
+        wanted = {unescaped(text) for text in [*given, *(each["tooltip"] for each in known["outputs"].values())]}
+        english = re.search(
+            r"^## (Inputs|Outputs)$|\| (whole number|number|choice|yes / no|text|on|off|empty) \|", page, re.M
+        )
+        assert not english, f"{english} is not translated"
+    assert [text for text in wanted if text.replace("|", "\\|").replace("\n", " ") not in page] == []
+
+
+def test_a_help_page_that_is_not_there_is_not_found(any_server: ComfyServer) -> None:
+    comfy = ComfyClient(any_server.url)
+    assert comfy.request(f"/extensions/{PACK}/docs/AtelierTrain.md") == comfy.request(
+        f"/extensions/{PACK}/docs/AtelierTrain/en.md"
+    )
+    for page in ("AtelierNothing.md", "AtelierTrain/fr.md", "AtelierTrain/..%2F..%2Fzh.md", "..%2F..%2FREADME.md"):
+        with pytest.raises(HTTPError, match="404"):
+            comfy.request(f"/extensions/{PACK}/docs/{page}")
 
 
 def test_every_number_has_a_range_and_every_choice_a_default(comfy: ComfyClient) -> None:
