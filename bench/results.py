@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -194,13 +194,17 @@ def publish(folder: Path, number: int, result: Any) -> None:
     os.replace(temporary, folder / f"{number}.json")
 
 
-def child(script: str, *arguments: str) -> Any:
-    """Run one script of this folder in a separate process and return its JSON; raises PartFailed."""
+def child(script: str, *arguments: str, env: Mapping[str, str | None] | None = None) -> Any:
+    """Run one script of this folder in a separate process and return its JSON; raises PartFailed.
+
+    env: changes of the environment; None takes a variable away.
+    """
+    variables = {name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None}
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
         out, log = Path(folder) / "out.json", Path(folder) / "log.txt"
         command = [sys.executable, str(Path(__file__).with_name(script)), *arguments, "--out", str(out)]
         with log.open("w", encoding="utf-8") as file:
-            status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT).returncode
+            status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=variables).returncode
         if status != 0:
             tail = log.read_text(encoding="utf-8", errors="replace")[-4000:]
             raise PartFailed(f"bench: `{' '.join(command[1:])}` ended with status {status}:\n{tail}")

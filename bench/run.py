@@ -18,7 +18,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.bench import cases, connected, full_size, gpu_report, learning, ranks, saves, slider, start, tools
+from lora_atelier.bench import (
+    busy,
+    cases,
+    connected,
+    full_size,
+    gpu_report,
+    learning,
+    ranks,
+    saves,
+    slider,
+    start,
+    tools,
+)
 from lora_atelier.bench.cases import CACHE, CPU, CPU_DRY, GPU, GPU_DRY, ROOT, Case
 from lora_atelier.bench.parts import case_parts, case_result, describe, gpu_parts, has_comfyui, suite
 from lora_atelier.bench.report import render, render_data, write_block
@@ -42,6 +54,7 @@ def main() -> int:
     parser.add_argument("--variants", nargs="+", choices=learning.VARIANTS, help="of --learning (default all)")
     parser.add_argument("--slider", action="store_true", help="train sliders, and draw at several strengths instead")
     parser.add_argument("--start", action="store_true", help="time of a run to its first step instead")
+    parser.add_argument("--busy", action="store_true", help="a step beside other programs instead")
     parser.add_argument("--connected", action="store_true", help="linked models against ComfyUI's own node instead")
     parser.add_argument("--ranks", action="store_true", help="two processes of one thread against one instead")
     parser.add_argument("--full-size", action="store_true", help="full-size models from load to ComfyUI instead")
@@ -86,6 +99,8 @@ def main() -> int:
             return run_slider(command, dry=options.dry)
         if options.start:
             return run_start(options, command)
+        if options.busy:
+            return run_busy(options, command)
         if options.connected:
             return run_connected(options.rounds or (1 if options.dry else 3), command, dry=options.dry)
         if options.ranks:
@@ -268,6 +283,25 @@ def run_start(options: argparse.Namespace, command: str) -> int:
     print(text)
     if not options.dry:
         write_block(PAGE, "start-cpu", text)
+    return 0
+
+
+def run_busy(options: argparse.Namespace, command: str) -> int:
+    """Measure a step at rest and beside busy processes, by how threads wait."""
+    rounds, about = [], {}
+    for number in range(options.rounds or (1 if options.dry else 3)):
+        seconds: dict[str, dict[str, float]] = {waiting: {} for waiting in busy.WAITING}
+        for when, count in {"rest": 0, "busy": 1 if options.dry else busy.LOAD}.items():
+            for waiting, env in busy.WAITING.items():
+                with busy.others(count):
+                    about = child("busy.py", "--steps", "1" if options.dry else str(busy.STEPS[count > 0]), env=env)
+                seconds[waiting][when] = about["seconds"]
+        rounds.append(seconds)
+        print(f"round {number + 1}: {seconds}", flush=True)
+    text = busy.render(rounds, about, command, stamp())
+    print(text)
+    if not options.dry:
+        write_block(PAGE, "busy-cpu", text)
     return 0
 
 
