@@ -79,7 +79,7 @@ def _read(prompt: Mapping[str, Any], node: str) -> Any:
 
 def _family(prompt: Mapping[str, Any], base: BaseModelConfig) -> tuple[str, Defaults]:
     """Find title and defaults of the model that is linked to a Use Connected Model, from the header of its file."""
-    from .comfyui.connected.family import defaults_of, family_of_file
+    from .comfyui.connected.architecture import architecture_of_file, defaults_of
 
     key, seen = base.path, set[str]()
     while key not in seen and isinstance(entry := prompt.get(key), dict):
@@ -87,8 +87,8 @@ def _family(prompt: Mapping[str, Any], base: BaseModelConfig) -> tuple[str, Defa
         inputs = entry.get("inputs", {})
         for name, kind in FILES.items():
             if isinstance(file := inputs.get(name), str):
-                family = family_of_file(folders.file_path(kind, file, f"{name} of the model's loader"))
-                return family.title, defaults_of(family)
+                architecture = architecture_of_file(folders.file_path(kind, file, f"{name} of the model's loader"))
+                return architecture.title, defaults_of(architecture)
         link = inputs.get("model")
         key = str(link[0]) if isinstance(link, list) and link else ""
     raise ValueError(

@@ -20,7 +20,7 @@ POINTS = 600  # of a curve at most: more than the eye tells apart
 SHEET = 1024  # pixels: the longer side of samples side by side
 MOST_SAMPLES = 64  # on a sheet
 
-Curve = Sequence[tuple[float, float]]  # (step, loss)
+LossCurve = Sequence[tuple[float, float]]  # (step, loss)
 Limits = tuple[float, float]  # of an axis
 Colour = tuple[int, int, int]
 Font = Any  # of Pillow, whose class depends on how it was built
@@ -60,7 +60,7 @@ def draw_losses(
         up = min(max((loss - axis[0]) / (axis[1] - axis[0]), 0), 1)
         return LEFT + (step - 1) / (end - 1) * width, TOP + (1 - up) * height
 
-    def line(curve: Curve, axis: Limits, colour: Colour, thickness: int) -> None:
+    def line(curve: LossCurve, axis: Limits, colour: Colour, thickness: int) -> None:
         points = [place(point, axis) for point in curve]
         if len(points) == 1:
             dot(points[0], colour, 3)

@@ -30,7 +30,7 @@ from ..training.prepare import check_settings, fill_settings, plan_run, run_pref
 from ..workflow.connecting import Load
 from ..workflow.run_file import RunFile, on_this_machine
 from .layout import Layout, layout
-from .terminal import Progress, Screen, stopping
+from .terminal import Screen, TerminalProgress, stopping
 from .train import STOPPED, WRONG, add_run, connect_by, device_of, fail, output_of, places_of, read_source
 
 MEASURED = 4  # steps that are taken to measure one; the first is not counted
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str], load: Load | None = None) -> int:
     """Tell what a run will do; return the exit status: 2 for wrong input. load: loads linked models."""
     options = build_parser().parse_args(arguments)
     screen = Screen(sys.stdout, as_json=options.json)
-    progress = Progress(screen)
+    progress = TerminalProgress(screen)
     try:
         run = on_this_machine(read_source(options, connect_by(options, load)), places_of(options))
         places = layout(options.output, options.comfyui, options.run)

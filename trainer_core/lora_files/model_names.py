@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import BaseModelConfig
-from ..models.base import Form
+from ..models.base import NameForm
 from ..models.files.safetensors_file import FileHeader, read_header
 from ..models.sd.names import KOHYA, PREFIXES
 from ..models.weights_of_file import WEIGHT, denoiser_names, open_weights
@@ -92,7 +92,7 @@ def _transformer(header: FileHeader) -> Names:
             )
     if not weights:
         raise ValueError(f"{header.path.name} holds no layers of a model; choose another file.")
-    forms = {"kohya": KOHYA, "comfyui": OWN, "diffusers": Form(DIFFUSERS, diffusers=True)}
+    forms = {"kohya": KOHYA, "comfyui": OWN, "diffusers": NameForm(DIFFUSERS, diffusers=True)}
     return Names(
         weights=weights,
         forms=forms,

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..common.rng import generator, sample_uniform
 from ..config import ObjectiveConfig
 from ..models.base import LevelDefaults
-from .path import Path
+from .path import AffinePath
 
 HALVINGS = 60  # of an interval, until a float64 cannot be halved
 
@@ -40,7 +40,9 @@ def shift_of(levels: LevelDefaults, size: Sequence[int]) -> float:
     return math.exp(low + (high - low) * (tokens - few) / (many - few))
 
 
-def level_probabilities(config: ObjectiveConfig, path: Path, distribution: str = "", shift: float = 1.0) -> Tensor:
+def level_probabilities(
+    config: ObjectiveConfig, path: AffinePath, distribution: str = "", shift: float = 1.0
+) -> Tensor:
     """Compute the cumulative probabilities of the levels min_timestep..max_timestep, float64.
 
     distribution: by default the configured one. shift s moves times towards noise, t -> s t / (1 + (s - 1) t), as

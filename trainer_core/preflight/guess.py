@@ -31,7 +31,7 @@ Fits = Callable[[int, int], bool]  # whether (resolution, batch) fits into the f
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class GuessInputs:
     """What a guess is made of."""
 
     title: str  # of the base model
@@ -61,7 +61,7 @@ class Guess(NamedTuple):
         return f"{self.setting} {self.value:.10g}: {self.reason}"
 
 
-def guess_settings(facts: Facts) -> list[Guess]:
+def guess_settings(facts: GuessInputs) -> list[Guess]:
     """Guess resolution, batch size, steps, rank and learning rate; what is decided elsewhere is left out.
 
     The learning rate grows with the square root of the batch, as suits Adam (Malladi et al. 2022, arXiv 2205.10287).
@@ -76,7 +76,7 @@ def guess_settings(facts: Facts) -> list[Guess]:
     return [*found, _rate(facts, whole)]
 
 
-def _resolution(facts: Facts) -> Guess:
+def _resolution(facts: GuessInputs) -> Guess:
     own, step, side = facts.defaults.resolution, facts.defaults.step, statistics.median(facts.sides)
     least = math.ceil(own * FAR / step) * step
     found = min(max(int(side // step * step), least), own)
@@ -91,7 +91,7 @@ def _resolution(facts: Facts) -> Guess:
     return Guess("resolution", found, why)
 
 
-def _batch(facts: Facts, resolution: int) -> Guess:
+def _batch(facts: GuessInputs, resolution: int) -> Guess:
     pictures = count(facts.sides, "picture")
     filled = next((batch for batch in BATCHES if facts.visits >= batch * LEAST_BATCHES), 1)
     if facts.fits is None:
@@ -106,7 +106,7 @@ def _batch(facts: Facts, resolution: int) -> Guess:
     return Guess("batch_size", found, say("it fits into the free memory, and more would hardly help."))
 
 
-def _steps(facts: Facts, batch: int) -> Guess:
+def _steps(facts: GuessInputs, batch: int) -> Guess:
     pictures = len(facts.sides)
     visits = max(min(max(VISITS * pictures, FEWEST), MOST), EPOCHS * pictures)
     epochs = visits / (pictures * facts.repeats)
@@ -116,14 +116,14 @@ def _steps(facts: Facts, batch: int) -> Guess:
     return Guess("steps", steps, why)
 
 
-def _rank(facts: Facts) -> Guess:
+def _rank(facts: GuessInputs) -> Guess:
     pictures, own = len(facts.sides), facts.defaults.rank
     times = next((times for least, times in LARGE if pictures >= least), 1)
     why = say("it suits {0} and few pictures.", facts.title)
     return Guess("rank", own * times, why if times == 1 else say("{0} pictures hold more to learn.", pictures))
 
 
-def _rate(facts: Facts, batch: int) -> Guess:
+def _rate(facts: GuessInputs, batch: int) -> Guess:
     if facts.estimates:
         return Guess("learning_rate", facts.rate, say("this optimizer finds its own step size."))
     value = float(f"{facts.rate * math.sqrt(batch):.2g}")
@@ -134,14 +134,14 @@ def _rate(facts: Facts, batch: int) -> Guess:
     return Guess("learning_rate", value, why)
 
 
-def find_facts(config: RunConfig, plan: Plan, title: str, defaults: Defaults, fits: Fits | None) -> Facts:
+def find_facts(config: RunConfig, plan: Plan, title: str, defaults: Defaults, fits: Fits | None) -> GuessInputs:
     """Collect the facts of a run: its settings as a person left them, and its plan with those that fill them in."""
     optimizer = config.optimizer.replace(learning_rate=OPEN)
     finds = estimates(optimizer)
     rate = 1.0 if finds else fill(config.replace(optimizer=optimizer), defaults).optimizer.learning_rate
     mine = [i for i in plan.trained if plan.concepts[i].role == "train"] or plan.trained
     pictures = [plan.manifest.pictures[i] for i in mine]
-    return Facts(
+    return GuessInputs(
         title=title,
         defaults=defaults,
         sides=tuple(math.sqrt(picture.width * picture.height) for picture in pictures),

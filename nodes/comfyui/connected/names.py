@@ -16,7 +16,7 @@ from torch import Tensor
 from ....trainer_core.lora_files.diffusers_names import diffusers_paths, why_unnamed
 from ....trainer_core.lora_files.match import flat_name
 from ....trainer_core.lora_files.names import DIFFUSERS, OWN, Named, Names, Weight, of_diffusers
-from ....trainer_core.models.base import Form, Slice
+from ....trainer_core.models.base import NameForm, Slice
 from ....trainer_core.models.sd.identify import made_for as made_for_unet
 from ....trainer_core.models.sd.names import PREFIXES, file_forms
 from ....trainer_core.networks.layers.shape import weight_shape
@@ -76,7 +76,7 @@ def aliases(model: Any) -> tuple[dict[str, list[str]], dict[str, dict[str, Slice
     return whole, slices
 
 
-def diffusers_places(model: Any) -> dict[str, tuple[str, Slice | None]]:
+def diffusers_layers(model: Any) -> dict[str, tuple[str, Slice | None]]:
     """Map diffusers' names of a transformer's layers in LoRA files to paths and slices; {} for a UNet.
 
     model: ComfyUI's BaseModel. Names have underscores for dots.
@@ -124,7 +124,7 @@ def names_of(model: Any, clip: Any) -> Names:
     )
 
 
-def _forms(base: Any, dotted: set[str]) -> dict[str, Form]:
+def _forms(base: Any, dotted: set[str]) -> dict[str, NameForm]:
     """Find how programs name the layers of a transformer; dotted: paths of diffusers.
 
     ai-toolkit writes diffusers' files for FLUX.1, for others ComfyUI's names, or diffusers' behind the same start.
@@ -136,13 +136,15 @@ def _forms(base: Any, dotted: set[str]) -> dict[str, Form]:
     behind = any(f"{DENOISER}{name}" in known and f"{DENOISER}{name}" not in own for name in dotted)
     flat = any(f"lora_transformer_{flat_name(name)}" in known for name in dotted)
     return {
-        "kohya": Form("lora_prior_unet_" if cascade else "lora_unet_", flat=True),
+        "kohya": NameForm("lora_prior_unet_" if cascade else "lora_unet_", flat=True),
         "comfyui": OWN,
-        "diffusers": Form(DIFFUSERS, diffusers=True),
-        "ai-toolkit": Form(DIFFUSERS, diffusers=True)
+        "diffusers": NameForm(DIFFUSERS, diffusers=True),
+        "ai-toolkit": NameForm(DIFFUSERS, diffusers=True)
         if type(base) is comfy.model_base.Flux
-        else Form(DENOISER, diffusers=behind),
-        "onetrainer": Form("lora_transformer_", diffusers=True, flat=True) if flat else Form(DIFFUSERS, diffusers=True),
+        else NameForm(DENOISER, diffusers=behind),
+        "onetrainer": NameForm("lora_transformer_", diffusers=True, flat=True)
+        if flat
+        else NameForm(DIFFUSERS, diffusers=True),
     }
 
 

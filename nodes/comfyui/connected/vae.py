@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Held(nn.Module):
+class VaeHandle(nn.Module):
     """A VAE that ComfyUI moves and casts: a module without parameters, for the core to pass on."""
 
     def __init__(self, vae: Any) -> None:

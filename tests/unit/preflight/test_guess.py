@@ -18,17 +18,17 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.data.plan import build_plan
 from lora_atelier.trainer_core.data.scan import Manifest, Picture
-from lora_atelier.trainer_core.preflight.guess import Facts, find_facts, guess_settings
+from lora_atelier.trainer_core.preflight.guess import GuessInputs, find_facts, guess_settings
 
 SMALL = Defaults(resolution=512)
 
 
-def facts(pictures=12, side=800.0, **changed) -> Facts:
+def facts(pictures=12, side=800.0, **changed) -> GuessInputs:
     settings = {"visits": float(pictures), "repeats": 1.0, "rate": 1e-4, "fits": lambda resolution, batch: True}
-    return Facts(title="Toy", defaults=SMALL, sides=(side,) * pictures, **(settings | changed))
+    return GuessInputs(title="Toy", defaults=SMALL, sides=(side,) * pictures, **(settings | changed))
 
 
-def values(given: Facts) -> dict[str, float]:
+def values(given: GuessInputs) -> dict[str, float]:
     return {guess.setting: guess.value for guess in guess_settings(given)}
 
 

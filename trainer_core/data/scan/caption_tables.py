@@ -16,7 +16,16 @@ from typing import Any, TextIO
 import numpy as np
 
 from ...config import setting
-from .caption_files import LONGEST_LINE, NO_TEXT, TEXT_LIMIT, Mode, caption_lines, choose_lines, decode, read_bytes
+from .caption_files import (
+    LONGEST_LINE,
+    NO_TEXT,
+    TEXT_LIMIT,
+    LineChoice,
+    caption_lines,
+    choose_lines,
+    decode,
+    read_bytes,
+)
 
 TABLE_LIMIT = 2**27  # maximum bytes of a table, and characters of all its captions
 JSON_LIMIT = 2**26  # bytes; JSON has to be parsed as a whole
@@ -153,7 +162,7 @@ def _row_lines(where: str, columns: dict[str, Any]) -> tuple[str, ...]:
     return tuple(f"{line}, {tags}" for line in lines) or (tags,)
 
 
-def _texts(where: str, value: Any, mode: Mode = "draw") -> tuple[str, ...]:
+def _texts(where: str, value: Any, mode: LineChoice = "draw") -> tuple[str, ...]:
     """Read the lines of a text, or of a list of texts with one line each; raises ValueError."""
     if not isinstance(value, list):
         return caption_lines(_checked(where, value), mode, where)
@@ -173,7 +182,7 @@ def _checked(where: str, value: Any) -> str:
     return value
 
 
-Row = tuple[str, Any, dict[str, Any]]  # place in the file, the picture's name, its columns
+TableRow = tuple[str, Any, dict[str, Any]]  # place in the file, the picture's name, its columns
 
 
 def _lines(path: Path, text: TextIO) -> Iterator[str]:
@@ -186,14 +195,14 @@ def _lines(path: Path, text: TextIO) -> Iterator[str]:
         yield line
 
 
-def _json_lines(path: Path, text: TextIO) -> Iterator[Row]:
+def _json_lines(path: Path, text: TextIO) -> Iterator[TableRow]:
     for number, line in enumerate(_lines(path, text), 1):
         if line.strip():
             place = f"line {number}"
             yield _named_row(f"{path}, {place}", place, _parse_json(f"{path}, {place}", line))
 
 
-def _json_entries(path: Path, text: TextIO) -> Iterator[Row]:
+def _json_entries(path: Path, text: TextIO) -> Iterator[TableRow]:
     content = _parse_json(str(path), text.read())
     if isinstance(content, list):
         for number, row in enumerate(content, 1):
@@ -205,7 +214,7 @@ def _json_entries(path: Path, text: TextIO) -> Iterator[Row]:
         raise ValueError(f"{path} must hold an object of picture names and captions, or a list of rows.")
 
 
-def _named_row(where: str, place: str, row: Any) -> Row:
+def _named_row(where: str, place: str, row: Any) -> TableRow:
     if not isinstance(row, dict):
         raise ValueError(f'{where}: expected an object, as {{"file_name": "a.png", "text": "a cat"}}.')
     columns = _lower_keys(row)
@@ -262,7 +271,7 @@ def _unique_keys(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _csv_rows(path: Path, text: TextIO) -> Iterator[Row]:
+def _csv_rows(path: Path, text: TextIO) -> Iterator[TableRow]:
     """Yield the rows of a table with a header, or with two columns: picture, caption."""
     lines = _lines(path, text)
     head: list[str] = []  # to the first line that is not empty

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from ..base import Form
+from ..base import NameForm
 
-KOHYA = Form("lora_unet_", flat=True)  # also of transformers
+KOHYA = NameForm("lora_unet_", flat=True)  # also of transformers
 # Starts of the denoiser's own paths in files: of kohya and musubi, ai-toolkit, Wan Fun, diffusers, OneTrainer, LyCORIS.
 PREFIXES = (
     *("lora_unet_", "diffusion_model_", "model_diffusion_model_", "lora_unet__"),
@@ -132,13 +132,13 @@ def from_open_clip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def file_forms(*, original: bool) -> dict[str, Form]:
+def file_forms(*, original: bool) -> dict[str, NameForm]:
     """Give how programs name a UNet's layers in LoRA files; original: sd-scripts uses the original code's names."""
-    kohya = Form("lora_unet_", diffusers=not original, flat=True)
+    kohya = NameForm("lora_unet_", diffusers=not original, flat=True)
     return {
         "kohya": kohya,
-        "comfyui": Form("diffusion_model."),
-        "diffusers": Form("unet.", diffusers=True),
+        "comfyui": NameForm("diffusion_model."),
+        "diffusers": NameForm("unet.", diffusers=True),
         "ai-toolkit": kohya,
-        "onetrainer": Form("lora_unet_", diffusers=True, flat=True),
+        "onetrainer": NameForm("lora_unet_", diffusers=True, flat=True),
     }

@@ -66,7 +66,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 @dataclass(kw_only=True)
-class TextEncoder:
+class ClipEncoder:
     """A text encoder in memory, and the settings by which it conditions the UNet."""
 
     model: Any
@@ -89,7 +89,7 @@ class TextEncoder:
         return units(self.model)
 
 
-class Conditioning(NamedTuple):
+class EncodedCaption(NamedTuple):
     """An encoded caption."""
 
     context: Tensor  # (L, D)
@@ -97,8 +97,8 @@ class Conditioning(NamedTuple):
 
 
 def encode_caption(
-    encoders: Sequence[TextEncoder], tokenizer: Any, caption: str, device: Any, *, weights: bool = False
-) -> Conditioning:
+    encoders: Sequence[ClipEncoder], tokenizer: Any, caption: str, device: Any, *, weights: bool = False
+) -> EncodedCaption:
     """Encode a caption as ComfyUI does at inference: chunks of 75 tokens, encoders side by side.
 
     weights: (word:1.2) is a weight. A token's state moves by it away from that of the empty prompt at its place.
@@ -121,7 +121,7 @@ def encode_caption(
         contexts.append(hidden.flatten(0, 1))
         if encoder.pooled:
             pooled = output.text_embeds[0]
-    return Conditioning(torch.cat(contexts, dim=-1), pooled)
+    return EncodedCaption(torch.cat(contexts, dim=-1), pooled)
 
 
 def tokenize(
