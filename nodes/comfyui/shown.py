@@ -23,7 +23,7 @@ MOST_LOOKED = 100  # runs whose workflows are compared, the newest
 
 
 class ShownRun(NamedTuple):
-    """A run of a node."""
+    """The run that a node showed last."""
 
     run: str  # its folder's name
     since: float  # seconds since 1970

@@ -19,7 +19,7 @@ from ..common.wording import bytes_of, clock, count, speed
 from ..config import ExistingConfig, RunConfig, SampleConfig, SavesConfig, SchedulerConfig
 from ..memory import choose_dtype, free_bytes
 from ..models import Source
-from ..preflight.guess import find_facts, fits_memory, guess_settings
+from ..preflight.guess import find_inputs, fits_memory, guess_settings
 from ..preflight.report import manifest_table
 from ..runs import Choice, choose_run
 from ..runs.publish import Destination
@@ -111,7 +111,7 @@ def guess(config: RunConfig, job: Job, planned: Planned, screen: Screen) -> None
     """Guess settings for a run, and tell each with its reason. config: as a person left it."""
     base, free = planned.outline, free_bytes(job.device)
     fits = None if base.host else fits_memory(job.config, planned.plan, job.device, free)
-    for each in guess_settings(find_facts(config, planned.plan, base.title, base.defaults, fits)):
+    for each in guess_settings(find_inputs(config, planned.plan, base.title, base.defaults, fits)):
         screen.tell("guess", each.sentence, **each._asdict())
 
 

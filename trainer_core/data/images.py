@@ -170,8 +170,8 @@ def load_picture(source: PictureSource, background: str = "white") -> Image.Imag
 
 def examine(source: PictureSource, background: str = "white") -> PictureFile:
     """Decode a picture as completely as training does, and return its properties; raises DECODER_ERRORS."""
-    image, facts = _decode(source, True)
-    return replace(facts, look=look_at(flatten(image, background)))
+    image, file = _decode(source, True)
+    return replace(file, look=look_at(flatten(image, background)))
 
 
 def flatten(image: Image.Image, background: str = "white") -> Image.Image:
@@ -203,10 +203,9 @@ def _decode(source: PictureSource, srgb: bool) -> tuple[Image.Image, PictureFile
         image = _eight_bits(image, name)
     if srgb and profile:
         image = _to_srgb(image, profile)
-    facts = PictureFile(
+    return image, PictureFile(
         width=image.width, height=image.height, frames=frames, has_alpha=has_alpha, format=name, mode=mode
     )
-    return image, facts
 
 
 def _refuse_bomb(size: Size) -> None:
@@ -388,5 +387,5 @@ def _turn_hue(values: np.ndarray, turns: float) -> np.ndarray:
         (green - blue) / divisor,
         np.where(high == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
     )
-    places = [(offset + sector + 6 * turns) % 6 for offset in (5, 3, 1)]
-    return np.stack([high - chroma * np.minimum(p, 4 - p).clip(0, 1) for p in places], axis=-1)
+    positions = [(offset + sector + 6 * turns) % 6 for offset in (5, 3, 1)]
+    return np.stack([high - chroma * np.minimum(p, 4 - p).clip(0, 1) for p in positions], axis=-1)

@@ -69,8 +69,8 @@ def find_mask(name: str, masks: dict[str, Path], config: MaskConfig) -> Path | N
     stem = name.rsplit(".", 1)[0].lower()
     stems = [stem, stem.rsplit("/", 1)[-1]] if config.folder.strip() else [stem]
     for ending in mask_endings(config.suffixes):
-        for place in stems:
-            if (found := masks.get(place + ending)) is not None:
+        for start in stems:
+            if (found := masks.get(start + ending)) is not None:
                 return found
     return None
 

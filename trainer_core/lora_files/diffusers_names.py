@@ -203,10 +203,10 @@ def diffusers_paths(rows: Mapping[str, int]) -> dict[str, list[Named]]:
     found = {path: [Named(CONDITIONER + path.removeprefix(ADAPTER))] for path in adapter}
     for name, values in converted.items():
         if name.endswith(WEIGHT) and values.ndim > 1:
-            place = bisect_right(starts, int(values.min())) - 1
-            piece = _piece(values.flatten() - starts[place], rows[names[place]])
+            index = bisect_right(starts, int(values.min())) - 1
+            piece = _piece(values.flatten() - starts[index], rows[names[index]])
             if piece is not None:
-                found.setdefault(names[place].removesuffix(WEIGHT), []).append(Named(name.removesuffix(WEIGHT), *piece))
+                found.setdefault(names[index].removesuffix(WEIGHT), []).append(Named(name.removesuffix(WEIGHT), *piece))
     return found
 
 

@@ -35,12 +35,12 @@ def names_of_file(path: Path) -> Names:
 @contextmanager
 def open_reader(path: Path) -> Iterator[Callable[[str], Tensor]]:
     """Open a model file; what it gives reads the weight of a layer by any of its names in LoRA files, or a slice."""
-    places = names_of_file(path).places()
+    known = names_of_file(path).weights_by_name()
     with open_weights(path) as weights:
-        readers = {places[name][0].key: read for key, read in weights.items() if (name := flat_name(key)) in places}
+        readers = {known[name][0].key: read for key, read in weights.items() if (name := flat_name(key)) in known}
 
         def read(name: str) -> Tensor:
-            weight, piece = places.get(flat_name(name), (None, None))
+            weight, piece = known.get(flat_name(name), (None, None))
             if weight is None or weight.key not in readers:
                 raise ValueError(f"{path.name} has no layer {name}; set --model to the model that the LoRA is for.")
             whole = readers[weight.key]()

@@ -46,7 +46,7 @@ class Names:
     texts: int = 0  # text encoders
     unnamed: str = ""  # why diffusers' names of some layers are not known
 
-    def places(self) -> dict[str, tuple[Weight, Slice | None]]:
+    def weights_by_name(self) -> dict[str, tuple[Weight, Slice | None]]:
         """Map all names, with underscores for dots, to weights and slices."""
         return {name: (weight, piece) for weight in self.weights.values() for name, piece in weight.aliases.items()}
 

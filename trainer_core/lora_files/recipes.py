@@ -54,7 +54,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenWeight:
-    """What recipes need to know of the frozen weight of a layer."""
+    """The norms and the subspace of a layer's frozen weight, for recipes."""
 
     fro: float = math.nan
     spn: SpectralNorm | None = None
@@ -62,7 +62,7 @@ class FrozenWeight:
 
 
 def parse_recipes(text: str) -> list[Recipe]:
-    """Read recipes that are separated by colons or lines. Raises ValueError with the place of what is wrong."""
+    """Read recipes that are separated by colons or lines. Raises ValueError with the position of what is wrong."""
     if len(text) > LONGEST:
         raise ValueError(f"{setting('resize.recipe')} has {len(text)} characters; at most {LONGEST} are read.")
     found, at = [], 0

@@ -96,9 +96,9 @@ def unshifted(t: Tensor, shift: float) -> Tensor:
 def between(cumulative: Tensor, t: Tensor) -> Tensor:
     """Read a table of cumulative probabilities at times between its own, along straight lines."""
     table = torch.cat([torch.zeros(1, dtype=torch.float64), cumulative])
-    places = t * len(cumulative)
-    below = places.floor().long().clamp(max=len(cumulative) - 1)
-    return table[below].lerp(table[below + 1], places - below)
+    indices = t * len(cumulative)
+    below = indices.floor().long().clamp(max=len(cumulative) - 1)
+    return table[below].lerp(table[below + 1], indices - below)
 
 
 def logit_normal(t: Tensor, mean: float, scale: float) -> Tensor:
@@ -184,8 +184,8 @@ def sample_timesteps(
     draws = [sample_uniform(seed, "timestep", micro_batch, i) for i in range(count)]
     if strata is not None:
         draws = [(stratum + draw) / strata_count for stratum, draw in zip(strata, draws, strict=True)]
-    places = torch.searchsorted(cumulative, torch.tensor(draws, dtype=torch.float64), right=True)
-    return low + places.clamp(max=len(cumulative) - 1)
+    indices = torch.searchsorted(cumulative, torch.tensor(draws, dtype=torch.float64), right=True)
+    return low + indices.clamp(max=len(cumulative) - 1)
 
 
 def sample_strata(seed: int, step: int, count: int) -> list[int]:

@@ -145,10 +145,10 @@ def _encode_pictures(work: EncodingContext, missing: Mapping[str, tuple[Coloured
     overflowed: list[str] = []
     on_cpu = 0
     with ExitStack() as stack:
-        vae = stack.enter_context(work.place(base.autoencoder.module, device))
+        vae = stack.enter_context(work.on_device(base.autoencoder.module, device))
         small = vae
         if dtype != torch.float32:
-            small = stack.enter_context(work.place(work.copy_in(dtype, vae), device))
+            small = stack.enter_context(work.on_device(work.copy_in(dtype, vae), device))
         prepared = prepared_pixels(list(missing.values()), lambda file: decoded(*file))
         for done, (key, (((picture, _), _), pixels)) in enumerate(zip(missing, prepared, strict=True)):
             work.callbacks.check()
@@ -198,7 +198,7 @@ def _encode_painted(work: EncodingContext, inputs: Inpainting, needs: EncodingNe
     sizes = work.world.mine([size for size in sorted(needs.blank) if not cache.has(keys[size])])
     if not missing and not sizes:
         return keys
-    with work.place(base.autoencoder.module, device) as vae:
+    with work.on_device(base.autoencoder.module, device) as vae:
         for size in sizes:
             cache.put(keys[size], {"painted": inputs.blank(vae, size)[0].cpu()})
         items = [((plan.file(view), concepts[view.picture].background), view.crop) for view in missing]
@@ -232,7 +232,7 @@ def _encode_references(
     missing = [each for each, key in keys.items() if not cache.has(key)]
     _check_space(base, cache, [each.crop for each in missing])
     if missing := work.world.mine(missing):
-        with work.place(base.autoencoder.module, device) as vae:
+        with work.on_device(base.autoencoder.module, device) as vae:
             items = [((each.control, each.background), each.crop) for each in missing]
             for done, (each, (_, pixels)) in enumerate(
                 zip(missing, prepared_pixels(items, lambda f: decoded(*f)), strict=True)

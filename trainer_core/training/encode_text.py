@@ -49,7 +49,7 @@ def encode_texts(work: EncodingContext, texts: Collection[str]) -> dict[str, str
     if missing:
         with ExitStack() as stack:
             for encoder in base.text.encoders:
-                stack.enter_context(work.place(encoder.model, work.device))
+                stack.enter_context(work.on_device(encoder.model, work.device))
             for done, text in enumerate(missing):
                 work.callbacks.check()
                 encoded = base.text.encode(text, work.device)

@@ -75,7 +75,7 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodingNeeds:
-    """What is encoded: for a whole run, or for a few of its samples."""
+    """The pictures, masks and captions to encode: for a whole run, or for a few of its samples."""
 
     views: Collection[View] = ()
     masked: Collection[View] = ()  # that an inpainting model paints where their masks are
@@ -87,7 +87,7 @@ class EncodingNeeds:
 
 @dataclass(kw_only=True, slots=True)
 class EncodingContext:
-    """By what is encoded, where, and into which cache; each kind of remark is noted once."""
+    """The model, device and cache that encode; each kind of remark is noted once."""
 
     base: BaseModel
     plan: Plan
@@ -96,7 +96,7 @@ class EncodingContext:
     callbacks: Callbacks
     vae_dtype: torch.dtype = torch.float32
     world: World = ALONE  # only this process's share is encoded
-    place: Callable[[Any, torch.device], AbstractContextManager[Any]] = on_device  # puts a model on the device
+    on_device: Callable[[Any, torch.device], AbstractContextManager[Any]] = on_device  # puts a model on the device
     small: Any = None  # a copy of the autoencoder in vae_dtype, once one was needed
     noted: set[str] = field(default_factory=set)  # kinds of remarks
 

@@ -73,11 +73,11 @@ class LiveEncoder:
         """Forget what was encoded, and encode other things: with the network as it is, without dropout."""
         moves = moves_weights(memory)
 
-        def place(model: Any, device: torch.device) -> AbstractContextManager[Any]:
+        def moved(model: Any, device: torch.device) -> AbstractContextManager[Any]:
             return on_device(model, device) if moves and model not in self.trained else staying(model, device)
 
         self.work.cache = MicroBatchCache(self.work.cache.folder)
-        self.work.place = place
+        self.work.on_device = moved
         self.network.set_micro_batch(None)
         with encoding(self.work.base), plain_attention(self.work.device):
             return replace(encode(self.work, needs), drawn=self.drawn)

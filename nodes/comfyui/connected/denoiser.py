@@ -214,8 +214,8 @@ class RawDenoiser:
             return None
         numbers, joint = groups[0]
         noise = torch.randn(noised.shape, generator=torch.Generator().manual_seed(0)).to(noised)
-        places = torch.linspace(0.3, 0.7, len(noised), dtype=torch.float64).mul(len(self.sigmas)).long()
-        sigmas = self.sigmas[places].to(noised)
+        indices = torch.linspace(0.3, 0.7, len(noised), dtype=torch.float64).mul(len(self.sigmas)).long()
+        sigmas = self.sigmas[indices].to(noised)
         try:
             both = self._run(noise, sigmas, numbers, joint, options)
         except torch.OutOfMemoryError:

@@ -73,8 +73,8 @@ def _levels(sampling: Any) -> Tensor:
     if _kind(numbers) == "flow":  # latents + s noise, where s = t / (1 - t) ends at the largest of the table
         last = float(table[-1])
         return torch.where(times < last / (1 + last), times / (1 - times), last)
-    places = torch.arange(1, LEVELS + 1) * len(table)
-    return table[(places + LEVELS - 1).div(LEVELS, rounding_mode="floor") - 1]
+    indices = torch.arange(1, LEVELS + 1) * len(table)
+    return table[(indices + LEVELS - 1).div(LEVELS, rounding_mode="floor") - 1]
 
 
 def _table(sampling: Any) -> Tensor:

@@ -98,8 +98,8 @@ class ConnectedLayers:
     def further_names(self) -> Mapping[str, tuple[str, Slice | None]]:
         """Map diffusers' names of layers, which ComfyUI does not know for every architecture."""
         own = {layer.path: layer.name for layer in self._wired.layers}
-        places = names.diffusers_layers(self._wired.model.model)
-        return {name: (own[path], piece) for name, (path, piece) in places.items()}
+        layers = names.diffusers_layers(self._wired.model.model)
+        return {name: (own[path], piece) for name, (path, piece) in layers.items()}
 
     def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
         """Guess the family that a LoRA file was made for; "" if nothing tells."""

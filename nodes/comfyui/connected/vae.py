@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class VaeHandle(nn.Module):
-    """A VAE that ComfyUI moves and casts: a module without parameters, for the core to pass on."""
+    """Pass a VAE that ComfyUI moves and casts through the core, as a module without parameters."""
 
     def __init__(self, vae: Any) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ def read_text(path: Path, encoding: str = "auto") -> str:
 def caption_lines(text: str, mode: LineChoice = "draw", where: object = "The caption") -> tuple[str, ...]:
     """Split a text into stripped, non-empty lines: all of them, the first one, or all joined by blanks.
 
-    where: file and place, for the message of the ValueError raised above MOST_LINES or LONGEST_LINE.
+    where: file and line, for the message of the ValueError raised above MOST_LINES or LONGEST_LINE.
     """
     return choose_lines(tuple(line for part in LINE_END.split(text) if (line := part.strip())), mode, where)
 
@@ -109,7 +109,7 @@ def decode(path: Path, data: bytes, encoding: str) -> TextIO:
 
 
 def _stream(data: bytes, codec: str, start: int = 0) -> TextIO:
-    """Open bytes as text from a place on; raises LookupError for a codec of bytes, as rot13."""
+    """Open bytes as text from a position on; raises LookupError for a codec of bytes, as rot13."""
     binary = io.BytesIO(data)
     binary.seek(start)
     return io.TextIOWrapper(binary, codec, newline="")

@@ -70,9 +70,9 @@ def check_text(header: FileHeader, family: Family, index: int, needed: int) -> N
             f"for {family.title}."
         )
     if embedding[1] != needed:
-        place = ("first ", "second ")[index] if len(family.texts) > 1 else ""
+        ordinal = ("first ", "second ")[index] if len(family.texts) > 1 else ""
         raise ValueError(
-            f"{name} is a text encoder {embedding[1]} wide; the {place}one of this {family.title} model is {needed} "
+            f"{name} is a text encoder {embedding[1]} wide; the {ordinal}one of this {family.title} model is {needed} "
             f"wide. Set {setting(f'base_model.{TEXT_FILES[index]}')} to one of this width."
         )
     rows = next((shapes[key][0] for key in POSITION_NAMES if shapes.get(key)), 0)

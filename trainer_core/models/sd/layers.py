@@ -156,8 +156,8 @@ def _block_finder(unet: Any) -> Callable[[str], str]:
     def find(path: str) -> str:
         part, *rest = path.split(".")
         if part in ("down_blocks", "up_blocks"):
-            level, kind, place = int(rest[0]), rest[1], int(rest[2])
-            number = each * level + (each - 1 if kind.endswith("samplers") else place)
+            level, kind, position = int(rest[0]), rest[1], int(rest[2])
+            number = each * level + (each - 1 if kind.endswith("samplers") else position)
             return f"IN{number + 1:02}" if part == "down_blocks" else f"OUT{number:02}"
         if part == "mid_block":
             return "MID" if not xl else "MID1" if rest[0] == "attentions" else f"MID{2 * int(rest[1])}"
