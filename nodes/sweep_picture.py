@@ -8,9 +8,21 @@ from itertools import pairwise
 from PIL import Image, ImageDraw, ImageFont
 
 from ..trainer_core.common.smooth import smooth, window_of
-from .plot import BOTTOM, BRIGHT, CONCEPTS, GROUND, LEFT, RIGHT, SIZE, SMOOTH, TOP, draw_grid_lines, draw_legend, limits
-
-LossCurve = Sequence[tuple[float, float]]  # (step, loss)
+from .plot import (
+    BOTTOM,
+    BRIGHT,
+    CONCEPTS,
+    GROUND,
+    LEFT,
+    RIGHT,
+    SIZE,
+    SMOOTH,
+    TOP,
+    LossCurve,
+    draw_grid_lines,
+    draw_legend,
+    limits,
+)
 
 
 def draw_sweep(curves: Sequence[tuple[str, LossCurve]], best: int | None) -> Image.Image:
