@@ -382,10 +382,10 @@ def lint(env: dict[str, str]) -> int:
 def run_named(name: str, command: list, env: dict[str, str]) -> int:
     """Run a check under its name."""
     print(f"-- {name}", flush=True)
-    return told(name, run(command, env))
+    return report_failure(name, run(command, env))
 
 
-def told(name: str, status: int) -> int:
+def report_failure(name: str, status: int) -> int:
     """Say that a check failed, if it did; return 1 then, else 0."""
     if status:
         print(f"Failed: {name}", flush=True)
@@ -405,7 +405,7 @@ def types(env: dict[str, str]) -> Iterator[Callable[[], int]]:
             status = child.wait()
             said.seek(0)
             print(f"-- pyright\n{said.read().decode(errors='replace')}", end="", flush=True)
-            return told("pyright", status)
+            return report_failure("pyright", status)
 
         try:
             yield ended
@@ -428,7 +428,7 @@ def test(options: argparse.Namespace) -> int:
     """
     env = set_up(dev=True)
     if not options.rest and lint(env):  # the import rules are a part of unit
-        return told("test: correct the lines named above first; no test ran", 1)
+        return report_failure("test: correct the lines named above first; no test ran", 1)
     given = [f"tests/{part}" if part in PARTS else part for part in options.rest]
     paths = [part for part in given if (ROOT / part.split("::")[0]).exists()]
     others = [part for part in given if part not in paths]

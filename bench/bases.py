@@ -17,7 +17,7 @@ from lora_atelier.trainer_core.models.sd import StableDiffusion, outline_base_mo
 from lora_atelier.trainer_core.models.sd.family import FAMILIES, UNET, detect_family
 from lora_atelier.trainer_core.models.sd.layers import PREFIX, unet_layers
 from lora_atelier.trainer_core.models.sd.unet import build_unet
-from lora_atelier.trainer_core.networks import Network, choose_targets
+from lora_atelier.trainer_core.networks import Network, choose_layers
 
 
 def ready(name: str) -> Path:
@@ -69,7 +69,7 @@ def model_of(unet: Any, dtype: torch.dtype = torch.float32) -> StableDiffusion:
 
 def network_on(unet: nn.Module, lora: LoraConfig) -> Network:
     """Build a new network on a UNet."""
-    return Network(choose_targets(model_of(unet), lora, [PREFIX]), lora, seed=0)
+    return Network(choose_layers(model_of(unet), lora, [PREFIX]), lora, seed=0)
 
 
 def matrices_of(unet: nn.Module, preset: str) -> dict[str, nn.Module]:

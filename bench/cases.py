@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lora_atelier.trainer_core.config import MemoryConfig, Weights
+from lora_atelier.trainer_core.config import MemoryConfig, WeightPrecision
 
 Part = dict[str, Any]  # what is measured: "what", and its settings
 
@@ -63,7 +63,7 @@ class Setting:
 
     name: str
     memory: MemoryConfig = PLAIN
-    weights: Weights = "auto"
+    weights: WeightPrecision = "auto"
 
 
 FULL = PLAIN.replace(checkpointing="full")

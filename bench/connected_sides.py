@@ -125,12 +125,12 @@ class Race:
         import torch
         from zoo.linked import DrawnClip
 
-        from lora_atelier.nodes.comfyui.connected.live import Live
+        from lora_atelier.nodes.comfyui.connected.live import LinkedModels
         from lora_atelier.nodes.comfyui.connected.model import ConnectedModel
         from lora_atelier.trainer_core.config import BaseModelConfig, ConnectedConfig
 
         config = BaseModelConfig(path=self.row, connected=ConnectedConfig())
-        model = ConnectedModel(config, Live(self.patcher, DrawnClip(self.row), None))
+        model = ConnectedModel(config, LinkedModels(self.patcher, DrawnClip(self.row), None))
         caption = model.text.encode(" ".join(["word"] * (self.tokens - 2)), "cpu")
         channels, height, width = self.latents[0], *self.latents[-2:]
         pixels = [8 * height, 8 * width]
@@ -170,13 +170,15 @@ class Race:
         from lora_atelier.trainer_core.config import LoraConfig
         from lora_atelier.trainer_core.memory import recompute
         from lora_atelier.trainer_core.networks import Network
-        from lora_atelier.trainer_core.networks.choose import target_of
+        from lora_atelier.trainer_core.networks.choose import trained_layer_of
         from lora_atelier.trainer_core.networks.layers.shape import is_matrix
         from lora_atelier.trainer_core.optim import build_optimizer
 
         model, inputs, target = self._inputs()
         layers = [layer for layer in model.layers.listed() if layer.trainable and is_matrix(layer.module)]
-        network = Network([target_of(layer, RANK, RANK) for layer in layers], LoraConfig(rank=RANK, alpha=RANK), seed=0)
+        network = Network(
+            [trained_layer_of(layer, RANK, RANK) for layer in layers], LoraConfig(rank=RANK, alpha=RANK), seed=0
+        )
         parameters = list(network.parameters())
         optimizer = build_optimizer(OPTIMIZER, [{"params": parameters, "lr": OPTIMIZER.learning_rate}])
         with ExitStack() as stack:

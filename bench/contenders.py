@@ -24,7 +24,7 @@ from lora_atelier.trainer_core.models.sd.layers import PREFIX
 from lora_atelier.trainer_core.models.sd.units import units
 from lora_atelier.trainer_core.objective import Objective
 from lora_atelier.trainer_core.optim import build_optimizer
-from lora_atelier.trainer_core.preflight.estimate import Shape, estimate_step
+from lora_atelier.trainer_core.preflight.estimate import LargestBatch, estimate_step
 
 # What makes a contender fail that is not installed, does not fit, or does not run here.
 FAILURES = (RuntimeError, ImportError, OSError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
@@ -72,7 +72,7 @@ def build_batch(unet: nn.Module, resolution: int, batch: int, device: torch.devi
 
 
 def prepare(unet: nn.Module, memory: MemoryConfig, weights: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Move a frozen UNet of any dtype and place to `device`, apply the memory settings, and return it."""
+    """Move a frozen UNet of any dtype, wherever it is, to `device`, apply the memory settings, and return it."""
     if memory.compile:
         compile_blocks(units(unet), _no_compiling, backend="inductor" if device.type == "cuda" else "eager")
     prepare_unet(model_of(unet, dtype), memory, weights, device, Stream(device))
@@ -101,7 +101,7 @@ def estimated(unet: nn.Module, batch: Batch, lora: LoraConfig, setting: Setting)
         network = network_on(unet, lora)
     prepare_unet(model_of(unet, dtype), setting.memory, setting.weights, meta, Stream(meta))
     base = model_of(unet, dtype)
-    shape = Shape(samples=len(batch.noised), latents=tuple(batch.noised.shape[2:]), tokens=TOKENS)
+    shape = LargestBatch(samples=len(batch.noised), latents=tuple(batch.noised.shape[2:]), tokens=TOKENS)
     objective = Objective(ObjectiveConfig(), base.noise, 0)
     frozen = weight_bytes(unet)
     estimate = estimate_step(base, network, objective, shape, memory=setting.memory, weight_bytes=frozen)

@@ -93,11 +93,11 @@ def on_flow(run: RunConfig) -> Iterator[tuple[RunConfig, Any]]:
     import concept
     import from_comfyui  # concept has put its folder on the path
 
-    from lora_atelier.nodes.comfyui.connected.live import Live
+    from lora_atelier.nodes.comfyui.connected.live import LinkedModels
     from lora_atelier.nodes.comfyui.connected.model import ConnectedSource
 
     loaded = from_comfyui.load()
-    live = Live(loaded.model, loaded.clip, loaded.vae)
+    live = LinkedModels(loaded.model, loaded.clip, loaded.vae)
     linked = BaseModelConfig(path="atelier-tiny-flow", connected=ConnectedConfig(guidance=3.5))
     with tempfile.TemporaryDirectory(prefix="atelier-bench-") as folder:
         concept.draw_plain_figures(Path(folder), FIGURES)

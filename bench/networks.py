@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.networks.build import build_layer
-from lora_atelier.trainer_core.networks.choose import Target
+from lora_atelier.trainer_core.networks.choose import TrainedLayer
 from lora_atelier.trainer_core.networks.network import Network
 
 RANK, CONV_SIDE = 8, 16
@@ -83,8 +83,8 @@ def beside(base: nn.Module, settings: dict[str, Any]) -> Callable[[Tensor], Tens
     """Attach our network to the frozen layer."""
     config = LoraConfig(**{"rank": RANK, "alpha": 1.0, **settings})
     network = Network([], LoraConfig(), seed=0)  # of no layers: the one that is measured comes in by hand
-    layer = build_layer(Target("lora_unet_to_k", base, config.rank, config.alpha), config, seed=0)  # type: ignore[arg-type]
-    network._targets, network._layers = {"x": base}, {"x": layer}
+    layer = build_layer(TrainedLayer("lora_unet_to_k", base, config.rank, config.alpha), config, seed=0)  # type: ignore[arg-type]
+    network._frozen, network._layers = {"x": base}, {"x": layer}
     network.attach()
     _fill(layer)
     return base

@@ -30,7 +30,7 @@ def measure(name: str) -> dict[str, Any]:
     from lora_atelier.trainer_core.lora_files.formats import delta_weight
     from lora_atelier.trainer_core.lora_files.lora import layers_of
     from lora_atelier.trainer_core.lora_files.recipes import parse_recipes
-    from lora_atelier.trainer_core.lora_files.resize import Rule, resize, resize_by_recipes
+    from lora_atelier.trainer_core.lora_files.resize import RankRule, resize, resize_by_recipes
     from lora_atelier.trainer_core.models.sd.family import UNET
 
     draws = torch.Generator().manual_seed(0)
@@ -53,8 +53,8 @@ def measure(name: str) -> dict[str, Any]:
         return time.perf_counter() - began
 
     ours = {
-        f"rank {SMALLER}": seconds(lambda: resize(lora, Rule(rank=SMALLER))),
-        "sv_fro 0.9": seconds(lambda: resize(lora, Rule(mode="sv_fro", value=0.9))),
+        f"rank {SMALLER}": seconds(lambda: resize(lora, RankRule(rank=SMALLER))),
+        "sv_fro 0.9": seconds(lambda: resize(lora, RankRule(mode="sv_fro", value=0.9))),
         "recipe spn_lora=1,thr=-1": seconds(lambda: resize_by_recipes(lora, parse_recipes("spn_lora=1,thr=-1"))),
     }
     weights = {shape: torch.randn(shape, generator=draws) / shape[1] ** 0.5 for shape in set(shapes.values())}
@@ -70,7 +70,7 @@ def measure(name: str) -> dict[str, Any]:
         whole += count * seconds(lambda change=change: torch.linalg.svd(change.flatten(1), full_matrices=False))
         base = torch.randn(shape, generator=draws)
         pair = {layer: lambda base=base, change=change: base + change}, {layer: lambda base=base: base}
-        extracted += count * seconds(lambda pair=pair: extract(*pair, Rule(rank=RANK)))
+        extracted += count * seconds(lambda pair=pair: extract(*pair, RankRule(rank=RANK)))
     return {
         "machine": describe_machine(torch.device("cpu")),
         "layers": len(shapes),

@@ -12,7 +12,7 @@ from ..trainer_core.config import DatasetConfig
 from ..trainer_core.data.images import load_picture
 from ..trainer_core.lora_files.lora import Lora, metadata_of, read_lora
 from .comfyui import comparing, folders, models, sampling, tools
-from .comfyui.comparing import Column, Row
+from .comfyui.comparing import Column, GridRow
 from .comfyui.progress import scan_callbacks
 from .comparison import best_column, describe, draw_comparison, write_table
 from .node import Node
@@ -190,7 +190,7 @@ class AtelierCompareLoras(Node):
         with tools.tool_at_work(cls.hidden.unique_id) as progress:
             columns = columns_of(loras_of(of, links), numbers(strengths, "strengths", -10, 10))
             rows = [
-                Row(
+                GridRow(
                     line,
                     first,
                     negative if line.negative is None else line.negative,
@@ -199,7 +199,7 @@ class AtelierCompareLoras(Node):
                 )
                 for line in read_prompts(prompt, PROMPT)
                 for first in (
-                    sampling.Pass(
+                    sampling.SamplerPass(
                         int(seed) if line.seed is None else line.seed,
                         line.steps or steps,
                         line.cfg or cfg,
@@ -323,7 +323,7 @@ def columns_of(loras: Loras, strengths: list[float]) -> list[Column]:
     return found
 
 
-def check(columns: list[Column], rows: list[Row], choose: int) -> None:
+def check(columns: list[Column], rows: list[GridRow], choose: int) -> None:
     """Raise ValueError for a grid that cannot be drawn."""
     if not rows:
         raise ValueError("prompt of Compare LoRAs is empty; write at least one prompt.")

@@ -40,15 +40,15 @@ class AtelierConnectModel(Node):
         edit_text: Literal["plus", "single"] = "plus",
     ) -> io.NodeOutput:
         """Check the models, and describe what was found."""
+        from .comfyui.connected.architecture import describe, name_of
         from .comfyui.connected.check import check_connected, check_distilled, check_partner
-        from .comfyui.connected.family import describe, name_of
-        from .comfyui.connected.live import Live
+        from .comfyui.connected.live import LinkedModels
         from .comfyui.connected.model import ConnectedSource
 
         check_connected(model, clip, vae)
         check_partner(sample_model, model)
         check_distilled(model, confirmed=train_distilled)
-        live = Live(model, clip, vae, sample_model)  # as long as ComfyUI's cache keeps the output
+        live = LinkedModels(model, clip, vae, sample_model)  # as long as ComfyUI's cache keeps the output
         connected = ConnectedConfig(guidance=guidance, edit_text=edit_text)
         config = BaseModelConfig(path=name_of(model), connected=connected, prompt_weights=prompt_weights)
         chosen = Chosen(config, partial(ConnectedSource, live=live))

@@ -11,7 +11,7 @@ from ..trainer_core.common.wording import count
 from ..trainer_core.config import OPEN, CaptionConfig, ConceptConfig, DatasetConfig
 from ..trainer_core.config.prompt_lines import PromptLine
 from .comfyui import folders, sampling, tools
-from .comfyui.comparing import Row
+from .comfyui.comparing import GridRow
 from .comfyui.connected.text import escape
 from .comfyui.drawn import draw_set
 from .comfyui.progress import scan_callbacks
@@ -156,7 +156,7 @@ class AtelierDrawnPictures(Node):
                     f"{NODE} would draw {len(lines) * pictures} pictures, and draws {MOST} at most; set pictures of "
                     f"{NODE} lower."
                 )
-            usual = sampling.Pass(seed, steps, cfg, sampler_name, scheduler)
+            usual = sampling.SamplerPass(seed, steps, cfg, sampler_name, scheduler)
             size = (width, height)
             wanted = [(line.prompt, row) for line in lines for row in rows_of(line, usual, negative, size, pictures)]
             folder, drawn = draw_set(sampling.Models(model, clip, vae), wanted, progress)
@@ -172,14 +172,14 @@ class AtelierDrawnPictures(Node):
 
 
 def rows_of(
-    line: PromptLine, usual: sampling.Pass, negative: str, size: tuple[int, int], pictures: int
-) -> Iterator[Row]:
+    line: PromptLine, usual: sampling.SamplerPass, negative: str, size: tuple[int, int], pictures: int
+) -> Iterator[GridRow]:
     """Describe the pictures of a prompt, which is text as captions are. A seed depends on no other prompt."""
     first = first_pass(line, usual)
     text = line.replace(prompt=escape(line.prompt))
     for number in range(pictures):
         seed = generator(first.seed, "drawn", crc32(line.prompt.encode()), number).initial_seed()
-        yield Row(
+        yield GridRow(
             text,
             first._replace(seed=seed),
             negative if line.negative is None else line.negative,

@@ -28,7 +28,7 @@ def guess(prompt: Mapping[str, Any], node: str) -> list[dict[str, Any]]:
     from ..trainer_core.data.plan import build_plan  # here, so that ComfyUI starts fast
     from ..trainer_core.data.scan import Index, scan
     from ..trainer_core.models import source_of
-    from ..trainer_core.preflight.guess import find_facts, fits_memory, guess_settings
+    from ..trainer_core.preflight.guess import find_inputs, fits_memory, guess_settings
 
     train = prompt.get(node)
     if not isinstance(train, dict) or train.get("class_type") != TRAIN or not isinstance(train.get("inputs"), dict):
@@ -55,10 +55,10 @@ def guess(prompt: Mapping[str, Any], node: str) -> list[dict[str, Any]]:
             manifest = scan(filled.dataset, index, access=folders.access())
         plan = build_plan(manifest, filled.dataset, filled.train)
         fits = None if linked else fits_memory(filled, plan, *session.free_to_train())
-        guesses = guess_settings(find_facts(config, plan, title, defaults, fits))
+        guesses = guess_settings(find_inputs(config, plan, title, defaults, fits))
     now = {"rank": filled.lora.rank, "learning_rate": filled.optimizer.learning_rate}
     return [
-        each._asdict() | _place(prompt, node, each.setting) | {"taken": now.get(each.setting) == each.value}
+        each._asdict() | _input_of(prompt, node, each.setting) | {"taken": now.get(each.setting) == each.value}
         for each in guesses
     ]
 
@@ -79,7 +79,7 @@ def _read(prompt: Mapping[str, Any], node: str) -> Any:
 
 def _family(prompt: Mapping[str, Any], base: BaseModelConfig) -> tuple[str, Defaults]:
     """Find title and defaults of the model that is linked to a Use Connected Model, from the header of its file."""
-    from .comfyui.connected.family import defaults_of, family_of_file
+    from .comfyui.connected.architecture import architecture_of_file, defaults_of
 
     key, seen = base.path, set[str]()
     while key not in seen and isinstance(entry := prompt.get(key), dict):
@@ -87,8 +87,8 @@ def _family(prompt: Mapping[str, Any], base: BaseModelConfig) -> tuple[str, Defa
         inputs = entry.get("inputs", {})
         for name, kind in FILES.items():
             if isinstance(file := inputs.get(name), str):
-                family = family_of_file(folders.file_path(kind, file, f"{name} of the model's loader"))
-                return family.title, defaults_of(family)
+                architecture = architecture_of_file(folders.file_path(kind, file, f"{name} of the model's loader"))
+                return architecture.title, defaults_of(architecture)
         link = inputs.get("model")
         key = str(link[0]) if isinstance(link, list) and link else ""
     raise ValueError(
@@ -97,7 +97,7 @@ def _family(prompt: Mapping[str, Any], base: BaseModelConfig) -> tuple[str, Defa
     )
 
 
-def _place(prompt: Mapping[str, Any], node: str, setting: str) -> dict[str, Any]:
+def _input_of(prompt: Mapping[str, Any], node: str, setting: str) -> dict[str, Any]:
     """Find the node and the widget that take a setting."""
     if setting not in WIDGETS:
         return {"node": node, "widget": setting, "where": "Train LoRA"}

@@ -47,19 +47,19 @@ def _draw_curves(draw: ImageDraw.ImageDraw, found: Inspected, top: int, font: ob
     draw.text((MARGIN, top), "singular values,", fill=BRIGHT, font=font)  # type: ignore[arg-type]
     draw.text((MARGIN, top + 18), "largest = 1", fill=DIM, font=font)  # type: ignore[arg-type]
 
-    def place(number: int, value: float) -> tuple[float, float]:
+    def pixel_of(number: int, value: float) -> tuple[float, float]:
         down = math.log(value) / math.log(FLOOR)
         return LEFT + width * number / max(1, longest - 1), top + height * down
 
     for power in range(int(-math.log10(FLOOR)) + 1):
-        _, y = place(0, 10.0**-power)
+        _, y = pixel_of(0, 10.0**-power)
         draw.line((LEFT, y, LEFT + width, y), fill=GRID)
         draw.text((LEFT - 10, y), f"{10.0**-power:g}", fill=DIM, font=font, anchor="rm")  # type: ignore[arg-type]
     for curve in curves[:: max(1, len(curves) // MOST_CURVES)]:
-        draw.line([place(number, value) for number, value in enumerate(curve)], fill=(84, 76, 60))
+        draw.line([pixel_of(number, value) for number, value in enumerate(curve)], fill=(84, 76, 60))
     middle = [
         median(curve[number] for curve in curves if len(curve) > number) for number in range(longest if curves else 0)
     ]
     if len(middle) > 1:
-        draw.line([place(number, value) for number, value in enumerate(middle)], fill=SMOOTH, width=3)
+        draw.line([pixel_of(number, value) for number, value in enumerate(middle)], fill=SMOOTH, width=3)
     draw.text((LEFT + width, top + height + 6), f"number {longest}", fill=DIM, font=font, anchor="rt")  # type: ignore[arg-type]

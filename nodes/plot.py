@@ -20,7 +20,7 @@ POINTS = 600  # of a curve at most: more than the eye tells apart
 SHEET = 1024  # pixels: the longer side of samples side by side
 MOST_SAMPLES = 64  # on a sheet
 
-Curve = Sequence[tuple[float, float]]  # (step, loss)
+LossCurve = Sequence[tuple[float, float]]  # (step, loss)
 Limits = tuple[float, float]  # of an axis
 Colour = tuple[int, int, int]
 Font = Any  # of Pillow, whose class depends on how it was built
@@ -55,13 +55,13 @@ def draw_losses(
     right = limits([loss for _, loss in held_out])
     width, height = SIZE[0] - LEFT - RIGHT, SIZE[1] - TOP - BOTTOM
 
-    def place(point: tuple[float, float], axis: Limits) -> tuple[float, float]:
+    def pixel_of(point: tuple[float, float], axis: Limits) -> tuple[float, float]:
         step, loss = point
         up = min(max((loss - axis[0]) / (axis[1] - axis[0]), 0), 1)
         return LEFT + (step - 1) / (end - 1) * width, TOP + (1 - up) * height
 
-    def line(curve: Curve, axis: Limits, colour: Colour, thickness: int) -> None:
-        points = [place(point, axis) for point in curve]
+    def line(curve: LossCurve, axis: Limits, colour: Colour, thickness: int) -> None:
+        points = [pixel_of(point, axis) for point in curve]
         if len(points) == 1:
             dot(points[0], colour, 3)
         for one, other in itertools.pairwise(points):
@@ -79,7 +79,7 @@ def draw_losses(
     line(mean, left, SMOOTH, 3)
     line(held_out, right, HELD_OUT, 2)
     for step, loss in held_out:
-        dot(place((step, loss), right), HELD_OUT, 3)
+        dot(pixel_of((step, loss), right), HELD_OUT, 3)
 
     draw.text((LEFT, 12), title, fill=BRIGHT, font=large)
     last = f" {mean[-1][1]:.4f}" if mean else ""
@@ -90,7 +90,7 @@ def draw_losses(
     if held_out:  # its numbers stand at the right, as its axis does
         text = f"validation {held_out[0][1]:.4f} to {held_out[-1][1]:.4f}"
         for at in [point for point in held_out if point[0] == best]:
-            dot(place(at, right), BRIGHT, 8, filled=False)
+            dot(pixel_of(at, right), BRIGHT, 8, filled=False)
             text += f", lowest {at[1]:.4f} after step {best}"
         draw.text((LEFT + width, 14), text, fill=HELD_OUT, font=small, anchor="rt")
     draw_legend(draw, legend, small)

@@ -8,7 +8,7 @@ import torch
 
 from ..trainer_core.lora_files.lora import layers_of, remade
 from ..trainer_core.lora_files.recipes import parse_recipes
-from ..trainer_core.lora_files.resize import Rule, describe_ranks, resize, resize_by_recipes
+from ..trainer_core.lora_files.resize import RankRule, describe_ranks, resize, resize_by_recipes
 from .comfyui import models, tools
 from .node import Node
 from .sockets import CATEGORY, complaint, io, titled, ui
@@ -197,9 +197,9 @@ class AtelierResizeLora(Node):
         return io.NodeOutput(results, reports, ui=ui.PreviewText(head))
 
 
-def rule_of(mode: dict[str, Any], tool: str = "resize") -> Rule:
+def rule_of(mode: dict[str, Any], tool: str = "resize") -> RankRule:
     """Read the rule that the inputs of a mode set."""
     if mode["mode"] == "rank":
-        return Rule(rank=mode["rank"], conv_rank=mode["conv_rank"], tool=tool)
+        return RankRule(rank=mode["rank"], conv_rank=mode["conv_rank"], tool=tool)
     value = mode["ratio"] if mode["mode"] == "sv_ratio" else mode["share"]
-    return Rule(mode=mode["mode"], value=value, rank=mode["most"], conv_rank=mode["most_conv"], tool=tool)
+    return RankRule(mode=mode["mode"], value=value, rank=mode["most"], conv_rank=mode["most_conv"], tool=tool)

@@ -264,7 +264,7 @@ class AtelierSample(Node):
             )
         after = sampling.Models(model, clip, vae, tiled_vae)
         before = after._replace(model=before_model, clip=clip if before_clip is None else before_clip)
-        usual = sampling.Pass(seed, steps, cfg, sampler_name, scheduler)
+        usual = sampling.SamplerPass(seed, steps, cfg, sampler_name, scheduler)
         drawn = []
         for line in read_prompts(prompt) or (NO_PROMPT,):
             shown = sampling.Prompt(
@@ -299,18 +299,18 @@ def read_prompts(text: str, setting: str = PROMPT) -> tuple[PromptLine, ...]:
     return lines
 
 
-def first_pass(line: PromptLine, usual: sampling.Pass) -> sampling.Pass:
+def first_pass(line: PromptLine, usual: sampling.SamplerPass) -> sampling.SamplerPass:
     """Read the first pass of a prompt: its own switches, then the node's settings."""
     own = {"seed": line.seed, "steps": line.steps, "cfg": line.cfg, "sampler_name": line.sampler}
     return usual._replace(**{name: value for name, value in own.items() if value is not None})
 
 
-def hires_of(chosen: dict[str, Any], first: sampling.Pass, upscale_model: Any) -> sampling.Hires | None:
+def hires_of(chosen: dict[str, Any], first: sampling.SamplerPass, upscale_model: Any) -> sampling.Hires | None:
     """Read the second pass; what it leaves open is as in the first."""
     way = chosen["hires"]
     if way == "off":
         return None
-    second = sampling.Pass(
+    second = sampling.SamplerPass(
         seed=first.seed if chosen["seed"] < 0 else chosen["seed"],
         steps=chosen["steps"] or first.steps,
         cfg=chosen["cfg"] or first.cfg,

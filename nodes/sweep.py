@@ -16,7 +16,7 @@ from .comfyui import folders
 from .node import Node
 from .preview import to_image
 from .sockets import CATEGORY, complaint, io, titled, ui
-from .sweep_picture import Curve, draw_sweep
+from .sweep_picture import LossCurve, draw_sweep
 
 MOST = 100  # values
 LONGEST = 200  # characters of a value
@@ -94,7 +94,7 @@ class Outcome(NamedTuple):
     step: int
     loss: float | None  # mean of the newest steps
     validation: float | None  # the lowest, else None
-    curve: Curve  # of the loss
+    curve: LossCurve  # of the loss
 
 
 class AtelierSweepResults(Node):

@@ -8,12 +8,24 @@ from itertools import pairwise
 from PIL import Image, ImageDraw, ImageFont
 
 from ..trainer_core.common.smooth import smooth, window_of
-from .plot import BOTTOM, BRIGHT, CONCEPTS, GROUND, LEFT, RIGHT, SIZE, SMOOTH, TOP, draw_grid_lines, draw_legend, limits
+from .plot import (
+    BOTTOM,
+    BRIGHT,
+    CONCEPTS,
+    GROUND,
+    LEFT,
+    RIGHT,
+    SIZE,
+    SMOOTH,
+    TOP,
+    LossCurve,
+    draw_grid_lines,
+    draw_legend,
+    limits,
+)
 
-Curve = Sequence[tuple[float, float]]  # (step, loss)
 
-
-def draw_sweep(curves: Sequence[tuple[str, Curve]], best: int | None) -> Image.Image:
+def draw_sweep(curves: Sequence[tuple[str, LossCurve]], best: int | None) -> Image.Image:
     """Draw the running mean of each run's losses, named by its value; best: the number of the one that is marked."""
     image = Image.new("RGB", SIZE, GROUND)
     draw = ImageDraw.Draw(image)

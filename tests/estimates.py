@@ -8,9 +8,9 @@ from tiny_models import model_of, tiny_unet
 from lora_atelier.trainer_core.config import BaseModelConfig, DatasetConfig, LoraConfig, RunConfig
 from lora_atelier.trainer_core.memory import recompute as recompute_blocks
 from lora_atelier.trainer_core.models.sd.units import units
-from lora_atelier.trainer_core.networks import Network, choose_targets
+from lora_atelier.trainer_core.networks import Network, choose_layers
 from lora_atelier.trainer_core.objective import Objective, terms_of
-from lora_atelier.trainer_core.preflight.estimate import Shape, estimate_step
+from lora_atelier.trainer_core.preflight.estimate import LargestBatch, estimate_step
 
 PLAIN = RunConfig(base_model=BaseModelConfig(path=""), dataset=DatasetConfig())
 
@@ -30,9 +30,9 @@ def estimate(base=None, rank=4, **options):
     base, trained, run = base or meta_base(), options.pop("trained", ("lora_unet",)), options.pop("run", PLAIN)
     config = LoraConfig(rank=rank, alpha=4, preset="full")
     with torch.device("meta"):
-        network = Network(choose_targets(base, config, trained), config, seed=0)
+        network = Network(choose_layers(base, config, trained), config, seed=0)
     objective = Objective(run.objective, base.noise, 0, base.levels, terms_of(run))
     for term in objective.terms:
         term.begin(objective.path, 0, torch.device("meta"))
-    shape = Shape(**{"samples": 1, "latents": (16, 16), "tokens": 77, **options.pop("shape", {})})
+    shape = LargestBatch(**{"samples": 1, "latents": (16, 16), "tokens": 77, **options.pop("shape", {})})
     return estimate_step(base, network, objective, shape, **{"block": 1, **options})

@@ -16,7 +16,7 @@ from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.common.files import file_digest
 from lora_atelier.trainer_core.config import BaseModelConfig, MemoryConfig, RunConfig
 from lora_atelier.trainer_core.models.sd import StableDiffusionFiles, load_base_model, outline_base_model
-from lora_atelier.trainer_core.preflight.estimate import Estimate, Shape
+from lora_atelier.trainer_core.preflight.estimate import Estimate, LargestBatch
 from lora_atelier.trainer_core.preflight.memory import estimate_run
 from lora_atelier.trainer_core.preflight.outline import outline_run
 from lora_atelier.trainer_core.runs.folder import new_run
@@ -129,7 +129,7 @@ def prepared(config: RunConfig, folder, device="cpu", **callbacks):
 def estimated(config: RunConfig, level="0", samples=4, size=(128, 128), tokens=77) -> Estimate:
     """Estimate the memory of a run's steps with a level of checkpointing, at a shape of micro-batches."""
     several = config.train.accumulate > 1 or config.dataset.paired
-    shape = Shape(samples=samples, latents=(size[1] // 8, size[0] // 8), tokens=tokens, accumulates=several)
+    shape = LargestBatch(samples=samples, latents=(size[1] // 8, size[0] // 8), tokens=tokens, accumulates=several)
     return estimate_run(config, outline_run(config), MemoryConfig(checkpointing=level), shape, CPU)
 
 

@@ -7,8 +7,8 @@ from lora_atelier.trainer_core.models.sd import StableDiffusion
 from lora_atelier.trainer_core.models.sd.family import FAMILIES
 from lora_atelier.trainer_core.models.sd.layers import PREFIX
 from lora_atelier.trainer_core.models.sd.names import tiny_vae_names, unet_ldm_names, vae_ldm_names
-from lora_atelier.trainer_core.models.sd.text import TextEncoder
-from lora_atelier.trainer_core.networks import Network, choose_targets
+from lora_atelier.trainer_core.models.sd.text import ClipEncoder
+from lora_atelier.trainer_core.networks import Network, choose_layers
 
 
 def tiny_unet():
@@ -116,7 +116,7 @@ def family_tensors(family: str) -> dict[str, torch.Tensor]:
 def model_of(unet=None, texts=None):
     """Build a base model of a UNet and of text encoders, {prefix: (model, its layers in use)}, of SD1's names."""
     encoders = tuple(
-        TextEncoder(
+        ClipEncoder(
             model=model,
             layer=model.config.num_hidden_layers - depth + 1,
             final_norm=True,
@@ -132,7 +132,7 @@ def model_of(unet=None, texts=None):
 def targets_in(base, config):
     """Choose the layers that a configuration trains in all of a base model that is in memory."""
     parts = [*([] if base.unet is None else [PREFIX]), *(text.prefix for text in base.texts)]
-    return choose_targets(base, config, parts)
+    return choose_layers(base, config, parts)
 
 
 def network_in(base, config, seed=0):

@@ -9,7 +9,7 @@ from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.lora_files.formats import group_tensors, layer_kind
 from lora_atelier.trainer_core.networks import Network
 from lora_atelier.trainer_core.networks.build import build_layer
-from lora_atelier.trainer_core.networks.choose import Target
+from lora_atelier.trainer_core.networks.choose import TrainedLayer
 
 # --- LoRA --------------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ def one_layer(kind, dtype=torch.float64, by_output=False, **options):
     torch.manual_seed(0)
     build, shape = LAYERS[kind]
     base = build().to(dtype).requires_grad_(False)
-    made = build_layer(Target("x", base, 4, 2.0), config_of(**options), 1, by_output=by_output).to(dtype)
+    made = build_layer(TrainedLayer("x", base, 4, 2.0), config_of(**options), 1, by_output=by_output).to(dtype)
     made.__dict__["frozen"] = base
     return base, made, torch.randn(shape, dtype=dtype)
 
@@ -120,9 +120,9 @@ def attached(case, base, dtype=torch.float32, filled=True):
     name = "lora_unet_ff_net_2" if case == "ia3 input" else NAME
     config = LoraConfig(**{"rank": 4, "alpha": 6.0, **CASES[case]})
     by_output = case.endswith("dora output")
-    target = Target(name, module, config.rank, config.alpha)
-    network = Network([target], config, seed=0)
-    layer = build_layer(target, config, seed=0, by_output=by_output)
+    trained = TrainedLayer(name, module, config.rank, config.alpha)
+    network = Network([trained], config, seed=0)
+    layer = build_layer(trained, config, seed=0, by_output=by_output)
     if filled:
         for parameter in layer.parameters():
             nn.init.normal_(parameter, std=0.4) if parameter.ndim else nn.init.constant_(parameter, 0.7)

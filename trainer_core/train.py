@@ -22,7 +22,7 @@ from .optim.schedule import factor_on
 from .runs import Checkpoint
 from .runs.asked import Paused
 from .runs.publish import Destination
-from .training.batch import Read, read_batch
+from .training.batch import ReadConditioning, read_batch
 from .training.conditioning import freeze_stopped, text_is_trained
 from .training.guard import Guard
 from .training.job import Job
@@ -31,7 +31,7 @@ from .training.result import Result, finish
 from .training.saving import Saving, disk_errors_explained, save, save_interrupted, size_of_save
 from .training.start import train_job
 from .training.state import Run
-from .training.step import Numbers, Passes, measured, micro_batches_of, parameters_of, report_step
+from .training.step import Passes, StepNumbers, measured, micro_batches_of, parameters_of, report_step
 from .training.validate import check_prediction, measure
 
 
@@ -172,7 +172,7 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
         note(sentence)
 
 
-def step(run: Run, read: Read) -> Numbers:
+def step(run: Run, read: ReadConditioning) -> StepNumbers:
     """Take a step: the gradients of the mean loss of its samples, clipped, and an update of the weights by them.
 
     A loss or gradient that is not finite updates nothing.

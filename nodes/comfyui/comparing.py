@@ -31,11 +31,11 @@ class Column(NamedTuple):
     load: Callable[[], Mapping[str, Tensor]]
 
 
-class Row(NamedTuple):
+class GridRow(NamedTuple):
     """A prompt with a seed."""
 
     line: PromptLine
-    first: sampling.Pass
+    first: sampling.SamplerPass
     negative: str
     guidance: float | None
     size: tuple[int, int]  # width and height
@@ -45,7 +45,7 @@ class Cell(NamedTuple):
     """A picture of the grid."""
 
     column: Column
-    row: Row
+    row: GridRow
     picture: Tensor  # (H, W, 3) in 0..1
     path: Path
     kept: bool  # it was there already
@@ -69,7 +69,7 @@ def digest_of_base(drawing: sampling.Models) -> str:
 
 
 def draw_cells(
-    drawing: sampling.Models, columns: Sequence[Column], rows: Sequence[Row], folder: Path
+    drawing: sampling.Models, columns: Sequence[Column], rows: Sequence[GridRow], folder: Path
 ) -> Iterator[Cell]:
     """Draw every picture that is not kept yet, column by column, and keep each at once: Cancel loses none.
 
@@ -90,7 +90,7 @@ def draw_cells(
             yield Cell(column, row, picture, path, kept)
 
 
-def draw_kept(drawing: sampling.Models, row: Row, path: Path, about: Mapping[str, str]) -> Tensor:
+def draw_kept(drawing: sampling.Models, row: GridRow, path: Path, about: Mapping[str, str]) -> Tensor:
     """Draw a picture and keep it in a file; return it as the file has it, in 8 bits, (H, W, 3) in 0..1."""
     from ...trainer_core.training.sample_files import save_picture  # here, so that ComfyUI starts fast
 
@@ -111,7 +111,7 @@ def _patched(drawing: sampling.Models, column: Column) -> sampling.Models:
     return drawing._replace(model=model, clip=clip)
 
 
-def about_of(base: str, column: Column, row: Row) -> dict[str, str]:
+def about_of(base: str, column: Column, row: GridRow) -> dict[str, str]:
     """Describe a picture for its file: the key of everything it is drawn from, and what people read."""
     shown = {
         "lora": column.title,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from ...trainer_core.common.files import written_whole
 from . import folders, kept, sampling
-from .comparing import KEY, NAME, Column, Row, about_of, digest_of_base, draw_kept, file_of, read_kept
+from .comparing import KEY, NAME, Column, GridRow, about_of, digest_of_base, draw_kept, file_of, read_kept
 
 ALONE = Column("without LoRA", 0.0, "", dict)
 
 
 def draw_set(
-    drawing: sampling.Models, pictures: Sequence[tuple[str, Row]], progress: Callable[[float], None]
+    drawing: sampling.Models, pictures: Sequence[tuple[str, GridRow]], progress: Callable[[float], None]
 ) -> tuple[Path, int]:
     """Draw captioned pictures into a folder of their own; return it, and how many were drawn.
 

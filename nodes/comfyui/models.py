@@ -75,9 +75,9 @@ def _load_clip(path: Path, given: dict[str, Path], embeddings: list[str]) -> Any
         tensors = {UNET + name: tensor for name, tensor in tensors.items()}
     for name, part in zip(TEXT_FILES, detect_family(header, (VAE_FILE, *TEXT_FILES)).texts, strict=False):
         if name in named:
-            place = f"{part.prefix.removesuffix('transformer.')}transformer."
+            prefix = f"{part.prefix.removesuffix('transformer.')}transformer."
             tensors = {k: t for k, t in tensors.items() if not k.startswith(part.prefix)}
-            tensors |= {place + k: t for k, t in named[name].items() if part.open_clip or k.startswith("text_model.")}
+            tensors |= {prefix + k: t for k, t in named[name].items() if part.open_clip or k.startswith("text_model.")}
     options = {"output_vae": False, "output_model": False, "embedding_directory": embeddings}
     return cast("tuple[Any, ...]", comfy.sd.load_state_dict_guess_config(tensors, **options))[1]
 

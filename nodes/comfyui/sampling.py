@@ -13,7 +13,7 @@ from torch import Tensor
 
 import nodes as comfy_nodes
 
-from .connected.family import sampling_of
+from .connected.architecture import sampling_of
 from .models import own
 
 AUTO = "auto"  # sampler or scheduler: as the model's family is sampled
@@ -32,7 +32,7 @@ class Models(NamedTuple):
     tiled: bool = False  # decode and encode in tiles
 
 
-class Pass(NamedTuple):
+class SamplerPass(NamedTuple):
     """One pass of the sampler; 0 and AUTO: as the model's family is sampled."""
 
     seed: int
@@ -47,7 +47,7 @@ class Hires(NamedTuple):
     """The second pass: how much larger, enlarged how, drawn how."""
 
     scale: float
-    second: Pass
+    second: SamplerPass
     method: str = "bislerp"  # of LATENT_METHODS, or of FILTERS for pixels
     pixels: bool = False
     upscale_model: Any = None  # enlarges the pixels first
@@ -71,7 +71,9 @@ def scheduler_names() -> list[str]:
     return comfy.samplers.KSampler.SCHEDULERS
 
 
-def draw(models: Models, prompt: Prompt, size: tuple[int, int], count: int, first: Pass, hires: Hires | None) -> Tensor:
+def draw(
+    models: Models, prompt: Prompt, size: tuple[int, int], count: int, first: SamplerPass, hires: Hires | None
+) -> Tensor:
     """Draw pictures of one prompt, (count, H, W, 3) in 0..1; size: width and height before the second pass.
 
     The second pass starts from the first one's latents, enlarged, or from its pixels, enlarged and encoded.
@@ -100,7 +102,7 @@ def empty_latents(model: Any, size: tuple[int, int], count: int) -> Tensor:
     return torch.zeros(count, form.latent_channels, *frames, height, width, device=device)
 
 
-def sample_latents(model: Any, conditioning: Any, latents: Tensor, each: Pass) -> Tensor:
+def sample_latents(model: Any, conditioning: Any, latents: Tensor, each: SamplerPass) -> Tensor:
     """Sample with ComfyUI's own sampler; conditioning: of the prompt and the negative prompt."""
     usual, (positive, negative) = sampling_of(model), conditioning
     (result,) = comfy_nodes.common_ksampler(

@@ -22,8 +22,8 @@ MOST = 1000  # nodes that are remembered, those of the newest runs
 MOST_LOOKED = 100  # runs whose workflows are compared, the newest
 
 
-class Shown(NamedTuple):
-    """A run of a node."""
+class ShownRun(NamedTuple):
+    """The run that a node showed last."""
 
     run: str  # its folder's name
     since: float  # seconds since 1970
@@ -34,14 +34,14 @@ def list_file() -> Path:
     return Path(folder_paths.get_system_user_directory("atelier")) / "shown.json"
 
 
-def runs() -> dict[str, Shown]:
+def runs() -> dict[str, ShownRun]:
     """Read each node's last run of this ComfyUI, by `key`; {} where the file is missing or damaged."""
     try:
         known = read_json(list_file())
     except (OSError, ValueError):
         return {}
     known = known.items() if isinstance(known, dict) else ()
-    return {node: Shown(*each) for node, each in known if _is_shown(each)}
+    return {node: ShownRun(*each) for node, each in known if _is_shown(each)}
 
 
 def _is_shown(value: object) -> bool:
@@ -59,7 +59,7 @@ def remember(workflow: str, node: str, run: str) -> None:
     """Remember the run of a node; raises OSError."""
     if workflow:
         name = key(workflow, node)
-        known = {**{each: of for each, of in runs().items() if each != name}, name: Shown(run, time.time())}
+        known = {**{each: of for each, of in runs().items() if each != name}, name: ShownRun(run, time.time())}
         list_file().parent.mkdir(parents=True, exist_ok=True)
         write_json(list_file(), dict(list(known.items())[-MOST:]))
 
@@ -74,7 +74,7 @@ def of_nodes(workflow: str, nodes: Collection[str]) -> dict[str, str]:
             continue
         for node in _nodes_of(path, since, workflow):
             if node in nodes and (node not in found or found[node].since < since):
-                found[node] = Shown(path.parent.name, since)
+                found[node] = ShownRun(path.parent.name, since)
     return {node: shown.run for node, shown in found.items()}
 
 

@@ -200,7 +200,7 @@ def test_the_column_that_is_most_alike_is_marked(comfy_modules: ModuleType, tmp_
         for colour in ((0.9, 0.1, 0.1), (0.1, 0.1, 0.9), (0.4, 0.4, 0.4))
     )
     columns = [comparing.Column(title, 1.0, title, dict) for title in ("dull", "blue", "red")]
-    row = comparing.Row(PromptLine(text="red", prompt="red"), sampling.Pass(3), "", None, (56, 40))
+    row = comparing.GridRow(PromptLine(text="red", prompt="red"), sampling.SamplerPass(3), "", None, (56, 40))
     cells = [
         comparing.Cell(column, row, picture, tmp_path / "x.png", False)
         for column, picture in zip(columns, (dull, blue, red), strict=True)
@@ -245,8 +245,8 @@ def test_cancel_keeps_what_is_drawn(comfy_modules: ModuleType, tmp_path: Path, m
 
     monkeypatch.setattr(sampling, "draw", draw)
     monkeypatch.setattr(comparing, "digest_of_base", lambda _: "base")
-    passes = (sampling.Pass(seed) for seed in (1, 2))
-    rows = [comparing.Row(PromptLine(text="red", prompt="red"), each, "", None, (8, 8)) for each in passes]
+    passes = (sampling.SamplerPass(seed) for seed in (1, 2))
+    rows = [comparing.GridRow(PromptLine(text="red", prompt="red"), each, "", None, (8, 8)) for each in passes]
     given = (sampling.Models(None, None, None), [comparing.Column("none", 0.0, "", dict)], rows, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         list(comparing.draw_cells(*given))
@@ -294,7 +294,7 @@ def test_likeness_to_prompts_needs_the_projection_of_clip(comfy_modules: ModuleT
     from lora_atelier.nodes.comfyui import comparing, sampling
     from lora_atelier.trainer_core.config.prompt_lines import PromptLine
 
-    row = comparing.Row(PromptLine(text="red", prompt="red"), sampling.Pass(3), "", None, (8, 8))
+    row = comparing.GridRow(PromptLine(text="red", prompt="red"), sampling.SamplerPass(3), "", None, (8, 8))
     column = comparing.Column("one", 1.0, "one", dict)
     cells = [comparing.Cell(column, row, torch.rand(8, 8, 3), tmp_path / "x.png", False)]
     # SigLIP as ComfyUI loads it: a vector for each patch, and a projection that is none.

@@ -100,7 +100,7 @@ def test_only_what_is_new_is_drawn(drawing: list[str], tmp_path: Path) -> None:
 
     def wanted(*prompts: str, seed: int = 1, pictures: int = 1, size: int = 64) -> list:
         lines = [PromptLine(text=prompt, prompt=prompt) for prompt in prompts]
-        usual = sampling.Pass(seed)
+        usual = sampling.SamplerPass(seed)
         return [(line.prompt, row) for line in lines for row in rows_of(line, usual, "", (size, size), pictures)]
 
     def draw(*prompts: str, base: str = "base", **settings: int) -> tuple[Path, list[str]]:

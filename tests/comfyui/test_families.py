@@ -227,7 +227,7 @@ def test_a_saved_lora_does_in_comfyui_what_it_did_in_training(base, theirs, fami
         torch.nn.init.normal_(layer.up, std=0.05, generator=torch.Generator().manual_seed(i))
     tensors = network.tensors()
     if names == "peft":
-        tensors = peft_tensors(tensors, {target.name: target.comfy for target in network.chosen})
+        tensors = peft_tensors(tensors, {trained.name: trained.comfy for trained in network.chosen})
     save_file({k: t.contiguous() for k, t in tensors.items()}, tmp_path / "a.safetensors")
     lora = comfy.utils.load_torch_file(str(tmp_path / "a.safetensors"))
     texts = torch.nn.ModuleDict({prefix.rstrip("."): text for prefix, text in models.items()})

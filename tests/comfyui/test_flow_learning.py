@@ -31,11 +31,11 @@ def drawn(
         patch.setenv("COMFYUI_PATH", str(comfyui))
         import from_comfyui
 
-    from lora_atelier.nodes.comfyui.connected.live import Live
+    from lora_atelier.nodes.comfyui.connected.live import LinkedModels
     from lora_atelier.nodes.comfyui.connected.model import ConnectedSource
 
     loaded = from_comfyui.load()
-    live = Live(loaded.model, loaded.clip, loaded.vae)
+    live = LinkedModels(loaded.model, loaded.clip, loaded.vae)
     base = BaseModelConfig(path="atelier-tiny-flow", connected=ConnectedConfig(guidance=3.5))
     prompts = (*TRIGGER, *concept.plain_prompts(PLAIN))
     folder, plain = (tmp_path_factory.mktemp(name) for name in ("learning", "plain"))

@@ -23,12 +23,12 @@ def test_comfyui_makes_the_same_weights_of_a_lora_with_any_options(comfy_modules
     path = tmp_path / "a.safetensors"
     save_lora(path, network.tensors(), {}, "float32")
     stored = load_file(path)
-    names = {name: f"{name}.weight" for name in network._targets}
+    names = {name: f"{name}.weight" for name in network._frozen}
     patches = comfy_modules.lora.load_lora(stored, names)
     assert len(patches) == len(names)
     grouped, unknown = group_tensors(stored)
     assert not unknown
-    for name, module in network._targets.items():
+    for name, module in network._frozen.items():
         weight = module.weight.detach().clone()
         mine = network.layers[name].changed_weight(weight).detach()
         theirs = comfy_modules.lora.calculate_weight(
@@ -63,7 +63,7 @@ def test_what_is_baked_is_the_nearest_plain_lora_to_comfyui(comfy_modules):
     tensors, sentence = bake_network(network, 0)
     assert {k.partition(".")[2] for k in tensors} == {"lora_down.weight", "lora_up.weight", "alpha"}
     missing = whole = 0.0
-    patches = comfy_modules.lora.load_lora(tensors, {name: name for name in network._targets})
+    patches = comfy_modules.lora.load_lora(tensors, {name: name for name in network._frozen})
     for name, change, rank in network.changes():
         theirs = comfy_modules.lora.calculate_weight(
             [(1.0, patches[name], 1.0, None, None)], torch.zeros_like(change), name

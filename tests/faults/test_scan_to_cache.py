@@ -34,7 +34,7 @@ from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import pixels
 from lora_atelier.trainer_core.training.encode import encode_plan
 from lora_atelier.trainer_core.training.encode_text import encode_texts
-from lora_atelier.trainer_core.training.encoded import Work
+from lora_atelier.trainer_core.training.encoded import EncodingContext
 
 
 class Halves(torch.nn.Module):
@@ -224,7 +224,7 @@ def test_captions_that_take_too_much_room_are_told_before_they_are_encoded(
     plan: Any = None  # of which captions need nothing
     with Cache(tmp_path, limit) as cache:
         told = Callbacks(note=notes.append)
-        work = Work(base=base, plan=plan, cache=cache, device=torch.device("cpu"), callbacks=told)
+        work = EncodingContext(base=base, plan=plan, cache=cache, device=torch.device("cpu"), callbacks=told)
         if free < 10_000:
             with pytest.raises(ValueError, match=r"10 encoded captions need 0 MB.*set caption_variants"):
                 encode_texts(work, texts)

@@ -21,7 +21,7 @@ from lora_atelier.trainer_core.config import (
     SampleConfig,
     SavesConfig,
 )
-from lora_atelier.trainer_core.data.cache import Passing
+from lora_atelier.trainer_core.data.cache import MicroBatchCache
 from lora_atelier.trainer_core.runs import open_run
 from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import live
@@ -156,7 +156,7 @@ def test_a_micro_batch_at_a_time_is_kept_and_no_file_written(config, tmp_path, m
         assert sum(cache() is not None for cache in caches) <= 2  # that of the last micro-batch, and the new one
         found = real(work, needs)
         caches.append(weakref.ref(work.cache))
-        assert type(work.cache) is Passing and work.cache.folder == tmp_path / "none" / "cache"
+        assert type(work.cache) is MicroBatchCache and work.cache.folder == tmp_path / "none" / "cache"
         sizes.append(len(work.cache._pending))
         return found
 

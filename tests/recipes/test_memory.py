@@ -26,8 +26,8 @@ from lora_atelier.trainer_core.memory import (
     weight_bytes,
     with_room,
 )
+from lora_atelier.trainer_core.memory.device import DTYPES
 from lora_atelier.trainer_core.memory.gradient_checkpointing import Recomputed
-from lora_atelier.trainer_core.memory.place import DTYPES
 from lora_atelier.trainer_core.memory.weights import Kept, KeptConv2d, kept_layers
 from lora_atelier.trainer_core.models.sd.units import UNQUANTIZED, units
 from lora_atelier.trainer_core.optim.rounding import round_stochastically

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from zoo.zoo import ZOO, build, conditioning, patcher_of, settings
 
-from lora_atelier.nodes.comfyui.connected.live import Live
+from lora_atelier.nodes.comfyui.connected.live import LinkedModels
 from lora_atelier.nodes.comfyui.connected.model import ConnectedSource
 from lora_atelier.trainer_core.config import BaseModelConfig, ConnectedConfig
 
@@ -79,19 +79,19 @@ def rows() -> list[str]:
     return list(ZOO)
 
 
-_linked: list[tuple[BaseModelConfig, Live]] = []  # of the last tests
+_linked: list[tuple[BaseModelConfig, LinkedModels]] = []  # of the last tests
 
 
 def linked(row: str, model: Any = None, sampled: Any = None, **settings: Any) -> BaseModelConfig:
     """Link a tiny model, its CLIP and its VAE, as Use Connected Model does; model: a patcher to use instead."""
-    live = Live(model or build(row)[1], DrawnClip(row), PooledVae(row), sampled)
+    live = LinkedModels(model or build(row)[1], DrawnClip(row), PooledVae(row), sampled)
     config = BaseModelConfig(path=row, connected=ConnectedConfig(**settings))
     _linked.append((config, live))
     del _linked[:-KEPT]
     return config
 
 
-def live_of(base: BaseModelConfig) -> Live:
+def live_of(base: BaseModelConfig) -> LinkedModels:
     """Find the models of a configuration that `linked` made lately."""
     return next(live for config, live in _linked if config is base)
 

@@ -8,7 +8,7 @@ from zoo.trial import apart, network
 from zoo.zoo import build, latents
 
 from lora_atelier.nodes.comfyui.connected import gradients, text
-from lora_atelier.nodes.comfyui.connected.denoiser import Denoiser
+from lora_atelier.nodes.comfyui.connected.denoiser import RawDenoiser
 from lora_atelier.nodes.comfyui.connected.layers import units
 from lora_atelier.nodes.comfyui.connected.vae import without_time
 from lora_atelier.trainer_core.memory import copied_before_written, recompute
@@ -50,7 +50,7 @@ def test_a_caption_is_stored_and_read_back_as_clip_gave_it(name):
 def test_a_batch_gives_what_its_samples_give(name):
     """Captions of two lengths, two of them equal: whatever is joined."""
     _, patcher = build(name)
-    denoiser = Denoiser(patcher, sigmas_of(patcher), None)
+    denoiser = RawDenoiser(patcher, sigmas_of(patcher), None)
     captions = ["a moss", "a sky", "a stone in a wood"]
     noised, conditions = batch(denoiser, name, captions)
     levels = torch.tensor([300, 600, 600])
@@ -69,7 +69,7 @@ def test_a_batch_gives_what_its_samples_give(name):
 @pytest.mark.parametrize("share", [0.005, 0.1])
 def test_samples_that_a_model_mixes_run_one_by_one(share, monkeypatch):
     _, patcher = build("flux_dev")
-    denoiser, own = Denoiser(patcher, sigmas_of(patcher), None), patcher.model.diffusion_model.forward
+    denoiser, own = RawDenoiser(patcher, sigmas_of(patcher), None), patcher.model.diffusion_model.forward
 
     def mixing(*args, **kwargs):
         output = own(*args, **kwargs)
@@ -95,7 +95,7 @@ def test_samples_have_the_same_dropout_in_a_batch_and_one_by_one(row):
     with gradients.session(patcher), beside.attached():
         for joins, level in ((None, "0"), (False, "0"), (False, "full")):
             recompute(units(patcher.model.diffusion_model), level, copies=True)
-            denoiser = Denoiser(patcher, sigmas_of(patcher), None)
+            denoiser = RawDenoiser(patcher, sigmas_of(patcher), None)
             denoiser._joins = joins
             noised, conditions = batch(denoiser, row, captions)
             beside.set_micro_batch(3)
@@ -117,7 +117,7 @@ def test_samples_have_the_same_dropout_in_a_batch_and_one_by_one(row):
 def test_the_prediction_is_what_the_network_says():
     """For flow: x0 = x - sigma v, which is what ComfyUI's own apply_model gives."""
     _, patcher = build("flux_dev")
-    denoiser = Denoiser(patcher, sigmas_of(patcher), None)
+    denoiser = RawDenoiser(patcher, sigmas_of(patcher), None)
     noised, conditions = batch(denoiser, "flux_dev", ["a moss"])
     sigma = denoiser.sigmas[[500]].float()
     ((_, joint),) = conditions.groups(joined=False)

@@ -100,7 +100,7 @@ def test_training_calls_the_model_as_comfyuis_nodes_and_sampler_do(row, monkeypa
     assert (with_both - alone).abs().max() > 1e-3 * alone.abs().max()
     assert (with_both - swapped).abs().max() > 1e-5 * alone.abs().max()
 
-    given = {} if base.family.guidance is None else {"guidance": base.family.guidance}
+    given = {} if base.architecture.guidance is None else {"guidance": base.architecture.guidance}
     ((cross, extra),) = live.clip.encode_from_tokens_scheduled(live.clip.tokenize("a mossling"))
     wired = [[cross, {**extra, **given}]]
     for each in shown:

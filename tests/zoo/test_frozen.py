@@ -158,9 +158,9 @@ def test_networks_that_read_the_weight_read_the_numbers(form, config):
     model, patcher, reference = FORMS[form]("wan21_t2v")
     prediction, found, trial = trained((model, patcher), "wan21_t2v", **config)
     expected_prediction, expected, other = trained(reference, "wan21_t2v", **config)
-    for target in trial.network.chosen:
+    for layer in trial.network.chosen:
         weights = [
-            frozen_weight(each.model.diffusion_model.get_submodule(target.path), torch.float32)
+            frozen_weight(each.model.diffusion_model.get_submodule(layer.path), torch.float32)
             for each in (trial, other)
         ]
         assert torch.allclose(*weights, atol=1e-5)
@@ -237,8 +237,8 @@ def test_a_lora_added_at_once_has_the_gradients_of_one_added_after(name, config,
     monkeypatch.setattr(FrozenLayer, "forward_with", counting(FrozenLayer.forward_with, added))
     for dtype, most in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
         at_once, found, trial = trained(build(name, dtype=dtype), name, dtype=dtype, **config)
-        linear = [target for target in trial.network.chosen if isinstance(target.module, nn.Linear)]
-        assert {id(layer) for layer in added} >= {id(target.module) for target in linear}
+        linear = [trained for trained in trial.network.chosen if isinstance(trained.module, nn.Linear)]
+        assert {id(layer) for layer in added} >= {id(trained.module) for trained in linear}
         added.clear()
         with monkeypatch.context() as patch:
             patch.setattr(LoraLayer, "thin", lambda layer, x: None)

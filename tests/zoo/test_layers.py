@@ -15,7 +15,7 @@ from lora_atelier.nodes.comfyui.connected import layers, names
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.memory.gradient_checkpointing import LEVELS
 from lora_atelier.trainer_core.models import Part
-from lora_atelier.trainer_core.networks import choose_targets
+from lora_atelier.trainer_core.networks import choose_layers
 from lora_atelier.trainer_core.networks.layers.shape import is_linear, is_norm, weight_shape
 
 # In a block: what attn-only trains, what attn-mlp adds, what both leave out; paths behind the block's.
@@ -227,8 +227,8 @@ def test_presets_of_unets_are_refused_for_transformers(models, preset):
     with pytest.raises(
         ValueError, match=rf"The preset {preset} is for UNets, and Tiny is none; set preset of LoRA Conf"
     ):
-        choose_targets(linked(models("z_image")), LoraConfig(preset=preset), ["lora_unet"])
-    assert choose_targets(linked(models("sd15")), LoraConfig(preset=preset), ["lora_unet"])
+        choose_layers(linked(models("z_image")), LoraConfig(preset=preset), ["lora_unet"])
+    assert choose_layers(linked(models("sd15")), LoraConfig(preset=preset), ["lora_unet"])
 
 
 def test_a_unet_has_the_presets_of_our_own():
@@ -249,11 +249,11 @@ def test_a_unet_has_the_presets_of_our_own():
 
 def test_numbers_for_blocks_follow_the_blocks(models):
     base = linked(models("flux_dev"))
-    targets = choose_targets(base, LoraConfig(block_ranks=(8, 0, 4, 2), block_weights=(0.5, 1, 1, 1, 2)), ["lora_unet"])
-    ranks = {target.block: (target.rank, target.lr_factor) for target in targets}
+    chosen = choose_layers(base, LoraConfig(block_ranks=(8, 0, 4, 2), block_weights=(0.5, 1, 1, 1, 2)), ["lora_unet"])
+    ranks = {trained.block: (trained.rank, trained.lr_factor) for trained in chosen}
     assert ranks == {"double_blocks.0": (8, 1), "single_blocks.0": (4, 1), "single_blocks.1": (2, 2)}
     with pytest.raises(ValueError, match=r"takes 4 numbers, in the order double_blocks\.0 double_blocks\.1 single_blo"):
-        choose_targets(base, LoraConfig(block_ranks=(8, 4)), ["lora_unet"])
+        choose_layers(base, LoraConfig(block_ranks=(8, 4)), ["lora_unet"])
 
 
 @pytest.mark.parametrize("how", ["mixed", "packed"])

@@ -8,7 +8,8 @@ import torch
 from zoo.linked import linked, source_of
 from zoo.trial import Trial
 
-from lora_atelier.nodes.comfyui.connected import gradients, tried
+from lora_atelier.nodes.comfyui.connected import gradients
+from lora_atelier.nodes.comfyui.connected.trial import bytes_kept
 from lora_atelier.trainer_core.config import (
     ConceptConfig,
     DatasetConfig,
@@ -91,7 +92,7 @@ def test_what_each_block_keeps_is_counted():
     """Flux's two streams keep more than one; all of it is what a pass keeps beside the few layers around."""
     trial = Trial("flux_dev")
     with gradients.session(trial.patcher), trial.network.attached():
-        kept = tried.bytes_kept(trial.loss, trial.units)
+        kept = bytes_kept(trial.loss, trial.units)
         whole = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: whole.append(t.nbytes) or t, lambda t: t):
             trial.loss()

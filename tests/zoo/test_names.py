@@ -21,8 +21,8 @@ from lora_atelier.trainer_core.lora_files.merge import comfy_tensors, merge_bene
 from lora_atelier.trainer_core.lora_files.read import load_lora, outline_lora
 from lora_atelier.trainer_core.lora_files.write import peft_tensors, save_lora
 from lora_atelier.trainer_core.models import Part
-from lora_atelier.trainer_core.networks import Network, choose_targets
-from lora_atelier.trainer_core.networks.choose import target_of
+from lora_atelier.trainer_core.networks import Network, choose_layers
+from lora_atelier.trainer_core.networks.choose import trained_layer_of
 
 ROUNDING = 1e-5  # of the largest value: sums in another order
 
@@ -135,7 +135,7 @@ class Linked:
 
     def further_names(self):
         own = {layer.path: layer.name for layer in self.found}
-        places = names.diffusers_places(self.patcher.model)
+        places = names.diffusers_layers(self.patcher.model)
         return {name: (own[path], piece) for name, (path, piece) in places.items()}
 
     def made_for(self, widths, metadata):
@@ -209,7 +209,7 @@ def test_a_trained_file_does_in_comfyui_what_it_did_in_training(tmp_path, caplog
     base = base_of(name)
     model = base.patcher.model
     config = LoraConfig(rank=3, alpha=1.5, preset="full")
-    network = filled(Network(choose_targets(base, config, ["lora_unet"]), config, seed=0))
+    network = filled(Network(choose_layers(base, config, ["lora_unet"]), config, seed=0))
     plain = run_once(model, name)
     with network.attached():
         trained = run_once(model, name)
@@ -217,7 +217,7 @@ def test_a_trained_file_does_in_comfyui_what_it_did_in_training(tmp_path, caplog
     assert torch.equal(run_once(model, name), plain)
     assert not close(trained, plain)
     if form == "peft":
-        tensors = peft_tensors(tensors, {target.name: target.comfy for target in network.chosen})
+        tensors = peft_tensors(tensors, {trained.name: trained.comfy for trained in network.chosen})
         assert all(
             key.startswith("diffusion_model.") and key.endswith((".lora_A.weight", ".lora_B.weight")) for key in tensors
         )
@@ -226,7 +226,7 @@ def test_a_trained_file_does_in_comfyui_what_it_did_in_training(tmp_path, caplog
     with caplog.at_level(logging.WARNING):
         loaded, _ = comfy.sd.load_lora_for_models(base.patcher, None, tensors, 1.0, 0.0)
     assert not [record for record in caplog.records if "not loaded" in record.message.lower()]
-    assert set(loaded.patches) == {f"{target.comfy}.weight" for target in network.chosen}
+    assert set(loaded.patches) == {f"{trained.comfy}.weight" for trained in network.chosen}
     assert close(patched(loaded, name), trained)
     assert continued(base, path, name, len(network.chosen), trained)
 
@@ -236,8 +236,8 @@ def continued(base, path, row, count, wanted):
     own = layers_by_name(base)
     weights = layer_weights(load_lora(path), base, own)
     assert len(weights) == count
-    targets = [target_of(own[name], each.rank, each.alpha) for name, each in weights.items()]
-    network = Network(targets, LoraConfig(), 0, weights)
+    chosen = [trained_layer_of(own[name], each.rank, each.alpha) for name, each in weights.items()]
+    network = Network(chosen, LoraConfig(), 0, weights)
     with network.attached():
         return close(run_once(base.patcher.model, row), wanted)
 

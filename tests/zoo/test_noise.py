@@ -10,11 +10,11 @@ import pytest
 import torch
 from zoo.zoo import OF_EACH_KIND, build, latents
 
-from lora_atelier.nodes.comfyui.connected.family import family_of
+from lora_atelier.nodes.comfyui.connected.architecture import architecture_of
 from lora_atelier.nodes.comfyui.connected.noise import noise_model, own_shift, sigmas
 from lora_atelier.trainer_core.config import ObjectiveConfig
 from lora_atelier.trainer_core.models import LevelDefaults
-from lora_atelier.trainer_core.objective import Objective, Path
+from lora_atelier.trainer_core.objective import AffinePath, Objective
 from lora_atelier.trainer_core.objective.timesteps import between
 
 # After the pack, as importing ComfyUI's own nodes changes where modules are looked for.
@@ -148,7 +148,7 @@ def test_the_core_mixes_and_unmixes_as_comfyui_does(name):
     clean = latents(name).flatten(1).view(1, 1, 1, -1).repeat(6, 1, 1, 1)
     noise, output = torch.randn(2, *clean.shape, generator=torch.Generator().manual_seed(1))
     levels = torch.tensor([0, 1, 250, 500, 998, 999])
-    mix, sigma = Path(noise_model(patcher)).at(levels), sigmas(patcher)[levels]
+    mix, sigma = AffinePath(noise_model(patcher)).at(levels), sigmas(patcher)[levels]
     noised = mix.noised(clean, noise)
     expected = sampling.noise_scaling(sigma.view(-1, 1, 1, 1), noise.double(), clean.double())
     assert torch.allclose(noised.double(), expected, rtol=1e-5, atol=1e-6)
@@ -186,8 +186,8 @@ def test_a_model_counts_as_it_is_wired():
     for kind in ("eps", "v_prediction", "x0"):
         node = of(discrete.patch(patcher, kind, False))
         assert noise_model(node).kind == {"eps": "epsilon"}.get(kind, kind)
-    ended = Path(noise_model(of(discrete.patch(patcher, "v_prediction", True))))
-    assert ended.ends_in_noise and not Path(noise_model(patcher)).ends_in_noise
+    ended = AffinePath(noise_model(of(discrete.patch(patcher, "v_prediction", True))))
+    assert ended.ends_in_noise and not AffinePath(noise_model(patcher)).ends_in_noise
     for kind in ("eps", "v_prediction", "edm", "cosmos_rflow"):
         node = of(continuous.patch(patcher, kind, 90.0, 0.01))
         expected = {"eps": "epsilon", "edm": "affine", "cosmos_rflow": "flow"}.get(kind, kind)
@@ -242,12 +242,12 @@ SIZES = [(512, 512), (1216, 832), (1440, 1440)]
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_the_shift_of_flux_is_that_of_its_sampler_at_every_size(width, height):
     _, patcher = build("flux_dev")
-    family, config = family_of(patcher), ObjectiveConfig(timestep_distribution="uniform")
+    architecture, config = architecture_of(patcher), ObjectiveConfig(timestep_distribution="uniform")
     node = of(sampling_nodes.ModelSamplingFlux().patch(patcher, 1.15, 0.5, width, height))
-    objective = Objective(config, noise_model(patcher), 0, family.levels)
+    objective = Objective(config, noise_model(patcher), 0, architecture.levels)
     against_sampler(objective, (height // 8, width // 8), node.get_model_object("model_sampling"))
     _, patcher = build("flux2")  # 16 pixels a latent pixel, and a token each: the same number of tokens
-    objective = Objective(config, noise_model(patcher), 0, family_of(patcher).levels)
+    objective = Objective(config, noise_model(patcher), 0, architecture_of(patcher).levels)
     against_sampler(objective, (height // 16, width // 16), node.get_model_object("model_sampling"))
 
 
@@ -265,5 +265,5 @@ def test_families_without_a_trainer_take_the_shift_of_their_sampler():
     for name in ("auraflow", "ltxv", "mochi", "omnigen2", "longcat"):
         _, patcher = build(name)
         config = ObjectiveConfig(timestep_distribution="uniform")
-        objective = Objective(config, noise_model(patcher), 0, family_of(patcher).levels)
+        objective = Objective(config, noise_model(patcher), 0, architecture_of(patcher).levels)
         against_sampler(objective, (64, 64), patcher.get_model_object("model_sampling"))

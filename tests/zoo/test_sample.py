@@ -20,7 +20,7 @@ def test_a_picture_is_drawn_and_enlarged(row):
     latents = sampling.empty_latents(patcher, (side, 2 * side), 2)
     assert latents.shape[:2] == (2, form.latent_channels) and latents.shape[-2:] == (32, 16)
     assert latents.ndim == 2 + form.latent_dimensions
-    prompt, first = sampling.Prompt("a red circle", ""), sampling.Pass(3, steps=1)
+    prompt, first = sampling.Prompt("a red circle", ""), sampling.SamplerPass(3, steps=1)
     for hires, scale in ((None, 1), (sampling.Hires(1.5, first), 1.5), (sampling.Hires(1.5, first, "area", True), 1.5)):
         pictures = sampling.draw(models, prompt, (side, side), 2, first, hires)
         assert pictures.shape[0] == 2 and pictures.shape[-1] == 3 and pictures.isfinite().all()

@@ -7,7 +7,8 @@ import torch
 from zoo.trial import Trial, apart
 from zoo.zoo import build
 
-from lora_atelier.nodes.comfyui.connected import gradients, tried
+from lora_atelier.nodes.comfyui.connected import gradients
+from lora_atelier.nodes.comfyui.connected.trial import prove
 from lora_atelier.trainer_core.memory import copied_before_written, recompute
 from lora_atelier.trainer_core.networks.network import WithDelta
 
@@ -90,8 +91,8 @@ def test_layers_without_a_gradient_are_found(name):
     trial = Trial(name)
     layers = trial.network._layers
     with gradients.session(trial.patcher), trial.network.attached():
-        idle = tried.prove(trial.predict, layers)
-    paths = {target.name: target.path for target in trial.network.chosen}
+        idle = prove(trial.predict, layers)
+    paths = {trained.name: trained.path for trained in trial.network.chosen}
     expected = UNUSED.get(name, ())
     assert {paths[layer] for layer in idle} == {p for p in paths.values() if any(part in p for part in expected)}
     assert all(p.grad is None for p in trial.network.parameters())
@@ -151,7 +152,7 @@ def test_attention_is_torchs_own_whatever_the_model_asks_for():
 
     trial.patcher.model_options["transformer_options"]["optimized_attention_override"] = without_gradients
     with gradients.session(trial.patcher), trial.network.attached():
-        assert tried.prove(trial.predict, trial.network._layers) == []
+        assert prove(trial.predict, trial.network._layers) == []
     assert trial.patcher.model_options["transformer_options"]["optimized_attention_override"] is without_gradients
 
 
@@ -173,7 +174,7 @@ def test_what_a_model_keeps_between_passes_is_dropped():
     with gradients.session(trial.patcher), trial.network.attached():
         trial.gradients()
         assert len(kept) == 1
-        assert tried.prove(trial.predict, trial.network._layers) == []
+        assert prove(trial.predict, trial.network._layers) == []
     assert not kept
 
 
@@ -204,14 +205,14 @@ def test_a_model_that_predicts_nothing_finite_is_refused():
     trial = Trial("flux_dev")
     next(trial.model.diffusion_model.parameters()).data.fill_(torch.inf)
     with gradients.session(trial.patcher), trial.network.attached(), pytest.raises(ValueError, match="not finite"):
-        tried.prove(trial.predict, trial.network._layers)
+        prove(trial.predict, trial.network._layers)
 
 
 def test_a_model_that_fails_is_refused_with_its_own_words(monkeypatch):
     trial = Trial("flux_dev")
     monkeypatch.setattr(trial.model.diffusion_model, "forward", lambda *_, **__: torch.ones(2) @ torch.ones(3))
     with gradients.session(trial.patcher), trial.network.attached(), pytest.raises(ValueError, match="MODEL cannot be"):
-        tried.prove(trial.predict, trial.network._layers)
+        prove(trial.predict, trial.network._layers)
 
 
 def test_nothing_of_a_network_is_left_on_a_layer():

@@ -21,8 +21,8 @@ from zoo.test_frozen import packed, patched, scaled
 from zoo.zoo import build
 
 from lora_atelier.nodes.comfyui.connected import identity
-from lora_atelier.nodes.comfyui.connected.denoiser import Denoiser
-from lora_atelier.nodes.comfyui.connected.family import family_of
+from lora_atelier.nodes.comfyui.connected.architecture import architecture_of
+from lora_atelier.nodes.comfyui.connected.denoiser import RawDenoiser
 from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
     ConceptConfig,
@@ -115,7 +115,7 @@ def test_a_run_ends_in_a_file_that_comfyui_draws_with_and_leaves_the_model_alone
     layers = {name.partition(".")[0] for name in result.tensors}
     assert layers and {keys[name] for name in layers} == set(taken)
     assert any(t.any() for name, t in result.tensors.items() if "lora_up" in name)
-    own = family_of(model).sampling
+    own = architecture_of(model).sampling
     settings = {"cfg": own.cfg, "sampler": own.sampler, "scheduler": own.scheduler, "guidance": own.guidance}
     drawn = drawn_with(live, result.tensors, size=(side, side), steps=3, **settings)
     assert (result.samples - drawn).abs().max() <= 1.5 / 255
@@ -268,7 +268,7 @@ def test_a_model_whose_batches_are_not_its_samples_is_trained_sample_by_sample(f
         copied.write_text("two words", encoding="utf-8")  # so that captions can be joined
         shutil.copy(caption.with_suffix(".png"), copied.with_suffix(".png"))
     found = run(configure(base(), tmp_path / "same", steps=2), tmp_path / "found")[0]
-    monkeypatch.setattr(Denoiser, "_acts_alike", lambda *_: False)
+    monkeypatch.setattr(RawDenoiser, "_acts_alike", lambda *_: False)
     singly = run(configure(base(), tmp_path / "same", steps=2), tmp_path / "singly")[0]
     assert found.losses == singly.losses
 
@@ -333,7 +333,7 @@ def test_samples_are_what_the_saved_file_draws_behind_a_node_that_shifts(row, no
         base = linked(row, model)
         result, notes = run(sampled(base, pictures), tmp_path / str(len(drawn)))
         assert not any("could not be drawn" in note for note in notes), notes
-        drawn.append(drawn_with(live_of(base), result.tensors, scheduler=family_of(model).sampling.scheduler))
+        drawn.append(drawn_with(live_of(base), result.tensors, scheduler=architecture_of(model).sampling.scheduler))
         assert (result.samples - drawn[-1]).abs().max() <= 1.5 / 255
     assert (drawn[0] - drawn[1]).abs().max() > 1.5 / 255
 

@@ -17,7 +17,7 @@ from zoo.odd import CHANNELS, TEXT, WIDTH, Odd, OddModel
 from zoo.test_train import configure, drawn_with, pictures, run, sampled  # noqa: F401 (pictures is a fixture)
 from zoo.zoo import ZOO, Row, build, fill, patcher_of
 
-from lora_atelier.nodes.comfyui.connected.family import family_of
+from lora_atelier.nodes.comfyui.connected.architecture import architecture_of
 from lora_atelier.nodes.comfyui.connected.layers import blocks, list_layers
 from lora_atelier.nodes.comfyui.connected.text import count_tokens
 from lora_atelier.trainer_core.config import MemoryConfig
@@ -335,7 +335,7 @@ def test_a_patch_of_any_kind_gives_a_step(patch):
     patcher = made(Transformer)
     patcher.model.diffusion_model.patch_size = patch
     wanted = 16 if patch in (2, (1, 2, 2)) else 8
-    assert family_of(patcher).step == wanted
+    assert architecture_of(patcher).step == wanted
 
 
 class Tokenized:

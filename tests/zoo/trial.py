@@ -16,7 +16,7 @@ from lora_atelier.nodes.comfyui.connected.layers import list_layers, units
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.memory import copied_before_written
 from lora_atelier.trainer_core.networks import Network
-from lora_atelier.trainer_core.networks.choose import target_of
+from lora_atelier.trainer_core.networks.choose import trained_layer_of
 from lora_atelier.trainer_core.networks.layers.shape import is_matrix
 
 LEVELS = (0.35, 0.75)  # of noise, one for each sample, as shares of the model's table
@@ -110,7 +110,9 @@ class Trial:
 def network(model: Any, *, used: bool = True, **config: Any) -> Network:
     """Build a network beside all layers of a model that can have one; `used` as if it had been trained."""
     trained = [layer for layer in list_layers(model) if layer.trainable and is_matrix(layer.module)]
-    made = Network([target_of(layer, 4, 4.0) for layer in trained], LoraConfig(rank=4, alpha=4.0, **config), seed=0)
+    made = Network(
+        [trained_layer_of(layer, 4, 4.0) for layer in trained], LoraConfig(rank=4, alpha=4.0, **config), seed=0
+    )
     if used:
         draws = torch.Generator().manual_seed(3)
         for name, parameter in made.named_parameters():

@@ -19,7 +19,7 @@ from ..common.wording import bytes_of, clock, count, speed
 from ..config import ExistingConfig, RunConfig, SampleConfig, SavesConfig, SchedulerConfig
 from ..memory import choose_dtype, free_bytes
 from ..models import Source
-from ..preflight.guess import find_facts, fits_memory, guess_settings
+from ..preflight.guess import find_inputs, fits_memory, guess_settings
 from ..preflight.report import manifest_table
 from ..runs import Choice, choose_run
 from ..runs.publish import Destination
@@ -30,7 +30,7 @@ from ..training.prepare import check_settings, fill_settings, plan_run, run_pref
 from ..workflow.connecting import Load
 from ..workflow.run_file import RunFile, on_this_machine
 from .layout import Layout, layout
-from .terminal import Progress, Screen, stopping
+from .terminal import Screen, TerminalProgress, stopping
 from .train import STOPPED, WRONG, add_run, connect_by, device_of, fail, output_of, places_of, read_source
 
 MEASURED = 4  # steps that are taken to measure one; the first is not counted
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str], load: Load | None = None) -> int:
     """Tell what a run will do; return the exit status: 2 for wrong input. load: loads linked models."""
     options = build_parser().parse_args(arguments)
     screen = Screen(sys.stdout, as_json=options.json)
-    progress = Progress(screen)
+    progress = TerminalProgress(screen)
     try:
         run = on_this_machine(read_source(options, connect_by(options, load)), places_of(options))
         places = layout(options.output, options.comfyui, options.run)
@@ -111,7 +111,7 @@ def guess(config: RunConfig, job: Job, planned: Planned, screen: Screen) -> None
     """Guess settings for a run, and tell each with its reason. config: as a person left it."""
     base, free = planned.outline, free_bytes(job.device)
     fits = None if base.host else fits_memory(job.config, planned.plan, job.device, free)
-    for each in guess_settings(find_facts(config, planned.plan, base.title, base.defaults, fits)):
+    for each in guess_settings(find_inputs(config, planned.plan, base.title, base.defaults, fits)):
         screen.tell("guess", each.sentence, **each._asdict())
 
 

@@ -63,7 +63,7 @@ class Screen:
             self._stream.flush()
 
 
-class Progress:
+class TerminalProgress:
     """Shows one run, and writes its notes into its log, where the page finds them."""
 
     def __init__(self, screen: Screen, wanted: Mapping[str, str] | None = None) -> None:

@@ -23,7 +23,7 @@ from ..workflow.read import Connect
 from ..workflow.run_file import RunFile, on_this_machine, read_run
 from ..workflow.write import workflow_of
 from .layout import Layout, layout
-from .terminal import Progress, Screen, stopping
+from .terminal import Screen, TerminalProgress, stopping
 
 FAILED, WRONG, ASKED = 1, 2, 3
 STOPPED = 128  # and the number of the signal, as shells count
@@ -118,7 +118,7 @@ def device_of(name: str, world: World = ALONE) -> torch.device:
 
 def train_run(run: RunFile, places: Layout, device: torch.device, screen: Screen, world: World) -> int:
     """Train a run and show it; return the exit status."""
-    progress, began = Progress(screen, run.models), time.monotonic()
+    progress, began = TerminalProgress(screen, run.models), time.monotonic()
     try:
         with stopping(screen) as stop:
             try:

@@ -16,7 +16,15 @@ from .dataset import (
 )
 from .defaults import OPEN, Defaults, describe_filled, fill, fill_dataset, fill_lora, fill_train, resolution_remarks
 from .embedding import EmbeddingConfig
-from .model import MODEL_FILES, BaseModelConfig, ConnectedConfig, MemoryConfig, Precision, Prediction, Weights
+from .model import (
+    MODEL_FILES,
+    BaseModelConfig,
+    ConnectedConfig,
+    MemoryConfig,
+    Precision,
+    PredictionChoice,
+    WeightPrecision,
+)
 from .naming import node, put_beneath, run_again, setting
 from .network import DENOISER_ONLY, SPATIAL, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
 from .objective import MIN_SNR, ObjectiveConfig
@@ -61,7 +69,7 @@ __all__ = [
     "ObjectiveConfig",
     "OptimizerConfig",
     "Precision",
-    "Prediction",
+    "PredictionChoice",
     "Preset",
     "PromptLine",
     "RunConfig",
@@ -71,7 +79,7 @@ __all__ = [
     "SavesConfig",
     "SchedulerConfig",
     "TrainConfig",
-    "Weights",
+    "WeightPrecision",
     "check_samples",
     "describe_filled",
     "fill",

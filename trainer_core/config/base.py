@@ -37,7 +37,7 @@ class Config:
 
     @classmethod
     def named(cls, name: str) -> str:
-        """Name a setting for messages: by its node in the page, by its place in a run's file in a shell."""
+        """Name a setting for messages: by its node in the page, by its full name in a run's file in a shell."""
         return named(cls.SECTION, rows_of(cls).get(name) or Row(name=name, words=""), cls.NODE)
 
     def to_dict(self) -> dict[str, Any]:

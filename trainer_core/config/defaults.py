@@ -132,18 +132,18 @@ def _filled(config: RunConfig, filled: RunConfig) -> Iterator[str]:
 
 
 def resolution_remarks(train: TrainConfig, dataset: DatasetConfig, defaults: Defaults, title: str) -> list[str]:
-    """List a remark on each place whose resolutions are all far from the one that the model was made for."""
+    """List a remark on each setting whose resolutions are all far from the one that the model was made for."""
     own = defaults.resolution
     usual = train.buckets.resolutions or (str(train.resolution),)
     of_all = BucketConfig.named("resolutions") if train.buckets.resolutions else train.named("resolution")
-    places = {}
+    names = {}
     for concept in dataset.concepts:
         texts = concept.resolutions or usual
-        places[texts] = concept.named("resolutions") if concept.resolutions else of_all
+        names[texts] = concept.named("resolutions") if concept.resolutions else of_all
     return [
-        f"{place} is {', '.join(texts)}, and {title} was made for about {own} pixels. Set it to {own}, unless "
+        f"{name} is {', '.join(texts)}, and {title} was made for about {own} pixels. Set it to {own}, unless "
         "this is meant."
-        for texts, place in places.items()
+        for texts, name in names.items()
         if all(_is_far(text, own) for text in texts)
     ]
 

@@ -9,8 +9,8 @@ from .base import Config
 from .rows import needed, row
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
-Weights = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8", "nf4"]
-Prediction = Literal["auto", "epsilon", "v_prediction"]
+WeightPrecision = Literal["auto", "float32", "bfloat16", "float16", "float8", "int8", "nf4"]
+PredictionChoice = Literal["auto", "epsilon", "v_prediction"]
 MODEL_FILES = ("path", "vae", "text_encoder", "text_encoder_2")  # fields that name files of the model
 
 
@@ -55,7 +55,7 @@ class BaseModelConfig(Config):
         label="checkpoint",
         listed=True,
     )
-    prediction: Prediction = row(
+    prediction: PredictionChoice = row(
         "auto",
         "What the model predicts. auto: read from the file; where the file does not say, epsilon (noise), which is "
         "right for nearly all models of Stable Diffusion 1 and XL.",
@@ -117,7 +117,7 @@ class BaseModelConfig(Config):
         open="baked",
         listed=True,
     )
-    weights: Weights = row(
+    weights: WeightPrecision = row(
         "auto",
         "Number format of the UNet's frozen weights while training; the computation uses `precision` either way. "
         "auto: as `precision`. float8 and int8 take half the memory of bfloat16, nf4 a quarter; int8 and nf4 need "
@@ -125,7 +125,7 @@ class BaseModelConfig(Config):
         advanced=True,
         optional=True,
     )
-    text_weights: Weights = row(
+    text_weights: WeightPrecision = row(
         "auto",
         "Number format of the text encoders' frozen weights while training; choices as for weights.",
         advanced=True,

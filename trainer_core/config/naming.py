@@ -17,7 +17,7 @@ from .sample import SampleConfig
 from .saves import ExistingConfig, SavesConfig
 from .scheduler import SchedulerConfig
 
-SECTIONS: dict[str, type[Config]] = {  # by the last part of their place, which no two share
+SECTIONS: dict[str, type[Config]] = {  # by the last part of their name, which no two share
     each.SECTION.rpartition(".")[2]: each
     for each in (
         *(BaseModelConfig, ConnectedConfig, MemoryConfig),
@@ -63,20 +63,20 @@ OTHERS: dict[str, Other] = {
 }
 
 
-def setting(place: str) -> str:
+def setting(name: str) -> str:
     """Name a setting for who reads: "lora.rank" is "rank of LoRA Config" in the page, "lora.rank" in a shell."""
-    section, _, name = place.partition(".")
+    section, _, name = name.partition(".")
     if section in OTHERS:
         other = OTHERS[section]
         return for_reader(f"{name} of {other.title}", other.inputs[name])
     return named_option(name) if section == "options" else SECTIONS[section].named(name)
 
 
-def node(place: str) -> str:
+def node(name: str) -> str:
     """Name a node for who reads: "lora" is "LoRA Config" in the page, "lora" in a shell; "resize" is "lora resize"."""
-    if place in OTHERS:
-        return for_reader(OTHERS[place].title, OTHERS[place].shell)
-    return for_reader(SECTIONS[place].NODE, SECTIONS[place].SECTION)
+    if name in OTHERS:
+        return for_reader(OTHERS[name].title, OTHERS[name].shell)
+    return for_reader(SECTIONS[name].NODE, SECTIONS[name].SECTION)
 
 
 def run_again() -> str:

@@ -13,7 +13,7 @@ Algorithm = Literal["lora", "loha", "lokr", "glora", "ia3", "oft", "boft", "full
 Preset = Literal["attn-only", "attn-mlp", "full", "full-lin", "unet-transformer-only", "unet-convblock-only"]
 AUTO = "auto"  # the preset that suits the model
 DENOISER_ONLY = ("unet-transformer-only", "unet-convblock-only")  # presets that train no text encoder
-PLACES = ("include", "exclude", "train_norm", "block_ranks", "block_alphas", "block_weights")
+LAYER_FIELDS = ("include", "exclude", "train_norm", "block_ranks", "block_alphas", "block_weights")
 NUMBERS = ("block_ranks", "block_alphas", "conv_block_ranks", "conv_block_alphas", "block_weights")  # of each block
 MOST_PATTERNS, LONGEST_PATTERN = 200, 200  # of include and exclude; characters
 MOST_NUMBERS = 1000  # of a list for each block
@@ -362,7 +362,7 @@ def _check_layers(config: LoraConfig) -> None:
             raise ValueError(f"{config.named(name)} has an empty pattern; remove it.")
     ranks, alphas = ("conv_rank", "conv_block_ranks"), ("conv_alpha", "conv_block_alphas")
     useless: list[tuple[bool, tuple[str, ...], str]] = [  # when, which settings have no effect, and why
-        (bool(config.start), (*PLACES, *ranks, *alphas), "an existing LoRA has its own layers and ranks"),
+        (bool(config.start), (*LAYER_FIELDS, *ranks, *alphas), "an existing LoRA has its own layers and ranks"),
         (
             config.preset not in (*SPATIAL, AUTO) and not config.include,
             (*ranks, *alphas),

@@ -65,7 +65,7 @@ class Row:
 
     @property
     def shown(self) -> Any:
-        """What the node stands at."""
+        """The value that the node starts with."""
         value = self.default if self.open is None else self.open
         return joined(value) if isinstance(value, tuple) else value
 
@@ -195,7 +195,7 @@ _reader: list[Literal["page", "shell"]] = ["page"]  # who reads messages; a proc
 
 @contextmanager
 def read_in_a_shell() -> Iterator[None]:
-    """Name settings by their place in a run's file inside a `with` block, not by their node."""
+    """Name settings by their full name in a run's file inside a `with` block, not by their node."""
     _reader.append("shell")
     try:
         yield

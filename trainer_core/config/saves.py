@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from .base import Config
 from .rows import row
 
-Unit = Literal["steps", "epochs", "minutes"]
+IntervalUnit = Literal["steps", "epochs", "minutes"]
 
 FIELDS = ("name", "date", "time", "step", "epoch")  # allowed in a pattern of file names
 LONGEST = 100  # characters of a name
@@ -32,7 +32,7 @@ class SavesConfig(Config):
         "and closing ComfyUI save as well. 0 = only those and the end.",
         span=(0, 1_000_000),
     )
-    save_unit: Unit = row("minutes", "The unit of save_every: steps, epochs or minutes.")
+    save_unit: IntervalUnit = row("minutes", "The unit of save_every: steps, epochs or minutes.")
     keep_last: int = row(
         2,
         "How many of the newest saves are kept in the run's folder; older ones are deleted. A save holds the "
@@ -56,7 +56,7 @@ class SavesConfig(Config):
         "and kept in the run's folder. 0 = at the end only.",
         span=(0, 1_000_000),
     )
-    sample_unit: Unit = row("steps", "The unit of sample_every: steps, epochs or minutes.")
+    sample_unit: IntervalUnit = row("steps", "The unit of sample_every: steps, epochs or minutes.")
     folder: str = "atelier"  # below the LoRA folder, "/" between its parts; "" = the LoRA folder itself
     file_name: str = row(
         "{name}",

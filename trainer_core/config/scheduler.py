@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from .base import Config
 from .rows import row
 
-Shape = Literal[
+ScheduleShape = Literal[
     "cosine",
     "constant",
     "linear",
@@ -34,7 +34,7 @@ class SchedulerConfig(Config):
     SECTION: ClassVar = "scheduler"
     NODE: ClassVar = "Scheduler"
 
-    name: Shape = row(
+    name: ScheduleShape = row(
         "cosine",
         "cosine: slow, fast, slow down; a good choice for most runs. constant: the same throughout. linear: a "
         "straight line down. rex: high for long, then fast down. rex_restarts and cosine_with_restarts start again "

@@ -1,1 +1,1 @@
-"""The training data: scan folders, place pictures in buckets, compose captions, plan the steps, cache encodings."""
+"""The training data: scan folders, choose buckets, compose captions, plan the steps, cache encodings."""

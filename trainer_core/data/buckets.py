@@ -21,7 +21,7 @@ NEUTRAL: Color = (1.0, 1.0, 1.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
+class Resolution:
     """A resolution to train at: buckets of about its area, or exactly its size."""
 
     width: int
@@ -34,40 +34,40 @@ class Target:
         return self.width * self.height
 
 
-def parse_resolution(text: str) -> Target:
+def parse_resolution(text: str) -> Resolution:
     """Read "512" (buckets of about 512 x 512 pixels) or "640x384" (exactly this size); raises ValueError."""
     sides = text.strip().lower().split("x")
     if len(sides) > 2 or not all(re.fullmatch("[0-9]{1,9}", side) and int(side) for side in sides):
         raise ValueError(f"The resolution {text!r} is invalid; write a number as 512 or a size as 640x384.")
-    return Target(width=int(sides[0]), height=int(sides[-1]), fixed=len(sides) == 2)
+    return Resolution(width=int(sides[0]), height=int(sides[-1]), fixed=len(sides) == 2)
 
 
-def buckets_of(target: Target, step: int, *, min_side: int = 0, max_side: int = 0) -> tuple[Size, ...]:
-    """List the bucket sizes of a target; one for a fixed size."""
-    if target.fixed:
-        return ((target.width, target.height),)
-    return bucket_list((target.width, target.height), step, min_side=min_side, max_side=max_side)
+def buckets_of(resolution: Resolution, step: int, *, min_side: int = 0, max_side: int = 0) -> tuple[Size, ...]:
+    """List the bucket sizes of a resolution; one for a fixed size."""
+    if resolution.fixed:
+        return ((resolution.width, resolution.height),)
+    return bucket_list((resolution.width, resolution.height), step, min_side=min_side, max_side=max_side)
 
 
 def bucket_list(
-    target: Size,
+    resolution: Size,
     step: int,
     max_aspect: float = 4.0,
     min_area_fraction: float = 0.9,
     min_side: int = 0,
     max_side: int = 0,
 ) -> tuple[Size, ...]:
-    """List all bucket sizes of about the target's area, sorted; sides are multiples of step.
+    """List all bucket sizes of about the resolution's area, sorted; sides are multiples of step.
 
-    Heights are rounded down, so no bucket needs more memory than the target (sd-scripts' generator, with the
+    Heights are rounded down, so no bucket needs more memory than the resolution (sd-scripts' generator, with the
     two filters on aspect and area). Heights above max_side are clipped to it, as sd-scripts does, whatever area
     remains. A side limit of 0 limits nothing. Raises ValueError if no bucket is left.
     """
-    area = target[0] * target[1]
+    area = resolution[0] * resolution[1]
     side = step * (math.isqrt(area) // step)
     if side == 0:
         raise ValueError(
-            f"The resolution {target[0]}x{target[1]} is below bucket_step {step}; set it to {step} or more."
+            f"The resolution {resolution[0]}x{resolution[1]} is below bucket_step {step}; set it to {step} or more."
         )
     most = _down(max_side, step) if max_side else area
     sizes = {(side, side)}
@@ -81,8 +81,8 @@ def bucket_list(
     if not left:
         limits = [f"min_side {min_side}"] * bool(min_side) + [f"max_side {max_side}"] * bool(max_side)
         raise ValueError(
-            f"No bucket of the resolution {target[0]}x{target[1]} fits {' and '.join(limits)} of {node('buckets')}; "
-            f"change the limits, so that {side}x{side} fits."
+            f"No bucket of the resolution {resolution[0]}x{resolution[1]} fits {' and '.join(limits)} of "
+            f"{node('buckets')}; change the limits, so that {side}x{side} fits."
         )
     return tuple(left)
 
@@ -90,7 +90,7 @@ def bucket_list(
 # --- the bucket of a picture ----------------------------------------------------------------------------------
 
 
-class Placement(NamedTuple):
+class BucketChoice(NamedTuple):
     """The bucket of a picture, and the size that it is resized to before the bucket is cut out."""
 
     bucket: Size
@@ -127,26 +127,26 @@ def _other(side: int, original: int, other: int) -> int:
     return (2 * other * side + original) // (2 * original)
 
 
-def place(
+def choose_sizes(
     size: Size,
-    target: Target,
+    resolution: Resolution,
     buckets: Iterable[Size],
     *,
     step: int,
     no_upscale: bool = False,
-) -> Placement:
+) -> BucketChoice:
     """Choose bucket and resized size of a picture; with no_upscale it is never enlarged.
 
     With no_upscale a fixed size is used for the pictures that cover it.
     """
-    if no_upscale and not (target.fixed and size[0] >= target.width and size[1] >= target.height):
-        return no_upscale_bucket(size, target.area, step)
+    if no_upscale and not (resolution.fixed and size[0] >= resolution.width and size[1] >= resolution.height):
+        return no_upscale_bucket(size, resolution.area, step)
     bucket = choose_bucket(size, buckets)
-    return Placement(bucket, cover(size, bucket))
+    return BucketChoice(bucket, cover(size, bucket))
 
 
-def no_upscale_bucket(size: Size, area: int, step: int) -> Placement:
-    """Compute the placement of a picture that is never enlarged: its own size rounded down to the step.
+def no_upscale_bucket(size: Size, area: int, step: int) -> BucketChoice:
+    """Choose the sizes of a picture that is never enlarged: its own size rounded down to the step.
 
     A picture of more than `area` pixels is reduced so that one side is a multiple of the step: the side whose
     bucket has the smaller aspect error. A side of the bucket is 0 where less than one step remains.
@@ -158,7 +158,7 @@ def no_upscale_bucket(size: Size, area: int, step: int) -> Placement:
         high = _down(_root(area * height, width), step)
         candidates = [(wide, _other(wide, width, height)), (_other(high, height, width), high)]
         resized = min(candidates, key=lambda c: _error(size, c, step))
-    return Placement((_down(resized[0], step), _down(resized[1], step)), resized)
+    return BucketChoice((_down(resized[0], step), _down(resized[1], step)), resized)
 
 
 def _down(side: int, step: int) -> int:

@@ -357,7 +357,7 @@ class Cache:
         return CacheError(f"Encoded pictures cannot be cached: {describe_disk_error(error, self.folder, needed)}")
 
 
-class Passing(Cache):
+class MicroBatchCache(Cache):
     """A cache of one micro-batch, in RAM: it reads and writes no file."""
 
     def __init__(self, folder: Path) -> None:

@@ -139,8 +139,8 @@ def _draw_line(lines: Sequence[str], seed: int, picture: int, visit: int, varian
     """
     if len(lines) < 2:
         return lines[0] if lines else "", visit % variants if variants > 0 else visit
-    cycle, place = divmod(visit, len(lines))
-    line = int(torch.randperm(len(lines), generator=generator(seed, "line", picture, cycle))[place])
+    cycle, position = divmod(visit, len(lines))
+    line = int(torch.randperm(len(lines), generator=generator(seed, "line", picture, cycle))[position])
     return lines[line], cycle % variants * len(lines) + line if variants > 0 else visit
 
 
@@ -150,15 +150,15 @@ def _draw_tags(text: str, captions: CaptionConfig, draws: torch.Generator, step:
     numbers = torch.rand(len(head) + len(flex), 2, generator=draws, dtype=torch.float64)[len(head) :].tolist()
     protected = _folded(captions.protected)
     used = len(flex) if step is None else warmed_up(len(flex), step, captions)
-    places = [
-        place
-        for place, tag in enumerate(flex)
-        if (place < used and numbers[place][0] >= _dropout_of(place, len(flex), captions))
+    positions = [
+        position
+        for position, tag in enumerate(flex)
+        if (position < used and numbers[position][0] >= _dropout_of(position, len(flex), captions))
         or _is_protected(tag, protected)
     ]
     if captions.shuffle:
-        places.sort(key=lambda place: numbers[place][1])
-    return [*head, *(flex[place] for place in places), *tail]
+        positions.sort(key=lambda position: numbers[position][1])
+    return [*head, *(flex[position] for position in positions), *tail]
 
 
 def _tidy(text: str, captions: CaptionConfig) -> str:
@@ -176,10 +176,10 @@ def _sections(text: str, captions: CaptionConfig) -> tuple[list[str], list[str],
     return first, rest[0], [tag for part in rest[1:] for tag in part]
 
 
-def _dropout_of(place: int, count: int, captions: CaptionConfig) -> float:
-    """Compute the chance to drop the flexible tag at a place in the text's own order."""
+def _dropout_of(position: int, count: int, captions: CaptionConfig) -> float:
+    """Compute the chance to drop the flexible tag at a position in the text's own order."""
     weighted = captions.tag_dropout_mode == "weighted"
-    return captions.tag_dropout * (place + 1) / count if weighted else captions.tag_dropout
+    return captions.tag_dropout * (position + 1) / count if weighted else captions.tag_dropout
 
 
 def _folded(tags: Sequence[str]) -> set[str]:
@@ -221,28 +221,28 @@ def _expand(text: str, choose: Callable[[int], int]) -> str:
     call of `choose`, also inside an option that is not chosen.
     """
     bars, silent = _wildcards(text)
-    owner = {bar: opening for opening, (_, places) in bars.items() for bar in places}
+    owner = {bar: opening for opening, (_, positions) in bars.items() for bar in positions}
     closings = {closing for closing, _ in bars.values()}
     levels: list[list[list[str]]] = [[[]]]  # open pairs, their options, the pieces of each
     at = 0
     for mark in re.finditer(r"[{}|]", text):
-        place = mark.start()
-        levels[-1][-1].append(text[at:place])
-        at = place + 1
-        if place in bars:
+        position = mark.start()
+        levels[-1][-1].append(text[at:position])
+        at = position + 1
+        if position in bars:
             levels.append([[]])
-        elif place in owner:
+        elif position in owner:
             levels[-1].append([])
-        elif place in closings:
+        elif position in closings:
             options = levels.pop()
             levels[-1][-1].append("".join(options[choose(len(options))]))
-        elif place not in silent:
+        elif position not in silent:
             levels[-1][-1].append(mark.group())
     return "".join([*levels[0][0], text[at:]])
 
 
 def _wildcards(text: str) -> tuple[dict[int, tuple[int, list[int]]], set[int]]:
-    """Find opening -> (closing, bars) of each wildcard, and the places of escaped braces.
+    """Find opening -> (closing, bars) of each wildcard, and the positions of escaped braces.
 
     {{ }} is an escape where both braces close together, so that {{a|b}} means braces and {{a|b}|c} and {a|{b|c}}
     are nested; of braces without a partner, two in a row are one.
@@ -252,23 +252,25 @@ def _wildcards(text: str) -> tuple[dict[int, tuple[int, list[int]]], set[int]]:
     opened: list[int] = []
     lonely: list[int] = []
     for mark in re.finditer(r"[{}|]", text):
-        place = mark.start()
+        position = mark.start()
         if mark.group() == "{":
-            opened.append(place)
+            opened.append(position)
         elif mark.group() == "}":
             if opened:
-                pairs[opened.pop()] = place
+                pairs[opened.pop()] = position
             else:
-                lonely.append(place)
+                lonely.append(position)
         elif opened:
-            bars.setdefault(opened[-1], []).append(place)
+            bars.setdefault(opened[-1], []).append(position)
     silent: set[int] = set()
-    for place in sorted(alone := {*opened, *lonely}):
-        if place - 1 in alone and place - 1 not in silent and text[place - 1] == text[place]:
-            silent.add(place)
+    for position in sorted(alone := {*opened, *lonely}):
+        if position - 1 in alone and position - 1 not in silent and text[position - 1] == text[position]:
+            silent.add(position)
     for opening in sorted(pairs):
         closing = pairs[opening]
         if opening not in silent and pairs.get(opening + 1) == closing - 1:
             silent |= {opening + 1, closing - 1}
-    found = {start: (pairs[start], places) for start, places in bars.items() if start in pairs and start not in silent}
+    found = {
+        start: (pairs[start], positions) for start, positions in bars.items() if start in pairs and start not in silent
+    }
     return found, silent

@@ -109,8 +109,8 @@ def fit(
 ) -> Crop:
     """Build the crop of a picture: resized to cover the bucket, cut at the centre.
 
-    resized: replaces the covering size (see `place`). zoom: enlarges it, at least 1. shift: moves the cut from the
-    centre, as a share -1..1 of the room to the left or top (negative) or to the right or bottom.
+    resized: replaces the covering size (see `choose_sizes`). zoom: enlarges it, at least 1. shift: moves the cut from
+    the centre, as a share -1..1 of the room to the left or top (negative) or to the right or bottom.
     """
     whole = resized or cover(size, bucket)
     if zoom != 1.0:

@@ -22,7 +22,7 @@ from .buckets import NEUTRAL, Color, Size
 from .crops import Crop
 from .looks import Look, look_at
 
-Source = Path | bytes | BinaryIO
+PictureSource = Path | bytes | BinaryIO
 
 LARGEST = 178_956_970  # maximum pixels of a picture, checked before decoding (twice Pillow's warning level)
 DECODER_ERRORS = (  # raised by Pillow's decoders on broken files
@@ -70,7 +70,7 @@ _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow turns colours grey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class PictureFile:
     """Properties of a picture's file."""
 
     width: int  # pixels, upright
@@ -154,7 +154,7 @@ def decoder_error(error: BaseException) -> str:
     return "damaged or truncated"
 
 
-def open_upright(source: Source, *, srgb: bool = True) -> Image.Image:
+def open_upright(source: PictureSource, *, srgb: bool = True) -> Image.Image:
     """Open and fully decode a picture's first frame: upright, 8 bits per channel, in sRGB by its ICC profile.
 
     Alpha, palettes and other modes stay as they are where no profile asks for a conversion; srgb=False leaves
@@ -163,15 +163,15 @@ def open_upright(source: Source, *, srgb: bool = True) -> Image.Image:
     return _decode(source, srgb)[0]
 
 
-def load_picture(source: Source, background: str = "white") -> Image.Image:
+def load_picture(source: PictureSource, background: str = "white") -> Image.Image:
     """Load a picture as upright RGB in sRGB, transparency laid on a colour; raises DECODER_ERRORS."""
     return flatten(open_upright(source), background)
 
 
-def examine(source: Source, background: str = "white") -> Facts:
+def examine(source: PictureSource, background: str = "white") -> PictureFile:
     """Decode a picture as completely as training does, and return its properties; raises DECODER_ERRORS."""
-    image, facts = _decode(source, True)
-    return replace(facts, look=look_at(flatten(image, background)))
+    image, file = _decode(source, True)
+    return replace(file, look=look_at(flatten(image, background)))
 
 
 def flatten(image: Image.Image, background: str = "white") -> Image.Image:
@@ -185,7 +185,7 @@ def flatten(image: Image.Image, background: str = "white") -> Image.Image:
     return Image.alpha_composite(ground, layered).convert("RGB")
 
 
-def _decode(source: Source, srgb: bool) -> tuple[Image.Image, Facts]:
+def _decode(source: PictureSource, srgb: bool) -> tuple[Image.Image, PictureFile]:
     """Decode a picture as open_upright does, and read its properties."""
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     with strict_decoding(), Image.open(file, formats=_formats()) as opened:
@@ -203,8 +203,9 @@ def _decode(source: Source, srgb: bool) -> tuple[Image.Image, Facts]:
         image = _eight_bits(image, name)
     if srgb and profile:
         image = _to_srgb(image, profile)
-    facts = Facts(width=image.width, height=image.height, frames=frames, has_alpha=has_alpha, format=name, mode=mode)
-    return image, facts
+    return image, PictureFile(
+        width=image.width, height=image.height, frames=frames, has_alpha=has_alpha, format=name, mode=mode
+    )
 
 
 def _refuse_bomb(size: Size) -> None:
@@ -386,5 +387,5 @@ def _turn_hue(values: np.ndarray, turns: float) -> np.ndarray:
         (green - blue) / divisor,
         np.where(high == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
     )
-    places = [(offset + sector + 6 * turns) % 6 for offset in (5, 3, 1)]
-    return np.stack([high - chroma * np.minimum(p, 4 - p).clip(0, 1) for p in places], axis=-1)
+    positions = [(offset + sector + 6 * turns) % 6 for offset in (5, 3, 1)]
+    return np.stack([high - chroma * np.minimum(p, 4 - p).clip(0, 1) for p in positions], axis=-1)

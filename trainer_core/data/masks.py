@@ -19,7 +19,7 @@ from ..common.axes import like
 from ..config import MaskConfig
 from .buckets import Size
 from .crops import Crop
-from .images import PACKAGES, Source, open_upright, picture_extensions, turned
+from .images import PACKAGES, PictureSource, open_upright, picture_extensions, turned
 
 
 def mask_folder(concept_folder: Path, config: MaskConfig) -> Path:
@@ -69,13 +69,13 @@ def find_mask(name: str, masks: dict[str, Path], config: MaskConfig) -> Path | N
     stem = name.rsplit(".", 1)[0].lower()
     stems = [stem, stem.rsplit("/", 1)[-1]] if config.folder.strip() else [stem]
     for ending in mask_endings(config.suffixes):
-        for place in stems:
-            if (found := masks.get(place + ending)) is not None:
+        for start in stems:
+            if (found := masks.get(start + ending)) is not None:
                 return found
     return None
 
 
-def read_mask(source: Source, config: MaskConfig) -> Image.Image | None:
+def read_mask(source: PictureSource, config: MaskConfig) -> Image.Image | None:
     """Decode a mask as mode "L", upright; None if the alpha channel it needs is missing.
 
     It is inverted before the threshold, which thus applies to the trained area.
@@ -96,13 +96,13 @@ def read_mask(source: Source, config: MaskConfig) -> Image.Image | None:
     return mask
 
 
-def examine_mask(source: Source, config: MaskConfig) -> tuple[Size, int] | None:
+def examine_mask(source: PictureSource, config: MaskConfig) -> tuple[Size, int] | None:
     """Read a mask's upright size and brightest value, 0..255; None if the alpha channel it needs is missing."""
     mask = read_mask(source, config)
     return None if mask is None else (mask.size, int(np.asarray(mask).max()))
 
 
-def load_mask(source: Source | None, size: Size, config: MaskConfig) -> Image.Image:
+def load_mask(source: PictureSource | None, size: Size, config: MaskConfig) -> Image.Image:
     """Load a mask in mode "L"; white at the picture's size if the picture has none."""
     mask = None if source is None else read_mask(source, config)
     return Image.new("L", size, 255) if mask is None else mask

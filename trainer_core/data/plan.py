@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..common.rng import generator, uniforms
 from ..common.wording import count, names
 from ..config import DatasetConfig, TrainConfig, setting
-from .buckets import Placement, Size, buckets_of, cover, merge_buckets, parse_resolution, place
+from .buckets import BucketChoice, Size, buckets_of, choose_sizes, cover, merge_buckets, parse_resolution
 from .captions import compose_caption, is_dropped, mentions_side, plain_caption, varies
 from .controls import Control, Reference, References, control_crop
 from .crops import Crop, variant
@@ -85,7 +85,7 @@ class Plan:
         self.trained = [i for i, concept in enumerate(self.concepts) if concept.role != "validation"]
         self.rates = visit_rates(manifest, self.concepts, [len(r) for r in self.resolutions], train)
         self._offsets = visit_offsets(self.trained, manifest, train.seed)
-        self._buckets = self._place_pictures()
+        self._buckets = self._choose_sizes()
         self._starts = cycle_starts(len(pictures), train.seed)
         self._warming: dict[Item, int] = {}  # the step of each visit in the tag warm-up
         self._texts = [self._fixed_caption(i) for i in range(len(pictures))]
@@ -155,8 +155,8 @@ class Plan:
 
     def epochs_after(self, steps: int) -> float:
         """Compute the number of finished epochs after `steps` steps."""
-        epoch, place_in_epoch = self._epoch_of(min(steps * self.train.accumulate, self.micro_batches))
-        return epoch + place_in_epoch / self.batches_in(epoch)
+        epoch, number_in_epoch = self._epoch_of(min(steps * self.train.accumulate, self.micro_batches))
+        return epoch + number_in_epoch / self.batches_in(epoch)
 
     def steps_of(self, epochs: int) -> int:
         """Compute the number of steps after which `epochs` epochs are finished."""
@@ -394,7 +394,7 @@ class Plan:
     # --- epochs and batches -----------------------------------------------------------------------------------
 
     def _micro_batch(self, index: int) -> MicroBatch:
-        """Build one micro-batch from its place in the run."""
+        """Build one micro-batch from its number in the run."""
         epoch, number = self._epoch_of(index)
         bucket, items = self._epoch(epoch)[number]
         return MicroBatch(index=index, samples=tuple(self.sample(i, visit) for i, visit in items), bucket=bucket)
@@ -449,7 +449,7 @@ class Plan:
         return known[epoch]
 
     def _epoch_of(self, index: int) -> tuple[int, int]:
-        """Compute (epoch, place in it) of a micro-batch."""
+        """Compute (epoch, number in it) of a micro-batch."""
         if self.same_every_epoch:
             return divmod(index, self._epoch_start(1))
         while self._first_batch[-1] <= index:
@@ -457,28 +457,31 @@ class Plan:
         epoch = bisect_right(self._first_batch, index) - 1
         return epoch, index - self._first_batch[epoch]
 
-    def _place_pictures(self) -> list[list[Placement]]:
+    def _choose_sizes(self) -> list[list[BucketChoice]]:
         """Choose the bucket of each picture at each of its resolutions."""
         options, step = self.train.buckets, self.train.bucket_step
         limits = {} if options.no_upscale else {"min_side": options.min_side, "max_side": options.max_side}
-        targets = {text: parse_resolution(text) for each in self.resolutions for text in each}
-        lists = {text: buckets_of(target, step, **limits) for text, target in targets.items()}
-        places = [
-            [place(self.size(i), targets[t], lists[t], step=step, no_upscale=options.no_upscale) for t in resolutions]
+        parsed = {text: parse_resolution(text) for each in self.resolutions for text in each}
+        lists = {text: buckets_of(resolution, step, **limits) for text, resolution in parsed.items()}
+        choices = [
+            [
+                choose_sizes(self.size(i), parsed[t], lists[t], step=step, no_upscale=options.no_upscale)
+                for t in resolutions
+            ]
             for i, resolutions in enumerate(self.resolutions)
         ]
         if options.small_buckets == "merge":
-            self._merge(places)
-        return places
+            self._merge(choices)
+        return choices
 
-    def _merge(self, places: list[list[Placement]]) -> None:
+    def _merge(self, choices: list[list[BucketChoice]]) -> None:
         """Move the pictures of buckets that cannot fill a batch to the nearest bucket of the same resolution."""
         mixed = self.train.buckets.mix_concepts
         among = [-1 if mixed else picture.concept for picture in self.manifest.pictures]
         visits: defaultdict[tuple[str, int], defaultdict[Size, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
         for i in self.trained:
-            for text, placement in zip(self.resolutions[i], places[i], strict=True):
-                visits[text, among[i]][placement.bucket] += self.rates[i] / len(places[i])
+            for text, choice in zip(self.resolutions[i], choices[i], strict=True):
+                visits[text, among[i]][choice.bucket] += self.rates[i] / len(choices[i])
         # in whole parts of a visit, so that half a visit per epoch counts exactly
         parts = math.lcm(*(n.denominator for each in visits.values() for n in each.values()))
         moves = {
@@ -486,12 +489,12 @@ class Plan:
             for key, each in visits.items()
         }
         for i in self.trained:
-            for number, (text, placement) in enumerate(zip(self.resolutions[i], places[i], strict=True)):
-                if (bucket := moves[text, among[i]].get(placement.bucket)) is not None:
+            for number, (text, choice) in enumerate(zip(self.resolutions[i], choices[i], strict=True)):
+                if (bucket := moves[text, among[i]].get(choice.bucket)) is not None:
                     resized = cover(self.size(i), bucket)
                     if self.train.buckets.no_upscale and (resized[0] > self.size(i)[0] or resized[1] > self.size(i)[1]):
                         continue  # no_upscale takes precedence over full batches
-                    places[i][number] = Placement(bucket, resized)
+                    choices[i][number] = BucketChoice(bucket, resized)
 
 
 def build_plan(manifest: Manifest, dataset: DatasetConfig, train: TrainConfig) -> Plan:
@@ -537,9 +540,11 @@ def _without_narrow(manifest: Manifest, dataset: DatasetConfig, train: TrainConf
 
 def _is_narrow(picture: Picture, dataset: DatasetConfig, train: TrainConfig) -> bool:
     """Tell whether less than one step of a picture remains at one of its resolutions."""
-    targets = map(parse_resolution, trained_resolutions(dataset.concepts[picture.concept], train))
+    resolutions = map(parse_resolution, trained_resolutions(dataset.concepts[picture.concept], train))
     size, step = (picture.width, picture.height), train.bucket_step
-    return any(min(place(size, t, [(t.width, t.height)], step=step, no_upscale=True).bucket) == 0 for t in targets)
+    return any(
+        min(choose_sizes(size, t, [(t.width, t.height)], step=step, no_upscale=True).bucket) == 0 for t in resolutions
+    )
 
 
 def _describe_narrow(found: list[Picture], train: TrainConfig) -> str:

@@ -55,9 +55,9 @@ def visit_offsets(trained: list[int], manifest: Manifest, seed: int) -> dict[int
     for i in trained:
         members[manifest.pictures[i].concept].append(i)
     return {
-        i: Fraction(place, len(each))
+        i: Fraction(turn, len(each))
         for concept, each in members.items()
-        for place, i in enumerate(shuffled(each, generator(seed, "turns", concept)))
+        for turn, i in enumerate(shuffled(each, generator(seed, "turns", concept)))
     }
 
 

@@ -20,7 +20,7 @@ _BLOCK = re.compile(
     r"layers)_(\d+)"
 )
 
-Rule = tuple[str, float]  # pattern, factor
+BlockRule = tuple[str, float]  # pattern, factor
 
 
 def block_of(source: str) -> str:
@@ -46,7 +46,7 @@ def blocks_of(lora: LoraFile) -> list[str]:
     return sorted({block_of(layer.source) for layer in lora.layers.values()}, key=order)
 
 
-def parse_rules(text: str) -> list[Rule]:
+def parse_rules(text: str) -> list[BlockRule]:
     """Read rules such as `te*=0, double_blocks.3=0.5, *attn*=1`, by commas or lines; # begins a comment.
 
     Raises ValueError for what is no rule.
@@ -74,7 +74,7 @@ def parse_rules(text: str) -> list[Rule]:
     return rules
 
 
-def scale_blocks(lora: LoraFile, rules: Sequence[Rule], *, rest: float = 1.0) -> tuple[LoraFile, dict[str, float]]:
+def scale_blocks(lora: LoraFile, rules: Sequence[BlockRule], *, rest: float = 1.0) -> tuple[LoraFile, dict[str, float]]:
     """Scale the layers of a LoRA; also return the factor of each layer by its name.
 
     The last rule whose pattern is a layer's block, or its name with dots or underscores, decides; other layers get

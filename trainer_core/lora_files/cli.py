@@ -23,7 +23,7 @@ from .lora import Lora, read_lora, remade
 from .model_names import names_of_file, open_reader
 from .names import PROGRAMS
 from .recipes import parse_recipes
-from .resize import MODES, Rule, describe_ranks, resize, resize_by_recipes
+from .resize import RANK_MODES, RankRule, describe_ranks, resize, resize_by_recipes
 from .write import save_lora
 
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn")
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     def rule(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--rank", type=int, default=0, help="the new rank, or with --mode the highest one")
         parser.add_argument("--conv-rank", type=int, default=0, help="the same for convolutions; by default as --rank")
-        parser.add_argument("--mode", choices=MODES, default="rank", help="how each layer's rank is chosen")
+        parser.add_argument("--mode", choices=RANK_MODES, default="rank", help="how each layer's rank is chosen")
         parser.add_argument("--value", type=float, default=0.0, help="number of the mode, such as 10 for sv_ratio")
 
     def output(parser: argparse.ArgumentParser) -> None:
@@ -142,8 +142,8 @@ def extract_file(options: argparse.Namespace) -> int:
     return _write(options, Lora({}, {}), made.layers, "extract", settings, made.describe(), model=options.base)
 
 
-def _rule(options: argparse.Namespace, tool: str) -> Rule:
-    return Rule(mode=options.mode, value=options.value, rank=options.rank, conv_rank=options.conv_rank, tool=tool)
+def _rule(options: argparse.Namespace, tool: str) -> RankRule:
+    return RankRule(mode=options.mode, value=options.value, rank=options.rank, conv_rank=options.conv_rank, tool=tool)
 
 
 def merge_files(options: argparse.Namespace) -> int:

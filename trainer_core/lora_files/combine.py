@@ -74,24 +74,26 @@ def merge_loras(
         raise ValueError(f"{setting('merge.rank')} is {rank}; set it to 1 or more.")
     if not 0 < density <= 1:
         raise ValueError(f"{setting('merge.density')} is {density:g}; set it above 0, up to 1.")
-    places = _places(summands, same)
+    layers_by_name = _layers_by_name(summands, same)
     layers, kept, whole = [], 0.0, 0.0
-    for place, found in places.items():
+    for name, found in layers_by_name.items():
         look()
         layer, own, all_of_it = _merge_layer(
-            [(each, strength) for each, strength, _ in found], method, rank, density, f"{seed}/{place}"
+            [(each, strength) for each, strength, _ in found], method, rank, density, f"{seed}/{name}"
         )
         kept, whole = kept + own**2, whole + all_of_it**2
         layers += [layer] if layer else []
     if not layers:
         raise ValueError(f"The merged LoRA has no effect; set a {setting('merge.strength')} to another number than 0.")
     share = (kept / whole) ** 0.5 if whole else 1.0
-    return Merged(layers, share, sum(len({number for *_, number in found}) > 1 for found in places.values()))
+    return Merged(layers, share, sum(len({number for *_, number in found}) > 1 for found in layers_by_name.values()))
 
 
-def _places(summands: Sequence[Summand], same: Callable[[str], str]) -> dict[str, list[tuple[FileLayer, float, int]]]:
-    """List the layers of all LoRAs by place, with strength and number of the LoRA; the first one's name stays."""
-    places: dict[str, list[tuple[FileLayer, float, int]]] = {}
+def _layers_by_name(
+    summands: Sequence[Summand], same: Callable[[str], str]
+) -> dict[str, list[tuple[FileLayer, float, int]]]:
+    """List the layers of all LoRAs by name, with strength and number of the LoRA; the first one's name stays."""
+    layers_by_name: dict[str, list[tuple[FileLayer, float, int]]] = {}
     for number, (lora, strength) in enumerate(summands):
         for layer in lora.layers.values():
             if layer.kind == "DoRA" or layer.kind in WEIGHT_DEPENDENT:
@@ -99,21 +101,21 @@ def _places(summands: Sequence[Summand], same: Callable[[str], str]) -> dict[str
                     f"{lora.name} holds layers of {layer.kind}, whose effect depends on the model. Make it a "
                     f"plain LoRA first, by {node('resize')} with the model."
                 )
-            places.setdefault(same(layer.source), []).append((layer, strength, number))
-    several = [place for place, found in places.items() if len({number for *_, number in found}) > 1]
+            layers_by_name.setdefault(same(layer.source), []).append((layer, strength, number))
+    several = [name for name, found in layers_by_name.items() if len({number for *_, number in found}) > 1]
     if not several:
         names = " and ".join(lora.name for lora, _ in summands[:2])
         raise ValueError(
             f"{names} share no layer. Choose LoRAs for the same model; if they are, merge them in the page with the "
             "MODEL linked, which knows all names of a layer."
         )
-    unequal = [place for place in several if len({_sides(layer) for layer, *_ in places[place]}) > 1]
+    unequal = [name for name in several if len({_sides(layer) for layer, *_ in layers_by_name[name]}) > 1]
     if unequal:
         raise ValueError(
             f"{len(unequal)} layers have other shapes in these LoRAs ({list_some(unequal)}). Choose LoRAs for the same "
             "model."
         )
-    return places
+    return layers_by_name
 
 
 def _sides(layer: FileLayer) -> tuple[int, int]:

@@ -66,10 +66,10 @@ def convert(
     kept: dict[str, float] = {}
     plain = program in names.without_alpha
     layers: list[FileLayer] = []
-    places = list(_places(lora, names).items())
-    for number, (key, pieces) in enumerate(places):
+    by_weight = list(_pieces_by_weight(lora, names).items())
+    for number, (key, pieces) in enumerate(by_weight):
         look()
-        progress(number / len(places))
+        progress(number / len(by_weight))
         owner = names.weights[key]
         targets = names.written(owner, program)
         if not targets:
@@ -96,11 +96,11 @@ def convert(
     )
 
 
-def _places(lora: LoraFile, names: Names) -> dict[str, list[Piece]]:
+def _pieces_by_weight(lora: LoraFile, names: Names) -> dict[str, list[Piece]]:
     """Find the weight, or the slice of one, that each layer of a file changes."""
-    places, found, lost = names.places(), dict[str, list[Piece]](), []
+    weights, found, lost = names.weights_by_name(), dict[str, list[Piece]](), []
     for source, stored in lora.layers.items():
-        weight, piece = places.get(flat_name(source), (None, None))
+        weight, piece = weights.get(flat_name(source), (None, None))
         if weight is None:
             lost.append(source)
             continue

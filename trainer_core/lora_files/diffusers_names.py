@@ -40,7 +40,7 @@ ORIGINS = (
 )
 
 
-class Table(NamedTuple):
+class NameTable(NamedTuple):
     """An architecture that diffusers has no conversion for, or one that does not work at all sizes."""
 
     marks: tuple[str, ...]  # paths of layers
@@ -49,9 +49,9 @@ class Table(NamedTuple):
     swapped: str = ""  # path, in diffusers, of the layer whose halves have the other order there
 
 
-def _streams(time: str, *marks: str) -> Table:
+def _streams(time: str, *marks: str) -> NameTable:
     """Name the layers of Flux and its kin; time: what diffusers calls the embeddings of the time."""
-    return Table(
+    return NameTable(
         marks,
         renamed=(
             (r"^(time|time_r|guidance|vector)_in\.", rf"{time}.\1_embedder."),
@@ -117,7 +117,7 @@ REFINER = "context_embedder.token_refiner.refiner_blocks"
 REFINED = "txt_in.individual_token_refiner.blocks.0.self_attn.qkv"
 QKV = {"to_q": 1, "to_k": 1, "to_v": 1}
 TABLES = (
-    Table(
+    NameTable(
         ("embed_image_indicator", "llm_cond_proj", "layers.0.attention.qkv"),  # Ideogram 4
         ((r"\.attention\.o$", ".attention.to_out.0"),),
         fused=((r"^(.*)\.qkv$", r"\1.", QKV),),
@@ -128,7 +128,7 @@ TABLES = (
     _streams("time_text_embed", "txt_in", "double_blocks.0.img_mod.lin", "vector_in.in_layer"),  # FLUX.1
     _streams("", "txt_in", "img_in", "distilled_guidance_layer.in_proj"),  # Chroma, which embeds no time
     _streams("time_embed", "txt_in", "double_blocks.0.img_mod.lin", "double_blocks.0.img_mlp.0"),  # LongCat-Image
-    Table(
+    NameTable(
         ("blocks.block0.blocks.0.block.attn.to_q.0",),  # Cosmos 1, whose conversion diffusers 0.42 never takes
         (
             (r"^blocks\.block(\d+)\.blocks\.", r"transformer_blocks.\1."),
@@ -148,7 +148,7 @@ TABLES = (
             (r"^x_embedder\.proj\.1$", "patch_embed.proj"),
         ),
     ),
-    Table(
+    NameTable(
         ("time_embedding_linear_1", "blocks.0.ff_proj"),  # CogVideoX
         (
             (r"^blocks\.(\d+)\.([qkv])$", r"blocks.\1.attn1.to_\2"),
@@ -203,10 +203,10 @@ def diffusers_paths(rows: Mapping[str, int]) -> dict[str, list[Named]]:
     found = {path: [Named(CONDITIONER + path.removeprefix(ADAPTER))] for path in adapter}
     for name, values in converted.items():
         if name.endswith(WEIGHT) and values.ndim > 1:
-            place = bisect_right(starts, int(values.min())) - 1
-            piece = _piece(values.flatten() - starts[place], rows[names[place]])
+            index = bisect_right(starts, int(values.min())) - 1
+            piece = _piece(values.flatten() - starts[index], rows[names[index]])
             if piece is not None:
-                found.setdefault(names[place].removesuffix(WEIGHT), []).append(Named(name.removesuffix(WEIGHT), *piece))
+                found.setdefault(names[index].removesuffix(WEIGHT), []).append(Named(name.removesuffix(WEIGHT), *piece))
     return found
 
 
@@ -230,7 +230,7 @@ def _has(rows: Mapping[str, int], marks: Sequence[str]) -> bool:
     return all(mark + WEIGHT in rows for mark in marks)
 
 
-def _by_table(path: str, rows: int, table: Table) -> list[Named]:
+def _by_table(path: str, rows: int, table: NameTable) -> list[Named]:
     """Name a layer, or the parts of a fused one."""
     for pattern, start, ends in table.fused:
         if found := re.fullmatch(pattern, path):

@@ -15,10 +15,10 @@ from ..config import node
 from ..networks.layers.svd import EXACT_SIZE, largest_singular
 from .formats import FileLayer
 from .read import list_some
-from .resize import Progress, Rule, kept_rank
+from .resize import Progress, RankRule, kept_rank
 from .singular import Singular, low_rank
 
-Read = Callable[[], Tensor]
+ReadTensor = Callable[[], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +43,9 @@ class Extracted:
 
 
 def extract(
-    tuned: Mapping[str, Read],
-    base: Mapping[str, Read],
-    rule: Rule,
+    tuned: Mapping[str, ReadTensor],
+    base: Mapping[str, ReadTensor],
+    rule: RankRule,
     *,
     titles: tuple[str, str] = ("the tuned model", "the base model"),
     dtype: torch.dtype = torch.float16,
@@ -87,7 +87,7 @@ def extract(
     return Extracted(layers=layers, kept=kept, same=same, whole=whole)
 
 
-def _common(tuned: Mapping[str, Read], base: Mapping[str, Read], titles: tuple[str, str]) -> list[str]:
+def _common(tuned: Mapping[str, ReadTensor], base: Mapping[str, ReadTensor], titles: tuple[str, str]) -> list[str]:
     """List the layers of both; raises ValueError for a layer of a denoiser that only one of them has."""
     alone = [name for name in tuned.keys() ^ base.keys() if not _is_text(name)]
     if alone:
@@ -103,7 +103,7 @@ def _is_text(name: str) -> bool:
     return name.startswith(("lora_te", "text_encoders."))
 
 
-def _decompose(delta: Tensor, rule: Rule, name: str) -> Singular:
+def _decompose(delta: Tensor, rule: RankRule, name: str) -> Singular:
     """Decompose a difference: its largest singular values where a rank is given, else all of them.
 
     All come from the eigenvalues of the smaller Gram matrix in float64, which is many times faster than a full

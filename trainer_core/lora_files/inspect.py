@@ -17,7 +17,7 @@ from ..common.wording import count
 from .blocks import block_of, blocks_of
 from .lora import HISTORY
 from .read import LoraFile, list_some
-from .resize import Weight, decomposed, rank_of
+from .resize import ReadWeight, decomposed, rank_of
 
 ABOUT = {  # in the report -> keys of the metadata, the first that is there
     "title": ("modelspec.title", "ss_output_name"),
@@ -74,7 +74,7 @@ class Inspected:
 
 
 def inspect_lora(
-    lora: LoraFile, weight: Weight | None = None, progress: Callable[[float], None] | None = None
+    lora: LoraFile, weight: ReadWeight | None = None, progress: Callable[[float], None] | None = None
 ) -> Inspected:
     """Measure every layer of a LoRA. weight: the model's, for layers whose change depends on it."""
     layers = []

@@ -20,7 +20,7 @@ TEXT = re.compile(r"lora_te\d?_|text_encoder")  # starts of layers of text encod
 
 
 class Piece(NamedTuple):
-    """A layer of a LoRA file in its place in a layer of a base model."""
+    """A layer of a LoRA file, and the slice that it changes of a layer of the base model."""
 
     stored: FileLayer
     slice: Slice | None  # None: the whole layer
@@ -42,25 +42,25 @@ def match_layers(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) -
     layers: the base model's, by the same names. Raises ValueError for a layer that the base model lacks or has in
     another shape; it names the model the file is for.
     """
-    places: dict[str, tuple[str, Slice | None]] = {}
+    known: dict[str, tuple[str, Slice | None]] = {}
     for name, layer in layers.items():
-        places |= {alias: (name, None) for alias in layer.aliases}
-        places |= {alias: (name, piece) for alias, piece in layer.slices.items()}
-    if any(flat_name(source) not in places for source in lora.layers):
-        places = {**base.layers.further_names(), **places}
+        known |= {alias: (name, None) for alias in layer.aliases}
+        known |= {alias: (name, piece) for alias, piece in layer.slices.items()}
+    if any(flat_name(source) not in known for source in lora.layers):
+        known = {**base.layers.further_names(), **known}
     found: dict[str, list[Piece]] = {}
     unmatched = []
     for source, stored in lora.layers.items():
-        name, place = places.get(flat_name(source), ("", None))
+        name, part = known.get(flat_name(source), ("", None))
         if name not in layers:
             unmatched.append(source)
             continue
         pieces = found.setdefault(name, [])
-        if other := next((piece for piece in pieces if overlap(piece.slice, place)), None):
+        if other := next((piece for piece in pieces if overlap(piece.slice, part)), None):
             raise ValueError(
                 f"{lora.name} has the layer {name} twice, as {other.stored.source} and as {source}; use another file."
             )
-        pieces.append(Piece(stored, place))
+        pieces.append(Piece(stored, part))
     _check_all_matched(lora, base, unmatched)
     misshaped = [
         piece.stored.source for name, pieces in found.items() for piece in pieces if not _fits(piece, layers[name])

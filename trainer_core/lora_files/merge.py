@@ -68,10 +68,10 @@ def comfy_tensors(path: Path, base: BaseModel) -> dict[str, Tensor]:
     layers = layers_by_name(base)
     tensors: dict[str, Tensor] = {}
     for name, pieces in match_layers(load_lora(path), base, layers).items():
-        if any(place is not None and not place.comfy for _, place in pieces):
+        if any(part is not None and not part.comfy for _, part in pieces):
             pieces = [Piece(_joined(pieces, weight_shape(layers[name].module)[0]), None)]
-        for stored, place in pieces:
-            comfy = place.comfy if place else layers[name].comfy
+        for stored, part in pieces:
+            comfy = part.comfy if part else layers[name].comfy
             tensors |= tensors_of([replace(without_lokr_core(stored), source=comfy)])
     return tensors
 

@@ -124,9 +124,9 @@ def _without_paths(config: RunConfig, base: BaseModel) -> dict[str, Any]:
         beneath["path"] = Path(beneath["path"]).name
     for concept in public["dataset"]["concepts"]:
         concept["leave_out"] = []  # names of files
-        for place, name in ((concept, "folder"), (concept["masks"] or {}, "folder"), (concept["captions"], "file")):
-            if place.get(name):
-                place[name] = Path(place[name]).name
+        for section, name in ((concept, "folder"), (concept["masks"] or {}, "folder"), (concept["captions"], "file")):
+            if section.get(name):
+                section[name] = Path(section[name]).name
         if concept["controls"]:
             concept["controls"]["folders"] = [Path(folder).name for folder in concept["controls"]["folders"]]
     return public

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import BaseModelConfig
-from ..models.base import Form
+from ..models.base import NameForm
 from ..models.files.safetensors_file import FileHeader, read_header
 from ..models.sd.names import KOHYA, PREFIXES
 from ..models.weights_of_file import WEIGHT, denoiser_names, open_weights
@@ -35,12 +35,12 @@ def names_of_file(path: Path) -> Names:
 @contextmanager
 def open_reader(path: Path) -> Iterator[Callable[[str], Tensor]]:
     """Open a model file; what it gives reads the weight of a layer by any of its names in LoRA files, or a slice."""
-    places = names_of_file(path).places()
+    known = names_of_file(path).weights_by_name()
     with open_weights(path) as weights:
-        readers = {places[name][0].key: read for key, read in weights.items() if (name := flat_name(key)) in places}
+        readers = {known[name][0].key: read for key, read in weights.items() if (name := flat_name(key)) in known}
 
         def read(name: str) -> Tensor:
-            weight, piece = places.get(flat_name(name), (None, None))
+            weight, piece = known.get(flat_name(name), (None, None))
             if weight is None or weight.key not in readers:
                 raise ValueError(f"{path.name} has no layer {name}; set --model to the model that the LoRA is for.")
             whole = readers[weight.key]()
@@ -92,7 +92,7 @@ def _transformer(header: FileHeader) -> Names:
             )
     if not weights:
         raise ValueError(f"{header.path.name} holds no layers of a model; choose another file.")
-    forms = {"kohya": KOHYA, "comfyui": OWN, "diffusers": Form(DIFFUSERS, diffusers=True)}
+    forms = {"kohya": KOHYA, "comfyui": OWN, "diffusers": NameForm(DIFFUSERS, diffusers=True)}
     return Names(
         weights=weights,
         forms=forms,

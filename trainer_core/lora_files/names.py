@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from ..models.base import Form, Slice
+from ..models.base import NameForm, Slice
 from .match import flat_name
 
 Program = Literal["kohya", "comfyui", "diffusers", "ai-toolkit", "onetrainer"]
@@ -31,7 +31,7 @@ class Weight:
     aliases: Mapping[str, Slice | None]  # names in files, with underscores for dots
 
 
-OWN = Form("diffusion_model.")  # as ComfyUI's own nodes
+OWN = NameForm("diffusion_model.")  # as ComfyUI's own nodes
 DIFFUSERS = "transformer."  # start of transformers' names in files of diffusers
 CONDITIONER = "text_conditioner."  # instead, of a model of diffusers that reads the text for a transformer
 
@@ -41,12 +41,12 @@ class Names:
     """The names of all layers of a model in the files of several programs."""
 
     weights: Mapping[str, Weight]  # by key
-    forms: Mapping[str, Form]  # by program
+    forms: Mapping[str, NameForm]  # by program
     without_alpha: frozenset[Program]  # whose files hold `lora_A` and `lora_B` without an alpha, and so plain LoRA only
     texts: int = 0  # text encoders
     unnamed: str = ""  # why diffusers' names of some layers are not known
 
-    def places(self) -> dict[str, tuple[Weight, Slice | None]]:
+    def weights_by_name(self) -> dict[str, tuple[Weight, Slice | None]]:
         """Map all names, with underscores for dots, to weights and slices."""
         return {name: (weight, piece) for weight in self.weights.values() for name, piece in weight.aliases.items()}
 
@@ -59,13 +59,13 @@ class Names:
         if program == "comfyui" or not weight.diffusers:
             return (Named(weight.key),)
         if program == "diffusers":
-            return _named(Form(f"text_encoder{f'_{weight.text}' if weight.text > 1 else ''}."), weight.diffusers)
+            return _named(NameForm(f"text_encoder{f'_{weight.text}' if weight.text > 1 else ''}."), weight.diffusers)
         number = str(weight.text) if self.texts > 1 or program == "onetrainer" else ""
-        named = _named(Form(f"lora_te{number}_", flat=True), weight.diffusers)
+        named = _named(NameForm(f"lora_te{number}_", flat=True), weight.diffusers)
         return named if all(each.name in weight.aliases for each in named) else (Named(weight.key),)
 
 
-def _named(form: Form, names: Sequence[Named]) -> tuple[Named, ...]:
+def _named(form: NameForm, names: Sequence[Named]) -> tuple[Named, ...]:
     return tuple(Named(_started(form.start, flat_name(name) if form.flat else name), piece) for name, piece in names)
 
 

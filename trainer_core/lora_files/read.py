@@ -126,7 +126,7 @@ class _Alphas(NamedTuple):
     """The alphas that peft's settings give the layers of a model; numbers as they are in the file."""
 
     usual: Any
-    ends: dict[str, tuple[int, Any]]  # (place among the patterns, alpha) by layer's name, or its end after a dot
+    ends: dict[str, tuple[int, Any]]  # (number among the patterns, alpha) by layer's name, or its end after a dot
     whole: dict[str, tuple[int, Any]]  # the same by whole name
     literal: bool  # no pattern was left out
     root: bool  # of the rank, by which an alpha is multiplied
@@ -148,10 +148,10 @@ def _alphas(settings: Mapping[str, Any], name: str) -> _Alphas:
     if not isinstance(patterns, dict):
         raise ValueError(f"The adapter settings of {name} are broken: alpha_pattern is no object. Get them again.")
     ends, whole, literal = {}, {}, True
-    for place, (pattern, alpha) in enumerate(patterns.items()):
+    for number, (pattern, alpha) in enumerate(patterns.items()):
         key = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
         if re.fullmatch(r"[\w.-]+", key):
-            (whole if pattern.startswith("^") else ends).setdefault(key, (place, alpha))
+            (whole if pattern.startswith("^") else ends).setdefault(key, (number, alpha))
         else:
             literal = False
     return _Alphas(settings.get("lora_alpha"), ends, whole, literal, bool(settings.get("use_rslora")))

@@ -53,8 +53,8 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reference:
-    """What recipes need to know of the frozen weight of a layer."""
+class FrozenWeight:
+    """The norms and the subspace of a layer's frozen weight, for recipes."""
 
     fro: float = math.nan
     spn: SpectralNorm | None = None
@@ -62,7 +62,7 @@ class Reference:
 
 
 def parse_recipes(text: str) -> list[Recipe]:
-    """Read recipes that are separated by colons or lines. Raises ValueError with the place of what is wrong."""
+    """Read recipes that are separated by colons or lines. Raises ValueError with the position of what is wrong."""
     if len(text) > LONGEST:
         raise ValueError(f"{setting('resize.recipe')} has {len(text)} characters; at most {LONGEST} are read.")
     found, at = [], 0
@@ -125,7 +125,7 @@ def _parse_recipe(text: str, at: int) -> Recipe:
     )
 
 
-def scores(recipe: Recipe, found: Singular, reference: Reference) -> Tensor:
+def scores(recipe: Recipe, found: Singular, reference: FrozenWeight) -> Tensor:
     """Score each direction of a layer's change, (n,) float64; -inf for those without any strength."""
     score = (found.sigma * recipe.rescale).log10()
     for name, weight in recipe.weights.items():
@@ -133,7 +133,7 @@ def scores(recipe: Recipe, found: Singular, reference: Reference) -> Tensor:
     return score.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
 
 
-def _reference(name: str, found: Singular, reference: Reference) -> Tensor:
+def _reference(name: str, found: Singular, reference: FrozenWeight) -> Tensor:
     """Compute log10 of a reference: a number, or one for each direction."""
     if name == "subspace":
         assert reference.subspace is not None
@@ -149,7 +149,7 @@ def _reference(name: str, found: Singular, reference: Reference) -> Tensor:
 
 
 def kept_directions(
-    recipe: Recipe, layers: Sequence[Singular], references: Sequence[Reference], bytes_each: int
+    recipe: Recipe, layers: Sequence[Singular], references: Sequence[FrozenWeight], bytes_each: int
 ) -> list[Tensor]:
     """Choose the directions of each layer that a recipe keeps, as masks. bytes_each: of a number in the file.
 
@@ -169,7 +169,7 @@ def kept_directions(
 
 
 def cut_by_size(
-    recipe: Recipe, layers: Sequence[Singular], references: Sequence[Reference], bytes_each: int
+    recipe: Recipe, layers: Sequence[Singular], references: Sequence[FrozenWeight], bytes_each: int
 ) -> Cut | None:
     """Bound the best score that a recipe with a size leaves out; None where the norms' bounds decide what it keeps.
 
@@ -201,7 +201,7 @@ def _costs(layers: Sequence[Singular], bytes_each: int) -> Tensor:
     return torch.cat(each).double()
 
 
-def score_bounds(recipe: Recipe, found: Singular, reference: Reference) -> tuple[Tensor, Tensor]:
+def score_bounds(recipe: Recipe, found: Singular, reference: FrozenWeight) -> tuple[Tensor, Tensor]:
     """Bound the score of each direction, as far as the norm of its layer's weight is known."""
     score = scores(recipe, found, reference)  # by the lower bound of the norm
     spread = reference.spn.spread / math.log(10) if reference.spn else 0.0
@@ -209,7 +209,7 @@ def score_bounds(recipe: Recipe, found: Singular, reference: Reference) -> tuple
     return torch.minimum(score, other), torch.maximum(score, other)
 
 
-def touches(recipe: Recipe, found: Singular, reference: Reference, cut: Cut) -> bool:
+def touches(recipe: Recipe, found: Singular, reference: FrozenWeight, cut: Cut) -> bool:
     """Tell whether a closer norm of a layer's weight may change what a recipe keeps."""
     if "spn_ckpt" not in recipe.weights or reference.spn is None or not reference.spn.spread:
         return False
@@ -217,7 +217,7 @@ def touches(recipe: Recipe, found: Singular, reference: Reference, cut: Cut) -> 
     return bool(((low < high) & (low <= cut[1]) & (high >= cut[0])).any())
 
 
-def reference_of(weight: Tensor, found: Singular, recipes: Sequence[Recipe]) -> Reference:
+def frozen_weight_of(weight: Tensor, found: Singular, recipes: Sequence[Recipe]) -> FrozenWeight:
     """Measure a frozen weight (out, in[, k, k]) for recipes: only what one of them names, and not the weight itself.
 
     found: the change of its layer. All weights of a model at once may need more memory than there is. The spectral norm
@@ -225,7 +225,7 @@ def reference_of(weight: Tensor, found: Singular, recipes: Sequence[Recipe]) -> 
     """
     names = {name for recipe in recipes for name in recipe.weights}
     matrix = weight.float().flatten(1)
-    reference = Reference(
+    reference = FrozenWeight(
         fro=float(matrix.norm()) if "fro_ckpt" in names else math.nan,
         spn=first_bounds(matrix) if "spn_ckpt" in names else None,
         subspace=((found.u.t().float() @ matrix) * found.vt).sum(1).abs() if "subspace" in names else None,
@@ -242,7 +242,7 @@ def reference_of(weight: Tensor, found: Singular, recipes: Sequence[Recipe]) -> 
 def settle_sizes(
     recipes: Sequence[Recipe],
     layers: Sequence[Singular],
-    references: Sequence[Reference],
+    references: Sequence[FrozenWeight],
     bytes_each: int,
     matrix: Callable[[int], Tensor],
     progress: Callable[[float], None] = lambda _: None,

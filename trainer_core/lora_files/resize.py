@@ -17,23 +17,23 @@ from ..common.wording import count
 from ..config import node, setting
 from .formats import FileLayer
 from .read import LoraFile
-from .recipes import Recipe, Reference, kept_directions, reference_of, settle_sizes
+from .recipes import FrozenWeight, Recipe, frozen_weight_of, kept_directions, settle_sizes
 from .singular import Singular, decompose, low_rank
 
-Mode = Literal["rank", "sv_ratio", "sv_cumulative", "sv_fro"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+RankMode = Literal["rank", "sv_ratio", "sv_cumulative", "sv_fro"]
+RANK_MODES: tuple[RankMode, ...] = get_args(RankMode)
 ROUGH = 0.6  # share of the time that layers take before a size compares them, in progress bars
 NOTHING = 1e-6  # a largest singular value up to this is a layer without effect
 
-Weight = Callable[[str], Tensor]  # the frozen weight of a layer, by its name in the file
+ReadWeight = Callable[[str], Tensor]  # the frozen weight of a layer, by its name in the file
 Progress = Callable[[float], None]  # told the share of the work that is done
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+class RankRule:
     """How many singular values of a layer stay."""
 
-    mode: Mode = "rank"
+    mode: RankMode = "rank"
     value: float = 0.0  # of all modes but rank
     rank: int = 0  # at most; 0: no limit
     conv_rank: int = 0  # at most, of convolutions; 0: as rank
@@ -78,7 +78,7 @@ def _untold(_: float) -> None:
     """Tell nobody."""
 
 
-def resize(lora: LoraFile, rule: Rule, weight: Weight | None = None, progress: Progress = _untold) -> Resized:
+def resize(lora: LoraFile, rule: RankRule, weight: ReadWeight | None = None, progress: Progress = _untold) -> Resized:
     """Lower the rank of every layer by a rule; ranks are those of sd-scripts' networks/resize_lora.py.
 
     weight: needed for DoRA, GLoRA and OFT. Layers without a matrix stay as they are. Raises ValueError where nothing
@@ -101,7 +101,7 @@ def resize(lora: LoraFile, rule: Rule, weight: Weight | None = None, progress: P
 def resize_by_recipes(
     lora: LoraFile,
     recipes: Sequence[Recipe],
-    weight: Weight | None = None,
+    weight: ReadWeight | None = None,
     progress: Progress = _untold,
     *,
     bytes_each: int = 2,
@@ -114,7 +114,7 @@ def resize_by_recipes(
     if weight is None and (needy := next((recipe for recipe in recipes if recipe.needs_model), None)):
         raise ValueError(f"The recipe {needy.text} compares with the model; link the MODEL to {node('resize')}.")
     untouched, names, found = [], [], []
-    references: list[Reference] = []
+    references: list[FrozenWeight] = []
     measures = weight is not None and any(recipe.needs_model for recipe in recipes)
     first = ROUGH if measures and any(recipe.size is not None for recipe in recipes) else 1.0
     reading = Lock()
@@ -124,9 +124,9 @@ def resize_by_recipes(
         with reading:
             return weight(name)
 
-    def measured(name: str) -> tuple[Singular | None, Reference]:
+    def measured(name: str) -> tuple[Singular | None, FrozenWeight]:
         one = decomposed(lora.layers[name], read if weight else None)
-        return one, reference_of(read(name), one, recipes) if one and measures else Reference()
+        return one, frozen_weight_of(read(name), one, recipes) if one and measures else FrozenWeight()
 
     for number, (name, (one, reference)) in enumerate(
         zip(lora.layers, side_by_side(measured, lora.layers), strict=True)
@@ -171,7 +171,7 @@ def resize_by_recipes(
     return resized
 
 
-def kept_rank(rule: Rule, sigma: Tensor, full: int, *, convolution: bool = False) -> int:
+def kept_rank(rule: RankRule, sigma: Tensor, full: int, *, convolution: bool = False) -> int:
     """Compute how many singular values a rule keeps; full: how many the whole matrix has.
 
     As sd-scripts: the number that meets the rule is held between 1 and full - 1, and one is added to it.
@@ -195,7 +195,7 @@ def rank_of(layer: FileLayer) -> int:
     return len(layer.tensors["down"]) if "down" in layer.tensors else 0
 
 
-def decomposed(layer: FileLayer, weight: Weight | None) -> Singular | None:
+def decomposed(layer: FileLayer, weight: ReadWeight | None) -> Singular | None:
     """Decompose the change of a layer; None where it has no matrix: a norm, or a bias alone."""
     look()
     if not set(layer.tensors) - {"diff_b"} or ("diff" in layer.tensors and layer.tensors["diff"].ndim < 2):
@@ -239,7 +239,7 @@ def _ranks(name: str, layer: FileLayer, found: Singular, mask: Tensor) -> LayerR
     return LayerRanks(name=name, old_rank=old, new_rank=int(mask.sum()), kept=kept)
 
 
-def _lost(found: Singular, mask: Tensor, reference: Reference) -> float:
+def _lost(found: Singular, mask: Tensor, reference: FrozenWeight) -> float:
     """What is left out of a change, relative to the norm of the model's weight."""
     return float(found.sigma[~mask].norm()) / reference.fro if reference.fro else math.nan
 

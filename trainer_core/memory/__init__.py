@@ -2,19 +2,19 @@
 
 from .attention import attention_kernel, check_attention, plain_attention
 from .compiled import Programs, compile_blocks, room_for_programs
-from .gradient_checkpointing import LEVELS, keep_activations, recompute
-from .place import (
+from .device import (
     DTYPES,
     choose_dtype,
     empty_cache,
     free_bytes,
     give_back,
     in_parts,
+    on_device,
     out_of_memory,
-    placed,
     staying,
     with_room,
 )
+from .gradient_checkpointing import LEVELS, keep_activations, recompute
 from .setup import describe, kept_activations, moves_weights, prepare, rungs
 from .stream import Stream, activations_in_ram
 from .weights import SHARES, Kept, check_weights, keep_weights, weight_bytes
@@ -44,8 +44,8 @@ __all__ = [
     "keep_weights",
     "kept_activations",
     "moves_weights",
+    "on_device",
     "out_of_memory",
-    "placed",
     "plain_attention",
     "prepare",
     "recompute",

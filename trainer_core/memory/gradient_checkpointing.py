@@ -74,8 +74,8 @@ def keep_activations(modules: Iterable[nn.Module]) -> None:
 _running = threading.local()  # again: whether a block runs for the second time
 
 
-class _Place(NamedTuple):
-    """The place of a tensor in a list, where a structure held the tensor."""
+class _Slot(NamedTuple):
+    """The index of a tensor in a list, where a structure held the tensor."""
 
     index: int
 
@@ -87,32 +87,30 @@ class _Call:
         self.forward, self.subset = forward, current_subset()
         self.tensors: list[Tensor] = []
         self.now = _map_arguments((args, kwargs), Tensor, self._take)
-        self.later = _map_arguments(
-            self.now, _Place, lambda place, _: place, fresh=True
-        )  # models count in dictionaries
+        self.later = _map_arguments(self.now, _Slot, lambda slot, _: slot, fresh=True)  # models count in dictionaries
         self.results: Any = None
         self.written: list[int] = []  # inputs that the block writes into and does not give back
 
-    def _take(self, tensor: Tensor, named: bool) -> _Place | Tensor:
+    def _take(self, tensor: Tensor, named: bool) -> _Slot | Tensor:
         """Note a tensor that has a gradient, or that the block may write into."""
         if not tensor.requires_grad and (named or isinstance(tensor, nn.Parameter)):
             return tensor
         self.tensors.append(tensor)
-        return _Place(len(self.tensors) - 1)
+        return _Slot(len(self.tensors) - 1)
 
-    def run(self, places: Any, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Run the block with these tensors in their places; list those of its result, then those that it only wrote."""
+    def run(self, slots: Any, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Run the block with these tensors in their slots; list those of its result, then those that it only wrote."""
         tensors, found = list(tensors), []
         versions = [tensor._version for tensor in tensors]
-        known: dict[int, _Place] = {}
+        known: dict[int, _Slot] = {}
 
-        def put(tensor: Tensor, _: bool) -> _Place:
+        def put(tensor: Tensor, _: bool) -> _Slot:
             if id(tensor) not in known:
-                known[id(tensor)] = _Place(len(found))
+                known[id(tensor)] = _Slot(len(found))
                 found.append(tensor)
             return known[id(tensor)]
 
-        args, kwargs = _map_arguments(places, _Place, lambda place, _: tensors[place.index])
+        args, kwargs = _map_arguments(slots, _Slot, lambda slot, _: tensors[slot.index])
         with computing(self.subset):
             self.results = _map(self.forward(*args, **kwargs), Tensor, put)
         changed = (i for i, (t, version) in enumerate(zip(tensors, versions, strict=True)) if t._version != version)
@@ -123,7 +121,7 @@ class _Call:
         """Build the block's result from its tensors, and write what it wrote into its inputs alone."""
         for number, written in zip(self.written, tensors[len(tensors) - len(self.written) :], strict=True):
             self.tensors[number].copy_(written)
-        return _map(self.results, _Place, lambda place, _: tensors[place.index])
+        return _map(self.results, _Slot, lambda slot, _: tensors[slot.index])
 
 
 class _Block(torch.autograd.Function):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..config import MemoryConfig, setting
-from .place import out_of_memory
+from .device import out_of_memory
 from .setup import describe
 
 

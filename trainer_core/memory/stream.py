@@ -17,7 +17,7 @@ WORTH_MOVING = 1 << 20  # bytes; smaller activations stay on the device
 UNDER_WAY = 256 << 20  # bytes of activations in transfer to RAM, whose memory is not free yet
 
 
-class Parts(Protocol):
+class Streamable(Protocol):
     """Anything with tensors in RAM that `Stream` can fetch."""
 
     parts: tuple[Tensor, ...]
@@ -34,10 +34,10 @@ class Stream:
         self.device = device
         self._streams = _streams(device)
         self._side = self._streams.Stream(device) if self._streams else None
-        self._arriving: dict[Parts, tuple[tuple[Tensor, ...], Any]] = {}
-        self._following: dict[tuple[Parts, bool], tuple[Parts, bool]] = {}
+        self._arriving: dict[Streamable, tuple[tuple[Tensor, ...], Any]] = {}
+        self._following: dict[tuple[Streamable, bool], tuple[Streamable, bool]] = {}
         self._used: deque[Any] = deque()
-        self._last: tuple[Parts, bool] | None = None
+        self._last: tuple[Streamable, bool] | None = None
 
     def host(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Move tensors to RAM, pinned where that lets copies overlap with computation."""
@@ -46,7 +46,7 @@ class Stream:
         return tuple(_pinned(part.cpu()) if self._side else part.cpu() for part in parts)
 
     @torch.compiler.disable  # transfers are no part of the computation
-    def fetch(self, kept: Parts) -> tuple[Tensor, ...]:
+    def fetch(self, kept: Streamable) -> tuple[Tensor, ...]:
         """Fetch a weight's tensors to the device, and start copying the weights that are expected next."""
         use = (kept, torch._C._current_graph_task_id() != -1)
         if self._last is not None:
@@ -73,7 +73,7 @@ class Stream:
                 self._arriving[other] = self._send(other)
         return parts
 
-    def _send(self, kept: Parts) -> tuple[tuple[Tensor, ...], Any]:
+    def _send(self, kept: Streamable) -> tuple[tuple[Tensor, ...], Any]:
         if self.device.type == "meta":
             return tuple(torch.empty_like(part) for part in kept.parts), None
         with self._streams.stream(self._side) if self._side else nullcontext():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
-from .place import DTYPES
+from .device import DTYPES
 from .stream import Stream
 
 FLOAT8_MAX = 448.0  # of e4m3

@@ -33,7 +33,7 @@ class _Unwatched(NamedTuple):
 
 @functools.cache
 def _written(operator: Any) -> tuple[tuple[int, str], ...]:
-    """List places and names of the arguments that an operator writes into."""
+    """List indices and names of the arguments that an operator writes into."""
     arguments = enumerate(operator._schema.arguments)
     return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
@@ -60,9 +60,9 @@ class _CopyBeforeWrite(TorchDispatchMode):
         """Run an operator, after copies of what it would overwrite."""
         del types
         kwargs = kwargs or {}
-        for place, name in _written(operator):
-            target = args[place] if place < len(args) else kwargs.get(name)
-            for tensor in target if isinstance(target, (list, tuple)) else (target,):
+        for index, name in _written(operator):
+            written = args[index] if index < len(args) else kwargs.get(name)
+            for tensor in written if isinstance(written, (list, tuple)) else (written,):
                 if type(tensor) is Tensor:
                     for saved in self.saved.pop(_storage(tensor), ()):
                         saved.tensor = saved.tensor.clone()

@@ -49,7 +49,7 @@ class Slice(NamedTuple):
     swapped: bool = False  # the file has its second half first, as diffusers has scale and shift of modulations
 
 
-class Form(NamedTuple):
+class NameForm(NamedTuple):
     """How a program names the layers of a denoiser in LoRA files."""
 
     start: str

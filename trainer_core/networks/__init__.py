@@ -1,7 +1,7 @@
 """The network that a run trains: small layers attached to a frozen base model, and trained embeddings."""
 
 from .blocks import parse_numbers, remarks_on_blocks
-from .choose import Target, choose_targets
+from .choose import TrainedLayer, choose_layers
 from .embeddings import Embeddings
 from .network import LayerWeights, Network
 from .remarks import remarks_on_algorithm
@@ -10,8 +10,8 @@ __all__ = [
     "Embeddings",
     "LayerWeights",
     "Network",
-    "Target",
-    "choose_targets",
+    "TrainedLayer",
+    "choose_layers",
     "parse_numbers",
     "remarks_on_algorithm",
     "remarks_on_blocks",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from ..config import LoraConfig
-from .choose import Target
+from .choose import TrainedLayer
 from .layers.dropout import Dropouts
 from .layers.full import FullLayer, NormLayer
 from .layers.glora import GloraLayer
@@ -29,34 +29,34 @@ RANKED: dict[str, tuple[Callable[..., NetworkLayer], tuple[str, ...]]] = {
 }
 
 
-def _plain_layer(target: Target, config: LoraConfig, seed: int) -> NetworkLayer:
+def _plain_layer(trained: TrainedLayer, config: LoraConfig, seed: int) -> NetworkLayer:
     """Build the layer of the algorithm, without DoRA and dropout."""
     if config.algorithm in RANKED:
         kind, names = RANKED[config.algorithm]
         settings = {name: getattr(config, name) for name in names}
-        return kind(target.module, target.rank, target.alpha, name=target.name, seed=seed, **settings)
+        return kind(trained.module, trained.rank, trained.alpha, name=trained.name, seed=seed, **settings)
     if config.algorithm == "ia3":
-        return Ia3Layer(target.module, name=target.name)
+        return Ia3Layer(trained.module, name=trained.name)
     if config.algorithm == "full":
-        return FullLayer(target.module)
+        return FullLayer(trained.module)
     kind = {"oft": OftLayer, "boft": BoftLayer}[config.algorithm]
-    return kind(target.module, target.rank, constraint=config.constraint)
+    return kind(trained.module, trained.rank, constraint=config.constraint)
 
 
-def build_layer(target: Target, config: LoraConfig, seed: int, *, by_output: bool = False) -> NetworkLayer:
+def build_layer(trained: TrainedLayer, config: LoraConfig, seed: int, *, by_output: bool = False) -> NetworkLayer:
     """Build the layer for one frozen layer; a new one changes nothing. Norms get a `NormLayer`, whatever the algorithm.
 
     by_output: a DoRA has a magnitude per output, as some files of other programs have.
     """
-    if is_norm(target.module):
-        layer: NetworkLayer = NormLayer(target.module)
+    if is_norm(trained.module):
+        layer: NetworkLayer = NormLayer(trained.module)
     else:
         if config.rs_lora:
             # rank-stabilised (Kalajdzievski 2023): alpha / sqrt(rank) = (alpha * sqrt(rank)) / rank, as loaders scale
-            target = target._replace(alpha=target.alpha * math.sqrt(target.rank))
-        layer = _plain_layer(target, config, seed)
+            trained = trained._replace(alpha=trained.alpha * math.sqrt(trained.rank))
+        layer = _plain_layer(trained, config, seed)
         if config.dora:
-            layer.decompose(target.module, by_output=by_output)
+            layer.decompose(trained.module, by_output=by_output)
     if config.dropout or config.rank_dropout or config.module_dropout or config.timestep_rank:
         layer.dropouts = Dropouts(
             elements=config.dropout,
@@ -64,7 +64,7 @@ def build_layer(target: Target, config: LoraConfig, seed: int, *, by_output: boo
             layers=config.module_dropout,
             scaled=config.rank_dropout_scale,
             seed=seed,
-            name=target.name,
+            name=trained.name,
             least_rank=config.timestep_rank,
         )
     return layer

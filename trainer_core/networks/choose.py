@@ -17,7 +17,7 @@ from .layers.shape import is_norm
 OWN_LAYERS = ("ia3",)  # algorithms with their own choice of layers; norms still follow the preset
 
 
-class Target(NamedTuple):
+class TrainedLayer(NamedTuple):
     """One layer of the base model that the network changes."""
 
     name: str  # in LoRA files
@@ -31,7 +31,7 @@ class Target(NamedTuple):
     lr_factor: float = 1.0
 
 
-def choose_targets(base: BaseModel, config: LoraConfig, parts: Collection[str]) -> list[Target]:
+def choose_layers(base: BaseModel, config: LoraConfig, parts: Collection[str]) -> list[TrainedLayer]:
     """Choose the layers to train in some parts of a base model, in the model's order.
 
     parts: their prefixes. Raises ValueError for a part without chosen layers, for patterns that match no layer, and for
@@ -62,14 +62,14 @@ def choose_targets(base: BaseModel, config: LoraConfig, parts: Collection[str]) 
     ]
     chosen = _matching(trainable, config)
     numbers = {name: numbers_by_block(base, config, name) if denoiser.prefix in parts else {} for name in NUMBERS}
-    targets = _with_numbers(chosen, numbers, config)
+    sized = _with_numbers(chosen, numbers, config)
     for part in base.parts:
-        if part.prefix in parts and not any(target.part == part.prefix for target in targets):
+        if part.prefix in parts and not any(trained.part == part.prefix for trained in sized):
             raise ValueError(
                 f"No layer of {part.prefix}_… is left to train with preset {config.preset}, include, exclude and the "
                 f"block numbers of {node('lora')}; change these, or set the learning rate of that model to 0."
             )
-    return targets
+    return sized
 
 
 def _matching(trainable: list[Layer], config: LoraConfig) -> list[Layer]:
@@ -81,7 +81,7 @@ def _matching(trainable: list[Layer], config: LoraConfig) -> list[Layer]:
 
 
 def _in_preset(layer: Layer, config: LoraConfig) -> bool:
-    """Tell whether the preset, or the algorithm in its place, trains a layer."""
+    """Tell whether the preset, or the algorithm instead, trains a layer."""
     own = config.algorithm in OWN_LAYERS and not is_norm(layer.module)
     return (config.algorithm if own else config.preset) in layer.presets
 
@@ -105,7 +105,7 @@ def _check_patterns(setting: str, patterns: Iterable[str], layers: list[Layer]) 
             )
 
 
-def _with_numbers(layers: list[Layer], numbers: dict[str, dict[str, float]], config: LoraConfig) -> list[Target]:
+def _with_numbers(layers: list[Layer], numbers: dict[str, dict[str, float]], config: LoraConfig) -> list[TrainedLayer]:
     """Give layers the rank, alpha and learning-rate factor of their block; drop those with rank or factor 0."""
     weights, sized = numbers["block_weights"], []
     for layer in layers:
@@ -116,13 +116,13 @@ def _with_numbers(layers: list[Layer], numbers: dict[str, dict[str, float]], con
             alpha = numbers["conv_block_alphas"].get(layer.block, config.conv_alpha or alpha)
         weight = weights.get(layer.block or BASE, 1.0)
         if rank and weight:
-            sized.append(target_of(layer, int(rank), alpha or float(rank))._replace(lr_factor=weight))
+            sized.append(trained_layer_of(layer, int(rank), alpha or float(rank))._replace(lr_factor=weight))
     return sized
 
 
-def target_of(layer: Layer, rank: int, alpha: float) -> Target:
-    """Build the target for a layer with this rank and alpha."""
-    return Target(layer.name, layer.module, rank, alpha, layer.path, layer.part, layer.block, layer.comfy)
+def trained_layer_of(layer: Layer, rank: int, alpha: float) -> TrainedLayer:
+    """Describe a layer that is trained with this rank and alpha."""
+    return TrainedLayer(layer.name, layer.module, rank, alpha, layer.path, layer.part, layer.block, layer.comfy)
 
 
 def _is_spatial(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..common.callbacks import Norms
 from ..config import LoraConfig
 from .build import algorithm_of, build_layer
-from .choose import Target
+from .choose import TrainedLayer
 from .embeddings import Embeddings
 from .layers.dora import frozen_weight
 from .layers.layer import NetworkLayer
@@ -62,28 +62,30 @@ class Network(nn.Module):
 
     def __init__(
         self,
-        targets: Sequence[Target],
+        chosen: Sequence[TrainedLayer],
         config: LoraConfig,
         seed: int,
         continued: Mapping[str, LayerWeights] | None = None,
     ) -> None:
-        """Build a layer for each target. continued: the tensors that each continues from, by its name in LoRA files."""
+        """Build the chosen layers. continued: the tensors that each continues from, by its name in LoRA files."""
         super().__init__()
         layers: dict[str, Any] = {}
-        for target in targets:
-            weights = None if continued is None else continued[target.name]
-            layer = build_layer(target, config, seed) if weights is None else _continued(target, config, seed, weights)
-            layer.lr_factor = target.lr_factor
-            layers[target.name] = layer
-        self._targets: dict[str, Any] = {target.name: target.module for target in targets}
-        self.chosen = tuple(target._replace(module=None) for target in targets)  # without the frozen layers
+        for trained in chosen:
+            if continued is None:
+                layer = build_layer(trained, config, seed)
+            else:
+                layer = _continued(trained, config, seed, continued[trained.name])
+            layer.lr_factor = trained.lr_factor
+            layers[trained.name] = layer
+        self._frozen: dict[str, Any] = {trained.name: trained.module for trained in chosen}
+        self.chosen = tuple(trained._replace(module=None) for trained in chosen)  # without the frozen layers
         self._layers: dict[str, NetworkLayer] = layers
         self.layers = nn.ModuleDict(layers)
         self.embeddings = Embeddings()
 
     def attach(self) -> None:
         """Apply every layer to its frozen layer from now on."""
-        for name, module in self._targets.items():
+        for name, module in self._frozen.items():
             if not isinstance(module, WithDelta):
                 # A new class instead of a function per layer: torch.compile then sees that blocks are alike.
                 module.__class__ = _with_delta(type(module))
@@ -93,7 +95,7 @@ class Network(nn.Module):
 
     def detach(self) -> None:
         """Restore the frozen layers exactly."""
-        for name, module in self._targets.items():
+        for name, module in self._frozen.items():
             if isinstance(module, WithDelta):
                 del module.__dict__["delta"], self._layers[name].__dict__["frozen"]
                 module.__class__ = type(module).__bases__[1]
@@ -102,16 +104,16 @@ class Network(nn.Module):
     def release(self, *parts: str) -> None:
         """Detach, and drop the frozen layers of some parts of the model, or of all, to free their memory."""
         self.detach()
-        remaining = {target.name for target in self.chosen if parts and target.part not in parts}
-        self._targets = {name: module for name, module in self._targets.items() if name in remaining}
+        remaining = {trained.name for trained in self.chosen if parts and trained.part not in parts}
+        self._frozen = {name: module for name, module in self._frozen.items() if name in remaining}
         if not parts:
             self.embeddings.release()
 
     def leave(self, *parts: str) -> None:
         """Leave the layers of some parts of the model attached for good: `detach` no longer reaches them."""
         self.attach()
-        kept = {target.name for target in self.chosen if target.part not in parts}
-        self._targets = {name: module for name, module in self._targets.items() if name in kept}
+        kept = {trained.name for trained in self.chosen if trained.part not in parts}
+        self._frozen = {name: module for name, module in self._frozen.items() if name in kept}
         self.detach()
 
     @contextmanager
@@ -152,9 +154,9 @@ class Network(nn.Module):
 
     def set_times(self, times: Tensor | None, part: str) -> None:
         """Set the times of a micro-batch's samples, (B,) 0 to 1, by which layers of a part use ranks; None: all."""
-        for target in self.chosen:
-            dropouts = self._layers[target.name].dropouts
-            if dropouts and dropouts.least_rank and target.part == part:
+        for trained in self.chosen:
+            dropouts = self._layers[trained.name].dropouts
+            if dropouts and dropouts.least_rank and trained.part == part:
                 dropouts.times = times
 
     @torch.no_grad()
@@ -178,9 +180,9 @@ class Network(nn.Module):
 
     def freeze(self, part: str) -> None:
         """Freeze the layers of a part of the model."""
-        for target in self.chosen:
-            if target.part == part:
-                self._layers[target.name].requires_grad_(False)
+        for trained in self.chosen:
+            if trained.part == part:
+                self._layers[trained.name].requires_grad_(False)
 
     def groups(
         self, rates: Mapping[str, float], conv_rate: float = 0.0, plus_ratio: float = 1.0
@@ -194,9 +196,9 @@ class Network(nn.Module):
         """
         groups: dict[tuple[str, float, bool], dict[str, Any]] = {}
         for model, rate in rates.items():
-            for name in (target.name for target in self.chosen if target.part == model):
+            for name in (trained.name for trained in self.chosen if trained.part == model):
                 layer = self._layers[name]
-                large = max(getattr(self._targets.get(name), "kernel_size", (1,))) > 1
+                large = max(getattr(self._frozen.get(name), "kernel_size", (1,))) > 1
                 apart = bool(large and rate and conv_rate)
                 own = layer.lr_factor * (conv_rate if apart else rate)
                 name = model + "_conv" * apart + (f"_x{layer.lr_factor:g}" if layer.lr_factor != 1 else "")
@@ -223,22 +225,22 @@ class Network(nn.Module):
 
     def changes(self) -> Iterator[tuple[str, Tensor, int]]:
         """Yield name, W' - W (float32, in W's shape) and rank of every layer with a matrix; needs the frozen layers."""
-        for name, rank in ((target.name, target.rank) for target in self.chosen if target.name in self._targets):
+        for name, rank in ((trained.name, trained.rank) for trained in self.chosen if trained.name in self._frozen):
             layer = self._layers[name]
-            weight = frozen_weight(self._targets[name], torch.float32, next(layer.parameters()).device)
+            weight = frozen_weight(self._frozen[name], torch.float32, next(layer.parameters()).device)
             if weight.ndim > 1:
                 yield name, layer.changed_weight(weight).detach() - weight, rank
 
 
-def _continued(target: Target, config: LoraConfig, seed: int, weights: LayerWeights) -> NetworkLayer:
+def _continued(trained: TrainedLayer, config: LoraConfig, seed: int, weights: LayerWeights) -> NetworkLayer:
     """Build a layer that continues from earlier weights; raise ValueError, with its name, if it cannot."""
     try:
-        layer = build_layer(target, weights.config(config), seed, by_output=weights.by_output)
+        layer = build_layer(trained, weights.config(config), seed, by_output=weights.by_output)
         layer.load({part: t for part, t in weights.tensors.items() if part != "dora_scale"}, weights.alpha)
         if "dora_scale" in weights.tensors:
             layer.load_magnitude(weights.tensors["dora_scale"])
     except ValueError as error:
-        raise ValueError(f"{target.name}: {error}") from error
+        raise ValueError(f"{trained.name}: {error}") from error
     return layer
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..config import OptimizerConfig, RunConfig
 from ..models import BaseModel, word_ids
-from .choose import choose_targets, target_of
+from .choose import choose_layers, trained_layer_of
 from .embeddings import Embeddings
 from .network import LayerWeights, Network
 
@@ -25,11 +25,11 @@ def build_network(
     without a rate are frozen, but attached.
     """
     if continued is None:
-        targets = choose_targets(base, config.lora, [prefix for prefix, rate in rates.items() if rate > 0])
+        chosen = choose_layers(base, config.lora, [prefix for prefix, rate in rates.items() if rate > 0])
     else:
         layers = {layer.name: layer for layer in base.layers.listed()}
-        targets = [target_of(layers[name], weights.rank, weights.alpha) for name, weights in continued.items()]
-    network = Network(targets, config.lora, config.train.seed, continued)
+        chosen = [trained_layer_of(layers[name], weights.rank, weights.alpha) for name, weights in continued.items()]
+    network = Network(chosen, config.lora, config.train.seed, continued)
     network.embeddings = build_embeddings(base, config)
     return network
 

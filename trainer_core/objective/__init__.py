@@ -1,20 +1,20 @@
 """The objective that a run minimises: noise levels, noise, targets, weights, the loss and its terms."""
 
-from .draws import Batch, Draws, Place, draws_at
+from .draws import Batch, DrawIndex, Draws, draws_at
 from .objective import Objective
 from .passes import Pass
-from .path import Path
+from .path import AffinePath
 from .settings import check_objective, describe_levels, objective_remarks
 from .terms import Term, check_captions, other_captions, prompts, strengths, terms_of, texts_beside
 from .timesteps import level_shares
 
 __all__ = [
+    "AffinePath",
     "Batch",
+    "DrawIndex",
     "Draws",
     "Objective",
     "Pass",
-    "Path",
-    "Place",
     "Term",
     "check_captions",
     "check_objective",

@@ -11,7 +11,7 @@ from .path import Mix
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class DrawIndex:
     """The numbers of a micro-batch in its run; with the seed they decide its random numbers."""
 
     micro_batch: int  # counted over the whole run
@@ -24,7 +24,7 @@ class Place:
 class Batch:
     """B samples of one bucket, on the CPU."""
 
-    place: Place
+    index: DrawIndex
     latents: Tensor  # (B, C, *axes) float32, clean, in model scale
     weights: Tensor  # (B,) of the samples' concepts
     mask: Tensor | None = None  # (B, 1, *axes); None when no sample has one

@@ -14,7 +14,7 @@ from .draws import Batch, Draws
 from .loss import huber_thresholds, reduction_factor, sample_losses
 from .noise import offset_growth, perturb, sample_noise
 from .passes import Pass
-from .path import Path
+from .path import AffinePath
 from .terms import Term
 from .timesteps import chosen_levels, level_probabilities, sample_strata, sample_timesteps, shift_of
 from .weighting import snr_weight
@@ -36,7 +36,7 @@ class Objective:
         levels: LevelDefaults = PLAIN,
         terms: Sequence[Term] = (),
     ) -> None:
-        self.config, self.seed, self.path, self.terms = config, seed, Path(noise), terms
+        self.config, self.seed, self.path, self.terms = config, seed, AffinePath(noise), terms
         self.levels = chosen_levels(config, levels)
         self._probabilities: dict[float, Tensor] = {}  # of levels, by their shift
 
@@ -46,7 +46,7 @@ class Objective:
         noise = self._noise(batch, levels)
         seen = noise  # with input perturbation the model sees more noise than it should predict
         if strength := self.config.input_perturbation:
-            seen = perturb(noise, self.seed, batch.place.micro_batch, strength)
+            seen = perturb(noise, self.seed, batch.index.micro_batch, strength)
         mix = self.path.at(levels, device)
         latents = batch.latents.to(device)
 
@@ -116,17 +116,17 @@ class Objective:
 
     def _levels(self, batch: Batch) -> Tensor:
         """Draw the levels of a micro-batch, (B,) int64."""
-        place, count, strata = batch.place, len(batch.latents), None
+        index, count, strata = batch.index, len(batch.latents), None
         if self.config.stratified_timesteps:
-            strata = sample_strata(self.seed, place.step, place.step_samples)[place.first : place.first + count]
+            strata = sample_strata(self.seed, index.step, index.step_samples)[index.first : index.first + count]
         return sample_timesteps(
             self.seed,
-            place.micro_batch,
+            index.micro_batch,
             count,
             self.probabilities(batch.latents.shape[2:]),
             self.config.min_timestep,
             strata,
-            place.step_samples,
+            index.step_samples,
         )
 
     def _noise(self, batch: Batch, levels: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class Objective:
         config = self.config
         return sample_noise(
             self.seed,
-            batch.place.micro_batch,
+            batch.index.micro_batch,
             batch.latents.shape,
             self._offsets(batch, levels),
             config.pyramid_iterations,
@@ -147,7 +147,7 @@ class Objective:
         count, channels = latents.shape[:2]
         strengths = torch.full((count, 1), config.noise_offset)
         if config.noise_offset_strength == "random":
-            draws = [sample_uniform(self.seed, "offset_strength", batch.place.micro_batch, i) for i in range(count)]
+            draws = [sample_uniform(self.seed, "offset_strength", batch.index.micro_batch, i) for i in range(count)]
             strengths = strengths * torch.tensor(draws)[:, None]
         elif config.noise_offset_strength == "by_timestep":
             growth = offset_growth(self.path.noise.alpha, self.path.noise.sigma)
@@ -165,7 +165,7 @@ class Objective:
         return huber_thresholds(config.huber_c, config.huber_schedule, config.huber_scale, times, sigmas)
 
 
-def level_weights(config: ObjectiveConfig, path: Path) -> Tensor:
+def level_weights(config: ObjectiveConfig, path: AffinePath) -> Tensor:
     """Compute the weight of the loss at every level of a path, (N,)."""
     return snr_weight(
         path.snr,

@@ -76,7 +76,7 @@ def path_length(alpha: Tensor, sigma: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class AffinePath:
     """A model's noise, level by level; tables are (N,) float32, level 0 the cleanest."""
 
     noise: NoiseModel

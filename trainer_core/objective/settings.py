@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config import MIN_SNR, RunConfig, setting
 from ..models.base import LevelDefaults, NoiseModel
 from .objective import PLAIN, level_weights
-from .path import PURE_NOISE, Path
+from .path import PURE_NOISE, AffinePath
 from .timesteps import chosen_levels
 
 KIND_OF_WEIGHTING = {  # weightings for one kind of prediction
@@ -28,7 +28,7 @@ def check_objective(config: RunConfig, noise: NoiseModel) -> None:
             f"weighting {objective.weighting} is not for models that predict {noise.kind}, as this one does; set "
             f"{setting('objective.weighting')} to min_snr."
         )
-    if objective.noise_offset_strength == "by_timestep" and Path(noise).ends_in_noise:
+    if objective.noise_offset_strength == "by_timestep" and AffinePath(noise).ends_in_noise:
         raise ValueError(
             "noise_offset_strength by_timestep is undefined where the last timestep is pure noise, as in this model; "
             f"set {setting('objective.noise_offset_strength')} to fixed and noise_offset to 0."
@@ -49,7 +49,7 @@ def objective_remarks(config: RunConfig, noise: NoiseModel, family: LevelDefault
     changes = ["a noise offset"] if objective.noise_offset or objective.noise_offset_strength == "adaptive" else []
     changes += ["pyramid noise"] if objective.pyramid_iterations else []
     sentences = []
-    path, diffusion = Path(noise), noise.kind in ("epsilon", "v_prediction")
+    path, diffusion = AffinePath(noise), noise.kind in ("epsilon", "v_prediction")
     pure, levels = path.ends_in_noise, chosen_levels(objective, family)
     partly = objective.timestep_distribution == "auto" or not objective.timestep_shift  # the family's
     if partly and describe_levels(family) != describe_levels(PLAIN):

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..common.rng import generator, sample_uniform
 from ..config import ObjectiveConfig
 from ..models.base import LevelDefaults
-from .path import Path
+from .path import AffinePath
 
 HALVINGS = 60  # of an interval, until a float64 cannot be halved
 
@@ -40,7 +40,9 @@ def shift_of(levels: LevelDefaults, size: Sequence[int]) -> float:
     return math.exp(low + (high - low) * (tokens - few) / (many - few))
 
 
-def level_probabilities(config: ObjectiveConfig, path: Path, distribution: str = "", shift: float = 1.0) -> Tensor:
+def level_probabilities(
+    config: ObjectiveConfig, path: AffinePath, distribution: str = "", shift: float = 1.0
+) -> Tensor:
     """Compute the cumulative probabilities of the levels min_timestep..max_timestep, float64.
 
     distribution: by default the configured one. shift s moves times towards noise, t -> s t / (1 + (s - 1) t), as
@@ -94,9 +96,9 @@ def unshifted(t: Tensor, shift: float) -> Tensor:
 def between(cumulative: Tensor, t: Tensor) -> Tensor:
     """Read a table of cumulative probabilities at times between its own, along straight lines."""
     table = torch.cat([torch.zeros(1, dtype=torch.float64), cumulative])
-    places = t * len(cumulative)
-    below = places.floor().long().clamp(max=len(cumulative) - 1)
-    return table[below].lerp(table[below + 1], places - below)
+    indices = t * len(cumulative)
+    below = indices.floor().long().clamp(max=len(cumulative) - 1)
+    return table[below].lerp(table[below + 1], indices - below)
 
 
 def logit_normal(t: Tensor, mean: float, scale: float) -> Tensor:
@@ -182,8 +184,8 @@ def sample_timesteps(
     draws = [sample_uniform(seed, "timestep", micro_batch, i) for i in range(count)]
     if strata is not None:
         draws = [(stratum + draw) / strata_count for stratum, draw in zip(strata, draws, strict=True)]
-    places = torch.searchsorted(cumulative, torch.tensor(draws, dtype=torch.float64), right=True)
-    return low + places.clamp(max=len(cumulative) - 1)
+    indices = torch.searchsorted(cumulative, torch.tensor(draws, dtype=torch.float64), right=True)
+    return low + indices.clamp(max=len(cumulative) - 1)
 
 
 def sample_strata(seed: int, step: int, count: int) -> list[int]:

@@ -154,7 +154,7 @@ def try_out(config: OptimizerConfig, kind: Any, options: dict[str, Any]) -> None
     before = [torch.randn(shape, generator=draws) for shape in SHAPES]
     try:
         with Counted(name):
-            optimizer, weights = _tried(config, kind, options, before)
+            optimizer, weights = _build_trial(config, kind, options, before)
             for step in gradients[:TRIED]:
                 _step(optimizer, weights, step)
     except TooMuchWork:
@@ -173,7 +173,7 @@ def try_out(config: OptimizerConfig, kind: Any, options: dict[str, Any]) -> None
         raise ValueError(f"{name} does not change the weights in {TRIED} trial steps; choose another optimizer.")
     remedy = "so a stopped run could not be resumed; choose another optimizer."
     try:
-        again, others = _tried(config, kind, options, [weight.detach() for weight in weights])
+        again, others = _build_trial(config, kind, options, [weight.detach() for weight in weights])
         tensors, tree = pack(optimizer.state_dict(), copy=True)
         load_exactly(again, unpack(tensors, json.loads(json.dumps(tree))))
         for one, its in ((optimizer, weights), (again, others)):
@@ -184,7 +184,7 @@ def try_out(config: OptimizerConfig, kind: Any, options: dict[str, Any]) -> None
         raise ValueError(f"{name} takes other steps after its state is saved and loaded, {remedy}")
 
 
-def _tried(
+def _build_trial(
     config: OptimizerConfig, kind: Any, options: dict[str, Any], values: Sequence[Tensor]
 ) -> tuple[Any, list[Tensor]]:
     """Build an optimizer over parameters of these values; return both."""

@@ -14,7 +14,7 @@ from ..optim.noise_scale import looked_at
 from .estimate import optimizer_state
 from .outline import Outline
 
-TENSOR_ENTRY = 350  # bytes in a file to describe a tensor: its name, its shape, its place in the state
+TENSOR_ENTRY = 350  # bytes in a file to describe a tensor: its name, its shape, its entry in the state
 SMALL_FILES = 20_000  # bytes of the small files of a save
 
 

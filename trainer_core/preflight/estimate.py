@@ -230,7 +230,7 @@ def _heads(like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
+class LargestBatch:
     """The largest micro-batch of a run."""
 
     samples: int
@@ -245,7 +245,7 @@ def estimate_step(
     base: BaseModel,
     network: Network,
     objective: Objective,
-    shape: Shape,
+    shape: LargestBatch,
     *,
     optimizer: OptimizerConfig | None = None,
     memory: MemoryConfig | None = None,
@@ -298,7 +298,7 @@ def estimate_step(
 
 
 def pass_without_data(
-    base: BaseModel, network: Network, objective: Objective, shape: Shape, memory: MemoryConfig | None
+    base: BaseModel, network: Network, objective: Objective, shape: LargestBatch, memory: MemoryConfig | None
 ) -> Pass:
     """Build the pass of a micro-batch on the meta device, with all that its terms may ask of a batch."""
     latents = torch.empty(shape.samples, base.latents.channels, *shape.latents, device="meta")

@@ -31,8 +31,8 @@ Fits = Callable[[int, int], bool]  # whether (resolution, batch) fits into the f
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
-    """What a guess is made of."""
+class GuessInputs:
+    """The model, pictures and settings that a guess is computed from."""
 
     title: str  # of the base model
     defaults: Defaults  # of its family
@@ -61,42 +61,42 @@ class Guess(NamedTuple):
         return f"{self.setting} {self.value:.10g}: {self.reason}"
 
 
-def guess_settings(facts: Facts) -> list[Guess]:
+def guess_settings(inputs: GuessInputs) -> list[Guess]:
     """Guess resolution, batch size, steps, rank and learning rate; what is decided elsewhere is left out.
 
     The learning rate grows with the square root of the batch, as suits Adam (Malladi et al. 2022, arXiv 2205.10287).
     """
-    size = _resolution(facts)
-    batch = _batch(facts, int(size.value))
-    whole = int(batch.value) * facts.accumulate
-    found = [] if facts.sized else [size]
-    found += [batch, _steps(facts, whole)]
-    found += [Guess("epochs", 0, say("steps sets the length only then."))] if facts.by_epochs else []
-    found += [_rank(facts)] if facts.ranked else []
-    return [*found, _rate(facts, whole)]
+    size = _resolution(inputs)
+    batch = _batch(inputs, int(size.value))
+    whole = int(batch.value) * inputs.accumulate
+    found = [] if inputs.sized else [size]
+    found += [batch, _steps(inputs, whole)]
+    found += [Guess("epochs", 0, say("steps sets the length only then."))] if inputs.by_epochs else []
+    found += [_rank(inputs)] if inputs.ranked else []
+    return [*found, _rate(inputs, whole)]
 
 
-def _resolution(facts: Facts) -> Guess:
-    own, step, side = facts.defaults.resolution, facts.defaults.step, statistics.median(facts.sides)
+def _resolution(inputs: GuessInputs) -> Guess:
+    own, step, side = inputs.defaults.resolution, inputs.defaults.step, statistics.median(inputs.sides)
     least = math.ceil(own * FAR / step) * step
     found = min(max(int(side // step * step), least), own)
-    why = say("{0} was made for it, and the pictures are large enough.", facts.title)
+    why = say("{0} was made for it, and the pictures are large enough.", inputs.title)
     if found < own:
         why = say(
             "{0} was made for {1}, but half of the pictures have fewer than {2} pixels a side.",
-            *(facts.title, own, f"{side:.0f}"),
+            *(inputs.title, own, f"{side:.0f}"),
         )
-    if facts.fits and not facts.fits(found, 1) and found > least and facts.fits(least, 1):
+    if inputs.fits and not inputs.fits(found, 1) and found > least and inputs.fits(least, 1):
         found, why = least, say("at {0} even a batch of 1 does not fit into the free memory.", found)
     return Guess("resolution", found, why)
 
 
-def _batch(facts: Facts, resolution: int) -> Guess:
-    pictures = count(facts.sides, "picture")
-    filled = next((batch for batch in BATCHES if facts.visits >= batch * LEAST_BATCHES), 1)
-    if facts.fits is None:
+def _batch(inputs: GuessInputs, resolution: int) -> Guess:
+    pictures = count(inputs.sides, "picture")
+    filled = next((batch for batch in BATCHES if inputs.visits >= batch * LEAST_BATCHES), 1)
+    if inputs.fits is None:
         return Guess("batch_size", 1, say("the memory of a linked model is measured only when the run starts."))
-    found = next((batch for batch in BATCHES if batch <= filled and facts.fits(resolution, batch)), 1)
+    found = next((batch for batch in BATCHES if batch <= filled and inputs.fits(resolution, batch)), 1)
     if found < filled:
         return Guess("batch_size", found, say("{0} at a time do not fit into the free memory.", 2 * found))
     if found < BATCHES[0]:
@@ -106,42 +106,42 @@ def _batch(facts: Facts, resolution: int) -> Guess:
     return Guess("batch_size", found, say("it fits into the free memory, and more would hardly help."))
 
 
-def _steps(facts: Facts, batch: int) -> Guess:
-    pictures = len(facts.sides)
+def _steps(inputs: GuessInputs, batch: int) -> Guess:
+    pictures = len(inputs.sides)
     visits = max(min(max(VISITS * pictures, FEWEST), MOST), EPOCHS * pictures)
-    epochs = visits / (pictures * facts.repeats)
-    steps = math.ceil(epochs * facts.visits / batch / ROUND) * ROUND
+    epochs = visits / (pictures * inputs.repeats)
+    steps = math.ceil(epochs * inputs.visits / batch / ROUND) * ROUND
     each = round(visits / pictures)
     why = say("each of {0} is then trained about {1} times.", count(pictures, "picture"), each)
     return Guess("steps", steps, why)
 
 
-def _rank(facts: Facts) -> Guess:
-    pictures, own = len(facts.sides), facts.defaults.rank
+def _rank(inputs: GuessInputs) -> Guess:
+    pictures, own = len(inputs.sides), inputs.defaults.rank
     times = next((times for least, times in LARGE if pictures >= least), 1)
-    why = say("it suits {0} and few pictures.", facts.title)
+    why = say("it suits {0} and few pictures.", inputs.title)
     return Guess("rank", own * times, why if times == 1 else say("{0} pictures hold more to learn.", pictures))
 
 
-def _rate(facts: Facts, batch: int) -> Guess:
-    if facts.estimates:
-        return Guess("learning_rate", facts.rate, say("this optimizer finds its own step size."))
-    value = float(f"{facts.rate * math.sqrt(batch):.2g}")
-    rate = f"{facts.rate:g}"
-    why = say("{0} suits {1} and this optimizer.", rate, facts.title)
+def _rate(inputs: GuessInputs, batch: int) -> Guess:
+    if inputs.estimates:
+        return Guess("learning_rate", inputs.rate, say("this optimizer finds its own step size."))
+    value = float(f"{inputs.rate * math.sqrt(batch):.2g}")
+    rate = f"{inputs.rate:g}"
+    why = say("{0} suits {1} and this optimizer.", rate, inputs.title)
     if batch > 1:
-        why = say("{0} suits {1} and this optimizer, times the root of the batch, {2}.", rate, facts.title, batch)
+        why = say("{0} suits {1} and this optimizer, times the root of the batch, {2}.", rate, inputs.title, batch)
     return Guess("learning_rate", value, why)
 
 
-def find_facts(config: RunConfig, plan: Plan, title: str, defaults: Defaults, fits: Fits | None) -> Facts:
-    """Collect the facts of a run: its settings as a person left them, and its plan with those that fill them in."""
+def find_inputs(config: RunConfig, plan: Plan, title: str, defaults: Defaults, fits: Fits | None) -> GuessInputs:
+    """Collect the inputs of a run: its settings as a person left them, and its plan with those that fill them in."""
     optimizer = config.optimizer.replace(learning_rate=OPEN)
     finds = estimates(optimizer)
     rate = 1.0 if finds else fill(config.replace(optimizer=optimizer), defaults).optimizer.learning_rate
     mine = [i for i in plan.trained if plan.concepts[i].role == "train"] or plan.trained
     pictures = [plan.manifest.pictures[i] for i in mine]
-    return Facts(
+    return GuessInputs(
         title=title,
         defaults=defaults,
         sides=tuple(math.sqrt(picture.width * picture.height) for picture in pictures),

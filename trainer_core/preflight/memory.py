@@ -24,7 +24,7 @@ from ..memory import (
 )
 from ..models import BaseModel, word_ids
 from ..objective import Objective, other_captions, terms_of, texts_beside
-from .estimate import CUDA_BLOCK, Encoding, Estimate, Shape, estimate_encoding, estimate_step
+from .estimate import CUDA_BLOCK, Encoding, Estimate, LargestBatch, estimate_encoding, estimate_step
 from .outline import Outline, outline_run, trains_text
 
 ERROR = 0.1  # of the estimate; a run is refused only where it is larger by more than this
@@ -59,12 +59,12 @@ def fit_memory(
     )
 
 
-def largest_micro_batch(config: RunConfig, plan: Plan, base: BaseModel) -> Shape:
+def largest_micro_batch(config: RunConfig, plan: Plan, base: BaseModel) -> LargestBatch:
     """Find the shape of the run's largest micro-batch."""
     terms, words = terms_of(config), word_ids(config.lora.embeddings)
     (width, height), count = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
     captions = plan.captions()
-    return Shape(
+    return LargestBatch(
         samples=count,
         latents=(height // base.latents.pixels, width // base.latents.pixels),
         tokens=base.text.longest_batch(captions | other_captions(terms, plan), count, words),
@@ -95,7 +95,7 @@ def estimate_run(
     config: RunConfig,
     outline: Outline,
     memory: MemoryConfig,
-    shape: Shape,
+    shape: LargestBatch,
     device: torch.device,
     encoding: Encoding | None = None,
 ) -> Estimate:
@@ -129,7 +129,7 @@ def estimate_run(
 
 def _remedies(
     config: RunConfig,
-    shape: Shape,
+    shape: LargestBatch,
     dtype: torch.dtype,
     device: torch.device,
     free: float,

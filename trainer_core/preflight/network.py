@@ -11,7 +11,7 @@ import torch
 from ..config import DENOISER_ONLY, WITHOUT_RANK, LoraConfig, RunConfig, fill_lora
 from ..lora_files.continued import file_remarks
 from ..models import BaseModel, Source
-from ..networks import Network, Target, choose_targets, remarks_on_blocks
+from ..networks import Network, TrainedLayer, choose_layers, remarks_on_blocks
 from .outline import Outline
 from .report import table
 
@@ -51,7 +51,7 @@ def outline_size(source: Source, config: LoraConfig) -> NetworkSize:
     config = fill_lora(config, base.defaults)
     parts = base.parts[:1] if config.preset in DENOISER_ONLY else base.parts
     with torch.device("meta"):
-        network = Network(choose_targets(base, config, [part.prefix for part in parts]), config, 0)
+        network = Network(choose_layers(base, config, [part.prefix for part in parts]), config, 0)
     return measure_network(base, network, config)
 
 
@@ -65,15 +65,15 @@ def measure_network(base: BaseModel, network: Network, config: LoraConfig) -> Ne
 
     rankless = config.algorithm in WITHOUT_RANK or config.full_matrix
 
-    def part(name: str, targets: Iterable[Target]) -> PartSize:
-        own = list(targets)
+    def part(name: str, chosen: Iterable[TrainedLayer]) -> PartSize:
+        own = list(chosen)
         return PartSize(
             name=name,
             layers=len(own),
-            parameters=sum(parameters[target.name] for target in own),
-            numbers=sum(numbers[target.name] for target in own),
-            ranks=() if rankless else tuple(sorted({target.rank for target in own})),
-            lr_factors=tuple(sorted({target.lr_factor for target in own})),
+            parameters=sum(parameters[trained.name] for trained in own),
+            numbers=sum(numbers[trained.name] for trained in own),
+            ranks=() if rankless else tuple(sorted({trained.rank for trained in own})),
+            lr_factors=tuple(sorted({trained.lr_factor for trained in own})),
         )
 
     models = [part(p.title, (t for t in network.chosen if t.part == p.prefix)) for p in base.parts]

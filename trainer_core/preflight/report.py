@@ -224,9 +224,9 @@ def _remarks_on_limits(plan: Plan) -> Iterator[str]:
             yield f"{setting('buckets.no_upscale')} is on, so its min_side and max_side are ignored."
         return
     for text in sorted({text for each in plan.resolutions for text in each}):
-        target = parse_resolution(text)
-        longest = max(map(max, buckets_of(target, step)))
-        if not target.fixed and 0 < options.max_side < longest:
+        resolution = parse_resolution(text)
+        longest = max(map(max, buckets_of(resolution, step)))
+        if not resolution.fixed and 0 < options.max_side < longest:
             yield (
                 f"{setting('buckets.max_side')} is {options.max_side}, which clips long shapes of the resolution "
                 f"{text}, which lose pixels. Set it to {longest} to keep them."

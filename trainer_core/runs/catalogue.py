@@ -76,8 +76,8 @@ def signature(path: Path) -> tuple[object, ...] | None:
     if (path / OWNER).exists():
         return None
     try:
-        places = [path, *(path / name for name in PARTS), *((path / CHECKPOINTS).glob("*"))]
-        return tuple(_stamp(place) for place in places)
+        paths = [path, *(path / name for name in PARTS), *((path / CHECKPOINTS).glob("*"))]
+        return tuple(_stamp(each) for each in paths)
     except OSError:  # nothing can be said of it: look anew each time
         return None
 
@@ -123,11 +123,11 @@ def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) 
 def _about(run: RunFolder) -> dict[str, Any]:
     about = run.about
     base_model = about["config"].get("base_model")
-    place = base_model.get("path") if isinstance(base_model, dict) else None
+    path = base_model.get("path") if isinstance(base_model, dict) else None
     return {
         **{name: about[name] for name in ("created", "steps")},
         **{name: printable(about[name][:LONGEST]) for name in ("name", "key")},
-        "base_model": last_part(place) if is_text(place) else None,
+        "base_model": last_part(path) if is_text(path) else None,
         "pictures": about["pictures"] if is_count(about.get("pictures")) else None,
         "begun_with": _origin(about.get("begun_with")),
         "title": run.title(),
@@ -170,7 +170,7 @@ def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -
             before, measured = _read_history(checkpoint)
             losses, validation = before | losses, measured | validation
         groups = {"rate": ("step", "lr"), "concepts": ("step", "concepts"), "levels": ("validation", "levels")}
-        found = {name: _read_groups(events, step, *place) for name, place in groups.items()}
+        found = {name: _read_groups(events, step, *keys) for name, keys in groups.items()}
         state["curves"] = {
             "loss": thin(losses, spread=True),
             "validation": thin(validation, FEWER),

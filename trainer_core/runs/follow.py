@@ -27,9 +27,9 @@ def follow(path: Path, seen: int = 0) -> dict[str, Any]:
     run = open_run(path)
     alive, since = run.at_work(), run.owned_since()
     lines, end = _tail(path / LOG)
-    events = [(place, event) for place, event in lines if event["time"] >= since]
+    events = [(position, event) for position, event in lines if event["time"] >= since]
     steps = [event for _, event in events if event["event"] == "step"]
-    new = [event for place, event in events if place >= seen]
+    new = [event for position, event in events if position >= seen]
     points = [_point(event) for event in new if event["event"] == "step"][-MOST_POINTS:]
     at = steps[-1]["step"] if steps else 0
     cut = bool(lines) and lines[0][0] > seen
@@ -49,7 +49,7 @@ def follow(path: Path, seen: int = 0) -> dict[str, Any]:
 
 
 def _tail(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
-    """Read the complete lines at the end of a log, each with its place in bytes, and where the next one begins."""
+    """Read the complete lines at the end of a log, each with its position in bytes, and where the next one begins."""
     try:
         with path.open("rb") as file:
             start = max(0, file.seek(0, 2) - TAIL)
@@ -60,12 +60,12 @@ def _tail(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     return list(_lines(data, start)), start + data.rfind(b"\n") + 1
 
 
-def _lines(data: bytes, place: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(data: bytes, position: int) -> Iterator[tuple[int, dict[str, Any]]]:
     for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
         event = parse_line(line)  # the first one may be cut off
         if event is not None and is_time(event.get("time")) and _is_event(event):
-            yield place, event
-        place += len(line)
+            yield position, event
+        position += len(line)
 
 
 def _is_event(event: Mapping[str, Any]) -> bool:

@@ -43,13 +43,13 @@ def build_keys(
     """
     values = _values(config, models, pictures, levels)
     whole, train, lora = _digest(values), values["train"], values["lora"]
-    for place, names in (
+    for section, names in (
         (lora, ("names", "bake")),  # another form is another file of the same weights
         (train, ("steps", "epochs", "save_dtype")),
         (values["scheduler"], ("planned_steps",)),  # factors are compared instead, step by step
     ):
         for name in names:
-            place.pop(name, None)
+            section.pop(name, None)
     return Keys(run=whole, course=_digest(values))
 
 
@@ -82,9 +82,9 @@ def _values(
         (values["train"], ("log", "validation_levels", *(() if config.train.keeps_by else ("validate_every",)))),
         (values["objective"], ("timestep_distribution", "timestep_shift")),
     ]
-    for place, names in ignored:
+    for section, names in ignored:
         for name in names:
-            place.pop(name, None)
+            section.pop(name, None)
     values["objective"] |= _levels(config.objective, levels)
     connected = values["base_model"].pop("connected", None)
     if connected is not None:

@@ -12,10 +12,12 @@ from ..config import RunConfig
 from ..data.masks import loss_mask
 from ..data.plan import MicroBatch, Plan, Sample
 from ..models import BaseModel, Conditioning
-from ..objective import Batch, Place
+from ..objective import Batch, DrawIndex
 from .encoded import Encoded
 
-Read = Callable[..., Conditioning]  # turns a caption, and what the text encoders see with it, into its conditioning
+ReadConditioning = Callable[
+    ..., Conditioning
+]  # turns a caption, and what the text encoders see with it, into its conditioning
 
 
 def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig) -> Batch:
@@ -30,7 +32,7 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
     held = torch.tensor([plan.concepts[sample.picture].role == "prior_prediction" for sample in samples])
     mask, normalize, prior_weight = _masks(encoded, micro_batch, plan, config)
     return Batch(
-        place=Place(
+        index=DrawIndex(
             micro_batch=index,
             step=index // config.train.accumulate,
             first=micro_batch.first,
@@ -68,7 +70,12 @@ def _masks(
 
 
 def build_conditions(
-    base: BaseModel, encoded: Encoded, read: Read, plan: Plan, samples: Sequence[Sample], device: torch.device
+    base: BaseModel,
+    encoded: Encoded,
+    read: ReadConditioning,
+    plan: Plan,
+    samples: Sequence[Sample],
+    device: torch.device,
 ) -> object:
     """Batch the conditions of samples: captions, sizes and crops, inpainting latents, control pictures."""
     files = [plan.file(sample) for sample in samples]

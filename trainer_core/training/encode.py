@@ -23,7 +23,7 @@ from ..data.scan import Picture
 from ..memory import with_room
 from ..models import BaseModel, ControlPictures, Inpainting
 from .encode_text import encode_seen, encode_texts
-from .encoded import Encoded, Needs, Seen, Work, room
+from .encoded import Encoded, EncodingContext, EncodingNeeds, Seen, room
 from .pixels import decoded, mask_of, prepared_pixels
 
 Coloured = tuple[Picture | Control, str]  # a file, and the colour behind it where it is transparent
@@ -67,7 +67,7 @@ def encode_plan(
     """
     masked, blank = plan.masked_views() if base.inpainting else ((), ())
     drawn = drawn or {}
-    needs = Needs(
+    needs = EncodingNeeds(
         views=plan.views(),
         masked=masked,
         blank=blank,
@@ -75,11 +75,13 @@ def encode_plan(
         texts=None if prompts is None else plan.captions(alone=bool(base.text.seen_as)) | prompts,
         seen=seen,
     )
-    work = Work(base=base, plan=plan, cache=cache, device=device, callbacks=callbacks, vae_dtype=vae_dtype, world=world)
+    work = EncodingContext(
+        base=base, plan=plan, cache=cache, device=device, callbacks=callbacks, vae_dtype=vae_dtype, world=world
+    )
     return dataclasses.replace(encode(work, needs), drawn=drawn)
 
 
-def encode(work: Work, needs: Needs) -> Encoded:
+def encode(work: EncodingContext, needs: EncodingNeeds) -> Encoded:
     """Encode what the cache lacks; return the keys of all that is needed. Errors are those of `encode_plan`."""
     base, plan, cache, world = work.base, work.plan, work.cache, work.world
     pictures, concepts = plan.manifest.pictures, plan.concepts
@@ -137,16 +139,16 @@ def _in_order(views: Collection[View]) -> list[View]:
     return sorted(views, key=lambda view: (view.other_end, view.picture, repr(view.crop)))
 
 
-def _encode_pictures(work: Work, missing: Mapping[str, tuple[Coloured, Crop]]) -> None:
+def _encode_pictures(work: EncodingContext, missing: Mapping[str, tuple[Coloured, Crop]]) -> None:
     """Encode pictures one by one, by their keys; encode again in float32 where vae_dtype overflows, and report it."""
     base, device, dtype = work.base, work.device, work.vae_dtype
     overflowed: list[str] = []
     on_cpu = 0
     with ExitStack() as stack:
-        vae = stack.enter_context(work.place(base.autoencoder.module, device))
+        vae = stack.enter_context(work.on_device(base.autoencoder.module, device))
         small = vae
         if dtype != torch.float32:
-            small = stack.enter_context(work.place(work.copy_in(dtype, vae), device))
+            small = stack.enter_context(work.on_device(work.copy_in(dtype, vae), device))
         prepared = prepared_pixels(list(missing.values()), lambda file: decoded(*file))
         for done, (key, (((picture, _), _), pixels)) in enumerate(zip(missing, prepared, strict=True)):
             work.callbacks.check()
@@ -173,7 +175,7 @@ def _encode_pictures(work: Work, missing: Mapping[str, tuple[Coloured, Crop]]) -
         work.note_once("overflow", sentence)
 
 
-def _encode_painted(work: Work, inputs: Inpainting, needs: Needs) -> dict[View | Size, str]:
+def _encode_painted(work: EncodingContext, inputs: Inpainting, needs: EncodingNeeds) -> dict[View | Size, str]:
     """Encode masked pictures for an inpainting model, in float32, and return their keys."""
     base, plan, cache, device = work.base, work.plan, work.cache, work.device
     pictures, concepts = plan.manifest.pictures, plan.concepts
@@ -196,7 +198,7 @@ def _encode_painted(work: Work, inputs: Inpainting, needs: Needs) -> dict[View |
     sizes = work.world.mine([size for size in sorted(needs.blank) if not cache.has(keys[size])])
     if not missing and not sizes:
         return keys
-    with work.place(base.autoencoder.module, device) as vae:
+    with work.on_device(base.autoencoder.module, device) as vae:
         for size in sizes:
             cache.put(keys[size], {"painted": inputs.blank(vae, size)[0].cpu()})
         items = [((plan.file(view), concepts[view.picture].background), view.crop) for view in missing]
@@ -214,7 +216,7 @@ def _encode_painted(work: Work, inputs: Inpainting, needs: Needs) -> dict[View |
 
 
 def _encode_references(
-    work: Work, controls: ControlPictures, references: Collection[Reference]
+    work: EncodingContext, controls: ControlPictures, references: Collection[Reference]
 ) -> dict[Reference, str]:
     """Encode control pictures, in float32, and return their keys."""
     base, cache, device = work.base, work.cache, work.device
@@ -230,7 +232,7 @@ def _encode_references(
     missing = [each for each, key in keys.items() if not cache.has(key)]
     _check_space(base, cache, [each.crop for each in missing])
     if missing := work.world.mine(missing):
-        with work.place(base.autoencoder.module, device) as vae:
+        with work.on_device(base.autoencoder.module, device) as vae:
             items = [((each.control, each.background), each.crop) for each in missing]
             for done, (each, (_, pixels)) in enumerate(
                 zip(missing, prepared_pixels(items, lambda f: decoded(*f)), strict=True)

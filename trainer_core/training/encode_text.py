@@ -16,11 +16,11 @@ from ..data.cache import text_key
 from ..data.controls import Reference
 from ..data.images import cut
 from ..models import mentions
-from .encoded import Seen, Work, room
+from .encoded import EncodingContext, Seen, room
 from .pixels import decoded, pixels
 
 
-def _check_text_space(work: Work, each: int, texts: int) -> None:
+def _check_text_space(work: EncodingContext, each: int, texts: int) -> None:
     """Raise ValueError if captions do not fit on the disk or into RAM; note those that exceed the limit of the cache.
 
     each: bytes of the first caption; others have about as many.
@@ -40,7 +40,7 @@ def _check_text_space(work: Work, each: int, texts: int) -> None:
 
 
 @torch.no_grad()
-def encode_texts(work: Work, texts: Collection[str]) -> dict[str, str]:
+def encode_texts(work: EncodingContext, texts: Collection[str]) -> dict[str, str]:
     """Encode texts that the cache lacks and return the key of each; texts with a trained embedding are left out."""
     base, cache = work.base, work.cache
     words = base.text.encoders[0].words if base.text.encoders else {}  # training changes what these captions encode to
@@ -49,7 +49,7 @@ def encode_texts(work: Work, texts: Collection[str]) -> dict[str, str]:
     if missing:
         with ExitStack() as stack:
             for encoder in base.text.encoders:
-                stack.enter_context(work.place(encoder.model, work.device))
+                stack.enter_context(work.on_device(encoder.model, work.device))
             for done, text in enumerate(missing):
                 work.callbacks.check()
                 encoded = base.text.encode(text, work.device)
@@ -61,7 +61,7 @@ def encode_texts(work: Work, texts: Collection[str]) -> dict[str, str]:
 
 
 @torch.no_grad()
-def encode_seen(work: Work, seen: Collection[Seen]) -> dict[Seen, str]:
+def encode_seen(work: EncodingContext, seen: Collection[Seen]) -> dict[Seen, str]:
     """Encode captions that the text encoders read with control pictures, and return their keys."""
     base, cache = work.base, work.cache
     keys: dict[Seen, str] = {}

@@ -20,7 +20,7 @@ from ..data.buckets import Size
 from ..data.cache import Cache
 from ..data.controls import Reference, References
 from ..data.plan import Plan, Sample, View
-from ..memory import free_bytes, placed
+from ..memory import free_bytes, on_device
 from ..models import BaseModel, Conditioning
 
 Seen = tuple[str, References]  # a caption, and the control pictures that the text encoders read with it
@@ -74,8 +74,8 @@ class Encoded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Needs:
-    """What is encoded: for a whole run, or for a few of its samples."""
+class EncodingNeeds:
+    """The pictures, masks and captions to encode: for a whole run, or for a few of its samples."""
 
     views: Collection[View] = ()
     masked: Collection[View] = ()  # that an inpainting model paints where their masks are
@@ -86,8 +86,8 @@ class Needs:
 
 
 @dataclass(kw_only=True, slots=True)
-class Work:
-    """By what is encoded, where, and into which cache; each kind of remark is noted once."""
+class EncodingContext:
+    """The model, device and cache that encode; each kind of remark is noted once."""
 
     base: BaseModel
     plan: Plan
@@ -96,7 +96,7 @@ class Work:
     callbacks: Callbacks
     vae_dtype: torch.dtype = torch.float32
     world: World = ALONE  # only this process's share is encoded
-    place: Callable[[Any, torch.device], AbstractContextManager[Any]] = placed  # puts a model on the device
+    on_device: Callable[[Any, torch.device], AbstractContextManager[Any]] = on_device  # puts a model on the device
     small: Any = None  # a copy of the autoencoder in vae_dtype, once one was needed
     noted: set[str] = field(default_factory=set)  # kinds of remarks
 

@@ -14,7 +14,7 @@ from ..optim import arguments, sum_of_norms
 from .prepare import apply_memory
 from .saving import Saving
 from .state import Run
-from .step import Numbers, count, describe_step, parameters_of
+from .step import StepNumbers, count, describe_step, parameters_of
 
 NOT_FINITE_LIMIT = 5  # skipped updates in a row that end a run
 OVERFLOW_LIMIT = 20  # the same in float16, where each overflow halves the loss scale
@@ -36,7 +36,7 @@ class Guard:
         self._not_finite: list[str] = []  # descriptions of the last steps, if their updates were skipped
 
     @contextmanager
-    def attempt(self) -> Iterator[Callable[[Numbers], Numbers]]:
+    def attempt(self) -> Iterator[Callable[[StepNumbers], StepNumbers]]:
         """Attempt the next step in a `with` block; yields what the step's numbers go through at its end.
 
         The block ends without an error where the step is to be repeated. Raises RuntimeError where that would not help:
@@ -72,7 +72,7 @@ class Guard:
             apply_memory(run, self._ladder[0])
             run.callbacks.note(repeated_with_less(run.at + 1, self._ladder[0]))
 
-    def _keep(self, numbers: Numbers) -> Numbers:
+    def _keep(self, numbers: StepNumbers) -> StepNumbers:
         """Count a step, and check that it left sound weights; back up the state before a skipped update is counted."""
         run, first = self._run, self._run.at == self._first
         step = run.at

@@ -10,22 +10,22 @@ from typing import Any
 import torch
 
 from ..config import MemoryConfig, SampleConfig, SamplePicture
-from ..data.cache import Passing
+from ..data.cache import MicroBatchCache
 from ..data.controls import References
 from ..data.plan import Sample
-from ..memory import moves_weights, placed, plain_attention, staying
+from ..memory import moves_weights, on_device, plain_attention, staying
 from ..models import encoding
 from ..networks import Network
 from ..objective import Term, texts_beside
 from .encode import encode
-from .encoded import Encoded, Needs, Seen, Work
+from .encoded import Encoded, EncodingContext, EncodingNeeds, Seen
 
 
 @dataclass(kw_only=True, slots=True)
 class LiveEncoder:
     """Encodes what some samples need, exactly as a cached run does before its first step: each item by itself."""
 
-    work: Work  # with the text encoders as they were before the first step
+    work: EncodingContext  # with the text encoders as they were before the first step
     network: Network
     terms: Sequence[Term]
     drawn: Mapping[SamplePicture, References]  # control pictures of samples
@@ -44,7 +44,7 @@ class LiveEncoder:
                 seen |= {(text, shown) for text in own}
             else:
                 texts |= own
-        needs = Needs(
+        needs = EncodingNeeds(
             views={sample.view for sample in samples},
             masked={sample.view for sample in samples if sample.use_mask},
             blank={sample.crop.bucket for sample in samples if not sample.use_mask},
@@ -57,7 +57,7 @@ class LiveEncoder:
     def encode_prompts(self, config: SampleConfig, memory: MemoryConfig) -> Encoded:
         """Encode what the samples of a run are drawn with: prompts, and their control pictures."""
         seen = {(text, shown) for picture, shown in self.drawn.items() for text in (picture.prompt, picture.negative)}
-        needs = Needs(
+        needs = EncodingNeeds(
             references=set[Any]().union(*self.drawn.values()),
             texts=config.texts() if self.texts else None,
             seen=seen if self.work.base.text.seen_as else (),
@@ -69,15 +69,15 @@ class LiveEncoder:
         self.work.base.free()
         self.work.small = None
 
-    def _encode(self, needs: Needs, memory: MemoryConfig) -> Encoded:
+    def _encode(self, needs: EncodingNeeds, memory: MemoryConfig) -> Encoded:
         """Forget what was encoded, and encode other things: with the network as it is, without dropout."""
         moves = moves_weights(memory)
 
-        def place(model: Any, device: torch.device) -> AbstractContextManager[Any]:
-            return placed(model, device) if moves and model not in self.trained else staying(model, device)
+        def moved(model: Any, device: torch.device) -> AbstractContextManager[Any]:
+            return on_device(model, device) if moves and model not in self.trained else staying(model, device)
 
-        self.work.cache = Passing(self.work.cache.folder)
-        self.work.place = place
+        self.work.cache = MicroBatchCache(self.work.cache.folder)
+        self.work.on_device = moved
         self.network.set_micro_batch(None)
         with encoding(self.work.base), plain_attention(self.work.device):
             return replace(encode(self.work, needs), drawn=self.drawn)

@@ -23,7 +23,7 @@ from ..config import (
     resolution_remarks,
     setting,
 )
-from ..data.cache import Cache, Passing
+from ..data.cache import Cache, MicroBatchCache
 from ..data.plan import Plan, build_plan
 from ..data.scan import PLACE, Index, manifest_digest, manifest_parts, scan
 from ..lora_files.continued import check_lora_files, load_continued
@@ -58,7 +58,7 @@ from ..runs.log import check_log
 from .checkpoint import resume
 from .conditioning import check_embeddings, check_stops
 from .encode import encode_plan, encode_together
-from .encoded import Encoded, Work
+from .encoded import Encoded, EncodingContext
 from .job import Job, Planned
 from .joining import run_curve
 from .live import LiveEncoder
@@ -286,10 +286,12 @@ def _encoded(
     config, plan, drawn = job.config, planned.plan, planned.drawn
     vae_dtype = DTYPES.get(config.base_model.vae_precision, torch.float32)
     if config.memory.encodings == "none":
-        cache = Passing(job.cache)
+        cache = MicroBatchCache(job.cache)
         quiet = replace(job.callbacks, phase=Callbacks().phase)
         encoders = copy.copy(base)  # keeps the text encoders that training drops
-        work = Work(base=encoders, plan=plan, cache=cache, device=job.device, callbacks=quiet, vae_dtype=vae_dtype)
+        work = EncodingContext(
+            base=encoders, plan=plan, cache=cache, device=job.device, callbacks=quiet, vae_dtype=vae_dtype
+        )
         live = LiveEncoder(work=work, network=network, terms=terms_of(config), drawn=drawn, texts=prompts is not None)
         return Encoded(cache=cache), live
     cache = Cache(job.cache, job.cache_limit, in_ram=config.memory.encodings == "RAM")

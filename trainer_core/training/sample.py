@@ -10,12 +10,12 @@ from torch import Tensor
 from ..common.callbacks import Callbacks
 from ..common.wording import say
 from ..config import SampleConfig, SamplePicture
-from ..memory import in_parts, placed, with_room
+from ..memory import in_parts, on_device, with_room
 from ..models import BaseModel
 from ..models.base import Size
-from ..objective import Path
+from ..objective import AffinePath
 from ..objective.path import LEAST_ALPHA
-from .batch import Read
+from .batch import ReadConditioning
 from .encoded import Encoded
 
 
@@ -25,7 +25,7 @@ def sample_images(
     config: SampleConfig,
     device: torch.device | str = "cpu",
     *,
-    encode: Read | None = None,
+    encode: ReadConditioning | None = None,
     encoded: Encoded | None = None,
     callbacks: Callbacks | None = None,
 ) -> Iterator[tuple[SamplePicture, Tensor]]:
@@ -41,7 +41,7 @@ def sample_images(
     wanted = config.pictures(base.sampling)
     painted: dict[Size, Tensor] = {}
     if wanted and (inpainting := base.inpainting):
-        with placed(base.autoencoder.module, device) as vae:
+        with on_device(base.autoencoder.module, device) as vae:
             for size in {(picture.width, picture.height) for picture in wanted}:
                 painted[size] = inpainting.blank(vae, size).expand(2, -1, -1, -1)
     for done, picture in enumerate(wanted, 1):
@@ -55,13 +55,13 @@ def sample_images(
             size = (picture.width, picture.height)
             both = base.conditions.batch(each, whole_pictures(size, 2), device, painted.get(size))
             latents = sample_latents(base, both, picture, device, check=callbacks.check)
-            with placed(base.autoencoder.module, device) as vae:
+            with on_device(base.autoencoder.module, device) as vae:
                 image, _ = with_room(base.autoencoder.decode, vae, device, latents)
         callbacks.phase(say("sampling"), done, len(wanted))
         yield picture, image[0].cpu()
 
 
-def _encoder(base: BaseModel, device: torch.device) -> Read:
+def _encoder(base: BaseModel, device: torch.device) -> ReadConditioning:
     for text in base.text.encoders:
         text.model.to(device)
     return lambda prompt: base.text.encode(prompt, device)
@@ -86,7 +86,7 @@ def sample_latents(
     conditions: of two samples, the prompt and the negative prompt. x is the noised latents over alpha_t, its noise
     level sigma = sigma_t / alpha_t (Karras et al. 2022, algorithm 1 without churn, on the model's own levels).
     """
-    path, form = Path(base.noise), base.latents
+    path, form = AffinePath(base.noise), base.latents
     if path.kind not in ("epsilon", "v_prediction"):
         raise ValueError(f"No samples are drawn of a model that predicts {path.kind} without ComfyUI's own sampler.")
     levels, sigmas = noise_levels(path, picture.steps)
@@ -113,7 +113,7 @@ def sample_latents(
     return x
 
 
-def noise_levels(path: Path, steps: int) -> tuple[Tensor, Tensor]:
+def noise_levels(path: AffinePath, steps: int) -> tuple[Tensor, Tensor]:
     """Compute (steps,) levels for the model and (steps + 1,) sigmas falling to 0, evenly spaced in time."""
     least = LEAST_ALPHA / (1 - LEAST_ALPHA)
     log_sigmas = path.snr.double().clamp(min=least).rsqrt().log()

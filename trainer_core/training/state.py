@@ -25,7 +25,7 @@ from ..optim.schedule import Curve
 from ..runs import RunFolder
 from ..runs.asked import Asked
 from ..runs.publish import Destination
-from .batch import Read, build_conditions
+from .batch import ReadConditioning, build_conditions
 from .conditioning import text_reader
 from .encoded import Encoded
 from .live import LiveEncoder
@@ -101,15 +101,15 @@ class Run:
         if self.live is not None:
             self.encoded = self.live.encode_prompts(self.config.sample, self.memory)
 
-    def reader(self, *, training: bool) -> Read:
+    def reader(self, *, training: bool) -> ReadConditioning:
         """Build a function that turns a caption into its conditioning; see `text_reader`."""
         return text_reader(self.base, lambda: self.encoded, self.device, training=training)
 
-    def conditions(self, samples: Sequence[Sample], read: Read) -> Any:
+    def conditions(self, samples: Sequence[Sample], read: ReadConditioning) -> Any:
         """Batch the conditions of samples for the model."""
         return build_conditions(self.base, self.encoded, read, self.plan, samples, self.device)
 
-    def passing(self, samples: Sequence[Sample], draws: Draws, read: Read, index: int = 0) -> Pass:
+    def passing(self, samples: Sequence[Sample], draws: Draws, read: ReadConditioning, index: int = 0) -> Pass:
         """Build a pass of some samples with the noise that is drawn for them; index: of their micro-batch."""
 
         def conditions(captions: Sequence[str], trained: bool) -> Any:

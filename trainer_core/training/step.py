@@ -81,10 +81,10 @@ class Passes:
         every = [*parameters, *(p for term in run.objective.terms for p in term.parameters)]
         own = {
             "shared": torch.tensor([float(p.grad is not None) for p in parameters], device=run.device),
-            "losses": placed(self.losses, sizes, run),
-            "plain": placed(self.plain, sizes, run),
-            "levels": placed(self.levels, sizes, run),
-            "areas": placed(self.areas, masked, run),
+            "losses": zero_padded(self.losses, sizes, run),
+            "plain": zero_padded(self.plain, sizes, run),
+            "levels": zero_padded(self.levels, sizes, run),
+            "areas": zero_padded(self.areas, masked, run),
             "half": scale.half[0] if scale.half else self.loss.new_zeros(0),
         }
         gradients = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in every]
@@ -102,7 +102,7 @@ class Passes:
 
 
 @dataclass(kw_only=True, slots=True)
-class Numbers:
+class StepNumbers:
     """The measured numbers of a step, as Python floats."""
 
     loss: float
@@ -119,7 +119,7 @@ class Numbers:
         return math.isfinite(self.grad_norm) and math.isfinite(self.loss)
 
 
-def measured(run: Run, passes: Passes, norm: Tensor) -> Numbers:
+def measured(run: Run, passes: Passes, norm: Tensor) -> StepNumbers:
     """Read the numbers of a step from the device; norm: of its gradients, before clipping."""
     noise = run.noise_scale.finished(len(passes.concepts))
     # One list: every copy would wait for the device.
@@ -136,7 +136,7 @@ def measured(run: Run, passes: Passes, norm: Tensor) -> Numbers:
             if not processes:  # no caption of the step has the word: the optimizer leaves such parameters alone
                 parameter.grad = None
     concept_names = run.plan.concept_names()
-    return Numbers(
+    return StepNumbers(
         loss=loss,
         grad_norm=grad_norm,
         noise=(pair[0], pair[1]),
@@ -146,7 +146,7 @@ def measured(run: Run, passes: Passes, norm: Tensor) -> Numbers:
     )
 
 
-def count(run: Run, numbers: Numbers) -> None:
+def count(run: Run, numbers: StepNumbers) -> None:
     """Count a step and keep its losses, whether it updated the weights or not; clear the gradients."""
     run.scaler.update()
     run.optimizer.zero_grad(set_to_none=True)
@@ -173,7 +173,7 @@ def concepts_of(micro_batches: Sequence[MicroBatch], run: Run) -> list[int]:
     return [run.plan.manifest.pictures[picture].concept for picture in pictures_of(micro_batches)]
 
 
-def placed(values: Sequence[Tensor], lengths: Sequence[int], run: Run) -> Tensor:
+def zero_padded(values: Sequence[Tensor], lengths: Sequence[int], run: Run) -> Tensor:
     """Put the values of this process's micro-batches between zeros for those of the others, (sum of lengths,)."""
     whole, before = torch.zeros(sum(lengths), device=run.device), run.world.mine(range(len(lengths)))[:1]
     if values:
@@ -192,7 +192,7 @@ def trained_parameters(run: Run) -> list[Tensor]:
     return [p for p in parameters_of(run) if p.requires_grad]
 
 
-def report_step(run: Run, numbers: Numbers, stopped: dict[str, float], began: float) -> None:
+def report_step(run: Run, numbers: StepNumbers, stopped: dict[str, float], began: float) -> None:
     """Report the last step and write it into the run's log; stopped: frozen models; began: by time.perf_counter."""
     optimizer, device = run.optimizer, run.device
     rates = {
@@ -220,7 +220,7 @@ def report_step(run: Run, numbers: Numbers, stopped: dict[str, float], began: fl
     run.callbacks.step(report)
 
 
-def describe_step(run: Run, step: int, numbers: Numbers) -> str:
+def describe_step(run: Run, step: int, numbers: StepNumbers) -> str:
     """Describe the loss, gradient norm and pictures of a step, counted from 0."""
     plan = run.plan
     pictures = {sample.picture for micro_batch in plan.step(step) for sample in micro_batch.samples}

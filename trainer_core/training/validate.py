@@ -16,7 +16,7 @@ from ..memory import in_parts
 from ..objective import draws_at, strengths
 from ..objective.loss import sample_losses
 from ..optim import averaged
-from .batch import Read
+from .batch import ReadConditioning
 from .state import Best, Run
 
 CLEAR_ERROR = 0.5  # mean squared error below which a prediction is clearly of a kind
@@ -89,7 +89,7 @@ def measure(run: Run) -> None:
 
 
 @torch.no_grad()
-def validation_loss(run: Run, read: Read) -> float:
+def validation_loss(run: Run, read: ReadConditioning) -> float:
     """Compute the mean squared error over the validation pictures at TIMES, each with its own fixed noise.
 
     Without mask, weight or augmentation; the same weights always give the same number.
@@ -101,7 +101,7 @@ def validation_loss(run: Run, read: Read) -> float:
 
 
 @torch.no_grad()
-def level_losses(run: Run, read: Read) -> dict[int, float]:
+def level_losses(run: Run, read: ReadConditioning) -> dict[int, float]:
     """Compute the mean squared error over the validation pictures at each of the validation_levels.
 
     As in `validation_loss`; the levels lie in the middle of equal parts of all levels.
@@ -125,7 +125,7 @@ def levels_at(run: Run, times: Sequence[float]) -> list[int]:
     return [int(t * len(run.objective.path)) for t in times]
 
 
-def losses_at(run: Run, read: Read, at: Sequence[int]) -> Iterator[tuple[range, Tensor]]:
+def losses_at(run: Run, read: ReadConditioning, at: Sequence[int]) -> Iterator[tuple[range, Tensor]]:
     """Yield (part of the levels `at`, (part,) mean squared errors) for each validation picture and part of batch_size.
 
     Each picture and level has its own fixed noise. Of pairs it is the sum of both ends, each at its strength of the
@@ -164,7 +164,7 @@ def losses_at(run: Run, read: Read, at: Sequence[int]) -> Iterator[tuple[range, 
 
 
 @torch.no_grad()
-def check_prediction(run: Run, read: Read) -> list[str]:
+def check_prediction(run: Run, read: ReadConditioning) -> list[str]:
     """Warn when the model's output for the first batch is clearly of the other kind (epsilon or v)."""
     path, device, base = run.objective.path, run.device, run.base
     kinds = ("epsilon", "v_prediction")

@@ -96,7 +96,7 @@ def _write(run: Run, version: Version, folder: Path, *, at_end: bool) -> dict[st
             tensors, sentence = bake_network(run.network, run.config.train.seed)
             run.callbacks.note(sentence)
         if run.config.lora.names == "peft":
-            tensors = peft_tensors(tensors, {target.name: target.comfy for target in run.network.chosen})
+            tensors = peft_tensors(tensors, {trained.name: trained.comfy for trained in run.network.chosen})
         save_lora(path, tensors, metadata, _dtype(run.config, version), run.verify)
         vectors = run.network.embeddings.tensors()
         words = save_embeddings(folder / "words", path.stem, vectors, run.base.parts, metadata)

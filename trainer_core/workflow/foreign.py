@@ -35,10 +35,10 @@ class Imported:
     def put(self, setting: str, value: Any) -> None:
         """Set one of our settings by its full name."""
         *parts, last = setting.split(".")
-        place = self.values
+        section = self.values
         for part in parts:
-            place = place.setdefault(part, {})
-        place[last] = value
+            section = section.setdefault(part, {})
+        section[last] = value
 
     def leave(self, name: str, value: Any) -> None:
         """List a setting that has no counterpart."""
@@ -371,8 +371,8 @@ def _folders(found: Imported, rest: dict[str, Any], folder: Path) -> None:
             shared |= values.get("general", {})
             datasets = values.get("datasets", [])
     for name, role in (("train_data_dir", "train"), ("reg_data_dir", "regularisation")):
-        if place := rest.pop(name, None):
-            _concept(found, {**shared, "image_dir": place}, role, folder)
+        if image_dir := rest.pop(name, None):
+            _concept(found, {**shared, "image_dir": image_dir}, role, folder)
     for dataset in datasets:
         inherited = {**shared, **{name: value for name, value in dataset.items() if name != "subsets"}}
         for subset in dataset.get("subsets", []):
@@ -385,8 +385,8 @@ def _concept(found: Imported, values: dict[str, Any], role: str, folder: Path) -
     captions: dict[str, Any] = {}
     for name, (setting, convert) in SUBSET.items():
         if (value := values.pop(name, None)) not in (None, "", False, 0):
-            place, key = (captions, setting.partition(".")[2]) if "." in setting else (concept, setting)
-            place[key] = convert(value)
+            section, key = (captions, setting.partition(".")[2]) if "." in setting else (concept, setting)
+            section[key] = convert(value)
     if size := values.pop("resolution", None):
         found.put("train.resolution", _resolution(size))
     if batch := values.pop("batch_size", None):

@@ -196,22 +196,22 @@ def _differing(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str,
 def change_setting(values: dict[str, Any], change: str) -> None:
     """Set one value by a text NAME=VALUE, such as train.steps=500; items of lists are counted from 1.
 
-    Raises ValueError for a name whose place does not exist; unknown settings are refused when the values are read.
+    Raises ValueError for a name that does not exist; unknown settings are refused when the values are read.
     """
     name, equals, text = change.partition("=")
     *parts, last = name.strip().split(".")
     if not equals or not all((*parts, last)):
         raise ValueError(f"--set {change} is no setting with its value; write it as train.steps=500")
-    place: Any = values
+    holder: Any = values
     for part in parts:
-        if isinstance(place, dict):
-            place = place.setdefault(part, {})
+        if isinstance(holder, dict):
+            holder = holder.setdefault(part, {})
         else:
-            place = place[_number(part, place, name)] if isinstance(place, list) else None
-    if isinstance(place, list):
-        place[_number(last, place, name)] = _value(text)
-    elif isinstance(place, dict):
-        place[last] = _value(text)
+            holder = holder[_number(part, holder, name)] if isinstance(holder, list) else None
+    if isinstance(holder, list):
+        holder[_number(last, holder, name)] = _value(text)
+    elif isinstance(holder, dict):
+        holder[last] = _value(text)
     else:
         raise ValueError(f"There is no setting {name.strip()}; write names as in {RUN}, such as train.steps")
 
@@ -223,9 +223,9 @@ def _changed(config: RunConfig, changes: Sequence[str]) -> RunConfig:
     return RunConfig.from_dict(values) if changes else config
 
 
-def _number(part: str, place: list[Any], name: str) -> int:
-    if not part.isdecimal() or not 0 < int(part) <= len(place):
-        raise ValueError(f"There is no setting {name.strip()}; {part} must be a number from 1 to {len(place)}")
+def _number(part: str, holder: list[Any], name: str) -> int:
+    if not part.isdecimal() or not 0 < int(part) <= len(holder):
+        raise ValueError(f"There is no setting {name.strip()}; {part} must be a number from 1 to {len(holder)}")
     return int(part) - 1
 
 

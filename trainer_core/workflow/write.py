@@ -230,7 +230,7 @@ class _AsWritten:
 
 
 def _first_difference(one: Any, other: Any, name: str = "") -> str:
-    """Name the first place where nested values differ."""
+    """Name the first setting where nested values differ."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in other:
             if one.get(key) != other[key]:

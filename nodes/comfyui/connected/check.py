@@ -10,7 +10,7 @@ import comfy.model_patcher
 import torch
 
 from ....trainer_core.networks.layers.shape import weight_shape
-from .family import distilled, family_of
+from .architecture import architecture_of, distilled
 from .layers import list_layers
 from .noise import noise_model
 
@@ -23,7 +23,7 @@ def check_connected(model: Any, clip: Any, vae: Any) -> None:
     denoiser = getattr(getattr(model, "model", None), "diffusion_model", None)
     if not isinstance(denoiser, torch.nn.Module) or not isinstance(model.model, comfy.model_base.BaseModel):
         raise ValueError(f"The MODEL linked to {NODE} is no diffusion model; link one that KSampler could use.")
-    family = family_of(model)
+    architecture = architecture_of(model)
     _check_unchanged("MODEL", model)
     noise_model(model)
     form = model.model.latent_format
@@ -37,7 +37,7 @@ def check_connected(model: Any, clip: Any, vae: Any) -> None:
             "the VAE that belongs to the MODEL."
         )
     pixels = vae.spacial_compression_encode()
-    if pixels != form.spacial_downscale_ratio and not family.pixels:
+    if pixels != form.spacial_downscale_ratio and not architecture.pixels:
         raise ValueError(
             f"The VAE linked to {NODE} makes one latent pixel of {pixels} pixels, and the MODEL is made for "
             f"{form.spacial_downscale_ratio}; link the VAE that belongs to the MODEL."

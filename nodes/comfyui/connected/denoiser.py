@@ -18,7 +18,7 @@ from .gradients import WRONG
 from .text import conditioning
 from .vae import reference_latents, with_time, without_time
 
-Sample = Mapping[str, Any]  # a sample's conditions by name, as ComfyUI's COND objects
+SampleConditions = Mapping[str, Any]  # a sample's conditions by name, as ComfyUI's COND objects
 # Of the largest value: a batch may differ from its samples by rounding, in float32 also that of a GPU's TensorFloat-32.
 TOLERANCE = {torch.float16: 0.02, torch.bfloat16: 0.02}
 EXACT = 0.002
@@ -42,14 +42,14 @@ class Raw(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class BatchConditions:
     """The conditions of a batch, sample by sample."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[SampleConditions, ...]
 
-    def some(self, samples: slice) -> Conditions:
+    def some(self, samples: slice) -> BatchConditions:
         """Select the conditions of some samples."""
-        return Conditions(self.samples[samples])
+        return BatchConditions(self.samples[samples])
 
     def groups(self, *, joined: bool) -> Iterator[tuple[list[int], dict[str, Any]]]:
         """Yield the numbers of samples that can be one batch, and their joint conditions.
@@ -67,7 +67,7 @@ class Conditions:
             yield group, comfy.samplers.cond_cat([self.samples[number] for number in group])
 
 
-def _join(one: Sample, other: Sample) -> bool:
+def _join(one: SampleConditions, other: SampleConditions) -> bool:
     """Tell whether two samples can be one batch without changing either: same names, shapes and constants."""
     if one.keys() != other.keys():
         return False
@@ -79,7 +79,7 @@ def _shape(cond: Any) -> Any:
     return tuple(cond.cond.shape) if isinstance(cond.cond, Tensor) else None
 
 
-class Denoiser:
+class RawDenoiser:
     """A MODEL that is trained on: how noised latents, levels and captions become a prediction."""
 
     def __init__(self, patcher: Any, sigmas: Tensor, guidance: float | None) -> None:
@@ -94,7 +94,7 @@ class Denoiser:
         shape: Sequence[int],
         device: Any,
         references: Sequence[Sequence[Tensor]] = (),
-    ) -> Conditions:
+    ) -> BatchConditions:
         """Build the conditions of a batch on a device.
 
         sizes: (B, 6) original height and width, top and left of the crop, trained height and width, in pixels. shape:
@@ -102,7 +102,7 @@ class Denoiser:
         """
         shown = references or [()] * len(captions)
         with torch.no_grad():
-            return Conditions(
+            return BatchConditions(
                 tuple(
                     self._sample(caption, size.tolist(), shape, device, own)
                     for caption, size, own in zip(captions, sizes, shown, strict=True)
@@ -116,7 +116,7 @@ class Denoiser:
         shape: Sequence[int],
         device: Any,
         references: Sequence[Tensor],
-    ) -> Sample:
+    ) -> SampleConditions:
         """Ask the MODEL for the conditions of one sample; sizes and guidance enter here."""
         cross, given = conditioning({name: tensor.to(device) for name, tensor in caption.items()})
         height, width, top, left, trained_height, trained_width = size
@@ -143,7 +143,9 @@ class Denoiser:
         found = self.model.extra_conds(**given)
         return {name: cond.process_cond(batch_size=1, area=None) for name, cond in found.items()}
 
-    def predict(self, noised: Tensor, levels: Tensor, conditions: Conditions, options: Mapping[str, Any]) -> Tensor:
+    def predict(
+        self, noised: Tensor, levels: Tensor, conditions: BatchConditions, options: Mapping[str, Any]
+    ) -> Tensor:
         """Compute the raw output for (B, C, h, w) noised latents at (B,) levels, float32, same shape.
 
         options: ComfyUI's transformer_options.
@@ -179,7 +181,7 @@ class Denoiser:
 
     @torch.no_grad()
     def follows_sampling(
-        self, noised: Tensor, levels: Tensor, conditions: Conditions, options: Mapping[str, Any]
+        self, noised: Tensor, levels: Tensor, conditions: BatchConditions, options: Mapping[str, Any]
     ) -> bool:
         """Tell whether the MODEL makes of what its network says what its sampling does, and nothing else."""
         sigmas = self.sigmas.to(noised.device)[levels].to(noised.dtype)
@@ -201,19 +203,19 @@ class Denoiser:
             self.model.model_sampling = own
 
     @torch.no_grad()
-    def _acts_alike(self, noised: Tensor, conditions: Conditions, options: Mapping[str, Any]) -> bool | None:
+    def _acts_alike(self, noised: Tensor, conditions: BatchConditions, options: Mapping[str, Any]) -> bool | None:
         """Tell whether a batch gives what its samples give one by one; None if these cannot be one batch.
 
         They are tried on noise, levels and captions of their own: equal ones would say nothing.
         """
-        apart = Conditions(tuple(_differing(sample, number) for number, sample in enumerate(conditions.samples)))
+        apart = BatchConditions(tuple(_differing(sample, number) for number, sample in enumerate(conditions.samples)))
         groups = [group for group in apart.groups(joined=True) if len(group[0]) > 1]
         if not groups:
             return None
         numbers, joint = groups[0]
         noise = torch.randn(noised.shape, generator=torch.Generator().manual_seed(0)).to(noised)
-        places = torch.linspace(0.3, 0.7, len(noised), dtype=torch.float64).mul(len(self.sigmas)).long()
-        sigmas = self.sigmas[places].to(noised)
+        indices = torch.linspace(0.3, 0.7, len(noised), dtype=torch.float64).mul(len(self.sigmas)).long()
+        sigmas = self.sigmas[indices].to(noised)
         try:
             both = self._run(noise, sigmas, numbers, joint, options)
         except torch.OutOfMemoryError:
@@ -228,7 +230,7 @@ class Denoiser:
         return True
 
 
-def _differing(sample: Sample, number: int) -> Sample:
+def _differing(sample: SampleConditions, number: int) -> SampleConditions:
     """Scale the tensors of a sample's conditions by a number of its own; masks stay."""
     return {name: _scaled(cond, 1 - number / 16) for name, cond in sample.items()}
 

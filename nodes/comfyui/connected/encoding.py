@@ -61,9 +61,9 @@ class ConnectedVae:
         self._wired = wired
 
     @property
-    def module(self) -> vae.Held:
+    def module(self) -> vae.VaeHandle:
         """The linked VAE as a module."""
-        return vae.Held(self._wired.vae)
+        return vae.VaeHandle(self._wired.vae)
 
     @property
     def identity(self) -> str:
@@ -72,7 +72,7 @@ class ConnectedVae:
 
     def encode(self, held: Any, pixels: Tensor) -> tuple[Tensor, None]:
         """Encode (B, 3, H, W) pixels in -1..1 to latents; the VAE gives no deviation."""
-        return vae.encode(self._wired.model.model, held.vae, pixels, self._wired.family.pixels), None
+        return vae.encode(self._wired.model.model, held.vae, pixels, self._wired.architecture.pixels), None
 
     def decode(self, held: Any, latents: Tensor) -> Tensor:
         """Decode latents to (B, H, W, 3) pictures in 0..1."""

@@ -265,14 +265,14 @@ def _weights(layer: Any, dtype: torch.dtype, device: torch.device) -> Iterator[t
 @torch.no_grad()
 def weight_of(layer: Any, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Read the weight of a layer of ComfyUI as the layer computes with it; device: by default the weight's own."""
-    place: torch.device = device or layer.weight.device
+    to: torch.device = device or layer.weight.device
     if not _known(layer) and hasattr(layer, "in_features"):
-        return _by_identity(layer, dtype, place)
-    with _weights(layer, dtype, place) as (weight, _):
+        return _by_identity(layer, dtype, to)
+    with _weights(layer, dtype, to) as (weight, _):
         scale = _input_scale(layer, weight)
         if scale is not None:
             return weight * scale
-        borrowed = hasattr(layer, "_v") or place != layer.weight.device  # in a buffer that the next layer overwrites
+        borrowed = hasattr(layer, "_v") or to != layer.weight.device  # in a buffer that the next layer overwrites
         return weight.clone() if borrowed else weight
 
 

@@ -109,18 +109,18 @@ def _normal_tensors(model: nn.Module) -> Iterator[None]:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[Any, Any, Tensor]]:
-    """Yield every tensor of a model: the dictionary or list that holds it, its place there, and the tensor."""
+    """Yield every tensor of a model: the dictionary or list that holds it, its key there, and the tensor."""
     for module in model.modules():
         for holder in (module._parameters, module._buffers, *_holders(vars(module))):
-            places = list(holder.items() if isinstance(holder, dict) else enumerate(holder))
-            yield from [(holder, place, value) for place, value in places if isinstance(value, Tensor)]
+            items = list(holder.items() if isinstance(holder, dict) else enumerate(holder))
+            yield from [(holder, key, value) for key, value in items if isinstance(value, Tensor)]
 
 
 def _holders(holder: Any, depth: int = 3) -> Iterator[Any]:
     """Yield a dictionary or a list, and those inside of it, also attributes of plain objects; no parts of modules."""
     yield holder
-    for place, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
-        inside = None if place in PARTS else value if isinstance(value, (dict, list)) else _attributes(value)
+    for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+        inside = None if key in PARTS else value if isinstance(value, (dict, list)) else _attributes(value)
         if inside is not None and depth:
             yield from _holders(inside, depth - 1)
 
@@ -132,11 +132,11 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     return getattr(value, "__dict__", None)
 
 
-def _at(holder: Any, place: Any) -> Any:
-    """What a dictionary or a list holds at a place; None where there is no such place."""
+def _at(holder: Any, key: Any) -> Any:
+    """What a dictionary or a list holds at a key or an index; None where it holds nothing there."""
     if isinstance(holder, dict):
-        return holder.get(place)
-    return holder[place] if place < len(holder) else None
+        return holder.get(key)
+    return holder[key] if key < len(holder) else None
 
 
 def _normal(tensor: Tensor) -> Tensor:
@@ -247,13 +247,13 @@ def _formula(function: Callable[..., Any]) -> tuple[Callable[..., None], Callabl
 
     def setup(ctx: Any, inputs: tuple, output: Any) -> None:
         del output
-        ctx.places = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+        ctx.indices = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
         ctx.rest = [None if isinstance(value, Tensor) else value for value in inputs]
-        ctx.save_for_backward(*(inputs[i] for i in ctx.places))
+        ctx.save_for_backward(*(inputs[i] for i in ctx.indices))
 
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
-        given, wanted = list(ctx.rest), [i for i in ctx.places if ctx.needs_input_grad[i]]
-        for i, value in zip(ctx.places, ctx.saved_tensors, strict=True):
+        given, wanted = list(ctx.rest), [i for i in ctx.indices if ctx.needs_input_grad[i]]
+        for i, value in zip(ctx.indices, ctx.saved_tensors, strict=True):
             given[i] = value.detach().requires_grad_(i in wanted)
         with torch.enable_grad():
             output = function(*given)
@@ -261,7 +261,7 @@ def _formula(function: Callable[..., Any]) -> tuple[Callable[..., None], Callabl
         pairs = [(out, g) for out, g in zip(outputs, gradients, strict=True) if g is not None]
         leaves = [given[i] for i in wanted]
         found = torch.autograd.grad([o for o, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
-        by_place = dict(zip(wanted, found, strict=True))
-        return tuple(by_place.get(i) for i in range(len(given)))
+        by_index = dict(zip(wanted, found, strict=True))
+        return tuple(by_index.get(i) for i in range(len(given)))
 
     return setup, backward

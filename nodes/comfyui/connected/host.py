@@ -14,11 +14,11 @@ from ....trainer_core.config.optimizer import RATES
 from ....trainer_core.models import Conditioning
 from ....trainer_core.models.base import Size
 from . import gradients, names, vae
-from .denoiser import Conditions
-from .family import family_of
+from .architecture import architecture_of
+from .denoiser import BatchConditions
 from .predicting import ConnectedConditions
 from .sampling import draw
-from .tried import comfyui_runs, tried
+from .trial import comfyui_runs, try_out
 from .wired import Wired
 
 
@@ -94,11 +94,11 @@ class ComfyUIHost:
         with comfyui_runs(what):
             inputs = self._inputs(caption, size, references)
         modules = {layer.name: layer.module for layer in wired.layers if layer.name in layers}
-        found = tried(wired.denoiser, inputs, what, layers, modules)
+        found = try_out(wired.denoiser, inputs, what, layers, modules)
         wired.left_out, wired.units = found.left_out, found.units
         return found.remarks
 
-    def _inputs(self, caption: Conditioning, size: Size, references: int) -> tuple[Tensor, Tensor, Conditions]:
+    def _inputs(self, caption: Conditioning, size: Size, references: int) -> tuple[Tensor, Tensor, BatchConditions]:
         """Build the inputs of a pass on one picture of (width, height) in pixels, beside other pictures."""
         wired = self._wired
         assert wired.denoiser is not None
@@ -143,5 +143,5 @@ class ComfyUISampler:
     ) -> Tensor:
         """Draw a sample, (1, H, W, 3) in 0..1."""
         model = self._drawing or self._wired.model
-        latents = draw(model, family_of(model).sampling.scheduler, (prompt, negative), picture, check, references)
+        latents = draw(model, architecture_of(model).sampling.scheduler, (prompt, negative), picture, check, references)
         return vae.decode(self._wired.vae, latents)

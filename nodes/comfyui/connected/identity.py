@@ -79,8 +79,8 @@ def digest_of_scale(model: Any) -> str:
 
 
 def _options(given: Any) -> str:
-    """Write the plain options that a loader was called with; other values by their kind, and no place of a file."""
-    return json.dumps(_without_places(given[1:]), default=_named)
+    """Write the plain options that a loader was called with; other values by their kind, and no path of a file."""
+    return json.dumps(_without_paths(given[1:]), default=_named)
 
 
 def _named(value: Any) -> str:
@@ -88,12 +88,12 @@ def _named(value: Any) -> str:
     return str(value) if isinstance(value, torch.dtype | enum.Enum) else type(value).__name__
 
 
-def _without_places(value: Any) -> Any:
+def _without_paths(value: Any) -> Any:
     """Replace full paths, since the files' content counts: another machine has the same model elsewhere."""
     if isinstance(value, list | tuple):
-        return [_without_places(each) for each in value]
+        return [_without_paths(each) for each in value]
     if isinstance(value, Mapping):
-        return {str(name): _without_places(each) for name, each in value.items()}
+        return {str(name): _without_paths(each) for name, each in value.items()}
     return "a path" if isinstance(value, str) and PurePath(value).is_absolute() else value
 
 
@@ -170,9 +170,9 @@ def _sampling(patcher: Any) -> str:
     except AttributeError:  # a text encoder
         return ""
     sigmas = sampling.sigmas.double().flatten()
-    places = torch.linspace(0, len(sigmas) - 1, LEVELS).long()
+    indices = torch.linspace(0, len(sigmas) - 1, LEVELS).long()
     numbers = []
-    for sigma in sigmas[places].tolist():
+    for sigma in sigmas[indices].tolist():
         at = torch.tensor([sigma], dtype=torch.float64)
         for one, other in ((0.0, 1.0), (1.0, 0.0)):
             pair = [torch.full((1, 1), value, dtype=torch.float64) for value in (one, other)]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, eq=False)
-class Live:
+class LinkedModels:
     """Models that ComfyUI has loaded, as they are wired."""
 
     model: Any  # ModelPatcher

@@ -14,11 +14,11 @@ from ....trainer_core.common.files import file_digest
 from ....trainer_core.config import BaseModelConfig, Defaults, SamplingDefaults
 from ....trainer_core.models import LatentFormat, LevelDefaults, NoiseModel, Part
 from . import identity
+from .architecture import architecture_of, defaults_of, preset_of, remarks
 from .check import check_connected, check_partner
 from .encoding import ConnectedControls, ConnectedText, ConnectedVae
-from .family import defaults_of, family_of, preset_of, remarks
 from .host import ComfyUIHost, ComfyUISampler
-from .live import Live
+from .live import LinkedModels
 from .noise import noise_model
 from .predicting import ConnectedConditions, ConnectedDenoiser, ConnectedLayers
 from .sampling import SAMPLERS
@@ -32,9 +32,9 @@ class ConnectedModel:
 
     inpainting = None
 
-    def __init__(self, config: BaseModelConfig, live: Live) -> None:
+    def __init__(self, config: BaseModelConfig, live: LinkedModels) -> None:
         self.wired = wired = Wired(config, live)
-        self.name, self.family = wired.name, wired.family
+        self.name, self.architecture = wired.name, wired.architecture
         self._noise: NoiseModel | None = None  # once it was asked for
         self.layers, self.denoiser = ConnectedLayers(wired), ConnectedDenoiser(wired)
         self.conditions, self.text, self.autoencoder = (
@@ -46,8 +46,8 @@ class ConnectedModel:
 
     @property
     def title(self) -> str:
-        """The family's name in messages."""
-        return self.family.title
+        """The architecture's name in messages."""
+        return self.architecture.title
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -59,10 +59,10 @@ class ConnectedModel:
         """Facts about the model for the metadata of LoRA files, in the terms of kohya and modelspec."""
         return {
             "v2": False,
-            "base_model_version": self.family.base_version,
+            "base_model_version": self.architecture.base_version,
             "zero_terminal_snr": False,
             "short_hash": "",
-            "architecture": self.family.architecture,
+            "architecture": self.architecture.modelspec,
             "implementation": "ComfyUI",
             "prediction_type": self.noise.kind,
             "rate": "unet_lr",
@@ -72,12 +72,12 @@ class ConnectedModel:
     @property
     def defaults(self) -> Defaults:
         """What a run takes for this model where its settings are left open."""
-        return replace(defaults_of(self.family), preset=preset_of(self.wired.layers))
+        return replace(defaults_of(self.architecture), preset=preset_of(self.wired.layers))
 
     @property
     def sampling(self) -> SamplingDefaults:
-        """The family's sampling; that of the partner, where one draws the samples."""
-        own = family_of(self.wired.partner or self.wired.model).sampling
+        """The architecture's sampling; that of the partner, where one draws the samples."""
+        own = architecture_of(self.wired.partner or self.wired.model).sampling
         return SamplingDefaults(
             steps=own.steps, cfg=own.cfg, sampler=own.sampler, samplers=SAMPLERS, guidance=own.guidance
         )
@@ -90,8 +90,8 @@ class ConnectedModel:
 
     @property
     def levels(self) -> LevelDefaults:
-        """The family's distribution of levels."""
-        return self.family.levels
+        """The architecture's distribution of levels."""
+        return self.architecture.levels
 
     @property
     def latents(self) -> LatentFormat:
@@ -101,7 +101,7 @@ class ConnectedModel:
     @property
     def controls(self) -> ConnectedControls | None:
         """The control pictures that the architecture reads, as ComfyUI's reference latents."""
-        most = min(self.family.references, 1) if self.wired.seen_as == SINGLE else self.family.references
+        most = min(self.architecture.references, 1) if self.wired.seen_as == SINGLE else self.architecture.references
         return ConnectedControls(most) if most else None
 
     def free(self, *names: str) -> None:
@@ -115,7 +115,7 @@ class ConnectedSource:
 
     cached_bytes = 0
 
-    def __init__(self, config: BaseModelConfig, live: Live) -> None:
+    def __init__(self, config: BaseModelConfig, live: LinkedModels) -> None:
         self.config, self.live = config, live
         self.name = config.path
 

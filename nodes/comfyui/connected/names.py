@@ -16,7 +16,7 @@ from torch import Tensor
 from ....trainer_core.lora_files.diffusers_names import diffusers_paths, why_unnamed
 from ....trainer_core.lora_files.match import flat_name
 from ....trainer_core.lora_files.names import DIFFUSERS, OWN, Named, Names, Weight, of_diffusers
-from ....trainer_core.models.base import Form, Slice
+from ....trainer_core.models.base import NameForm, Slice
 from ....trainer_core.models.sd.identify import made_for as made_for_unet
 from ....trainer_core.models.sd.names import PREFIXES, file_forms
 from ....trainer_core.networks.layers.shape import weight_shape
@@ -50,22 +50,22 @@ MARKS = (
 def aliases(model: Any) -> tuple[dict[str, list[str]], dict[str, dict[str, Slice]]]:
     """Map paths of a denoiser's modules to their names in LoRA files, and to those of their slices.
 
-    model: ComfyUI's BaseModel. Names have underscores for dots. One that ComfyUI gives to several places is left out.
+    model: ComfyUI's BaseModel. Names have underscores for dots. One that ComfyUI gives to several layers is left out.
     """
     keys = (key for key in model.state_dict() if key.startswith(DENOISER) and key.endswith(WEIGHT))
     paths = [key[len(DENOISER) : -len(WEIGHT)] for key in keys]
     known = set(paths)
-    places: dict[str, set[tuple[str, Slice | None]]] = {}
+    layers: dict[str, set[tuple[str, Slice | None]]] = {}
     for key, target in comfy.lora.model_lora_keys_unet(model, {}).items():
-        place = _place(model, key, target, known)
-        if place is not None:
-            places.setdefault(flat_name(key), set()).add(place)
+        layer = _located(model, key, target, known)
+        if layer is not None:
+            layers.setdefault(flat_name(key), set()).add(layer)
     for prefix in PREFIXES:
         for path in paths:
-            places.setdefault(flat_name(prefix + path), {(path, None)})
+            layers.setdefault(flat_name(prefix + path), {(path, None)})
     whole: dict[str, list[str]] = {}
     slices: dict[str, dict[str, Slice]] = {}
-    for name, found in places.items():
+    for name, found in layers.items():
         path, piece = next(iter(found))
         if len({(path, piece and piece[1:]) for path, piece in found}) > 1:
             continue
@@ -76,7 +76,7 @@ def aliases(model: Any) -> tuple[dict[str, list[str]], dict[str, dict[str, Slice
     return whole, slices
 
 
-def diffusers_places(model: Any) -> dict[str, tuple[str, Slice | None]]:
+def diffusers_layers(model: Any) -> dict[str, tuple[str, Slice | None]]:
     """Map diffusers' names of a transformer's layers in LoRA files to paths and slices; {} for a UNet.
 
     model: ComfyUI's BaseModel. Names have underscores for dots.
@@ -124,7 +124,7 @@ def names_of(model: Any, clip: Any) -> Names:
     )
 
 
-def _forms(base: Any, dotted: set[str]) -> dict[str, Form]:
+def _forms(base: Any, dotted: set[str]) -> dict[str, NameForm]:
     """Find how programs name the layers of a transformer; dotted: paths of diffusers.
 
     ai-toolkit writes diffusers' files for FLUX.1, for others ComfyUI's names, or diffusers' behind the same start.
@@ -136,13 +136,15 @@ def _forms(base: Any, dotted: set[str]) -> dict[str, Form]:
     behind = any(f"{DENOISER}{name}" in known and f"{DENOISER}{name}" not in own for name in dotted)
     flat = any(f"lora_transformer_{flat_name(name)}" in known for name in dotted)
     return {
-        "kohya": Form("lora_prior_unet_" if cascade else "lora_unet_", flat=True),
+        "kohya": NameForm("lora_prior_unet_" if cascade else "lora_unet_", flat=True),
         "comfyui": OWN,
-        "diffusers": Form(DIFFUSERS, diffusers=True),
-        "ai-toolkit": Form(DIFFUSERS, diffusers=True)
+        "diffusers": NameForm(DIFFUSERS, diffusers=True),
+        "ai-toolkit": NameForm(DIFFUSERS, diffusers=True)
         if type(base) is comfy.model_base.Flux
-        else Form(DENOISER, diffusers=behind),
-        "onetrainer": Form("lora_transformer_", diffusers=True, flat=True) if flat else Form(DIFFUSERS, diffusers=True),
+        else NameForm(DENOISER, diffusers=behind),
+        "onetrainer": NameForm("lora_transformer_", diffusers=True, flat=True)
+        if flat
+        else NameForm(DIFFUSERS, diffusers=True),
     }
 
 
@@ -165,8 +167,8 @@ def _diffusers_paths(base: Any) -> dict[str, list[Named]]:
     found: dict[str, list[Named]] = {}
     hunyuan = isinstance(base, comfy.model_base.HunyuanVideo)  # whose names there are diffusion-pipe's
     for key, target in ({} if hunyuan else comfy.lora.model_lora_keys_unet(base, {})).items():
-        if key.startswith(DIFFUSERS) and (place := _place(base, key, target, known)) is not None:
-            found.setdefault(place[0], []).append(Named(key.removeprefix(DIFFUSERS), place[1]))
+        if key.startswith(DIFFUSERS) and (layer := _located(base, key, target, known)) is not None:
+            found.setdefault(layer[0], []).append(Named(key.removeprefix(DIFFUSERS), layer[1]))
     found |= {path: names for path, names in diffusers_paths(_rows(base)).items() if path in known}
     return {path: _once(names, weight_shape(base.get_submodule(DENOISER + path))[0]) for path, names in found.items()}
 
@@ -188,12 +190,12 @@ def _once(names: list[Named], rows: int) -> list[Named]:
 
 def _names_of_texts(texts: Any) -> dict[str, Weight]:
     """Collect the names of a CLIP's layers; texts: its model."""
-    places: dict[str, list[str]] = {}
+    layers: dict[str, list[str]] = {}
     for key, target in comfy.lora.model_lora_keys_clip(texts, {}).items():
         if isinstance(target, str) and target.endswith(WEIGHT):
-            places.setdefault(target.removesuffix(WEIGHT), []).append(key)
+            layers.setdefault(target.removesuffix(WEIGHT), []).append(key)
     found = {}
-    for path, known in places.items():
+    for path, known in layers.items():
         module = texts.get_submodule(path)
         if not hasattr(module, "weight"):
             continue
@@ -210,7 +212,7 @@ def _names_of_texts(texts: Any) -> dict[str, Weight]:
     return found
 
 
-def _place(model: Any, key: str, target: Any, known: set[str]) -> tuple[str, Slice | None] | None:
+def _located(model: Any, key: str, target: Any, known: set[str]) -> tuple[str, Slice | None] | None:
     """Read what a key of ComfyUI's map stands for: (path, slice); None for what no layer of a LoRA can change.
 
     target: a weight's name, or (name, (axis, start, length) or None[, function of the change]).

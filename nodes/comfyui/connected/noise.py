@@ -21,7 +21,7 @@ LOUDEST = 10.0  # largest standard deviation of a network's input; some models a
 NODE = "Use Connected Model"
 
 
-class Numbers(NamedTuple):
+class Coefficients(NamedTuple):
     """What a sampling does to latents, noise and outputs at some sigmas, each (N,) float64."""
 
     alpha: Tensor
@@ -73,8 +73,8 @@ def _levels(sampling: Any) -> Tensor:
     if _kind(numbers) == "flow":  # latents + s noise, where s = t / (1 - t) ends at the largest of the table
         last = float(table[-1])
         return torch.where(times < last / (1 + last), times / (1 - times), last)
-    places = torch.arange(1, LEVELS + 1) * len(table)
-    return table[(places + LEVELS - 1).div(LEVELS, rounding_mode="floor") - 1]
+    indices = torch.arange(1, LEVELS + 1) * len(table)
+    return table[(indices + LEVELS - 1).div(LEVELS, rounding_mode="floor") - 1]
 
 
 def _table(sampling: Any) -> Tensor:
@@ -93,7 +93,7 @@ def _table(sampling: Any) -> Tensor:
     return table
 
 
-def _numbers(sampling: Any, sigma: Tensor) -> Numbers:
+def _numbers(sampling: Any, sigma: Tensor) -> Coefficients:
     """Ask a sampling for its coefficients at (N,) sigmas; ValueError where no training can follow from them."""
     zero, one = (torch.full((len(sigma), 1, 1, 1), value, dtype=torch.float64) for value in (0.0, 1.0))
 
@@ -115,15 +115,15 @@ def _numbers(sampling: Any, sigma: Tensor) -> Numbers:
     scale = ask(sampling.calculate_input, one)
     if (scale * (a.square() + b.square()).sqrt()).max() > LOUDEST:
         raise _refused("gives its network noise at full loudness, which no model is known to be trained with")
-    return Numbers(a, b, (1 - skip * a) / out, -skip * b / out)
+    return Coefficients(a, b, (1 - skip * a) / out, -skip * b / out)
 
 
-def _is_time(numbers: Numbers, sigma: Tensor) -> bool:
+def _is_time(numbers: Coefficients, sigma: Tensor) -> bool:
     """Tell whether sigma is the time of a flow, 0 to 1: latents weigh 1 - sigma."""
     return bool(sigma[-1] <= 1 + EXACT) and _same(numbers.alpha, 1 - sigma)
 
 
-def _kind(numbers: Numbers) -> Prediction:
+def _kind(numbers: Coefficients) -> Prediction:
     """Tell the kind of prediction whose closed form the coefficients are."""
     alpha, sigma, p, q = numbers
     length = (alpha.square() + sigma.square()).sqrt()

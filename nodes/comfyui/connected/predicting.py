@@ -13,7 +13,7 @@ from ....trainer_core.models import Conditioning, Layer
 from ....trainer_core.models.base import Slice, Unit
 from . import gradients, names
 from . import layers as layers_of
-from .denoiser import Conditions
+from .denoiser import BatchConditions
 from .wired import Wired
 
 
@@ -44,7 +44,7 @@ class ConnectedDenoiser:
         """Wrap a forward pass and its backward pass: models may write into what the backward pass needs."""
         return self._wired.written.passes(tuple(shape))
 
-    def predict(self, noised: Tensor, levels: Tensor, conditions: Conditions) -> Tensor:
+    def predict(self, noised: Tensor, levels: Tensor, conditions: BatchConditions) -> Tensor:
         """Compute the raw output."""
         assert self._wired.denoiser is not None
         return self._wired.denoiser.predict(noised, levels, conditions, gradients.options(self._wired.model))
@@ -65,7 +65,7 @@ class ConnectedConditions:
         device: torch.device,
         painted: Tensor | None = None,
         references: Sequence[Sequence[Tensor]] = (),
-    ) -> Conditions:
+    ) -> BatchConditions:
         """Join the conditions of a batch on a device; captions of unequal lengths run one after another."""
         del painted
         assert self._wired.denoiser is not None
@@ -98,8 +98,8 @@ class ConnectedLayers:
     def further_names(self) -> Mapping[str, tuple[str, Slice | None]]:
         """Map diffusers' names of layers, which ComfyUI does not know for every architecture."""
         own = {layer.path: layer.name for layer in self._wired.layers}
-        places = names.diffusers_places(self._wired.model.model)
-        return {name: (own[path], piece) for name, (path, piece) in places.items()}
+        layers = names.diffusers_layers(self._wired.model.model)
+        return {name: (own[path], piece) for name, (path, piece) in layers.items()}
 
     def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
         """Guess the family that a LoRA file was made for; "" if nothing tells."""

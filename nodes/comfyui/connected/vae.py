@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 
-class Held(nn.Module):
-    """A VAE that ComfyUI moves and casts: a module without parameters, for the core to pass on."""
+class VaeHandle(nn.Module):
+    """Pass a VAE that ComfyUI moves and casts through the core, as a module without parameters."""
 
     def __init__(self, vae: Any) -> None:
         super().__init__()

@@ -11,10 +11,10 @@ from ....trainer_core.memory import Watched
 from ....trainer_core.models import LatentFormat, Layer
 from ....trainer_core.models.base import Unit
 from . import identity
-from .denoiser import Denoiser
-from .family import Family, family_of
+from .architecture import Architecture, architecture_of
+from .denoiser import RawDenoiser
 from .layers import list_layers
-from .live import Live
+from .live import LinkedModels
 from .noise import sigmas
 
 SINGLE = "single"  # edit_text of Qwen-Image-Edit's first model
@@ -23,16 +23,16 @@ SINGLE = "single"  # edit_text of Qwen-Image-Edit's first model
 class Wired:
     """A MODEL, CLIP and VAE as all that a `ConnectedModel` is made of shares them. They stay ComfyUI's."""
 
-    def __init__(self, config: BaseModelConfig, live: Live) -> None:
+    def __init__(self, config: BaseModelConfig, live: LinkedModels) -> None:
         assert config.connected is not None
         self.name, self.prompt_weights = config.path, config.prompt_weights
         self.model, self.clip, self.vae = live.model.clone(), live.clip, live.vae
         self.partner = live.sampled  # draws the samples instead of `model`
-        self.family: Family = family_of(self.model)
-        self.seen_as = config.connected.edit_text if self.family.seen else ""
+        self.architecture: Architecture = architecture_of(self.model)
+        self.seen_as = config.connected.edit_text if self.architecture.seen else ""
         guidance = config.connected.guidance
-        guidance = self.family.guidance if guidance < 0 else guidance
-        self.denoiser: Denoiser | None = Denoiser(self.model, sigmas(self.model), guidance)
+        guidance = self.architecture.guidance if guidance < 0 else guidance
+        self.denoiser: RawDenoiser | None = RawDenoiser(self.model, sigmas(self.model), guidance)
         self.reserved = 0  # bytes of the device for a step
         self.left_out: frozenset[str] = frozenset()  # names of layers that cannot be trained
         self.units: list[Unit] | None = None  # blocks that can be recomputed; None before they were tried
@@ -42,8 +42,8 @@ class Wired:
     def latents(self) -> LatentFormat:
         """The format of latents."""
         form = self.model.model.latent_format
-        pixels = self.family.pixels or form.spacial_downscale_ratio
-        return LatentFormat(channels=form.latent_channels, pixels=pixels, step=self.family.step)
+        pixels = self.architecture.pixels or form.spacial_downscale_ratio
+        return LatentFormat(channels=form.latent_channels, pixels=pixels, step=self.architecture.step)
 
     @functools.cached_property
     def layers(self) -> list[Layer]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lora_atelier.trainer_core.commands.layout import layout
-from lora_atelier.trainer_core.commands.terminal import ENDING, Progress, Screen, Stop, stopping
+from lora_atelier.trainer_core.commands.terminal import ENDING, Screen, Stop, TerminalProgress, stopping
 from lora_atelier.trainer_core.common.callbacks import StepReport
 from lora_atelier.trainer_core.runs import Keys
 from lora_atelier.trainer_core.runs.folder import new_run
@@ -31,8 +31,8 @@ def step(number: int, steps: int = 1000, loss: float = 0.5) -> StepReport:
     )  # fmt: skip
 
 
-def shown(stream: io.StringIO, *, as_json: bool = False) -> Progress:
-    return Progress(Screen(stream, as_json=as_json))
+def shown(stream: io.StringIO, *, as_json: bool = False) -> TerminalProgress:
+    return TerminalProgress(Screen(stream, as_json=as_json))
 
 
 def test_a_terminal_has_one_live_line_that_notes_do_not_cut():
@@ -81,7 +81,7 @@ def test_another_model_than_the_runs_is_told(tmp_path):
         tmp_path, Keys(run="a" * 64, course="a" * 64), "cat", 5, config={}, models={"path": "here", "vae": "v"}
     )
     stream = io.StringIO()
-    progress = Progress(Screen(stream, as_json=False), {"path": "there", "vae": "v"})
+    progress = TerminalProgress(Screen(stream, as_json=False), {"path": "there", "vae": "v"})
     progress.callbacks(Stop(progress.screen)).run(run.path, True)
     assert stream.getvalue() == "The path of the model is another file than the run's (sha256 there).\n"
     assert [event["event"] for event in run.events()] == ["begun", "note"]

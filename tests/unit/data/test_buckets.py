@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from lora_atelier.trainer_core.config import AugmentConfig
 from lora_atelier.trainer_core.data.buckets import (
     NEUTRAL,
-    Target,
+    Resolution,
     bucket_list,
     buckets_of,
     choose_bucket,
+    choose_sizes,
     cover,
     merge_buckets,
     no_upscale_bucket,
     parse_resolution,
-    place,
 )
 from lora_atelier.trainer_core.data.crops import Crop, fit, variant
 
@@ -137,8 +137,8 @@ def test_the_log_distance_is_the_one_that_is_minimised() -> None:
 
 
 def test_a_number_asks_for_buckets_and_a_size_for_itself() -> None:
-    assert parse_resolution("512") == Target(width=512, height=512)
-    assert parse_resolution("640x384") == Target(width=640, height=384, fixed=True)
+    assert parse_resolution("512") == Resolution(width=512, height=512)
+    assert parse_resolution("640x384") == Resolution(width=640, height=384, fixed=True)
     assert parse_resolution(" 640X384 ").area == 640 * 384
     assert buckets_of(parse_resolution("512"), 64) == bucket_list((512, 512), 64)
     assert buckets_of(parse_resolution("640x384"), 64, max_side=512) == ((640, 384),)
@@ -190,8 +190,8 @@ NO_UPSCALE += [((300, 500), (300, 500), (256, 448))]
 @pytest.mark.parametrize(("size", "resized", "bucket"), NO_UPSCALE)
 def test_the_no_upscale_vectors(size, resized, bucket) -> None:
     assert no_upscale_bucket(size, 1024**2, 64) == (bucket, resized)
-    target = parse_resolution("1024")
-    assert place(size, target, buckets_of(target, 64), step=64, no_upscale=True) == (bucket, resized)
+    resolution = parse_resolution("1024")
+    assert choose_sizes(size, resolution, buckets_of(resolution, 64), step=64, no_upscale=True) == (bucket, resized)
 
 
 @given(SIZES, st.sampled_from([256, 512, 1024]), st.sampled_from([8, 16, 64]))
@@ -214,15 +214,15 @@ def test_no_upscale_never_enlarges_and_keeps_within_the_area(size, side: int, st
         )
 
 
-def test_places() -> None:
-    target = parse_resolution("512")
-    buckets = buckets_of(target, 64)
-    assert place((1500, 1000), target, buckets, step=64) == ((640, 384), (640, 427))
+def test_choices_of_sizes() -> None:
+    resolution = parse_resolution("512")
+    buckets = buckets_of(resolution, 64)
+    assert choose_sizes((1500, 1000), resolution, buckets, step=64) == ((640, 384), (640, 427))
     fixed = parse_resolution("640x384")
     sizes = buckets_of(fixed, 64)
-    assert place((100, 900), fixed, sizes, step=64) == ((640, 384), (640, 5760))
-    assert place((1500, 1000), fixed, sizes, step=64, no_upscale=True) == ((640, 384), (640, 427))
-    assert place((300, 500), fixed, sizes, step=64, no_upscale=True) == ((256, 448), (300, 500))
+    assert choose_sizes((100, 900), fixed, sizes, step=64) == ((640, 384), (640, 5760))
+    assert choose_sizes((1500, 1000), fixed, sizes, step=64, no_upscale=True) == ((640, 384), (640, 427))
+    assert choose_sizes((300, 500), fixed, sizes, step=64, no_upscale=True) == ((256, 448), (300, 500))
 
 
 # --- merging --------------------------------------------------------------------------------------------------

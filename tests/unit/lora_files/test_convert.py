@@ -7,7 +7,7 @@ from lora_atelier.trainer_core.lora_files.convert import convert
 from lora_atelier.trainer_core.lora_files.formats import delta_weight
 from lora_atelier.trainer_core.lora_files.lora import layers_of
 from lora_atelier.trainer_core.lora_files.names import OWN, Named, Names, Weight
-from lora_atelier.trainer_core.models.base import Form, Slice
+from lora_atelier.trainer_core.models.base import NameForm, Slice
 
 ROWS, COLUMNS = 12, 5
 PARTS = {name: Slice(f"t.a.{name}", 4 * i, 4) for i, name in enumerate("qkv")}
@@ -23,7 +23,7 @@ WEIGHT = Weight(
 )
 NAMES = Names(
     weights={WEIGHT.key: WEIGHT},
-    forms={"kohya": Form("lora_unet_", flat=True), "comfyui": OWN, "diffusers": Form("t.", diffusers=True)},
+    forms={"kohya": NameForm("lora_unet_", flat=True), "comfyui": OWN, "diffusers": NameForm("t.", diffusers=True)},
     without_alpha=frozenset({"diffusers"}),
 )
 

@@ -8,7 +8,7 @@ from lora_atelier.trainer_core.lora_files.cli import main
 from lora_atelier.trainer_core.lora_files.extract import extract
 from lora_atelier.trainer_core.lora_files.formats import delta_weight
 from lora_atelier.trainer_core.lora_files.lora import read_lora
-from lora_atelier.trainer_core.lora_files.resize import Rule
+from lora_atelier.trainer_core.lora_files.resize import RankRule
 
 NORMAL = {"generator": torch.Generator().manual_seed(3)}
 
@@ -29,7 +29,7 @@ def models(rank, *shapes):
 
 
 @pytest.mark.parametrize(
-    "rule", [Rule(rank=3), Rule(mode="sv_fro", value=0.99999), Rule(mode="sv_ratio", value=1e3, rank=8)]
+    "rule", [RankRule(rank=3), RankRule(mode="sv_fro", value=0.99999), RankRule(mode="sv_ratio", value=1e3, rank=8)]
 )
 @pytest.mark.parametrize("shape", [(40, 30), (300, 220), (220, 300), (24, 16, 3, 3), (12, 20, 1, 1)])
 def test_a_difference_of_low_rank_is_found_whole(rule, shape):
@@ -46,12 +46,12 @@ def test_the_best_approximation_is_kept_and_its_share_said():
     tuned, base = models(200, (256, 300))
     difference = (tuned["layer.0"]() - base["layer.0"]()).double()
     sigma = torch.linalg.svdvals(difference)
-    made = extract(tuned, base, Rule(rank=8), dtype=torch.float32)
+    made = extract(tuned, base, RankRule(rank=8), dtype=torch.float32)
     best = float(sigma[:8].norm() / sigma.norm())
     assert made.kept["layer.0"] == pytest.approx(best, rel=0.01)
     left = (difference - delta_weight(made.layers[0]).double()).norm() / difference.norm()
     assert float(left) == pytest.approx((1 - best**2) ** 0.5, rel=0.01)
-    wide = extract(tuned, base, Rule(mode="sv_fro", value=0.9), dtype=torch.float32)
+    wide = extract(tuned, base, RankRule(mode="sv_fro", value=0.9), dtype=torch.float32)
     rank = len(wide.layers[0].tensors["down"])
     assert float(sigma[: rank - 1].norm()) >= 0.9 * float(sigma.norm()) > float(sigma[: rank - 2].norm())
     assert f"layer.0: rank {rank}, {wide.kept['layer.0']:.2%} kept" in wide.describe()
@@ -60,15 +60,15 @@ def test_the_best_approximation_is_kept_and_its_share_said():
 def test_models_that_do_not_belong_together_are_named():
     tuned, base = models(1, (4, 4), (4, 4))
     with pytest.raises(ValueError, match=r"A has 1 layer that B lacks \(layer.1\)"):
-        extract(tuned, {"layer.0": base["layer.0"]}, Rule(rank=1), titles=("A", "B"))
+        extract(tuned, {"layer.0": base["layer.0"]}, RankRule(rank=1), titles=("A", "B"))
     with pytest.raises(ValueError, match=r"layer.0 has the shape \(4, 4\) in A and \(4, 5\) in B"):
-        extract(tuned, {**base, "layer.0": lambda: torch.ones(4, 5)}, Rule(rank=1), titles=("A", "B"))
+        extract(tuned, {**base, "layer.0": lambda: torch.ones(4, 5)}, RankRule(rank=1), titles=("A", "B"))
     with pytest.raises(ValueError, match="A and B have equal weights"):
-        extract(base, base, Rule(rank=1), titles=("A", "B"))
+        extract(base, base, RankRule(rank=1), titles=("A", "B"))
     with pytest.raises(ValueError, match=r"layer\.1 holds values that are not finite"):
-        extract({**tuned, "layer.1": lambda: torch.full((4, 4), torch.nan)}, base, Rule(rank=1))
+        extract({**tuned, "layer.1": lambda: torch.full((4, 4), torch.nan)}, base, RankRule(rank=1))
     with pytest.raises(ValueError, match="rank of Extract LoRA is 0"):
-        Rule(tool="extract")
+        RankRule(tool="extract")
 
 
 def test_files_are_read_layer_by_layer(tmp_path, capsys, checkpoint):

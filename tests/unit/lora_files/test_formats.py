@@ -69,7 +69,7 @@ def trained(base, seed=0, **lora):
 def test_our_files_of_peft_names_are_continued_with_their_text_encoders(sdxl, tmp_path):
     base = load_base_model(sdxl)
     network = trained(base, rank=2, alpha=6, preset="full")
-    names = {target.name: target.comfy for target in network.chosen}
+    names = {trained.name: trained.comfy for trained in network.chosen}
     assert any(name.startswith("text_encoders.clip_g.transformer.text_model.") for name in names.values())
     save_file(peft_tensors(network.tensors(), names), tmp_path / "a.safetensors")
     layers = layer_weights(load_lora(tmp_path / "a.safetensors"), base, layers_by_name(base))

@@ -14,15 +14,15 @@ from lora_atelier.trainer_core.lora_files.formats import delta_weight
 from lora_atelier.trainer_core.lora_files.lora import layers_of
 from lora_atelier.trainer_core.lora_files.read import parse_lora
 from lora_atelier.trainer_core.lora_files.recipes import (
+    FrozenWeight,
     Recipe,
-    Reference,
+    frozen_weight_of,
     kept_directions,
     parse_recipes,
-    reference_of,
     scores,
     settle_sizes,
 )
-from lora_atelier.trainer_core.lora_files.resize import Rule, describe_ranks, kept_rank, resize, resize_by_recipes
+from lora_atelier.trainer_core.lora_files.resize import RankRule, describe_ranks, kept_rank, resize, resize_by_recipes
 from lora_atelier.trainer_core.lora_files.singular import Singular, decompose
 from lora_atelier.trainer_core.lora_files.spectral import SpectralNorm, first_bounds, narrow
 
@@ -77,7 +77,7 @@ def test_ranks_are_those_of_sd_scripts(sample, case):
     tensors = {
         name: t * 0 if "attn1_to_q.lora_up" in name else t for name, t in sample.items() if "_ff_net_0" not in name
     }
-    made = resize(parse_lora(tensors, "x", {}), Rule(mode=mode, value=value, rank=rank, conv_rank=conv_rank))
+    made = resize(parse_lora(tensors, "x", {}), RankRule(mode=mode, value=value, rank=rank, conv_rank=conv_rank))
     assert [layer.new_rank for layer in made.ranks] == SD_SCRIPTS[case]
     assert [len(layer.tensors["down"]) for layer in made.layers] == SD_SCRIPTS[case]
 
@@ -103,7 +103,7 @@ def test_ranks_of_recipes_are_those_of_resize_lora(sample):
     ],
 )
 def test_rules_on_known_singular_values(mode, ranks):
-    assert {value: kept_rank(Rule(mode=mode, value=value), SIGMA, 6) for value in ranks} == ranks
+    assert {value: kept_rank(RankRule(mode=mode, value=value), SIGMA, 6) for value in ranks} == ranks
 
 
 def known(sigma=SIGMA, rows=320, columns=320):
@@ -115,7 +115,7 @@ def test_a_size_is_never_exceeded():
     layers = [known(), known(torch.tensor([4, 3, 0.2], dtype=torch.float64), 1280, 1280)]
     for budget, kept in ((11_520, 3), (12_800, 4), (20_000, 7), (10**9, 9)):
         recipe = Recipe(text="", weights={"params": 1e-9}, threshold=None, size=budget / 2**20, rescale=1.0)
-        masks = kept_directions(recipe, layers, [Reference(), Reference()], 2)
+        masks = kept_directions(recipe, layers, [FrozenWeight(), FrozenWeight()], 2)
         assert sum(int(mask.sum()) for mask in masks) == kept
         taken = sum(2 * int(mask.sum()) * (len(f.u) + f.vt.shape[1]) for mask, f in zip(masks, layers, strict=True))
         assert taken <= budget
@@ -124,7 +124,7 @@ def test_a_size_is_never_exceeded():
 def test_scores_are_their_formula():
     [recipe] = parse_recipes("spn_lora=1, fro_lora=1, rescale=2, thr=0")
     expected = (SIGMA * 2).log10() - 0.5 * math.log10(10) - 0.5 * math.log10(float(SIGMA.norm()))
-    torch.testing.assert_close(scores(recipe, known(), Reference()), expected)
+    torch.testing.assert_close(scores(recipe, known(), FrozenWeight()), expected)
 
 
 def spread_out(number, rows, columns):
@@ -168,9 +168,9 @@ def test_thresholds_are_decided_as_by_all_digits_of_the_norm(together):
             "spn_ckpt=1,spn_lora,thr=-1:spn_ckpt=1,thr=-1.5:spn_ckpt=1,thr=-2.2:spn_ckpt=2,params,thr=-2:"
             + ":".join(f"spn_ckpt,thr={each:.12f}" for each in nearly)
         )
-        exact = Reference(spn=SpectralNorm(low=true, high=true))
+        exact = FrozenWeight(spn=SpectralNorm(low=true, high=true))
         for recipe in recipes:
-            reference = reference_of(matrix, found, recipes if together else [recipe])
+            reference = frozen_weight_of(matrix, found, recipes if together else [recipe])
             kept, expected = (kept_directions(recipe, [found], [each], 2)[0] for each in (reference, exact))
             assert torch.equal(kept, expected)
 
@@ -200,11 +200,13 @@ def test_sizes_are_decided_as_by_all_digits_of_the_norms(apart):
     for share in (0.01, 0.3, 0.5, 0.77, 0.999, 2):
         recipes = parse_recipes(":".join(each.format(share * whole / 2**20) for each in SIZED))
         exact = [
-            replace(reference_of(weight, found, recipes), spn=SpectralNorm(low=largest(weight), high=largest(weight)))
+            replace(
+                frozen_weight_of(weight, found, recipes), spn=SpectralNorm(low=largest(weight), high=largest(weight))
+            )
             for weight, found in zip(weights, layers, strict=True)
         ]
         for together in (recipes, *([recipe] for recipe in recipes)):
-            references = [reference_of(w, found, together) for w, found in zip(weights, layers, strict=True)]
+            references = [frozen_weight_of(w, found, together) for w, found in zip(weights, layers, strict=True)]
             settle_sizes(together, layers, references, 2, weights.__getitem__)
             for recipe in together:
                 found, expected = (kept_directions(recipe, layers, each, 2) for each in (references, exact))
@@ -216,7 +218,7 @@ def test_a_size_reads_only_the_weights_again_that_the_cut_lies_near():
     layers = [known(0.5 ** torch.arange(8, dtype=torch.float64), 300, 300)] * 6
     weights, read = [10**number * spread_out(number, 300, 300) for number in range(6)], []
     recipes = parse_recipes(f"spn_ckpt=1,size={20 * 2 * 600 / 2**20}")
-    references = [reference_of(weight, found, recipes) for weight, found in zip(weights, layers, strict=True)]
+    references = [frozen_weight_of(weight, found, recipes) for weight, found in zip(weights, layers, strict=True)]
     told = []
     settle_sizes(recipes, layers, references, 2, lambda number: read.append(number) or weights[number], told.append)
     assert len(set(read)) < 3 and told == sorted(told) and told[-1] == 1
@@ -228,7 +230,9 @@ def test_a_size_reads_only_the_weights_again_that_the_cut_lies_near():
 def test_a_threshold_that_all_pass_takes_no_step(monkeypatch):
     monkeypatch.setattr(f"{narrow.__module__}.look", lambda: pytest.fail("a step was taken"))
     for threshold in (-9, 9):
-        assert reference_of(torch.randn(30, 20), known(), parse_recipes(f"spn_ckpt=1,thr={threshold}")).spn.spread > 0
+        assert (
+            frozen_weight_of(torch.randn(30, 20), known(), parse_recipes(f"spn_ckpt=1,thr={threshold}")).spn.spread > 0
+        )
 
 
 def test_cancel_ends_the_work_between_layers_and_within_one():
@@ -248,13 +252,13 @@ def test_cancel_ends_the_work_between_layers_and_within_one():
     read.clear()
     with cancellable(cancel), pytest.raises(KeyboardInterrupt):
         looked[:] = [0] * 4
-        resize(lora, Rule(rank=2))
+        resize(lora, RankRule(rank=2))
 
 
 def test_the_result_is_the_nearest_of_its_rank():
     g = torch.Generator().manual_seed(0)
     up, down = torch.randn(20, 6, generator=g), torch.randn(6, 15, generator=g)
-    made = resize(parse_lora(pair(up, down, alpha=torch.tensor(3.0)), "x", {}), Rule(rank=3))
+    made = resize(parse_lora(pair(up, down, alpha=torch.tensor(3.0)), "x", {}), RankRule(rank=3))
     [layer], [ranks] = made.layers, made.ranks
     u, s, vt = torch.linalg.svd(0.5 * (up @ down).double())
     torch.testing.assert_close(flat(layer).double(), (u[:, :3] * s[:3]) @ vt[:3], atol=1e-4, rtol=1e-4)
@@ -266,7 +270,7 @@ def test_the_result_is_the_nearest_of_its_rank():
 def test_the_same_rank_or_more_keeps_every_change(network):
     tensors = {name: tensor.detach() for name, tensor in network.tensors().items()}
     for rank in (8, 100):
-        made = resize(parse_lora(tensors, "x", {}), Rule(rank=rank))
+        made = resize(parse_lora(tensors, "x", {}), RankRule(rank=rank))
         for layer in made.layers:
             expected = network.layers[layer.source].delta_weight().detach()
             torch.testing.assert_close(delta_weight(layer).view(expected.shape), expected, atol=1e-5, rtol=1e-4)
@@ -293,14 +297,14 @@ def test_every_kind_is_resized_by_its_change(kind):
     assert lora.layers["a"].kind == kind
     weight = torch.randn(8, 12, generator=draw)
     found = decompose(lora.layers["a"], weight)
-    [layer] = resize(lora, Rule(rank=2), lambda name: weight).layers
+    [layer] = resize(lora, RankRule(rank=2), lambda name: weight).layers
     assert layer.kind == "LoRA" and len(layer.tensors["down"]) == 2
     error = flat(layer).double() - found.u @ (found.sigma[:, None] * found.vt)
     assert float(error.norm()) == pytest.approx(float(found.sigma[2:].norm()), rel=1e-3, abs=1e-5)
     assert ("diff_b" in layer.tensors) == (kind == "full difference")
     if kind in ("DoRA", "OFT"):
         with pytest.raises(ValueError, match=f"layer of {kind}, whose effect depends on the model"):
-            resize(lora, Rule(rank=2))
+            resize(lora, RankRule(rank=2))
 
 
 def test_what_is_kept_whole_stays_to_the_bit_and_a_rescaled_lora_is_weaker_everywhere():
@@ -308,7 +312,7 @@ def test_what_is_kept_whole_stays_to_the_bit_and_a_rescaled_lora_is_weaker_every
     tensors = pair(torch.randn(8, 3, generator=draw).half(), torch.randn(3, 6, generator=draw).half())
     tensors |= {"a.diff_b": torch.randn(8, generator=draw), "n.w_norm": torch.ones(4)}
     lora = layers_of(tensors, "x")
-    for made in (resize(lora, Rule(rank=3)), *resize_by_recipes(lora, parse_recipes("params=1,thr=-99"))):
+    for made in (resize(lora, RankRule(rank=3)), *resize_by_recipes(lora, parse_recipes("params=1,thr=-99"))):
         found = {layer.source: layer for layer in made.layers}
         assert all(
             torch.equal(t, lora.layers[name].tensors[part])
@@ -331,7 +335,7 @@ def test_layers_without_a_matrix_stay_and_left_out_ones_are_named():
     with pytest.raises(ValueError, match="keeps nothing of x; set thr lower"):
         resize_by_recipes(layers_of(tensors, "x"), parse_recipes("params=1,thr=9"))
     with pytest.raises(ValueError, match="no layer with a rank to lower"):
-        resize(layers_of({"n.w_norm": torch.ones(4)}, "x"), Rule(rank=1))
+        resize(layers_of({"n.w_norm": torch.ones(4)}, "x"), RankRule(rank=1))
     with pytest.raises(ValueError, match="no layer with a rank to lower"):
         resize_by_recipes(layers_of({"n.w_norm": torch.ones(4)}, "x"), parse_recipes("params=1,size=1"))
     with pytest.raises(ValueError, match="compares with the model; link the MODEL"):
@@ -349,7 +353,7 @@ def test_layers_without_a_matrix_stay_and_left_out_ones_are_named():
 )
 def test_rules_without_sense_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
-        Rule(**settings)
+        RankRule(**settings)
 
 
 @pytest.mark.parametrize(

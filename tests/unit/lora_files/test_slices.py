@@ -16,7 +16,7 @@ from lora_atelier.trainer_core.lora_files.read import load_lora, outline_lora
 from lora_atelier.trainer_core.models import Layer, Part
 from lora_atelier.trainer_core.models.base import Slice
 from lora_atelier.trainer_core.networks import Network
-from lora_atelier.trainer_core.networks.choose import target_of
+from lora_atelier.trainer_core.networks.choose import trained_layer_of
 
 OUTPUTS, INPUTS = 12, 5
 PLACES = {"q": (0, 4), "k": (4, 4), "v": (8, 4), "wide": (8, 8), "turned": (0, 12)}
@@ -95,8 +95,8 @@ def test_slices_join_to_the_sum_of_their_changes(base, tmp_path, alphas):
     assert len(joined.tensors["down"]) == 5
     assert torch.allclose(delta_weight(joined), wanted, atol=1e-6)
     weights = layer_weights(load_lora(tmp_path / "a.safetensors"), base, layers_by_name(base))
-    targets = [target_of(base.layers.listed()[0], 5, weights[name].alpha)]
-    layer = Network(targets, LoraConfig(), 0, weights).layers[name]
+    chosen = [trained_layer_of(base.layers.listed()[0], 5, weights[name].alpha)]
+    layer = Network(chosen, LoraConfig(), 0, weights).layers[name]
     assert torch.allclose(layer.delta_weight(), wanted, atol=1e-6)
 
 

@@ -58,7 +58,7 @@ def test_the_file_holds_what_was_trained(network, tmp_path, dtype):
 
 
 def test_names_of_peft_hold_the_same_change_without_an_alpha(network, tmp_path):
-    names = {target.name: target.comfy for target in network.chosen}
+    names = {trained.name: trained.comfy for trained in network.chosen}
     tensors = peft_tensors(network.tensors(), names)
     assert {key.split(".lora_")[1] for key in tensors} == {"A.weight", "B.weight"}
     assert all(key.startswith("diffusion_model.") for key in tensors)

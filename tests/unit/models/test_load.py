@@ -21,7 +21,7 @@ from lora_atelier.trainer_core.models.sd.autoencoder import build_vae
 from lora_atelier.trainer_core.models.sd.family import FAMILIES
 from lora_atelier.trainer_core.models.sd.names import unet_ldm_names, vae_ldm_names
 from lora_atelier.trainer_core.models.sd.text import (
-    TextEncoder,
+    ClipEncoder,
     batch_context,
     count_tokens,
     encode_caption,
@@ -277,7 +277,7 @@ def test_captions_become_rows_of_75_tokens(tokenizer, words, rows):
 def text_encoder(model, layer=1, **values):
     """Return a text encoder as a base model holds it."""
     plain = {"final_norm": True, "pooled": False, "open_clip": False, "prefix": "lora_te"}
-    return TextEncoder(model=model, layer=layer, **{**plain, **values})
+    return ClipEncoder(model=model, layer=layer, **{**plain, **values})
 
 
 def test_conditioning_is_normed_hidden_state_and_clip_skip_takes_an_earlier_one(tokenizer):

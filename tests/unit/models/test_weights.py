@@ -20,7 +20,7 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.models import check_weighted, word_ids
 from lora_atelier.trainer_core.models.sd import load_tokenizer
-from lora_atelier.trainer_core.models.sd.text import TextEncoder, encode_caption, tokenize
+from lora_atelier.trainer_core.models.sd.text import ClipEncoder, encode_caption, tokenize
 from lora_atelier.trainer_core.models.weights import DEEPEST, LARGEST, weighted_parts
 from lora_atelier.trainer_core.runs import build_keys
 
@@ -131,7 +131,7 @@ def test_counting_cutting_and_encoding_agree(tokenizer):
 
 def test_a_weight_moves_a_token_from_the_empty_prompt_and_reaches_the_gradients(tokenizer):
     model = tiny_clip(64, 2, open_clip=False, projected=False, seed=0)
-    texts = [TextEncoder(model=model, layer=1, final_norm=True, pooled=False, open_clip=False, prefix="lora_te")]
+    texts = [ClipEncoder(model=model, layer=1, final_norm=True, pooled=False, open_clip=False, prefix="lora_te")]
 
     def encode(caption, weights=True):
         return encode_caption(texts, tokenizer, caption, "cpu", weights=weights).context

@@ -10,7 +10,7 @@ from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.lora_files.formats import layer_kind
 from lora_atelier.trainer_core.networks import remarks_on_algorithm
 from lora_atelier.trainer_core.networks.build import build_layer
-from lora_atelier.trainer_core.networks.choose import Target
+from lora_atelier.trainer_core.networks.choose import TrainedLayer
 from lora_atelier.trainer_core.networks.layers.dropout import Dropouts
 from lora_atelier.trainer_core.networks.layers.loha import LohaLayer
 from lora_atelier.trainer_core.networks.layers.lokr import LokrLayer, factorise
@@ -202,7 +202,9 @@ def test_beginnings_depend_on_seed_and_name_alone():
     torch.manual_seed(7)
     module = nn.Linear(16, 24)
     config = LoraConfig(algorithm="lokr", rank=2)
-    again, other = (build_layer(Target(name, module, 2, 6.0), config, seed=0) for name in (NAME, "lora_unet_to_v"))
+    again, other = (
+        build_layer(TrainedLayer(name, module, 2, 6.0), config, seed=0) for name in (NAME, "lora_unet_to_v")
+    )
     assert torch.equal(first.lokr_w1, again.lokr_w1) and not torch.equal(first.lokr_w1, other.lokr_w1)
     assert not torch.equal(again.lokr_w1.flatten()[:8], again.lokr_w2_a.flatten()[:8])
 
@@ -268,8 +270,8 @@ def test_a_layer_comes_back_from_its_state_and_from_its_file(case, base):
         parts, alpha = file_parts(layer)
         start = LayerWeights(layer_kind(parts), parts, alpha)
         plain = attached(case, base, filled=False)[0]
-        target = Target(NAME, apply_class(plain), start.rank, start.alpha)
-        continued = Network([target], LoraConfig(start="x"), 0, {NAME: start}).layers[NAME]
+        trained = TrainedLayer(NAME, apply_class(plain), start.rank, start.alpha)
+        continued = Network([trained], LoraConfig(start="x"), 0, {NAME: start}).layers[NAME]
         torch.testing.assert_close(beside(again, continued)(x), expected)
         stored, kept = (x.tensors() | x.magnitude_tensors() for x in (continued, layer))
         assert {name: t.shape for name, t in stored.items()} == {name: t.shape for name, t in kept.items()}

@@ -56,8 +56,8 @@ def choose(unet, texts=None, **lora):
     return targets_in(model_of(unet, texts), LoraConfig(**lora))
 
 
-def sides(target):
-    return target.module.weight.shape[0] + target.module.weight[0].numel()
+def sides(trained):
+    return trained.module.weight.shape[0] + trained.module.weight[0].numel()
 
 
 # --- presets -----------------------------------------------------------------------------------------------
@@ -81,17 +81,17 @@ PRESETS = {
 
 @pytest.mark.parametrize(("family", "preset"), PRESETS)
 def test_presets_train_the_known_layers(unets, family, preset):
-    targets = choose(unets[family], preset=preset)
-    spatial = [t for t in targets if t.module.weight.ndim == 4 and t.module.kernel_size == (3, 3)]
-    plain = sum(map(sides, targets)) - sum(map(sides, spatial))
-    assert (len(targets), plain, len(spatial), sum(map(sides, spatial))) == PRESETS[family, preset]
+    chosen = choose(unets[family], preset=preset)
+    spatial = [t for t in chosen if t.module.weight.ndim == 4 and t.module.kernel_size == (3, 3)]
+    plain = sum(map(sides, chosen)) - sum(map(sides, spatial))
+    assert (len(chosen), plain, len(spatial), sum(map(sides, spatial))) == PRESETS[family, preset]
 
 
 @pytest.mark.parametrize(("family", "layers", "parameters"), [("sd1", 80, 99_840), ("sdxl", 350, 665_600)])
 def test_ia3_has_layers_of_its_own(unets, clip_l, family, layers, parameters):
-    targets = choose(unets[family], algorithm="ia3")
-    assert len(targets) == layers
-    assert sum(t.module.weight.shape[1 if t.path.endswith("ff.net.2") else 0] for t in targets) == parameters
+    chosen = choose(unets[family], algorithm="ia3")
+    assert len(chosen) == layers
+    assert sum(t.module.weight.shape[1 if t.path.endswith("ff.net.2") else 0] for t in chosen) == parameters
     text = choose(None, {"lora_te": (clip_l, 12)}, algorithm="ia3")
     assert {t.path.rpartition(".")[2] for t in text} == {"k_proj", "v_proj", "fc2"} and len(text) == 36
 

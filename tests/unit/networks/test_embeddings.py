@@ -14,7 +14,7 @@ from lora_atelier.trainer_core.models.sd import load_tokenizer
 from lora_atelier.trainer_core.models.sd.text import (
     CHUNK,
     MAX_CHUNKS,
-    TextEncoder,
+    ClipEncoder,
     count_tokens,
     encode_caption,
     tokenize,
@@ -40,8 +40,8 @@ def texts():
     large.config.eos_token_id = 2  # as configurations of old: the largest id is taken for the end
     getattr(large, "text_model", large).eos_token_id = 2
     return (
-        TextEncoder(model=small, **options, pooled=False, open_clip=False, prefix="lora_te1"),
-        TextEncoder(model=large, **options, pooled=True, open_clip=True, prefix="lora_te2"),
+        ClipEncoder(model=small, **options, pooled=False, open_clip=False, prefix="lora_te1"),
+        ClipEncoder(model=large, **options, pooled=True, open_clip=True, prefix="lora_te2"),
     )
 
 

@@ -18,7 +18,7 @@ from lora_atelier.trainer_core.memory import Stream, keep_weights
 from lora_atelier.trainer_core.memory import recompute as recompute_blocks
 from lora_atelier.trainer_core.models.sd.units import units
 from lora_atelier.trainer_core.networks.build import build_layer
-from lora_atelier.trainer_core.networks.choose import Target
+from lora_atelier.trainer_core.networks.choose import TrainedLayer
 from lora_atelier.trainer_core.networks.layers import dora, layer
 from lora_atelier.trainer_core.networks.layers.svd import largest_singular
 
@@ -57,7 +57,7 @@ def test_a_fresh_network_changes_nothing_bitwise_and_a_moved_one_is_its_weights(
     network.double().set_micro_batch(None)
     with network.attached():
         live = toy(x)
-    for name, module in network._targets.items():
+    for name, module in network._frozen.items():
         module.weight.data = network.layers[name].changed_weight(module.weight).detach()
     assert torch.allclose(live, toy(x), rtol=1e-8, atol=1e-10)
 
@@ -112,7 +112,7 @@ def test_dora_is_the_known_example(monkeypatch):
     monkeypatch.setattr(dora, "EPS", 0.0)
     base = nn.Linear(2, 2, bias=False).requires_grad_(False)
     base.weight.data = torch.tensor([[3.0, 0.0], [4.0, 5.0]])
-    made = build_layer(Target("x", base, 1, 1.0), LoraConfig(rank=1, alpha=1, dora=True), 0)
+    made = build_layer(TrainedLayer("x", base, 1, 1.0), LoraConfig(rank=1, alpha=1, dora=True), 0)
     made.__dict__["frozen"] = base
     made.up.data, made.down.data = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0, 1.0]])
     wanted = torch.tensor([[3.0, 0.98058], [4.0, 4.90290]])

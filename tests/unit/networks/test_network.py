@@ -60,7 +60,7 @@ def test_it_computes_what_adding_delta_weights_computes():
     with network.attached():
         live = unet(*args, **kwargs).sample
     with torch.no_grad():
-        for name, module in network._targets.items():
+        for name, module in network._frozen.items():
             layer = network.layers[name]
             delta = layer.scale * layer.up.flatten(1) @ layer.down.flatten(1)
             assert torch.allclose(layer.delta_weight().double(), delta.view(module.weight.shape), atol=1e-6)

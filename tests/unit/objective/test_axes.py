@@ -10,7 +10,7 @@ from torch import Tensor
 from lora_atelier.trainer_core.config import ObjectiveConfig
 from lora_atelier.trainer_core.data.masks import loss_mask
 from lora_atelier.trainer_core.models.base import LevelDefaults, NoiseModel
-from lora_atelier.trainer_core.objective import Batch, Objective, Path, Place
+from lora_atelier.trainer_core.objective import AffinePath, Batch, DrawIndex, Objective
 from lora_atelier.trainer_core.objective.loss import element_errors, masked_mean, sample_losses
 from lora_atelier.trainer_core.objective.noise import add_pyramid, sample_noise
 from lora_atelier.trainer_core.objective.path import flow_noise
@@ -38,7 +38,7 @@ def noise_of_kind(kind: str) -> NoiseModel:
 @pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "flow", "x0", "affine"])
 def test_the_path_mixes_each_sample_with_its_own_coefficients(axes, kind):
     latents, noise = numbers(2)
-    path = Path(noise_of_kind(kind))
+    path = AffinePath(noise_of_kind(kind))
     mix, shape = path.at(LEVELS), (3, 3, *axes)
     noised, target = (
         mix.noised(latents.view(shape), noise.view(shape)),
@@ -101,7 +101,7 @@ def test_a_whole_objective_gives_the_same_losses_on_all_axes(axes, settings):
     def losses(axes: tuple[int, ...]) -> Tensor:
         shape = (3, 3, *axes)
         batch = Batch(
-            place=Place(micro_batch=0, step=0),
+            index=DrawIndex(micro_batch=0, step=0),
             latents=latents.view(shape),
             weights=torch.tensor([1.0, 0.5, 2.0]),
             mask=mask.view(3, 1, *axes),

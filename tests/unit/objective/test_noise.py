@@ -9,7 +9,7 @@ from lora_atelier.trainer_core.common.rng import generator
 from lora_atelier.trainer_core.config import ObjectiveConfig
 from lora_atelier.trainer_core.models.base import LevelDefaults
 from lora_atelier.trainer_core.models.sd.noise import alphas_cumprod, noise_model
-from lora_atelier.trainer_core.objective import Batch, Objective, Path, Place
+from lora_atelier.trainer_core.objective import AffinePath, Batch, DrawIndex, Objective
 from lora_atelier.trainer_core.objective.noise import add_pyramid, offset_growth, perturb, sample_noise
 from lora_atelier.trainer_core.objective.path import LEAST_ALPHA, flow_noise
 from lora_atelier.trainer_core.objective.timesteps import (
@@ -44,13 +44,13 @@ ALL_NOISE = [
 
 def noise_of(latents, seed=3, micro_batch=17, **settings):
     """Return the noise that an objective draws for a batch: what a model of epsilon should predict."""
-    batch = Batch(place=Place(micro_batch=micro_batch, step=0), latents=latents, weights=torch.ones(len(latents)))
+    batch = Batch(index=DrawIndex(micro_batch=micro_batch, step=0), latents=latents, weights=torch.ones(len(latents)))
     objective = Objective(ObjectiveConfig(**settings), noise_model("epsilon", False), seed)
     return objective.draw(batch, torch.device("cpu")).target
 
 
 def path_of(zero_terminal_snr=False):
-    return Path(noise_model("v_prediction", zero_terminal_snr))
+    return AffinePath(noise_model("v_prediction", zero_terminal_snr))
 
 
 @pytest.mark.parametrize("settings", ALL_NOISE, ids=str)
@@ -271,11 +271,11 @@ def test_settings_come_before_the_family():
 
 
 def test_samples_are_shifted_by_the_size_of_their_latents():
-    objective = Objective(ObjectiveConfig(), Path(flow_noise()).noise, 3, FLUX)
+    objective = Objective(ObjectiveConfig(), AffinePath(flow_noise()).noise, 3, FLUX)
     drawn = {}
     for side in (32, 128):
         latents = torch.zeros(400, 1, side, side)
-        batch = Batch(place=Place(micro_batch=0, step=0), latents=latents, weights=torch.ones(400))
+        batch = Batch(index=DrawIndex(micro_batch=0, step=0), latents=latents, weights=torch.ones(400))
         drawn[side] = objective.draw(batch, torch.device("cpu")).levels
         middle = math.exp(0.5 if side == 32 else 1.15)
         expected = middle / (1 + middle)  # sigmoid(0) = 1/2, shifted

@@ -17,7 +17,7 @@ from lora_atelier.trainer_core.config.objective import HUBER, Loss, Weighting
 from lora_atelier.trainer_core.data.masks import loss_mask
 from lora_atelier.trainer_core.models.base import NoiseModel
 from lora_atelier.trainer_core.models.sd.noise import alphas_cumprod, noise_model
-from lora_atelier.trainer_core.objective import Draws, Objective, Path
+from lora_atelier.trainer_core.objective import AffinePath, Draws, Objective
 from lora_atelier.trainer_core.objective import weighting as weightings
 from lora_atelier.trainer_core.objective.loss import element_errors, huber_thresholds, masked_mean, sample_losses
 from lora_atelier.trainer_core.objective.path import flow_noise
@@ -31,7 +31,7 @@ def snr_weight(ratios, kind, *weighting, **settings):
 
 
 def path_of(kind="epsilon", zero_terminal_snr=False):
-    return Path(noise_model(kind, zero_terminal_snr))
+    return AffinePath(noise_model(kind, zero_terminal_snr))
 
 
 def test_alphas_are_those_of_diffusers():
@@ -67,7 +67,7 @@ def test_latents_and_noise_come_back_from_v():
 
 
 def test_flow_goes_straight_from_the_latents_to_the_noise():
-    path = Path(flow_noise(1000))
+    path = AffinePath(flow_noise(1000))
     latents, noise = torch.randn(2, 3, 4, 4, 4, generator=torch.Generator().manual_seed(2))
     levels = torch.tensor([0, 249, 999])
     mix, t = path.at(levels), torch.tensor([0.001, 0.25, 1.0]).view(-1, 1, 1, 1)
@@ -85,7 +85,7 @@ def test_every_prediction_is_one_affine_form():
     latents, noise = torch.randn(2, 3, 4, 4, 4, generator=torch.Generator().manual_seed(3))
     predicted = torch.randn(3, 4, 4, 4, generator=torch.Generator().manual_seed(4))
     levels = torch.tensor([3, 400, 900])
-    for path in (path_of(), path_of("v_prediction"), Path(flow_noise(1000)), x0_path()):
+    for path in (path_of(), path_of("v_prediction"), AffinePath(flow_noise(1000)), x0_path()):
         own = path.noise
         p, q = {
             "epsilon": (torch.zeros(1000), torch.ones(1000)),
@@ -93,7 +93,7 @@ def test_every_prediction_is_one_affine_form():
             "flow": (-torch.ones(1000), torch.ones(1000)),
             "x0": (torch.ones(1000), torch.zeros(1000)),
         }[path.kind]
-        affine = Path(
+        affine = AffinePath(
             NoiseModel(kind="affine", alpha=own.alpha, sigma=own.sigma, snr=own.snr, ratio=own.ratio, p=p, q=q)
         )
         first, second = path.at(levels), affine.at(levels)
@@ -105,7 +105,7 @@ def test_every_prediction_is_one_affine_form():
 
 
 def x0_path():
-    return Path(dataclasses.replace(noise_model("epsilon", False), kind="x0"))
+    return AffinePath(dataclasses.replace(noise_model("epsilon", False), kind="x0"))
 
 
 def karras_path(data=0.5):
@@ -113,7 +113,7 @@ def karras_path(data=0.5):
     length = (sigma.square() + data**2).sqrt()
     p, q = sigma / (data * length), -data / length
     tables = {"alpha": torch.ones(1000), "sigma": sigma, "snr": sigma**-2, "ratio": sigma, "p": p, "q": q}
-    return Path(NoiseModel(kind="affine", **{name: table.float() for name, table in tables.items()}))
+    return AffinePath(NoiseModel(kind="affine", **{name: table.float() for name, table in tables.items()}))
 
 
 def test_preconditioned_networks_of_edm_learn_what_karras_et_al_write():
@@ -131,7 +131,7 @@ def test_preconditioned_networks_of_edm_learn_what_karras_et_al_write():
         q=-c_skip * sigma / c_out,
     )
     latents, noise = torch.randn(2, 4, 4, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    mix = Path(noise_of_edm).at(torch.arange(4))
+    mix = AffinePath(noise_of_edm).at(torch.arange(4))
     wide = [each.view(-1, 1, 1, 1) for each in (sigma, c_in, c_skip, c_out)]
     s, first, skip, out = wide
     noised = latents + s * noise
@@ -150,7 +150,7 @@ def as_samplers_scale(noise):
 def test_a_path_that_does_not_keep_the_variance_is_the_same_in_another_scale(kind):
     latents, noise, predicted = torch.randn(3, 3, 4, 4, 4, generator=torch.Generator().manual_seed(7))
     levels, own = torch.tensor([3, 400, 990]), noise_model(kind, False)
-    first, second = Path(own).at(levels), Path(as_samplers_scale(own)).at(levels)
+    first, second = AffinePath(own).at(levels), AffinePath(as_samplers_scale(own)).at(levels)
     assert torch.equal(first.length, torch.ones(3))  # so that its own numbers stay to the bit
     assert torch.allclose(second.target(latents, noise), first.target(latents, noise), atol=1e-5)
     noised = first.noised(latents, noise)
@@ -163,7 +163,7 @@ def test_min_snr_weighs_every_kind_as_it_weighs_the_clean_latents():
     """The weighted error of any prediction is min(snr, gamma) times the error of the clean latents that it implies."""
     latents, noise, predicted = torch.randn(3, 4, 1, 2, 2, generator=torch.Generator().manual_seed(8))
     levels = torch.tensor([60, 300, 600, 900])
-    for path in (path_of(), path_of("v_prediction"), Path(flow_noise(1000)), x0_path(), karras_path()):
+    for path in (path_of(), path_of("v_prediction"), AffinePath(flow_noise(1000)), x0_path(), karras_path()):
         mix = path.at(levels)
         noised = mix.noised(latents, noise)
         errors = (predicted - mix.target(latents, noise)).square().mean(dim=(1, 2, 3))
@@ -177,8 +177,8 @@ def test_pure_noise_is_told_by_what_is_left_of_the_picture():
     for path, expected in (
         (path_of(), False),
         (path_of("v_prediction", True), True),
-        (Path(as_samplers_scale(noise_model("v_prediction", False))), False),
-        (Path(flow_noise(1000)), True),
+        (AffinePath(as_samplers_scale(noise_model("v_prediction", False))), False),
+        (AffinePath(flow_noise(1000)), True),
     ):
         assert path.ends_in_noise == expected
 

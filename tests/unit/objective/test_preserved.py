@@ -6,7 +6,7 @@ from gradients import Told, loss_of
 
 from lora_atelier.trainer_core.config import ObjectiveConfig
 from lora_atelier.trainer_core.models.sd.noise import noise_model
-from lora_atelier.trainer_core.objective import Batch, Objective, Place
+from lora_atelier.trainer_core.objective import Batch, DrawIndex, Objective
 from lora_atelier.trainer_core.objective.path import flow_noise
 from lora_atelier.trainer_core.objective.terms.preservation import Preservation
 
@@ -16,7 +16,7 @@ LATENTS = torch.randn(3, 4, 8, 8, generator=torch.Generator().manual_seed(1))
 
 def drawn(objective):
     """Draw a batch of three; return the draws and two predictions."""
-    batch = Batch(place=Place(micro_batch=2, step=0), latents=LATENTS, weights=torch.tensor([1.0, 0.5, 2.0]))
+    batch = Batch(index=DrawIndex(micro_batch=2, step=0), latents=LATENTS, weights=torch.tensor([1.0, 0.5, 2.0]))
     draws = objective.draw(batch, torch.device("cpu"))
     return draws, draws.noised.sin(), draws.noised.cos()
 

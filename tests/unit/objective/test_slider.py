@@ -23,9 +23,9 @@ from lora_atelier.trainer_core.config import (
 from lora_atelier.trainer_core.data.crops import Crop
 from lora_atelier.trainer_core.data.plan import MicroBatch, Sample
 from lora_atelier.trainer_core.models.sd.noise import noise_model
-from lora_atelier.trainer_core.networks.choose import Target
+from lora_atelier.trainer_core.networks.choose import TrainedLayer
 from lora_atelier.trainer_core.networks.network import Network
-from lora_atelier.trainer_core.objective import Batch, Objective, Place, prompts, strengths, terms_of
+from lora_atelier.trainer_core.objective import Batch, DrawIndex, Objective, prompts, strengths, terms_of
 from lora_atelier.trainer_core.objective.terms.slider import (
     LINEAR,
     PromptSlider,
@@ -66,7 +66,7 @@ def test_the_target_is_the_papers_number_by_number(sign):
         e, p, n = (float(each[tuple(here)]) for each in (own, positive, negative))
         assert float(found[tuple(here)]) == pytest.approx(e + sign * 2.0 * (p - n), abs=1e-6)
     objective = Objective(AGE, noise_model("epsilon", False), 3)
-    batch = Batch(place=Place(micro_batch=0, step=0), latents=own, weights=torch.tensor([1.0, 0.5]))
+    batch = Batch(index=DrawIndex(micro_batch=0, step=0), latents=own, weights=torch.tensor([1.0, 0.5]))
     drawn = objective.draw(batch, torch.device("cpu"))
     losses = loss_of(objective, prediction, drawn, slid=found)
     torch.testing.assert_close(losses, (prediction - found).square().mean(dim=(1, 2, 3)) * torch.tensor([1.0, 0.5]))
@@ -79,7 +79,7 @@ def test_captions_of_prior_prediction_stay_where_they_are():
     mask = torch.zeros(2, 1, 4, 4)
     mask[..., :2] = 1
     batch = Batch(
-        place=Place(micro_batch=1, step=0),
+        index=DrawIndex(micro_batch=1, step=0),
         latents=latents,
         weights=torch.ones(2),
         held=torch.tensor([True, False]),
@@ -98,8 +98,8 @@ def test_captions_of_prior_prediction_stay_where_they_are():
 def test_a_reversed_network_is_that_of_strength_minus_one(algorithm, kind):
     """Against the frozen layer with the delta of its weight subtracted; gradients are the opposite ones."""
     frozen = kind(6, 8).requires_grad_(False)
-    target = Target("layer", frozen, 4, 4.0)
-    network = Network([target], LoraConfig(algorithm=algorithm, rank=4, alpha=4), seed=2)
+    trained = TrainedLayer("layer", frozen, 4, 4.0)
+    network = Network([trained], LoraConfig(algorithm=algorithm, rank=4, alpha=4), seed=2)
     layer = network.layers["layer"]
     draws = torch.Generator().manual_seed(5)
     with torch.no_grad():

@@ -8,7 +8,7 @@ import torch
 from lora_atelier.trainer_core.common.tensor_tree import load_state, save_state
 from lora_atelier.trainer_core.config import ObjectiveConfig
 from lora_atelier.trainer_core.models.sd.noise import noise_model
-from lora_atelier.trainer_core.objective import Objective, Path
+from lora_atelier.trainer_core.objective import AffinePath, Objective
 from lora_atelier.trainer_core.objective.path import flow_noise
 from lora_atelier.trainer_core.objective.terms.uncertainty import Uncertainty
 
@@ -19,7 +19,7 @@ LOSSES = torch.tensor([2.0, 0.3, 0.02])
 
 def uncertainty(rate=0.05, noise=None, seed=3) -> Uncertainty:
     found = Uncertainty(rate)
-    found.begin(Path(noise or noise_model("epsilon", False)), seed, CPU)
+    found.begin(AffinePath(noise or noise_model("epsilon", False)), seed, CPU)
     return found
 
 

@@ -18,17 +18,17 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.data.plan import build_plan
 from lora_atelier.trainer_core.data.scan import Manifest, Picture
-from lora_atelier.trainer_core.preflight.guess import Facts, find_facts, guess_settings
+from lora_atelier.trainer_core.preflight.guess import GuessInputs, find_inputs, guess_settings
 
 SMALL = Defaults(resolution=512)
 
 
-def facts(pictures=12, side=800.0, **changed) -> Facts:
+def facts(pictures=12, side=800.0, **changed) -> GuessInputs:
     settings = {"visits": float(pictures), "repeats": 1.0, "rate": 1e-4, "fits": lambda resolution, batch: True}
-    return Facts(title="Toy", defaults=SMALL, sides=(side,) * pictures, **(settings | changed))
+    return GuessInputs(title="Toy", defaults=SMALL, sides=(side,) * pictures, **(settings | changed))
 
 
-def values(given: Facts) -> dict[str, float]:
+def values(given: GuessInputs) -> dict[str, float]:
     return {guess.setting: guess.value for guess in guess_settings(given)}
 
 
@@ -99,9 +99,9 @@ def test_the_facts_are_those_of_the_run() -> None:
     )
     filled = fill(config, SMALL)
     plan = build_plan(Manifest(pictures=pictures), filled.dataset, filled.train)
-    found = find_facts(config, plan, "Toy", SMALL, None)
+    found = find_inputs(config, plan, "Toy", SMALL, None)
     assert found.sides == (512.0, 512.0) and found.repeats == 3 and found.visits == 12
     assert found.rate == SMALL.learning_rate and not found.ranked and found.by_epochs and found.accumulate == 2
     prodigy = config.replace(optimizer=OptimizerConfig(name="prodigy", learning_rate=0.5))
-    own = find_facts(prodigy, plan, "Toy", SMALL, None)
+    own = find_inputs(prodigy, plan, "Toy", SMALL, None)
     assert own.estimates and own.rate == 1.0

@@ -13,7 +13,7 @@ from typing import Literal, TextIO
 
 from ...config import setting
 
-Mode = Literal["draw", "first", "join"]  # lines of a caption: all, the first one, all as one
+LineChoice = Literal["draw", "first", "join"]  # lines of a caption: all, the first one, all as one
 
 TEXT_LIMIT = 2**20  # maximum bytes of a caption file
 MOST_LINES = 2**16  # of a caption
@@ -61,15 +61,15 @@ def read_text(path: Path, encoding: str = "auto") -> str:
     return decode(path, read_bytes(path, TEXT_LIMIT, "caption file"), encoding).read()
 
 
-def caption_lines(text: str, mode: Mode = "draw", where: object = "The caption") -> tuple[str, ...]:
+def caption_lines(text: str, mode: LineChoice = "draw", where: object = "The caption") -> tuple[str, ...]:
     """Split a text into stripped, non-empty lines: all of them, the first one, or all joined by blanks.
 
-    where: file and place, for the message of the ValueError raised above MOST_LINES or LONGEST_LINE.
+    where: file and line, for the message of the ValueError raised above MOST_LINES or LONGEST_LINE.
     """
     return choose_lines(tuple(line for part in LINE_END.split(text) if (line := part.strip())), mode, where)
 
 
-def choose_lines(lines: tuple[str, ...], mode: Mode, where: object) -> tuple[str, ...]:
+def choose_lines(lines: tuple[str, ...], mode: LineChoice, where: object) -> tuple[str, ...]:
     """Choose among the lines of a caption as `caption_lines` does; raises ValueError for too many or too long ones."""
     if mode != "draw":
         lines = lines[:1] if mode == "first" else (" ".join(lines),) if lines else ()
@@ -109,7 +109,7 @@ def decode(path: Path, data: bytes, encoding: str) -> TextIO:
 
 
 def _stream(data: bytes, codec: str, start: int = 0) -> TextIO:
-    """Open bytes as text from a place on; raises LookupError for a codec of bytes, as rot13."""
+    """Open bytes as text from a position on; raises LookupError for a codec of bytes, as rot13."""
     binary = io.BytesIO(data)
     binary.seek(start)
     return io.TextIOWrapper(binary, codec, newline="")

@@ -16,7 +16,16 @@ from typing import Any, TextIO
 import numpy as np
 
 from ...config import setting
-from .caption_files import LONGEST_LINE, NO_TEXT, TEXT_LIMIT, Mode, caption_lines, choose_lines, decode, read_bytes
+from .caption_files import (
+    LONGEST_LINE,
+    NO_TEXT,
+    TEXT_LIMIT,
+    LineChoice,
+    caption_lines,
+    choose_lines,
+    decode,
+    read_bytes,
+)
 
 TABLE_LIMIT = 2**27  # maximum bytes of a table, and characters of all its captions
 JSON_LIMIT = 2**26  # bytes; JSON has to be parsed as a whole
@@ -51,7 +60,7 @@ def find_table(files: Iterable[str]) -> str | None:
 
 
 def read_table(path: Path, encoding: str = "auto") -> dict[str, tuple[str, ...]]:
-    """Read picture name -> caption lines from .jsonl, .json, .csv or .tsv; raises ValueError that names file and place.
+    """Read picture name -> caption lines from .jsonl, .json, .csv or .tsv; raises ValueError that names file and line.
 
     Names are lower-case posix paths, relative to the table's folder if they are inside it. A text is split into lines
     as a caption file is; in a list of texts each is one line. `tags` are appended to the caption, as sd-scripts does;
@@ -65,8 +74,8 @@ def read_table(path: Path, encoding: str = "auto") -> dict[str, tuple[str, ...]]
     folder = table_key(path.parent.absolute().as_posix()).rstrip("/") + "/"
     table: dict[str, tuple[str, ...]] = {}
     entries = size = 0
-    for place, name, columns in reader(path, decode(path, read_bytes(path, limit, kind), encoding)):
-        where = f"{path}, {place}"
+    for position, name, columns in reader(path, decode(path, read_bytes(path, limit, kind), encoding)):
+        where = f"{path}, {position}"
         key = _picture_key(where, name).removeprefix(folder)
         lines = _row_lines(where, columns)
         if table.setdefault(key, lines) != lines:
@@ -153,7 +162,7 @@ def _row_lines(where: str, columns: dict[str, Any]) -> tuple[str, ...]:
     return tuple(f"{line}, {tags}" for line in lines) or (tags,)
 
 
-def _texts(where: str, value: Any, mode: Mode = "draw") -> tuple[str, ...]:
+def _texts(where: str, value: Any, mode: LineChoice = "draw") -> tuple[str, ...]:
     """Read the lines of a text, or of a list of texts with one line each; raises ValueError."""
     if not isinstance(value, list):
         return caption_lines(_checked(where, value), mode, where)
@@ -173,7 +182,7 @@ def _checked(where: str, value: Any) -> str:
     return value
 
 
-Row = tuple[str, Any, dict[str, Any]]  # place in the file, the picture's name, its columns
+TableRow = tuple[str, Any, dict[str, Any]]  # position in the file, the picture's name, its columns
 
 
 def _lines(path: Path, text: TextIO) -> Iterator[str]:
@@ -186,14 +195,14 @@ def _lines(path: Path, text: TextIO) -> Iterator[str]:
         yield line
 
 
-def _json_lines(path: Path, text: TextIO) -> Iterator[Row]:
+def _json_lines(path: Path, text: TextIO) -> Iterator[TableRow]:
     for number, line in enumerate(_lines(path, text), 1):
         if line.strip():
-            place = f"line {number}"
-            yield _named_row(f"{path}, {place}", place, _parse_json(f"{path}, {place}", line))
+            position = f"line {number}"
+            yield _named_row(f"{path}, {position}", position, _parse_json(f"{path}, {position}", line))
 
 
-def _json_entries(path: Path, text: TextIO) -> Iterator[Row]:
+def _json_entries(path: Path, text: TextIO) -> Iterator[TableRow]:
     content = _parse_json(str(path), text.read())
     if isinstance(content, list):
         for number, row in enumerate(content, 1):
@@ -205,14 +214,14 @@ def _json_entries(path: Path, text: TextIO) -> Iterator[Row]:
         raise ValueError(f"{path} must hold an object of picture names and captions, or a list of rows.")
 
 
-def _named_row(where: str, place: str, row: Any) -> Row:
+def _named_row(where: str, position: str, row: Any) -> TableRow:
     if not isinstance(row, dict):
         raise ValueError(f'{where}: expected an object, as {{"file_name": "a.png", "text": "a cat"}}.')
     columns = _lower_keys(row)
     column = next((name for name in FILE_COLUMNS if name in columns), None)
     if column is None:
         raise ValueError(f"{where}: no picture name; add one of {', '.join(FILE_COLUMNS)}.")
-    return place, columns[column], columns
+    return position, columns[column], columns
 
 
 def _lower_keys(row: dict[str, Any]) -> dict[str, Any]:
@@ -262,7 +271,7 @@ def _unique_keys(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _csv_rows(path: Path, text: TextIO) -> Iterator[Row]:
+def _csv_rows(path: Path, text: TextIO) -> Iterator[TableRow]:
     """Yield the rows of a table with a header, or with two columns: picture, caption."""
     lines = _lines(path, text)
     head: list[str] = []  # to the first line that is not empty
@@ -271,19 +280,19 @@ def _csv_rows(path: Path, text: TextIO) -> Iterator[Row]:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter("".join(head[-1:]))
     header: list[str] | None = None
     for begin, cells in _csv_cells(path, itertools.chain(head, lines), delimiter):
-        place = f"line {begin}"
+        position = f"line {begin}"
         if not any(cell.strip() for cell in cells) or (header is None and cells[0].lower() == "sep="):
             continue  # an empty row, or Excel's line for the delimiter
         if header is None:
-            header, is_header = _header(f"{path}, {place}", cells)
+            header, is_header = _header(f"{path}, {position}", cells)
             if is_header:
                 continue
         if len(cells) != len(header):
             raise ValueError(
-                f"{path}, {place}: {len(cells)} columns instead of {len(header)}; put captions with "
+                f"{path}, {position}: {len(cells)} columns instead of {len(header)}; put captions with "
                 f"{delimiter!r} in double quotes."
             )
-        yield _named_row(f"{path}, {place}", place, dict(zip(header, cells, strict=True)))
+        yield _named_row(f"{path}, {position}", position, dict(zip(header, cells, strict=True)))
 
 
 def _csv_cells(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:

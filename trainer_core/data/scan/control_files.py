@@ -10,7 +10,7 @@ from ...config import setting
 from ..controls import Control, control_folders, same_shape
 from ..images import PACKAGES, decoder_error, picture_extensions
 from .folder import File, list_apart, same_name
-from .index import Facts, Index
+from .index import FileFacts, Index
 from .pictures import facts_of, reading
 from .report import Report
 
@@ -18,7 +18,7 @@ Controls = dict[str, tuple[Control, ...]]  # by name of the picture
 
 
 def read_controls(
-    folder: Path, found: dict[File, Facts], report: Report, index: Index, callbacks: Callbacks
+    folder: Path, found: dict[File, FileFacts], report: Report, index: Index, callbacks: Callbacks
 ) -> Controls:
     """Find the control pictures of each picture, one in each folder; missing, broken and misfitting ones are reported.
 
@@ -32,7 +32,7 @@ def read_controls(
 
 
 def _read_folder(
-    place: Path, folder: Path, found: dict[File, Facts], report: Report, index: Index, callbacks: Callbacks
+    place: Path, folder: Path, found: dict[File, FileFacts], report: Report, index: Index, callbacks: Callbacks
 ) -> dict[str, Control]:
     """Find the control picture of each picture in one folder."""
     pairs = _pairs(place, folder, list(found), report)

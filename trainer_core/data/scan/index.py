@@ -39,7 +39,7 @@ _FRESH = 2_000_000_000  # ns; a file changed more recently may change again with
 _WEEK = 7  # days; an older date of last use is updated
 
 Result = TypeVar("Result")
-Facts = dict[str, Any]  # properties of a file's content; {"problem": ...} if it is unusable
+FileFacts = dict[str, Any]  # properties of a file's content; {"problem": ...} if it is unusable
 Table = dict[str, list[Any]]  # name -> [day of its last use, values …]
 
 
@@ -99,10 +99,10 @@ class Index:
         self,
         files: Sequence[File],
         kind: str,
-        read: Callable[[bytes], Facts],
+        read: Callable[[bytes], FileFacts],
         refuse: Callable[[OSError], str],
         callbacks: Callbacks,
-    ) -> Iterator[tuple[str, Facts]]:
+    ) -> Iterator[tuple[str, FileFacts]]:
         """Yield (sha256, facts) of each file; facts of a known content and `kind` come from the index.
 
         read: extracts facts from a content, called in threads. refuse: describes the error of an unreadable file, which
@@ -114,13 +114,13 @@ class Index:
         self,
         files: Sequence[File],
         kind: str,
-        read: Callable[[bytes], Facts] | None,
+        read: Callable[[bytes], FileFacts] | None,
         refuse: Callable[[OSError], str],
         callbacks: Callbacks,
         *,
         large: Callable[[Path], str] | None = None,
-    ) -> Iterator[tuple[str, Facts]]:
-        def work(file: File, digest: str | None, facts: Facts | None) -> tuple[str, Facts]:
+    ) -> Iterator[tuple[str, FileFacts]]:
+        def work(file: File, digest: str | None, facts: FileFacts | None) -> tuple[str, FileFacts]:
             if digest is not None and facts is not None:
                 return digest, facts
             if file.size > LARGEST_FILE and large is None:
@@ -153,11 +153,11 @@ class Index:
                 callbacks.phase(say("reading files"), done, len(files))
                 yield from results
 
-    def keep(self, digest: str, kind: str, facts: Facts) -> None:
+    def keep(self, digest: str, kind: str, facts: FileFacts) -> None:
         """Remember facts about a content that were found elsewhere; they replace earlier ones of this kind."""
         self._new["facts"][f"{digest} {kind}"] = [self._today, facts]
 
-    def known_facts(self, digest: str | None, kind: str) -> Facts | None:
+    def known_facts(self, digest: str | None, kind: str) -> FileFacts | None:
         """Look up the facts of a kind about a content, None if there are none."""
         match self._find("facts", f"{digest} {kind}"):
             case [int(), dict(facts)]:
@@ -177,7 +177,7 @@ class Index:
             self._new[table][name] = [self._today, *entry[1:]]
         return entry
 
-    def _remember(self, files: Sequence[File], results: Sequence[tuple[str, Facts]], kind: str | None) -> None:
+    def _remember(self, files: Sequence[File], results: Sequence[tuple[str, FileFacts]], kind: str | None) -> None:
         """Add the digests of files and the facts of their contents, and save from time to time."""
         settled = time.time_ns() - _FRESH
         for file, (digest, facts) in zip(files, results, strict=True):

@@ -10,14 +10,14 @@ from ...config import MaskConfig, setting
 from ..images import DECODER_ERRORS, decoder_error
 from ..masks import examine_mask, find_mask, mask_folder
 from .folder import File, list_apart, same_name
-from .index import Facts, Index
+from .index import FileFacts, Index
 from .pictures import reading
 from .report import Report
 
 Masks = dict[str, tuple[Path | None, str]]  # by name of the picture: (mask, its digest); (None, "") = no mask
 
 
-def read_masks(folder: Path, found: dict[File, Facts], report: Report, index: Index, callbacks: Callbacks) -> Masks:
+def read_masks(folder: Path, found: dict[File, FileFacts], report: Report, index: Index, callbacks: Callbacks) -> Masks:
     """Find the mask of each picture; missing, broken, black ones and wrong sizes are reported.
 
     found: the concept's pictures and their properties.
@@ -58,7 +58,7 @@ def read_masks(folder: Path, found: dict[File, Facts], report: Report, index: In
     return masks
 
 
-def _facts(data: bytes, config: MaskConfig) -> Facts:
+def _facts(data: bytes, config: MaskConfig) -> FileFacts:
     """Read a mask's size and brightest value; {"none": True} without its alpha channel, {"problem": …} if broken."""
     if not data:
         return {"problem": "an empty file"}

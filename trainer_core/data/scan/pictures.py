@@ -16,7 +16,7 @@ from ..controls import control_folders
 from ..images import DECODER_ERRORS, PACKAGES, decoder_error, examine, picture_extensions
 from ..masks import is_mask_name, mask_folder
 from .folder import File, same_name, unlisted
-from .index import Facts, Index
+from .index import FileFacts, Index
 from .report import Report
 
 UNREADABLE_EXTENSIONS = frozenset((".svg", ".cr2", ".nef", ".arw", ".dng"))  # no pictures that a package adds
@@ -95,10 +95,10 @@ def _not_left_out(folder: Path, files: list[File], report: Report) -> Callable[[
 
 def examine_pictures(
     folder: Path, found: list[File], report: Report, index: Index, callbacks: Callbacks
-) -> tuple[dict[File, Facts], dict[str, str]]:
+) -> tuple[dict[File, FileFacts], dict[str, str]]:
     """Decode all pictures; return the facts of usable ones, and their digests by name. Problems are reported."""
     smallest = report.concept.min_side
-    facts: dict[File, Facts] = {}
+    facts: dict[File, FileFacts] = {}
     digests: dict[str, str] = {}
     broken: dict[str, str] = {}
     tiny: dict[str, str] = {}
@@ -126,7 +126,7 @@ def examine_pictures(
     return facts, digests
 
 
-def facts_of(data: bytes) -> Facts:
+def facts_of(data: bytes) -> FileFacts:
     """Decode a picture's content into its properties, {"problem": …} if it is broken."""
     if not data:
         return {"problem": "an empty file"}

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from ..base import Conditioning
 from ..words import Words
-from .text import CHUNK, MAX_CHUNKS, ClipLengths, TextEncoder, encode_caption, longest_context, token_ids
+from .text import CHUNK, MAX_CHUNKS, ClipEncoder, ClipLengths, encode_caption, longest_context, token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClipText(ClipLengths):
     """The text encoders of Stable Diffusion; implements `Text` and `TrainableText`."""
 
-    encoders: tuple[TextEncoder, ...]
+    encoders: tuple[ClipEncoder, ...]
     stored: dict[str, str]  # keys of stored weights; "text_encoder" is theirs
     dtype: torch.dtype
     layer: int  # in use, counted from the end

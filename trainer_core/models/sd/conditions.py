@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..base import Conditioning, Size
 from .family import SIZE_CHANNELS
-from .text import CHUNK, MAX_CHUNKS, TextEncoder, batch_context, encode_caption
+from .text import CHUNK, MAX_CHUNKS, ClipEncoder, batch_context, encode_caption
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class UNetConditions:
     """The conditions of a UNet's batches; implements `ConditionsOfBatch`."""
 
     unet: Any
-    texts: tuple[TextEncoder, ...]
+    texts: tuple[ClipEncoder, ...]
     dtype: torch.dtype
     weights: bool  # of words in captions
 

@@ -14,7 +14,7 @@ from ..files.safetensors_file import FileHeader, Shapes, highest_number, opened,
 from ..files.tensors import Complete, fill, of_possible_shapes
 from .family import TEXT_FILES, Family, TextPart
 from .names import from_open_clip
-from .text import TextEncoder
+from .text import ClipEncoder
 
 HEAD = 64  # channels of an attention head in CLIP
 ROWS = 77  # tokens in a sequence, of CLIP and in ComfyUI
@@ -70,9 +70,9 @@ def check_text(header: FileHeader, family: Family, index: int, needed: int) -> N
             f"for {family.title}."
         )
     if embedding[1] != needed:
-        place = ("first ", "second ")[index] if len(family.texts) > 1 else ""
+        ordinal = ("first ", "second ")[index] if len(family.texts) > 1 else ""
         raise ValueError(
-            f"{name} is a text encoder {embedding[1]} wide; the {place}one of this {family.title} model is {needed} "
+            f"{name} is a text encoder {embedding[1]} wide; the {ordinal}one of this {family.title} model is {needed} "
             f"wide. Set {setting(f'base_model.{TEXT_FILES[index]}')} to one of this width."
         )
     rows = next((shapes[key][0] for key in POSITION_NAMES if shapes.get(key)), 0)
@@ -90,7 +90,7 @@ def read_text(path: Path, kept: KeptFiles | None = None) -> dict[str, Tensor]:
         return transformers_names({name: file.get_tensor(name) for name in ours})
 
 
-def build_text(tensors: dict[str, Tensor], part: TextPart, source: str) -> TextEncoder:
+def build_text(tensors: dict[str, Tensor], part: TextPart, source: str) -> ClipEncoder:
     """Build a text encoder from its tensors under the names of CLIP or OpenCLIP."""
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -119,7 +119,7 @@ def build_text(tensors: dict[str, Tensor], part: TextPart, source: str) -> TextE
         if "position_ids" in module._buffers:  # not stored in files
             module._buffers["position_ids"] = torch.arange(config.max_position_embeddings)[None]
     short = part.comfy == "clip_h" and layers == 23  # such files lack the unused last layer
-    return TextEncoder(
+    return ClipEncoder(
         model=encoder,
         layer=part.layer,
         final_norm=part.final_norm,

@@ -217,8 +217,8 @@ def _check_whole(header: FileHeader, family: Family, given: Collection[str]) -> 
     name, shapes = header.path.name, header.shapes
     missing = [] if unet_prefix(shapes) is not None else ["UNet"]
     lacking = [
-        place
-        for place, text, file in zip(("first", "second"), family.texts, TEXT_FILES, strict=False)
+        ordinal
+        for ordinal, text, file in zip(("first", "second"), family.texts, TEXT_FILES, strict=False)
         if file not in given and not any(key.startswith(text.prefix) for key in shapes)
     ]
     if lacking:

@@ -14,7 +14,7 @@ from ..base import BASE, Layer, Slice
 from .family import Family, TextPart
 from .identify import made_for
 from .names import UNET_OUTSIDE, unet_ldm_names
-from .text import TextEncoder
+from .text import ClipEncoder
 
 PREFIX = "lora_unet"  # of the UNet's layers in our LoRA files
 PREFIXES = ("lora_unet_", "unet_", "diffusion_model_", "model_diffusion_model_", "lycoris_", "lycoris_unet_", "")
@@ -30,7 +30,7 @@ class StableDiffusionLayers:
     """The layers of a UNet and of its text encoders; implements `Layers`."""
 
     unet: Any
-    texts: Sequence[TextEncoder]
+    texts: Sequence[ClipEncoder]
     family: Family
 
     @property
@@ -55,7 +55,7 @@ class StableDiffusionLayers:
         return made_for(widths, metadata)
 
 
-def list_layers(unet: nn.Module | None, texts: Sequence[TextEncoder], family: Family) -> list[Layer]:
+def list_layers(unet: nn.Module | None, texts: Sequence[ClipEncoder], family: Family) -> list[Layer]:
     """List all modules with a weight of the UNet and the text encoders, if in memory."""
     layers = [] if unet is None else unet_layers(unet, original=family.ldm_names)
     parts = {part.kohya: part for part in family.texts}
@@ -90,7 +90,7 @@ def unet_layers(unet: nn.Module, *, original: bool = False) -> list[Layer]:
     return layers
 
 
-def text_layers(text: TextEncoder, part: TextPart, *, first: bool = True, only: bool = True) -> list[Layer]:
+def text_layers(text: ClipEncoder, part: TextPart, *, first: bool = True, only: bool = True) -> list[Layer]:
     """List the modules of a CLIP encoder with a weight; linear modules of the layers in use are trainable.
 
     first, only: whether it is the model's first, or only, text encoder; some LoRA files do not name it then.
@@ -156,8 +156,8 @@ def _block_finder(unet: Any) -> Callable[[str], str]:
     def find(path: str) -> str:
         part, *rest = path.split(".")
         if part in ("down_blocks", "up_blocks"):
-            level, kind, place = int(rest[0]), rest[1], int(rest[2])
-            number = each * level + (each - 1 if kind.endswith("samplers") else place)
+            level, kind, position = int(rest[0]), rest[1], int(rest[2])
+            number = each * level + (each - 1 if kind.endswith("samplers") else position)
             return f"IN{number + 1:02}" if part == "down_blocks" else f"OUT{number:02}"
         if part == "mid_block":
             return "MID" if not xl else "MID1" if rest[0] == "attentions" else f"MID{2 * int(rest[1])}"

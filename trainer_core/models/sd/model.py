@@ -16,7 +16,7 @@ from .denoiser import UNet
 from .family import LATENT_CHANNELS, TOY, TOY_CHANNELS, V_RESOLUTION, Family
 from .layers import StableDiffusionLayers
 from .noise import noise_model
-from .text import TextEncoder
+from .text import ClipEncoder
 
 PIXELS = 8  # of a picture per latent pixel, along each side
 
@@ -28,7 +28,7 @@ class StableDiffusion:
     family: Family
     name: str  # file or folder name, for messages and metadata
     unet: Any
-    texts: tuple[TextEncoder, ...]
+    texts: tuple[ClipEncoder, ...]
     vae: Any
     tokenizer: Any
     identity: dict[str, str] = field(default_factory=dict)  # sha256 of the stored tensors of text encoders and vae

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from ..base import Form
+from ..base import NameForm
 
-KOHYA = Form("lora_unet_", flat=True)  # also of transformers
+KOHYA = NameForm("lora_unet_", flat=True)  # also of transformers
 # Starts of the denoiser's own paths in files: of kohya and musubi, ai-toolkit, Wan Fun, diffusers, OneTrainer, LyCORIS.
 PREFIXES = (
     *("lora_unet_", "diffusion_model_", "model_diffusion_model_", "lora_unet__"),
@@ -44,7 +44,7 @@ def unet_ldm_names(names: Iterable[str], layers_per_block: int) -> dict[str, str
     n = layers_per_block + 1
     attended = {m[1] for name in names if (m := re.match(r"up_blocks\.(\d+)\.attentions", name))}
 
-    def place(name: str) -> str:
+    def renamed(name: str) -> str:
         stem, _, kind = name.rpartition(".")
         if stem in UNET_OUTSIDE:
             return f"{UNET_OUTSIDE[stem]}.{kind}"
@@ -62,7 +62,7 @@ def unet_ldm_names(names: Iterable[str], layers_per_block: int) -> dict[str, str
             return f"middle_block.1.{m[1]}"
         raise KeyError(f"no LDM name for the UNet tensor {name}")
 
-    return {name: place(name) for name in names}
+    return {name: renamed(name) for name in names}
 
 
 def _resnet(rest: str) -> str:
@@ -73,7 +73,7 @@ def _resnet(rest: str) -> str:
 def vae_ldm_names(names: Iterable[str], levels: int) -> dict[str, str]:
     """Map diffusers tensor names of an AutoencoderKL to LDM names, without the `first_stage_model.` prefix."""
 
-    def place(name: str) -> str:
+    def renamed(name: str) -> str:
         name = name.replace("conv_norm_out", "norm_out").replace("conv_shortcut", "nin_shortcut")
         if m := re.match(r"(encoder|decoder)\.mid_block\.attentions\.0\.(.+)\.(weight|bias)", name):
             return f"{m[1]}.mid.attn_1.{VAE_ATTENTION.get(m[2], m[2])}.{m[3]}"
@@ -83,17 +83,17 @@ def vae_ldm_names(names: Iterable[str], levels: int) -> dict[str, str]:
         name = re.sub(r"up_blocks\.(\d)\.upsamplers\.0", lambda m: f"up.{levels - 1 - int(m[1])}.upsample", name)
         return re.sub(r"up_blocks\.(\d)\.resnets", lambda m: f"up.{levels - 1 - int(m[1])}.block", name)
 
-    return {name: place(name) for name in names}
+    return {name: renamed(name) for name in names}
 
 
 def tiny_vae_names(names: Iterable[str]) -> dict[str, str]:
     """Map diffusers AutoencoderTiny names to those of a TAESD file (its decoder starts with a clamp, index 0)."""
 
-    def place(name: str) -> str:
+    def renamed(name: str) -> str:
         side, _, index, rest = name.split(".", 3)
         return f"taesd_{side}.{int(index) + (side == 'decoder')}.{rest}"
 
-    return {name: place(name) for name in names}
+    return {name: renamed(name) for name in names}
 
 
 OPEN_CLIP = {
@@ -132,13 +132,13 @@ def from_open_clip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def file_forms(*, original: bool) -> dict[str, Form]:
+def file_forms(*, original: bool) -> dict[str, NameForm]:
     """Give how programs name a UNet's layers in LoRA files; original: sd-scripts uses the original code's names."""
-    kohya = Form("lora_unet_", diffusers=not original, flat=True)
+    kohya = NameForm("lora_unet_", diffusers=not original, flat=True)
     return {
         "kohya": kohya,
-        "comfyui": Form("diffusion_model."),
-        "diffusers": Form("unet.", diffusers=True),
+        "comfyui": NameForm("diffusion_model."),
+        "diffusers": NameForm("unet.", diffusers=True),
         "ai-toolkit": kohya,
-        "onetrainer": Form("lora_unet_", diffusers=True, flat=True),
+        "onetrainer": NameForm("lora_unet_", diffusers=True, flat=True),
     }

@@ -42,15 +42,15 @@ def remarks(config: BaseModelConfig) -> list[str]:
 
 def _distilled(path: Path) -> list[str]:
     """Warn that training undoes distillation, if file name or metadata mention it."""
-    places = {"its name": path.stem if path.is_file() else path.name}
+    texts = {"its name": path.stem if path.is_file() else path.name}
     if path.is_file():
         metadata = read_header(path).metadata
-        places |= {f"{key} in its metadata": metadata[key] for key in METADATA_KEYS if key in metadata}
+        texts |= {f"{key} in its metadata": metadata[key] for key in METADATA_KEYS if key in metadata}
     for kind, words in DISTILLED.items():
-        for place, text in places.items():
+        for source, text in texts.items():
             if words.search(text):
                 return [
-                    f"{path.name} is a {kind} model by {place}: training undoes its distillation to few steps. Draw "
+                    f"{path.name} is a {kind} model by {source}: training undoes its distillation to few steps. Draw "
                     "with ordinary steps and cfg afterwards, or add a LoRA for speed."
                 ]
     return []
@@ -81,9 +81,9 @@ def _other_vae(config: BaseModelConfig) -> list[str]:
         return []
     family = check_folder(path, given) if path.is_dir() else detect_family(read_header(path), given)
     header = read_header(given[VAE_FILE])
-    places = (header.path.stem, header.metadata.get("modelspec.architecture", ""))
+    texts = (header.path.stem, header.metadata.get("modelspec.architecture", ""))
     words, kind = (EARLIER_VAE, "1 and 2") if family.name == "sdxl" else (XL_VAE, "XL")
-    if not any(words.search(text) for text in places):
+    if not any(words.search(text) for text in texts):
         return []
     return [
         f"{header.path.name} is an autoencoder of Stable Diffusion {kind} by its name, and {path.name} a "

@@ -63,7 +63,7 @@ class StableDiffusionFiles:
         config = self.config
         given = {name: getattr(config, name) for name in ("path", VAE_FILE, *TEXT_FILES)}
         tokenizer = find_tokenizer(config.tokenizer, Path(config.path))
-        return {role: Path(place) for role, place in given.items() if place} | {"tokenizer": tokenizer}
+        return {role: Path(path) for role, path in given.items() if path} | {"tokenizer": tokenizer}
 
     def identities(self) -> dict[str, str]:
         """Nothing: the files are all."""

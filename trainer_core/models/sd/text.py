@@ -33,7 +33,7 @@ class ClipLengths:
     max_tokens: int = CHUNK * MAX_CHUNKS  # of a caption; the rest is cut
 
     def count_tokens(self, caption: str, words: Words) -> int:
-        """Count the tokens of a caption, including unused places at the ends of chunks."""
+        """Count the tokens of a caption, including unused tokens at the ends of chunks."""
         return count_tokens(self.tokenizer, caption, words, weights=self.weights)
 
     def cut(self, caption: str, words: Words) -> tuple[str, list[str]]:
@@ -47,10 +47,10 @@ def find_tokenizer(explicit: str, model: Path) -> Path:
 
     Raises ValueError, with the searched folder, if there is none.
     """
-    place = Path(explicit) if explicit else model / "tokenizer"
-    if (place / "vocab.json").is_file() and (place / "merges.txt").is_file():
-        return place
-    looked = f"looked in {place}" if explicit or model.is_dir() else "as a single file holds none"
+    folder = Path(explicit) if explicit else model / "tokenizer"
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return folder
+    looked = f"looked in {folder}" if explicit or model.is_dir() else "as a single file holds none"
     raise ValueError(
         f"No CLIP tokenizer (vocab.json and merges.txt) for {model.name}, {looked}; set tokenizer of the base model to "
         "its folder, for example ComfyUI's comfy/sd1_tokenizer."
@@ -66,7 +66,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 @dataclass(kw_only=True)
-class TextEncoder:
+class ClipEncoder:
     """A text encoder in memory, and the settings by which it conditions the UNet."""
 
     model: Any
@@ -89,7 +89,7 @@ class TextEncoder:
         return units(self.model)
 
 
-class Conditioning(NamedTuple):
+class EncodedCaption(NamedTuple):
     """An encoded caption."""
 
     context: Tensor  # (L, D)
@@ -97,11 +97,11 @@ class Conditioning(NamedTuple):
 
 
 def encode_caption(
-    encoders: Sequence[TextEncoder], tokenizer: Any, caption: str, device: Any, *, weights: bool = False
-) -> Conditioning:
+    encoders: Sequence[ClipEncoder], tokenizer: Any, caption: str, device: Any, *, weights: bool = False
+) -> EncodedCaption:
     """Encode a caption as ComfyUI does at inference: chunks of 75 tokens, encoders side by side.
 
-    weights: (word:1.2) is a weight. A token's state moves by it away from that of the empty prompt at its place.
+    weights: (word:1.2) is a weight. A token's state moves by it away from that of the empty prompt at its position.
     """
     contexts, pooled = [], None
     for encoder in encoders:
@@ -121,7 +121,7 @@ def encode_caption(
         contexts.append(hidden.flatten(0, 1))
         if encoder.pooled:
             pooled = output.text_embeds[0]
-    return Conditioning(torch.cat(contexts, dim=-1), pooled)
+    return EncodedCaption(torch.cat(contexts, dim=-1), pooled)
 
 
 def tokenize(
@@ -150,7 +150,7 @@ def _factors(tokenizer: Any, caption: str, words: Words) -> Tensor:
 
 
 def count_tokens(tokenizer: Any, caption: str, words: Words | None = None, *, weights: bool = False) -> int:
-    """Count the tokens of a caption without BOS and EOS, including unused places at the ends of chunks."""
+    """Count the tokens of a caption without BOS and EOS, including unused tokens at the ends of chunks."""
     *full, last = _rows(tokenizer, caption, words, weights=weights)
     return CHUNK * len(full) + len(last)
 

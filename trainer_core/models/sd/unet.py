@@ -78,9 +78,9 @@ def _depths(shapes: Shapes, levels: list[list[int]], source: str) -> list[int]:
     """
     counts: defaultdict[str, set[str]] = defaultdict(set)  # by attention layer
     for key in shapes:
-        place, found, rest = key.partition(".1.transformer_blocks.")
+        block, found, rest = key.partition(".1.transformer_blocks.")
         if found:
-            counts[place].add(rest.split(".")[0])
+            counts[block].add(rest.split(".")[0])
     depths = [len(counts[f"input_blocks.{level[0]}"]) for level in levels]
     if max(depths) > MOST_DEPTH:
         raise ValueError(
@@ -90,8 +90,8 @@ def _depths(shapes: Shapes, levels: list[list[int]], source: str) -> list[int]:
     even = len(counts["middle_block"]) == max(1, depths[-1])
     for i, (level, depth) in enumerate(zip(levels, depths, strict=True)):
         first = n * (len(levels) - 1 - i)
-        places = [f"input_blocks.{j}" for j in level] + [f"output_blocks.{j}" for j in range(first, first + n)]
-        even = even and all(len(counts[place]) == depth for place in places)
+        blocks = [f"input_blocks.{j}" for j in level] + [f"output_blocks.{j}" for j in range(first, first + n)]
+        even = even and all(len(counts[block]) == depth for block in blocks)
     if not even:
         raise ValueError(
             f"The UNet of {source} has attention of uneven depth, as the pruned SSD-1B, Segmind Vega and Koala, which "

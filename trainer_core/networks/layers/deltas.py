@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Parts = Mapping[str, Any]  # of Tensor, or None
+DeltaTensors = Mapping[str, Any]  # of Tensor, or None
 
 
 def with_core(core: Tensor, side: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def lora_sides(down: Tensor, up: Tensor, mid: Tensor | None) -> tuple[Tensor, Te
     return (down if mid is None else with_core(mid, down.flatten(1))).flatten(1), up.flatten(1)
 
 
-def loha_sides(parts: Parts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def loha_sides(parts: DeltaTensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Write a LoHa as (a1 b1) * (a2 b2), (out, rank) and (rank, in * k * k) each, with Tucker's cores in b."""
     sides = []
     for number in (1, 2):
@@ -38,13 +38,13 @@ def pairs_of_ranks(a1: Tensor, b1: Tensor, a2: Tensor, b2: Tensor) -> tuple[Tens
     return (a1[:, :, None] * a2[:, None, :]).flatten(1), (b1[:, None] * b2[None]).flatten(0, 1)
 
 
-def lokr_left(parts: Parts) -> Tensor:
+def lokr_left(parts: DeltaTensors) -> Tensor:
     """Compute W1 of a LoKr, (out_l, in_m)."""
     whole = parts.get("lokr_w1")
     return parts["lokr_w1_a"] @ parts["lokr_w1_b"] if whole is None else whole
 
 
-def lokr_right(parts: Parts) -> Tensor:
+def lokr_right(parts: DeltaTensors) -> Tensor:
     """Compute W2 of a LoKr, (out_k, in_n[, k, k]), or of two factors without a core (out_k, in_n * k * k)."""
     if (whole := parts.get("lokr_w2")) is not None:
         return whole

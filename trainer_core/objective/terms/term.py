@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...data.plan import MicroBatch
-from ..path import Path
+from ..path import AffinePath
 
 if TYPE_CHECKING:
     from ..passes import Pass
@@ -37,7 +37,7 @@ class Term:
         """List the strengths of the network that a micro-batch is trained at, with its samples at each; None: 1."""
         return None
 
-    def begin(self, path: Path, seed: int, device: torch.device) -> None:
+    def begin(self, path: AffinePath, seed: int, device: torch.device) -> None:
         """Build what it trains along, before the first step."""
 
     def target(self, target: Tensor, seen: Pass) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...common.rng import generator
 from ...config import RunConfig
-from ..path import Path
+from ..path import AffinePath
 from .term import Term
 
 CHANNELS = 128  # Fourier features of a level
@@ -31,7 +31,7 @@ class Uncertainty(Term):
     def __init__(self, rate: float) -> None:
         self.rate = rate
 
-    def begin(self, path: Path, seed: int, device: torch.device) -> None:
+    def begin(self, path: AffinePath, seed: int, device: torch.device) -> None:
         """Build the features of each level, their weights, and an Adam of their own."""
         draws = generator(seed, "uncertainty")
         frequencies = 2 * math.pi * torch.randn(CHANNELS, generator=draws)

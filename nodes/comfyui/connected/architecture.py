@@ -1,4 +1,4 @@
-"""The family of a connected MODEL: what is known of its architecture, and what to tell the person."""
+"""The architecture of a connected MODEL: what is known of it, and what to tell the person."""
 
 from __future__ import annotations
 
@@ -20,11 +20,21 @@ from ....trainer_core.models import Layer, LevelDefaults
 from ....trainer_core.models.files.safetensors_file import read_header
 from ....trainer_core.networks.layers.shape import is_matrix
 from ....trainer_core.objective import describe_levels
-from .families import FAMILIES, NONE_FOUND, OTHER_KINDS, OWN, OWN_SHIFT, Family, Sampling, middle, uniform
+from .architectures import (
+    ARCHITECTURES,
+    NONE_FOUND,
+    OTHER_KINDS,
+    OWN,
+    OWN_SHIFT,
+    Architecture,
+    Sampling,
+    middle,
+    uniform,
+)
 from .layers import list_layers
 from .noise import NODE, is_flow, noise_model, own_shift
 
-__all__ = ["Family", "Sampling", "describe", "distilled", "family_of", "name_of", "remarks"]
+__all__ = ["Architecture", "Sampling", "architecture_of", "describe", "distilled", "name_of", "remarks"]
 
 PREDICTS = {
     "epsilon": "noise",
@@ -42,11 +52,11 @@ BUT = r"(?<!un)(?<!de)(?<!de[-_ ])(?<!non)(?<!non[-_ ])"  # words before it that
 # In names of files, lower case: of models that are distilled to a few steps. Some are longer words' beginnings.
 FEW_STEPS = re.compile(rf"{BUT}(turbo|lightning|schnell|distill)|(?<![a-z])(lcm|hyper|dmd2?)(?![a-z])")
 FEW_STEPS_OF_HIDREAM = re.compile(r"(?<![a-z])(dev|fast)(?![a-z])")
-NO_ROW = Family(kind="", title="", classes=(), levels=LevelDefaults(), untried=True)  # of architectures not listed
+NO_ROW = Architecture(kind="", title="", classes=(), levels=LevelDefaults(), untried=True)  # of one not listed
 
 
-def family_of(patcher: Any) -> Family:
-    """Find the family of a MODEL by ComfyUI's classes, with everything filled in that the MODEL itself tells.
+def architecture_of(patcher: Any) -> Architecture:
+    """Find the architecture of a MODEL by ComfyUI's classes, with everything filled in that the MODEL itself tells.
 
     Raises ValueError for models of other things than pictures with captions.
     """
@@ -63,14 +73,14 @@ def family_of(patcher: Any) -> Family:
     return replace(
         row,
         levels=levels,
-        architecture=row.architecture or name,
+        modelspec=row.modelspec or name,
         base_version=row.base_version or row.kind,
         step=row.step or model.latent_format.spacial_downscale_ratio * _patch(model),
     )
 
 
-def family_of_file(path: Path) -> Family:
-    """Find the family of a model file by ComfyUI's own detection, from the file's header alone.
+def architecture_of_file(path: Path) -> Architecture:
+    """Find the architecture of a model file by ComfyUI's own detection, from the file's header alone.
 
     Raises ValueError for a file that ComfyUI does not know, and for an architecture that is not listed.
     """
@@ -85,15 +95,15 @@ def family_of_file(path: Path) -> Family:
     return row
 
 
-def defaults_of(family: Family) -> Defaults:
-    """What a run takes for a family where its settings are left open."""
+def defaults_of(architecture: Architecture) -> Defaults:
+    """What a run takes for an architecture where its settings are left open."""
     return Defaults(
-        rank=family.rank,
-        learning_rate=family.learning_rate,
-        resolution=family.resolution,
-        step=math.lcm(Defaults().step, family.step or 1),
-        caption_dropout=family.caption_dropout,
-        guidance=family.guidance,
+        rank=architecture.rank,
+        learning_rate=architecture.learning_rate,
+        resolution=architecture.resolution,
+        step=math.lcm(Defaults().step, architecture.step or 1),
+        caption_dropout=architecture.caption_dropout,
+        guidance=architecture.guidance,
     )
 
 
@@ -109,46 +119,46 @@ def describe(patcher: Any, guidance: float = -1.0, clip: Any = None, sampled: An
     guidance: distilled guidance in training that the person sets; -1: none is set. clip: the CLIP beside it. sampled:
     the MODEL that draws its samples instead.
     """
-    family, latents = family_of(patcher), patcher.model.latent_format
+    row, latents = architecture_of(patcher), patcher.model.latent_format
     kind = PREDICTS[noise_model(patcher).kind]
-    cfg = family_of(sampled or patcher).sampling
+    cfg = architecture_of(sampled or patcher).sampling
     layers = [layer for layer in list_layers(patcher.model) if is_matrix(layer.module)]
     preset = preset_of(layers)
     trained = [layer for layer in layers if preset in layer.presets]
     blocks = {layer.block for layer in trained} - {""}
     sentences = [
-        f"{family.title}, weights in {_precision(patcher.model)}. It predicts {kind}.",
-        f"Latents have {latents.latent_channels} channels. Sides of pictures are multiples of {family.step} pixels.",
-        f"Timesteps are drawn from {describe_levels(family.levels)} ({family.levels.source}).",
-        f"What you leave open becomes rank {family.rank}, learning rate {family.learning_rate:g}, resolution "
-        f"{family.resolution}, caption dropout {family.caption_dropout:g} ({family.source}; the resolution is near the "
+        f"{row.title}, weights in {_precision(patcher.model)}. It predicts {kind}.",
+        f"Latents have {latents.latent_channels} channels. Sides of pictures are multiples of {row.step} pixels.",
+        f"Timesteps are drawn from {describe_levels(row.levels)} ({row.levels.source}).",
+        f"What you leave open becomes rank {row.rank}, learning rate {row.learning_rate:g}, resolution "
+        f"{row.resolution}, caption dropout {row.caption_dropout:g} ({row.source}; the resolution is near the "
         "model's own).",
         f"The preset auto is {preset}: {PRESETS[preset]}. "
         f"That is {count(trained, 'layer')} in {count(blocks, 'block')}.",
         f"Samples: {cfg.steps} steps, cfg {cfg.cfg:g}, sampler {cfg.sampler}, scheduler {cfg.scheduler} (as in "
         "ComfyUI's templates).",
     ]
-    if family.guidance is not None and cfg.guidance is not None:
+    if row.guidance is not None and cfg.guidance is not None:
         trained_with = (
-            f"{family.guidance:g} in training ({family.guidance_source})"
+            f"{row.guidance:g} in training ({row.guidance_source})"
             if guidance < 0
-            else f"{guidance:g} in training, as you set it (by default {family.guidance:g})"
+            else f"{guidance:g} in training, as you set it (by default {row.guidance:g})"
         )
         sentences.append(f"Distilled guidance is {trained_with} and {cfg.guidance:g} in samples.")
-    elif guidance >= 0 and family.classes:  # of others it is not known
+    elif guidance >= 0 and row.classes:  # of others it is not known
         sentences.append(f"This MODEL takes no distilled guidance, so set guidance of {NODE} to -1.")
     return sentences + remarks(patcher, clip)
 
 
 def remarks(patcher: Any, clip: Any = None) -> list[str]:
     """List warnings about a MODEL, and the CLIP beside it, that can be trained but may surprise."""
-    family, name = family_of(patcher), _file(patcher).lower()
+    row, name = architecture_of(patcher), _file(patcher).lower()
     sentences = list(filter(None, [distilled(patcher)]))
-    if family.untried:
+    if row.untried:
         sentences.append(
-            f"No trainer's settings for {family.title} were found, so its defaults are untried. Look at samples early."
+            f"No trainer's settings for {row.title} were found, so its defaults are untried. Look at samples early."
         )
-    if family.kind == "wan" and ("high" in name or "low" in name) and "noise" in name:
+    if row.kind == "wan" and ("high" in name or "low" in name) and "noise" in name:
         part, limits = ("high", "min_timestep to 875") if "high" in name else ("low", "max_timestep to 874")
         sentences.append(
             f"By its name this is the {part}-noise half of Wan 2.2. Set {limits} of Noise & Loss, so that it is "
@@ -167,12 +177,12 @@ def remarks(patcher: Any, clip: Any = None) -> list[str]:
 
 def distilled(patcher: Any) -> str:
     """Say that a MODEL is distilled to a few steps, by its class or else by its file's name; "" for others."""
-    family, file = family_of(patcher), _file(patcher)
-    if family.distilled:
-        return family.distilled
+    row, file = architecture_of(patcher), _file(patcher)
+    if row.distilled:
+        return row.distilled
     name = file.lower()
-    found = FEW_STEPS.search(name) or (FEW_STEPS_OF_HIDREAM.search(name) if family.kind == "hidream" else None)
-    few = family.kind == "flux2_klein" and "klein" in name and "base" not in name
+    found = FEW_STEPS.search(name) or (FEW_STEPS_OF_HIDREAM.search(name) if row.kind == "hidream" else None)
+    few = row.kind == "flux2_klein" and "klein" in name and "base" not in name
     word = found[0] if found else "klein without base" if few else ""
     if not word:
         return ""
@@ -199,8 +209,8 @@ def _other_clip(model: Any, clip: Any) -> str:
 
 
 def name_of(patcher: Any) -> str:
-    """Name the file that ComfyUI loaded a MODEL from; the family's title where it does not say."""
-    return _file(patcher) or family_of(patcher).title
+    """Name the file that ComfyUI loaded a MODEL from; the architecture's title where it does not say."""
+    return _file(patcher) or architecture_of(patcher).title
 
 
 def _file(patcher: Any) -> str:
@@ -219,7 +229,7 @@ def sampling_of(patcher: Any) -> Sampling:
 
 def _check_kind(model: Any) -> None:
     """Raise ValueError for a model that is trained by other means than pictures, captions and levels of noise."""
-    listed = {name for family in FAMILIES for name in family.classes}
+    listed = {name for architecture in ARCHITECTURES for name in architecture.classes}
     first = next((name for name in _names(model) if name in OTHER_KINDS or name in listed), "")
     what = OTHER_KINDS.get(first, "")
     if not what and isinstance(model, comfy.model_base.SD21UNCLIP):
@@ -239,11 +249,11 @@ def _names(model: Any) -> Iterator[str]:
     yield type(model).__name__
 
 
-def _row(config: Any, *classes: str) -> Family | None:
+def _row(config: Any, *classes: str) -> Architecture | None:
     """Find the row of a model by ComfyUI's configuration of it and its own class; that of an ancestor is a guess."""
     details, ancestors = config.unet_config, [each.__name__ for each in type(config).__mro__]
     for name in (*ancestors, *classes):
-        rows = [row for row in FAMILIES if name in row.classes]
+        rows = [row for row in ARCHITECTURES if name in row.classes]
         fitting = [row for row in rows if all(details.get(key) == value for key, value in row.where.items())]
         if fitting:
             row = max(fitting, key=lambda row: len(row.where))
@@ -254,7 +264,7 @@ def _row(config: Any, *classes: str) -> Family | None:
     return None
 
 
-def _generic(patcher: Any) -> Family:
+def _generic(patcher: Any) -> Architecture:
     """Make the row of an architecture that is not listed."""
     name = type(patcher.model.model_config).__name__
     levels = middle(OWN_SHIFT, OWN) if is_flow(patcher) else uniform(NONE_FOUND)

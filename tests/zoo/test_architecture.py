@@ -1,4 +1,4 @@
-"""Families: every architecture has its row, every row is whole, and a sentence refuses other models."""
+"""Architectures: every architecture has its row, every row is whole, and a sentence refuses other models."""
 
 import dataclasses
 import typing
@@ -17,16 +17,16 @@ from safetensors.torch import save_file
 from zoo.linked import linked, source_of
 from zoo.zoo import ODD, ROWS, ZOO, build
 
-from lora_atelier.nodes.comfyui.connected.check import check_distilled
-from lora_atelier.nodes.comfyui.connected.families import FAMILIES, OTHER_KINDS
-from lora_atelier.nodes.comfyui.connected.family import (
+from lora_atelier.nodes.comfyui.connected.architecture import (
+    architecture_of,
+    architecture_of_file,
     defaults_of,
     describe,
-    family_of,
-    family_of_file,
     name_of,
     remarks,
 )
+from lora_atelier.nodes.comfyui.connected.architectures import ARCHITECTURES, OTHER_KINDS
+from lora_atelier.nodes.comfyui.connected.check import check_distilled
 from lora_atelier.nodes.comfyui.connected.layers import list_layers
 from lora_atelier.trainer_core.config import Defaults
 from lora_atelier.trainer_core.config.objective import Distribution
@@ -94,52 +94,52 @@ def told(patcher, name):
 
 
 def test_every_class_of_comfyui_has_a_row_or_a_reason():
-    listed = {name for family in FAMILIES for name in family.classes} | OTHER_KINDS.keys()
+    listed = {name for known in ARCHITECTURES for name in known.classes} | OTHER_KINDS.keys()
     for kind in comfy.supported_models.models:
         ancestors = {each.__name__ for each in kind.__mro__}
-        assert ancestors & listed or kind.__name__ in GENERIC, f"{kind.__name__}: give it a row in families.py"
+        assert ancestors & listed or kind.__name__ in GENERIC, f"{kind.__name__}: give it a row in architectures.py"
         assert not (ancestors & listed and kind.__name__ in GENERIC), kind.__name__
 
 
 def test_every_row_is_whole():
-    assert len({(family.kind, *family.where.values()) for family in FAMILIES}) == len(FAMILIES)
-    assert not {name for family in FAMILIES for name in family.classes} & OTHER_KINDS.keys()
-    for family in FAMILIES:
-        levels, sampling = family.levels, family.sampling
-        assert family.title and family.classes and levels.source, family.kind
+    assert len({(known.kind, *known.where.values()) for known in ARCHITECTURES}) == len(ARCHITECTURES)
+    assert not {name for known in ARCHITECTURES for name in known.classes} & OTHER_KINDS.keys()
+    for known in ARCHITECTURES:
+        levels, sampling = known.levels, known.sampling
+        assert known.title and known.classes and levels.source, known.kind
         assert levels.distribution in typing.get_args(Distribution) and levels.shift >= 0
-        assert sampling.sampler in comfy.samplers.KSampler.SAMPLERS, family.kind
-        assert sampling.scheduler in comfy.samplers.KSampler.SCHEDULERS, family.kind
-        assert sampling.steps > 0 and sampling.cfg >= 1 and (family.guidance is None) == (sampling.guidance is None)
-        assert 4 <= family.rank <= 64 and 1e-5 <= family.learning_rate <= 1e-3 and 0 <= family.caption_dropout < 1
-        assert ("trainer's values" in levels.source) <= family.untried, family.kind
+        assert sampling.sampler in comfy.samplers.KSampler.SAMPLERS, known.kind
+        assert sampling.scheduler in comfy.samplers.KSampler.SCHEDULERS, known.kind
+        assert sampling.steps > 0 and sampling.cfg >= 1 and (known.guidance is None) == (sampling.guidance is None)
+        assert 4 <= known.rank <= 64 and 1e-5 <= known.learning_rate <= 1e-3 and 0 <= known.caption_dropout < 1
+        assert ("trainer's values" in levels.source) <= known.untried, known.kind
 
 
 def test_every_model_of_the_zoo_finds_its_row(name):
     _, patcher = build(name)
     if name == "cogvideox":
         return
-    family = family_of(patcher)
-    assert (family.kind, family.step) == KINDS[name] and family.levels.shift > 0
-    assert family.architecture and family.base_version
-    if family.classes and "a relative of" not in family.title:
-        rows = [row for row in FAMILIES if row.kind == family.kind]
-        assert family in [dataclasses.replace(family, **same(row, family)) for row in rows]
+    known = architecture_of(patcher)
+    assert (known.kind, known.step) == KINDS[name] and known.levels.shift > 0
+    assert known.modelspec and known.base_version
+    if known.classes and "a relative of" not in known.title:
+        rows = [row for row in ARCHITECTURES if row.kind == known.kind]
+        assert known in [dataclasses.replace(known, **same(row, known)) for row in rows]
     sentences = describe(patcher)
     assert "float32" in sentences[0] and "_" not in sentences[0].replace("v_prediction", "")
     assert all(sentence.endswith(".") and "None" not in sentence for sentence in sentences)
-    assert set(remarks(patcher)) <= set(sentences) and any("untried" in each for each in sentences) == family.untried
+    assert set(remarks(patcher)) <= set(sentences) and any("untried" in each for each in sentences) == known.untried
 
 
 @pytest.mark.parametrize(("row", "step", "guidance"), [("flux_dev", 64, 1.0), ("z_image", 64, None)])
-def test_what_a_run_leaves_open_is_the_familys(row, step, guidance):
-    base, family = source_of(linked(row)).outline(), family_of(build(row)[1])
+def test_what_a_run_leaves_open_is_the_architectures(row, step, guidance):
+    base, known = source_of(linked(row)).outline(), architecture_of(build(row)[1])
     assert base.defaults == Defaults(
-        rank=family.rank,
-        learning_rate=family.learning_rate,
-        resolution=family.resolution,
+        rank=known.rank,
+        learning_rate=known.learning_rate,
+        resolution=known.resolution,
         step=step,
-        caption_dropout=family.caption_dropout,
+        caption_dropout=known.caption_dropout,
         guidance=guidance,
     )
 
@@ -150,10 +150,10 @@ def test_a_network_without_attention_and_mlp_is_trained_whole():
     assert "full: all layers, since none of this architecture is called attention or MLP" in chosen
 
 
-def same(row, family):
-    """What a row says itself, so that all else of the family must be what the MODEL fills in."""
-    filled = ("levels", "step", "architecture", "base_version", "guidance", "sampling")
-    return {field.name: getattr(row, field.name) for field in dataclasses.fields(family) if field.name not in filled}
+def same(row, known):
+    """What a row says itself, so that all else of the architecture must be what the MODEL fills in."""
+    filled = ("levels", "step", "modelspec", "base_version", "guidance", "sampling")
+    return {field.name: getattr(row, field.name) for field in dataclasses.fields(known) if field.name not in filled}
 
 
 def test_the_zoo_is_known_here():
@@ -166,10 +166,10 @@ def test_an_architecture_without_a_row_gets_the_generic_one():
         model, patcher = build(name)
         model.model_config = SimpleNamespace(unet_config={})  # as a custom node's own
         model.__class__ = type("Novel", (type(model),), {})
-        family = family_of(patcher)
-        assert family.untried and family.kind == "simplenamespace" and family.guidance is None
-        assert family.levels.distribution == distribution and family.levels.shift == pytest.approx(shift, rel=1e-5)
-        assert family.step == (8 if name == "sd15" else 16)
+        known = architecture_of(patcher)
+        assert known.untried and known.kind == "simplenamespace" and known.guidance is None
+        assert known.levels.distribution == distribution and known.levels.shift == pytest.approx(shift, rel=1e-5)
+        assert known.step == (8 if name == "sd15" else 16)
         assert any("untried" in sentence for sentence in describe(patcher))
 
 
@@ -183,22 +183,22 @@ def test_a_flow_with_louder_noise_is_a_flow():
     model.model_config = SimpleNamespace(unet_config={})
     model.__class__ = type("Novel", (type(model),), {})
     patcher.add_object_patch("model_sampling", Loud(build("sd3")[0].model_config))
-    levels = family_of(patcher).levels
+    levels = architecture_of(patcher).levels
     assert levels.distribution == "logit_normal" and levels.shift == pytest.approx(3)
 
 
 def test_a_relative_is_a_guess_and_says_so():
     model, patcher = build("z_image")
     model.model_config.__class__ = type("ZImageNext", (type(model.model_config),), {})
-    family = family_of(patcher)
-    assert family.kind == "z_image" and family.untried and family.title == "ZImageNext, a relative of Z-Image"
+    known = architecture_of(patcher)
+    assert known.kind == "z_image" and known.untried and known.title == "ZImageNext, a relative of Z-Image"
 
 
 def test_a_class_made_of_a_listed_one_is_a_relative_also_where_it_builds_the_same_network():
     model, patcher = build("flux_dev")
     model.model_config.__class__ = comfy.supported_models.FluxInpaint
-    family = family_of(patcher)
-    assert family.kind == "flux" and family.untried and family.title == "FluxInpaint, a relative of FLUX.1 dev"
+    known = architecture_of(patcher)
+    assert known.kind == "flux" and known.untried and known.title == "FluxInpaint, a relative of FLUX.1 dev"
 
 
 def test_a_clip_of_another_kind_is_told():
@@ -222,11 +222,11 @@ def test_samples_are_told_of_the_model_that_draws_them():
 
 
 def test_guidance_is_none_where_the_network_takes_none():
-    assert family_of(build("flux_dev")[1]).guidance == 1 and family_of(build("chroma")[1]).guidance == 0
+    assert architecture_of(build("flux_dev")[1]).guidance == 1 and architecture_of(build("chroma")[1]).guidance == 0
     model, patcher = build("hunyuan_video")
-    assert family_of(patcher).guidance == 1 and family_of(patcher).sampling.guidance == 6
+    assert architecture_of(patcher).guidance == 1 and architecture_of(patcher).sampling.guidance == 6
     model.diffusion_model.params.guidance_embed = False
-    assert family_of(patcher).guidance is None and family_of(patcher).sampling.guidance is None
+    assert architecture_of(patcher).guidance is None and architecture_of(patcher).sampling.guidance is None
     assert not any("guidance" in sentence for sentence in describe(patcher))
     assert any("takes no distilled guidance, so set guidance of" in sentence for sentence in describe(patcher, 3.5))
     told = [sentence for sentence in describe(build("flux_dev")[1], 3.5) if "Distilled guidance" in sentence]
@@ -235,10 +235,10 @@ def test_guidance_is_none_where_the_network_takes_none():
 
 def test_the_kleins_are_told_apart():
     model, patcher = build("flux2_klein")
-    assert family_of(patcher).base_version == "flux_2_klein_4b"
+    assert architecture_of(patcher).base_version == "flux_2_klein_4b"
     model.model_config.unet_config["hidden_size"] = 4096
-    assert family_of(patcher).base_version == "flux_2_klein_9b"
-    assert family_of(build("flux2")[1]).base_version == "flux_2_dev"
+    assert architecture_of(patcher).base_version == "flux_2_klein_9b"
+    assert architecture_of(build("flux2")[1]).base_version == "flux_2_dev"
 
 
 FEW_STEPS = [  # row, file, the word that tells
@@ -263,7 +263,7 @@ FEW_STEPS = [  # row, file, the word that tells
 def test_a_model_that_is_distilled_by_its_name_is_refused_unless_confirmed(row, file, word):
     patcher = told(build(row)[1], file)
     found = [sentence for sentence in remarks(patcher) if "distilled to a few steps" in sentence]
-    assert name_of(patcher) == file and not family_of(patcher).distilled
+    assert name_of(patcher) == file and not architecture_of(patcher).distilled
     assert len(found) == bool(word) and all(f"({word}) {file}" in sentence for sentence in found)
     check_distilled(patcher, confirmed=True)
     with pytest.raises(ValueError, match="set train_distilled of Use Connected Model") if word else nullcontext():
@@ -273,7 +273,9 @@ def test_a_model_that_is_distilled_by_its_name_is_refused_unless_confirmed(row, 
 def test_schnell_is_told_by_its_class_and_no_name_is_no_guess():
     _, schnell = build("flux_schnell")
     assert name_of(schnell) == "FLUX.1 schnell"
-    assert "train on FLUX.1 dev" in family_of(schnell).distilled and family_of(schnell).distilled in remarks(schnell)
+    assert "train on FLUX.1 dev" in architecture_of(schnell).distilled and architecture_of(
+        schnell
+    ).distilled in remarks(schnell)
     with pytest.raises(ValueError, match=r"train on FLUX\.1 dev"):
         check_distilled(schnell, confirmed=False)
     assert remarks(build("flux2_klein")[1]) == []
@@ -282,14 +284,14 @@ def test_schnell_is_told_by_its_class_and_no_name_is_no_guess():
 @pytest.mark.parametrize(("row", "layers"), [("flux_dev", "20 layers in 4 blocks"), ("z_image", ""), ("sd15", "")])
 def test_the_node_says_which_layers_a_run_takes_and_whose_its_defaults_are(row, layers):
     _, patcher = build(row)
-    family, found = family_of(patcher), list_layers(patcher.model)
+    known, found = architecture_of(patcher), list_layers(patcher.model)
     trained = [layer for layer in found if Defaults().preset in layer.presets and is_matrix(layer.module)]
     (chosen,) = (sentence for sentence in describe(patcher) if sentence.startswith("The preset auto is attn-mlp"))
     blocks = len({layer.block for layer in trained})
     assert f"{len(trained)} layers in {blocks} block" in chosen and layers in chosen
     assert source_of(linked(row)).outline().defaults.preset == "attn-mlp"
     (opened,) = (sentence for sentence in describe(patcher) if sentence.startswith("What you leave open"))
-    assert f"rank {family.rank}," in opened and family.source in opened
+    assert f"rank {known.rank}," in opened and known.source in opened
 
 
 def test_halves_of_wan_are_told_their_timesteps():
@@ -313,15 +315,15 @@ def test_what_is_no_model_of_pictures_from_captions_is_refused():
         kind = getattr(comfy.supported_models, name)
         model.model_config = kind.__new__(kind)
         with pytest.raises(ValueError, match=OTHER_KINDS[name]):
-            family_of(patcher)
+            architecture_of(patcher)
     model, patcher = build("sd15")
     model.__class__ = type("Own", (comfy.model_base.SD21UNCLIP,), {})
     with pytest.raises(ValueError, match="noise of its own"):
-        family_of(patcher)
+        architecture_of(patcher)
     model, patcher = build("hunyuan_image21")
     model.diffusion_model.time_r_in = torch.nn.Identity()
     with pytest.raises(ValueError, match="two times at once"):
-        family_of(patcher)
+        architecture_of(patcher)
 
 
 def test_precision_is_of_the_weights():
@@ -337,8 +339,8 @@ def test_a_model_file_tells_its_family_by_its_header(row, tmp_path):
     denoiser, file = build(row)[1].model.diffusion_model, tmp_path / "model.safetensors"
     tensors = {f"model.diffusion_model.{name}": tensor.clone() for name, tensor in denoiser.state_dict().items()}
     save_file(tensors, file)
-    assert family_of_file(file).kind == KINDS[row][0]
-    assert defaults_of(family_of_file(file)).rank == family_of(build(row)[1]).rank
+    assert architecture_of_file(file).kind == KINDS[row][0]
+    assert defaults_of(architecture_of_file(file)).rank == architecture_of(build(row)[1]).rank
     save_file({"somebody.weight": torch.ones(2, 2)}, file)
     with pytest.raises(ValueError, match=r"model.safetensors is of no architecture whose usual settings are known"):
-        family_of_file(file)
+        architecture_of_file(file)

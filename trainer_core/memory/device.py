@@ -31,7 +31,7 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 @contextmanager
-def placed(module: nn.Module, device: torch.device) -> Iterator[nn.Module]:
+def on_device(module: nn.Module, device: torch.device) -> Iterator[nn.Module]:
     """Move a module to `device` for the length of a `with` block, and to the CPU afterwards, also after an error."""
     try:
         yield module.to(device)

@@ -19,7 +19,7 @@ OWN = 0.0  # for the shift of levels: the one that the MODEL is sampled with
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How pictures of a family are drawn."""
+    """How pictures of a architecture are drawn."""
 
     steps: int = 20
     cfg: float = 4.0
@@ -29,14 +29,14 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
+class Architecture:
     """An architecture, and the settings that a run takes for it where the person sets none."""
 
     kind: str
     title: str
     classes: tuple[str, ...]  # of comfy.supported_models or comfy.model_base; of subclasses it is a guess
     where: Mapping[str, Any] = field(default_factory=dict)  # entries of unet_config that tell members of a class apart
-    architecture: str = ""  # in modelspec's metadata
+    modelspec: str = ""  # its architecture in modelspec's metadata
     base_version: str = ""  # in kohya's metadata
     levels: LevelDefaults
     guidance: float | None = None  # distilled guidance in training; None where the model takes none
@@ -78,50 +78,50 @@ WAN = middle("musubi-tuner, docs/wan.md", 3.0)
 MUSUBI = "rank and learning rate as musubi-tuner, caption dropout as ai-toolkit"
 KLEIN = Sampling(steps=20, cfg=5.0)
 
-FAMILIES = (
-    Family(
+ARCHITECTURES = (
+    Architecture(
         kind="sd1",
         title="Stable Diffusion 1",
         classes=("SD15",),
-        architecture="stable-diffusion-v1",
+        modelspec="stable-diffusion-v1",
         base_version="sd_v1",
         levels=uniform("sd-scripts"),
         sampling=Sampling(cfg=7.0, scheduler="normal"),
         resolution=512,
     ),
-    Family(
+    Architecture(
         kind="sd2",
         title="Stable Diffusion 2",
         classes=("SD20",),
-        architecture="stable-diffusion-v2-512",
+        modelspec="stable-diffusion-v2-512",
         base_version="sd_v2",
         levels=uniform("sd-scripts"),
         sampling=Sampling(cfg=7.0, scheduler="normal"),
         resolution=768,
     ),
-    Family(
+    Architecture(
         kind="sdxl",
         title="Stable Diffusion XL",
         classes=("SDXL",),
-        architecture="stable-diffusion-xl-v1-base",
+        modelspec="stable-diffusion-xl-v1-base",
         base_version="sdxl_base_v1-0",
         levels=uniform("sd-scripts"),
         sampling=Sampling(cfg=7.0, scheduler="normal"),
     ),
-    Family(
+    Architecture(
         kind="sd3",
         title="Stable Diffusion 3",
         classes=("SD3",),
-        architecture="stable-diffusion-3",
+        modelspec="stable-diffusion-3",
         base_version="sd3",
         levels=middle("sd-scripts' training_shift, as OneTrainer"),
         sampling=Sampling(scheduler="sgm_uniform"),
     ),
-    Family(
+    Architecture(
         kind="flux",
         title="FLUX.1 dev",
         classes=("Flux",),
-        architecture="flux-1-dev",
+        modelspec="flux-1-dev",
         base_version="flux1",
         levels=FLUX,
         guidance=1.0,
@@ -129,62 +129,62 @@ FAMILIES = (
         sampling=Sampling(cfg=1.0, guidance=3.5),
         references=MOST_CONTROLS,
     ),
-    Family(
+    Architecture(
         kind="flux_schnell",
         title="FLUX.1 schnell",
         classes=("FluxSchnell",),
-        architecture="flux-1-schnell",
+        modelspec="flux-1-schnell",
         base_version="flux1",
         levels=FLUX,
         sampling=Sampling(steps=4, cfg=1.0),
         distilled="This MODEL is FLUX.1 schnell, or another FLUX.1 without guidance. Schnell is distilled to a few "
         "steps, which training undoes; train on FLUX.1 dev, and use the LoRA on schnell.",
     ),
-    Family(
+    Architecture(
         kind="flux2",
         title="FLUX.2 dev",
         classes=("Flux2",),
-        architecture="Flux.2-dev",
+        modelspec="Flux.2-dev",
         base_version="flux_2_dev",
         levels=FLUX2,
         guidance=1.0,
         sampling=Sampling(cfg=1.0, guidance=4.0),
         references=MOST_CONTROLS,
     ),
-    Family(
+    Architecture(
         kind="flux2_klein",
         title="FLUX.2 Klein 9B",
         classes=("Flux2",),
         where={"guidance_embed": False, "hidden_size": 4096},
-        architecture="Flux.2-klein-9b",
+        modelspec="Flux.2-klein-9b",
         base_version="flux_2_klein_9b",
         levels=FLUX2,
         sampling=KLEIN,
         references=MOST_CONTROLS,
     ),
-    Family(
+    Architecture(
         kind="flux2_klein",
         title="FLUX.2 Klein",
         classes=("Flux2",),
         where={"guidance_embed": False},
-        architecture="Flux.2-klein-4b",
+        modelspec="Flux.2-klein-4b",
         base_version="flux_2_klein_4b",
         levels=FLUX2,
         sampling=KLEIN,
         references=MOST_CONTROLS,
     ),
-    Family(
+    Architecture(
         kind="chroma",
         title="Chroma",
         classes=("Chroma",),
-        architecture="chroma",
+        modelspec="chroma",
         base_version="chroma",
         levels=middle("sd-scripts, docs/flux_train_network.md"),
         guidance=0.0,
         guidance_source="sd-scripts",
         sampling=Sampling(steps=26, guidance=0.0, scheduler="beta"),
     ),
-    Family(
+    Architecture(
         kind="longcat_image",
         title="LongCat-Image",
         classes=("LongCatImage",),
@@ -192,11 +192,11 @@ FAMILIES = (
         sampling=Sampling(steps=50, cfg=4.5),
         untried=True,
     ),
-    Family(
+    Architecture(
         kind="qwen_image",
         title="Qwen-Image",
         classes=("QwenImage",),
-        architecture="Qwen-Image",
+        modelspec="Qwen-Image",
         base_version="qwen_image",
         levels=middle("musubi-tuner, docs/qwen_image.md", 2.2),
         learning_rate=5e-5,
@@ -204,29 +204,29 @@ FAMILIES = (
         references=MOST_CONTROLS,
         seen=True,
     ),
-    Family(
+    Architecture(
         kind="z_image",
         title="Z-Image",
         classes=("ZImage",),
-        architecture="Z-Image",
+        modelspec="Z-Image",
         base_version="z_image",
         levels=middle("musubi-tuner, docs/zimage.md", 2.0),
         sampling=Sampling(steps=25, sampler="res_multistep"),
     ),
-    Family(
+    Architecture(
         kind="lumina2",
         title="Lumina 2",
         classes=("Lumina2",),
-        architecture="lumina-2",
+        modelspec="lumina-2",
         base_version="lumina2",
         levels=middle("sd-scripts, docs/lumina_train_network.md", 6.0),
         sampling=Sampling(steps=30, sampler="res_multistep"),
     ),
-    Family(
+    Architecture(
         kind="hunyuan_video",
         title="HunyuanVideo",
         classes=("HunyuanVideo",),
-        architecture="hunyuan-video",
+        modelspec="hunyuan-video",
         base_version="hunyuan_video",
         levels=middle("musubi-tuner, docs/hunyuan_video.md", 7.0),
         guidance=1.0,
@@ -236,11 +236,11 @@ FAMILIES = (
         resolution=768,
         source=MUSUBI,
     ),
-    Family(
+    Architecture(
         kind="hunyuan_video_15",
         title="HunyuanVideo 1.5",
         classes=("HunyuanVideo15",),
-        architecture="hunyuan-video-1.5",
+        modelspec="hunyuan-video-1.5",
         base_version="hunyuan_video_1_5",
         levels=middle("musubi-tuner, docs/hunyuan_video_1_5.md", 2.0),
         sampling=Sampling(cfg=6.0),
@@ -248,21 +248,21 @@ FAMILIES = (
         resolution=768,
         source=MUSUBI,
     ),
-    Family(
+    Architecture(
         kind="hunyuan_image",
         title="HunyuanImage 2.1",
         classes=("HunyuanImage21",),
-        architecture="hunyuan-image-2.1",
+        modelspec="hunyuan-image-2.1",
         base_version="hunyuan-image-2.1",
         levels=uniform("sd-scripts, docs/hunyuan_image_train_network.md", 5.0),
         sampling=Sampling(cfg=3.5),
         resolution=2048,
     ),
-    Family(
+    Architecture(
         kind="wan",
         title="Wan",
         classes=("WAN21_T2V", "WAN21_I2V", "WAN21"),
-        architecture="wan2.1",
+        modelspec="wan2.1",
         base_version="wan",
         levels=WAN,
         sampling=Sampling(cfg=5.0),
@@ -271,11 +271,11 @@ FAMILIES = (
         resolution=768,
         source=MUSUBI,
     ),
-    Family(
+    Architecture(
         kind="wan22_5b",
         title="Wan 2.2 5B",
         classes=("WAN22_T2V", "WAN22"),
-        architecture="wan2.2",
+        modelspec="wan2.2",
         base_version="wan",
         levels=WAN,
         sampling=Sampling(cfg=5.0),
@@ -284,47 +284,47 @@ FAMILIES = (
         resolution=704,
         source=MUSUBI,
     ),
-    Family(
+    Architecture(
         kind="kandinsky5",
         title="Kandinsky 5",
         classes=("Kandinsky5", "Kandinsky5Image"),
-        architecture="Kandinsky-5",
+        modelspec="Kandinsky-5",
         base_version="kandinsky5",
         levels=middle("musubi-tuner, docs/kandinsky5.md", 5.0),
         sampling=Sampling(steps=50, cfg=3.5),
         rank=32,
         source=MUSUBI,
     ),
-    Family(
+    Architecture(
         kind="krea2",
         title="Krea 2",
         classes=("Krea2",),
-        architecture="Krea-2",
+        modelspec="Krea-2",
         base_version="krea2",
         levels=middle("musubi-tuner, docs/krea2.md", 2.5),
         sampling=Sampling(steps=30),
         rank=32,
         source=MUSUBI,
     ),
-    Family(
+    Architecture(
         kind="anima",
         title="Anima",
         classes=("Anima",),
-        architecture="anima-preview",
+        modelspec="anima-preview",
         base_version="anima",
         levels=middle("sd-scripts, docs/anima_train_network.md"),
         sampling=Sampling(steps=30, sampler="er_sde"),
         rank=8,
         source="rank and learning rate as sd-scripts, caption dropout as ai-toolkit",
     ),
-    Family(
+    Architecture(
         kind="hidream",
         title="HiDream I1",
         classes=("HiDream",),
         levels=middle("OneTrainer's preset"),
         sampling=Sampling(steps=50, cfg=5.0, sampler="uni_pc"),
     ),
-    Family(
+    Architecture(
         kind="auraflow",
         title="AuraFlow",
         classes=("AuraFlow",),
@@ -332,21 +332,21 @@ FAMILIES = (
         sampling=Sampling(cfg=3.5),
         untried=True,
     ),
-    Family(
+    Architecture(
         kind="pixart",
         title="PixArt",
         classes=("PixArtAlpha", "PixArtSigma", "PixArt"),
         levels=uniform("OneTrainer's preset"),
         sampling=Sampling(cfg=4.5, scheduler="normal"),
     ),
-    Family(
+    Architecture(
         kind="hunyuan_dit",
         title="HunyuanDiT",
         classes=("HunyuanDiT", "HunyuanDiT1"),
         levels=uniform("sd-scripts"),
         sampling=Sampling(steps=30, cfg=6.0, scheduler="normal"),
     ),
-    Family(
+    Architecture(
         kind="cascade_c",
         title="Stable Cascade C",
         classes=("Stable_Cascade_C", "StableCascade_C"),
@@ -356,7 +356,7 @@ FAMILIES = (
         pixels=Fraction(128, 3),  # 24 latent pixels for 1024, as it was trained
         untried=True,
     ),
-    Family(
+    Architecture(
         kind="cascade_b",
         title="Stable Cascade B",
         classes=("Stable_Cascade_B", "StableCascade_B"),
@@ -365,7 +365,7 @@ FAMILIES = (
         step=128,
         untried=True,
     ),
-    Family(
+    Architecture(
         kind="ltxv",
         title="LTX-Video",
         classes=("LTXV",),
@@ -374,7 +374,7 @@ FAMILIES = (
         resolution=768,
         untried=True,
     ),
-    Family(
+    Architecture(
         kind="mochi",
         title="Mochi",
         classes=("GenmoMochi",),
@@ -383,7 +383,7 @@ FAMILIES = (
         resolution=512,
         untried=True,
     ),
-    Family(
+    Architecture(
         kind="cosmos",
         title="Cosmos 1",
         classes=("CosmosT2V", "CosmosI2V", "CosmosVideo"),
@@ -392,7 +392,7 @@ FAMILIES = (
         resolution=704,
         untried=True,
     ),
-    Family(
+    Architecture(
         kind="cosmos_predict2",
         title="Cosmos-Predict2",
         classes=("CosmosT2IPredict2", "CosmosI2VPredict2", "CosmosPredict2"),
@@ -400,7 +400,7 @@ FAMILIES = (
         sampling=Sampling(steps=35),
         untried=True,
     ),
-    Family(
+    Architecture(
         kind="omnigen2",
         title="OmniGen2",
         classes=("Omnigen2",),
@@ -409,7 +409,7 @@ FAMILIES = (
         untried=True,
         references=MOST_CONTROLS,
     ),
-    Family(
+    Architecture(
         kind="ideogram4",
         title="Ideogram 4",
         classes=("Ideogram4",),
@@ -417,7 +417,7 @@ FAMILIES = (
         step=16,  # its patches lie in the channels of its latents
         untried=True,
     ),
-    Family(
+    Architecture(
         kind="lens",
         title="Lens",
         classes=("Lens",),
@@ -425,7 +425,7 @@ FAMILIES = (
         step=16,  # likewise
         untried=True,
     ),
-    Family(
+    Architecture(
         kind="ernie_image",
         title="Ernie-Image",
         classes=("ErnieImage",),

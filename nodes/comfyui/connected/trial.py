@@ -15,7 +15,7 @@ from ....trainer_core.common.wording import count, names
 from ....trainer_core.memory import LEVELS, copied_before_written, keep_activations, recompute
 from ....trainer_core.models.base import Unit
 from . import gradients
-from .denoiser import Conditions, Denoiser
+from .denoiser import BatchConditions, RawDenoiser
 from .frozen import is_product
 from .gradients import WRONG
 from .layers import shared_out, units
@@ -29,9 +29,9 @@ class Found(NamedTuple):
     remarks: list[str]  # for the person, a sentence each
 
 
-def tried(
-    denoiser: Denoiser,
-    inputs: tuple[Tensor, Tensor, Conditions],
+def try_out(
+    denoiser: RawDenoiser,
+    inputs: tuple[Tensor, Tensor, BatchConditions],
     what: str,
     layers: Mapping[str, nn.Module],
     modules: Mapping[str, nn.Module],
@@ -83,7 +83,7 @@ def comfyui_runs(what: str) -> Iterator[None]:
 
 
 def _predictions(
-    denoiser: Denoiser, run: Callable[[], Tensor], inputs: tuple[Tensor, Tensor, Conditions], what: str
+    denoiser: RawDenoiser, run: Callable[[], Tensor], inputs: tuple[Tensor, Tensor, BatchConditions], what: str
 ) -> list[str]:
     """Check the predictions themselves; return remarks on them."""
     with comfyui_runs(what):
