@@ -18,8 +18,8 @@ from .defaults import OPEN, Defaults, describe_filled, fill, fill_dataset, fill_
 from .embedding import EmbeddingConfig
 from .model import MODEL_FILES, BaseModelConfig, ConnectedConfig, MemoryConfig, Precision, Prediction, Weights
 from .naming import node, put_beneath, run_again, setting
-from .network import DENOISER_ONLY, SPATIAL, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
-from .objective import MIN_SNR, ObjectiveConfig
+from .network import DENOISER_ONLY, SPATIAL, BeneathConfig, LoraConfig, Preset
+from .objective import MIN_SNR, WEIGHTINGS, ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .optimizers import OPTIMIZERS
 from .prompt_lines import PromptLine, parse_prompts
@@ -39,8 +39,7 @@ __all__ = [
     "OPTIMIZERS",
     "SPATIAL",
     "STAYING",
-    "WITHOUT_RANK",
-    "Algorithm",
+    "WEIGHTINGS",
     "AugmentConfig",
     "BaseModelConfig",
     "BeneathConfig",
