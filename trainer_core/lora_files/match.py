@@ -46,8 +46,8 @@ def match_layers(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) -
     for name, layer in layers.items():
         places |= {alias: (name, None) for alias in layer.aliases}
         places |= {alias: (name, piece) for alias, piece in layer.slices.items()}
-    if any(flat_name(source) not in places for source in lora.layers):
-        places = {**base.layers.further_names(), **places}
+    if any(flat_name(source) not in places for source in lora.layers) and (further := base.layers.further_names):
+        places = {**further(), **places}
     found: dict[str, list[Piece]] = {}
     unmatched = []
     for source, stored in lora.layers.items():

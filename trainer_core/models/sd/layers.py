@@ -32,6 +32,7 @@ class StableDiffusionLayers:
     unet: Any
     texts: Sequence[TextEncoder]
     family: Family
+    further_names: None = None  # every layer lists all of its names
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -45,10 +46,6 @@ class StableDiffusionLayers:
     def layouts(self, setting: str) -> list[list[str]]:
         """List the possible block orders of a list setting of LoRA Config."""
         return block_layouts(self.unet, setting)
-
-    def further_names(self) -> Mapping[str, tuple[str, Slice | None]]:
-        """None: every layer lists all of its names."""
-        return {}
 
     def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
         """Guess the family that a LoRA file was made for; "" if nothing tells."""
