@@ -1,5 +1,6 @@
 """All settings of a run: one frozen dataclass per node socket. Builders take them; mathematics gets plain values."""
 
+from .algorithms import ALGORITHMS
 from .base import Config
 from .dataset import (
     MASK_SUFFIX,
@@ -30,6 +31,7 @@ from .saves import ExistingConfig, SavesConfig, fill_name, plain_folder, plain_n
 from .scheduler import SchedulerConfig
 
 __all__ = [
+    "ALGORITHMS",
     "DENOISER_ONLY",
     "MASK_SUFFIX",
     "MIN_SNR",

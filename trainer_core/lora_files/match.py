@@ -13,7 +13,7 @@ from ..config import put_beneath
 from ..models import BaseModel, Layer
 from ..models.base import Slice
 from ..networks.layers.shape import weight_shape
-from .formats import FileLayer, fits
+from .formats import PLAIN, FileLayer, fits
 from .read import LoraFile, list_some
 
 TEXT = re.compile(r"lora_te\d?_|text_encoder")  # starts of layers of text encoders in files
@@ -123,7 +123,7 @@ def whole_layer(pieces: Sequence[Piece], outputs: int) -> FileLayer:
         return pieces[0].stored
     pieces = sorted(pieces, key=lambda piece: piece.slice.start if piece.slice else 0)
     stored = [piece.stored for piece in pieces]
-    if other := next((layer for layer in stored if layer.kind != "LoRA"), None):
+    if other := next((layer for layer in stored if layer.kind != PLAIN), None):
         raise ValueError(
             f"{other.source} is a {other.kind} of a part of a layer, which cannot be continued; {put_beneath()}."
         )
@@ -142,7 +142,7 @@ def whole_layer(pieces: Sequence[Piece], outputs: int) -> FileLayer:
     down = torch.cat([layer.tensors["down"].to(first.dtype) for layer in stored])
     return FileLayer(
         source=", ".join(layer.source for layer in stored),
-        kind="LoRA",
+        kind=PLAIN,
         tensors={"down": down, "up": up},
         alpha=scales[0] * sum(ranks),
     )

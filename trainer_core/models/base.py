@@ -66,7 +66,7 @@ class Layer(NamedTuple):
     part: str  # prefix of its part
     block: str  # one of the model's blocks, "" outside of them
     trainable: bool  # a preset or a pattern may choose it; others occur only in merged or continued files
-    presets: frozenset[str]  # of LoRA Config that train it, and algorithms with their own choice of layers
+    presets: frozenset[str]  # of LoRA Config that train it, and algorithms' own choices of layers
     comfy: str  # in ComfyUI's state dict
     aliases: tuple[str, ...]  # in LoRA files of other programs, with underscores for dots
     slices: Mapping[str, Slice] = MappingProxyType({})  # by such names
