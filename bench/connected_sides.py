@@ -186,7 +186,7 @@ class Race:
             stack.enter_context(network.attached())
             recompute(model.denoiser.units(), level, copies=True)
             while True:
-                with model.denoiser.passes(inputs[0].shape):
+                with model.denoiser.written.passes(inputs[0].shape):
                     F.mse_loss(model.denoiser.predict(*inputs), target).backward()
                 torch.nn.utils.clip_grad_norm_(parameters, OPTIMIZER.max_grad_norm)
                 optimizer.step()

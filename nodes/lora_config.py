@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-from ..trainer_core.config import Algorithm
+from ..trainer_core.config import ALGORITHMS
 from ..trainer_core.models import Chosen
 from ..trainer_core.workflow.settings import read_lora
 from .comfyui import models
@@ -24,19 +24,9 @@ class AtelierLoraConfig(Node):
             "Algorithm, size and layers of the LoRA. With a linked base model the node shows layers, parameters, file "
             "size and blocks.",
             [
-                *(
-                    "rank",
-                    "network dim",
-                    "alpha",
-                    "lora network",
-                    "train lora",
-                    "kohya",
-                    "lycoris",
-                    "locon",
-                    "loha",
-                    "lokr",
-                ),
-                *("dora", "oft", "boft", "ia3", "glora", "full finetune", "block weights", "atelier"),
+                *("rank", "network dim", "alpha", "lora network", "train lora", "kohya", "lycoris", "locon", "dora"),
+                *ALGORITHMS,
+                *("full finetune", "block weights", "atelier"),
             ],
             [
                 LoraConfigSocket.Output(display_name="LORA_CONFIG", tooltip="For Train LoRA."),
@@ -64,7 +54,7 @@ class AtelierLoraConfig(Node):
         if algorithm is None and asked != "lora":  # ComfyUI leaves out what is linked or no option
             raise ValueError(
                 f"algorithm of LoRA Config is {described(asked)}; set it to one of "
-                f"{', '.join(get_args(Algorithm))}, without a link."
+                f"{', '.join(ALGORITHMS)}, without a link."
             )
         config = read_lora(algorithm=algorithm, **values)
         if base_model is None:

@@ -16,7 +16,7 @@ from .common.world import ALONE, World
 from .config import MemoryConfig, RunConfig, run_again
 from .memory import attention_kernel, choose_dtype, empty_cache, room_for_programs
 from .memory.messages import out_of_memory_explained
-from .models import Source, session, source_of
+from .models import Source, differentiable, session, source_of
 from .optim import limit_gradients
 from .optim.schedule import factor_on
 from .runs import Checkpoint
@@ -189,7 +189,7 @@ def step(run: Run, read: ReadConditioning) -> StepNumbers:
         draws = objective.draw(batch, run.device)  # levels, noise, noised latents, target
         network.set_times(draws.levels / len(objective.path), base.parts[0].prefix)
         share = micro_batch.step_samples
-        with base.denoiser.passes(draws.noised.shape):
+        with differentiable(base, draws.noised.shape):
             seen = run.passing(micro_batch.samples, draws, read, micro_batch.index)
             prediction = seen.predict()
             losses = objective.loss(prediction, seen)  # of each sample; terms have moved the target

@@ -9,8 +9,7 @@ from toy_layers import CASES, NAME, OPTIONS, TABLE, Toy, attached, config_of, fi
 from lora_atelier.trainer_core.lora_files.bake import bake_network
 from lora_atelier.trainer_core.lora_files.formats import FileLayer, fits, group_tensors, layer_kind, merged_weight
 from lora_atelier.trainer_core.lora_files.write import delta_norms, save_lora
-from lora_atelier.trainer_core.networks.build import algorithm_of
-from lora_atelier.trainer_core.networks.layers import dora
+from lora_atelier.trainer_core.networks.layers import algorithm_of, dora
 from lora_atelier.trainer_core.networks.layers.lokr import LokrLayer
 
 EPS = torch.finfo(torch.float32).eps

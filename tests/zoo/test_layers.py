@@ -13,6 +13,7 @@ from zoo.zoo import ROWS, ZOO, build
 
 from lora_atelier.nodes.comfyui.connected import layers, names
 from lora_atelier.trainer_core.config import LoraConfig
+from lora_atelier.trainer_core.config.algorithms import KEYS_AND_ENDS
 from lora_atelier.trainer_core.memory.gradient_checkpointing import LEVELS
 from lora_atelier.trainer_core.models import Part
 from lora_atelier.trainer_core.networks import choose_layers
@@ -129,7 +130,7 @@ def test_presets_are_nested_and_stay_inside_blocks(models, name):
     assert attention
     assert attention < blocks < linear <= full
     assert full == {layer.path for layer in found if layer.trainable and not is_norm(layer.module)} or name in UNETS
-    assert matrices(found, "ia3") and matrices(found, "ia3") <= blocks
+    assert matrices(found, KEYS_AND_ENDS) and matrices(found, KEYS_AND_ENDS) <= blocks
     if name not in UNETS:
         assert all(layer.block for layer in found if layer.path in blocks)
         inside = [layer.path.removeprefix(layer.block).lower() for layer in found if layer.path in blocks]

@@ -42,6 +42,11 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def is_flag(value: object) -> TypeGuard[bool]:
+    """Tell whether a value is true or false."""
+    return isinstance(value, bool)
+
+
 def is_text(value: object) -> TypeGuard[str]:
     """Tell whether a value is a text."""
     return isinstance(value, str)

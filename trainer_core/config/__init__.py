@@ -1,5 +1,6 @@
 """All settings of a run: one frozen dataclass per node socket. Builders take them; mathematics gets plain values."""
 
+from .algorithms import ALGORITHMS
 from .base import Config
 from .dataset import (
     MASK_SUFFIX,
@@ -26,8 +27,8 @@ from .model import (
     WeightPrecision,
 )
 from .naming import node, put_beneath, run_again, setting
-from .network import DENOISER_ONLY, SPATIAL, WITHOUT_RANK, Algorithm, BeneathConfig, LoraConfig, Preset
-from .objective import MIN_SNR, ObjectiveConfig
+from .network import DENOISER_ONLY, SPATIAL, BeneathConfig, LoraConfig, Preset
+from .objective import MIN_SNR, WEIGHTINGS, ObjectiveConfig
 from .optimizer import OptimizerConfig
 from .optimizers import OPTIMIZERS
 from .prompt_lines import PromptLine, parse_prompts
@@ -38,6 +39,7 @@ from .saves import ExistingConfig, SavesConfig, fill_name, plain_folder, plain_n
 from .scheduler import SchedulerConfig
 
 __all__ = [
+    "ALGORITHMS",
     "DENOISER_ONLY",
     "MASK_SUFFIX",
     "MIN_SNR",
@@ -47,8 +49,7 @@ __all__ = [
     "OPTIMIZERS",
     "SPATIAL",
     "STAYING",
-    "WITHOUT_RANK",
-    "Algorithm",
+    "WEIGHTINGS",
     "AugmentConfig",
     "BaseModelConfig",
     "BeneathConfig",

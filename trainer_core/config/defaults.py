@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .algorithms import ALGORITHMS
 from .dataset import BucketConfig, ConceptConfig, DatasetConfig
 from .model import BaseModelConfig
 from .network import AUTO, LoraConfig, Preset
@@ -82,10 +83,10 @@ def fill_dataset(dataset: DatasetConfig, defaults: Defaults, *, live: bool = Fal
 
 
 def fill_lora(lora: LoraConfig, defaults: Defaults) -> LoraConfig:
-    """Fill in rank, alpha and preset; an open alpha is the rank. ia3 has layers of its own, beside any preset's."""
+    """Fill in rank, alpha and preset; an open alpha is the rank. Some algorithms have their own choice of layers."""
     rank, preset = lora.rank or defaults.rank, lora.preset
     if preset == AUTO:
-        preset = "attn-mlp" if lora.algorithm == "ia3" else defaults.preset
+        preset = "attn-mlp" if ALGORITHMS[lora.algorithm].layers else defaults.preset
     return lora.replace(rank=rank, alpha=lora.alpha or float(rank), preset=preset)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from .algorithms import ALGORITHMS, with_setting
 from .base import Config
 from .embedding import EmbeddingConfig
-from .rows import row, rows_of
+from .rows import described, row, rows_of
 
-Algorithm = Literal["lora", "loha", "lokr", "glora", "ia3", "oft", "boft", "full"]
 Preset = Literal["attn-only", "attn-mlp", "full", "full-lin", "unet-transformer-only", "unet-convblock-only"]
 AUTO = "auto"  # the preset that suits the model
 DENOISER_ONLY = ("unet-transformer-only", "unet-convblock-only")  # presets that train no text encoder
@@ -17,13 +17,9 @@ LAYER_FIELDS = ("include", "exclude", "train_norm", "block_ranks", "block_alphas
 NUMBERS = ("block_ranks", "block_alphas", "conv_block_ranks", "conv_block_alphas", "block_weights")  # of each block
 MOST_PATTERNS, LONGEST_PATTERN = 200, 200  # of include and exclude; characters
 MOST_NUMBERS = 1000  # of a list for each block
-PRODUCTS = ("lora", "loha", "lokr")  # algorithms whose delta is a product of trained factors
-PRODUCTS_AND_GLORA = (*PRODUCTS, "glora")
-ROTATIONS = ("oft", "boft")
-WITHOUT_RANK = ("ia3", "full")
-WITHOUT_ALPHA = ROTATIONS
 SPATIAL = ("full", "unet-convblock-only")  # presets that train 3x3 convolutions
 STARTS_AS = ("dora", "tucker", "rs_lora", "use_scalar", "init")  # options of a new network, not of a continued one
+FORM = (*STARTS_AS, "factor", "decompose_both", "full_matrix")  # which tensors a layer has
 AGAINST = "Against overfitting; 0.1 to 0.3 is usual, 0 = never. 0 to 0.99."  # a chance to drop something
 
 
@@ -93,12 +89,10 @@ class LoraConfig(Config):
         advanced=True,
         optional=True,
     )
-    algorithm: Algorithm = row(
+    algorithm: str = row(
         "lora",
-        "lora: two thin factors, right for most. loha: two products, more expressive for its size. lokr: a "
-        "Kronecker product, the smallest files. glora: also changes the inputs of layers. ia3: one number per "
-        "channel of keys, values and MLP. oft, boft: rotations, which keep the model's character. full: the whole "
-        "difference of each weight, very large.",
+        described({name: each.words for name, each in ALGORITHMS.items()}),
+        choices=tuple(ALGORITHMS),
         optional=True,
     )
     factor: int = row(
@@ -108,28 +102,28 @@ class LoraConfig(Config):
         span=(1, 1024),
         open=-1,
         optional=True,
-        acts_with=("algorithm", ("lokr",)),
+        acts_with=("algorithm", with_setting("factor")),
     )
     decompose_both: bool = row(
         False,
         "Decomposes the small factor to the rank, too, where the rank is smaller. Off by default.",
         advanced=True,
         optional=True,
-        acts_with=("algorithm", ("lokr",)),
+        acts_with=("algorithm", with_setting("decompose_both")),
     )
     full_matrix: bool = row(
         False,
         "Trains both factors whole: rank and alpha have no effect, and the file is larger. Off by default.",
         advanced=True,
         optional=True,
-        acts_with=("algorithm", ("lokr",)),
+        acts_with=("algorithm", with_setting("full_matrix")),
     )
     dora: bool = row(
         False,
         "DoRA: trains direction and magnitude of the weights apart, along the input axis, as ComfyUI applies it. "
         "Closer to full training at the same rank; slower. Off by default.",
         optional=True,
-        acts_with=("algorithm", PRODUCTS),
+        acts_with=("algorithm", with_setting("dora")),
     )
     tucker: bool = row(
         False,
@@ -137,7 +131,7 @@ class LoraConfig(Config):
         "them. Off by default.",
         advanced=True,
         optional=True,
-        acts_with=("algorithm", PRODUCTS),
+        acts_with=("algorithm", with_setting("tucker")),
     )
     init: Literal["default", "orthogonal", "pissa"] = row(
         "default",
@@ -145,7 +139,7 @@ class LoraConfig(Config):
         "pissa: the main directions of the model's own weights, which trains faster; the start takes longer.",
         advanced=True,
         optional=True,
-        acts_with=("algorithm", ("lora",)),
+        acts_with=("algorithm", with_setting("init")),
     )
     dropout: float = row(
         0.0,
@@ -153,7 +147,7 @@ class LoraConfig(Config):
         span=(0, 0.99, 0.05),
         advanced=True,
         optional=True,
-        acts_with=("algorithm", ("lora",)),
+        acts_with=("algorithm", with_setting("dropout")),
     )
     rs_lora: bool = row(
         False,
@@ -161,7 +155,7 @@ class LoraConfig(Config):
         "too slowly. The file's alpha makes every program apply it. Off by default.",
         advanced=True,
         optional=True,
-        acts_with=("algorithm", PRODUCTS_AND_GLORA),
+        acts_with=("algorithm", with_setting("rs_lora")),
     )
     rank_dropout: float = row(
         0.0,
@@ -169,14 +163,14 @@ class LoraConfig(Config):
         span=(0, 0.99, 0.05),
         advanced=True,
         optional=True,
-        acts_with=("algorithm", PRODUCTS),
+        acts_with=("algorithm", with_setting("rank_dropout")),
     )
     rank_dropout_scale: bool = row(
         True,
         "With rank_dropout: scales the remaining ranks up to make up for the dropped ones. On by default.",
         advanced=True,
         optional=True,
-        acts_with=("algorithm", PRODUCTS),
+        acts_with=("algorithm", with_setting("rank_dropout_scale")),
     )
     use_scalar: bool = row(
         False,
@@ -184,7 +178,7 @@ class LoraConfig(Config):
         "by default.",
         advanced=True,
         optional=True,
-        acts_with=("algorithm", PRODUCTS_AND_GLORA),
+        acts_with=("algorithm", with_setting("use_scalar")),
     )
     scale_weight_norms: float = row(
         0.0,
@@ -193,7 +187,7 @@ class LoraConfig(Config):
         span=(0, 1000, 0.1),
         advanced=True,
         optional=True,
-        acts_with=("algorithm", PRODUCTS),
+        acts_with=("algorithm", with_setting("scale_weight_norms")),
     )
     constraint: float = row(
         0.0,
@@ -202,14 +196,14 @@ class LoraConfig(Config):
         round=1e-6,
         advanced=True,
         optional=True,
-        acts_with=("algorithm", ROTATIONS),
+        acts_with=("algorithm", with_setting("constraint")),
     )
     bake: bool = row(
         False,
         "Saves the nearest plain LoRA, for programs that do not know this algorithm. Less exact. Off by default.",
         advanced=True,
         optional=True,
-        acts_with=("algorithm", (*PRODUCTS, "ia3", *ROTATIONS)),
+        acts_with=("algorithm", with_setting("bake")),
     )
     module_dropout: float = row(
         0.0,
@@ -298,12 +292,17 @@ class LoraConfig(Config):
         span=(0, 4096),
         advanced=True,
         optional=True,
-        acts_with=("algorithm", ("lora",)),
+        acts_with=("algorithm", with_setting("timestep_rank")),
         beside=True,
     )
     start: str = ""  # a LoRA file to continue: layers, ranks and alphas are the file's
     beneath: tuple[BeneathConfig, ...] = ()
     embeddings: tuple[EmbeddingConfig, ...] = ()  # words whose embeddings are trained with the network
+
+    @property
+    def ranked(self) -> bool:
+        """Whether its layers have a rank that is set."""
+        return ALGORITHMS[self.algorithm].rank and not self.full_matrix
 
     def check(self) -> None:
         """Raise ValueError for settings that do not go together."""
@@ -327,10 +326,11 @@ def _check_options(config: LoraConfig) -> None:
     chosen = {name for name in (*STARTS_AS, "scale_weight_norms") if getattr(config, name) != rows[name].default}
     if config.init != "default" and (others := sorted(chosen & {"tucker", "use_scalar", "scale_weight_norms"})):
         raise ValueError(f"init {config.init} cannot be combined with {', '.join(others)}; choose one of them.")
-    if config.bake and config.algorithm in PRODUCTS and not config.dora:
+    if config.bake and config.algorithm in with_setting("dora") and not config.dora:
+        others = ", ".join(name for name in with_setting("bake") if name not in with_setting("dora"))
         raise ValueError(
-            f"bake is for dora, oft, boft and ia3, and the algorithm is {config.algorithm}; set "
-            f"{config.named('bake')} to off."
+            f"bake is for dora, or for {others}, and the algorithm is {config.algorithm}; set {config.named('bake')} "
+            "to off."
         )
     if config.names == "peft" and (config.algorithm != "lora" or config.dora or config.tucker or config.train_norm):
         raise ValueError(
@@ -360,6 +360,7 @@ def _check_layers(config: LoraConfig) -> None:
             )
         if not all(pattern.strip() for pattern in patterns):
             raise ValueError(f"{config.named(name)} has an empty pattern; remove it.")
+    algorithm = ALGORITHMS[config.algorithm]
     ranks, alphas = ("conv_rank", "conv_block_ranks"), ("conv_alpha", "conv_block_alphas")
     useless: list[tuple[bool, tuple[str, ...], str]] = [  # when, which settings have no effect, and why
         (bool(config.start), (*LAYER_FIELDS, *ranks, *alphas), "an existing LoRA has its own layers and ranks"),
@@ -371,15 +372,15 @@ def _check_layers(config: LoraConfig) -> None:
         (bool(config.conv_block_ranks), ranks[:1], "conv_block_ranks sets the rank of every 3x3 convolution"),
         (bool(config.conv_block_alphas), alphas[:1], "conv_block_alphas sets the alpha of every 3x3 convolution"),
         (
-            config.algorithm in WITHOUT_RANK or config.full_matrix,
+            not config.ranked,
             (*ranks, *alphas, "block_ranks", "block_alphas"),
             f"{config.algorithm} has no rank here (a block_weights of 0 excludes a block)",
         ),
-        (config.algorithm in WITHOUT_ALPHA, (*alphas, "block_alphas"), f"{config.algorithm} has no alpha"),
+        (not algorithm.alpha, (*alphas, "block_alphas"), f"{config.algorithm} has no alpha"),
         (
-            config.algorithm == "ia3" and config.preset not in ("attn-mlp", "unet-transformer-only", AUTO),
+            bool(algorithm.layers) and config.preset not in ("attn-mlp", "unet-transformer-only", AUTO),
             ("preset",),
-            "ia3 has its own layers (those of attn-mlp or unet-transformer-only)",
+            f"{config.algorithm} has its own layers (those of attn-mlp or unet-transformer-only)",
         ),
     ]
     for met, names, why in useless:

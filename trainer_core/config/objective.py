@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from .base import Config
-from .rows import row, rows_of
+from .rows import described, row, rows_of
 
 Loss = Literal["mse", "l1", "huber", "smooth_l1", "huber_true", "log_cosh"]
-Weighting = Literal["min_snr", "soft_min_snr", "debiased", "p2", "v_scaled", "v_like", "cos_map", "sigma_sqrt"]
 Distribution = Literal[
     "auto", "uniform", "logit_normal", "sigmoid", "beta", "snr_uniform", "mode", "cos_map", "inverted_parabola"
 ]
 
+
+class Weighting(NamedTuple):
+    """A weighting of noise levels; its formula is in objective/weighting.py."""
+
+    words: str  # a part of a sentence for the user
+    predicts: tuple[str, ...] = ()  # kinds of prediction that it is for; () = all
+
+
+DIFFUSION = ("epsilon", "v_prediction")
+WEIGHTINGS: dict[str, Weighting] = {
+    "min_snr": Weighting("the default, set by min_snr_gamma"),
+    "soft_min_snr": Weighting("the same with a smooth transition"),
+    "debiased": Weighting("the noisiest weigh most, for composition", DIFFUSION),
+    "p2": Weighting("clean ones weigh less, set by p2_gamma", DIFFUSION),
+    "v_scaled": Weighting("v models as if they predicted noise", ("v_prediction",)),
+    "v_like": Weighting("noise models with a share of the v loss", ("epsilon",)),
+    "cos_map": Weighting("flow models, mostly the middle", ("flow",)),
+    "sigma_sqrt": Weighting("flow models, clean ones", ("flow",)),
+}
 HUBER = ("huber", "smooth_l1", "huber_true")
 MIN_SNR = ("min_snr", "soft_min_snr")
 PRESERVING = ("blank", "class")
@@ -73,12 +91,10 @@ class ObjectiveConfig(Config):
     huber_scale: float = row(
         1.0, "Multiplies huber_c at every timestep; 1 is usual.", span=(0.0001, 1000, 0.1), acts_with=("loss", HUBER)
     )
-    weighting: Weighting = row(
+    weighting: str = row(
         "min_snr",
-        "The weight of each timestep. min_snr (default): set by min_snr_gamma. soft_min_snr: the same with a smooth"
-        " transition. debiased: the noisiest weigh most, for composition. p2: clean ones weigh less, set by "
-        "p2_gamma. v_scaled: v models as if they predicted noise. v_like: noise models with a share of the v loss. "
-        "For flow models: cos_map, mostly the middle; sigma_sqrt, clean ones.",
+        f"The weight of each timestep. {described({name: each.words for name, each in WEIGHTINGS.items()})}",
+        choices=tuple(WEIGHTINGS),
         advanced=True,
         optional=True,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .rows import Row
@@ -20,6 +22,8 @@ class Optimizer(NamedTuple):
     instead: str = "adamw"  # the optimizer to suggest where this one is unavailable
     estimates: bool = False  # it estimates its step size d; learning rates multiply it
     averages: bool = False  # schedule-free: the weights to use are an average of the trained ones
+    fixed: Mapping[str, Any] = MappingProxyType({})  # arguments without an input in the node
+    in_8bit: int = 0  # values of state for each weight, where these have 8 bits
 
 
 DECAY = "How strongly weights are pulled towards 0, as a share of the learning rate. 0 = not."
@@ -78,7 +82,14 @@ CLIP = _own("clip_threshold", 1.0, "Longest root mean square of an update, above
 
 OPTIMIZERS: dict[str, Optimizer] = {
     # torch's own, fused: one kernel for all weights.
-    "adamw": Optimizer("torch.optim.AdamW", "torch", ADAM, 1e-4, "adamw runs everywhere and is a good first choice."),
+    "adamw": Optimizer(
+        "torch.optim.AdamW",
+        "torch",
+        ADAM,
+        1e-4,
+        "adamw runs everywhere and is a good first choice.",
+        fixed={"fused": True},
+    ),
     # bitsandbytes is the only one with kernels for 8-bit state.
     "adamw8bit": Optimizer(
         "bitsandbytes.optim.AdamW8bit",
@@ -88,6 +99,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "AdamW with its state in 8 bits: a quarter of its memory. If it cannot run here, use adamw, or lion, which "
         "needs half of the state.",
         wanted="0.45",
+        in_8bit=2,
     ),
     "paged_adamw8bit": Optimizer(
         "bitsandbytes.optim.PagedAdamW8bit",
@@ -97,6 +109,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "AdamW 8-bit whose state may move to RAM when the GPU's memory is full. NVIDIA GPUs only.",
         wanted="0.45",
         instead="adamw8bit",
+        in_8bit=2,
     ),
     # Its LAMB8bit and LARS8bit are left out: with state in 8 bits they are its Adam and SGD, and limit no step. Its
     # Adam8bit is AdamW8bit with another default for weight_decay. Paged optimizers need CUDA, the others nothing.
@@ -108,6 +121,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "AdamW with a second, slow mean of gradients that remembers old pictures, its state in 8 bits. For long runs; "
         "settings as AdamW's.",
         wanted="0.45",
+        in_8bit=3,
     ),
     "paged_ademamix8bit": Optimizer(
         "bitsandbytes.optim.PagedAdEMAMix8bit",
@@ -117,6 +131,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "AdEMAMix 8-bit whose state may move to RAM. NVIDIA GPUs only.",
         wanted="0.45",
         instead="ademamix8bit",
+        in_8bit=3,
     ),
     # From transformers, which is needed anyway; sd-scripts uses the same class, so its settings mean the same.
     "adafactor": Optimizer(
@@ -207,6 +222,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
         instead="prodigy",
         estimates=True,
         averages=True,
+        # It would split by group, while we split by rate and model; its rounding would use torch's global generator.
+        fixed={"split_groups": False, "stochastic_rounding": False},
     ),
     # The authors' package, where the method is developed.
     "schedulefree_adamw": Optimizer(
@@ -236,6 +253,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "Lion with its state in 8 bits: an eighth of AdamW's. If it is not available, use lion.",
         wanted="0.45",
         instead="lion",
+        in_8bit=1,
     ),
     "paged_lion8bit": Optimizer(
         "bitsandbytes.optim.PagedLion8bit",
@@ -245,6 +263,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "Lion 8-bit whose state may move to RAM. NVIDIA GPUs only.",
         wanted="0.45",
         instead="lion8bit",
+        in_8bit=1,
     ),
     "adopt": Optimizer(
         "pytorch_optimizer.ADOPT",
@@ -253,6 +272,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         1e-4,
         "Adam that converges whatever beta2 is: the step is divided by what was known before it. Settings as AdamW's.",
         wanted="4.0",
+        fixed={"weight_decouple": True},  # weight_decay is decoupled, as its words say
     ),
     "sgd": Optimizer(
         "torch.optim.SGD",
@@ -291,6 +311,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "SGD with its momentum in 8 bits. The learning rate must be found by trial.",
         wanted="0.45",
         instead="sgd",
+        in_8bit=1,
     ),
     "rmsprop8bit": Optimizer(
         "bitsandbytes.optim.RMSprop8bit",
@@ -306,6 +327,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "RMSprop with its state in 8 bits.",
         wanted="0.45",
         instead="rmsprop",
+        in_8bit=1,
     ),
     "adagrad8bit": Optimizer(
         "bitsandbytes.optim.Adagrad8bit",
@@ -315,9 +337,15 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "Steps that shrink with the sum of all squared gradients, its state in 8 bits. Best with a constant schedule.",
         wanted="0.45",
         instead="adamw8bit",
+        in_8bit=1,
     ),
     "radam": Optimizer(
-        "torch.optim.RAdam", "torch", ADAM, 1e-4, "AdamW that warms up by itself, for runs without a warm-up."
+        "torch.optim.RAdam",
+        "torch",
+        ADAM,
+        1e-4,
+        "AdamW that warms up by itself, for runs without a warm-up.",
+        fixed={"decoupled_weight_decay": True},
     ),
     # torch's own for matrices alone; the rest of a network is trained by AdamW, in optim/build.py.
     "muon": Optimizer(
@@ -333,6 +361,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "Steps that go equally far in all directions of a matrix, with half of AdamW's state. Other weights, such as "
         "those of convolutions, are trained by AdamW. Settings as AdamW's.",
         wanted="2.9",
+        fixed={"adjust_lr_fn": "match_rms_adamw"},  # steps as long as AdamW's, so that its learning rates suit
     ),
     "custom": Optimizer(
         "",

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Literal
 
 Span = tuple[()] | tuple[float, float] | tuple[float, float, float]
@@ -171,6 +172,12 @@ def arranged(rows: Iterable[Row]) -> tuple[Row, ...]:
 def words_in(each: Row, choice: str) -> str:
     """Write a row's words for a choice that it stands in: {default} is its default there."""
     return each.words.format(default=each.defaults.get(choice, each.default)) if each.defaults else each.words
+
+
+def described(words: Mapping[str, str]) -> str:
+    """Describe choices by the words of each, neighbours with the same words together."""
+    alike = groupby(words, key=lambda choice: words[choice])
+    return " ".join(f"{', '.join(choices)}: {same}." for same, choices in alike)
 
 
 def inputs_of(config: Any) -> dict[str, Any]:

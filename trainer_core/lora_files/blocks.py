@@ -8,7 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from ..config import node, setting
-from .formats import WEIGHT_DEPENDENT, FileLayer
+from .formats import BIAS, FileLayer
 from .match import TEXT, flat_name
 from .read import LoraFile
 
@@ -102,13 +102,12 @@ def _scaled(layer: FileLayer, factor: float) -> FileLayer:
     """Multiply the change of a layer by a factor other than 0; exact where the factor is a power of two."""
     if factor == 1:
         return layer
-    if layer.kind in (*WEIGHT_DEPENDENT, "DoRA"):
+    if layer.of_weight:
         raise ValueError(
             f"{layer.source} is a layer of {layer.kind}, which can be kept or dropped, not scaled. Use the factors 0 "
             f"and 1, or make it a plain LoRA first, by {node('resize')} with the model."
         )
     tensors = dict(layer.tensors)
-    whole = [part for part in ("up", "diff", "diff_b", "hada_w1_a", "lokr_w1", "lokr_w1_a") if part in tensors]
-    for part in whole:
+    for part in {*layer.form.multiplied, BIAS} & tensors.keys():
         tensors[part] = (tensors[part].float() * factor).to(tensors[part].dtype)
     return replace(layer, tensors=tensors)

@@ -11,8 +11,9 @@ from torch import Tensor
 from ..common.cancel import look
 from ..common.rng import generator
 from ..config import node, setting
+from ..networks.layers.form import LowRank
 from ..networks.layers.svd import largest_singular
-from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight
+from .formats import BIAS, PLAIN, FileLayer, delta_weight, layer_kind
 from .match import flat_name
 from .read import LoraFile, list_some
 from .singular import Singular, low_rank, of_factors
@@ -96,7 +97,7 @@ def _layers_by_name(
     layers_by_name: dict[str, list[tuple[FileLayer, float, int]]] = {}
     for number, (lora, strength) in enumerate(summands):
         for layer in lora.layers.values():
-            if layer.kind == "DoRA" or layer.kind in WEIGHT_DEPENDENT:
+            if layer.of_weight:
                 raise ValueError(
                     f"{lora.name} holds layers of {layer.kind}, whose effect depends on the model. Make it a "
                     f"plain LoRA first, by {node('resize')} with the model."
@@ -120,7 +121,7 @@ def _layers_by_name(
 
 def _sides(layer: FileLayer) -> tuple[int, int]:
     """Rows and columns of a layer's change; (0, 0) for a bias alone."""
-    if not set(layer.tensors) - {"diff_b"}:
+    if layer.of_bias_alone:
         return 0, 0
     empty = {part: torch.empty(tensor.shape, device="meta") for part, tensor in layer.tensors.items()}
     delta = delta_weight(FileLayer(source=layer.source, kind=layer.kind, tensors=empty, alpha=0.0))
@@ -134,13 +135,13 @@ def _merge_layer(
     source, tensors = found[0][0].source, {}
     dtype = max((t.dtype for layer, _ in found for t in layer.tensors.values()), key=lambda dtype: dtype.itemsize)
     dtype = dtype if dtype.itemsize > 1 else torch.float16
-    biases = [strength * layer.tensors["diff_b"].float() for layer, strength in found if "diff_b" in layer.tensors]
+    biases = [strength * layer.tensors[BIAS].float() for layer, strength in found if BIAS in layer.tensors]
     if biases:
-        tensors["diff_b"] = torch.stack(biases).sum(0).to(dtype)
-    deltas = [_delta(layer, strength) for layer, strength in found if strength and set(layer.tensors) - {"diff_b"}]
+        tensors[BIAS] = torch.stack(biases).sum(0).to(dtype)
+    deltas = [_delta(layer, strength) for layer, strength in found if strength and not layer.of_bias_alone]
     if not deltas:
         return (
-            (FileLayer(source=source, kind="full difference", tensors=tensors, alpha=0.0) if tensors else None),
+            (FileLayer(source=source, kind=layer_kind(tensors), tensors=tensors, alpha=0.0) if tensors else None),
             0.0,
             0.0,
         )
@@ -175,17 +176,12 @@ def _with(layer: FileLayer, tensors: dict[str, Tensor]) -> FileLayer:
 
 
 def _delta(layer: FileLayer, strength: float) -> _Delta:
-    """Compute a layer's change, as a product where it is one of two thin factors."""
-    parts = {part: tensor.float() for part, tensor in layer.tensors.items()}
-    if "down" not in parts:
-        change = strength * delta_weight(layer)
-        return _Delta(None, change.flatten(1), tuple(change.shape[2:]))
-    down = parts["down"]
-    if "mid" in parts:
-        down = torch.einsum("m n x y, n i -> m i x y", parts["mid"], down.flatten(1))
-    return _Delta(
-        strength * layer.scale(len(parts["down"])) * parts["up"].flatten(1), down.flatten(1), tuple(down.shape[2:])
-    )
+    """Compute a layer's change, as a product where it is one of its own rank."""
+    product = layer.form.product_of(layer.floats, layer.alpha) if layer.form.exact_rank else None
+    if isinstance(product, LowRank):
+        return _Delta(strength * product.scale * product.up, product.down, tuple(product.kernel))
+    change = strength * delta_weight(layer)
+    return _Delta(None, change.flatten(1), tuple(change.shape[2:]))
 
 
 def _stacked(deltas: Sequence[_Delta]) -> tuple[Tensor, Tensor]:
@@ -200,13 +196,13 @@ def _side_by_side(deltas: Sequence[_Delta], kernel: tuple[int, ...], source: str
     if any(delta.up is None for delta in deltas):
         change = torch.stack([delta.whole() for delta in deltas]).sum(0)
         tensors = {"diff": change.reshape(len(change), inputs, *kernel).to(dtype)}
-        return FileLayer(source=source, kind="full difference", tensors=tensors, alpha=0.0)
+        return FileLayer(source=source, kind=layer_kind(tensors), tensors=tensors, alpha=0.0)
     up, down = _stacked(deltas)
     tensors = {
         "down": down.reshape(len(down), inputs, *kernel).to(dtype).contiguous(),
         "up": up.reshape(len(up), len(down), *ones).to(dtype).contiguous(),
     }
-    return FileLayer(source=source, kind="LoRA", tensors=tensors, alpha=float(len(down)))
+    return FileLayer(source=source, kind=PLAIN, tensors=tensors, alpha=float(len(down)))
 
 
 def _without_overlap(deltas: Sequence[_Delta]) -> list[_Delta]:

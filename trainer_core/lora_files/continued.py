@@ -12,6 +12,7 @@ from ..config.optimizer import RATES
 from ..models import BaseModel, Layer
 from ..networks import LayerWeights
 from ..networks.layers.shape import is_matrix, is_norm, weight_shape
+from .formats import PLAIN
 from .match import layers_by_name, match_layers, whole_layer
 from .read import LoraFile, list_some, load_lora, outline_lora
 
@@ -51,7 +52,7 @@ def layer_weights(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) 
             )
         tensors = {part: tensor.float() for part, tensor in layer.tensors.items()}
         weights = LayerWeights(kind=layer.kind, tensors=tensors, alpha=layer.alpha)
-        if not layer.alpha and "oft_blocks" not in layer.tensors:
+        if not layer.alpha and layer.form.scaled:
             weights = weights._replace(alpha=float(weights.rank))
         found[name] = weights
     return found
@@ -76,7 +77,7 @@ def check_lora_files(config: RunConfig, base: BaseModel) -> None:
         return
     lora = outline_lora(Path(config.lora.start))
     weights = layer_weights(lora, base, layers)
-    if config.lora.names == "peft" and (others := {each.kind for each in weights.values()} - {"LoRA"}):
+    if config.lora.names == "peft" and (others := {each.kind for each in weights.values()} - {PLAIN}):
         raise ValueError(
             f"{lora.name} holds layers of the kind {min(others)}, which peft's names cannot say; set "
             f"{setting('lora.names')} to comfy."

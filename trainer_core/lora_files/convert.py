@@ -12,7 +12,7 @@ from ..common.cancel import look
 from ..common.wording import count
 from ..config import node, setting
 from ..models.base import Slice
-from .formats import FileLayer
+from .formats import BIAS, PLAIN, FileLayer
 from .lora import tensors_of
 from .match import Piece, flat_name, overlap, whole_layer
 from .names import Named, Names, Program, Weight
@@ -59,7 +59,7 @@ def convert(
     """Write a LoRA as another program does.
 
     rank: of plain LoRA that replace layers of other kinds; 0 keeps these. weight: reads the model's weight of a layer
-    of the file, for DoRA, GLoRA and OFT. known: tells whether ComfyUI's loader takes a name. Alpha is multiplied in
+    of the file, for layers `of_weight`. known: tells whether ComfyUI's loader takes a name. Alpha is multiplied in
     where a program's files have none. Raises ValueError for layers without a place in the model, and for what the
     program's files cannot hold.
     """
@@ -129,7 +129,7 @@ def _slices(targets: Iterable[Named]) -> set[tuple[int, int, bool] | None]:
 
 def _need(layer: FileLayer, program: Program, plain: bool, cuts: bool) -> str:
     """Say why a layer must be a plain LoRA; "" if it need not."""
-    if layer.kind == "LoRA":
+    if layer.kind == PLAIN:
         return ""
     if plain:
         return f"which files of {program} cannot hold"
@@ -140,11 +140,9 @@ def _plain(
     layer: FileLayer, rank: int, weight: Callable[[str], Tensor] | None, kept: dict[str, float], *, needed: str
 ) -> FileLayer:
     """Make a plain LoRA of a layer of another kind where that is asked for; note how much of it is kept."""
-    changes = set(layer.tensors) - {"diff_b"}
-    flat = "diff" in layer.tensors and layer.tensors["diff"].ndim < 2
-    if layer.kind == "LoRA" or not (rank or needed):
+    if layer.kind == PLAIN or not (rank or needed):
         return layer
-    if flat or not changes:  # a norm, or a bias alone
+    if layer.flat:
         if needed:
             raise ValueError(
                 f"{layer.source} is a change of a norm or bias, {needed}; drop it by {node('blocks')} first."
@@ -154,11 +152,11 @@ def _plain(
         raise ValueError(
             f"{layer.source} is a layer of {layer.kind}, {needed}. Set {setting('convert.plain_rank')}, such as 16."
         )
-    found = decompose(layer, weight(layer.source) if weight and layer.kind in ("DoRA", "GLoRA", "OFT") else None)
+    found = decompose(layer, weight(layer.source) if weight and layer.of_weight else None)
     dtype = next(tensor.dtype for tensor in layer.tensors.values())
     made = low_rank(found, rank, source=layer.source, dtype=dtype if dtype.itemsize > 1 else torch.float16)
     kept[layer.source] = float(found.sigma[:rank].norm()) / found.norm if found.norm else 1.0
-    bias = {part: tensor for part, tensor in layer.tensors.items() if part == "diff_b"}
+    bias = {part: tensor for part, tensor in layer.tensors.items() if part == BIAS}
     return replace(made, tensors={**made.tensors, **bias})
 
 
@@ -181,7 +179,7 @@ def _renamed(pieces: Sequence[Piece], targets: Sequence[Named], owner: Weight) -
 
 def _cut(layer: FileLayer, piece: Slice) -> FileLayer | None:
     """Take some outputs of a plain LoRA; directions without effect there are left out. None where none is left."""
-    if "diff_b" in layer.tensors:
+    if BIAS in layer.tensors:
         raise ValueError(
             f"{layer.source} changes a bias, which no names of slices hold; set {setting('convert.program')} to "
             "comfyui or kohya."
@@ -194,12 +192,12 @@ def _cut(layer: FileLayer, piece: Slice) -> FileLayer | None:
         return None
     rank, scale = int(used.sum()), layer.scale(len(layer.tensors["down"]))
     tensors = {"up": up[:, used].contiguous(), "down": layer.tensors["down"][used].contiguous()}
-    return FileLayer(source=layer.source, kind="LoRA", tensors=tensors, alpha=scale * rank)
+    return FileLayer(source=layer.source, kind=PLAIN, tensors=tensors, alpha=scale * rank)
 
 
 def _without_alpha(layer: FileLayer, program: Program) -> FileLayer:
     """Prepare a plain LoRA for a file without alphas; raises ValueError for a change of the bias."""
-    if "diff_b" in layer.tensors:
+    if BIAS in layer.tensors:
         raise ValueError(
             f"{layer.source} changes a bias, which files of {program} cannot hold; set {setting('convert.program')} to "
             "comfyui or kohya."

@@ -1,60 +1,31 @@
 """LoRA formats: how trainers name the tensors of a layer, and how these change its weight.
 
-Only endings of names are known here. Names of layers are `aliases` of the base model's layers; match.py compares them.
+Each kind of layer tells its own endings of names and its own formulas (networks/layers/). Names of layers are `aliases`
+of the base model's layers; match.py compares them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..networks.layers.deltas import glora_delta, kronecker, loha_sides, lokr_left, lokr_right, lora_sides
-from ..networks.layers.oft import skew, turn, turned_weight
+from ..networks.layers import LAYERS, layer_of
+from ..networks.layers.form import BESIDE, BIAS, MAGNITUDE, FileForm, scale_of
 
-# Endings of tensor names, by part: of kohya and LyCORIS, peft (with or without its adapter's name), diffusers.
-ENDINGS = {
-    "down": r"lora_down\.weight|lora_A(?:\.\w+)?\.weight|lora_A|lora\.down\.weight|lora_linear_layer\.down\.weight",
-    "up": r"lora_up\.weight|lora_B(?:\.\w+)?\.weight|lora_B|lora\.up\.weight|lora_linear_layer\.up\.weight",
-    "mid": r"lora_mid\.weight",
-    "diff": r"diff|w_norm",
-    "diff_b": r"diff_b|b_norm",
-    **{part: rf"{part}\.weight" for part in ("a1", "a2", "b1", "b2")},
-    **{
-        name: name
-        for name in (
-            *("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"),
-            *("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"),
-            *("oft_blocks", "rescale", "alpha", "dora_scale"),
-        )
-    },
-}
+PLAIN, DORA = "LoRA", "DoRA"  # the kind that every program reads; a kind with a magnitude beside it
+KINDS = tuple(dict.fromkeys(name for layer in LAYERS.values() for name in layer.forms.values()))
+# Endings of tensor names, by part: ours as it is, then patterns of others'.
+ENDINGS = {part: ends for layer in LAYERS.values() for part, ends in layer.endings.items()} | BESIDE
+_PATTERNS = {part: "|".join([re.escape(own), *others]) for part, (own, *others) in ENDINGS.items()}
 # layer.ending; diffusers' old attention processors wrote `to_q_lora.down.weight`
 _TENSOR = re.compile(
-    rf"(?P<layer>.+?)(?:\.(?:{'|'.join(f'(?P<{part}>{ending})' for part, ending in ENDINGS.items())})"
+    rf"(?P<layer>.+?)(?:\.(?:{'|'.join(f'(?P<{part}>{ending})' for part, ending in _PATTERNS.items())})"
     r"|_(?:lora\.(?:(?P<old_down>down)|(?P<old_up>up))\.weight))"
 )
-
-_LOKR_LEFT = ({"lokr_w1"}, {"lokr_w1_a", "lokr_w1_b"})
-_LOKR_RIGHT = ({"lokr_w2"}, {"lokr_w2_a", "lokr_w2_b"}, {"lokr_w2_a", "lokr_w2_b", "lokr_t2"})
-_LOHA = {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}
-# The kind of a layer by its parts, apart from alpha, dora_scale and the bias' difference.
-FORMS: dict[frozenset[str], str] = {
-    frozenset({"down", "up"}): "LoRA",
-    frozenset({"down", "up", "mid"}): "Tucker LoRA",
-    frozenset(_LOHA): "LoHa",
-    frozenset({*_LOHA, "hada_t1", "hada_t2"}): "LoHa",
-    **{frozenset(left | right): "LoKr" for left in _LOKR_LEFT for right in _LOKR_RIGHT},
-    frozenset({"a1", "a2", "b1", "b2"}): "GLoRA",
-    frozenset({"oft_blocks"}): "OFT",
-    frozenset({"oft_blocks", "rescale"}): "OFT",
-    frozenset({"diff"}): "full difference",
-    frozenset(): "full difference",  # of the bias alone
-}
-WEIGHT_DEPENDENT = ("GLoRA", "OFT")  # kinds whose delta is a function of the frozen weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,18 +33,43 @@ class FileLayer:
     """One layer of a LoRA file."""
 
     source: str  # its name in the file
-    kind: str  # LoRA, Tucker LoRA, LoHa, LoKr, GLoRA, OFT (and BOFT), DoRA, full difference
+    kind: str  # one of KINDS, or DORA
     tensors: dict[str, Tensor]  # by part, as ENDINGS names them; on the meta device when only the header was read
-    alpha: float  # 0: equal to the rank, so the scale is 1; for OFT the limit of the rotation, 0: none
+    alpha: float  # 0: equal to the rank, so the scale is 1; of rotations the limit, 0: none
+
+    @property
+    def form(self) -> type[FileForm]:
+        """What its tensors do to a weight, a DoRA's magnitude apart."""
+        return layer_of(self.tensors)
+
+    @property
+    def of_weight(self) -> bool:
+        """Whether its change is a function of the frozen weight."""
+        return self.kind == DORA or self.form.of_weight
+
+    @property
+    def of_bias_alone(self) -> bool:
+        """Whether it changes no weight."""
+        return not set(self.tensors) - {BIAS}
+
+    @property
+    def flat(self) -> bool:
+        """Whether it changes no matrix: a norm, or a bias alone."""
+        return self.of_bias_alone or ("diff" in self.tensors and self.tensors["diff"].ndim < 2)
 
     @property
     def inputs(self) -> int:
-        """Number of inputs of the weight; 0 for kinds other than LoRA and LoHa."""
-        return next((self.tensors[p].shape[1:].numel() for p in ("down", "hada_w1_b") if p in self.tensors), 0)
+        """Number of inputs of the weight; 0 where the tensors do not tell."""
+        return self.form.inputs_of(self.tensors)
+
+    @property
+    def floats(self) -> dict[str, Tensor]:
+        """Its tensors in float32."""
+        return {part: tensor.float() for part, tensor in self.tensors.items()}
 
     def scale(self, rank: int) -> float:
         """Compute alpha / rank; 1 for alpha 0."""
-        return self.alpha / rank if self.alpha else 1.0
+        return scale_of(self.alpha, rank)
 
 
 def group_tensors(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], list[str]]:
@@ -91,52 +87,36 @@ def group_tensors(names: Iterable[str]) -> tuple[dict[str, dict[str, str]], list
     return layers, unknown
 
 
+def form_of(parts: Iterable[str]) -> type[FileForm] | None:
+    """Find the form of a layer with exactly these parts, by their names alone; None for no form's parts."""
+    have = set(parts)
+    own = frozenset(have - {BIAS, *BESIDE})
+    if not have - set(BESIDE):
+        return None
+    return next((layer for layer in LAYERS.values() if own in layer.forms), None)
+
+
 def layer_kind(parts: Iterable[str]) -> str:
     """Name the kind of a layer with these parts; "" when parts are missing or do not belong together."""
     have = set(parts)
-    kind = FORMS.get(frozenset(have - {"alpha", "dora_scale", "diff_b"}), "")
-    if kind == "full difference" and not have & {"diff", "diff_b"}:
+    form = form_of(have)
+    if form is None or (MAGNITUDE in have and not form.decomposes):
         return ""
-    if kind in ("full difference", "OFT"):
-        return kind if "dora_scale" not in have else ""
-    return "DoRA" if kind and "dora_scale" in have else kind
+    return DORA if MAGNITUDE in have else form.forms[frozenset(have - {BIAS, *BESIDE})]
 
 
 def delta_weight(layer: FileLayer) -> Tensor:
     """Compute the delta of a layer at strength 1, float32, (out, in[, k, k]) or with the last axes flat.
 
-    LoRA s B A, for convolutions with Tucker's core; LoHa (Hyeon-Woo et al. 2022), LoKr (Edalati et al. 2022) in
-    LyCORIS' forms. A LoKr of two full factors has no rank, so its scale is 1. Not for kinds of WEIGHT_DEPENDENT.
+    Not for layers whose delta depends on the weight; of a DoRA, the delta before its magnitude.
     """
-    t = {part: tensor.float() for part, tensor in layer.tensors.items()}
-    if "diff" in t:
-        return t["diff"]
-    if "down" in t:
-        down, up = lora_sides(t["down"], t["up"], t.get("mid"))
-        return layer.scale(t["down"].shape[0]) * (up @ down)
-    if "hada_w1_a" in t:
-        a1, b1, a2, b2 = loha_sides(t)
-        delta = layer.scale(t["hada_w1_b"].shape[0]) * (a1 @ b1) * (a2 @ b2)
-        return delta.unflatten(1, (-1, *t["hada_t1"].shape[2:])) if "hada_t1" in t else delta
-    left, right, scale = lokr_factors(layer)
-    return scale * kronecker(left, right)
+    return layer.form.delta_of(layer.floats, layer.alpha)
 
 
-def lokr_factors(layer: FileLayer) -> tuple[Tensor, Tensor, float]:
-    """Compute both full factors of a LoKr, and its scale."""
-    t = {part: tensor.float() for part, tensor in layer.tensors.items()}
-    ranks = [t[part].shape[0] for part in ("lokr_w2_b", "lokr_w1_b") if part in t]
-    return lokr_left(t).contiguous(), lokr_right(t).contiguous(), layer.scale(ranks[0]) if ranks else 1.0
-
-
-def without_lokr_core(layer: FileLayer) -> FileLayer:
-    """Multiply the Tucker core of a LoKr into two full factors: ComfyUI leaves out layers with a core."""
-    if "lokr_t2" not in layer.tensors:
-        return layer
-    left, right, scale = lokr_factors(layer)
-    others = {part: tensor for part, tensor in layer.tensors.items() if not part.startswith("lokr_")}
-    tensors = {**others, "lokr_w1": left, "lokr_w2": scale * right}
-    return FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0)
+def comfy_form(layer: FileLayer) -> FileLayer:
+    """Write a layer in a form that ComfyUI loads."""
+    tensors, alpha = layer.form.comfy_form(layer.tensors, layer.alpha)
+    return replace(layer, tensors=tensors, alpha=alpha)
 
 
 def merged_weight(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
@@ -146,14 +126,12 @@ def merged_weight(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
     for a magnitude per input (the paper's), and that of W for a magnitude per output.
     """
     weight = weight.float()
-    if not set(layer.tensors) - {"diff_b"}:
+    if layer.of_bias_alone:
         return weight
-    if "oft_blocks" in layer.tensors:
-        return weight + _oft_change(weight, layer, strength)
-    change = (_glora_change(weight, layer) if "a1" in layer.tensors else delta_weight(layer)).reshape(weight.shape)
-    if "dora_scale" not in layer.tensors:
-        return weight + strength * change
-    magnitude, changed = layer.tensors["dora_scale"].float(), weight + change
+    parts = layer.floats
+    if MAGNITUDE not in parts:
+        return weight + layer.form.change_of(weight, parts, layer.alpha, strength)
+    magnitude, changed = parts[MAGNITUDE], weight + layer.form.change_of(weight, parts, layer.alpha, 1.0)
     per_output = magnitude.shape[0] == weight.shape[0]
     axes = [axis for axis in range(weight.ndim) if axis != (0 if per_output else 1)]
     norm = torch.linalg.vector_norm(weight if per_output else changed, dim=axes, keepdim=True)
@@ -161,42 +139,18 @@ def merged_weight(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
     return weight + strength * (changed * factor - weight)
 
 
-def _glora_change(weight: Tensor, layer: FileLayer) -> Tensor:
-    """Compute the delta of GLoRA on a float32 weight (Chavan et al. 2023, in LyCORIS' form): s (W a1 a2 + b1 b2)."""
-    a1, a2, b1, b2 = (layer.tensors[part].float().flatten(1) for part in ("a1", "a2", "b1", "b2"))
-    return layer.scale(len(a2)) * glora_delta(weight, a1, a2, b1, b2)
-
-
-def _oft_change(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:
-    """Compute the delta of OFT or BOFT on a float32 weight.
-
-    As in ComfyUI, strength scales each rotation's change and the weight's change; rescale acts on BOFT only.
-    """
-    blocks = layer.tensors["oft_blocks"].float()
-    change = turned_weight(weight, strength * turn(skew(blocks, layer.alpha)))
-    if "rescale" in layer.tensors and blocks.ndim == 4:
-        change = (weight + change) * layer.tensors["rescale"].float().view(-1, *(1,) * (weight.ndim - 1)) - weight
-    return strength * change
-
-
 def fits(layer: FileLayer, weight: torch.Size, bias: torch.Size | None) -> bool:
     """Tell whether a layer fits a weight and bias of these shapes; computed on the meta device."""
     tensors = {part: torch.empty(tensor.shape, device="meta") for part, tensor in layer.tensors.items()}
-    if "diff_b" in tensors and tensors.pop("diff_b").shape != bias:
+    if BIAS in tensors and tensors.pop(BIAS).shape != bias:
         return False
     if not tensors:
         return True
     try:
-        if "dora_scale" in tensors:
-            magnitude = tensors["dora_scale"].shape
+        if MAGNITUDE in tensors:
+            magnitude = tensors[MAGNITUDE].shape
             if magnitude.numel() != (weight[0] if magnitude[0] == weight[0] else weight[1]):
                 return False
-        if "oft_blocks" in tensors:
-            *_, count, size, side = tensors["oft_blocks"].shape
-            rescale = tensors["rescale"].numel() if "rescale" in tensors else weight[0]
-            return size == side and count * size == rescale == weight[0]
-        empty = FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0)
-        delta = _glora_change(torch.empty(weight, device="meta"), empty) if "a1" in tensors else delta_weight(empty)
+        return layer.form.fits(tensors, weight)
     except (RuntimeError, IndexError, ValueError):  # torch and unpacking raise these for shapes that do not match
         return False
-    return delta.shape[0] == weight[0] and delta.numel() == weight.numel()

@@ -82,10 +82,10 @@ def inspect_lora(
         look()
         if progress:
             progress(number / len(lora.layers))
-        known = layer.kind not in ("DoRA", "GLoRA", "OFT") or weight is not None
+        known = not layer.of_weight or weight is not None
         found = decomposed(layer, weight) if known else None
-        flat = [tensor for part, tensor in layer.tensors.items() if part in ("diff", "diff_b")]
-        norm = found.norm if found else math.hypot(*(float(t.double().norm()) for t in flat)) if known else math.nan
+        norms = [float(tensor.double().norm()) for tensor in layer.tensors.values()] if layer.flat else [math.nan]
+        norm = found.norm if found else math.hypot(*norms)
         sigma = found.sigma if found else torch.zeros(0, dtype=torch.float64)
         layers.append(
             LayerFacts(name=name, block=block_of(name), kind=layer.kind, rank=rank_of(layer), norm=norm, sigma=sigma)

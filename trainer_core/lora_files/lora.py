@@ -11,18 +11,12 @@ import torch
 from torch import Tensor
 
 from ..common.json_files import parse_json
-from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight
+from .formats import ENDINGS, FileLayer, delta_weight
 from .read import BUNDLED, LoraFile, load_lora, parse_lora
 
 HISTORY = "atelier.history"  # metadata: a JSON list of what was done to the LoRA since it was trained, oldest first
 MOST_NUMBERS = 2**30  # of a layer's change; the largest layers of models have a quarter of that
 HASHES = ("sshs_model_hash", "sshs_legacy_hash", "modelspec.hash_sha256")  # of the file as it was before
-ENDINGS = {  # of tensor names by part, as kohya and LyCORIS write them; other parts end in their own name
-    "down": "lora_down.weight",
-    "up": "lora_up.weight",
-    "mid": "lora_mid.weight",
-    **{part: f"{part}.weight" for part in ("a1", "a2", "b1", "b2")},
-}
 
 
 class Lora(dict[str, Tensor]):
@@ -61,7 +55,7 @@ def _is_possible(layer: FileLayer) -> bool:
 
     Small factors of a stranger's file may have an endless product.
     """
-    if layer.kind in WEIGHT_DEPENDENT or not set(layer.tensors) - {"diff_b"}:
+    if layer.form.of_weight or layer.of_bias_alone:
         return True
     empty = {part: torch.empty(tensor.shape, device="meta") for part, tensor in layer.tensors.items()}
     try:
@@ -81,8 +75,8 @@ def tensors_of(layers: Iterable[FileLayer]) -> dict[str, Tensor]:
     """Name the tensors of layers as kohya and LyCORIS do, by their `source`; an alpha of 0 is left out."""
     tensors = {}
     for layer in layers:
-        tensors |= {f"{layer.source}.{ENDINGS.get(part, part)}": tensor for part, tensor in layer.tensors.items()}
-        if layer.alpha or "oft_blocks" in layer.tensors:  # ComfyUI leaves out BOFT layers without alpha
+        tensors |= {f"{layer.source}.{ENDINGS[part][0]}": tensor for part, tensor in layer.tensors.items()}
+        if layer.alpha or not layer.form.scaled:  # ComfyUI leaves out BOFT layers without alpha
             tensors[f"{layer.source}.alpha"] = torch.tensor(layer.alpha)
     return tensors
 

@@ -13,7 +13,7 @@ from ..config import put_beneath
 from ..models import BaseModel, Layer
 from ..models.base import Slice
 from ..networks.layers.shape import weight_shape
-from .formats import FileLayer, fits
+from .formats import PLAIN, FileLayer, fits
 from .read import LoraFile, list_some
 
 TEXT = re.compile(r"lora_te\d?_|text_encoder")  # starts of layers of text encoders in files
@@ -46,8 +46,8 @@ def match_layers(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) -
     for name, layer in layers.items():
         known |= {alias: (name, None) for alias in layer.aliases}
         known |= {alias: (name, piece) for alias, piece in layer.slices.items()}
-    if any(flat_name(source) not in known for source in lora.layers):
-        known = {**base.layers.further_names(), **known}
+    if any(flat_name(source) not in known for source in lora.layers) and (further := base.layers.further_names):
+        known = {**further(), **known}
     found: dict[str, list[Piece]] = {}
     unmatched = []
     for source, stored in lora.layers.items():
@@ -123,7 +123,7 @@ def whole_layer(pieces: Sequence[Piece], outputs: int) -> FileLayer:
         return pieces[0].stored
     pieces = sorted(pieces, key=lambda piece: piece.slice.start if piece.slice else 0)
     stored = [piece.stored for piece in pieces]
-    if other := next((layer for layer in stored if layer.kind != "LoRA"), None):
+    if other := next((layer for layer in stored if layer.kind != PLAIN), None):
         raise ValueError(
             f"{other.source} is a {other.kind} of a part of a layer, which cannot be continued; {put_beneath()}."
         )
@@ -142,7 +142,7 @@ def whole_layer(pieces: Sequence[Piece], outputs: int) -> FileLayer:
     down = torch.cat([layer.tensors["down"].to(first.dtype) for layer in stored])
     return FileLayer(
         source=", ".join(layer.source for layer in stored),
-        kind="LoRA",
+        kind=PLAIN,
         tensors={"down": down, "up": up},
         alpha=scales[0] * sum(ranks),
     )

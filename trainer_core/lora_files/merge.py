@@ -11,7 +11,7 @@ from torch import Tensor
 from ..config import BeneathConfig, node, setting
 from ..models import BaseModel
 from ..networks.layers.shape import weight_shape
-from .formats import FileLayer, merged_weight, without_lokr_core
+from .formats import PLAIN, FileLayer, comfy_form, merged_weight
 from .lora import tensors_of
 from .match import Piece, layers_by_name, match_layers, whole_layer
 from .read import load_lora
@@ -72,13 +72,13 @@ def comfy_tensors(path: Path, base: BaseModel) -> dict[str, Tensor]:
             pieces = [Piece(_joined(pieces, weight_shape(layers[name].module)[0]), None)]
         for stored, part in pieces:
             comfy = part.comfy if part else layers[name].comfy
-            tensors |= tensors_of([replace(without_lokr_core(stored), source=comfy)])
+            tensors |= tensors_of([replace(comfy_form(stored), source=comfy)])
     return tensors
 
 
 def _joined(pieces: Sequence[Piece], outputs: int) -> FileLayer:
     """Join slices that ComfyUI has no names for to their layer; raises ValueError for all but plain LoRA."""
-    if other := next((piece.stored for piece in pieces if piece.stored.kind != "LoRA"), None):
+    if other := next((piece.stored for piece in pieces if piece.stored.kind != PLAIN), None):
         raise ValueError(
             f"{other.source} is a {other.kind} of a part of a layer, for which ComfyUI has no name; make the file a "
             f"plain LoRA by {node('convert')} first."

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..config import (
+    ALGORITHMS,
     MODEL_FILES,
     SPATIAL,
     ConceptConfig,
@@ -273,20 +274,15 @@ def network_metadata(
             "block_lr_weight": _list(lora.block_weights),
         }
         if module == "lycoris.kohya":
+            algorithm = ALGORITHMS[lora.algorithm]
             args |= {
-                "algo": "locon" if lora.algorithm == "lora" else lora.algorithm,
+                "algo": algorithm.lycoris or lora.algorithm,
                 "dora_wd": lora.dora,
                 **({"wd_on_output": "False"} if lora.dora else {}),
                 "use_tucker": lora.tucker,
                 "use_scalar": lora.use_scalar,
                 "train_norm": lora.train_norm,
-                "constraint": lora.constraint,
-            }
-        if lora.algorithm == "lokr":
-            args |= {
-                "factor": lora.factor,
-                "decompose_both": lora.decompose_both,
-                "full_matrix": lora.full_matrix,
+                **{name: getattr(lora, name) for name in algorithm.lycoris_args},
             }
     return {
         "network_module": module,

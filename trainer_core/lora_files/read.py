@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..common.json_files import parse_json, read_json
 from ..models.files.safetensors_file import FileHeader, opened, read_header, read_whole
-from .formats import FileLayer, group_tensors, layer_kind
+from .formats import DORA, KINDS, FileLayer, group_tensors, layer_kind
 
 BUNDLED = "bundle_emb."  # OneTrainer's embeddings in LoRA files: bundle_emb.<word>.<text encoder>
 FEW = 3  # names in a sentence
@@ -81,8 +81,8 @@ def parse_lora(
         raise ValueError(f"{name} is no LoRA ({first}); choose a LoRA file.")
     if unknown:
         raise ValueError(
-            f"{name} holds {len(unknown)} tensors of an unknown kind ({list_some(unknown)}); use a file of LoRA, LoHa, "
-            "LoKr, GLoRA, OFT, DoRA or full differences."
+            f"{name} holds {len(unknown)} tensors of an unknown kind ({list_some(unknown)}); use one of these kinds: "
+            f"{', '.join((*KINDS, DORA))}."
         )
     alphas, layers = _alphas_by_model(settings, name), {}
     for layer, parts in grouped.items():

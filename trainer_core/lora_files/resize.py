@@ -15,7 +15,7 @@ from ..common.cancel import look
 from ..common.side_by_side import side_by_side
 from ..common.wording import count
 from ..config import node, setting
-from .formats import FileLayer
+from .formats import PLAIN, FileLayer
 from .read import LoraFile
 from .recipes import FrozenWeight, Recipe, frozen_weight_of, kept_directions, settle_sizes
 from .singular import Singular, decompose, low_rank
@@ -81,7 +81,7 @@ def _untold(_: float) -> None:
 def resize(lora: LoraFile, rule: RankRule, weight: ReadWeight | None = None, progress: Progress = _untold) -> Resized:
     """Lower the rank of every layer by a rule; ranks are those of sd-scripts' networks/resize_lora.py.
 
-    weight: needed for DoRA, GLoRA and OFT. Layers without a matrix stay as they are. Raises ValueError where nothing
+    weight: needed for layers `of_weight`. Layers without a matrix stay as they are. Raises ValueError where nothing
     can be resized.
     """
     layers, ranks = [], []
@@ -108,7 +108,7 @@ def resize_by_recipes(
 ) -> list[Resized]:
     """Lower the rank of every layer by each of some recipes; each layer is decomposed once.
 
-    weight: needed for references of the model, and for DoRA, GLoRA and OFT. bytes_each: of a number in the file, for
+    weight: needed for references of the model, and for layers `of_weight`. bytes_each: of a number in the file, for
     `size`. A layer of which nothing is kept is left out. Raises ValueError where a recipe keeps nothing at all.
     """
     if weight is None and (needy := next((recipe for recipe in recipes if recipe.needs_model), None)):
@@ -192,16 +192,15 @@ def kept_rank(rule: RankRule, sigma: Tensor, full: int, *, convolution: bool = F
 
 def rank_of(layer: FileLayer) -> int:
     """The rank that a layer of a file has; 0 for kinds whose rank is not that of their change."""
-    return len(layer.tensors["down"]) if "down" in layer.tensors else 0
+    return layer.form.rank_of(layer.tensors) if layer.form.exact_rank else 0
 
 
 def decomposed(layer: FileLayer, weight: ReadWeight | None) -> Singular | None:
     """Decompose the change of a layer; None where it has no matrix: a norm, or a bias alone."""
     look()
-    if not set(layer.tensors) - {"diff_b"} or ("diff" in layer.tensors and layer.tensors["diff"].ndim < 2):
+    if layer.flat:
         return None
-    needs = layer.kind in ("DoRA", "GLoRA", "OFT")
-    return decompose(layer, weight(layer.source) if needs and weight else None)
+    return decompose(layer, weight(layer.source) if layer.of_weight and weight else None)
 
 
 def _cut(layer: FileLayer, found: Singular, mask: Tensor, factor: float = 1.0) -> FileLayer:
@@ -209,7 +208,7 @@ def _cut(layer: FileLayer, found: Singular, mask: Tensor, factor: float = 1.0) -
 
     A plain LoRA of which all is kept stays as it is, to the bit.
     """
-    if layer.kind == "LoRA" and mask.all() and factor == 1 and len(mask) == rank_of(layer):
+    if layer.kind == PLAIN and mask.all() and factor == 1 and len(mask) == rank_of(layer):
         return layer
     kept = replace(found, u=found.u[:, mask], sigma=found.sigma[mask], vt=found.vt[mask])
     rank = len(kept.sigma)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..networks.layers.deltas import loha_sides, lora_sides, pairs_of_ranks
-from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight, lokr_factors, merged_weight
+from ..networks.layers.form import Kronecker
+from .formats import PLAIN, FileLayer, delta_weight, merged_weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +29,9 @@ class Singular:
 def decompose(layer: FileLayer, weight: Tensor | None = None) -> Singular:
     """Decompose the delta of a layer at strength 1, by its small factors where that is less work than by the matrix.
 
-    weight: the frozen one, which DoRA, GLoRA and OFT need. Raises ValueError for such a layer without it.
+    weight: the frozen one, for layers `of_weight`. Raises ValueError for such a layer without it.
     """
-    if layer.kind in (*WEIGHT_DEPENDENT, "DoRA"):
+    if layer.of_weight:
         if weight is None:
             raise ValueError(
                 f"{layer.source} is a layer of {layer.kind}, whose effect depends on the model; link the MODEL, "
@@ -39,26 +39,12 @@ def decompose(layer: FileLayer, weight: Tensor | None = None) -> Singular:
             )
         frozen = weight.float()
         return of_delta((merged_weight(frozen, layer, 1.0) - frozen).double())
-    if "lokr_w1" in layer.tensors or "lokr_w1_a" in layer.tensors:
-        left, right, scale = lokr_factors(layer)
-        return of_kronecker(scale * left.double(), right.double())
-    factors = _factors(layer)
-    return of_delta(delta_weight(layer).double()) if factors is None else of_factors(*factors)
-
-
-def _factors(layer: FileLayer) -> tuple[Tensor, Tensor, tuple[int, ...]] | None:
-    """Write a delta as up @ down, (out, n) and (n, in * k * k), float64, with its kernel; None for n too large."""
-    t = {part: tensor.double() for part, tensor in layer.tensors.items()}
-    if "down" in t:
-        down, up = lora_sides(t["down"], t["up"], t.get("mid"))
-        return layer.scale(len(t["down"])) * up, down, t["mid" if "mid" in t else "down"].shape[2:]
-    if "hada_w1_a" not in t:
-        return None
-    a1, b1, a2, b2 = loha_sides(t)
-    if len(b1) * len(b2) >= min(len(a1), b1.shape[1]):
-        return None
-    up, down = pairs_of_ranks(a1, b1, a2, b2)
-    return layer.scale(len(t["hada_w1_b"])) * up, down, t["hada_t1"].shape[2:] if "hada_t1" in t else ()
+    product = layer.form.product_of({part: tensor.double() for part, tensor in layer.tensors.items()}, layer.alpha)
+    if product is None:
+        return of_delta(delta_weight(layer).double())
+    if isinstance(product, Kronecker):
+        return of_kronecker(product.scale * product.left, product.right)
+    return of_factors(product.scale * product.up, product.down, product.kernel)
 
 
 def of_kronecker(left: Tensor, right: Tensor) -> Singular:
@@ -102,4 +88,4 @@ def low_rank(
         "down": down.reshape(rank, inputs, *found.kernel).to(dtype).contiguous(),
         "up": (found.u[:, :rank] * root).reshape(len(found.u), rank, *ones).to(dtype).contiguous(),
     }
-    return FileLayer(source=source, kind="LoRA", tensors=tensors, alpha=alpha or float(rank))
+    return FileLayer(source=source, kind=PLAIN, tensors=tensors, alpha=alpha or float(rank))

@@ -19,8 +19,8 @@ from torch import Tensor
 from ..common.files import short_hash, unused_path, written_whole
 from ..config import setting
 from ..models import Part
-from ..networks.layers.layer import pair_norm
-from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight, group_tensors, layer_kind
+from ..networks.layers.form import ALPHA, BIAS, MAGNITUDE
+from .formats import PLAIN, form_of, group_tensors, layer_kind
 
 TOLERANCE = {
     "": 1e-5,
@@ -36,30 +36,20 @@ FLOAT8_POWER = 8  # float8_e4m3fn ends at 448: the largest value of a tensor com
 def delta_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """Compute the Frobenius norm of every layer's delta at strength 1, by layer.
 
-    For LoRA from rank x rank products only. DoRA's magnitudes, differences of biases and tensors of other forms get
-    their own norms, by tensor name.
+    DoRA's magnitudes, differences of biases and tensors of layers without a delta of their own get their own norms, by
+    tensor name.
     """
     grouped, unknown = group_tensors(tensors)
     norms = {}
     for name, parts in grouped.items():
-        kind = layer_kind(parts)
-        alone = {"dora_scale", "diff_b"} if kind and kind not in WEIGHT_DEPENDENT else set(parts)
+        form = form_of(parts) if layer_kind(parts) else None
+        alone = set(parts) if form is None or form.of_weight else {MAGNITUDE, BIAS}
         unknown += [tensor for part, tensor in parts.items() if part in alone]
         found = {part: tensors[tensor] for part, tensor in parts.items() if part not in alone}
-        alpha = float(found.pop("alpha", torch.tensor(0.0)))
-        if found:
-            layer = FileLayer(source=name, kind=kind, tensors=found, alpha=alpha)
-            norms[name] = _lora_norm(layer) if "down" in found else float(delta_weight(layer).double().norm())
+        alpha = float(found.pop(ALPHA, torch.tensor(0.0)))
+        if form and found:
+            norms[name] = form.norm_of(found, alpha)
     return norms | {name: float(tensors[name].double().norm()) for name in unknown}
-
-
-def _lora_norm(layer: FileLayer) -> float:
-    """Compute ||alpha/rank * up @ down||_F of a LoRA, with Tucker's core in down."""
-    up, down = layer.tensors["up"].double().flatten(1), layer.tensors["down"].double()
-    scale = layer.scale(len(down))
-    if "mid" in layer.tensors:
-        down = torch.einsum("m n x y, n i -> m i x y", layer.tensors["mid"].double(), down.flatten(1))
-    return scale * float(pair_norm(up, down.flatten(1)))
 
 
 def peft_tensors(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
@@ -117,7 +107,7 @@ def spread_for_float8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     spread = dict(tensors)
     for parts in group_tensors(tensors)[0].values():
-        if layer_kind(parts) != "LoRA":
+        if layer_kind(parts) != PLAIN:
             continue
         product = 1.0
         for part in ("down", "up"):

@@ -74,8 +74,8 @@ class FrozenDenoiser(Protocol):
         ...
 
     @property
-    def writes_inputs(self) -> bool:
-        """Whether blocks may write into their inputs."""
+    def written(self) -> Any:
+        """The care for blocks that may write into their inputs; None where none does."""
         ...
 
     def units(self) -> Iterable[Unit]:
@@ -105,7 +105,7 @@ def prepare(base: Frozen, memory: MemoryConfig, weights: str, device: torch.devi
     """
     if base.host is None:
         _hold(base.denoiser, memory, weights, device, stream)
-    recompute(base.denoiser.units(), memory.checkpointing, copies=base.denoiser.writes_inputs)
+    recompute(base.denoiser.units(), memory.checkpointing, copies=base.denoiser.written is not None)
 
 
 def _hold(frozen: FrozenDenoiser, memory: MemoryConfig, weights: str, device: torch.device, stream: Stream) -> None:

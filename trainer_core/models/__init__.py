@@ -22,6 +22,7 @@ from .base import (
     Part,
     Source,
     TextEncoder,
+    differentiable,
     encoding,
     session,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "TextEncoder",
     "Words",
     "check_weighted",
+    "differentiable",
     "encoding",
     "mentions",
     "session",

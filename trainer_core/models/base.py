@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
@@ -66,7 +66,7 @@ class Layer(NamedTuple):
     part: str  # prefix of its part
     block: str  # one of the model's blocks, "" outside of them
     trainable: bool  # a preset or a pattern may choose it; others occur only in merged or continued files
-    presets: frozenset[str]  # of LoRA Config that train it, and algorithms with their own choice of layers
+    presets: frozenset[str]  # of LoRA Config that train it, and algorithms' own choices of layers
     comfy: str  # in ComfyUI's state dict
     aliases: tuple[str, ...]  # in LoRA files of other programs, with underscores for dots
     slices: Mapping[str, Slice] = MappingProxyType({})  # by such names
@@ -138,8 +138,12 @@ class CaptionLengths(Protocol):
         """Count the tokens of a caption."""
         ...
 
-    def cut(self, caption: str, words: Mapping[str, Sequence[int]]) -> tuple[str, list[str]]:
-        """Find the part of a caption that is cut: its text, and the trained words in it; ("", []) for none."""
+    @property
+    def cut(self) -> Callable[[str, Mapping[str, Sequence[int]]], tuple[str, list[str]]] | None:
+        """Find the part of a caption that is cut: its text, and the trained words in it; ("", []) for none.
+
+        Takes the caption, and trained words with their ids. None where captions of any length are encoded whole.
+        """
         ...
 
 
@@ -190,6 +194,14 @@ class Text(CaptionLengths, Protocol):
         ...
 
 
+class WrittenInputs(Protocol):
+    """The care that blocks take which may write into their inputs; recomputing them also takes copies."""
+
+    def passes(self, kind: Hashable, /) -> AbstractContextManager[None]:
+        """Wrap a forward and a backward pass of latents of a shape, so that gradients are right."""
+        ...
+
+
 class Denoiser(Protocol):
     """What predicts."""
 
@@ -209,16 +221,12 @@ class Denoiser(Protocol):
         ...
 
     @property
-    def writes_inputs(self) -> bool:
-        """Whether blocks may write into their inputs; recomputing them then takes copies."""
+    def written(self) -> WrittenInputs | None:
+        """The care for blocks that may write into their inputs; None where none does."""
         ...
 
     def units(self) -> list[Unit]:
         """List its repeated blocks."""
-        ...
-
-    def passes(self, shape: Sequence[int]) -> AbstractContextManager[None]:
-        """Wrap the forward and backward pass of latents of a shape, (B, C, *axes), so that gradients are right."""
         ...
 
     def predict(self, noised: Tensor, levels: Tensor, conditions: Any) -> Tensor:
@@ -242,10 +250,11 @@ class Layers(Protocol):
         """List the possible block orders of a list setting of LoRA Config."""
         ...
 
-    def further_names(self) -> Mapping[str, tuple[str, Slice | None]]:
+    @property
+    def further_names(self) -> Callable[[], Mapping[str, tuple[str, Slice | None]]] | None:
         """Map names in LoRA files that are looked up last to layers: (name in our files, slice); costs a moment.
 
-        A slice has no name of ComfyUI's there.
+        A slice has no name of ComfyUI's there. None where every layer lists all of its names.
         """
         ...
 
@@ -494,6 +503,12 @@ class BaseModel(Protocol):
     def free(self, *names: str) -> None:
         """Drop "text", "autoencoder" or "denoiser", or all of them, to free their memory."""
         ...
+
+
+def differentiable(base: BaseModel, shape: Sequence[int]) -> AbstractContextManager[None]:
+    """Wrap the forward and backward pass of latents of a shape, (B, C, *axes), so that gradients are right."""
+    written = base.denoiser.written
+    return written.passes(tuple(shape)) if written else nullcontext()
 
 
 def session(base: BaseModel, device: torch.device) -> AbstractContextManager[None]:

@@ -1,46 +1,25 @@
-"""Build the layer that LoRA Config asks for, and find the algorithm of a layer in a file."""
+"""Build the layer that LoRA Config asks for."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-
-from torch import Tensor
+from typing import Any
 
 from ..config import LoraConfig
 from .choose import TrainedLayer
+from .layers import LAYERS
 from .layers.dropout import Dropouts
-from .layers.full import FullLayer, NormLayer
-from .layers.glora import GloraLayer
-from .layers.ia3 import Ia3Layer
+from .layers.full import NormLayer
 from .layers.layer import NetworkLayer
-from .layers.loha import LohaLayer
-from .layers.lokr import LokrLayer
-from .layers.lora import LoraLayer
-from .layers.oft import BoftLayer, OftLayer
 from .layers.shape import is_norm
-
-# Algorithms with a rank and an alpha, and the further settings of their layers.
-RANKED: dict[str, tuple[Callable[..., NetworkLayer], tuple[str, ...]]] = {
-    "lora": (LoraLayer, ("tucker", "use_scalar", "init")),
-    "loha": (LohaLayer, ("tucker", "use_scalar")),
-    "lokr": (LokrLayer, ("factor", "decompose_both", "full_matrix", "tucker", "use_scalar")),
-    "glora": (GloraLayer, ("use_scalar",)),
-}
 
 
 def _plain_layer(trained: TrainedLayer, config: LoraConfig, seed: int) -> NetworkLayer:
     """Build the layer of the algorithm, without DoRA and dropout."""
-    if config.algorithm in RANKED:
-        kind, names = RANKED[config.algorithm]
-        settings = {name: getattr(config, name) for name in names}
-        return kind(trained.module, trained.rank, trained.alpha, name=trained.name, seed=seed, **settings)
-    if config.algorithm == "ia3":
-        return Ia3Layer(trained.module, name=trained.name)
-    if config.algorithm == "full":
-        return FullLayer(trained.module)
-    kind = {"oft": OftLayer, "boft": BoftLayer}[config.algorithm]
-    return kind(trained.module, trained.rank, constraint=config.constraint)
+    kind: Any = LAYERS[config.algorithm]  # each takes arguments of its own
+    own = {"rank": trained.rank, "alpha": trained.alpha, "name": trained.name, "seed": seed}
+    given = {name: own[name] if name in own else getattr(config, name) for name in kind.takes}
+    return kind(trained.module, **given)
 
 
 def build_layer(trained: TrainedLayer, config: LoraConfig, seed: int, *, by_output: bool = False) -> NetworkLayer:
@@ -68,12 +47,3 @@ def build_layer(trained: TrainedLayer, config: LoraConfig, seed: int, *, by_outp
             least_rank=config.timestep_rank,
         )
     return layer
-
-
-def algorithm_of(parts: Mapping[str, Tensor]) -> str:
-    """Find the algorithm whose layers have these parts in files; "" for none."""
-    if "oft_blocks" in parts:
-        return "oft" if parts["oft_blocks"].ndim == 3 else "boft"
-    signs = {"down": "lora", "hada_w1_a": "loha", "a1": "glora", "diff": "full", "diff_b": "full"}
-    signs |= {"lokr_w1": "lokr", "lokr_w1_a": "lokr"}
-    return next((algorithm for part, algorithm in signs.items() if part in parts), "")

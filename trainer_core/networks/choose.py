@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..config import DENOISER_ONLY, LoraConfig, node, setting
+from ..config import ALGORITHMS, DENOISER_ONLY, LoraConfig, node, setting
 from ..models.base import BASE, BaseModel, Layer
 from .blocks import NUMBERS, numbers_by_block
 from .layers.shape import is_norm
-
-OWN_LAYERS = ("ia3",)  # algorithms with their own choice of layers; norms still follow the preset
 
 
 class TrainedLayer(NamedTuple):
@@ -81,9 +79,9 @@ def _matching(trainable: list[Layer], config: LoraConfig) -> list[Layer]:
 
 
 def _in_preset(layer: Layer, config: LoraConfig) -> bool:
-    """Tell whether the preset, or the algorithm instead, trains a layer."""
-    own = config.algorithm in OWN_LAYERS and not is_norm(layer.module)
-    return (config.algorithm if own else config.preset) in layer.presets
+    """Tell whether the preset, or the algorithm's own choice in its place, trains a layer; norms follow the preset."""
+    own = "" if is_norm(layer.module) else ALGORITHMS[config.algorithm].layers
+    return (own or config.preset) in layer.presets
 
 
 def _matches(layer: Layer, patterns: Iterable[str]) -> bool:

@@ -12,49 +12,40 @@ from torch import Tensor, nn
 
 from ..common.callbacks import Norms
 from ..config import LoraConfig
-from .build import algorithm_of, build_layer
+from ..config.network import FORM
+from ..config.rows import rows_of
+from .build import build_layer
 from .choose import TrainedLayer
 from .embeddings import Embeddings
+from .layers import LAYERS, algorithm_of, layer_of
 from .layers.dora import frozen_weight
+from .layers.form import MAGNITUDE
 from .layers.layer import NetworkLayer
-
-RANKED = ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "a2")  # tensors that have a row for each rank
 
 
 class LayerWeights(NamedTuple):
     """The tensors a layer continues from."""
 
     kind: str  # as `layer_kind` names it
-    tensors: dict[str, Tensor]  # by part, as lora_files/formats.py names them
-    alpha: float  # for OFT, the limit of its rotation
+    tensors: dict[str, Tensor]  # by part
+    alpha: float
 
     @property
     def rank(self) -> int:
-        """The rank; the block size for OFT, 1 for layers without a rank."""
-        if "oft_blocks" in self.tensors:
-            return self.tensors["oft_blocks"].shape[-1]
-        return next((self.tensors[part].shape[0] for part in RANKED if part in self.tensors), 1)
+        """The rank; the block size for rotations, 1 for layers without a rank."""
+        return layer_of(self.tensors).rank_of(self.tensors)
 
     @property
     def by_output(self) -> bool:
         """Whether a DoRA has a magnitude per output, (out, 1[, 1, 1])."""
-        return "dora_scale" in self.tensors and self.tensors["dora_scale"].shape[0] > 1
+        return MAGNITUDE in self.tensors and self.tensors[MAGNITUDE].shape[0] > 1
 
     def config(self, config: LoraConfig) -> LoraConfig:
         """Build the configuration that gives a new layer these parts; settings that act only in training stay."""
-        parts = set(self.tensors)
-        algorithm: Any = algorithm_of(self.tensors) or "lora"
-        return config.replace(
-            start="",
-            algorithm=algorithm,
-            dora="dora_scale" in parts,
-            tucker=bool(parts & {"mid", "hada_t1", "lokr_t2"}),
-            factor=-1,
-            decompose_both="lokr_w1_a" in parts,
-            full_matrix=algorithm == "lokr" and not parts & {"lokr_w1_a", "lokr_w2_a"},
-            rs_lora=False,
-            init="default",
-        )
+        algorithm, rows = algorithm_of(self.tensors), rows_of(LoraConfig)
+        form: dict[str, Any] = {name: rows[name].default for name in FORM}
+        form |= {"dora": MAGNITUDE in self.tensors, **LAYERS[algorithm].settings_of(self.tensors)}
+        return config.replace(start="", algorithm=algorithm, **form)
 
 
 class Network(nn.Module):
@@ -236,9 +227,9 @@ def _continued(trained: TrainedLayer, config: LoraConfig, seed: int, weights: La
     """Build a layer that continues from earlier weights; raise ValueError, with its name, if it cannot."""
     try:
         layer = build_layer(trained, weights.config(config), seed, by_output=weights.by_output)
-        layer.load({part: t for part, t in weights.tensors.items() if part != "dora_scale"}, weights.alpha)
-        if "dora_scale" in weights.tensors:
-            layer.load_magnitude(weights.tensors["dora_scale"])
+        layer.load({part: t for part, t in weights.tensors.items() if part != MAGNITUDE}, weights.alpha)
+        if MAGNITUDE in weights.tensors:
+            layer.load_magnitude(weights.tensors[MAGNITUDE])
     except ValueError as error:
         raise ValueError(f"{trained.name}: {error}") from error
     return layer

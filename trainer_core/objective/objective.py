@@ -17,7 +17,7 @@ from .passes import Pass
 from .path import AffinePath
 from .terms import Term
 from .timesteps import chosen_levels, level_probabilities, sample_strata, sample_timesteps, shift_of
-from .weighting import snr_weight
+from .weighting import SETTINGS, snr_weight
 
 PLAIN = LevelDefaults()  # every level equally often
 
@@ -172,8 +172,6 @@ def level_weights(config: ObjectiveConfig, path: AffinePath) -> Tensor:
         path.kind,
         path.clean_factor,
         config.weighting,
-        min_snr_gamma=config.min_snr_gamma,
-        p2_gamma=config.p2_gamma,
-        v_like_weight=config.v_like_weight,
         floor=config.snr_weight_floor,
+        **{name: getattr(config, name) for name in SETTINGS},
     )

@@ -78,7 +78,7 @@ class Pass:
         if self.memory is None:
             return nullcontext()
         models = (self.base.denoiser.module, *(text.model for text in self.base.text.encoders))
-        return kept_activations(self.memory, models, self.device, written=self.base.denoiser.writes_inputs)
+        return kept_activations(self.memory, models, self.device, written=self.base.denoiser.written is not None)
 
     @torch.no_grad()
     def _by_the_base(self, captions: Sequence[str], conditions: Any = None) -> Tensor:

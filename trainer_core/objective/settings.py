@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from ..config import MIN_SNR, RunConfig, setting
+from ..config import MIN_SNR, WEIGHTINGS, RunConfig, setting
 from ..models.base import LevelDefaults, NoiseModel
 from .objective import PLAIN, level_weights
 from .path import PURE_NOISE, AffinePath
 from .timesteps import chosen_levels
 
-KIND_OF_WEIGHTING = {  # weightings for one kind of prediction
-    "v_scaled": "v_prediction",
-    "v_like": "epsilon",
-    "cos_map": "flow",
-    "sigma_sqrt": "flow",
-}
-DIFFUSION_WEIGHTINGS = ("debiased", "p2")  # weightings for diffusion only
-
 
 def check_objective(config: RunConfig, noise: NoiseModel) -> None:
     """Raise ValueError for settings that do not suit the base model's kind of prediction."""
     objective = config.objective
-    wanted = KIND_OF_WEIGHTING.get(objective.weighting, noise.kind)
-    if wanted != noise.kind or (
-        objective.weighting in DIFFUSION_WEIGHTINGS and noise.kind not in ("epsilon", "v_prediction")
-    ):
+    if noise.kind not in (WEIGHTINGS[objective.weighting].predicts or (noise.kind,)):
         raise ValueError(
             f"weighting {objective.weighting} is not for models that predict {noise.kind}, as this one does; set "
             f"{setting('objective.weighting')} to min_snr."

@@ -18,16 +18,6 @@ from .rounding import step_in_float32
 
 SINCE_ON_CPU = (0, 50)  # first bitsandbytes whose 8-bit optimizers need no CUDA
 
-# Arguments without an input in the node. Prodigy Plus would split by group, while we split by learning rate and model;
-# its rounding would use torch's global generator. weight_decay is decoupled, as its tooltip says.
-FIXED: dict[str, dict[str, Any]] = {
-    "adamw": {"fused": True},
-    "radam": {"decoupled_weight_decay": True},
-    "adopt": {"weight_decouple": True},
-    "muon": {"adjust_lr_fn": "match_rms_adamw"},  # steps as long as AdamW's, so that its learning rates suit
-    "prodigy_plus_schedule_free": {"split_groups": False, "stochastic_rounding": False},
-}
-
 
 def build_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]], seed: int = 0) -> torch.optim.Optimizer:
     """Build the optimizer over parameter groups {"params", "lr"}, as Network.groups makes them.
@@ -48,7 +38,7 @@ def build_optimizer(config: OptimizerConfig, groups: Sequence[dict[str, Any]], s
     apart, kinds = estimates(config), {kind: options}
     if config.name == "muon":
         groups = [half for group in groups for half in _halves(kind, group)]
-        kinds[torch.optim.AdamW] = FIXED["adamw"]
+        kinds[torch.optim.AdamW] = {**OPTIMIZERS["adamw"].fixed}
     parts: dict[Any, list[dict[str, Any]]] = {}
     for group in groups:
         decays = group.get("decays", True)
@@ -137,7 +127,7 @@ def _own_arguments(config: OptimizerConfig) -> dict[str, Any]:
         given["beta1"] = given["beta1"] or None
     elif betas := tuple(given.pop(name) for name in ("beta1", "beta2", "beta3") if name in given):
         given["betas"] = betas
-    return {**given, **FIXED.get(config.name, {})}
+    return {**given, **OPTIMIZERS[config.name].fixed}
 
 
 def averages(config: OptimizerConfig) -> bool:

@@ -108,7 +108,7 @@ def _curve(done: int, length: int, config: SchedulerConfig) -> float:
         high = max(low, config.gamma ** _cycle(done, length, config)[0])
     elif config.name == "one_cycle" and done < config.rise_share * length:
         low = max(low, config.start)
-    return low + (high - low) * _SHAPES[config.name](done, length, config)
+    return low + (high - low) * FORMULAS[config.name](done, length, config)
 
 
 def _cosine(position: float) -> float:
@@ -211,7 +211,7 @@ def _read_points(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return positions, factors
 
 
-_SHAPES: dict[str, Callable[[int, int, SchedulerConfig], float]] = {  # steps done, of how many -> 0..1
+FORMULAS: dict[str, Callable[[int, int, SchedulerConfig], float]] = {  # steps done, of how many -> 0..1
     "constant": lambda done, length, config: 1.0,
     "linear": lambda done, length, config: 1 - done / length,
     "cosine": lambda done, length, config: _cosine(done / length),

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..common.cancel import look
-from ..config import MemoryConfig, OptimizerConfig
+from ..config import OPTIMIZERS, MemoryConfig, OptimizerConfig
 from ..data.plan import MicroBatch
 from ..memory import weight_bytes
 from ..models import BaseModel
@@ -28,11 +28,6 @@ from ..optim.noise_scale import compare, looked_at
 
 CUDA_BLOCK = 512  # bytes; torch's allocator on CUDA gives out whole blocks
 SMALLEST_8BIT = 4096  # values; bitsandbytes keeps the state of smaller parameters in float32
-EIGHT_BITS = {  # values of state for each weight
-    **dict.fromkeys(("adamw8bit", "paged_adamw8bit"), 2),
-    **dict.fromkeys(("ademamix8bit", "paged_ademamix8bit"), 3),
-    **dict.fromkeys(("lion8bit", "paged_lion8bit", "sgd8bit", "rmsprop8bit", "adagrad8bit"), 1),
-}
 ABSMAX_BLOCK = 256  # 8-bit values that share one float32 scale
 NEGATIVE = MicroBatch(index=1, samples=(), bucket=(0, 0))  # at strength -1, where terms alternate
 KNOWN_RESULTS = 20_000  # layouts kept, more than the operators of a few large models with different shapes
@@ -377,11 +372,10 @@ def optimizer_state(parameters: Iterable[Tensor], config: OptimizerConfig) -> li
 def _state_of(shape: tuple[int, ...], config: OptimizerConfig) -> list[tuple[int, torch.dtype]]:
     """List count and dtype of the tensors of an optimizer's state for one float32 parameter."""
     count = math.prod(shape)
-    if config.name in EIGHT_BITS:
+    if values := OPTIMIZERS[config.name].in_8bit:
         if count < SMALLEST_8BIT:
-            return [(count, torch.float32)] * EIGHT_BITS[config.name]
-        one = [(count, torch.uint8), (math.ceil(count / ABSMAX_BLOCK), torch.float32)]
-        return one * EIGHT_BITS[config.name]
+            return [(count, torch.float32)] * values
+        return [(count, torch.uint8), (math.ceil(count / ABSMAX_BLOCK), torch.float32)] * values
     if config.name == "muon" and len(shape) == 2 and min(shape) > 1:  # its steps take long on a CPU
         return [(count, torch.float32)]
     parameter = torch.nn.Parameter(torch.ones(shape))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from ..common.wording import count, say
-from ..config import OPEN, Defaults, RunConfig, fill
+from ..config import ALGORITHMS, OPEN, Defaults, RunConfig, fill
 from ..config.defaults import FAR
 from ..data.plan import Plan
 from ..memory import choose_dtype, rungs
@@ -26,7 +26,6 @@ FEWEST, MOST = 1500, 4000  # visits of a run
 EPOCHS = 10  # that a large dataset gets, even beyond MOST
 ROUND = 50  # steps
 LARGE = (1000, 4), (100, 2)  # number of pictures, factor of the family's rank from that number on
-RANKED = ("lora", "loha", "glora")  # algorithms of which the family's rank is a good start
 Fits = Callable[[int, int], bool]  # whether (resolution, batch) fits into the free memory
 
 
@@ -151,7 +150,7 @@ def find_inputs(config: RunConfig, plan: Plan, title: str, defaults: Defaults, f
         estimates=finds,
         accumulate=config.train.accumulate,
         by_epochs=config.train.epochs > 0,
-        ranked=config.lora.algorithm in RANKED and not config.lora.start,
+        ranked=ALGORITHMS[config.lora.algorithm].usual_rank and not config.lora.start,
         sized=bool(config.train.buckets.resolutions),
         fits=fits,
     )

@@ -16,7 +16,7 @@ from ..config import MemoryConfig, ObjectiveConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..lora_files.continued import load_continued
 from ..memory import describe, empty_cache, free_bytes, out_of_memory, recompute, rungs
-from ..models import BaseModel, Conditioning, Host, word_ids
+from ..models import BaseModel, Conditioning, Host, differentiable, word_ids
 from ..networks import Network
 from ..networks.of_model import build_network, learning_rates
 from ..objective import Objective, Pass, draws_at, other_captions, terms_of, texts_beside
@@ -100,7 +100,7 @@ def _pass_bytes(
     sizes = torch.tensor([[height, width, 0, 0, height, width]] * count)
     shape = (count, form.channels, height // form.pixels, width // form.pixels)
     levels = torch.full((count,), len(base.noise.alpha) // 2)
-    with live, base.denoiser.passes(shape):
+    with live, differentiable(base, shape):
         latents: Tensor = torch.zeros(shape, device=device)
         shown = [[each] * references for each in latents]
         seen = Pass(
@@ -148,7 +148,7 @@ def fit_measured(
                 host, base.latents.step, network, caption, min(plan.fullest_batches(), key=math.prod), references
             )
             for number, memory in enumerate(ladder):
-                recompute(base.denoiser.units(), memory.checkpointing, copies=base.denoiser.writes_inputs)
+                recompute(base.denoiser.units(), memory.checkpointing, copies=base.denoiser.written is not None)
                 last = number + 1 == len(ladder)
                 # Where no more blocks can be recomputed, ComfyUI keeps a part of the weights in RAM.
                 room = free + (host.movable if memory.checkpointing == ladder[-1].checkpointing else 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..config import DENOISER_ONLY, WITHOUT_RANK, LoraConfig, RunConfig, fill_lora
+from ..config import DENOISER_ONLY, LoraConfig, RunConfig, fill_lora
 from ..lora_files.continued import file_remarks
 from ..models import BaseModel, Source
 from ..networks import Network, TrainedLayer, choose_layers, remarks_on_blocks
@@ -63,8 +63,6 @@ def measure_network(base: BaseModel, network: Network, config: LoraConfig) -> Ne
             numbers[name.partition(".")[0]] += tensor.numel()
     parameters = {name: sum(p.numel() for p in layer.parameters()) for name, layer in network.layers.items()}
 
-    rankless = config.algorithm in WITHOUT_RANK or config.full_matrix
-
     def part(name: str, chosen: Iterable[TrainedLayer]) -> PartSize:
         own = list(chosen)
         return PartSize(
@@ -72,7 +70,7 @@ def measure_network(base: BaseModel, network: Network, config: LoraConfig) -> Ne
             layers=len(own),
             parameters=sum(parameters[trained.name] for trained in own),
             numbers=sum(numbers[trained.name] for trained in own),
-            ranks=() if rankless else tuple(sorted({trained.rank for trained in own})),
+            ranks=tuple(sorted({trained.rank for trained in own})) if config.ranked else (),
             lr_factors=tuple(sorted({trained.lr_factor for trained in own})),
         )
 

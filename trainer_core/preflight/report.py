@@ -47,7 +47,7 @@ def long_captions(plan: Plan, limits: CaptionLengths, words: Words) -> list[str]
             for text in texts
         ]
         most = max(tokens, default=0)
-        if most > limits.max_tokens:
+        if limits.cut and most > limits.max_tokens:
             rest = limits.cut(texts[tokens.index(most)], words)[0]
             cut.append(f'{picture.name} ({most} tokens, without "{rest[:60]}{"..." if len(rest) > 60 else ""}")')
         elif most > limits.window:

@@ -23,9 +23,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -43,6 +43,7 @@ from ..common.json_files import LARGEST, parse_json, read_json
 from ..common.leftovers import leftovers, remove_leftovers
 from ..common.values import (
     is_count,
+    is_flag,
     is_inside,
     is_object,
     is_plain,
@@ -80,12 +81,26 @@ _STEP = re.compile(r"step-([0-9]{8,})")
 _STEP_LINE = b'{"event": "step"'  # start of a step's line in the log
 
 
-class LoraFiles(NamedTuple):
+def _kinds(kind: type) -> dict[str, Callable[[Any], bool]]:
+    """Map the fields of a class that stand in a file to what tells whether a value there can be it."""
+    return {each.name: each.metadata["fits"] for each in fields(kind) if each.metadata}
+
+
+def _is_files(values: Any) -> bool:
+    """Tell whether a value gives the size and sha256 of files in a folder."""
+    kinds = {"size": is_count, "sha256": is_text}
+    return is_object(values) and all(
+        is_inside(name) and is_object(known) and not unfit(known, kinds) for name, known in values.items()
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraFiles:
     """The LoRA file of one set of weights in a save, and the files of its embeddings; paths in the save's folder."""
 
-    path: str
-    words: dict[str, str]  # by token
-    steps: int  # finished when the weights were reached
+    path: str = field(metadata={"fits": is_text})
+    words: dict[str, str] = field(metadata={"fits": is_words})  # by token
+    steps: int = field(metadata={"fits": is_count})  # finished when the weights were reached
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,10 +108,10 @@ class Checkpoint:
     """One save of a run, as its checkpoint.json describes it."""
 
     path: Path
-    step: int  # steps finished
-    stays: bool  # kept when newer saves are written
-    written: float  # seconds since 1970
-    files: Mapping[str, Mapping[str, Any]]  # size and sha256 of each file, by its path in the folder
+    step: int = field(metadata={"fits": is_count})  # steps finished
+    stays: bool = field(metadata={"fits": is_flag})  # kept when newer saves are written
+    written: float = field(metadata={"fits": is_time})  # seconds since 1970
+    files: Mapping[str, Mapping[str, Any]] = field(metadata={"fits": _is_files})  # by path in the folder
 
     @property
     def size(self) -> int:
@@ -139,12 +154,12 @@ class Checkpoint:
             raise ValueError(f"{FILES} is damaged") from error
         found = listed.get("files") if isinstance(listed, dict) else None
         for each in found if isinstance(found, list) else [None]:
-            if not isinstance(each, dict) or unfit(each, {"path": is_text, "words": is_words, "steps": is_count}):
+            if not isinstance(each, dict) or unfit(each, _kinds(LoraFiles)):
                 raise ValueError(f"{FILES} is damaged")
             outside = {each["path"], *each["words"].values()} - self.files.keys()
             if outside or not all(map(is_plain, each["words"])):  # they become parts of file names
                 raise ValueError(f"{FILES} names other files than those of the save")
-        return [LoraFiles(each["path"], each["words"], each["steps"]) for each in found or ()]
+        return [LoraFiles(**{name: each[name] for name in _kinds(LoraFiles)}) for each in found or ()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -293,9 +308,10 @@ class RunFolder:
                 for file in sorted(folder.rglob("*"))
                 if file.is_file()
             }
-            about = {"format": FORMAT, "step": step, "stays": stays, "written": time.time(), "files": files}
+            checkpoint = Checkpoint(path=path, step=step, stays=stays, written=time.time(), files=files)
+            about = {"format": FORMAT, **{name: getattr(checkpoint, name) for name in _kinds(Checkpoint)}}
             (folder / CHECKPOINT).write_text(json.dumps(about, indent=1), encoding="utf-8")
-        return Checkpoint(path=path, step=step, stays=stays, written=about["written"], files=files)
+        return checkpoint
 
     def checkpoints(self) -> list[Checkpoint]:
         """List the saves whose checkpoint.json is readable, the newest first."""
@@ -500,12 +516,7 @@ def _last_byte(path: Path) -> bytes:
 
 
 def _read_checkpoint(path: Path) -> Checkpoint | None:
-    about = read_object(path / CHECKPOINT)
-    kinds = {"format": is_count, "step": is_count, "written": is_time, "files": is_object}
-    if about is None or unfit(about, kinds) or about["format"] != FORMAT or not isinstance(about.get("stays"), bool):
+    about, kinds = read_object(path / CHECKPOINT), _kinds(Checkpoint)
+    if about is None or unfit(about, {"format": is_count, **kinds}) or about["format"] != FORMAT:
         return None
-    files = about["files"]
-    for name, known in files.items():
-        if not is_inside(name) or not isinstance(known, dict) or unfit(known, {"size": is_count, "sha256": is_text}):
-            return None
-    return Checkpoint(path=path, step=about["step"], stays=about["stays"], written=about["written"], files=files)
+    return Checkpoint(path=path, **{name: about[name] for name in kinds})

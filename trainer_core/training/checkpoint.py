@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,41 +18,136 @@ from .state import Best, Run
 GROUP_SETTINGS = ("lr", "base_lr", "weight_decay", "model", "name", "decays")  # set by us in the optimizer's groups
 
 
-def state_of(run: Run) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Collect everything needed to resume: weights and averages, the optimizer's state, losses and measurements."""
-    best = run.best and {"steps": run.best.steps, "loss": run.best.loss, "weights": run.best.weights}
-    weights = {
-        "network": run.network.state_dict(),
-        "ema": dict(zip(_names(run, run.ema.parameters), run.ema.averages, strict=True)) if run.ema else None,
-        "best": best,
-        "at": run.at,
-        "saves": run.saves,
-    }
-    optimizer = {
-        "optimizer": run.optimizer.state_dict(),
-        "of": _identity(run),
-        "scaler": run.scaler.state_dict(),
-        "noise_scale": run.noise_scale.state_dict(),
-        "terms": {type(term).__name__: term.state_dict() for term in run.objective.terms},
-    }
-    history = {
-        "losses": torch.tensor(run.losses, dtype=torch.float64),
-        "concepts": {name: torch.tensor(losses, dtype=torch.float64) for name, losses in run.concepts.items()},
-        "validation": run.validation,
-        "fits": run.fits.state_dict(),
-        "best": run.best and (run.best.steps, run.best.loss),
-    }
-    return weights, optimizer, history
+class Field(NamedTuple):
+    """A value in a file of a save: how it is taken from a run, and how a run takes it back."""
+
+    name: str
+    of: Callable[[Run], Any]
+    # Given all values of its file. A field that older saves lack reads them by `get`.
+    put: Callable[[Run, Mapping[str, Any]], None] = lambda run, saved: None
 
 
-def restore(
-    run: Run, weights: dict[str, Any], optimizer: dict[str, Any] | None, history: dict[str, Any] | None
-) -> None:
+def _put(name: str) -> Callable[[Run, Mapping[str, Any]], None]:
+    """Set the attribute of that name."""
+    return lambda run, saved: setattr(run, name, saved[name])
+
+
+def _averages_of(run: Run) -> dict[str, Tensor] | None:
+    return dict(zip(_names(run, run.ema.parameters), run.ema.averages, strict=True)) if run.ema else None
+
+
+def _put_averages(run: Run, saved: Mapping[str, Any]) -> None:
+    """Take the averages; a fork may have switched them on, and they then start from the saved weights."""
+    if run.ema is not None:
+        averages, network = saved["ema"] or saved["network"], saved["network"]
+        for name, average in zip(_names(run, run.ema.parameters), run.ema.averages, strict=True):
+            average.copy_(averages.get(name, network[name]))
+
+
+def _best_of(run: Run) -> dict[str, Any] | None:
+    return run.best and {"steps": run.best.steps, "loss": run.best.loss, "weights": run.best.weights}
+
+
+def _put_best(run: Run, saved: Mapping[str, Any]) -> None:
+    if saved["best"] is not None and run.config.train.keeps_by:
+        run.best = Best(**saved["best"])
+
+
+def _put_optimizer(run: Run, saved: Mapping[str, Any]) -> None:
+    """Take an optimizer's state; settings that a fork changed keep their new values."""
+    if saved["of"] != _identity(run):
+        run.callbacks.note(f"The optimizer state is reset after step {run.at}: the save is of another optimizer.")
+        return
+    own = {*GROUP_SETTINGS, *arguments(run.config.optimizer)}
+    settings = [{key: group[key] for key in own if key in group} for group in run.optimizer.param_groups]
+    check_shapes(run.optimizer, saved["optimizer"], lambda groups: build_optimizer(run.config.optimizer, groups))
+    load_exactly(run.optimizer, saved["optimizer"])
+    for group, own_settings in zip(run.optimizer.param_groups, settings, strict=True):
+        group.update(own_settings)
+
+
+def _put_scaler(run: Run, saved: Mapping[str, Any]) -> None:
+    if run.scaler.is_enabled() and saved["scaler"]:  # a fork may change the precision
+        run.scaler.load_state_dict(saved["scaler"])
+
+
+def _terms_of(run: Run) -> dict[str, Any]:
+    return {type(term).__name__: term.state_dict() for term in run.objective.terms}
+
+
+def _put_terms(run: Run, saved: Mapping[str, Any]) -> None:
+    for term in run.objective.terms:
+        if state := saved["terms"].get(type(term).__name__):  # a fork may switch one on
+            term.load_state_dict(state)
+
+
+def _put_losses(run: Run, saved: Mapping[str, Any]) -> None:
+    run.losses[:] = saved["losses"].tolist()  # the log reads this list
+
+
+def _put_validation(run: Run, saved: Mapping[str, Any]) -> None:
+    run.validation[:] = saved["validation"]  # as losses
+
+
+def _put_concepts(run: Run, saved: Mapping[str, Any]) -> None:
+    run.concepts = {name: saved["concepts"].get(name, _unknown(run.at)).tolist() for name in run.concepts}
+
+
+def _series(losses: Sequence[float]) -> Tensor:
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+def _unknown(steps: int) -> Tensor:
+    return torch.full((steps,), math.nan)
+
+
+def _own(name: str) -> Field:
+    """Describe the state of an object of a run; it takes None from saves that lack it."""
+
+    def put(run: Run, saved: Mapping[str, Any]) -> None:
+        getattr(run, name).load_state_dict(saved.get(name))
+
+    return Field(name, lambda run: getattr(run, name).state_dict(), put)
+
+
+# ALL THAT A SAVE HOLDS of a run, beside its LoRA files: a new value is one line here.
+CONTENT: dict[str, tuple[Field, ...]] = {
+    WEIGHTS: (
+        _own("network"),
+        Field("ema", _averages_of, _put_averages),
+        Field("best", _best_of, _put_best),
+        Field("at", lambda run: run.at, _put("at")),
+        Field("saves", lambda run: run.saves, _put("saves")),
+    ),
+    OPTIMIZER: (
+        Field("optimizer", lambda run: run.optimizer.state_dict(), _put_optimizer),
+        Field("of", lambda run: _identity(run)),  # of which optimizer the state is
+        Field("scaler", lambda run: run.scaler.state_dict(), _put_scaler),
+        _own("noise_scale"),
+        Field("terms", _terms_of, _put_terms),
+    ),
+    HISTORY: (
+        Field("losses", lambda run: _series(run.losses), _put_losses),
+        Field("concepts", lambda run: {name: _series(each) for name, each in run.concepts.items()}, _put_concepts),
+        Field("validation", lambda run: run.validation, _put_validation),
+        _own("fits"),
+        Field("best", lambda run: run.best and (run.best.steps, run.best.loss)),  # for the result
+    ),
+}
+
+
+def state_of(run: Run) -> dict[str, dict[str, Any]]:
+    """Collect everything needed to resume, by the file of a save."""
+    return {file: {field.name: field.of(run) for field in fields} for file, fields in CONTENT.items()}
+
+
+def restore(run: Run, saved: Mapping[str, Mapping[str, Any] | None]) -> None:
     """Restore a run from the state that `state_of` collected.
 
     Without an optimizer's state the optimizer starts afresh; without history the losses so far are NaN. Raises
     ValueError for the state of another network, which a fork may name.
     """
+    weights = saved[WEIGHTS] or {}
     own, network = run.network.state_dict(), weights["network"]
     different = [k for k in {*own, *network} if k not in own or k not in network or own[k].shape != network[k].shape]
     if different:
@@ -60,27 +155,11 @@ def restore(
             f"The save to resume is of another network (it differs at {min(different)}); set "
             f"{node('lora')} as it was then, or continue its LoRA file by {node('existing_lora')}."
         )
-    run.network.load_state_dict(network)
-    if run.ema is not None:  # a fork may switch it on; it then starts from the saved weights
-        saved = weights["ema"] or network
-        for name, average in zip(_names(run, run.ema.parameters), run.ema.averages, strict=True):
-            average.copy_(saved.get(name, network[name]))
-    if weights["best"] is not None and run.config.train.keeps_by:
-        run.best = Best(**weights["best"])
-    run.at, run.saves = weights["at"], weights["saves"]
-    unknown = torch.full((run.at,), math.nan)
-    history = history or {"losses": unknown, "concepts": {}, "validation": []}
-    run.losses[:], run.validation[:] = history["losses"].tolist(), history["validation"]  # the log reads these lists
-    run.fits.load_state_dict(history.get("fits"))
-    run.concepts = {name: history["concepts"].get(name, unknown).tolist() for name in run.concepts}
-    if optimizer is not None:
-        _restore_optimizer(run, optimizer)
-        if run.scaler.is_enabled() and optimizer["scaler"]:  # a fork may change the precision
-            run.scaler.load_state_dict(optimizer["scaler"])
-        run.noise_scale.load_state_dict(optimizer["noise_scale"])
-        for term in run.objective.terms:
-            if state := optimizer["terms"].get(type(term).__name__):  # a fork may switch one on
-                term.load_state_dict(state)
+    lost = {HISTORY: {"losses": _unknown(weights["at"]), "concepts": {}, "validation": []}}
+    for file, fields in CONTENT.items():
+        if values := saved[file] or lost.get(file):
+            for field in fields:
+                field.put(run, values)
 
 
 def resume(run: Run, checkpoint: Checkpoint) -> None:
@@ -101,26 +180,13 @@ def resume(run: Run, checkpoint: Checkpoint) -> None:
     try:
         if weights["at"] != checkpoint.step:
             raise LookupError(f"the weights are of step {weights['at']!r:.20}")
-        restore(run, weights, optimizer, history)
+        restore(run, {WEIGHTS: weights, OPTIMIZER: optimizer, HISTORY: history})
     except torch.OutOfMemoryError:
         raise
     except (LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
             f"The save {checkpoint.path} does not hold the state of a run; delete that folder, then {run_again()}."
         ) from error
-
-
-def _restore_optimizer(run: Run, state: dict[str, Any]) -> None:
-    """Restore an optimizer's state; settings that a fork changed keep their new values."""
-    if state["of"] != _identity(run):
-        run.callbacks.note(f"The optimizer state is reset after step {run.at}: the save is of another optimizer.")
-        return
-    own = {*GROUP_SETTINGS, *arguments(run.config.optimizer)}
-    settings = [{key: group[key] for key in own if key in group} for group in run.optimizer.param_groups]
-    check_shapes(run.optimizer, state["optimizer"], lambda groups: build_optimizer(run.config.optimizer, groups))
-    load_exactly(run.optimizer, state["optimizer"])
-    for group, own_settings in zip(run.optimizer.param_groups, settings, strict=True):
-        group.update(own_settings)
 
 
 def _identity(run: Run) -> dict[str, Any]:

@@ -71,8 +71,10 @@ def check_embeddings(embeddings: Sequence[EmbeddingConfig], plan: Plan, outline:
                 f"No caption that is trained contains the word {token}, which {setting('embeddings.token')} names; "
                 f"write it into the captions or into {setting('captions.prefix')}, or do not train it."
             )
+    if (cut_of := outline.text.cut) is None:
+        return
     for caption in sorted(captions):
-        if cut := outline.text.cut(caption, words)[1]:
+        if cut := cut_of(caption, words)[1]:
             raise ValueError(
                 f'The caption "{caption[:60]}..." has no room for the {len(words[cut[0]])} vectors of {cut[0]}: it is '
                 f"cut after {outline.text.max_tokens} tokens; shorten it, move the word to its front, or lower vectors."

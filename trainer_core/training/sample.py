@@ -12,7 +12,7 @@ from ..common.wording import say
 from ..config import SampleConfig, SamplePicture
 from ..memory import in_parts, on_device, with_room
 from ..models import BaseModel
-from ..models.base import Size
+from ..models.base import Size, Sliceable
 from ..objective import AffinePath
 from ..objective.path import LEAST_ALPHA
 from .batch import ReadConditioning
@@ -75,7 +75,7 @@ def whole_pictures(size: Size, count: int) -> Tensor:
 
 def sample_latents(
     base: BaseModel,
-    conditions: object,
+    conditions: Sliceable,
     picture: SamplePicture,
     device: torch.device,
     *,
@@ -100,7 +100,7 @@ def sample_latents(
         step, both = torch.full((2,), level, device=x.device), scaled.expand(2, -1, -1, -1)
 
         def guess(which: slice, both: Tensor = both, step: Tensor = step) -> Tensor:
-            return base.denoiser.predict(both[which], step[which], conditions.some(which)).float()  # type: ignore[attr-defined]
+            return base.denoiser.predict(both[which], step[which], conditions.some(which)).float()
 
         output = in_parts(guess, 2, x.device)
         wanted, unwanted = output.chunk(2)

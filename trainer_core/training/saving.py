@@ -16,7 +16,7 @@ from ..common.tensor_tree import DISK_ERRORS, pack, save_state, unpack
 from ..common.wording import count
 from ..config import MemoryConfig, run_again
 from ..data.plan import Plan
-from ..runs import HISTORY, OPTIMIZER, WEIGHTS, Checkpoint
+from ..runs import Checkpoint
 from ..runs.publish import Saved
 from .checkpoint import restore, state_of
 from .sample_files import draw_samples
@@ -34,7 +34,7 @@ class Saving:
         self._run, self._clock = run, clock
         self._sampled = self._saved = clock()
         self._wait = 60.0 * run.config.saves.save_every  # seconds, for saves by minutes
-        self._backup: tuple[Any, ...] = ()
+        self._backup: dict[str, Any] = {}  # packed state by the file of a save
 
     def after_step(self, asked: Collection[str]) -> None:
         """Save and draw if due or asked for; a full disk or a failed sample is reported and does not stop the run."""
@@ -55,11 +55,11 @@ class Saving:
 
     def back_up(self) -> None:
         """Back up the state before an update that may have to be undone; an earlier backup stays."""
-        self._backup = self._backup or tuple(pack(state, copy=True) for state in state_of(self._run))
+        self._backup = self._backup or {file: pack(each, copy=True) for file, each in state_of(self._run).items()}
 
     def drop_backup(self) -> None:
         """Drop the backup."""
-        self._backup = ()
+        self._backup = {}
 
     def roll_back(self) -> bool:
         """Restore the run from the backup; tell whether there is one."""
@@ -68,7 +68,7 @@ class Saving:
             return False
         run.scaler = torch.amp.GradScaler(run.device.type, enabled=run.scaler.is_enabled())  # the old may be mid-step
         run.updating = False
-        restore(self._run, *(unpack(*state) for state in self._backup))
+        restore(self._run, {file: unpack(*state) for file, state in self._backup.items()})
         return True
 
     def _sample_is_due(self) -> bool:
@@ -128,7 +128,7 @@ def size_of_save(run: Run) -> int:
     with suppress(OSError):  # asked after an error of the disk: it may not answer at all
         for checkpoint in run.folder.checkpoints()[:1]:
             return checkpoint.size
-    return sum(tensor.nbytes for state in state_of(run) for tensor in pack(state)[0].values())
+    return sum(tensor.nbytes for state in state_of(run).values() for tensor in pack(state)[0].values())
 
 
 def save(run: Run, *, stays: bool = False, at_end: bool = False, lora: bool = True) -> Checkpoint:
@@ -140,7 +140,7 @@ def save(run: Run, *, stays: bool = False, at_end: bool = False, lora: bool = Tr
     run.saves += 1
 
     def write(folder: Path) -> None:
-        for name, state in zip((WEIGHTS, OPTIMIZER, HISTORY), state_of(run), strict=True):
+        for name, state in state_of(run).items():
             save_state(folder / name, state)
         if lora:
             write_versions(run, folder, at_end=at_end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..lora_files.write import peft_tensors, save_embeddings, save_lora
 from ..networks import Network
 from ..optim import averaged
 from ..runs import FILES, LORA, Checkpoint
+from ..runs.folder import LoraFiles
 from ..runs.publish import Saved
 from .state import Run
 
@@ -65,7 +66,8 @@ def write_versions(run: Run, folder: Path, *, at_end: bool) -> None:
     The last weights beside the best ones are in float32, so that they can be continued. at_end: bake, which would take
     too long at each save. Raises ValueError for a file that differs from the weights or that `verify` refuses.
     """
-    write_json(folder / FILES, {"files": [_write(run, version, folder, at_end=at_end) for version in versions(run)]})
+    written = [_write(run, version, folder, at_end=at_end) for version in versions(run)]
+    write_json(folder / FILES, {"files": [asdict(files) for files in written]})
 
 
 def read_versions(checkpoint: Checkpoint) -> list[Saved]:
@@ -81,7 +83,7 @@ def read_versions(checkpoint: Checkpoint) -> list[Saved]:
     ]
 
 
-def _write(run: Run, version: Version, folder: Path, *, at_end: bool) -> dict[str, Any]:
+def _write(run: Run, version: Version, folder: Path, *, at_end: bool) -> LoraFiles:
     loss = dict(run.validation).get(version.steps) if version.measured else None
     about = {"steps": version.steps, "validation_loss": loss, "start": run.continued}
     about |= {"started": run.folder.about["created"], "run_key": run.folder.keys.run}
@@ -101,7 +103,7 @@ def _write(run: Run, version: Version, folder: Path, *, at_end: bool) -> dict[st
         vectors = run.network.embeddings.tensors()
         words = save_embeddings(folder / "words", path.stem, vectors, run.base.parts, metadata)
     places = {token: word.relative_to(folder).as_posix() for token, word in words.items()}
-    return {"path": path.name, "words": places, "steps": version.steps}
+    return LoraFiles(path=path.name, words=places, steps=version.steps)
 
 
 def _dtype(config: RunConfig, version: Version) -> str:

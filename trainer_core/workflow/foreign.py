@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.json_files import parse_json
-from ..config import MODEL_FILES, OPTIMIZERS
+from ..config import ALGORITHMS, MODEL_FILES, OPTIMIZERS
 from ..config.naming import SECTIONS
 from ..config.optimizer import RATES
 from ..config.rows import without_effect
@@ -320,8 +320,9 @@ def _network(found: Imported, rest: dict[str, Any]) -> None:
     lycoris = "lycoris" in str(rest.get("network_module", ""))
     given = dict(_pairs(rest.pop("network_args", None)))
     algorithm = given.pop("algo", "lora")
-    if algorithm in ("lora", "locon", "loha", "lokr", "ia3", "full", "boft", "glora"):
-        found.put("lora.algorithm", "lora" if algorithm == "locon" else algorithm)
+    known = {each.lycoris: name for name, each in ALGORITHMS.items() if each.lycoris}
+    if algorithm in known or algorithm in ALGORITHMS:
+        found.put("lora.algorithm", known.get(algorithm, algorithm))
     else:
         found.leave("network_args algo", algorithm)
     convolutions = float(given.get("conv_dim", 0) or 0) > 0

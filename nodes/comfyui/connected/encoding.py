@@ -20,6 +20,7 @@ class ConnectedText:
 
     encoders: tuple[Any, ...] = ()
     trainable = None
+    cut = None
     window = max_tokens = WINDOW
 
     def __init__(self, wired: Wired) -> None:
@@ -42,11 +43,6 @@ class ConnectedText:
         """Count the tokens of a caption."""
         del words
         return text.count_tokens(self._wired.clip, caption, weights=self._wired.prompt_weights)
-
-    def cut(self, caption: str, words: Words) -> tuple[str, list[str]]:
-        """Nothing is cut."""
-        del caption, words
-        return "", []
 
     def longest_batch(self, captions: Iterable[str], count: int, words: Words) -> int:
         """Count the tokens of the longest caption."""

@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ....trainer_core.config import Preset
+from ....trainer_core.config.algorithms import KEYS_AND_ENDS
 from ....trainer_core.memory.gradient_checkpointing import LEVELS
 from ....trainer_core.models.base import BASE, Layer, Unit
-from ....trainer_core.models.sd.layers import IA3, PREFIX
+from ....trainer_core.models.sd.layers import PREFIX
 from ....trainer_core.networks.layers.shape import is_linear, is_matrix, is_norm
 from . import names
 
@@ -167,7 +168,7 @@ def _called(block: nn.Module) -> list[nn.Module]:
 
 
 def _presets(path: str, module: nn.Module, find: _Blocks) -> frozenset[str]:
-    """List the presets, and (IA)^3, that train a layer of a transformer; a norm follows the layers of its block."""
+    """List what trains a layer of a transformer, as `Layer.presets`; a norm follows the layers of its block."""
     presets: set[Preset | str] = {"full"}
     if is_linear(module) or is_norm(module) or getattr(module, "kernel_size", ()) == (1, 1):
         presets.add("full-lin")
@@ -180,7 +181,8 @@ def _presets(path: str, module: nn.Module, find: _Blocks) -> frozenset[str]:
         presets.add("attn-mlp")
         attends = any(ATTENTION.fullmatch(piece) for piece in pieces) and not _in_mlp(pieces)
         presets |= {"attn-only"} if attends else set()
-        presets |= {IA3} if (attends and KEYS.fullmatch(_last(pieces))) or MLP_END.fullmatch(inside) else set()
+        ends = (attends and KEYS.fullmatch(_last(pieces))) or MLP_END.fullmatch(inside)
+        presets |= {KEYS_AND_ENDS} if ends else set()
     return frozenset(presets)
 
 
@@ -194,7 +196,7 @@ def _last(pieces: list[str]) -> str:
 
 
 def _unet_presets(path: str, module: nn.Module, find: _Blocks) -> frozenset[str]:
-    """List the presets, and (IA)^3, that train a layer of a UNet, as for those that this pack loads itself."""
+    """List what trains a layer of a UNet, as for those that this pack loads itself."""
     del find
     if path.startswith("label_emb"):
         return frozenset()
@@ -205,7 +207,7 @@ def _unet_presets(path: str, module: nn.Module, find: _Blocks) -> frozenset[str]
     within = ".transformer_blocks." in path or re.search(r"\.1\.(norm|proj_in|proj_out)$", path) is not None
     if within:
         presets |= {"attn-mlp", "unet-transformer-only"} | ({"attn-only"} if attention or is_norm(module) else set())
-        presets |= {IA3} if path.endswith((".to_k", ".to_v", ".ff.net.2")) else set()
+        presets |= {KEYS_AND_ENDS} if path.endswith((".to_k", ".to_v", ".ff.net.2")) else set()
     elif not path.startswith("time_embed"):
         presets.add("unet-convblock-only")
     return frozenset(presets)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ....trainer_core.memory.written import Watched
 from ....trainer_core.models import Conditioning, Layer
 from ....trainer_core.models.base import Slice, Unit
 from . import gradients, names
@@ -20,7 +20,6 @@ from .wired import Wired
 class ConnectedDenoiser:
     """The denoiser of a linked MODEL; implements `Denoiser`."""
 
-    writes_inputs = True
     unquantized: tuple[str, ...] = ()
 
     def __init__(self, wired: Wired) -> None:
@@ -40,9 +39,10 @@ class ConnectedDenoiser:
         """List the repeated blocks; none where they cannot be recomputed."""
         return layers_of.units(self.module) if self._wired.units is None else self._wired.units
 
-    def passes(self, shape: Sequence[int]) -> AbstractContextManager[None]:
-        """Wrap a forward pass and its backward pass: models may write into what the backward pass needs."""
-        return self._wired.written.passes(tuple(shape))
+    @property
+    def written(self) -> Watched:
+        """The care for blocks that may write into what the backward pass needs."""
+        return self._wired.written
 
     def predict(self, noised: Tensor, levels: Tensor, conditions: BatchConditions) -> Tensor:
         """Compute the raw output."""

@@ -6,11 +6,13 @@ from torch import nn
 from torch.func import functional_call
 from toy_layers import BASES, CASES, NAME, TABLE, attached, beside, file_parts
 
-from lora_atelier.trainer_core.config import LoraConfig
+from lora_atelier.trainer_core.config import ALGORITHMS, LoraConfig
+from lora_atelier.trainer_core.config.rows import rows_of
 from lora_atelier.trainer_core.lora_files.formats import layer_kind
 from lora_atelier.trainer_core.networks import remarks_on_algorithm
 from lora_atelier.trainer_core.networks.build import build_layer
 from lora_atelier.trainer_core.networks.choose import TrainedLayer
+from lora_atelier.trainer_core.networks.layers import LAYERS
 from lora_atelier.trainer_core.networks.layers.dropout import Dropouts
 from lora_atelier.trainer_core.networks.layers.loha import LohaLayer
 from lora_atelier.trainer_core.networks.layers.lokr import LokrLayer, factorise
@@ -251,6 +253,15 @@ def test_ranks_that_are_left_out_are_missing_in_the_second_product(case):
 def test_settings_of_another_algorithm_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         LoraConfig(**settings)
+
+
+def test_every_algorithm_has_layers_that_are_built_of_its_settings():
+    assert list(LAYERS) == list(ALGORITHMS)
+    known = rows_of(LoraConfig)
+    for name, kind in LAYERS.items():
+        assert set(ALGORITHMS[name].settings) <= known.keys()
+        assert set(kind.takes) <= {"rank", "alpha", "name", "seed", *ALGORITHMS[name].settings}
+        assert set(kind.multiplied) <= kind.endings.keys() and set().union(*kind.forms) <= kind.endings.keys()
 
 
 def test_remarks_on_what_may_surprise():

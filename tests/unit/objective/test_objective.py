@@ -13,7 +13,7 @@ from gradients import loss_of
 
 from lora_atelier.trainer_core.common.axes import like
 from lora_atelier.trainer_core.config import MIN_SNR, ObjectiveConfig
-from lora_atelier.trainer_core.config.objective import HUBER, Loss, Weighting
+from lora_atelier.trainer_core.config.objective import HUBER, WEIGHTINGS, Loss
 from lora_atelier.trainer_core.data.masks import loss_mask
 from lora_atelier.trainer_core.models.base import NoiseModel
 from lora_atelier.trainer_core.models.sd.noise import alphas_cumprod, noise_model
@@ -225,6 +225,10 @@ def test_weights_have_the_published_values(timestep, ratio, min_snr, debiased, p
     assert as_v == pytest.approx(1 + 0.5 * (limited + 1) / limited, rel=2e-4)
 
 
+def test_every_weighting_has_a_formula():
+    assert list(weightings.FORMULAS) == list(WEIGHTINGS)
+
+
 def test_no_weight_for_v_is_infinite_where_the_noise_ends_in_pure_noise():
     ratios = path_of("v_prediction", True).snr
     for weighting in ("min_snr", "soft_min_snr", "debiased", "p2", "v_scaled"):
@@ -356,7 +360,7 @@ def test_every_combination_of_loss_weighting_prediction_and_mask(loss, kind):
             own_mask, c = None if mask is None else mask[i], float(thresholds[i])
             expected = hand_computed(said[i], wanted[i], own_mask, other[i], weight, loss, c)
             assert each[i].item() == pytest.approx(expected, rel=2e-4)
-        names = typing.get_args(Weighting) if loss_on == "prediction" else ["min_snr"]
+        names = WEIGHTINGS if loss_on == "prediction" else ["min_snr"]
         for weighting in names:
             gamma = 5.0 if weighting in MIN_SNR and loss_on == "prediction" else 0.0
             weighted = Objective(settings.replace(weighting=weighting, min_snr_gamma=gamma), noise_levels, 0)

@@ -1,7 +1,6 @@
 """Learning-rate curves: the table, transformers' and torch's schedules, behaviour after the end, what is refused."""
 
 import math
-import typing
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +13,10 @@ from hypothesis import strategies as st
 
 from lora_atelier.trainer_core.config import SchedulerConfig
 from lora_atelier.trainer_core.config.rows import without_effect
+from lora_atelier.trainer_core.config.scheduler import SHAPES
 from lora_atelier.trainer_core.optim.expression import LONGEST, read_expression
 from lora_atelier.trainer_core.optim.schedule import (
+    FORMULAS,
     NAMES,
     check_curve,
     check_length,
@@ -138,14 +139,15 @@ def test_cycles_of_rex_with_restarts_have_these_lengths(fields, lengths):
     assert [b - a for a, b in pairwise(peaks)] == lengths
 
 
+def test_every_shape_has_a_formula():
+    assert FORMULAS.keys() == SHAPES.keys()
+
+
 def test_a_cycle_of_rex_with_restarts_ends_at_the_floor_and_its_peak_is_not_below_it():
     config = SchedulerConfig(name="rex_restarts", cycles=3, gamma=0.5, min_lr_ratio=0.4)
     values = [lr_factor(step, 300, config) for step in (0, 99, 100, 199, 200, 250, 300)]
     assert values[0] == 1 and values[2] == 0.5 and values[4:] == [0.4, 0.4, 0.4]
     assert 0.4 < values[1] < 0.5 and 0.4 < values[3] < 0.41
-
-
-SHAPES = typing.get_args(typing.get_type_hints(SchedulerConfig)["name"])
 
 
 @settings(max_examples=150, deadline=None)

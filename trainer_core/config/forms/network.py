@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ..algorithms import ALGORITHMS
 from ..embedding import EmbeddingConfig
-from ..network import PRODUCTS, BeneathConfig, LoraConfig
+from ..network import BeneathConfig, LoraConfig
 from ..optimizer import RATES, OptimizerConfig
 from ..optimizers import OPTIMIZERS, Optimizer
 from ..rows import Row, rows_of
@@ -18,7 +19,7 @@ USUAL = "Not linked = as suits the model."
 
 
 def _lora() -> Iterable[Row]:
-    """Show GLoRA without options, which it rarely needs, and the base model that the node looks at."""
+    """Show algorithms that rarely need options without them, and the base model that the node looks at."""
     for each in rows_of(LoraConfig).values():
         if each.name == "names":
             yield linked(
@@ -28,8 +29,8 @@ def _lora() -> Iterable[Row]:
                 "on this node. Training does not depend on it.",
                 optional=True,
             )
-        narrowed = each.acts_with and "glora" in each.acts_with[1]
-        yield replace(each, acts_with=("algorithm", PRODUCTS)) if narrowed else each
+        shown = tuple(name for name in each.acts_with[1] if not ALGORITHMS[name].bare) if each.acts_with else ()
+        yield replace(each, acts_with=("algorithm", shown)) if shown else each
 
 
 def _existing() -> Iterable[Row]:

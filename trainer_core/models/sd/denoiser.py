@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +20,11 @@ class UNet:
     module: Any
     dtype: torch.dtype
     unquantized: tuple[str, ...] = UNQUANTIZED
-    writes_inputs: bool = False
+    written: None = None  # no block writes into its inputs
 
     def units(self) -> list[Unit]:
         """List the repeated blocks."""
         return units(self.module)
-
-    def passes(self, shape: Sequence[int]) -> AbstractContextManager[None]:
-        """Change nothing: no block writes into its inputs."""
-        del shape
-        return nullcontext()
 
     def predict(self, noised: Tensor, levels: Tensor, conditions: Conditions) -> Tensor:
         """Run the UNet on (B, 4, H, W) noised latents at (B,) timesteps."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ...config import ALGORITHMS
 from ..files.safetensors_file import Shapes
 
 PREFIXES = (
@@ -25,9 +26,7 @@ ADAPTERS = (
     ("lora_up", "a LoRA"),
     ("lora_A", "a LoRA"),
     ("lora.down", "a LoRA"),
-    ("hada_w1", "a LoHa"),
-    ("lokr_w", "a LoKr"),
-    ("oft_blocks", "an OFT network"),
+    *((each.sign, f"a file of {each.title}") for each in ALGORITHMS.values() if each.sign),
     ("dora_scale", "a LoRA"),
     ("emb_params", "a textual inversion embedding"),
     ("string_to_param", "a textual inversion embedding"),

@@ -10,7 +10,8 @@ from typing import Any, get_args
 from torch import Tensor, nn
 
 from ...config import DENOISER_ONLY, Preset
-from ..base import BASE, Layer, Slice
+from ...config.algorithms import KEYS_AND_ENDS
+from ..base import BASE, Layer
 from .family import Family, TextPart
 from .identify import made_for
 from .names import UNET_OUTSIDE, unet_ldm_names
@@ -21,8 +22,7 @@ PREFIXES = ("lora_unet_", "unet_", "diffusion_model_", "model_diffusion_model_",
 PRESETS: tuple[Preset, ...] = get_args(Preset)
 TEXT_PRESETS = frozenset(preset for preset in PRESETS if preset not in DENOISER_ONLY)
 TEXT_LAYERS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
-IA3 = "ia3"  # the algorithm with its own choice of layers: keys, values, and the last layer of each MLP
-IA3_LAYERS = (".to_k", ".to_v", ".ff.net.2", ".k_proj", ".v_proj", ".fc2")
+ENDS = (".to_k", ".to_v", ".ff.net.2", ".k_proj", ".v_proj", ".fc2")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class StableDiffusionLayers:
     unet: Any
     texts: Sequence[ClipEncoder]
     family: Family
+    further_names: None = None  # every layer lists all of its names
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -45,10 +46,6 @@ class StableDiffusionLayers:
     def layouts(self, setting: str) -> list[list[str]]:
         """List the possible block orders of a list setting of LoRA Config."""
         return block_layouts(self.unet, setting)
-
-    def further_names(self) -> Mapping[str, tuple[str, Slice | None]]:
-        """None: every layer lists all of its names."""
-        return {}
 
     def made_for(self, widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
         """Guess the family that a LoRA file was made for; "" if nothing tells."""
@@ -106,7 +103,7 @@ def text_layers(text: ClipEncoder, part: TextPart, *, first: bool = True, only: 
         path = own if own.startswith(("text_model.", "text_projection")) else f"text_model.{own}"
         projection = path.rpartition(".")[2] in TEXT_LAYERS and isinstance(module, nn.Linear)
         trainable = projection and _number(path) < text.depth
-        presets = TEXT_PRESETS | ({IA3} if path.endswith(IA3_LAYERS) else frozenset())
+        presets = TEXT_PRESETS | ({KEYS_AND_ENDS} if path.endswith(ENDS) else frozenset())
         layers.append(
             Layer(
                 name=f"{text.prefix}_{_flat(path)}",
@@ -173,10 +170,10 @@ def _is_xl(unet: Any) -> bool:
 
 
 def _unet_presets(path: str, module: nn.Module) -> frozenset[str]:
-    """List the presets, and (IA)^3, that train a layer of the UNet; a norm follows the layers beside it."""
+    """List what trains a layer of the UNet, as `Layer.presets`; a norm follows the layers beside it."""
     matrix = isinstance(module, nn.Linear | nn.Conv2d)
     presets = frozenset(preset for preset in PRESETS if _in_preset(preset, path, module))
-    return presets | {IA3} if matrix and path.endswith(IA3_LAYERS) else presets
+    return presets | {KEYS_AND_ENDS} if matrix and path.endswith(ENDS) else presets
 
 
 def _in_preset(preset: Preset, path: str, module: nn.Module) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .form import BIAS, Parts
 from .layer import NetworkLayer
 from .product import wide
 from .shape import geometry_of, weight_shape
@@ -18,7 +20,11 @@ Norm = nn.GroupNorm | nn.LayerNorm
 class FullLayer(NetworkLayer):
     """W' = W + diff, b' = b + diff_b; both differences start at zero. A layer without bias gets none."""
 
-    suffixes = ("diff", "diff_b")  # in files
+    endings: ClassVar = {"diff": ("diff", "w_norm"), BIAS: (BIAS, "b_norm")}  # of a weight, and of a norm
+    forms: ClassVar = dict.fromkeys((frozenset({"diff"}), frozenset()), "full difference")  # the latter: bias alone
+    multiplied = ("diff",)
+    decomposes = False
+    of_norm: ClassVar[bool] = False
 
     def __init__(self, base: nn.Linear | nn.Conv2d | Norm) -> None:
         super().__init__()
@@ -53,15 +59,21 @@ class FullLayer(NetworkLayer):
         return wide(self.diff)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Collect the differences by LyCORIS' suffixes."""
-        found = zip(self.suffixes, (self.diff, self.diff_b), strict=True)
-        return {suffix: tensor.detach() for suffix, tensor in found if tensor is not None}
+        """Collect the differences by LyCORIS' endings."""
+        found = zip(self.endings.values(), (self.diff, self.diff_b), strict=True)
+        return {endings[self.of_norm]: tensor.detach() for endings, tensor in found if tensor is not None}
+
+    @classmethod
+    def delta_of(cls, parts: Parts, alpha: float) -> Tensor:
+        """The difference itself; it has no scale."""
+        del alpha
+        return parts["diff"]
 
 
 class NormLayer(FullLayer):
     """Differences of a norm, whose output is linear in weight and bias: the norm of x with diff and diff_b is added."""
 
-    suffixes = ("w_norm", "b_norm")
+    of_norm = True
 
     def __init__(self, base: Norm) -> None:
         super().__init__(base)

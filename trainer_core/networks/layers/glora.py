@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...config import setting
-from .deltas import glora_delta
+from .form import Parts, scale_of
 from .product import ProductLayer, add_low_rank, wide
 
 
@@ -20,7 +20,10 @@ class GloraLayer(ProductLayer):
     a1: (in, rank[, 1, 1]), a2: (rank, in[, 1, 1]), b1: (out, rank[, 1, 1]), b2: (rank, in[, k, k]).
     """
 
-    parts = ("a1", "a2", "b1", "b2")
+    endings: ClassVar = {part: (f"{part}.weight",) for part in ("a1", "a2", "b1", "b2")}
+    forms: ClassVar = {frozenset(endings): "GLoRA"}
+    multiplied = ("a1", "b1")
+    of_weight = True
     plus = ("a2", "b2")
     uses_changed_input = False
 
@@ -43,10 +46,6 @@ class GloraLayer(ProductLayer):
         ones = (1,) * (len(self.shape) - 2)
         shapes = {part: (-1, *self.shape[1:]) if part == "b2" else (*t.shape[:2], *ones) for part, t in parts.items()}
         super().load({part: tensor.reshape(shapes[part]) for part, tensor in parts.items()}, alpha)
-
-    def file_rank(self) -> int:
-        """The rank of the parameters."""
-        return cast(Tensor, self._parameters["b2"]).shape[0]
 
     def factors(self) -> tuple[nn.Parameter, ...]:
         """Empty: the delta also contains the frozen weight, so it is no product of parameters."""
@@ -71,12 +70,26 @@ class GloraLayer(ProductLayer):
 
     def changed_weight(self, weight: Tensor) -> Tensor:
         """Compute W + scale * (W A + B), at least float32."""
-        a1, a2, b1, b2 = (wide(self._part(part)).flatten(1) for part in self.parts)
         weight, scale = wide(weight), self.scale * (1.0 if self.scalar is None else float(self.scalar.detach()))
-        return weight + scale * glora_delta(weight, a1, a2, b1, b2)
+        return weight + scale * _delta(weight, {part: wide(self._part(part)) for part in self.endings})
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Collect the tensors by LyCORIS' suffixes."""
-        tensors = self.file_tensors("a1")
-        tensors["b1"] = self.with_scalar(tensors["b1"]).detach()
-        return {**{f"{part}.weight": tensors[part] for part in self.parts}, "alpha": tensors["alpha"]}
+    @classmethod
+    def rank_of(cls, parts: Parts) -> int:
+        """The rows of a2."""
+        return len(parts["a2"])
+
+    @classmethod
+    def change_of(cls, weight: Tensor, parts: Parts, alpha: float, strength: float) -> Tensor:
+        """Compute strength * scale * (W a1 a2 + b1 b2)."""
+        return strength * (scale_of(alpha, cls.rank_of(parts)) * _delta(weight, parts))
+
+    @classmethod
+    def fits(cls, parts: Parts, weight: torch.Size) -> bool:
+        """Tell whether the product with a weight of this shape has its shape."""
+        return cls.change_of(torch.empty(weight, device="meta"), parts, 0.0, 1.0).shape == weight
+
+
+def _delta(weight: Tensor, parts: Parts) -> Tensor:
+    """Compute W a1 a2 + b1 b2 of a weight (out, in[, k, k]) in its shape."""
+    a1, a2, b1, b2 = (parts[part].flatten(1) for part in ("a1", "a2", "b1", "b2"))
+    return torch.einsum("o i ..., i j -> o j ...", weight, a1 @ a2) + (b1 @ b2).view(weight.shape)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from .dora import EPS, frozen_weight, per_column, per_output
+from .form import ALPHA, MAGNITUDE
 from .layer import NetworkLayer
 from .product import wide
 from .shape import weight_shape
+
+if TYPE_CHECKING:
+    from ...config import LoraConfig
 
 INPUT_SIDE = ("ff_net_2", "mlp_fc2")  # layers whose inputs are multiplied: the last of each feed-forward network
 
@@ -22,11 +26,19 @@ class Ia3Layer(NetworkLayer):
     ia3: v, (out,) or (in,).
     """
 
+    takes = ("name",)
+
     def __init__(self, base: nn.Linear | nn.Conv2d, *, name: str) -> None:
         super().__init__()
         self.shape = weight_shape(base)
         self.axis = 1 if name.endswith(INPUT_SIDE) else 0
         self.ia3 = nn.Parameter(torch.zeros(self.shape[self.axis]))
+
+    @staticmethod
+    def remarks(config: LoraConfig) -> list[str]:
+        """Tell how it is saved."""
+        said = "(IA)^3 is saved as an equal DoRA that only changes magnitudes, since ComfyUI cannot load (IA)^3."
+        return [] if config.bake else [said]
 
     def enter(self, x: Tensor) -> Tensor:
         """Compute x (1 + v) on the input side."""
@@ -52,7 +64,7 @@ class Ia3Layer(NetworkLayer):
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
         """Load v from the magnitudes of a file; needs the frozen layer."""
-        self.ia3.data = (parts["dora_scale"].flatten().float() / self._norm().cpu() - 1).to(self.ia3.device)
+        self.ia3.data = (parts[MAGNITUDE].flatten().float() / self._norm().cpu() - 1).to(self.ia3.device)
 
     def _norm(self) -> Tensor:
         """Compute the norms of the frozen weight's rows or columns, EPS added, float32."""
@@ -71,6 +83,6 @@ class Ia3Layer(NetworkLayer):
         return {
             "lora_down.weight": v.new_zeros(1, inputs, *kernel),
             "lora_up.weight": v.new_zeros(outputs, 1, *ones),
-            "alpha": torch.tensor(1.0),
-            "dora_scale": self._along(self._norm().to(v.device) * (1 + v)),
+            ALPHA: torch.tensor(1.0),
+            MAGNITUDE: self._along(self._norm().to(v.device) * (1 + v)),
         }

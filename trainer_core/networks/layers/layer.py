@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +11,20 @@ from torch import Tensor, nn
 from ...config import put_beneath
 from .dora import EPS, column_norms, frozen_weight, magnitude_factor, per_column, per_output, row_norms
 from .dropout import Dropouts
+from .form import MAGNITUDE, FileForm
+
+if TYPE_CHECKING:
+    from ...config import LoraConfig
 
 
-class NetworkLayer(nn.Module):
+class NetworkLayer(FileForm, nn.Module):
     """A trained layer beside one frozen layer. `enter` changes its input, `forward` its output, `leave` the result.
 
     A new layer changes nothing, bitwise. While a network is attached, `frozen` is the frozen layer, for its weight and
     bias; it is not a child, so its parameters are not trained.
     """
 
+    takes: ClassVar[tuple[str, ...]] = ()  # rank, alpha, name, seed, and settings of LoRA Config that it is built with
     frozen: nn.Module | None = None
     dropouts: Dropouts | None = None  # None: no dropout
     reversed: bool = False  # applied as at strength -1, for layers that add to the output
@@ -33,6 +38,12 @@ class NetworkLayer(nn.Module):
         super().__init__()
         self.register_parameter("magnitude", None)
         self.norms: Tensor | None = None  # of the frozen weight when the layer became a DoRA, shaped as in its file
+
+    @staticmethod
+    def remarks(config: LoraConfig) -> list[str]:
+        """List warnings about settings of this kind whose training or file may surprise."""
+        del config
+        return []
 
     def decompose(self, base: nn.Module, *, by_output: bool = False) -> None:
         """Make this a DoRA (Liu et al. 2024): train a magnitude per input, or with by_output per output, too.
@@ -129,7 +140,7 @@ class NetworkLayer(nn.Module):
         return torch.linalg.vector_norm(self.delta_weight()) if pair is None else pair_norm(*pair)
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
-        """Load this layer from a file, parts named as in lora_files/formats.py; alpha 0 stands for the rank.
+        """Load this layer from a file, parts named as in `endings`; alpha 0 stands for the rank.
 
         Form and rank of the file replace those that the layer was built with. Raises ValueError for other parts than
         this layer's.
@@ -163,7 +174,7 @@ class NetworkLayer(nn.Module):
             return {}
         assert self.norms is not None
         moved = self.magnitude.detach().to(self.norms.device, torch.float32)
-        return {"dora_scale": self.norms + EPS + moved.view(self.norms.shape)}
+        return {MAGNITUDE: self.norms + EPS + moved.view(self.norms.shape)}
 
 
 def pair_norm(up: Tensor, down: Tensor) -> Tensor:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .deltas import loha_sides, pairs_of_ranks
+from ...config import setting
+from .form import LowRank, Parts, scale_of, with_core
 from .product import ProductLayer, add_low_rank, wide
+
+if TYPE_CHECKING:
+    from ...config import LoraConfig
+
+MAX_RANK = 32  # above it, products of normal draws grow so large that runs end in NaN
+MATRICES = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
+CORES = ("hada_t1", "hada_t2")
 
 
 class LohaLayer(ProductLayer):
@@ -20,7 +29,10 @@ class LohaLayer(ProductLayer):
     sides are (rank, out) and (rank, in), and each product has a core hada_t1, hada_t2: (rank, rank, k, k).
     """
 
-    parts = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2")
+    takes = (*ProductLayer.takes, "tucker")
+    endings: ClassVar = {part: (part,) for part in (*MATRICES, *CORES)}
+    forms: ClassVar = {frozenset(MATRICES): "LoHa", frozenset((*MATRICES, *CORES)): "LoHa"}
+    multiplied = ("hada_w1_a",)
     plus = ("hada_w2_a",)
 
     def __init__(
@@ -40,13 +52,19 @@ class LohaLayer(ProductLayer):
             if core:
                 self.init_normal(f"hada_t{number}", rank, rank, *kernel, std=0.1)
 
-    def file_rank(self) -> int:
-        """The rank of the parameters."""
-        return self._parameters["hada_w1_b"].shape[0]  # type: ignore[union-attr]
+    @staticmethod
+    def remarks(config: LoraConfig) -> list[str]:
+        """Warn of a large rank."""
+        if (rank := max(config.rank, config.conv_rank)) <= MAX_RANK:
+            return []
+        return [
+            f"LoHa of rank {rank} gives matrices of that rank squared, which easily overflow to NaN; set rank and "
+            f"{setting('lora.conv_rank')} to {MAX_RANK} or less."
+        ]
 
     def _sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute a1, b1, a2, b2: (out, rank) and (rank, in k k) each, Tucker's core multiplied into b."""
-        a1, b1, a2, b2 = loha_sides(self._parameters)
+        a1, b1, a2, b2 = _sides(self._parameters)
         return a1, b1, self.with_scalar(a2), b2
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
@@ -78,9 +96,50 @@ class LohaLayer(ProductLayer):
         a1, b1, a2, b2 = (wide(side) for side in self._sides())
         return (self.scale * (a1 @ b1) * (a2 @ b2)).view(self.shape)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Collect the tensors by LyCORIS' suffixes."""
-        return self.file_tensors("hada_w1_a")
+    @classmethod
+    def settings_of(cls, parts: Collection[str]) -> dict[str, Any]:
+        """Tucker's cores tell the form."""
+        return {"tucker": "hada_t1" in parts}
+
+    @classmethod
+    def rank_of(cls, parts: Parts) -> int:
+        """The rows of b1."""
+        return len(parts["hada_w1_b"])
+
+    @classmethod
+    def inputs_of(cls, parts: Parts) -> int:
+        """The columns of b1."""
+        return parts["hada_w1_b"].shape[1:].numel()
+
+    @classmethod
+    def delta_of(cls, parts: Parts, alpha: float) -> Tensor:
+        """Compute scale * (a1 b1) * (a2 b2), in Tucker's form (out, in, k, k)."""
+        a1, b1, a2, b2 = _sides(parts)
+        delta = scale_of(alpha, cls.rank_of(parts)) * (a1 @ b1) * (a2 @ b2)
+        return delta.unflatten(1, (-1, *parts["hada_t1"].shape[2:])) if "hada_t1" in parts else delta
+
+    @classmethod
+    def product_of(cls, parts: Parts, alpha: float) -> LowRank | None:
+        """Write it as a LoRA of rank^2, as long as that is thin."""
+        a1, b1, a2, b2 = _sides(parts)
+        if len(b1) * len(b2) >= min(len(a1), b1.shape[1]):
+            return None
+        kernel = parts["hada_t1"].shape[2:] if "hada_t1" in parts else ()
+        return LowRank(*pairs_of_ranks(a1, b1, a2, b2), scale_of(alpha, cls.rank_of(parts)), kernel)
+
+
+def _sides(parts: Parts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Write a LoHa as (a1 b1) * (a2 b2), (out, rank) and (rank, in * k * k) each, with Tucker's cores in b."""
+    sides = []
+    for number in (1, 2):
+        a, b, core = parts[f"hada_w{number}_a"], parts[f"hada_w{number}_b"], parts.get(f"hada_t{number}")
+        sides += [a, b] if core is None else [a.t(), with_core(core, b).flatten(1)]
+    return sides[0], sides[1], sides[2], sides[3]
+
+
+def pairs_of_ranks(a1: Tensor, b1: Tensor, a2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
+    """Build up (out, rank^2), down (rank^2, n) with up @ down = (a1 b1) * (a2 b2), from all pairs of ranks."""
+    return (a1[:, :, None] * a2[:, None, :]).flatten(1), (b1[:, None] * b2[None]).flatten(0, 1)
 
 
 class _Hadamard(torch.autograd.Function):

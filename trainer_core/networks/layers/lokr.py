@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .deltas import kronecker, lokr_left, lokr_right
+from .form import Kronecker, Parts, scale_of
 from .product import ProductLayer, wide
+
+if TYPE_CHECKING:
+    from ...config import LoraConfig
+
+LEFT = ({"lokr_w1"}, {"lokr_w1_a", "lokr_w1_b"})  # the parts that make W1
+RIGHT = ({"lokr_w2"}, {"lokr_w2_a", "lokr_w2_b"}, {"lokr_w2_a", "lokr_w2_b", "lokr_t2"})
+PARTS = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2")
 
 
 def factorise(size: int, factor: int) -> tuple[int, int]:
@@ -39,7 +46,10 @@ class LokrLayer(ProductLayer):
     factor of W2 starts at zero. Two whole factors have no rank, so their scale is 1.
     """
 
-    parts = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2")
+    takes = (*ProductLayer.takes, "factor", "decompose_both", "full_matrix", "tucker")
+    endings: ClassVar = {part: (part,) for part in PARTS}
+    forms: ClassVar = {frozenset(left | right): "LoKr" for left in LEFT for right in RIGHT}
+    multiplied = ("lokr_w1", "lokr_w1_a")
     plus = ("lokr_w2", "lokr_w2_b")
 
     def __init__(
@@ -78,11 +88,6 @@ class LokrLayer(ProductLayer):
             parts = {**parts, "lokr_w2": whole.reshape(len(whole), -1, *self.shape[2:])}
         super().load(parts, alpha)
 
-    def file_rank(self) -> int:
-        """The rank of W2, else that of W1, else 1."""
-        found = (self._parameters[part] for part in ("lokr_w2_b", "lokr_w1_b"))
-        return next((p.shape[0] for p in found if p is not None), 1)
-
     @property
     def scale(self) -> float:
         """alpha / rank, or 1 when both factors are whole."""
@@ -94,11 +99,11 @@ class LokrLayer(ProductLayer):
 
     def _left(self) -> Tensor:
         """Compute W1 times the trained scalar, (out_l, in_m)."""
-        return self.with_scalar(lokr_left(self._parameters))
+        return self.with_scalar(_left(self._parameters))
 
     def _right(self) -> Tensor:
         """Compute the whole W2, (out_k, in_n[, k, k])."""
-        right = lokr_right(self._parameters)
+        right = _right(self._parameters)
         return right.reshape(len(right), -1, *self.shape[2:])
 
     def change(self, x: Tensor, base_output: Tensor) -> Tensor:
@@ -145,19 +150,69 @@ class LokrLayer(ProductLayer):
 
     def delta_weight(self) -> Tensor:
         """Compute the delta in the base weight's shape, at least float32, detached."""
-        return self.scale * kronecker(wide(self._left()), wide(self._right()))
+        return self.scale * _kronecker(wide(self._left()), wide(self._right()))
 
     def delta_norm(self) -> Tensor:
         """Compute the delta's Frobenius norm: the product of the norms of its factors."""
         left, right = (torch.linalg.vector_norm(wide(side)) for side in (self._left(), self._right()))
         return self.scale * left * right
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Collect the tensors by LyCORIS' suffixes; Tucker's form as two whole factors.
+    @staticmethod
+    def remarks(config: LoraConfig) -> list[str]:
+        """Tell how Tucker's form is saved."""
+        said = "LoKr with tucker is saved with a whole second factor, since ComfyUI cannot load its core."
+        return [said] if config.tucker else []
 
-        ComfyUI fails on lokr_t2 and does not change such layers.
-        """
-        if self._parameters["lokr_t2"] is not None:
-            right = (self.scale * self._right().detach()).contiguous()
-            return {"lokr_w1": self._left().detach(), "lokr_w2": right, "alpha": torch.tensor(self.alpha)}
-        return self.file_tensors("lokr_w1" if self._parameters["lokr_w1"] is not None else "lokr_w1_a")
+    @classmethod
+    def settings_of(cls, parts: Collection[str]) -> dict[str, Any]:
+        """Its factors tell the form."""
+        return {
+            "tucker": "lokr_t2" in parts,
+            "decompose_both": "lokr_w1_a" in parts,
+            "full_matrix": "lokr_w1" in parts and "lokr_w2" in parts,
+        }
+
+    @classmethod
+    def rank_of(cls, parts: Parts) -> int:
+        """The rank of W2, else that of W1, else 1."""
+        return next((len(parts[part]) for part in ("lokr_w2_b", "lokr_w1_b") if part in parts), 1)
+
+    @classmethod
+    def product_of(cls, parts: Parts, alpha: float) -> Kronecker:
+        """Compute both whole factors; where they are no products, there is no rank, and the scale is 1."""
+        scale = 1.0 if {"lokr_w1", "lokr_w2"} <= set(parts) else scale_of(alpha, cls.rank_of(parts))
+        return Kronecker(_left(parts).contiguous(), _right(parts).contiguous(), scale)
+
+    @classmethod
+    def delta_of(cls, parts: Parts, alpha: float) -> Tensor:
+        """Compute scale * kron(W1, W2)."""
+        left, right, scale = cls.product_of(parts, alpha)
+        return scale * _kronecker(left, right)
+
+    @classmethod
+    def comfy_form(cls, parts: Parts, alpha: float) -> tuple[dict[str, Tensor], float]:
+        """Multiply Tucker's core into two whole factors: ComfyUI fails on a core, and leaves such layers out."""
+        if "lokr_t2" not in parts:
+            return dict(parts), alpha
+        left, right, scale = cls.product_of({part: wide(tensor) for part, tensor in parts.items()}, alpha)
+        others = {part: tensor for part, tensor in parts.items() if part not in cls.endings}
+        return {**others, "lokr_w1": left, "lokr_w2": scale * right}, alpha
+
+
+def _left(parts: Parts) -> Tensor:
+    """Compute W1, (out_l, in_m)."""
+    whole = parts.get("lokr_w1")
+    return parts["lokr_w1_a"] @ parts["lokr_w1_b"] if whole is None else whole
+
+
+def _right(parts: Parts) -> Tensor:
+    """Compute W2, (out_k, in_n[, k, k]), or of two factors without a core (out_k, in_n * k * k)."""
+    if (whole := parts.get("lokr_w2")) is not None:
+        return whole
+    a, b, core = parts["lokr_w2_a"], parts["lokr_w2_b"], parts.get("lokr_t2")
+    return a @ b if core is None else torch.einsum("i j ..., j n, i k -> k n ...", core, b, a)
+
+
+def _kronecker(left: Tensor, right: Tensor) -> Tensor:
+    """Compute the Kronecker product of W1 (out_l, in_m) and W2 (out_k, in_n[, k, k])."""
+    return torch.kron(left.view(*left.shape, *(1,) * (right.ndim - 2)), right.contiguous())

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...common.rng import generator
-from .deltas import lora_sides
 from .dora import frozen_weight
-from .layer import NetworkLayer
+from .form import LowRank, Parts, scale_of, with_core
+from .layer import NetworkLayer, pair_norm
 from .product import ProductLayer, wide
 from .svd import largest_singular
 
@@ -33,7 +33,21 @@ class LoraLayer(ProductLayer):
     model. It starts at exactly zero, never subtracts two large products, and weight decay pulls towards the base model.
     """
 
-    parts = ("down", "mid", "up")
+    takes = (*ProductLayer.takes, "tucker", "init")
+    endings: ClassVar = {  # of kohya and LyCORIS; of peft, with or without its adapter's name; of diffusers
+        "down": (
+            "lora_down.weight",
+            r"lora_A(?:\.\w+)?\.weight|lora_A|lora\.down\.weight|lora_linear_layer\.down\.weight",
+        ),
+        "mid": ("lora_mid.weight",),
+        "up": (
+            "lora_up.weight",
+            r"lora_B(?:\.\w+)?\.weight|lora_B|lora\.up\.weight|lora_linear_layer\.up\.weight",
+        ),
+    }
+    forms: ClassVar = {frozenset({"down", "up"}): "LoRA", frozenset({"down", "up", "mid"}): "Tucker LoRA"}
+    multiplied = ("up",)
+    exact_rank = True
     plus = ("up",)
     down: nn.Parameter
     mid: nn.Parameter | None
@@ -116,7 +130,7 @@ class LoraLayer(ProductLayer):
     def low_rank(self) -> tuple[Tensor, Tensor]:
         """Compute scale * up (out, R) and down (R, in * k * k), at least float32; with Tucker's core in down."""
         down, up = self._factors()
-        down, up = lora_sides(wide(down), wide(up), None if self.mid is None else wide(self.mid))
+        down, up = _sides(wide(down), wide(up), None if self.mid is None else wide(self.mid))
         return self.scale * up, down
 
     def delta_weight(self) -> Tensor:
@@ -130,23 +144,57 @@ class LoraLayer(ProductLayer):
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
         """Load `down`, `up` and Tucker's `mid` of a file; those of a 1x1 convolution may be matrices."""
-        known = set(self.parts) if self.geometry else {"down", "up"}
+        known = set(self.endings) if self.geometry else {"down", "up"}
         if self.down_0 is not None or not {"down", "up"} <= set(parts) <= known:
             NetworkLayer.load(self, parts, alpha)  # raises
         kernel, ones = self.shape[2:], (1,) * (len(self.shape) - 2)
         kernels = {"down": ones if "mid" in parts else kernel, "mid": kernel, "up": ones}
         super().load({part: tensor.reshape(*tensor.shape[:2], *kernels[part]) for part, tensor in parts.items()}, alpha)
 
-    def file_rank(self) -> int:
-        """The rank of the parameters."""
-        return len(self.down)
-
     def tensors(self) -> dict[str, Tensor]:
-        """Collect the tensors by kohya's suffixes."""
-        down, up = (factor.detach() for factor in self._factors())
-        middle = {} if self.mid is None else {"lora_mid.weight": self.mid.detach()}
-        alpha = torch.tensor(self.alpha * (len(down) / self.rank))
-        return {"lora_down.weight": down, "lora_up.weight": up, **middle, "alpha": alpha}
+        """Collect the tensors by kohya's endings; those of an `init` have twice the rank."""
+        down, up = self._factors()
+        parts = {"down": down, "up": up} | ({} if self.mid is None else {"mid": self.mid})
+        return self.as_file(parts, self.alpha * (len(down) / self.rank))
+
+    @classmethod
+    def settings_of(cls, parts: Collection[str]) -> dict[str, Any]:
+        """Tucker's core tells the form."""
+        return {"tucker": "mid" in parts}
+
+    @classmethod
+    def rank_of(cls, parts: Parts) -> int:
+        """The rows of down."""
+        return len(parts["down"])
+
+    @classmethod
+    def inputs_of(cls, parts: Parts) -> int:
+        """The columns of down."""
+        return parts["down"].shape[1:].numel()
+
+    @classmethod
+    def product_of(cls, parts: Parts, alpha: float) -> LowRank:
+        """Up and down, with Tucker's core in down."""
+        down, up = _sides(parts["down"], parts["up"], parts.get("mid"))
+        kernel = parts["mid" if "mid" in parts else "down"].shape[2:]
+        return LowRank(up, down, scale_of(alpha, cls.rank_of(parts)), kernel)
+
+    @classmethod
+    def delta_of(cls, parts: Parts, alpha: float) -> Tensor:
+        """Compute scale * up @ down, (out, in * k * k)."""
+        up, down, scale, _ = cls.product_of(parts, alpha)
+        return scale * (up @ down)
+
+    @classmethod
+    def norm_of(cls, parts: Parts, alpha: float) -> float:
+        """Compute the norm from rank x rank products, in float64."""
+        up, down, scale, _ = cls.product_of({part: tensor.double() for part, tensor in parts.items()}, alpha)
+        return scale * float(pair_norm(up, down))
+
+
+def _sides(down: Tensor, up: Tensor, mid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Write a LoRA as down (rank, in * k * k) and up (out, rank), with Tucker's core in down."""
+    return (down if mid is None else with_core(mid, down.flatten(1))).flatten(1), up.flatten(1)
 
 
 def _principal(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...config import setting
+from .form import ALPHA, Parts
 from .layer import NetworkLayer
 from .lokr import factorise
 from .product import wide
 from .shape import weight_shape
+
+if TYPE_CHECKING:
+    from ...config import LoraConfig
 
 
 def butterfly_size(outputs: int, limit: int) -> int:
@@ -89,8 +93,17 @@ class OftLayer(NetworkLayer):
     """A layer that rotates blocks of outputs by orthogonal matrices: W' = R^T W, the bias is unchanged; R starts at I.
 
     oft_blocks X: (blocks, size, size), size being the smaller factor of `factorise(outputs, rank)`. constraint: limit
-    of ||Q|| = ||X - X^T|| per output, 0 = none.
+    of ||Q|| = ||X - X^T|| per output, 0 = none. In files alpha is the limit of the whole layer.
     """
+
+    takes = ("rank", "constraint")
+    endings: ClassVar = {part: (part,) for part in ("oft_blocks", "rescale")}
+    forms: ClassVar = {frozenset({"oft_blocks"}): "OFT", frozenset(endings): "OFT"}
+    of_weight = True
+    decomposes = False
+    scaled = False
+    staged: ClassVar[bool] = False
+    power: ClassVar[str] = "with the square of the strength"  # with which ComfyUI applies it
 
     def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, *, constraint: float = 0.0) -> None:
         super().__init__()
@@ -98,6 +111,15 @@ class OftLayer(NetworkLayer):
         self.channels = bool(kernel)  # a convolution's outputs are its second axis, those of linear layers the last
         self.constraint = constraint * self.outputs
         self.oft_blocks = nn.Parameter(torch.zeros(self._blocks_shape(rank)))
+
+    @classmethod
+    def remarks(cls, config: LoraConfig) -> list[str]:
+        """Tell what strengths other than 1 do."""
+        said = (
+            f"At strengths other than 1, ComfyUI applies {config.algorithm.upper()} {cls.power}. Set "
+            f"{setting('lora.bake')} to save a plain LoRA, whose strength acts as usual."
+        )
+        return [] if config.bake else [said]
 
     def _blocks_shape(self, rank: int) -> tuple[int, ...]:
         size, count = factorise(self.outputs, rank)
@@ -148,12 +170,37 @@ class OftLayer(NetworkLayer):
         """Collect the blocks by LyCORIS' suffix, constrained; no alpha, which ComfyUI reads as another constraint."""
         return {"oft_blocks": skew(self.oft_blocks.detach(), self.constraint).triu()}
 
+    @classmethod
+    def holds(cls, parts: Parts) -> bool:
+        """Tell both kinds from each other by the axes of the blocks."""
+        return "oft_blocks" in parts and (parts["oft_blocks"].ndim != 3) == cls.staged
+
+    @classmethod
+    def rank_of(cls, parts: Parts) -> int:
+        """The size of a block."""
+        return parts["oft_blocks"].shape[-1]
+
+    @classmethod
+    def change_of(cls, weight: Tensor, parts: Parts, alpha: float, strength: float) -> Tensor:
+        """Compute the change of a weight; as in ComfyUI, strength scales each rotation's change and the weight's."""
+        return strength * turned_weight(weight, strength * turn(skew(parts["oft_blocks"], alpha)))
+
+    @classmethod
+    def fits(cls, parts: Parts, weight: torch.Size) -> bool:
+        """Tell whether the blocks cover the outputs of a weight."""
+        *_, count, size, side = parts["oft_blocks"].shape
+        rescale = parts["rescale"].numel() if "rescale" in parts else weight[0]
+        return size == side and count * size == rescale == weight[0]
+
 
 class BoftLayer(OftLayer):
     """A layer that rotates in stages of a butterfly, which mixes all outputs: W' = B_m … B_1 W.
 
     oft_blocks: (stages, blocks, size, size) with 2^p blocks of `butterfly_size(outputs, rank)` and p + 1 stages.
     """
+
+    staged = True
+    power = "more than in proportion"
 
     def _blocks_shape(self, rank: int) -> tuple[int, ...]:
         size = butterfly_size(self.outputs, rank)
@@ -168,4 +215,12 @@ class BoftLayer(OftLayer):
 
     def tensors(self) -> dict[str, Tensor]:
         """Collect the blocks by LyCORIS' suffix, and alpha 0, without which ComfyUI does not change such layers."""
-        return {**super().tensors(), "alpha": torch.tensor(0.0)}
+        return {**super().tensors(), ALPHA: torch.tensor(0.0)}
+
+    @classmethod
+    def change_of(cls, weight: Tensor, parts: Parts, alpha: float, strength: float) -> Tensor:
+        """Compute the change of a weight; in ComfyUI, `rescale` acts on BOFT only."""
+        change = turned_weight(weight, strength * turn(skew(parts["oft_blocks"], alpha)))
+        if "rescale" in parts:
+            change = (weight + change) * parts["rescale"].view(-1, *(1,) * (weight.ndim - 1)) - weight
+        return strength * change

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...common.rng import generator
+from .form import ALPHA
 from .layer import NetworkLayer
 from .shape import geometry_of, weight_shape
 
 
 class ProductLayer(NetworkLayer):
-    """A layer that adds scale * (a product of small matrices), float32 parameters named as in files.
+    """A layer that adds scale * (a product of small matrices), float32 parameters named as the parts of its files.
 
-    parts: the parameters of all forms of the layer; those of other forms are None. scalar: with use_scalar, a trained
-    number that multiplies the delta; only it starts at zero then.
+    The parameters of other forms of the layer are None. scalar: with use_scalar, a trained number that multiplies the
+    delta; only it starts at zero then.
     """
 
-    parts: tuple[str, ...] = ()
+    takes: ClassVar[tuple[str, ...]] = ("rank", "alpha", "name", "seed", "use_scalar")
     scalar: nn.Parameter | None
 
     def __init__(
@@ -33,7 +34,7 @@ class ProductLayer(NetworkLayer):
         self.rank, self.alpha = rank, float(alpha)
         self.geometry = geometry_of(base)
         self._purpose = f"init/{name}", seed
-        for part in self.parts:
+        for part in self.endings:
             self.register_parameter(part, None)
         self.scalar = nn.Parameter(torch.zeros(())) if use_scalar else None
 
@@ -62,23 +63,19 @@ class ProductLayer(NetworkLayer):
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
         """Load the parameters of a file, with its form and rank; alpha 0 stands for the rank."""
-        if strange := set(parts) - set(self.parts):
+        if strange := set(parts) - set(self.endings):
             super().load({part: parts[part] for part in strange}, alpha)
-        for part in self.parts:
+        for part in self.endings:
             found = parts.get(part)
             self.register_parameter(part, None if found is None else nn.Parameter(found.detach().float().clone()))
-        self.rank = self.file_rank()
+        self.rank = self.rank_of(parts)
         self.alpha = float(alpha or self.rank)
         if self.scalar is not None:
             self.scalar.data.fill_(1)
 
-    def file_rank(self) -> int:
-        """The rank of the parameters."""
-        raise NotImplementedError
-
     def factors(self) -> tuple[nn.Parameter, ...]:
         """The parameters whose product is the delta."""
-        return tuple(p for part in self.parts if (p := self._parameters[part]) is not None)
+        return tuple(p for part in self.endings if (p := self._parameters[part]) is not None)
 
     def drop_ranks(self, factor: Tensor) -> Tensor:
         """Mask the ranks of a factor (rank, …) that dropout excludes from this micro-batch."""
@@ -89,11 +86,16 @@ class ProductLayer(NetworkLayer):
         """Multiply one factor of the product by the trained scalar, if any."""
         return factor if self.scalar is None else factor * self.scalar
 
-    def file_tensors(self, folded: str) -> dict[str, Tensor]:
-        """Collect the parameters by part, and alpha; the part `folded` is multiplied by the scalar."""
-        tensors = {part: p.detach() for part in self.parts if (p := self._parameters[part]) is not None}
-        tensors[folded] = self.with_scalar(tensors[folded]).detach()
-        return {**tensors, "alpha": torch.tensor(self.alpha)}
+    def tensors(self) -> dict[str, Tensor]:
+        """Collect the parameters by their endings in files, times the scalar, and alpha."""
+        parts: dict[str, Tensor] = {part: p for part in self.endings if (p := self._parameters[part]) is not None}
+        parts |= {part: self.with_scalar(parts[part]) for part in self.multiplied if part in parts}
+        return self.as_file(parts, self.alpha)
+
+    def as_file(self, parts: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
+        """Name parts and alpha by their endings in files, in a form that ComfyUI loads."""
+        parts, alpha = self.comfy_form({part: tensor.detach() for part, tensor in parts.items()}, alpha)
+        return {**{self.endings[part][0]: tensor for part, tensor in parts.items()}, ALPHA: torch.tensor(alpha)}
 
 
 def wide(tensor: Tensor) -> Tensor:

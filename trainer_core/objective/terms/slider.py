@@ -13,12 +13,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ...config import STAYING, ObjectiveConfig, RunConfig, node, put_beneath, setting
+from ...config import ALGORITHMS, STAYING, ObjectiveConfig, RunConfig, node, put_beneath, setting
 from ...data.plan import MicroBatch
 from ..passes import Pass
 from .term import Strengths, Term
-
-LINEAR = ("lora", "loha", "lokr", "full")  # algorithms whose change at strength -1 is that at +1 with another sign
 
 
 def slider_sign(micro_batch: int) -> int:
@@ -93,13 +91,10 @@ def check_slider(config: RunConfig) -> None:
     if config.objective.slider == "off" and not config.dataset.paired:
         return
     lora = config.lora
-    if lora.algorithm not in LINEAR or lora.dora:
+    if lora.dora or not ALGORITHMS[lora.algorithm].opposite:
         kind = "DoRA" if lora.dora else lora.algorithm
-        remedy = (
-            f"{setting('lora.dora')} to off"
-            if lora.dora
-            else f"{setting('lora.algorithm')} to lora, loha, lokr or full"
-        )
+        others = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.opposite)
+        remedy = f"{setting('lora.dora')} to off" if lora.dora else f"{setting('lora.algorithm')} to one of {others}"
         raise ValueError(
             f"A slider needs a LoRA that does the opposite at strength -1, and {kind} does not; set {remedy}."
         )
