@@ -20,11 +20,12 @@ from unittest import mock
 
 import torch
 from durable import Cut
-from prepared import Ready, without_estimates
+from prepared import without_estimates
 from recipes.recipes import RECIPES, Material, Recipe, configure
+from tiny_runs import run
 
 from lora_atelier.trainer_core import train as training
-from lora_atelier.trainer_core.common.callbacks import Callbacks, StepReport
+from lora_atelier.trainer_core.common.callbacks import StepReport
 from lora_atelier.trainer_core.common.world import ALONE, ProcessFailed, World, joined
 from lora_atelier.trainer_core.config import EmbeddingConfig, MemoryConfig
 from lora_atelier.trainer_core.runs.asked import Paused, ask
@@ -75,7 +76,6 @@ def carry_out(job: dict[str, Any], material: Material, folder: Path, world: Worl
         if word := job.get("wishes", {}).get(str(report.step)):
             ask(runs[0], word)
 
-    callbacks = Callbacks(run=lambda path, _: runs.append(path), step=step, asked=asked, check=check, note=notes.append)
     with ExitStack() as stack:
         stack.enter_context(without_estimates(list(LADDER)))
         stack.enter_context(counted(seen))
@@ -83,13 +83,17 @@ def carry_out(job: dict[str, Any], material: Material, folder: Path, world: Worl
             stack.enter_context(failing(job["fails"]))
         found: dict[str, Any] = {"error": ""}
         try:
-            result = training.train_lora(
+            cache = (folder if job.get("own_cache") else folder.parent) / "cache"
+            result = run(
                 config,
-                folder / "lora.safetensors",
-                folder / "cache" if job.get("own_cache") else folder.parent / "cache",
-                callbacks=callbacks,
-                source=Ready(config.base_model),
+                folder,
+                cache,
                 world=world,
+                run=lambda path, _: runs.append(path),
+                step=step,
+                asked=asked,
+                check=check,
+                note=notes.append,
             )
         except (ProcessFailed, Paused, ValueError, RuntimeError, Cut) as error:
             found["error"] = f"{type(error).__name__}: {error}"

@@ -15,8 +15,8 @@ from unittest import mock
 
 import pytest
 import sessions
-from durable import change
 from safetensors import SafetensorError
+from tiny_runs import change
 
 from lora_atelier.trainer_core.common import tensor_tree
 from lora_atelier.trainer_core.config import RunConfig
@@ -83,9 +83,9 @@ class Faulty:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory, comfyui) -> Iterator[RunConfig]:
+def small(tmp_path_factory) -> Iterator[RunConfig]:
     """Give a run with as few operations as a run of all parts has."""
-    scene = sessions.make_scene(tmp_path_factory.mktemp("io") / "scene", comfyui / "comfy" / "sd1_tokenizer")
+    scene = sessions.make_scene(tmp_path_factory.mktemp("io") / "scene")
     plain = change(
         scene,
         train={"steps": 2, "accumulate": 1, "validate_every": 0, "keep_best": False},
