@@ -101,3 +101,8 @@ def differ(a, b):
 def equal(a, b):
     """Tell whether tensors by name are the same to the last bit."""
     return a.keys() == b.keys() and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
+
+
+def close(mine, other, tolerance=1e-4):
+    """Tell whether two tensors are as good as equal: the norm of their difference against that of the other."""
+    return (mine - other).norm() <= tolerance * other.norm()

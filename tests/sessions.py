@@ -34,11 +34,7 @@ from tiny_runs import tiny_config
 from lora_atelier.trainer_core import runs as run
 from lora_atelier.trainer_core import train as training
 from lora_atelier.trainer_core.common import tensor_tree as state
-from lora_atelier.trainer_core.config import (
-    CaptionConfig,
-    ConceptConfig,
-    RunConfig,
-)
+from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, RunConfig
 from lora_atelier.trainer_core.lora_files import write as export
 from lora_atelier.trainer_core.runs import publish
 from lora_atelier.trainer_core.training import prepare, saving, validate
@@ -196,6 +192,12 @@ def left_behind(result: Any) -> dict[str, Any]:
     tensors = {name: tensor.numpy().tobytes().hex() for name, tensor in sorted(result.tensors.items())}
     course = [result.losses, result.concepts, result.validation, result.best]
     return {"files": files, "tensors": tensors, "course": repr(course), "samples": repr(result.samples.tolist())}
+
+
+def essence(result: Any) -> dict[str, Any]:
+    """List the results of a finished run without its files' bytes, which hold dates."""
+    assert result.finished
+    return {name: value for name, value in left_behind(result).items() if name != "files"}
 
 
 def forked(job: dict[str, Any], config: RunConfig) -> int:

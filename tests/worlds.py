@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from prepared import without_estimates
 from recipes.recipes import RECIPES, Material, Recipe, configure
 from tiny_runs import run
 
+from comfy_client import free_port
 from lora_atelier.trainer_core import train as training
 from lora_atelier.trainer_core.common.callbacks import StepReport
 from lora_atelier.trainer_core.common.world import ALONE, ProcessFailed, World, joined
@@ -141,13 +141,6 @@ def start(folder: Path, tokenizer: Path) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, __file__, str(folder), str(tokenizer)], env=env | {"OMP_NUM_THREADS": str(THREADS)}
     )
-
-
-def free_port() -> int:
-    """Find a port that no process uses."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def work(folder: Path, tokenizer: Path) -> None:

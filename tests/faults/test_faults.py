@@ -24,6 +24,7 @@ from durable import Cut, cut_at
 from prepared import NeverLoaded, Ready
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from sessions import essence
 from tiny_runs import change, run
 
 from lora_atelier.trainer_core import train as training
@@ -64,12 +65,6 @@ def uninterrupted(tmp_path_factory) -> Callable[[RunConfig], dict]:
         return known[key]
 
     return of
-
-
-def essence(result) -> dict:
-    """List the results of a run without its files' bytes, which hold dates."""
-    assert result.finished
-    return {name: value for name, value in sessions.left_behind(result).items() if name != "files"}
 
 
 def the_run(folder: Path):

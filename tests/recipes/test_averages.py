@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from durable import apart, equal
-from safetensors import safe_open
+from lora_runs import metadata_in
 from safetensors.torch import load_file
 from tiny_runs import change, run, tiny_config
 
@@ -47,9 +47,8 @@ def test_the_running_average_is_saved_sampled_and_validated_beside_the_plain_wei
     assert both.samples.shape == (2, 64, 64, 3) and torch.equal(both.samples[1:], plain[1].samples)
     assert not torch.equal(both.samples[0], both.samples[1])
     assert both.validation[0] == plain[1].validation[0] and apart(both.validation[1][1], plain[1].validation[1][1])
-    with safe_open(both.path, "pt") as file:
-        assert file.metadata()["atelier.average"] == "ema"
-        assert file.metadata()["ss_optimizer"].startswith("torch.optim.adamw.AdamW(weight_decay=0.01,")
+    assert metadata_in(both.path)["atelier.average"] == "ema"
+    assert metadata_in(both.path)["ss_optimizer"].startswith("torch.optim.adamw.AdamW(weight_decay=0.01,")
     plainly = average | {"ema_output": "plain"}
     other = run(change(config, train={"steps": 2}, optimizer=plainly), tmp_path)
     assert (other.path.name, other.others[0].name) == ("lora-4.safetensors", "lora-4-ema.safetensors")

@@ -10,10 +10,11 @@ import pytest
 import torch
 from durable import equal
 from gradients import gradients as passes_of
+from lora_runs import metadata_in
 from PIL import Image
 from prepared import NeverLoaded, prepared
-from safetensors import safe_open
 from safetensors.torch import load_file
+from tiny_models import fill
 from tiny_runs import change, run, tiny_config
 
 from lora_atelier.trainer_core.config import (
@@ -53,11 +54,6 @@ def folders(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
 def config(checkpoint, folders):
     cats, dogs, held = map(str, folders)
@@ -95,8 +91,7 @@ def test_an_early_end_keeps_exactly_the_best_weights(config, tmp_path, cache, mo
     plain = run(change(config, train={"steps": ended}), tmp_path, cache)
     assert equal(load_file(result.others[0]), plain.tensors) and plain.losses == result.losses and plain.best is None
     for path, steps in ((result.path, step), (result.others[0], ended)):
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata()
+        metadata = metadata_in(path)
         assert metadata["ss_steps"] == str(steps)
         assert metadata["atelier.validation_loss"] == f"{measured[steps]:.6g}"
 
@@ -299,8 +294,7 @@ def test_accumulated_gradients_are_those_of_the_large_batch(config, tmp_path, mo
     for each in run.base.text.encoders:
         each.model.double()
     run.network.double()
-    for i, layer in enumerate(run.network.layers.values()):  # at the start all gradients of `down` are zero
-        torch.nn.init.normal_(layer.up, std=0.05, generator=torch.Generator().manual_seed(i))
+    fill(run.network)  # at the start all gradients of `down` are zero
     parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
     (micro,) = run.plan.step(0)
     objective = run.objective

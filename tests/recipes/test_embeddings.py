@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from clip_tokenizer import TOKENIZER
+from lora_runs import metadata_in
 from prepared import NeverLoaded, estimated
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_models import family_tensors
 from tiny_runs import change, run, tiny_config
@@ -85,8 +85,7 @@ def test_a_word_is_trained_exactly_twice_and_saved_as_comfyui_reads_it(config, t
     assert len({tuple(row) for row in mine["emb_params"].tolist()}) == 3 and not torch.equal(
         mine["emb_params"][:1], start
     )
-    with safe_open(first.embeddings["thing"], "pt") as file:
-        metadata = file.metadata()
+    metadata = metadata_in(first.embeddings["thing"])
     assert metadata["modelspec.architecture"] == "stable-diffusion-v1/textual-inversion"
     assert metadata["modelspec.trigger_phrase"] == "embedding:my_lora_1_-thing"
 

@@ -32,7 +32,6 @@ ALIKE = (
     *("average", "best by validation", "slider of pairs"),
 )
 RESUMED = [name for name in RECIPES if RECIPES[name].undisturbed]
-TEXT_LAYERS = [f"lora_te_text_model_encoder_layers_0_{end}" for end in ("mlp_fc1", "self_attn_q_proj")]
 
 
 @pytest.mark.parametrize("name", [*ALIKE, *RESUMED])

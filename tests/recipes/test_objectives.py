@@ -7,8 +7,8 @@ import pytest
 import torch
 from durable import apart
 from gradients import gradients, loss_of
+from lora_runs import metadata_in
 from prepared import NeverLoaded, prepared
-from safetensors import safe_open
 from tiny_runs import change, run, run_with_notes, tiny_config
 
 from lora_atelier.trainer_core.config import DatasetConfig, MaskConfig, ObjectiveConfig, OptimizerConfig
@@ -57,8 +57,7 @@ def test_a_run_with_everything_switched_on_repeats_to_the_last_bit(config, tmp_p
     second = run(config, tmp_path)
     assert first.losses == second.losses and all(map(math.isfinite, first.losses))
     assert all(torch.equal(t, second.tensors[k]) for k, t in first.tensors.items())
-    with safe_open(second.path, "pt") as file:
-        told = file.metadata()
+    told = metadata_in(second.path)
     assert (told["ss_loss_type"], told["ss_huber_schedule"], told["ss_huber_c"]) == ("huber", "snr", "0.1")
     assert (told["ss_noise_offset"], told["ss_adaptive_noise_scale"]) == ("0.1", "0.1")
     assert (told["ss_multires_noise_iterations"], told["ss_ip_noise_gamma"]) == ("4", "0.1")

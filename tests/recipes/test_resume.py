@@ -40,11 +40,6 @@ pytestmark = pytest.mark.usefixtures("no_estimates")
 WORD = EmbeddingConfig(token="thing", vectors=2, learning_rate=1e-1, stop=2, keep_norm=True)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
     """Let the garbage collection at the end of each run pass over what the imports have left."""

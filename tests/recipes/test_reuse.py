@@ -9,9 +9,9 @@ import shutil
 import pytest
 import torch
 from durable import Cut, cut_at, equal, state_files
+from lora_runs import metadata_in
 from PIL import Image
 from prepared import NeverLoaded, Ready
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_runs import change, run, run_with_notes, tiny_config
 
@@ -31,11 +31,6 @@ from lora_atelier.trainer_core.preflight import disk
 from lora_atelier.trainer_core.runs import build_keys, find_runs, model_digests, open_run
 from lora_atelier.trainer_core.training import prepare
 from lora_atelier.trainer_core.training.result import describe_result
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True)
@@ -211,8 +206,7 @@ def test_samples_and_the_form_of_the_file_are_made_anew_without_training(config,
     assert other.path.name == "lora-2.safetensors" and {t.dtype for t in other.tensors.values()} == {torch.float32}
     assert all(torch.equal(other.tensors[k].half(), t) for k, t in first.tensors.items() if t.dtype == torch.float16)
     assert other.finished and "Resumed after step 2" in other.origin
-    with safe_open(other.path, "pt") as file:
-        assert file.metadata()["atelier.run"] == open_run(other.run).keys.run
+    assert metadata_in(other.path)["atelier.run"] == open_run(other.run).keys.run
 
 
 def test_a_run_becomes_longer_and_shorter(config, tmp_path, cache):

@@ -19,11 +19,6 @@ pytestmark = pytest.mark.usefixtures("no_estimates")
 PLAIN = SampleConfig(prompts=("thing",), negative="dull", width=32, height=32, steps=2, cfg=2, seed=5)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
 def config(checkpoint, pictures):
     config = tiny_config(

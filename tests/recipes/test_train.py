@@ -11,11 +11,11 @@ import pytest
 import tiny_runs
 import torch
 from durable import Cut, apart, differ, equal
+from lora_runs import metadata_in
 from PIL import Image
 from prepared import NeverLoaded, without_estimates
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_models import family_tensors, network_in, tiny_text_encoder
+from tiny_models import family_tensors, fill, network_in, tiny_text_encoder
 from tiny_runs import change, tiny_config
 
 from lora_atelier.trainer_core.common.callbacks import Callbacks
@@ -121,8 +121,7 @@ def test_the_file_is_whole_named_and_described(config, tmp_path):
     assert result.path == tmp_path / "lora.safetensors"
     read = load_file(result.path)
     assert all(torch.equal(read[k], t) for k, t in result.tensors.items())
-    with safe_open(result.path, "pt") as file:
-        metadata = file.metadata()
+    metadata = metadata_in(result.path)
     assert metadata["ss_base_model_version"] == "sd_v1" and metadata["ss_network_module"] == "networks.lora"
     assert (metadata["ss_network_dim"], metadata["ss_network_alpha"]) == ("4", "4.0")
     assert (metadata["ss_steps"], metadata["ss_seed"], metadata["ss_num_train_images"]) == ("4", "11", "6")
@@ -134,8 +133,7 @@ def test_the_file_is_whole_named_and_described(config, tmp_path):
     encoder.parent.mkdir()
     save_file({k: v.clone() for k, v in tiny_text_encoder().state_dict().items()}, encoder)
     other = run(change(config, base_model={"text_encoder": str(encoder)}), tmp_path)
-    with safe_open(other.path, "pt") as file:
-        metadata = str(file.metadata())
+    metadata = str(metadata_in(other.path))
     assert "encoder.safetensors" in metadata and "secret" not in metadata
 
 
@@ -463,8 +461,7 @@ def test_other_families_train_their_unet_and_text_encoders(config, tmp_path, fam
     assert result.losses[0] == pytest.approx(cached.losses[0], rel=1e-4)  # cached or not, the same conditioning
     ups = {k: t for k, t in result.tensors.items() if k.endswith("lora_up.weight") and k.startswith("lora_te")}
     assert {key.split("_text_model")[0] for key in ups} == prefixes and all(t.any() for t in ups.values())
-    with safe_open(result.path, "pt") as file:
-        metadata = file.metadata()
+    metadata = metadata_in(result.path)
     assert metadata["ss_base_model_version"] == {"sd2": "sd_v2_v", "sdxl": "sdxl_base_v1-0"}[family]
     assert metadata["ss_zero_terminal_snr"] == "True" and metadata["modelspec.prediction_type"] == "v"
     first = run(change(config, optimizer={"text_encoder_learning_rate": 1e-3}, train={"steps": 1}), tmp_path)
@@ -480,8 +477,7 @@ def start_file(config, folder):
     """Write a LoRA of UNet and text encoder that says something; return its path and tensors."""
     base = load_base_model(config.base_model)
     network = network_in(base, LoraConfig(rank=3, alpha=2, preset="attn-mlp"), 5)
-    for i, layer in enumerate(network.layers.values()):
-        torch.nn.init.normal_(layer.up, std=0.2, generator=torch.Generator().manual_seed(i))
+    fill(network, std=0.2)
     folder.mkdir(exist_ok=True)
     save_file(network.tensors(), folder / "old.safetensors", {"ss_network_dim": "3"})
     return folder / "old.safetensors", {k: t.clone() for k, t in network.tensors().items()}
@@ -509,8 +505,7 @@ def test_a_lora_is_continued_from_what_it_was(config, tmp_path):
     moved = next(key for key in old if key.startswith("lora_te_") and "lora_up" in key)
     assert not torch.equal(live.tensors[moved], old[moved])
 
-    with safe_open(continued.path, "pt") as file:
-        metadata = file.metadata()
+    metadata = metadata_in(continued.path)
     with path.open("rb") as file:
         content = file.read()
     start = json.loads(metadata["atelier.start"])
@@ -518,8 +513,7 @@ def test_a_lora_is_continued_from_what_it_was(config, tmp_path):
     body = content[8 + int.from_bytes(content[:8], "little") :]
     assert start["sshs_model_hash"] == hashlib.sha256(body).hexdigest()
     assert (metadata["ss_network_dim"], metadata["ss_network_alpha"]) == ("3", "2.0")
-    with safe_open(beneath.path, "pt") as file:
-        under = file.metadata()
+    under = metadata_in(beneath.path)
     assert json.loads(under["atelier.config"])["lora"]["beneath"] == [{"path": "old.safetensors", "strength": 1.0}]
     assert "atelier.start" not in under and str(tmp_path) not in str(metadata) + str(under)
 
