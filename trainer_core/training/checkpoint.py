@@ -42,6 +42,7 @@ def state_of(run: Run) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         "fits": run.fits.state_dict(),
         "best": run.best and (run.best.steps, run.best.loss),
     }
+    # A file each: where that of the optimizer or the history is damaged, the weights resume without it.
     return weights, optimizer, history
 
 
@@ -102,6 +103,7 @@ def resume(run: Run, checkpoint: Checkpoint) -> None:
         if weights["at"] != checkpoint.step:
             raise LookupError(f"the weights are of step {weights['at']!r:.20}")
         restore(run, weights, optimizer, history)
+    # It is a RuntimeError as well, and no fault of the save.
     except torch.OutOfMemoryError:
         raise
     except (LookupError, TypeError, AttributeError, RuntimeError) as error:
