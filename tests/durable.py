@@ -6,35 +6,16 @@ import csv
 import itertools
 
 import torch
-from prepared import Ready
 from safetensors.torch import load_file, save
 
-from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.common.tensor_tree import load_state, pack
 from lora_atelier.trainer_core.runs import open_run
-from lora_atelier.trainer_core.train import train_lora
 
 TIMED = ("seconds", "peak_gb")  # columns of a log that no two runs share
 
 
 class Cut(BaseException):
     """What a Cancel is to the core."""
-
-
-def change(config, **parts):
-    """Replace fields of a configuration's parts: change(config, train={"steps": 3})."""
-    return config.replace(**{part: getattr(config, part).replace(**values) for part, values in parts.items()})
-
-
-def run(config, folder, cache, **callbacks):
-    """Train into a folder; return the result and the sentences."""
-    logs, device = callbacks.pop("logs", None), callbacks.pop("device", "cpu")
-    source = callbacks.pop("source", None) or Ready(config.base_model)
-    notes = []
-    told = Callbacks(note=notes.append, **callbacks)
-    return train_lora(
-        config, folder / "lora.safetensors", cache, device, callbacks=told, logs=logs, source=source
-    ), notes
 
 
 def cut_at(step):
@@ -120,3 +101,8 @@ def differ(a, b):
 def equal(a, b):
     """Tell whether tensors by name are the same to the last bit."""
     return a.keys() == b.keys() and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
+
+
+def close(mine, other, tolerance=1e-4):
+    """Tell whether two tensors are as good as equal: the norm of their difference against that of the other."""
+    return (mine - other).norm() <= tolerance * other.norm()

@@ -2,6 +2,7 @@
 
 import torch
 from clip_tokenizer import TOKENIZER
+from safetensors import safe_open
 
 from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig, OptimizerConfig, RunConfig
 from lora_atelier.trainer_core.lora_files.continued import check_lora_files
@@ -31,6 +32,12 @@ def check(run):
 def load_with(config, *beneath, dtype=torch.float32):
     """Load a base model with LoRAs beneath."""
     return load_base_model(config, dtype, amend=lambda base: merge_beneath(base, beneath))
+
+
+def metadata_in(path):
+    """Read the metadata of a LoRA file: {name: text}."""
+    with safe_open(path, "pt") as file:
+        return file.metadata()
 
 
 def random(*shape, seed=0, scale=0.3):

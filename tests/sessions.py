@@ -26,27 +26,15 @@ from unittest import mock
 
 import torch
 from PIL import Image
-from prepared import Ready, without_estimates
+from prepared import without_estimates
 from safetensors.torch import save_file
+from tiny_runs import run as train
+from tiny_runs import tiny_config
 
 from lora_atelier.trainer_core import runs as run
 from lora_atelier.trainer_core import train as training
 from lora_atelier.trainer_core.common import tensor_tree as state
-from lora_atelier.trainer_core.common.callbacks import Callbacks
-from lora_atelier.trainer_core.config import (
-    BaseModelConfig,
-    CaptionConfig,
-    ConceptConfig,
-    DatasetConfig,
-    LoraConfig,
-    MemoryConfig,
-    OptimizerConfig,
-    RunConfig,
-    SampleConfig,
-    SavesConfig,
-    SchedulerConfig,
-    TrainConfig,
-)
+from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, RunConfig
 from lora_atelier.trainer_core.lora_files import write as export
 from lora_atelier.trainer_core.runs import publish
 from lora_atelier.trainer_core.training import prepare, saving, validate
@@ -55,7 +43,7 @@ from lora_atelier.trainer_core.training import result as results
 CLOCK = 1_700_000_000.0  # what time.time says in sessions whose files are compared byte for byte
 
 
-def make_scene(folder: Path, tokenizer: Path) -> RunConfig:
+def make_scene(folder: Path) -> RunConfig:
     """Write a base model as small as the code allows and a few pictures; return a run with all that can go wrong."""
     from diffusers import AutoencoderTiny, UNet2DConditionModel
     from tiny_models import tiny_text_encoder
@@ -87,25 +75,18 @@ def make_scene(folder: Path, tokenizer: Path) -> RunConfig:
             Image.fromarray(values.numpy()).save(folder / name / f"{i}.png")
             (folder / name / f"{i}.txt").write_text(f"thing, number {i}", encoding="utf-8")
     captions = CaptionConfig(dropout=0.2, shuffle=True)
-    return RunConfig(
-        base_model=BaseModelConfig(path=str(folder / "tiny.safetensors"), tokenizer=str(tokenizer)),
-        dataset=DatasetConfig(
-            concepts=(
-                ConceptConfig(folder=str(folder / "things"), flip=True, captions=captions),
-                ConceptConfig(folder=str(folder / "held"), role="validation"),
-            )
-        ),
-        lora=LoraConfig(  # few layers: most of a save's time goes by the tensor
-            rank=2, alpha=2, preset="attn-only", exclude=("*attn2*", "*to_[kv]", "*to_out*"), dropout=0.1
-        ),
-        optimizer=OptimizerConfig(learning_rate=1e-2, ema_decay=0.9),
-        scheduler=SchedulerConfig(name="constant"),
-        train=TrainConfig(
-            steps=4, accumulate=2, resolution=64, bucket_step=32, seed=5, validate_every=2, keep_best=True
-        ),
-        memory=MemoryConfig(checkpointing="0"),
-        sample=SampleConfig(prompts=("a thing",), steps=1, width=32, height=32),
-        saves=SavesConfig(save_every=1, save_unit="steps", keep_every=2, publish=True, sample_every=2),
+    return tiny_config(
+        folder / "tiny.safetensors",
+        ConceptConfig(folder=str(folder / "things"), flip=True, captions=captions),
+        ConceptConfig(folder=str(folder / "held"), role="validation"),
+        existing={"on_existing": "resume"},
+        # Few layers: most of a save's time goes by the tensor.
+        lora={"exclude": ("*attn2*", "*to_[kv]", "*to_out*"), "dropout": 0.1},
+        optimizer={"learning_rate": 1e-2, "ema_decay": 0.9},
+        train={"batch_size": 1, "accumulate": 2, "seed": 5, "validate_every": 2, "keep_best": True},
+        memory={"checkpointing": "0"},
+        sample={"prompts": ("a thing",), "steps": 1, "width": 32, "height": 32},
+        saves={"save_every": 1, "save_unit": "steps", "keep_every": 2, "publish": True, "sample_every": 2},
     )
 
 
@@ -199,12 +180,10 @@ class Moments:
             yield self
 
 
-def session(config: RunConfig, folder: Path, notes: list[str] | None = None, **callbacks: Any) -> Any:
+def session(config: RunConfig, folder: Path, notes: list[str] | None = None, **options: Any) -> Any:
     """Train as the node does, everything below one folder; return the result. notes: gets what the person reads."""
-    source = callbacks.pop("source", None) or Ready(config.base_model)
-    told = Callbacks(note=[].append if notes is None else notes.append, **callbacks)
     output = folder / "loras" / "lora.safetensors"
-    return training.train_lora(config, output, folder / "cache", callbacks=told, source=source)
+    return train(config, folder, output=output, note=[].append if notes is None else notes.append, **options)
 
 
 def left_behind(result: Any) -> dict[str, Any]:
@@ -213,6 +192,12 @@ def left_behind(result: Any) -> dict[str, Any]:
     tensors = {name: tensor.numpy().tobytes().hex() for name, tensor in sorted(result.tensors.items())}
     course = [result.losses, result.concepts, result.validation, result.best]
     return {"files": files, "tensors": tensors, "course": repr(course), "samples": repr(result.samples.tolist())}
+
+
+def essence(result: Any) -> dict[str, Any]:
+    """List the results of a finished run without its files' bytes, which hold dates."""
+    assert result.finished
+    return {name: value for name, value in left_behind(result).items() if name != "files"}
 
 
 def forked(job: dict[str, Any], config: RunConfig) -> int:

@@ -145,6 +145,13 @@ def network_on(unet, config, seed=0, texts=None):
     return network_in(model_of(unet, texts), config, seed)
 
 
+def fill(network, std=0.05):
+    """Draw the factors that begin with 0, so that a network is no fresh one; return it."""
+    for i, layer in enumerate(network.layers.values()):
+        torch.nn.init.normal_(layer.up, std=std, generator=torch.Generator().manual_seed(i))
+    return network
+
+
 def kl_autoencoder_tensors() -> dict[str, torch.Tensor]:
     """Return a narrow KL autoencoder of random weights, which gives latents a spread, under the original names."""
     from diffusers import AutoencoderKL

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,11 +19,13 @@ from unittest import mock
 
 import torch
 from durable import Cut
-from prepared import Ready, without_estimates
+from prepared import without_estimates
 from recipes.recipes import RECIPES, Material, Recipe, configure
+from tiny_runs import run
 
+from comfy_client import free_port
 from lora_atelier.trainer_core import train as training
-from lora_atelier.trainer_core.common.callbacks import Callbacks, StepReport
+from lora_atelier.trainer_core.common.callbacks import StepReport
 from lora_atelier.trainer_core.common.world import ALONE, ProcessFailed, World, joined
 from lora_atelier.trainer_core.config import EmbeddingConfig, MemoryConfig
 from lora_atelier.trainer_core.runs.asked import Paused, ask
@@ -75,7 +76,6 @@ def carry_out(job: dict[str, Any], material: Material, folder: Path, world: Worl
         if word := job.get("wishes", {}).get(str(report.step)):
             ask(runs[0], word)
 
-    callbacks = Callbacks(run=lambda path, _: runs.append(path), step=step, asked=asked, check=check, note=notes.append)
     with ExitStack() as stack:
         stack.enter_context(without_estimates(list(LADDER)))
         stack.enter_context(counted(seen))
@@ -83,13 +83,17 @@ def carry_out(job: dict[str, Any], material: Material, folder: Path, world: Worl
             stack.enter_context(failing(job["fails"]))
         found: dict[str, Any] = {"error": ""}
         try:
-            result = training.train_lora(
+            cache = (folder if job.get("own_cache") else folder.parent) / "cache"
+            result = run(
                 config,
-                folder / "lora.safetensors",
-                folder / "cache" if job.get("own_cache") else folder.parent / "cache",
-                callbacks=callbacks,
-                source=Ready(config.base_model),
+                folder,
+                cache,
                 world=world,
+                run=lambda path, _: runs.append(path),
+                step=step,
+                asked=asked,
+                check=check,
+                note=notes.append,
             )
         except (ProcessFailed, Paused, ValueError, RuntimeError, Cut) as error:
             found["error"] = f"{type(error).__name__}: {error}"
@@ -137,13 +141,6 @@ def start(folder: Path, tokenizer: Path) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, __file__, str(folder), str(tokenizer)], env=env | {"OMP_NUM_THREADS": str(THREADS)}
     )
-
-
-def free_port() -> int:
-    """Find a port that no process uses."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def work(folder: Path, tokenizer: Path) -> None:

@@ -152,8 +152,10 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
         if freeze_stopped(run.network, config, run.base, plan, run.at, stopped):
             read = run.reader(training=text_is_trained(run.network, config, run.base, stopped))
         factor = factor_on(run.curve, run.at, config.scheduler)
+        # A function of the step alone, so that a resumed run needs no state of a scheduler.
         for group in run.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
+        # The block swallows an attempt that is to be repeated, and `numbers` stays None.
         while numbers is None:  # again with less memory, where that runs out
             with guard.attempt() as keep:
                 numbers = keep(step(run, read))
@@ -181,6 +183,7 @@ def step(run: Run, read: ReadConditioning) -> StepNumbers:
     passes, parameters = Passes(loss=torch.zeros((), device=run.device)), parameters_of(run)
     whole = run.plan.step(run.at)
     factor = objective.reduction_factor(whole[0].step_samples, len(whole))
+    # A failed attempt may have left some; the guard has cleared those of the network alone.
     for term in objective.terms:
         term.forget_gradients()
 
@@ -193,7 +196,9 @@ def step(run: Run, read: ReadConditioning) -> StepNumbers:
             seen = run.passing(micro_batch.samples, draws, read, micro_batch.index)
             prediction = seen.predict()
             losses = objective.loss(prediction, seen)  # of each sample; terms have moved the target
+            # Divided by the samples of the whole step: unequal micro-batches give the gradient of one large batch.
             loss, weighed = (each.sum() / share for each in (losses, objective.weigh(losses, draws)))
+            # Reports show `loss`; what weighs it further shapes the gradient alone.
             scaler.scale(weighed * factor).backward()
             for apart in objective.apart(seen):  # what should stay as it was, with a backward pass of its own
                 more = apart.sum() / share
@@ -203,9 +208,11 @@ def step(run: Run, read: ReadConditioning) -> StepNumbers:
     passes.total(run)  # of all processes
 
     run.updating = True  # from here on a failure can only be undone
+    # Gradients are clipped at their true size, not at that of the scaled loss.
     scaler.unscale_(run.optimizer)
     numbers = measured(run, passes, limit_gradients(parameters, run.config.optimizer))
     if numbers.finite:
+        # The scaler unscales the run's optimizer alone, so a term divides its own gradients.
         for term in objective.terms:
             term.update(scaler.get_scale())
         scaler.step(run.optimizer)

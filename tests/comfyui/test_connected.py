@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 import torch
+from lora_runs import metadata_in
 from PIL import ImageChops
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from train_graph import changed, draw_pictures, node, train_graph
 
@@ -174,8 +174,7 @@ def test_a_lora_is_trained_on_the_model_and_draws_as_its_file(
     path = Path(result.outputs["path"]["text"][0])
     assert path.parent == any_server.base / "models" / "loras" / "atelier"
     assert any(tensor.any() for name, tensor in load_file(path).items() if "lora_up" in name)
-    with safe_open(path, "pt") as file:
-        config = json.loads(file.metadata()["atelier.config"])
+    config = json.loads(metadata_in(path)["atelier.config"])
     assert config["base_model"]["path"] == "tiny-flux.safetensors" and config["base_model"]["connected"].keys() == {
         "guidance",
         "edit_text",

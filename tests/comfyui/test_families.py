@@ -5,8 +5,9 @@ import logging
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
+from durable import close
 from safetensors.torch import load_file, save_file
-from tiny_models import family_tensors, network_in
+from tiny_models import family_tensors, fill, network_in
 
 from lora_atelier.trainer_core.config import BaseModelConfig, EmbeddingConfig, LoraConfig
 from lora_atelier.trainer_core.lora_files.write import peft_tensors, save_embeddings
@@ -101,10 +102,6 @@ def comfy_text(models, comfy, prompt, embeddings=None):
         contexts.append(context)
         pooled = pool if prefix == "clip_g." else pooled
     return torch.cat(contexts, dim=-1), pooled
-
-
-def close(mine, other, tolerance=1e-4):
-    return (mine - other).norm() <= tolerance * other.norm()
 
 
 def our_conditions(base, prompt, size=None, *, weights=False):
@@ -223,8 +220,7 @@ def test_prediction_is_comfyuis(base, theirs, family, timestep):
 def test_a_saved_lora_does_in_comfyui_what_it_did_in_training(base, theirs, family, preset, names, caplog, tmp_path):
     model, models, comfy = theirs
     network = network_in(base, LoraConfig(rank=4, alpha=2, preset=preset))
-    for i, layer in enumerate(network.layers.values()):
-        torch.nn.init.normal_(layer.up, std=0.05, generator=torch.Generator().manual_seed(i))
+    fill(network)
     tensors = network.tensors()
     if names == "peft":
         tensors = peft_tensors(tensors, {trained.name: trained.comfy for trained in network.chosen})

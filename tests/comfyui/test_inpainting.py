@@ -5,6 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
+from durable import close
 from PIL import Image, ImageDraw, ImageFilter
 from safetensors.torch import save_file
 from tiny_models import checkpoint_tensors, family_tensors
@@ -79,10 +80,6 @@ def picture_and_mask():
     mask = Image.new("L", (64, 96))
     ImageDraw.Draw(mask).ellipse((11, 17, 50, 70), fill=255)
     return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(3)), mask.filter(ImageFilter.GaussianBlur(5))
-
-
-def close(mine, other, tolerance=1e-4):
-    return (mine - other).norm() <= tolerance * other.norm()
 
 
 def told_by_comfyui(comfy_nodes, theirs, whole):

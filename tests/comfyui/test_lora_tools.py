@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from lora_runs import metadata_in
 from PIL import Image
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from train_graph import node, sample, train_graph
 
@@ -30,11 +30,6 @@ def save(lora: list, file_name: str, **inputs: object) -> dict:
 def text(result, name: str) -> str:
     """Return the text that a node shows."""
     return result.outputs[name]["text"][0]
-
-
-def metadata(path: Path) -> dict[str, str]:
-    with safe_open(path, "pt") as file:
-        return file.metadata()
 
 
 def test_a_trained_lora_is_looked_at_changed_and_saved(comfy: ComfyClient, server: ComfyServer, pictures: Path) -> None:
@@ -103,9 +98,9 @@ def test_a_trained_lora_is_looked_at_changed_and_saved(comfy: ComfyClient, serve
         1,
         2,
     } and small.keys() == trained.keys()
-    about = metadata(loras / "tools" / f"{name}-small.safetensors")
+    about = metadata_in(loras / "tools" / f"{name}-small.safetensors")
     assert about["modelspec.trigger_phrase"] == "moss" and about["ss_output_name"] == f"{name}-small"
-    assert about["atelier.run"] == metadata(loras / "atelier" / f"{name}.safetensors")["atelier.run"]
+    assert about["atelier.run"] == metadata_in(loras / "atelier" / f"{name}.safetensors")["atelier.run"]
     assert json.loads(about["atelier.history"]) == [{"tool": "resize", "mode": "rank", "rank": 2, "conv_rank": 1}]
 
     # Several recipes are several LoRAs, and so several files: the second name gets a number.

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
+from durable import close
 from safetensors.torch import save_file
-from tiny_models import network_in, network_on
+from tiny_models import fill, network_in, network_on
 
 from lora_atelier.trainer_core.config import BaseModelConfig, EmbeddingConfig, LoraConfig, SampleConfig
 from lora_atelier.trainer_core.lora_files.write import peft_tensors, save_embeddings
@@ -58,10 +59,6 @@ def our_text(base, prompt, clip_skip=1, *, weights=False):
     with torch.no_grad():
         texts = [dataclasses.replace(text, layer=clip_skip) for text in base.texts]
         return encode_caption(texts, base.tokenizer, prompt, "cpu", weights=weights).context[None]
-
-
-def close(mine, theirs, tolerance=1e-4):
-    return (mine - theirs).norm() <= tolerance * theirs.norm()
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -184,8 +181,7 @@ def test_a_saved_lora_does_in_comfyui_what_it_did_in_training(
     base, loaded, comfy_modules, preset, names, caplog, tmp_path
 ):
     network = network_in(base, LoraConfig(rank=4, alpha=2, preset=preset))
-    for i, layer in enumerate(network.layers.values()):
-        torch.nn.init.normal_(layer.up, std=0.05, generator=torch.Generator().manual_seed(i))
+    fill(network)
     tensors = network.tensors()
     if names == "peft":
         tensors = peft_tensors(tensors, {trained.name: trained.comfy for trained in network.chosen})

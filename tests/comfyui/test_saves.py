@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import warm
 import websocket
+from lora_runs import metadata_in
 from PIL import Image
-from safetensors import safe_open
 from train_graph import changed, chosen, draw_pictures, node, train_graph
 
 from comfy_client import HANGS, ComfyClient, ComfyServer, Result, answer_of
@@ -284,8 +284,7 @@ def test_a_run_outlives_comfyui_and_is_trained_once_whoever_wants_it(
     assert steps[0].startswith(f"step {saved + 1} of 12")
     (file,) = (server.base / "models" / "loras").rglob("killed*.safetensors")
     assert {result.outputs["path"]["text"][0] for result in results} == {str(file)}
-    with safe_open(file, "pt") as lora:
-        assert lora.metadata()["ss_steps"] == "12" and len(lora.metadata()["atelier.run"]) == 64
+    assert metadata_in(file)["ss_steps"] == "12" and len(metadata_in(file)["atelier.run"]) == 64
     listed = clients[0].get("/atelier/runs")["runs"]
     assert [run["status"] for run in listed] == ["finished"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lora_runs import metadata_in
 from PIL import Image, ImageChops
 from safetensors import safe_open
 from train_graph import LATENT_HIRES, changed, chosen, concept, draw_pictures, masks, node, sample, train_graph
@@ -308,8 +309,7 @@ def test_choices_of_the_objective_and_their_fields_reach_the_run(comfy: ComfyCli
     }
     for given in ({}, choices):
         graph["objective"] = node("AtelierObjective", **old, **given)
-        with safe_open(lora_path(comfy.queue(graph)), "pt") as file:
-            found = json.loads(file.metadata()["atelier.config"])["objective"]
+        found = json.loads(metadata_in(lora_path(comfy.queue(graph)))["atelier.config"])["objective"]
         wanted = {**old, **{key.split(".")[-1]: value for key, value in given.items() if key != "pyramid_noise"}}
         wanted["min_snr_gamma"] = 0.0 if given else 5.0  # p2 has no use for it
         assert {key: found[key] for key in wanted} == wanted

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from lora_runs import metadata_in
 from prompts import DYNAMIC_COMBO, NOTES, is_widget, take_widgets, to_prompt
-from safetensors import safe_open
 from toy_workflows import on_toy_models
 
 from comfy_client import ComfyClient, ComfyServer
@@ -146,8 +146,7 @@ def test_a_file_to_share_is_compared_made_smaller_and_saved(comfy: ComfyClient, 
     )
     assert "16 pictures" in compared and "8. step 8 at 1" in compared and "ranks add up to" in smaller
     path = server.base / "models" / "loras" / saved.removeprefix("Saved as ").removesuffix(".")
-    with safe_open(path, "pt") as file:
-        about = file.metadata()
+    about = metadata_in(path)
     assert path.parent.name == "shared" and about["modelspec.trigger_phrase"] == "mossling"
     assert [step["tool"] for step in json.loads(about["atelier.history"])] == ["resize"]
 

@@ -20,10 +20,12 @@ from unittest import mock
 import pytest
 import sessions
 import torch
-from durable import Cut, change, cut_at
-from prepared import NeverLoaded
+from durable import Cut, cut_at
+from prepared import NeverLoaded, Ready
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from sessions import essence
+from tiny_runs import change, run
 
 from lora_atelier.trainer_core import train as training
 from lora_atelier.trainer_core.common.tensor_tree import load_state, save_state
@@ -38,8 +40,8 @@ from lora_atelier.trainer_core.training import step as step_module
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory, comfyui) -> Iterator[RunConfig]:
-    config = sessions.make_scene(tmp_path_factory.mktemp("faults") / "scene", comfyui / "comfy" / "sd1_tokenizer")
+def scene(tmp_path_factory) -> Iterator[RunConfig]:
+    config = sessions.make_scene(tmp_path_factory.mktemp("faults") / "scene")
     with sessions.prepared_once():
         yield config
 
@@ -63,12 +65,6 @@ def uninterrupted(tmp_path_factory) -> Callable[[RunConfig], dict]:
         return known[key]
 
     return of
-
-
-def essence(result) -> dict:
-    """List the results of a run without its files' bytes, which hold dates."""
-    assert result.finished
-    return {name: value for name, value in sessions.left_behind(result).items() if name != "files"}
 
 
 def the_run(folder: Path):
@@ -184,8 +180,8 @@ def test_a_disk_that_is_full_at_any_write(small, uninterrupted, tmp_path, lastin
             text = str(error)
             assert "cannot be written (No space left on device)" in text and " are free" in text, (kind, text)
             assert str(folder) in text and text.count(". ") <= 1 and text.endswith("."), (kind, text)
-        for run in find_runs(folder / "loras" / "runs"):
-            assert not any(checkpoint.problem() for checkpoint in run.checkpoints()), kind
+        for found in find_runs(folder / "loras" / "runs"):
+            assert not any(checkpoint.problem() for checkpoint in found.checkpoints()), kind
         if result is None or lasting or not len(result.samples):  # queued again
             assert result is None or len(result.samples) or "Samples could not be saved" in notes[-1], kind
             result = sessions.session(small, folder)
@@ -212,7 +208,7 @@ def test_a_file_that_cannot_be_read(small, uninterrupted, tmp_path):
         pytest.raises(ValueError, match=r"0\.png.*Input/output error"),
     ):
         sessions.session(small, tmp_path / "picture", notes)
-    unread = mock.patch.object(sessions.Ready, "digest", side_effect=error)
+    unread = mock.patch.object(Ready, "digest", side_effect=error)
     with unread, pytest.raises(ValueError, match=r"tiny\.safetensors cannot be read"):
         sessions.session(small, tmp_path / "model")
     folder = begun(small, tmp_path / "save", 2)
@@ -343,17 +339,13 @@ def test_names_work_to_the_end_or_are_refused_before_anything_heavy(small, tmp_p
     output = tmp_path / "loras" / f"{name}.safetensors"
     if len(name) > 100 or len(name.encode()) > 160 or "\0" in name:
         with mock.patch.object(prepare, "scan") as scan, pytest.raises(ValueError, match="name"):
-            training.train_lora(small, output, tmp_path / "cache")
+            run(small, tmp_path, output=output)
         assert not scan.called
         return
+    seldom = change(small, saves={"save_every": 0}, existing={"on_existing": "train again"})
     for _ in range(2):  # the second one has to take another number
         with pytest.raises(Cut):
-            training.train_lora(
-                change(small, saves={"save_every": 0}).replace(existing=ExistingConfig(on_existing="train again")),
-                output,
-                tmp_path / "cache",
-                callbacks=sessions.Callbacks(step=cut_at(1)),
-            )
+            run(seldom, tmp_path, output=output, step=cut_at(1))
     assert len([*output.parent.glob("*-stopped-at-1*.safetensors")]) == 2
     assert len(f"{name}-stopped-at-1000000-last-2.safetensors".encode()) < 250
 
@@ -610,13 +602,7 @@ def test_samples_and_logs_that_fail_are_reported_once_and_stop_nothing(small, un
 
         folder, notes = tmp_path / name, []
         with sessions.Moments(act).watched(folder):
-            result = training.train_lora(
-                change(small, train={"log": "csv"}),
-                folder / "loras" / "lora.safetensors",
-                folder / "cache",
-                callbacks=sessions.Callbacks(note=notes.append),
-                logs=folder / "logs",
-            )
+            result = sessions.session(change(small, train={"log": "csv"}), folder, notes, logs=folder / "logs")
         assert result.finished and len([note for note in notes if where in note and "cannot be written" in note]) == 1
         assert essence(result) == uninterrupted(small)
 

@@ -15,8 +15,8 @@ from unittest import mock
 
 import pytest
 import sessions
-from durable import change
 from safetensors import SafetensorError
+from tiny_runs import change
 
 from lora_atelier.trainer_core.common import tensor_tree
 from lora_atelier.trainer_core.config import RunConfig
@@ -83,9 +83,9 @@ class Faulty:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory, comfyui) -> Iterator[RunConfig]:
+def small(tmp_path_factory) -> Iterator[RunConfig]:
     """Give a run with as few operations as a run of all parts has."""
-    scene = sessions.make_scene(tmp_path_factory.mktemp("io") / "scene", comfyui / "comfy" / "sd1_tokenizer")
+    scene = sessions.make_scene(tmp_path_factory.mktemp("io") / "scene")
     plain = change(
         scene,
         train={"steps": 2, "accumulate": 1, "validate_every": 0, "keep_best": False},
@@ -97,17 +97,11 @@ def small(tmp_path_factory, comfyui) -> Iterator[RunConfig]:
         yield plain
 
 
-def left(result: Any) -> dict[str, Any]:
-    """List the results of a run without its files' bytes, which hold dates."""
-    assert result.finished
-    return {name: value for name, value in sessions.left_behind(result).items() if name != "files"}
-
-
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "for good"])
 def test_any_operation_on_the_disk_may_fail(small, tmp_path, lasting, pytestconfig):
     counting = Faulty(tmp_path / "whole")
     with counting.mounted():
-        whole = left(sessions.session(small, tmp_path / "whole"))
+        whole = sessions.essence(sessions.session(small, tmp_path / "whole"))
     places = {place: number for number, place in enumerate(counting.seen)}  # the last of each kind and place
     assert len(places) > 40 and {operation for operation, _ in places} >= {"read", "write", "save_file", "fsync"}
     wrong = []
@@ -124,7 +118,7 @@ def test_any_operation_on_the_disk_may_fail(small, tmp_path, lasting, pytestconf
         for run in find_runs(folder / "loras" / "runs"):
             if any(checkpoint.problem() for checkpoint in run.checkpoints()):
                 wrong.append((place, "a save is damaged"))
-        if left(sessions.session(small, folder)) != whole:
+        if sessions.essence(sessions.session(small, folder)) != whole:
             wrong.append((place, "another result"))
         if list(folder.rglob(".*.tmp")):
             wrong.append((place, "leftovers"))

@@ -25,9 +25,9 @@ HOURS = 3600.0
 class Server:
     """A Python with everything imported, from which each session is forked."""
 
-    def __init__(self, folder: Path, tokenizer: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        config = sessions.make_scene(folder / "scene", tokenizer)
+        config = sessions.make_scene(folder / "scene")
         env = {**os.environ, "PYTHONPATH": str(Path(sessions.__file__).parent), "CUDA_VISIBLE_DEVICES": ""}
         self.process = subprocess.Popen(
             [sys.executable, sessions.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
@@ -59,8 +59,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, comfyui):
-    server = Server(tmp_path_factory.mktemp("kills"), comfyui / "comfy" / "sd1_tokenizer")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("kills"))
     yield server
     server.process.stdin.close()
     server.process.wait()

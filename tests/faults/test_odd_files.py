@@ -12,6 +12,7 @@ import odd_files
 import pytest
 from odd_files import COMPANION, GREEN, MASKS, SIZE, TEXTS, Odd
 from PIL import Image
+from scan_folder import read
 
 from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig, TrainConfig
 from lora_atelier.trainer_core.data.images import load_picture
@@ -23,10 +24,6 @@ from lora_atelier.trainer_core.preflight.report import manifest_table, report
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow warns of some, before it refuses them
 
 ROWS = odd_files.rows()
-
-
-def read(folder: Path, **options: Any) -> Manifest:
-    return scan(DatasetConfig(concepts=(ConceptConfig(folder=str(folder), **options),)))
 
 
 def options_of(row: Odd) -> dict[str, Any]:

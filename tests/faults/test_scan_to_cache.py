@@ -10,19 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from clip_tokenizer import TOKENIZER
 from scan_folder import draw, mask, masked_folder
+from tiny_runs import run, tiny_config
 
 from lora_atelier.trainer_core.common.callbacks import Callbacks
-from lora_atelier.trainer_core.config import (
-    BaseModelConfig,
-    BucketConfig,
-    ConceptConfig,
-    DatasetConfig,
-    MaskConfig,
-    RunConfig,
-    TrainConfig,
-)
+from lora_atelier.trainer_core.config import BucketConfig, ConceptConfig, DatasetConfig, MaskConfig, TrainConfig
 from lora_atelier.trainer_core.data import cache as cache_module
 from lora_atelier.trainer_core.data.cache import Cache, CacheError
 from lora_atelier.trainer_core.data.plan import Plan, build_plan
@@ -30,7 +22,6 @@ from lora_atelier.trainer_core.data.scan import Index, fingerprint, scan
 from lora_atelier.trainer_core.models import LatentFormat
 from lora_atelier.trainer_core.models.sd.autoencoder import ScaledAutoencoder
 from lora_atelier.trainer_core.preflight.report import report
-from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import pixels
 from lora_atelier.trainer_core.training.encode import encode_plan
 from lora_atelier.trainer_core.training.encode_text import encode_texts
@@ -130,13 +121,9 @@ def test_a_changed_file_never_meets_what_was_stored_of_the_old_one(tmp_path: Pat
     }
 
 
-def test_a_run_says_in_one_sentence_what_changed_under_its_feet(
-    tmp_path: Path, checkpoint: Path, comfyui: Path
-) -> None:
+def test_a_run_says_in_one_sentence_what_changed_under_its_feet(tmp_path: Path, checkpoint: Path) -> None:
     folder = masked_folder(tmp_path / "pictures")
-    config = RunConfig(
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)), dataset=dataset_of(folder), train=TRAIN
-    )
+    config = tiny_config(checkpoint).replace(dataset=dataset_of(folder), train=TRAIN)
     notes: list[str] = []
 
     def vanish(note: str) -> None:
@@ -147,7 +134,7 @@ def test_a_run_says_in_one_sentence_what_changed_under_its_feet(
     with pytest.raises(
         ValueError, match=rf"^1\.png has vanished since the scan .*{folder}.*put it back, or start again"
     ):
-        train_lora(config, tmp_path / "a.safetensors", tmp_path / "cache", callbacks=Callbacks(note=vanish))
+        run(config, tmp_path, note=vanish)
     assert "4 pictures" in notes[0]
     assert not list(tmp_path.glob("*.safetensors"))
 

@@ -30,6 +30,12 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, material: Material) -> Call
     return find
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder for encodings that the tests of a file share."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
 def no_estimates() -> Iterator[None]:
     """Leave out the estimates before each run, which test_preflight.py looks at."""

@@ -6,15 +6,13 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from durable import change
-from prepared import NeverLoaded, Ready
+from prepared import NeverLoaded
 from recipes.recipes import RECIPES, configure
+from tiny_runs import change, run, run_with_notes
 from xformers_stand_in import package  # noqa: F401 (a fixture)
 
-from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import CaptionConfig, DatasetConfig, SampleConfig
 from lora_atelier.trainer_core.memory import attention, attention_kernel, compile_blocks, plain_attention
-from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import prepare
 
 CPU = torch.device("cpu")
@@ -86,9 +84,7 @@ def test_torchs_function_is_exchanged_in_the_block_alone(package):  # noqa: F811
 
 
 def losses(config, folder, device="cpu"):
-    notes = []
-    told, output = Callbacks(note=notes.append), folder / config.memory.attention / "lora.safetensors"
-    result = train_lora(config, output, folder / "cache", device, told, source=Ready(config.base_model))
+    result, notes = run_with_notes(config, folder / config.memory.attention, folder / "cache", device=device)
     return result.losses + [loss for _, loss in result.validation], notes
 
 
@@ -128,7 +124,7 @@ def test_padded_captions_are_masked(config, package, tmp_path, material):  # noq
 def refused(config, folder):
     """Start a run that is refused before anything is loaded, and return why."""
     with pytest.raises(ValueError) as told:
-        train_lora(config, folder / "lora.safetensors", folder / "cache", source=NeverLoaded(config.base_model))
+        run(config, folder, source=NeverLoaded(config.base_model))
     return str(told.value)
 
 

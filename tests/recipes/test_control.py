@@ -8,35 +8,27 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from clip_tokenizer import TOKENIZER
 from durable import equal
 from gradients import gradients as passes_of
+from lora_runs import metadata_in
 from PIL import Image
-from prepared import NeverLoaded, Ready, prepared
-from safetensors import safe_open
+from prepared import NeverLoaded, prepared
 from safetensors.torch import load_file
+from tiny_models import fill
+from tiny_runs import change, run, tiny_config
 
-from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
-    BaseModelConfig,
     CaptionConfig,
     ConceptConfig,
     DatasetConfig,
-    ExistingConfig,
-    LoraConfig,
     MaskConfig,
     ObjectiveConfig,
-    OptimizerConfig,
-    RunConfig,
     SampleConfig,
     SavesConfig,
-    SchedulerConfig,
-    TrainConfig,
 )
 from lora_atelier.trainer_core.objective.path import Mix
 from lora_atelier.trainer_core.runs import open_run
 from lora_atelier.trainer_core.runs.catalogue import describe_in_detail
-from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import validate
 from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.validate import without_improvement
@@ -62,37 +54,16 @@ def folders(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def config(checkpoint, folders, comfyui):
+def config(checkpoint, folders):
     cats, dogs, held = map(str, folders)
-    return RunConfig(
-        existing=ExistingConfig(on_existing="train again"),
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
-        dataset=DatasetConfig(
-            concepts=(
-                ConceptConfig(folder=cats),
-                ConceptConfig(folder=dogs, loss_weight=0.5),
-                ConceptConfig(folder=held, role="validation"),
-            )
-        ),
-        lora=LoraConfig(rank=2, alpha=2, preset="attn-only"),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
-        scheduler=SchedulerConfig(name="constant"),
-        train=TrainConfig(steps=6, batch_size=2, resolution=64, bucket_step=32, save_dtype="float32"),
+    return tiny_config(
+        checkpoint,
+        ConceptConfig(folder=cats),
+        ConceptConfig(folder=dogs, loss_weight=0.5),
+        ConceptConfig(folder=held, role="validation"),
+        train={"steps": 6, "save_dtype": "float32"},
     )
-
-
-def run(config, folder, cache, **options):
-    return train_lora(config, folder / "lora.safetensors", cache, **{"source": Ready(config.base_model), **options})
-
-
-def training(config, **values):
-    return config.replace(train=config.train.replace(**values))
 
 
 def find(monkeypatch, *losses):
@@ -104,8 +75,8 @@ def find(monkeypatch, *losses):
 def test_an_early_end_keeps_exactly_the_best_weights(config, tmp_path, cache, monkeypatch):
     notes = []
     find(monkeypatch, 0.9, 0.7, 0.5, 0.6, 0.55)
-    stops = training(config, steps=50, validate_every=1, early_stop_patience=2)
-    result = run(stops, tmp_path, cache, callbacks=Callbacks(note=notes.append))
+    stops = change(config, train={"steps": 50, "validate_every": 1, "early_stop_patience": 2})
+    result = run(stops, tmp_path, cache, note=notes.append)
     step, loss = result.best
     ended = len(result.losses)
     measured = dict(result.validation)
@@ -115,19 +86,18 @@ def test_an_early_end_keeps_exactly_the_best_weights(config, tmp_path, cache, mo
 
     # A run of so many steps ends with these weights; one that measures nothing takes the same steps.
     find(monkeypatch, 0.9, 0.5)
-    assert equal(load_file(result.path), run(training(config, steps=step), tmp_path, cache).tensors)
+    assert equal(load_file(result.path), run(change(config, train={"steps": step}), tmp_path, cache).tensors)
     find(monkeypatch, 0.9, 0.55)
-    plain = run(training(config, steps=ended), tmp_path, cache)
+    plain = run(change(config, train={"steps": ended}), tmp_path, cache)
     assert equal(load_file(result.others[0]), plain.tensors) and plain.losses == result.losses and plain.best is None
     for path, steps in ((result.path, step), (result.others[0], ended)):
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata()
+        metadata = metadata_in(path)
         assert metadata["ss_steps"] == str(steps)
         assert metadata["atelier.validation_loss"] == f"{measured[steps]:.6g}"
 
 
 def test_the_best_is_kept_without_an_early_end_and_when_a_run_is_stopped(config, tmp_path, cache, monkeypatch):
-    kept = training(config, steps=4, validate_every=1, keep_best=True)
+    kept = change(config, train={"steps": 4, "validate_every": 1, "keep_best": True})
     find(monkeypatch, 0.9, 0.7, 0.5, 0.6, 0.8)
     result = run(kept, tmp_path / "a", cache)
     assert len(result.losses) == 4 and result.best == (2, 0.5) and result.others[0].name == "lora-last.safetensors"
@@ -138,7 +108,7 @@ def test_the_best_is_kept_without_an_early_end_and_when_a_run_is_stopped(config,
 
     find(monkeypatch, 0.9, 0.7, 0.5, 0.6)
     with pytest.raises(KeyboardInterrupt):
-        run(kept, tmp_path / "b", cache, callbacks=Callbacks(step=stop))
+        run(kept, tmp_path / "b", cache, step=stop)
     names = sorted(path.name for path in (tmp_path / "b").glob("*.safetensors"))
     assert names == ["lora-best-at-2.safetensors", "lora-stopped-at-4.safetensors"]
     assert equal(load_file(tmp_path / "b" / names[0]), load_file(result.path))
@@ -164,9 +134,13 @@ def test_samples_are_reported_only_where_there_are_prompts(config, tmp_path, cac
     for prompts, reported in (((), []), (("cat",), [1, 2])):
         drawn = {"prompts": prompts, "steps": 1, "width": 32, "height": 32}
         sampled = []
-        callbacks = Callbacks(samples=lambda step, paths, told=sampled: told.append((step, len(paths))))
-        wanted = training(config.replace(sample=SampleConfig(**drawn)), steps=2)
-        result = run(wanted, tmp_path / f"{len(prompts)}", cache, callbacks=callbacks)
+        wanted = change(config.replace(sample=SampleConfig(**drawn)), train={"steps": 2})
+        result = run(
+            wanted,
+            tmp_path / f"{len(prompts)}",
+            cache,
+            samples=lambda step, paths, told=sampled: told.append((step, len(paths))),
+        )
         assert sampled == [(step, len(prompts)) for step in reported] and len(result.samples) == len(prompts)
         events = [event["event"] for event in open_run(result.run).events()]
         assert events.count("sampled") == len(reported)
@@ -182,21 +156,20 @@ def test_what_cannot_be_kept_or_logged_is_refused_before_a_model_is_loaded(confi
     }
     for sentence, values in cases.items():
         with pytest.raises(ValueError, match=sentence):
-            run(training(trained, **values), tmp_path, cache, source=never)
+            run(change(trained, train=values), tmp_path, cache, source=never)
     with pytest.raises(ValueError, match="keep_best needs validation losses during the run; set validate_every"):
-        training(config, keep_best=True)
+        change(config, train={"keep_best": True})
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ValueError, match=r"needs the package tensorboard; install it with ComfyUI's Python, or choose"):
-        run(training(trained, log="both"), tmp_path, cache, logs=tmp_path, source=never)
+        run(change(trained, train={"log": "both"}), tmp_path, cache, logs=tmp_path, source=never)
 
 
 def test_the_log_holds_every_step_and_changes_none(config, tmp_path, cache):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     reports = []
-    written = training(config, validate_every=3, log="both", accumulate=2)
-    logs = {"callbacks": Callbacks(step=reports.append), "logs": tmp_path / "logs"}
-    result = run(written, tmp_path, cache, **logs)
+    written = change(config, train={"validate_every": 3, "log": "both", "accumulate": 2})
+    result = run(written, tmp_path, cache, step=reports.append, logs=tmp_path / "logs")
     assert result.log == tmp_path / "logs" / result.run.name
     with (result.log / "log.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -228,7 +201,7 @@ def test_the_log_holds_every_step_and_changes_none(config, tmp_path, cache):
         whole = sum(names.count(name) * loss for name, loss in report.concepts.items()) / len(names)
         assert whole == pytest.approx(report.loss, rel=1e-6)
         assert [result.concepts[name][k] for name in set(names)] == [report.concepts[name] for name in set(names)]
-    plain = run(training(config, accumulate=2), tmp_path, cache)
+    plain = run(change(config, train={"accumulate": 2}), tmp_path, cache)
     assert plain.losses == result.losses and equal(plain.tensors, result.tensors) and plain.log is None
 
 
@@ -237,13 +210,13 @@ def test_the_validation_loss_is_measured_level_by_level_beside_its_mean(config, 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     measured = []
-    seen = Callbacks(validation_levels=lambda steps, losses: measured.append((steps, losses)))
-    plain = run(training(config, validate_every=3), tmp_path, cache)
+    seen = {"validation_levels": lambda steps, losses: measured.append((steps, losses))}
+    plain = run(change(config, train={"validate_every": 3}), tmp_path, cache)
     result = run(
-        training(config, validate_every=3, validation_levels=5, log="both"),
+        change(config, train={"validate_every": 3, "validation_levels": 5, "log": "both"}),
         tmp_path,
         cache,
-        callbacks=seen,
+        **seen,
         logs=tmp_path / "logs",
     )
     assert (result.losses, result.validation) == (plain.losses, plain.validation) and result.run.name != plain.run.name
@@ -260,8 +233,8 @@ def test_the_validation_loss_is_measured_level_by_level_beside_its_mean(config, 
     assert read == [(steps, pytest.approx(losses[100])) for steps, losses in measured]
     curves = describe_in_detail(result.run)["curves"]["levels"]
     assert curves == {str(level): [[steps, each[level]] for steps, each in measured] for level in measured[0][1]}
-    three = training(config, steps=1, validation_levels=3)
-    run(three, tmp_path, cache, callbacks=seen)
+    three = change(config, train={"steps": 1, "validation_levels": 3})
+    run(three, tmp_path, cache, **seen)
     assert list(measured[-1][1]) == [166, 500, 833]
 
 
@@ -270,13 +243,11 @@ def test_every_groups_rate_is_reported_and_logged_by_its_name(config, tmp_path, 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     rates = {"text_encoder_learning_rate": 2e-4, "conv_learning_rate": 5e-4, "lora_plus_ratio": 4.0}
-    config = config.replace(
-        lora=config.lora.replace(preset="full"),
-        optimizer=config.optimizer.replace(**rates, text_encoder_stop=2),
-        train=config.train.replace(log="both", steps=3),
+    config = change(
+        config, lora={"preset": "full"}, optimizer={**rates, "text_encoder_stop": 2}, train={"log": "both", "steps": 3}
     )
     reports = []
-    result = run(config, tmp_path, cache, callbacks=Callbacks(step=reports.append), logs=tmp_path / "logs")
+    result = run(config, tmp_path, cache, step=reports.append, logs=tmp_path / "logs")
     unet = {"": 1e-3, "_plus": 4e-3, "_conv": 5e-4, "_conv_plus": 2e-3}
     expected = {f"lora_unet{name}": rate for name, rate in unet.items()}
     text = {"lora_te": 2e-4, "lora_te_plus": 8e-4}
@@ -299,7 +270,7 @@ def test_what_was_logged_before_a_crash_is_on_the_disk(config, tmp_path, cache):
         with path.open(encoding="utf-8") as file:
             seen.append(len(file.readlines()))
 
-    run(training(config, steps=2, log="csv"), tmp_path, cache, callbacks=Callbacks(step=step), logs=tmp_path / "logs")
+    run(change(config, train={"steps": 2, "log": "csv"}), tmp_path, cache, step=step, logs=tmp_path / "logs")
     assert seen == [3, 4]  # the names, the measurement before the first step, and each step before the next
 
 
@@ -317,14 +288,13 @@ def test_accumulated_gradients_are_those_of_the_large_batch(config, tmp_path, mo
         objective=ObjectiveConfig(min_snr_gamma=1, noise_offset=0.05, max_timestep=500),
         optimizer=config.optimizer.replace(text_encoder_learning_rate=1e-3 if text else 0.0),
     )
-    run = prepared(training(config, steps=1, batch_size=5), tmp_path)
+    run = prepared(change(config, train={"steps": 1, "batch_size": 5}), tmp_path)
     run.base.denoiser.module.double()
     run.base.dtype = torch.float64
     for each in run.base.text.encoders:
         each.model.double()
     run.network.double()
-    for i, layer in enumerate(run.network.layers.values()):  # at the start all gradients of `down` are zero
-        torch.nn.init.normal_(layer.up, std=0.05, generator=torch.Generator().manual_seed(i))
+    fill(run.network)  # at the start all gradients of `down` are zero
     parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
     (micro,) = run.plan.step(0)
     objective = run.objective
@@ -374,11 +344,10 @@ def part(draws, cut):
 def test_the_last_window_of_a_run_weighs_the_samples_it_has(config, tmp_path, cache):
     """Three batches of 2, 2 and 1 in windows of two: the last step has one picture, and its loss is that picture's."""
     reports = []
-    config = training(config, epochs=1, accumulate=2)
-    config = config.replace(optimizer=config.optimizer.replace(learning_rate=1e-12))
-    result = run(config, tmp_path, cache, callbacks=Callbacks(step=reports.append))
+    config = change(config, train={"epochs": 1, "accumulate": 2}, optimizer={"learning_rate": 1e-12})
+    result = run(config, tmp_path, cache, step=reports.append)
     assert [[len(mb.samples) for mb in result.plan.step(k)] for k in range(2)][1] in ([1], [2])
-    single = run(training(config, accumulate=1), tmp_path, cache)
+    single = run(change(config, train={"accumulate": 1}), tmp_path, cache)
     counts = [len(single.plan.step(k)[0].samples) for k in range(3)]
     whole = sum(n * loss for n, loss in zip(counts[:2], single.losses[:2], strict=True)) / sum(counts[:2])
     assert result.losses == [pytest.approx(whole, rel=1e-6), pytest.approx(single.losses[2], rel=1e-6)]

@@ -5,28 +5,23 @@ import math
 import pytest
 import torch
 from clip_tokenizer import TOKENIZER
-from prepared import NeverLoaded, Ready, estimated
-from safetensors import safe_open
+from lora_runs import metadata_in
+from prepared import NeverLoaded, estimated
 from safetensors.torch import load_file, save_file
 from tiny_models import family_tensors
+from tiny_runs import change, run, tiny_config
 
-from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
     BaseModelConfig,
     CaptionConfig,
     ConceptConfig,
     DatasetConfig,
     EmbeddingConfig,
-    ExistingConfig,
     LoraConfig,
     OptimizerConfig,
-    RunConfig,
     SampleConfig,
-    SchedulerConfig,
-    TrainConfig,
 )
 from lora_atelier.trainer_core.models.sd import load_base_model
-from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import state
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
@@ -37,26 +32,18 @@ THING = EmbeddingConfig(token="thing", vectors=3, init="creature", learning_rate
 @pytest.fixture
 def config(checkpoint, pictures):
     concept = ConceptConfig(folder=str(pictures), captions=CaptionConfig(dropout=0.3))
-    return RunConfig(
-        existing=ExistingConfig(on_existing="train again"),
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
-        dataset=DatasetConfig(concepts=(concept,)),
-        lora=LoraConfig(rank=2, alpha=2, preset="attn-only", embeddings=(THING,)),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
-        scheduler=SchedulerConfig(name="constant"),
-        train=TrainConfig(
-            steps=4, batch_size=2, accumulate=2, resolution=64, bucket_step=32, seed=11, save_dtype="float32"
-        ),
-    )
+    train = {"accumulate": 2, "seed": 11, "save_dtype": "float32"}
+    return tiny_config(checkpoint, concept, lora={"embeddings": (THING,)}, train=train)
 
 
 def with_words(config, *embeddings):
-    return config.replace(lora=config.lora.replace(embeddings=embeddings))
+    return change(config, lora={"embeddings": embeddings})
 
 
-def run(config, folder, **options):
-    options = {"cache": folder / "cache", "source": Ready(config.base_model), **options}
-    return train_lora(config, folder / "out" / "my lora (1).safetensors", embeddings=folder / "words", **options)
+def run_words(config, folder, **options):
+    """Train, with the files of words in a folder of their own."""
+    output = folder / "out" / "my lora (1).safetensors"
+    return run(config, folder, output=output, embeddings=folder / "words", **options)
 
 
 def vectors(result, token="thing"):
@@ -80,7 +67,7 @@ def test_a_word_is_trained_exactly_twice_and_saved_as_comfyui_reads_it(config, t
 
     monkeypatch.setattr(state, "text_reader", reader)
     config = config.replace(sample=SampleConfig(prompts=("a thing", "a sky"), width=64, height=64, steps=2))
-    first, second = run(config, tmp_path), run(config, tmp_path)
+    first, second = run_words(config, tmp_path), run_words(config, tmp_path)
     assert first.losses == second.losses and all(map(math.isfinite, first.losses))
     assert all(torch.equal(t, second.tensors[k]) for k, t in first.tensors.items())
     assert torch.equal(first.samples, second.samples)
@@ -98,8 +85,7 @@ def test_a_word_is_trained_exactly_twice_and_saved_as_comfyui_reads_it(config, t
     assert len({tuple(row) for row in mine["emb_params"].tolist()}) == 3 and not torch.equal(
         mine["emb_params"][:1], start
     )
-    with safe_open(first.embeddings["thing"], "pt") as file:
-        metadata = file.metadata()
+    metadata = metadata_in(first.embeddings["thing"])
     assert metadata["modelspec.architecture"] == "stable-diffusion-v1/textual-inversion"
     assert metadata["modelspec.trigger_phrase"] == "embedding:my_lora_1_-thing"
 
@@ -108,8 +94,8 @@ EFFECT = [True, True]  # the end compares the model with and without the network
 
 
 def test_vectors_stop_and_captions_are_encoded_once_from_then_on(config, tmp_path, monkeypatch):
-    config = config.replace(base_model=config.base_model.replace(precision="float16"))
-    two = run(config.replace(train=config.train.replace(steps=2)), tmp_path)
+    config = change(config, base_model={"precision": "float16"})
+    two = run_words(change(config, train={"steps": 2}), tmp_path)
     calls, original = [], state.text_reader
 
     def reader(*args, training):
@@ -117,14 +103,14 @@ def test_vectors_stop_and_captions_are_encoded_once_from_then_on(config, tmp_pat
         return original(*args, training=training)
 
     monkeypatch.setattr(state, "text_reader", reader)
-    stopped = run(with_words(config, THING.replace(stop=0.5, stop_unit="share")), tmp_path)
+    stopped = run_words(with_words(config, THING.replace(stop=0.5, stop_unit="share")), tmp_path)
     assert torch.equal(vectors(stopped)["emb_params"], vectors(two)["emb_params"])
     assert not torch.equal(vectors(two)["emb_params"], begun(config).expand(3, -1))
     assert stopped.losses[:2] == two.losses and calls == [True, False, *EFFECT]  # training, stopped
     # The stop of the text encoder does not concern them, nor theirs it.
     calls.clear()
     rates = config.optimizer.replace(text_encoder_learning_rate=1e-3, text_encoder_stop=1)
-    both = run(with_words(config.replace(optimizer=rates), THING.replace(stop=3)), tmp_path)
+    both = run_words(with_words(config.replace(optimizer=rates), THING.replace(stop=3)), tmp_path)
     assert not torch.equal(vectors(both)["emb_params"], vectors(two)["emb_params"])
     assert any(key.startswith("lora_te") for key in both.tensors) and calls == [True, True, False, *EFFECT]
 
@@ -137,7 +123,7 @@ def test_xl_learns_a_word_in_both_text_encoders_in_half_precision(config, tmp_pa
         lora=config.lora.replace(dtype="bfloat16", embeddings=words),
         train=config.train.replace(steps=2),
     )
-    result = run(config, tmp_path)
+    result = run_words(config, tmp_path)
     assert all(map(math.isfinite, result.losses))
     for word in words:
         found = vectors(result, word.token)
@@ -160,7 +146,7 @@ def test_a_stopped_run_keeps_the_vectors(config, tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        run(config, tmp_path, callbacks=Callbacks(step=reports.append, note=notes.append, check=check))
+        run_words(config, tmp_path, step=reports.append, note=notes.append, check=check)
     kept = tmp_path / "words" / "my_lora_1_-stopped-at-1-thing.safetensors"
     assert load_file(kept)["emb_params"].shape == (3, 64) and str(kept) in notes[-1]
 
@@ -185,7 +171,7 @@ def test_words_that_cannot_be_trained_are_refused_before_a_model_is_loaded(confi
         ),
     }.items():
         with pytest.raises(ValueError, match=sentence):
-            run(wrong, tmp_path, source=NeverLoaded(wrong.base_model))
+            run_words(wrong, tmp_path, source=NeverLoaded(wrong.base_model))
 
 
 @pytest.mark.parametrize(

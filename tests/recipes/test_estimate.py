@@ -4,27 +4,21 @@ import itertools
 import shutil
 
 import pytest
-from clip_tokenizer import TOKENIZER
 from estimates import estimate, meta_base
 from PIL import Image
 from prepared import prepared
 from safetensors.torch import save_file
 from tiny_models import family_tensors, tiny_unet
+from tiny_runs import tiny_config
 from torch.profiler import ProfilerActivity, profile
 
 from lora_atelier.trainer_core.config import (
-    BaseModelConfig,
     BucketConfig,
     ConceptConfig,
     ControlConfig,
     DatasetConfig,
-    LoraConfig,
     MaskConfig,
-    MemoryConfig,
     ObjectiveConfig,
-    OptimizerConfig,
-    RunConfig,
-    TrainConfig,
 )
 from lora_atelier.trainer_core.memory import recompute as recompute_blocks
 from lora_atelier.trainer_core.models.sd import load_base_model
@@ -43,17 +37,15 @@ def folder(tmp_path):
     return tmp_path
 
 
-def run_config(base, folder, **options):
-    options = {"batch_size": 1, "checkpointing": "0", "masks": None, "optimizer": OptimizerConfig(), **options}
-    return RunConfig(
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(base)),
-        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(folder), masks=options["masks"]),)),
-        lora=LoraConfig(rank=4, alpha=4, preset="full"),
-        optimizer=options["optimizer"],
-        train=TrainConfig(
-            steps=2, batch_size=options["batch_size"], resolution=128, buckets=BucketConfig(resolutions=("128x128",))
-        ),
-        memory=MemoryConfig(checkpointing=options["checkpointing"]),
+def run_config(base, folder, masks=None, batch_size=1, checkpointing="0", **optimizer):
+    buckets = BucketConfig(resolutions=("128x128",))
+    return tiny_config(
+        base,
+        ConceptConfig(folder=str(folder), masks=masks),
+        lora={"rank": 4, "alpha": 4, "preset": "full"},
+        optimizer=optimizer,
+        train={"steps": 2, "batch_size": batch_size, "resolution": 128, "bucket_step": 64, "buckets": buckets},
+        memory={"checkpointing": checkpointing},
     )
 
 
@@ -88,7 +80,7 @@ def measure_loop(config, folder, record=False):
 
 @pytest.mark.parametrize("checkpointing", ["0", "full"])
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_the_dry_run_takes_what_the_training_loop_takes(checkpointing, batch_size, checkpoint, folder, comfyui):
+def test_the_dry_run_takes_what_the_training_loop_takes(checkpointing, batch_size, checkpoint, folder):
     config = run_config(checkpoint, folder, batch_size=batch_size, checkpointing=checkpointing)
     found = estimate(meta_base(checkpointing == "full"), shape={"samples": batch_size})
     assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
@@ -97,7 +89,7 @@ def test_the_dry_run_takes_what_the_training_loop_takes(checkpointing, batch_siz
 
 @pytest.mark.parametrize("checkpointing", ["0", "full"])
 @pytest.mark.parametrize("role", ["train", "prior_prediction"])
-def test_the_prediction_of_the_prior_is_part_of_it(role, checkpointing, checkpoint, folder, comfyui):
+def test_the_prediction_of_the_prior_is_part_of_it(role, checkpointing, checkpoint, folder):
     masks = MaskConfig(prior_weight=1.0, unmasked_probability=0.0) if role == "train" else None
     for i in range(4 if masks else 0):
         Image.new("L", (128, 128)).save(folder / f"{i}-masklabel.png")
@@ -110,7 +102,7 @@ def test_the_prediction_of_the_prior_is_part_of_it(role, checkpointing, checkpoi
     assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
 
 
-def test_the_gradients_of_one_end_of_a_pair_are_part_of_the_other_pass(checkpoint, folder, comfyui):
+def test_the_gradients_of_one_end_of_a_pair_are_part_of_the_other_pass(checkpoint, folder):
     less = folder.with_name(f"{folder.name}-less")
     shutil.copytree(folder, less)
     config = run_config(checkpoint, folder)
@@ -121,11 +113,11 @@ def test_the_gradients_of_one_end_of_a_pair_are_part_of_the_other_pass(checkpoin
     assert found.network + found.activations == pytest.approx(measured, rel=0.005)
 
 
-def test_text_encoders_that_are_trained_are_part_of_it(folder, comfyui):
+def test_text_encoders_that_are_trained_are_part_of_it(folder):
     path = folder / "sdxl.safetensors"
     save_file(family_tensors("sdxl"), path)
-    rates = OptimizerConfig(text_encoder_learning_rate=1e-4, text_encoder_2_learning_rate=1e-4)
-    config = run_config(path, folder, batch_size=2, checkpointing="full", optimizer=rates)
+    rates = {"text_encoder_learning_rate": 1e-4, "text_encoder_2_learning_rate": 1e-4}
+    config = run_config(path, folder, batch_size=2, checkpointing="full", **rates)
     base = load_base_model(config.base_model)
     models = [base.unet, *(text.model for text in base.texts)]
     for model in models:
@@ -138,7 +130,7 @@ def test_text_encoders_that_are_trained_are_part_of_it(folder, comfyui):
 
 
 @pytest.mark.parametrize("checkpointing", ["0", "full"])
-def test_torch_itself_records_the_same_peak(checkpointing, checkpoint, folder, comfyui):
+def test_torch_itself_records_the_same_peak(checkpointing, checkpoint, folder):
     config = run_config(checkpoint, folder, batch_size=2, checkpointing=checkpointing)
     found = estimate(meta_base(checkpointing == "full"), shape={"samples": 2})
     recorded = measure_loop(config, folder, record=True)
@@ -184,7 +176,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("one", "other", "rank", "checkpointing"), [*ALONE, *PAIRS])
-def test_the_dry_run_knows_each_term_alone_and_in_pairs(one, other, rank, checkpointing, checkpoint, folder, comfyui):
+def test_the_dry_run_knows_each_term_alone_and_in_pairs(one, other, rank, checkpointing, checkpoint, folder):
     """Within one per cent of what the loop allocates: both ask the same pass."""
     config = run_config(checkpoint, folder, checkpointing=checkpointing)
     concept, role = config.dataset.concepts[0], "train"

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from clip_tokenizer import TOKENIZER
-from prepared import Ready
+from tiny_runs import run
 
-from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import RunConfig
-from lora_atelier.trainer_core.train import train_lora
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
 
@@ -82,9 +80,7 @@ def test_a_guide_s_settings_train_as_they_are_written(guide, checkpoint, picture
         }
     )
     reports = []
-    told = Callbacks(step=reports.append)
-    path, source = tmp_path / "lora.safetensors", Ready(config.base_model)
-    result = train_lora(config, path, tmp_path / "cache", callbacks=told, source=source)
+    result = run(config, tmp_path, step=reports.append)
     assert all(report.updated for report in reports)
     rates = [max(report.learning_rates.values()) / config.optimizer.learning_rate for report in reports]
     assert rates[: len(shares)] == pytest.approx(shares)

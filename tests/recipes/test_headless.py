@@ -11,19 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from clip_tokenizer import TOKENIZER
+from durable import equal
 from safetensors.torch import load_file
+from tiny_runs import tiny_config
 
 from lora_atelier.trainer_core.commands import main
-from lora_atelier.trainer_core.config import (
-    BaseModelConfig,
-    ConceptConfig,
-    DatasetConfig,
-    LoraConfig,
-    RunConfig,
-    SavesConfig,
-    SchedulerConfig,
-    TrainConfig,
-)
 from lora_atelier.trainer_core.runs import asked, find_runs
 from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.workflow.places import Folders
@@ -33,14 +25,9 @@ pytestmark = pytest.mark.usefixtures("no_estimates")
 
 
 @pytest.fixture(scope="module")
-def config(checkpoint, pictures, comfyui):
-    return RunConfig(
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
-        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
-        lora=LoraConfig(rank=4, alpha=4),
-        scheduler=SchedulerConfig(name="constant"),
-        train=TrainConfig(steps=4, batch_size=2, resolution=64, bucket_step=32, log="csv"),
-        saves=SavesConfig(save_every=0),
+def config(checkpoint, pictures):
+    return tiny_config(
+        checkpoint, pictures, existing={"on_existing": "resume"}, train={"log": "csv"}, saves={"save_every": 0}
     )
 
 
@@ -69,8 +56,7 @@ def copied(first, tmp_path):
 
 def same_tensors(one: Path, other: Path) -> bool:
     """Tell whether two files hold the same tensors; the dates in them differ."""
-    tensors, others = load_file(one), load_file(other)
-    return tensors.keys() == others.keys() and all(torch.equal(tensors[name], others[name]) for name in tensors)
+    return equal(load_file(one), load_file(other))
 
 
 def events(text: str) -> list[dict]:

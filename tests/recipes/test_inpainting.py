@@ -5,22 +5,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from clip_tokenizer import TOKENIZER
 from safetensors.torch import load_file, save_file
 from tiny_models import checkpoint_tensors, tiny_unet
+from tiny_runs import run, tiny_config
 
 from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
     BaseModelConfig,
     ConceptConfig,
     DatasetConfig,
-    ExistingConfig,
-    LoraConfig,
     MaskConfig,
     OptimizerConfig,
-    RunConfig,
     SampleConfig,
-    TrainConfig,
 )
 from lora_atelier.trainer_core.data.cache import Cache
 from lora_atelier.trainer_core.data.images import cut, load_picture
@@ -29,7 +25,6 @@ from lora_atelier.trainer_core.data.plan import build_plan
 from lora_atelier.trainer_core.data.scan import scan
 from lora_atelier.trainer_core.models.sd import check_base_model, load_base_model
 from lora_atelier.trainer_core.models.sd.autoencoder import encode_blank, encode_pixels
-from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training.batch import build_conditions
 from lora_atelier.trainer_core.training.encode import encode_plan
 from lora_atelier.trainer_core.training.pixels import pixels
@@ -51,13 +46,12 @@ def inpainting(tmp_path_factory):
 @pytest.fixture
 def config(inpainting, pictures):
     masks = MaskConfig(missing="ones", unmasked_probability=0.4, threshold=0.4)  # of the three masks one is below
-    return RunConfig(
-        existing=ExistingConfig(on_existing="train again"),
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(inpainting)),
-        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures), flip=True, masks=masks),)),
-        lora=LoraConfig(rank=2, alpha=2, preset="full"),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
-        train=TrainConfig(steps=6, batch_size=2, resolution=64, bucket_step=32, seed=2, save_dtype="float32"),
+    return tiny_config(
+        inpainting,
+        ConceptConfig(folder=str(pictures), flip=True, masks=masks),
+        lora={"preset": "full"},
+        scheduler={"name": "cosine"},
+        train={"steps": 6, "seed": 2, "save_dtype": "float32"},
     )
 
 
@@ -110,16 +104,16 @@ def test_a_run_trains_validates_samples_and_exports_as_ever(config, pictures, tm
         dataset=DatasetConfig(concepts=(*config.dataset.concepts, held)),
         sample=SampleConfig(prompts=("thing", "thing --w 96 --d 1"), width=64, height=96, steps=2),
     )
-    result = train_lora(config, tmp_path / "a.safetensors", cache=tmp_path / "cache")
+    result = run(config, tmp_path)
     assert all(map(math.isfinite, result.losses)) and len(result.validation) == 2
     assert result.samples.shape == (2, 96, 96, 3) and result.samples.isfinite().all()
     tensors = load_file(result.path)
     assert tensors["lora_unet_conv_in.lora_down.weight"].shape == (2, 9, 3, 3)
     assert any(t.any() for k, t in tensors.items() if k.endswith("lora_up.weight"))
-    again = train_lora(config, tmp_path / "b.safetensors", cache=tmp_path / "cache")
+    again = run(config, tmp_path)
     assert again.losses == result.losses
     rates = OptimizerConfig(learning_rate=1e-3, text_encoder_learning_rate=1e-3)
-    text = train_lora(config.replace(optimizer=rates), tmp_path / "c.safetensors", cache=tmp_path / "cache")
+    text = run(config.replace(optimizer=rates), tmp_path)
     assert text.losses[0] == pytest.approx(result.losses[0], rel=1e-4)
 
 

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from durable import Cut, cut_at
-from prepared import Ready
 from recipes.material import uniform
 from recipes.recipes import RECIPES, carry_out, configure
 from recipes.record import digests_of
 from safetensors.torch import load_file, save_file
+from tiny_runs import change, run, run_with_notes
 
-from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
     CaptionConfig,
     DatasetConfig,
@@ -23,7 +22,6 @@ from lora_atelier.trainer_core.config import (
 )
 from lora_atelier.trainer_core.data.cache import MicroBatchCache
 from lora_atelier.trainer_core.runs import open_run
-from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import live
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
@@ -34,7 +32,6 @@ ALIKE = (
     *("average", "best by validation", "slider of pairs"),
 )
 RESUMED = [name for name in RECIPES if RECIPES[name].undisturbed]
-TEXT_LAYERS = [f"lora_te_text_model_encoder_layers_0_{end}" for end in ("mlp_fc1", "self_attn_q_proj")]
 
 
 @pytest.mark.parametrize("name", [*ALIKE, *RESUMED])
@@ -48,13 +45,7 @@ def test_a_run_gives_the_bits_of_a_cached_one(name, run_of, material, tmp_path):
 
 def train(config, folder, encodings="none", **callbacks):
     """Train in a folder of its own; return the result and the notes."""
-    notes = []
-    config = config.replace(memory=config.memory.replace(encodings=encodings))
-    told = Callbacks(note=notes.append, **callbacks)
-    output = folder / encodings / "lora.safetensors"
-    return train_lora(
-        config, output, folder / encodings / "cache", callbacks=told, source=Ready(config.base_model)
-    ), notes
+    return run_with_notes(change(config, memory={"encodings": encodings}), folder / encodings, **callbacks)
 
 
 def alike(config, folder):
@@ -75,10 +66,8 @@ def config(material):
 @pytest.fixture
 def continued(config, material, tmp_path):
     """Give a run that continues a LoRA with layers of the text encoder, and does not train these."""
-    config = config.replace(lora=config.lora.replace(preset="attn-mlp"))
-    first, _ = train(
-        config.replace(optimizer=config.optimizer.replace(text_encoder_learning_rate=1e-2)), tmp_path / "first", "disk"
-    )
+    config = change(config, lora={"preset": "attn-mlp"})
+    first, _ = train(change(config, optimizer={"text_encoder_learning_rate": 1e-2}), tmp_path / "first", "disk")
     moved = {
         name: uniform(name, tuple(t.shape), 0.3) if name.startswith("lora_te") and "lora_" in name[8:] else t
         for name, t in first.tensors.items()
@@ -97,7 +86,7 @@ def test_layers_of_text_encoders_that_are_not_trained_act_on_captions(continued,
     without = {name: t for name, t in result.tensors.items() if not name.startswith("lora_te")}
     start = tmp_path / "unet.safetensors"
     save_file(without, start)
-    other, _ = train(continued.replace(lora=continued.lora.replace(start=str(start))), tmp_path / "unet")
+    other, _ = train(change(continued, lora={"start": str(start)}), tmp_path / "unet")
     assert other.losses[0] != result.losses[0]
 
 
@@ -133,12 +122,9 @@ def test_a_run_goes_on_with_another_choice(config, tmp_path):
     """From saves of either kind, since neither is part of the run's key."""
     whole, _ = train(config, tmp_path / "whole", "disk")
     config = config.replace(saves=SavesConfig(save_every=1, save_unit="steps"))
-    folder = tmp_path / "parts"
 
     def part(encodings, **callbacks):
-        changed = config.replace(memory=config.memory.replace(encodings=encodings))
-        output = folder / "lora.safetensors"
-        return train_lora(changed, output, folder / "cache", callbacks=Callbacks(**callbacks))
+        return run(change(config, memory={"encodings": encodings}), tmp_path / "parts", **callbacks)
 
     for encodings, step in (("none", 2), ("disk", 3)):
         with pytest.raises(Cut):
@@ -177,18 +163,13 @@ def test_a_picture_that_changes_during_the_run_ends_it_with_a_sentence(config, m
     concepts = (config.dataset.concepts[0].replace(folder=str(folder)),)
     config = config.replace(dataset=DatasetConfig(concepts=concepts))
 
-    def change(report):
+    def touch(report):
         for path in folder.glob("*.png"):
             path.write_bytes(path.read_bytes() + b"\0")
 
     notes = []
     with pytest.raises(ValueError, match=r"\d\.png has changed since the scan; start again to train it as it is now"):
-        train_lora(
-            config.replace(memory=config.memory.replace(encodings="none")),
-            tmp_path / "lora.safetensors",
-            tmp_path / "cache",
-            callbacks=Callbacks(step=change, note=notes.append),
-        )
+        run(change(config, memory={"encodings": "none"}), tmp_path, step=touch, note=notes.append)
     assert any("Stopped after step 1" in note for note in notes)
 
 

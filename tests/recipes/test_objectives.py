@@ -5,29 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from clip_tokenizer import TOKENIZER
 from durable import apart
 from gradients import gradients, loss_of
-from prepared import NeverLoaded, Ready, prepared
-from safetensors import safe_open
+from lora_runs import metadata_in
+from prepared import NeverLoaded, prepared
+from tiny_runs import change, run, run_with_notes, tiny_config
 
-from lora_atelier.trainer_core.common.callbacks import Callbacks
-from lora_atelier.trainer_core.config import (
-    BaseModelConfig,
-    ConceptConfig,
-    DatasetConfig,
-    ExistingConfig,
-    LoraConfig,
-    MaskConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    RunConfig,
-    SchedulerConfig,
-    TrainConfig,
-)
+from lora_atelier.trainer_core.config import DatasetConfig, MaskConfig, ObjectiveConfig, OptimizerConfig
 from lora_atelier.trainer_core.models.sd.noise import noise_model
 from lora_atelier.trainer_core.objective import Objective, objective_remarks
-from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training.batch import read_batch
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
@@ -50,23 +36,9 @@ EVERYTHING = ObjectiveConfig(
 
 
 @pytest.fixture
-def config(checkpoint, pictures, comfyui):
-    return RunConfig(
-        existing=ExistingConfig(on_existing="train again"),
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
-        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
-        lora=LoraConfig(rank=2, alpha=2, preset="attn-mlp"),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
-        scheduler=SchedulerConfig(name="constant"),
-        train=TrainConfig(steps=3, batch_size=2, accumulate=2, resolution=64, bucket_step=32, seed=5),
-    )
-
-
-def run(config, folder, objective=None, notes=None, source=None, **parts):
-    config = config.replace(objective=objective or config.objective, **parts)
-    told = Callbacks(note=(notes if notes is not None else []).append)
-    return train_lora(
-        config, folder / "lora.safetensors", folder / "cache", callbacks=told, source=source or Ready(config.base_model)
+def config(checkpoint, pictures):
+    return tiny_config(
+        checkpoint, pictures, lora={"preset": "attn-mlp"}, train={"steps": 3, "accumulate": 2, "seed": 5}
     )
 
 
@@ -79,13 +51,13 @@ def dataset(config, **values):
 def test_a_run_with_everything_switched_on_repeats_to_the_last_bit(config, tmp_path):
     masks = MaskConfig(missing="ones", prior_weight=0.5, unmasked_probability=0.3)
     concepts = dataset(config, role="prior_prediction", masks=masks, loss_weight=0.5)
-    first = run(config, tmp_path, EVERYTHING, dataset=concepts)
+    config = config.replace(objective=EVERYTHING, dataset=concepts)
+    first = run(config, tmp_path)
     torch.manual_seed(3)
-    second = run(config, tmp_path, EVERYTHING, dataset=concepts)
+    second = run(config, tmp_path)
     assert first.losses == second.losses and all(map(math.isfinite, first.losses))
     assert all(torch.equal(t, second.tensors[k]) for k, t in first.tensors.items())
-    with safe_open(second.path, "pt") as file:
-        told = file.metadata()
+    told = metadata_in(second.path)
     assert (told["ss_loss_type"], told["ss_huber_schedule"], told["ss_huber_c"]) == ("huber", "snr", "0.1")
     assert (told["ss_noise_offset"], told["ss_adaptive_noise_scale"]) == ("0.1", "0.1")
     assert (told["ss_multires_noise_iterations"], told["ss_ip_noise_gamma"]) == ("4", "0.1")
@@ -143,10 +115,10 @@ CHANGES = [
 
 def test_every_setting_changes_the_loss(config, tmp_path):
     """The same batch and the same prediction, with one setting after the other."""
-    run = prepared(config.replace(train=config.train.replace(steps=1)), tmp_path)
+    run = prepared(change(config, train={"steps": 1}), tmp_path)
     losses = []
-    for change in ({}, *CHANGES):
-        objective = Objective(ObjectiveConfig(**change), run.base.noise, run.config.train.seed)
+    for changed in ({}, *CHANGES):
+        objective = Objective(ObjectiveConfig(**changed), run.base.noise, run.config.train.seed)
         batch = read_batch(run.encoded, run.plan.step(0)[0], run.plan, run.config)
         draws = objective.draw(batch, run.device)
         losses.append(float(loss_of(objective, draws.noised.sin(), draws).sum()))
@@ -157,11 +129,11 @@ def test_every_setting_changes_the_loss(config, tmp_path):
 def test_a_summed_loss_is_a_multiple_of_the_mean(config, tmp_path, reduction, factor):
     """Of 4 batches of 2: gradient descent goes exactly as far as with the learning rate times the factor."""
     plain = {"momentum": 0.0, "nesterov": False}
-    train = config.train.replace(steps=2, batch_size=2, accumulate=4)
+    config = change(config, train={"steps": 2, "accumulate": 4})
 
     def trained(rate, objective):
         optimizer = OptimizerConfig(name="sgd", options=plain, learning_rate=rate, max_grad_norm=0)
-        return run(config, tmp_path, objective, optimizer=optimizer, train=train)
+        return run(config.replace(objective=objective, optimizer=optimizer), tmp_path)
 
     summed, mean = trained(0.125, ObjectiveConfig(loss_reduction=reduction)), trained(0.125 * factor, ObjectiveConfig())
     assert summed.losses == mean.losses
@@ -213,7 +185,7 @@ def direction(run, micro, draws, *prompts):
 @pytest.mark.parametrize("text_rate", [0.0, 1e-3])
 def test_a_step_of_a_slider_is_that_of_the_paper_in_both_directions(config, tmp_path, text_rate):
     """Loss and gradient of a fresh network, computed by hand: it still predicts what the base model does."""
-    config = config.replace(optimizer=config.optimizer.replace(text_encoder_learning_rate=text_rate))
+    config = change(config, optimizer={"text_encoder_learning_rate": text_rate})
     run, passes, gradient = passed(config, tmp_path, SLIDER)
     run.optimizer.zero_grad()
     losses = []
@@ -257,22 +229,21 @@ def test_a_slider_moves_predictions_one_way_at_strength_1_and_the_other_at_minus
 @pytest.mark.parametrize("text_rate", [0.0, 1e-3])
 def test_preservation_is_nothing_until_the_network_says_something_else(config, tmp_path, text_rate):
     """A fresh network predicts as the base does; later its loss is against what the base says of the other caption."""
-    config = config.replace(optimizer=config.optimizer.replace(text_encoder_learning_rate=text_rate))
+    config = change(config, optimizer={"text_encoder_learning_rate": text_rate})
     blank = ObjectiveConfig(preservation="blank", preservation_weight=8.0)
     (_, plain, moved), (_, kept, same) = (passed(config, tmp_path / str(i), each) for i, each in
                                           enumerate((ObjectiveConfig(), blank)))  # fmt: skip
     assert float(kept.loss) == pytest.approx(float(plain.loss), rel=1e-5)
     torch.testing.assert_close(same, moved, rtol=1e-3, atol=1e-6)
-    train = config.train.replace(steps=6)
-    optimizer = config.optimizer.replace(learning_rate=1e-2)
-    runs = [run(config, tmp_path, each, train=train, optimizer=optimizer) for each in (ObjectiveConfig(), blank)]
+    config = change(config, train={"steps": 6}, optimizer={"learning_rate": 1e-2})
+    runs = [run(config.replace(objective=each), tmp_path) for each in (ObjectiveConfig(), blank)]
     assert runs[0].losses[0] == pytest.approx(runs[1].losses[0], rel=1e-5) and runs[0].losses[1:] != runs[1].losses[1:]
 
 
 def test_a_trigger_word_that_no_caption_has_is_refused_before_a_model_is_loaded(config, tmp_path):
     words = ObjectiveConfig(preservation="class", preservation_trigger="zwx", preservation_class="a man")
     with pytest.raises(ValueError, match="No caption that is trained contains 'zwx'; set preservation_trigger"):
-        run(config, tmp_path, words, source=NeverLoaded(config.base_model))
+        run(config.replace(objective=words), tmp_path, source=NeverLoaded(config.base_model))
 
 
 def test_the_samples_of_a_step_share_the_noise_levels_out(config, tmp_path):
@@ -294,10 +265,9 @@ def test_prior_prediction_holds_the_model_to_what_it_said_of_those_captions(conf
 
     monkeypatch.setattr(Objective, "loss", recorded)
     concepts = dataset(config, role="prior_prediction")
-    optimizer = config.optimizer.replace(text_encoder_learning_rate=text_rate, learning_rate=1e-2)
-    train = config.train.replace(steps=4, batch_size=3)
-    notes = []
-    result = run(config, tmp_path, notes=notes, dataset=concepts, optimizer=optimizer, train=train)
+    rates = {"text_encoder_learning_rate": text_rate, "learning_rate": 1e-2}
+    config = change(config.replace(dataset=concepts), optimizer=rates, train={"steps": 4, "batch_size": 3})
+    result, notes = run_with_notes(config, tmp_path)
     micro_batches = [micro for k in range(4) for micro in result.plan.step(k)]
     held = [
         [result.plan.concepts[sample.picture].role == "prior_prediction" for sample in micro.samples]
@@ -322,11 +292,11 @@ def test_combinations_that_mean_nothing_are_refused_and_those_that_surprise_are_
         ("model predicts epsilon; turn it off", {}, v.replace(prediction="epsilon")),
     ):
         with pytest.raises(ValueError, match=sentence):
-            run(config, tmp_path, ObjectiveConfig(**objective), source=NeverLoaded(base), base_model=base)
-    notes = []
+            wrong = config.replace(objective=ObjectiveConfig(**objective), base_model=base)
+            run(wrong, tmp_path, source=NeverLoaded(base))
     objective = ObjectiveConfig(noise_offset=0.1, pyramid_iterations=2, min_snr_gamma=5, stratified_timesteps=True)
-    single = config.train.replace(steps=1, batch_size=1, accumulate=1)
-    result = run(config, tmp_path, objective, notes, base_model=v, train=single)
+    single = change(config, train={"steps": 1, "batch_size": 1, "accumulate": 1})
+    result, notes = run_with_notes(single.replace(objective=objective, base_model=v), tmp_path)
     assert all(map(math.isfinite, result.losses))
     for part in (
         "a noise offset and pyramid noise the LoRA",

@@ -5,30 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from clip_tokenizer import TOKENIZER
 from gradients import gradients
 from PIL import Image, ImageOps
 from prepared import NeverLoaded, estimated, prepared
 from safetensors.torch import save_file
 from tiny_models import checkpoint_tensors
+from tiny_runs import change, run, tiny_config
 
-from lora_atelier.trainer_core.config import (
-    BaseModelConfig,
-    ConceptConfig,
-    ControlConfig,
-    DatasetConfig,
-    ExistingConfig,
-    LoraConfig,
-    MaskConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    RunConfig,
-    SchedulerConfig,
-    TrainConfig,
-)
+from lora_atelier.trainer_core.config import ConceptConfig, ControlConfig, DatasetConfig, MaskConfig, ObjectiveConfig
 from lora_atelier.trainer_core.data.images import cut, load_picture
 from lora_atelier.trainer_core.objective import Term
-from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training.batch import read_batch
 from lora_atelier.trainer_core.training.pixels import pixels
 from lora_atelier.trainer_core.training.validate import TIMES, validation_loss
@@ -47,18 +33,15 @@ def less(pictures, tmp_path_factory):
 
 
 @pytest.fixture
-def config(checkpoint, pictures, less, comfyui):
+def config(checkpoint, pictures, less):
     controls = ControlConfig(folders=(str(less),), use="slider")
-    concept = ConceptConfig(folder=str(pictures), flip=True, controls=controls, masks=MaskConfig(missing="ones"))
-    return RunConfig(
-        existing=ExistingConfig(on_existing="train again"),
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
-        dataset=DatasetConfig(concepts=(concept,)),
-        lora=LoraConfig(rank=2, alpha=2, preset="attn-mlp"),
-        optimizer=OptimizerConfig(learning_rate=1e-2, text_encoder_learning_rate=1e-2),
-        scheduler=SchedulerConfig(name="constant"),
-        objective=ObjectiveConfig(noise_offset=0.1),
-        train=TrainConfig(steps=3, batch_size=2, accumulate=2, resolution=64, bucket_step=32, seed=5),
+    return tiny_config(
+        checkpoint,
+        ConceptConfig(folder=str(pictures), flip=True, controls=controls, masks=MaskConfig(missing="ones")),
+        lora={"preset": "attn-mlp"},
+        optimizer={"learning_rate": 1e-2, "text_encoder_learning_rate": 1e-2},
+        objective={"noise_offset": 0.1},
+        train={"steps": 3, "accumulate": 2, "seed": 5},
     )
 
 
@@ -167,7 +150,7 @@ class OneEnd(Term):
 
 
 def test_the_validation_loss_is_of_both_ends(config, tmp_path):
-    run = prepared(config.replace(train=config.train.replace(validation_share=0.2)), tmp_path)
+    run = prepared(change(config, train={"validation_share": 0.2}), tmp_path)
     shaken(run)
     assert run.plan.validation
     with run.network.attached():
@@ -205,7 +188,7 @@ def test_an_inpainting_model_is_told_the_rest_of_the_same_end(config, tmp_path):
 
 
 def test_the_second_backward_pass_of_a_pair_is_counted(config):
-    alone = config.replace(train=config.train.replace(accumulate=1))
+    alone = change(config, train={"accumulate": 1})
     plain = alone.replace(dataset=DatasetConfig())
     pair, one = estimated(alone), estimated(plain)
     assert pair.total > one.total and pair.total == estimated(config).total
@@ -214,4 +197,4 @@ def test_the_second_backward_pass_of_a_pair_is_counted(config):
 def test_pairs_and_prompts_together_are_refused_before_a_model_is_loaded(config, tmp_path):
     both = config.replace(objective=ObjectiveConfig(slider="prompts", slider_positive="old"))
     with pytest.raises(ValueError, match="Two prompts and pairs of pictures would be two sliders; set slider of"):
-        train_lora(both, tmp_path / "a.safetensors", tmp_path / "cache", source=NeverLoaded(config.base_model))
+        run(both, tmp_path, source=NeverLoaded(config.base_model))

@@ -2,35 +2,23 @@
 
 import pytest
 import torch
-from clip_tokenizer import TOKENIZER
 from prepared import NeverLoaded, Ready, estimated
+from tiny_runs import change, run, run_with_notes, tiny_config
 
-from lora_atelier.trainer_core.common.callbacks import Callbacks
-from lora_atelier.trainer_core.config import (
-    BaseModelConfig,
-    ConceptConfig,
-    DatasetConfig,
-    ExistingConfig,
-    LoraConfig,
-    MemoryConfig,
-    RunConfig,
-    TrainConfig,
-)
+from lora_atelier.trainer_core.config import MemoryConfig
 from lora_atelier.trainer_core.memory import LEVELS
 from lora_atelier.trainer_core.preflight import memory as preflight
 from lora_atelier.trainer_core.preflight.estimate import Encoding, Estimate, LiveBytes, estimate_encoding
 from lora_atelier.trainer_core.preflight.memory import encoding_of
-from lora_atelier.trainer_core.train import train_lora
 
 
 @pytest.fixture
-def config(checkpoint, pictures, comfyui):
-    return RunConfig(
-        existing=ExistingConfig(on_existing="train again"),
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
-        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
-        lora=LoraConfig(rank=4, alpha=4),
-        train=TrainConfig(steps=2, batch_size=4, resolution=128, bucket_step=128),
+def config(checkpoint, pictures):
+    return tiny_config(
+        checkpoint,
+        pictures,
+        lora={"rank": 4, "alpha": 4, "preset": "attn-mlp"},
+        train={"steps": 2, "batch_size": 4, "resolution": 128, "bucket_step": 128},
     )
 
 
@@ -38,10 +26,9 @@ def let_be_free(monkeypatch, amount):
     monkeypatch.setattr(preflight, "free_bytes", lambda device: amount)
 
 
-def run(config, folder, source=None):
-    notes = []
-    told, output = Callbacks(note=notes.append), folder / "lora.safetensors"
-    result = train_lora(config, output, folder / "cache", callbacks=told, source=source or Ready(config.base_model))
+def run_and_estimate(config, folder):
+    """Train; return the result and the sentence of the estimate before it."""
+    result, notes = run_with_notes(config, folder)
     return result, next(note for note in notes if note.startswith("Memory: about"))
 
 
@@ -51,12 +38,12 @@ def test_each_level_needs_less(config):
 
 
 def test_what_fits_is_not_slowed_down_and_what_does_not_takes_the_first_level_that_does(config, tmp_path, monkeypatch):
-    plain, said = run(config, tmp_path)
+    plain, said = run_and_estimate(config, tmp_path)
     assert "with gradient checkpointing 0." in said
     totals = {level: estimated(config, level).total for level in LEVELS}
     let_be_free(monkeypatch, totals["2"])
     first = next(level for level in LEVELS if totals[level] <= totals["2"])
-    small, said = run(config, tmp_path)
+    small, said = run_and_estimate(config, tmp_path)
     assert f"with gradient checkpointing {first}." in said and first != "0"
     assert small.losses == pytest.approx(plain.losses, rel=1e-5)
 
@@ -69,21 +56,21 @@ def test_settings_that_do_not_fit_are_refused_with_the_cheapest_that_do(config, 
         r"set gradient checkpointing [1-4f]"
     )
     with pytest.raises(ValueError, match=refused):
-        run(fixed, tmp_path, NeverLoaded(config.base_model))
+        run(fixed, tmp_path, source=NeverLoaded(config.base_model))
 
 
 def test_what_fits_in_no_way_names_smaller_weights_and_batches(config, tmp_path, monkeypatch):
-    small = config.replace(base_model=config.base_model.replace(weights="float8"))
+    small = change(config, base_model={"weights": "float8"})
     let_be_free(monkeypatch, estimated(small, "full").total)
     with pytest.raises(ValueError, match=r"set weights float8 with gradient checkpointing full \(.* GB\)"):
-        run(config, tmp_path, NeverLoaded(config.base_model))
+        run(config, tmp_path, source=NeverLoaded(config.base_model))
     let_be_free(monkeypatch, 1)
     with pytest.raises(ValueError, match="lower the resolution"):
-        run(config, tmp_path, NeverLoaded(config.base_model))
+        run(config, tmp_path, source=NeverLoaded(config.base_model))
 
 
 def test_trained_text_encoders_and_longer_captions_need_more(config):
-    texts = config.replace(optimizer=config.optimizer.replace(text_encoder_learning_rate=1e-4))
+    texts = change(config, optimizer={"text_encoder_learning_rate": 1e-4})
     plain = estimated(config).total
     assert estimated(texts).total > plain and estimated(config, tokens=231).total > plain
 
@@ -93,17 +80,17 @@ def test_models_that_encode_while_training_count(config, tmp_path, monkeypatch):
     live = config.replace(memory=MemoryConfig(encodings="none"))
     base, vae = Ready(config.base_model).outline(), Ready(config.base_model).outline_autoencoder()
     weights = sum(t.nbytes for model in (vae, base.texts[0].model) for t in model.state_dict().values())
-    plan = run(live, tmp_path)[0].plan
+    plan = run(live, tmp_path).plan
     encoding = encoding_of(config, plan, base, vae, torch.device("cpu"))
     assert encoding.vae + encoding.texts == pytest.approx(weights, rel=0.01)
-    plain, said = estimated(config, "full"), run(live, tmp_path)[1]
+    plain, said = estimated(config, "full"), run_and_estimate(live, tmp_path)[1]
     assert f"Memory: about {encoding.beside(estimated(config), moves=False).gigabytes} of" in said
     assert said.endswith("with gradient checkpointing 0, encoding while training.")
     let_be_free(monkeypatch, plain.total)
     refused = r"with gradient checkpointing full, encoding while training, .* free: set encodings disk with gradient"
     with pytest.raises(ValueError, match=refused):
-        run(live, tmp_path, NeverLoaded(config.base_model))
-    assert "with gradient checkpointing full." in run(config, tmp_path)[1]
+        run(live, tmp_path, source=NeverLoaded(config.base_model))
+    assert "with gradient checkpointing full." in run_and_estimate(config, tmp_path)[1]
 
 
 def test_models_that_encode_while_training_take_what_they_are():

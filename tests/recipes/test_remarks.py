@@ -6,52 +6,37 @@ import concept
 import pytest
 from safetensors.torch import save_file
 from tiny_models import checkpoint_tensors
+from tiny_runs import run, tiny_config
 
-from lora_atelier.trainer_core.common.callbacks import Callbacks
-from lora_atelier.trainer_core.config import (
-    BaseModelConfig,
-    CaptionConfig,
-    ConceptConfig,
-    DatasetConfig,
-    LoraConfig,
-    RunConfig,
-    TrainConfig,
-)
-from lora_atelier.trainer_core.train import train_lora
+from lora_atelier.trainer_core.config import CaptionConfig, ConceptConfig
 
 TINY = concept.ASSETS / "atelier-tiny.safetensors"
 
 
-def notes(path: Path, folder: Path, comfyui: Path, **base) -> str:
+def notes(path: Path, folder: Path, **base) -> str:
     """Return all that a run of one step notes before its first step."""
-    tokenizer = str(comfyui / "comfy" / "sd1_tokenizer")
     said, before = [], []
-    config = RunConfig(
-        base_model=BaseModelConfig(path=str(path), tokenizer=tokenizer, **base),
-        dataset=DatasetConfig(
-            concepts=(
-                ConceptConfig(folder=str(concept.ASSETS / "concept_example"), captions=CaptionConfig(missing="empty")),
-            )
-        ),
-        lora=LoraConfig(rank=1, alpha=1),
-        train=TrainConfig(steps=1, batch_size=4, resolution=128, bucket_step=64),
+    config = tiny_config(
+        path,
+        ConceptConfig(folder=str(concept.CONCEPT), captions=CaptionConfig(missing="empty")),
+        base_model=base,
+        train={"steps": 1, "batch_size": 4, "resolution": 128, "bucket_step": 64},
     )
-    callbacks = Callbacks(note=said.append, step=lambda _: before.extend(said))
-    train_lora(config, folder / "lora.safetensors", folder / "cache", callbacks=callbacks)
+    run(config, folder, note=said.append, step=lambda _: before.extend(said))
     return "\n".join(before)
 
 
 @pytest.mark.parametrize("prediction", ["auto", "epsilon", "v_prediction"])
-def test_a_model_that_behaves_like_the_other_kind_is_noticed(prediction, comfyui, tmp_path):
+def test_a_model_that_behaves_like_the_other_kind_is_noticed(prediction, tmp_path):
     """The tiny base predicts noise, and its file says nothing of it."""
-    said = notes(TINY, tmp_path, comfyui, prediction=prediction)
+    said = notes(TINY, tmp_path, prediction=prediction)
     wrong = "behaves like a model that predicts epsilon, not v_prediction" in said
     assert wrong == (prediction == "v_prediction") and ("Unless that is meant" in said) == wrong
 
 
-def test_random_weights_are_of_no_kind_and_markers_are_heard(comfyui, tmp_path):
+def test_random_weights_are_of_no_kind_and_markers_are_heard(tmp_path):
     path = tmp_path / "some-lightning.safetensors"
     save_file(checkpoint_tensors(), path, {"modelspec.prediction_type": "epsilon"})
-    said = notes(path, tmp_path, comfyui, prediction="v_prediction")
+    said = notes(path, tmp_path, prediction="v_prediction")
     assert "behaves like" not in said
     assert "is a Lightning model" in said and "the run would be wasted" in said

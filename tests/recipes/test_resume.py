@@ -12,43 +12,32 @@ from pathlib import Path
 
 import pytest
 import torch
-from clip_tokenizer import TOKENIZER
-from durable import Cut, change, curves, cut_at, cut_inside, equal, run, same, state_files
+from durable import Cut, curves, cut_at, cut_inside, equal, same, state_files
 from PIL import Image, ImageOps
-from prepared import without_estimates
+from tiny_runs import change, run, run_with_notes, tiny_config
 
 from lora_atelier.trainer_core.common.files import file_digest, remove_folder
 from lora_atelier.trainer_core.common.tensor_tree import load_state, save_state
 from lora_atelier.trainer_core.config import (
     OPTIMIZERS,
     AugmentConfig,
-    BaseModelConfig,
     BucketConfig,
     CaptionConfig,
     ConceptConfig,
     ControlConfig,
     DatasetConfig,
     EmbeddingConfig,
-    LoraConfig,
     MaskConfig,
     OptimizerConfig,
-    RunConfig,
     SampleConfig,
-    SavesConfig,
-    SchedulerConfig,
-    TrainConfig,
 )
 from lora_atelier.trainer_core.optim import noise_scale as gradient_noise
 from lora_atelier.trainer_core.runs import find_runs
 from lora_atelier.trainer_core.training import prepare
 
 DRAWN = SampleConfig(prompts=("a thing",), steps=1, width=32, height=32)
+pytestmark = pytest.mark.usefixtures("no_estimates")
 WORD = EmbeddingConfig(token="thing", vectors=2, learning_rate=1e-1, stop=2, keep_norm=True)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,15 +49,8 @@ def quick_collections():
     gc.unfreeze()
 
 
-@pytest.fixture(autouse=True)
-def no_preflight():
-    """Leave out the estimates before each run."""
-    with without_estimates():
-        yield
-
-
 @pytest.fixture(scope="module")
-def config(checkpoint, pictures, comfyui, tmp_path_factory):
+def config(checkpoint, pictures, tmp_path_factory):
     kept = tmp_path_factory.mktemp("kept")
     for name in ("0.png", "0.txt"):
         shutil.copy(pictures / name, kept)
@@ -82,23 +64,22 @@ def config(checkpoint, pictures, comfyui, tmp_path_factory):
         masks=MaskConfig(missing="ones", unmasked_probability=0.2),
         augment=AugmentConfig(variants=2, crop_jitter=0.5),
     )
-    return RunConfig(
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
-        dataset=DatasetConfig(concepts=(varied, ConceptConfig(folder=str(kept), role="validation", recursive=False))),
-        lora=LoraConfig(rank=2, alpha=2, preset="attn-only"),
-        optimizer=OptimizerConfig(learning_rate=1e-2),
-        scheduler=SchedulerConfig(name="constant"),
-        train=TrainConfig(
-            steps=3,
-            accumulate=2,
-            resolution=64,
-            bucket_step=32,
-            buckets=BucketConfig(resolutions=("64", "96")),
-            seed=5,
-            validate_every=2,
-            log="csv",
-        ),
-        saves=SavesConfig(save_every=1, save_unit="steps", sample_every=2),
+    return tiny_config(
+        checkpoint,
+        varied,
+        ConceptConfig(folder=str(kept), role="validation", recursive=False),
+        existing={"on_existing": "resume"},
+        optimizer={"learning_rate": 1e-2},
+        train={
+            "steps": 3,
+            "batch_size": 1,
+            "accumulate": 2,
+            "buckets": BucketConfig(resolutions=("64", "96")),
+            "seed": 5,
+            "validate_every": 2,
+            "log": "csv",
+        },
+        saves={"save_every": 1, "save_unit": "steps", "sample_every": 2},
     )
 
 
@@ -272,7 +253,7 @@ def configure(config, lora, optimizer, rest):
     rest = dict(rest)
     if masks := rest.pop("masks", None):
         varied, *others = config.dataset.concepts
-        varied = varied.replace(masks=varied.masks.replace(**masks))
+        varied = change(varied, masks=masks)
         config = config.replace(dataset=DatasetConfig(concepts=(varied, *others)))
     if rest.pop("paired", False):
         less = ControlConfig(folders=(str(Path(config.dataset.concepts[1].folder) / "less"),), use="slider")
@@ -297,7 +278,7 @@ def cut_and_go_on(config, folder, cache, cuts, **options):
         if lost:
             (found,) = find_runs(folder / "runs")
             remove_folder(found.checkpoints()[0].path)
-    result, notes = run(config, folder, cache, **options)
+    result, notes = run_with_notes(config, folder, cache, **options)
     assert "Resumed after step" in result.origin
     return result, notes
 
@@ -306,7 +287,7 @@ def cut_and_go_on(config, folder, cache, cuts, **options):
 def test_a_run_resumes_to_the_last_bit(name, config, tmp_path, cache):
     lora, optimizer, rest, cuts = CASES[name]
     config = configure(config, lora, optimizer, rest)
-    whole, _ = run(config, tmp_path / "whole", cache, logs=tmp_path / "whole")
+    whole = run(config, tmp_path / "whole", cache, logs=tmp_path / "whole")
     result, _ = cut_and_go_on(config, tmp_path / "cut", cache, cuts(), logs=tmp_path / "cut")
     assert same(whole, result) and result.finished
     assert not equal(whole.tensors, {k: torch.zeros_like(t) for k, t in whole.tensors.items()})
@@ -336,7 +317,7 @@ def test_a_save_whose_files_are_whole_but_hold_no_state_of_a_run_is_named(config
         with pytest.raises(ValueError, match=f"The save {re.escape(str(save.path))} does not hold the state of a run"):
             run(config, tmp_path, cache)
     remove_folder(save.path)
-    assert run(config, tmp_path, cache)[0].finished
+    assert run(config, tmp_path, cache).finished
 
 
 def test_a_log_for_tensorboard_and_the_gradient_noise_go_on_as_well(config, tmp_path, cache, monkeypatch):
@@ -344,7 +325,7 @@ def test_a_log_for_tensorboard_and_the_gradient_noise_go_on_as_well(config, tmp_
     monkeypatch.setattr(prepare, "NoiseScale", functools.partial(gradient_noise.NoiseScale, every=2))
     monkeypatch.setattr(gradient_noise, "FEWEST", 3)
     config = change(config, train={"steps": 5, "accumulate": 1, "log": "both"})
-    whole, said = run(config, tmp_path / "whole", cache, logs=tmp_path / "whole")
+    whole, said = run_with_notes(config, tmp_path / "whole", cache, logs=tmp_path / "whole")
     begun = {"validation": lambda at, loss: (_ for _ in ()).throw(Cut)}
     with pytest.raises(Cut):
         run(config, tmp_path / "cut", cache, logs=tmp_path / "cut", **begun)
@@ -363,12 +344,12 @@ def test_saves_samples_and_measurements_in_between_change_nothing(config, tmp_pa
         {"text_encoder_learning_rate": 1e-3},
         {"train": {"log": "none"}, "sample": DRAWN.to_dict()},
     )
-    often = run(change(config, train={"validate_every": 1}, saves={"sample_every": 1}), tmp_path / "often", cache)[0]
+    often = run(change(config, train={"validate_every": 1}, saves={"sample_every": 1}), tmp_path / "often", cache)
     never = run(
         change(config, train={"validate_every": 0}, saves={"save_every": 0, "sample_every": 0}, sample={"prompts": ()}),
         tmp_path / "never",
         cache,
-    )[0]
+    )
     assert equal(often.tensors, never.tensors) and often.losses == never.losses
     ours, theirs = state_files(often), state_files(never)
     assert ours["weights"] == theirs["weights"] and ours["optimizer"] == theirs["optimizer"]
@@ -380,7 +361,7 @@ def test_saves_samples_and_measurements_in_between_change_nothing(config, tmp_pa
 def test_on_a_gpu_a_break_costs_no_more_than_two_runs_differ_anyway(name, config, tmp_path, cache):
     optimizer = {"name": name, "learning_rate": 1.0 if OPTIMIZERS[name].estimates else 1e-3}
     config = configure(config, {"rank": 64, "preset": "full"}, optimizer, {"train": {"steps": 8, "log": "none"}})
-    first, second, third = (run(config, tmp_path / str(n), cache, device="cuda")[0] for n in range(3))
+    first, second, third = (run(config, tmp_path / str(n), cache, device="cuda") for n in range(3))
     result, _ = cut_and_go_on(config, tmp_path / "cut", cache, (after(2), after(5)), device="cuda")
     noise = max(distance(a, b) for a, b in ((first, second), (first, third), (second, third)))
     assert min(distance(each, result) for each in (first, second, third)) <= noise

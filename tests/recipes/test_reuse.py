@@ -8,42 +8,29 @@ import shutil
 
 import pytest
 import torch
-from clip_tokenizer import TOKENIZER
-from durable import Cut, change, cut_at, equal, run, state_files
+from durable import Cut, cut_at, equal, state_files
+from lora_runs import metadata_in
 from PIL import Image
 from prepared import NeverLoaded, Ready
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tiny_runs import change, run, run_with_notes, tiny_config
 
-from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.config import (
-    BaseModelConfig,
     BeneathConfig,
     CaptionConfig,
     ConceptConfig,
     DatasetConfig,
     ExistingConfig,
-    LoraConfig,
     MaskConfig,
     OptimizerConfig,
-    RunConfig,
     SampleConfig,
-    SavesConfig,
-    SchedulerConfig,
-    TrainConfig,
 )
 from lora_atelier.trainer_core.data.scan import Index, manifest_digest, scan
 from lora_atelier.trainer_core.models import source_of
 from lora_atelier.trainer_core.preflight import disk
 from lora_atelier.trainer_core.runs import build_keys, find_runs, model_digests, open_run
-from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import prepare
 from lora_atelier.trainer_core.training.result import describe_result
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True)
@@ -53,16 +40,15 @@ def no_dry_run(monkeypatch):
 
 
 @pytest.fixture
-def config(checkpoint, pictures, comfyui):
-    concept = ConceptConfig(folder=str(pictures), captions=CaptionConfig(dropout=0.2), masks=MaskConfig(missing="ones"))
-    return RunConfig(
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
-        dataset=DatasetConfig(concepts=(concept,)),
-        lora=LoraConfig(rank=2, alpha=2, preset="attn-only", dropout=0.1),
-        optimizer=OptimizerConfig(learning_rate=1e-2),
-        scheduler=SchedulerConfig(name="constant"),
-        train=TrainConfig(steps=2, resolution=64, bucket_step=32, seed=5),
-        saves=SavesConfig(save_every=1, save_unit="steps", keep_last=9),
+def config(checkpoint, pictures):
+    return tiny_config(
+        checkpoint,
+        ConceptConfig(folder=str(pictures), captions=CaptionConfig(dropout=0.2), masks=MaskConfig(missing="ones")),
+        existing={"on_existing": "resume"},
+        lora={"dropout": 0.1},
+        optimizer={"learning_rate": 1e-2},
+        train={"steps": 2, "batch_size": 1, "seed": 5},
+        saves={"save_every": 1, "save_unit": "steps", "keep_last": 9},
     )
 
 
@@ -85,11 +71,11 @@ def test_a_finished_run_is_taken_at_once_and_its_file_copied_only_where_it_is_no
 ):
     own = tmp_path / "cache"
     shutil.copytree(cache, own)
-    first, _ = run(config, tmp_path, own)
+    first = run(config, tmp_path, own)
     nothing_loads(monkeypatch)
     shutil.rmtree(own)  # also what the scan knows of the files
     phases = []
-    again, notes = run(config, tmp_path, own, step=no_steps, phase=lambda phase, *_: phases.append(phase))
+    again, notes = run_with_notes(config, tmp_path, own, step=no_steps, phase=lambda phase, *_: phases.append(phase))
     assert set(phases) == {"reading files"}
     assert again.path == first.path and equal(again.tensors, first.tensors) and again.losses == first.losses
     assert re.fullmatch(
@@ -105,24 +91,24 @@ def test_a_finished_run_is_taken_at_once_and_its_file_copied_only_where_it_is_no
         memory={"checkpointing": "full"},
         train={"log": "csv", "validate_every": 1},
     )
-    assert run(other, tmp_path, own, logs=tmp_path)[0].path == first.path
+    assert run(other, tmp_path, own, logs=tmp_path).path == first.path
     first.path.unlink()
-    assert run(config, tmp_path, own)[0].path == first.path  # copied again
+    assert run(config, tmp_path, own).path == first.path  # copied again
     first.path.write_bytes(b"somebody's own")
-    second = run(config, tmp_path, own)[0]
+    second = run(config, tmp_path, own)
     assert second.path.name == "lora-2.safetensors" and first.path.read_bytes() == b"somebody's own"
     second.path.unlink()
     over = change(config, saves={"overwrite": True})
-    assert run(over, tmp_path, own)[0].path.name == "lora-2.safetensors"  # what is not ours is not replaced
+    assert run(over, tmp_path, own).path.name == "lora-2.safetensors"  # what is not ours is not replaced
     ours = {"atelier.version": "0", "modelspec.title": "another one of ours"}
     for key, taken in (("0" * 64, "lora-2"), (open_run(first.run).keys.run, "lora")):  # of another run, of this one
         save_file(first.tensors, first.path, {**ours, "atelier.run": key})
         before = first.path.read_bytes()
-        again = run(over, tmp_path, own)[0]
+        again = run(over, tmp_path, own)
         assert again.path.stem == taken and (again.path == first.path) == (first.path.read_bytes() != before)
         (tmp_path / "lora-2.safetensors").unlink(missing_ok=True)
     assert equal(load_file(first.path), first.tensors)
-    dated = run(change(config, saves={"file_name": "{name} {date} e{epoch} s{step}"}), tmp_path, own)[0]
+    dated = run(change(config, saves={"file_name": "{name} {date} e{epoch} s{step}"}), tmp_path, own)
     assert re.fullmatch(r"lora \d{4}-\d\d-\d\d e0000 s000002\.safetensors", dated.path.name)
 
 
@@ -205,38 +191,39 @@ def test_what_makes_a_run_another_one_and_what_does_not(config, checkpoint, pict
 
 
 def test_samples_and_the_form_of_the_file_are_made_anew_without_training(config, tmp_path, cache):
-    first, _ = run(config, tmp_path, cache)
+    first = run(config, tmp_path, cache)
     drawn = config.replace(sample=SampleConfig(prompts=("a thing",), steps=1, width=32, height=32))
-    with_samples, _ = run(drawn, tmp_path, cache, step=no_steps)
+    with_samples = run(drawn, tmp_path, cache, step=no_steps)
     assert with_samples.samples.shape == (1, 32, 32, 3) and with_samples.path == first.path
     assert state_files(with_samples) == state_files(first)
     (picture,) = (with_samples.run / "samples").glob("*.png")
     picture.write_bytes(picture.read_bytes()[:-40])  # a damaged one is drawn again
-    assert torch.equal(run(drawn, tmp_path, cache, step=no_steps)[0].samples, with_samples.samples)
-    peft, _ = run(change(config, lora={"names": "peft"}), tmp_path / "peft", cache)
+    assert torch.equal(run(drawn, tmp_path, cache, step=no_steps).samples, with_samples.samples)
+    peft = run(change(config, lora={"names": "peft"}), tmp_path / "peft", cache)
     assert {name.split(".lora_")[1] for name in peft.tensors} == {"A.weight", "B.weight"}
     assert len(peft.tensors) == 2 * sum(name.endswith(".alpha") for name in first.tensors)
-    other, _ = run(change(config, train={"save_dtype": "float32"}), tmp_path, cache, step=no_steps)
+    other = run(change(config, train={"save_dtype": "float32"}), tmp_path, cache, step=no_steps)
     assert other.path.name == "lora-2.safetensors" and {t.dtype for t in other.tensors.values()} == {torch.float32}
     assert all(torch.equal(other.tensors[k].half(), t) for k, t in first.tensors.items() if t.dtype == torch.float16)
     assert other.finished and "Resumed after step 2" in other.origin
-    with safe_open(other.path, "pt") as file:
-        assert file.metadata()["atelier.run"] == open_run(other.run).keys.run
+    assert metadata_in(other.path)["atelier.run"] == open_run(other.run).keys.run
 
 
 def test_a_run_becomes_longer_and_shorter(config, tmp_path, cache):
     """By steps to the last bit where the schedule allows it, else with a word; by epochs; back to a save."""
-    straight, _ = run(change(config, train={"steps": 4}), tmp_path / "straight", cache)
+    straight = run(change(config, train={"steps": 4}), tmp_path / "straight", cache)
     run(config, tmp_path, cache)
     seen = []
-    longer, notes = run(change(config, train={"steps": 4}), tmp_path, cache, step=lambda r: seen.append(r.step))
+    longer, notes = run_with_notes(
+        change(config, train={"steps": 4}), tmp_path, cache, step=lambda r: seen.append(r.step)
+    )
     assert seen == [3, 4] and equal(longer.tensors, straight.tensors) and longer.losses == straight.losses
     assert state_files(longer) == state_files(straight)
     name = next(run.path.name for run in find_runs(tmp_path / "runs") if run.steps == 2)
     assert longer.origin == f"Resumed after step 2 of the run {name}, to step 4." and longer.origin in notes
-    shorter, _ = run(change(config, train={"steps": 3}), tmp_path, cache, step=no_steps)
+    shorter = run(change(config, train={"steps": 3}), tmp_path, cache, step=no_steps)
     assert len(shorter.losses) == 3 and shorter.losses == straight.losses[:3]
-    epochs, _ = run(change(config, train={"epochs": 1}), tmp_path, cache, step=seen.append)
+    epochs = run(change(config, train={"epochs": 1}), tmp_path, cache, step=seen.append)
     assert len(epochs.losses) == 6 and epochs.losses[:4] == straight.losses
 
 
@@ -248,7 +235,7 @@ def rates_of(config, tmp_path, cache):
         (rate,) = report.learning_rates.values()
         seen[report.step] = rate / config.optimizer.learning_rate
 
-    result, notes = run(config, tmp_path, cache, step=step)
+    result, notes = run_with_notes(config, tmp_path, cache, step=step)
     return result, seen, notes
 
 
@@ -281,11 +268,7 @@ def test_the_first_note_names_a_run_of_another_name_or_what_differs(config, pict
     config = config.replace(dataset=DatasetConfig(concepts=(concept.replace(folder=str(folder)),)))
 
     def first_note(config, name="mine"):
-        notes = []
-        told = Callbacks(note=notes.append)
-        output = tmp_path / f"{name}.safetensors"
-        train_lora(config, output, cache, callbacks=told, source=Ready(config.base_model))
-        return notes[0]
+        return run_with_notes(config, tmp_path, cache, output=tmp_path / f"{name}.safetensors")[1][0]
 
     assert "name" not in first_note(config)
     assert first_note(config).startswith("Already trained in mine-")
@@ -346,18 +329,18 @@ def test_a_measurement_at_an_end_that_a_longer_run_has_not_is_reported(config, p
     config = config.replace(dataset=DatasetConfig(concepts=concepts))
     config = change(config, train={"validate_every": 2, "keep_best": True, "steps": 3})
     run(config, tmp_path, cache)
-    longer, _ = run(change(config, train={"steps": 4}), tmp_path, cache)
+    longer = run(change(config, train={"steps": 4}), tmp_path, cache)
     assert longer.origin.endswith("It was measured once more, at its end, and these weights count among the best.")
 
 
 def test_what_is_done_with_runs_that_are_there_is_chosen(config, tmp_path, cache):
-    first, _ = run(config, tmp_path, cache)
+    first = run(config, tmp_path, cache)
     name = first.run.name
-    again, _ = run(change(config, existing={"on_existing": "train again"}), tmp_path, cache)
+    again = run(change(config, existing={"on_existing": "train again"}), tmp_path, cache)
     assert again.run != first.run and equal(again.tensors, first.tensors) and again.path.name == "lora-2.safetensors"
     with pytest.raises(Cut):
         run(change(config, train={"steps": 3}), tmp_path, cache, step=cut_at(3))
-    anew, _ = run(change(config, train={"steps": 3}, existing={"on_existing": "reuse"}), tmp_path, cache)
+    anew = run(change(config, train={"steps": 3}, existing={"on_existing": "reuse"}), tmp_path, cache)
     assert anew.origin.startswith("New run: ")
 
     def fork(config=config, **settings):
@@ -365,13 +348,13 @@ def test_what_is_done_with_runs_that_are_there_is_chosen(config, tmp_path, cache
 
     seen = []
     faster = change(config, optimizer={"learning_rate": 3e-2}, train={"steps": 3})
-    forked, _ = run(fork(faster, fork_step=1), tmp_path, cache, step=seen.append)
+    forked = run(fork(faster, fork_step=1), tmp_path, cache, step=seen.append)
     assert [report.step for report in seen] == [2, 3] and forked.origin == f"Forked from step 1 of the run {name}."
     assert list(seen[0].learning_rates.values()) == [3e-2] and forked.losses[0] == first.losses[0]
     # Weights and moments are those of the save: the second step's loss is the first run's, its update is not.
     assert forked.losses[1] == first.losses[1] and not equal(forked.tensors, first.tensors)
     averaged = change(faster, optimizer={"ema_decay": 0.5, "ema_output": "plain", "learning_rate": 1e-9})
-    result, _ = run(fork(averaged), tmp_path, cache)  # an average that begins with the fork, with its weights
+    result = run(fork(averaged), tmp_path, cache)  # an average that begins with the fork, with its weights
     average = load_file(result.others[0])
     assert all(torch.allclose(average[k], t, atol=1e-3) for k, t in result.tensors.items())
     for wrong, sentence in (
@@ -393,18 +376,20 @@ def test_what_is_asked_for_on_the_way_and_saves_that_stay(config, tmp_path, cach
     done = []
     asking = {"step": lambda report: done.append(report.step), "asked": lambda: wishes.get(done[-1], ())}
     drawn = []
-    stopped, notes = run(config, tmp_path, cache, **asking, samples=lambda at, paths: drawn.append((at, len(paths))))
+    stopped, notes = run_with_notes(
+        config, tmp_path, cache, **asking, samples=lambda at, paths: drawn.append((at, len(paths)))
+    )
     assert not stopped.finished and stopped.path.name == "lora-stopped-at-2.safetensors" and stopped.path.is_file()
     assert drawn == [(1, 1), (2, 1)] and stopped.samples.shape[0] == 1 and len(stopped.losses) == 2
     assert any(note.startswith("Saved after step 1 in ") for note in notes)
     assert any(note == "Stopped and kept after step 2 of 4; press Run again to resume." for note in notes)
-    result, _ = run(config, tmp_path, cache, step=lambda report: done.append(report.step))
+    result = run(config, tmp_path, cache, step=lambda report: done.append(report.step))
     assert result.finished and done == [1, 2, 3, 4] and result.path.name == "lora.safetensors"
-    straight, _ = run(config, tmp_path / "straight", cache)
+    straight = run(config, tmp_path / "straight", cache)
     assert equal(result.tensors, straight.tensors) and result.losses == straight.losses
 
     often = {"save_every": 1, "keep_every": 2, "publish": True, "file_name": "{name}-{step}"}
-    kept, _ = run(change(config, saves=often), tmp_path / "kept", cache)
+    kept = run(change(config, saves=often), tmp_path / "kept", cache)
     assert [save.step for save in open_run(kept.run).checkpoints()] == [4, 2]
     names = sorted(path.name for path in (tmp_path / "kept").glob("*.safetensors"))
     assert names == ["lora-000002-step-000002.safetensors", "lora-000004.safetensors"]
@@ -448,21 +433,21 @@ def test_a_run_whose_saves_cannot_fit_is_refused_before_anything_is_loaded(confi
 
 def test_a_finished_run_says_what_it_has_changed(config, tmp_path, cache):
     text = {"text_encoder_learning_rate": 1e-2}
-    first, _ = run(change(config, optimizer=text), tmp_path, cache)
+    first = run(change(config, optimizer=text), tmp_path, cache)
     changed = r"The LoRA changes a prediction by ([\d.]+)%\. "
     found = re.fullmatch(changed + r"Norm of its changes: UNet ([\d.]+), text encoder CLIP-L ([\d.]+)\.", first.effect)
     assert found and all(float(number) > 0 for number in found.groups()), first.effect
-    again, _ = run(change(config, optimizer=text), tmp_path, cache)
+    again = run(change(config, optimizer=text), tmp_path, cache)
     assert again.effect == first.effect and again.advice == first.advice == []  # also of a run that is reused
-    weak, _ = run(change(config, optimizer={"learning_rate": 1e-5}), tmp_path, cache)
+    weak = run(change(config, optimizer={"learning_rate": 1e-5}), tmp_path, cache)
     assert len(weak.advice) == 1 and "set learning_rate of Optimizer about 3 times higher" in weak.advice[0]
     assert "To try next: The LoRA changes" in describe_result(weak, 1.0)
     text = {"text_encoder_learning_rate": 1e-30}
-    half, _ = run(change(config, optimizer=text), tmp_path, cache)
+    half = run(change(config, optimizer=text), tmp_path, cache)
     assert half.effect.endswith(
         "Nothing was learned by text encoder CLIP-L; set its learning rate in Optimizer higher."
     )
-    none, _ = run(change(config, optimizer={"learning_rate": 1e-30}), tmp_path, cache)
+    none = run(change(config, optimizer={"learning_rate": 1e-30}), tmp_path, cache)
     assert none.effect.startswith("The LoRA has no effect: a prediction is the same without it.")
-    shorter, _ = run(change(config, train={"steps": 4}), tmp_path, cache, **stop_at(3))
+    shorter = run(change(config, train={"steps": 4}), tmp_path, cache, **stop_at(3))
     assert shorter.effect == "" and not shorter.finished

@@ -4,27 +4,13 @@ import json
 
 import pytest
 import torch
-from clip_tokenizer import TOKENIZER
 from durable import Cut, cut_at, equal
 from PIL import Image
 from prepared import NeverLoaded, Ready
+from tiny_runs import change, run, tiny_config
 
-from lora_atelier.trainer_core.common.callbacks import Callbacks
-from lora_atelier.trainer_core.config import (
-    BaseModelConfig,
-    ConceptConfig,
-    DatasetConfig,
-    ExistingConfig,
-    LoraConfig,
-    OptimizerConfig,
-    RunConfig,
-    SampleConfig,
-    SavesConfig,
-    SchedulerConfig,
-    TrainConfig,
-)
+from lora_atelier.trainer_core.config import ExistingConfig, SampleConfig
 from lora_atelier.trainer_core.runs.catalogue import describe_in_detail
-from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import encode, sample_files
 from lora_atelier.trainer_core.training.sample_files import read_pictures, save_picture
 
@@ -33,29 +19,16 @@ pytestmark = pytest.mark.usefixtures("no_estimates")
 PLAIN = SampleConfig(prompts=("thing",), negative="dull", width=32, height=32, steps=2, cfg=2, seed=5)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def config(checkpoint, pictures, comfyui):
-    return RunConfig(
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
-        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
-        existing=ExistingConfig(on_existing="train again"),
-        lora=LoraConfig(rank=2, alpha=2, preset="attn-only"),
-        optimizer=OptimizerConfig(learning_rate=1e-2),
-        scheduler=SchedulerConfig(name="constant"),
-        train=TrainConfig(steps=2, resolution=64, bucket_step=32),
-        sample=PLAIN,
-        saves=SavesConfig(save_every=1, save_unit="steps"),
+def config(checkpoint, pictures):
+    config = tiny_config(
+        checkpoint,
+        pictures,
+        optimizer={"learning_rate": 1e-2},
+        train={"steps": 2, "batch_size": 1},
+        saves={"save_every": 1, "save_unit": "steps"},
     )
-
-
-def run(config, folder, cache, callbacks=None, **options):
-    source = options.pop("source", None) or Ready(config.base_model)
-    return train_lora(config, folder / "ember.safetensors", cache, callbacks=callbacks, source=source, **options)
+    return config.replace(sample=PLAIN)
 
 
 def drawn(config, folder, cache, *prompts, **values):
@@ -132,7 +105,7 @@ def test_a_file_says_what_its_picture_was_drawn_with(config, tmp_path, cache):
     first, second = (Image.open(path).info for path in samples_of(result))
     assert first["parameters"] == (
         "a cat, 猫\nSteps: 1, Sampler: euler, CFG scale: 2, Seed: 18446744073709551615, Size: 32x32, Training step: 2, "
-        "Run: ember"
+        "Run: lora"
     )
     assert second["parameters"].split("\n")[:2] == ["thing", "Negative prompt: dull"]
     assert json.loads(second["atelier_sample"]) == {
@@ -146,15 +119,15 @@ def test_a_file_says_what_its_picture_was_drawn_with(config, tmp_path, cache):
         "cfg": 2.5,
         "sampler": "euler",
         "guidance": None,
-        "run": "ember",
+        "run": "lora",
     }
-    for path in (*samples_of(result), tmp_path / "ember.png"):
+    for path in (*samples_of(result), tmp_path / "lora.png"):
         assert str(tmp_path).encode() not in path.read_bytes()
-    preview = Image.open(tmp_path / "ember.png").info
+    preview = Image.open(tmp_path / "lora.png").info
     assert preview["parameters"] == first["parameters"] and len(preview["atelier_run"]) == 64
     # What is left open is written as it was drawn; half a character cannot be written.
     pictures = SampleConfig(prompts=("a\ud800",)).pictures(Ready(config.base_model).outline().sampling)
-    texts = sample_files.texts_of(pictures[0], torch.zeros(8, 16, 3), 1, "ember")
+    texts = sample_files.texts_of(pictures[0], torch.zeros(8, 16, 3), 1, "lora")
     save_picture(tmp_path / "half.png", torch.zeros(8, 16, 3), texts)
     assert (
         Image.open(tmp_path / "half.png").info["parameters"].startswith("a?\nSteps: 20, Sampler: euler, CFG scale: 7, ")
@@ -174,13 +147,13 @@ def test_samples_at_the_start_are_drawn_once_and_change_nothing(config, tmp_path
     config = config.replace(optimizer=config.optimizer.replace(**optimizer), existing=ExistingConfig())
     late = run(config, tmp_path / "late", cache)
     told, notes = [], []
-    config = config.replace(saves=config.saves.replace(sample_at_start=True))
+    config = change(config, saves={"sample_at_start": True})
     tell = {"samples": lambda step, paths: told.append((step, len(paths))), "note": notes.append}
     with pytest.raises(Cut):
-        run(config, tmp_path / "early", cache, Callbacks(**tell, step=cut_at(1)))
+        run(config, tmp_path / "early", cache, **tell, step=cut_at(1))
     versions = 2 if "ema_decay" in optimizer else 1
     assert told == [(0, versions)], notes
-    early = run(config, tmp_path / "early", cache, Callbacks(**tell))
+    early = run(config, tmp_path / "early", cache, **tell)
     assert told == [(0, versions), (2, versions)] and "Resumed after step 1" in early.origin
     assert equal(early.tensors, late.tensors) and torch.equal(early.samples, late.samples)
     first, *_, last = samples_of(early)
@@ -202,7 +175,7 @@ def test_tensorboard_shows_the_samples_with_their_step(config, tmp_path, cache):
         optimizer=config.optimizer.replace(ema_decay=0.5),
     )
     for log in ("tensorboard", "csv"):
-        config = config.replace(train=config.train.replace(log=log))
+        config = change(config, train={"log": log})
         result = run(config, tmp_path / log, cache, logs=tmp_path / f"{log}s")
         assert len(samples_of(result)) == 3 * 4
         read = EventAccumulator(str(result.log), size_guidance={"images": 0}).Reload()

@@ -8,35 +8,28 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import tiny_runs
 import torch
-from clip_tokenizer import TOKENIZER
-from durable import Cut, apart, differ
+from durable import Cut, apart, differ, equal
+from lora_runs import metadata_in
 from PIL import Image
-from prepared import NeverLoaded, Ready, without_estimates
-from safetensors import safe_open
+from prepared import NeverLoaded, without_estimates
 from safetensors.torch import load_file, save_file
-from tiny_models import family_tensors, network_in, tiny_text_encoder
+from tiny_models import family_tensors, fill, network_in, tiny_text_encoder
+from tiny_runs import change, tiny_config
 
 from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.common.tensor_tree import load_state, pack
 from lora_atelier.trainer_core.config import (
     AugmentConfig,
-    BaseModelConfig,
     BeneathConfig,
     BucketConfig,
     CaptionConfig,
     ConceptConfig,
     DatasetConfig,
-    ExistingConfig,
     LoraConfig,
     MaskConfig,
-    MemoryConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
-    RunConfig,
     SampleConfig,
-    SchedulerConfig,
-    TrainConfig,
 )
 from lora_atelier.trainer_core.data import fit
 from lora_atelier.trainer_core.data.scan import PLACE, Index
@@ -46,32 +39,26 @@ from lora_atelier.trainer_core.models.sd import load_base_model
 from lora_atelier.trainer_core.objective import objective
 from lora_atelier.trainer_core.preflight.curation import misfits
 from lora_atelier.trainer_core.runs import open_run
-from lora_atelier.trainer_core.train import train_lora
 from lora_atelier.trainer_core.training import prepare
 from lora_atelier.trainer_core.training.checkpoint import read_history
 
 
 @pytest.fixture
-def config(checkpoint, pictures, comfyui):
-    return RunConfig(
-        existing=ExistingConfig(on_existing="train again"),
-        base_model=BaseModelConfig(tokenizer=TOKENIZER, path=str(checkpoint)),
-        dataset=DatasetConfig(
-            concepts=(ConceptConfig(folder=str(pictures), flip=True, captions=CaptionConfig(dropout=0.2)),)
-        ),
-        lora=LoraConfig(rank=4, alpha=4, preset="full"),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
-        scheduler=SchedulerConfig(name="constant"),
-        memory=MemoryConfig(checkpointing="0"),
-        objective=ObjectiveConfig(min_snr_gamma=5, noise_offset=0.05),
-        train=TrainConfig(steps=4, batch_size=2, resolution=64, bucket_step=32, seed=11, save_dtype="float32"),
+def config(checkpoint, pictures):
+    return tiny_config(
+        checkpoint,
+        ConceptConfig(folder=str(pictures), flip=True, captions=CaptionConfig(dropout=0.2)),
+        lora={"rank": 4, "alpha": 4, "preset": "full"},
+        memory={"checkpointing": "0"},
+        objective={"min_snr_gamma": 5, "noise_offset": 0.05},
+        train={"seed": 11, "save_dtype": "float32"},
     )
 
 
 def run(config, folder, **options):
-    options = {"cache": folder / "cache", "source": Ready(config.base_model), **options}
+    """Train; estimate before only where that chooses the memory settings."""
     with without_estimates() if config.memory.checkpointing == "0" else nullcontext():
-        return train_lora(config, folder / "out" / "lora.safetensors", **options)
+        return tiny_runs.run(config, folder, **options)
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +75,12 @@ def plain(tmp_path_factory):
     return of
 
 
-def change(config, part, **values):
-    return config.replace(**{part: getattr(config, part).replace(**values)})
-
-
 def concept(config, **values):
     return config.replace(dataset=DatasetConfig(concepts=(config.dataset.concepts[0].replace(**values),)))
 
 
 def same(a, b):
-    return a.tensors.keys() == b.tensors.keys() and all(torch.equal(t, b.tensors[k]) for k, t in a.tensors.items())
+    return equal(a.tensors, b.tensors)
 
 
 def test_two_runs_are_equal_to_the_last_bit_and_leave_the_global_generator_alone(config, tmp_path):
@@ -108,13 +91,13 @@ def test_two_runs_are_equal_to_the_last_bit_and_leave_the_global_generator_alone
     torch.manual_seed(2)
     second = run(config, tmp_path / "b", cache=tmp_path / "a" / "cache")  # and a warm cache changes nothing
     assert first.losses == second.losses and same(first, second)
-    assert not same(first, run(change(config, "train", seed=12), tmp_path / "c", cache=tmp_path / "a" / "cache"))
+    assert not same(first, run(change(config, train={"seed": 12}), tmp_path / "c", cache=tmp_path / "a" / "cache"))
 
 
 def test_a_cancel_takes_effect_while_a_run_hashes_reads_plans_and_estimates(config, plain, tmp_path):
     """Long work looks for it by itself; nothing unfinished stays, and the next run is as if nothing had been."""
     long_work = {"folder", "captions", "index", "tensors", "estimate"}
-    estimated, source = change(config, "memory", checkpointing="auto"), source_of(config.base_model)
+    estimated, source = change(config, memory={"checkpointing": "auto"}), source_of(config.base_model)
 
     def asks():
         names = (Path(frame.filename) for frame in reversed(traceback.extract_stack()))
@@ -127,19 +110,18 @@ def test_a_cancel_takes_effect_while_a_run_hashes_reads_plans_and_estimates(conf
                 raise Cut
 
         with pytest.raises(Cut):
-            run(estimated, tmp_path, source=source, callbacks=Callbacks(check=check))
-        assert not list((tmp_path / "out").rglob("run.json")), place
+            run(estimated, tmp_path, source=source, check=check)
+        assert not list(tmp_path.rglob("run.json")), place
         assert not list(tmp_path.rglob(".*.tmp")), place
     assert same(run(config, tmp_path, source=source), plain(config))
 
 
 def test_the_file_is_whole_named_and_described(config, tmp_path):
     result = run(concept(config, captions=CaptionConfig(prefix="mossling, ")), tmp_path)
-    assert result.path == tmp_path / "out" / "lora.safetensors"
+    assert result.path == tmp_path / "lora.safetensors"
     read = load_file(result.path)
     assert all(torch.equal(read[k], t) for k, t in result.tensors.items())
-    with safe_open(result.path, "pt") as file:
-        metadata = file.metadata()
+    metadata = metadata_in(result.path)
     assert metadata["ss_base_model_version"] == "sd_v1" and metadata["ss_network_module"] == "networks.lora"
     assert (metadata["ss_network_dim"], metadata["ss_network_alpha"]) == ("4", "4.0")
     assert (metadata["ss_steps"], metadata["ss_seed"], metadata["ss_num_train_images"]) == ("4", "11", "6")
@@ -150,21 +132,20 @@ def test_the_file_is_whole_named_and_described(config, tmp_path):
     encoder = tmp_path / "secret" / "encoder.safetensors"
     encoder.parent.mkdir()
     save_file({k: v.clone() for k, v in tiny_text_encoder().state_dict().items()}, encoder)
-    other = run(change(config, "base_model", text_encoder=str(encoder)), tmp_path)
-    with safe_open(other.path, "pt") as file:
-        metadata = str(file.metadata())
+    other = run(change(config, base_model={"text_encoder": str(encoder)}), tmp_path)
+    metadata = str(metadata_in(other.path))
     assert "encoder.safetensors" in metadata and "secret" not in metadata
 
 
 def test_training_lowers_the_loss(config, tmp_path):
-    config = change(concept(config, flip=False, captions=CaptionConfig()), "optimizer", learning_rate=5e-3)
-    config = change(change(config, "train", steps=60, batch_size=6), "objective", noise_offset=0, min_snr_gamma=0)
+    config = change(concept(config, flip=False, captions=CaptionConfig()), optimizer={"learning_rate": 5e-3})
+    config = change(config, train={"steps": 60, "batch_size": 6}, objective={"noise_offset": 0, "min_snr_gamma": 0})
     losses = run(config, tmp_path).losses
     assert sum(losses[-15:]) < 0.8 * sum(losses[:15])
 
 
 def test_gradient_checkpointing_changes_no_number(config, plain, tmp_path):
-    recomputed = run(change(config, "memory", checkpointing="full"), tmp_path)
+    recomputed = run(change(config, memory={"checkpointing": "full"}), tmp_path)
     assert recomputed.losses == pytest.approx(plain(config).losses, rel=1e-5)
 
 
@@ -187,8 +168,8 @@ def test_a_step_for_which_memory_runs_out_is_taken_again_with_less_and_gives_the
     undisturbed = plain(config)
     notes = []
     out_of_memory_at(monkeypatch, 1)
-    config = change(config, "memory", checkpointing="auto")
-    again = run(config, tmp_path, callbacks=Callbacks(note=notes.append))
+    config = change(config, memory={"checkpointing": "auto"})
+    again = run(config, tmp_path, note=notes.append)
     assert again.losses == pytest.approx(undisturbed.losses, rel=1e-5)
     said = [note for note in notes if "Out of memory" in note]
     assert said == ["Out of memory at step 2; the step is repeated with gradient checkpointing 1."]
@@ -197,14 +178,14 @@ def test_a_step_for_which_memory_runs_out_is_taken_again_with_less_and_gives_the
 def test_memory_that_runs_out_twice_ends_the_run_and_keeps_the_lora_so_far(config, tmp_path, monkeypatch):
     out_of_memory_at(monkeypatch, 2)
     with pytest.raises(RuntimeError, match=r"Out of memory at step 2 with gradient checkpointing 1\. Lower batch_size"):
-        run(change(config, "memory", checkpointing="auto"), tmp_path)
-    assert (tmp_path / "out" / "lora-stopped-at-1.safetensors").is_file()
+        run(change(config, memory={"checkpointing": "auto"}), tmp_path)
+    assert (tmp_path / "lora-stopped-at-1.safetensors").is_file()
 
 
 def test_fixed_memory_settings_are_not_changed_when_memory_runs_out(config, tmp_path, monkeypatch):
     out_of_memory_at(monkeypatch, 1)
     with pytest.raises(RuntimeError, match="Out of memory at step 2 with gradient checkpointing 0"):
-        run(change(config, "memory", checkpointing="0"), tmp_path)
+        run(change(config, memory={"checkpointing": "0"}), tmp_path)
 
 
 def test_where_only_the_backward_pass_cannot_be_compiled_the_run_continues_without(
@@ -219,69 +200,71 @@ def test_where_only_the_backward_pass_cannot_be_compiled_the_run_continues_witho
 
     backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=cannot)
     monkeypatch.setattr(prepare, "compile_blocks", lambda units, note: compile_blocks(units[:1], note, backend))
-    config, notes = change(config, "lora", preset="attn-only"), []
-    found = run(change(config, "memory", compile=True), tmp_path, callbacks=Callbacks(note=notes.append))
+    config, notes = change(config, lora={"preset": "attn-only"}), []
+    found = run(change(config, memory={"compile": True}), tmp_path, note=notes.append)
     assert found.losses == pytest.approx(plain(config).losses, rel=1e-5)
     assert ["no kernel for this" in note for note in notes if note.startswith("torch.compile failed")] == [True]
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "float8", "int8", "nf4"])
 def test_weights_kept_small_train_nearly_the_same(config, plain, tmp_path, weights):
-    config = change(config, "optimizer", text_encoder_learning_rate=1e-3)
-    small = run(change(config, "base_model", weights=weights, text_weights=weights), tmp_path)
+    config = change(config, optimizer={"text_encoder_learning_rate": 1e-3})
+    small = run(change(config, base_model={"weights": weights, "text_weights": weights}), tmp_path)
     losses = plain(config).losses
     assert small.losses == pytest.approx(losses, rel=0.0 if weights == "float32" else 0.1)
     assert differ(small.losses, losses) == (weights != "float32")
 
 
 def test_texts_encoded_with_small_weights_are_not_taken_for_others(config, tmp_path):
-    config = config.replace(train=config.train.replace(steps=1))
-    first = run(change(config, "base_model", text_weights="float8"), tmp_path, cache=tmp_path / "cache")
+    config = change(config, train={"steps": 1})
+    first = run(change(config, base_model={"text_weights": "float8"}), tmp_path, cache=tmp_path / "cache")
     assert differ(first.losses, run(config, tmp_path, cache=tmp_path / "cache").losses)
 
 
 def test_a_text_encoder_stops_after_a_step_or_an_epoch(config, tmp_path):
-    config = change(config, "optimizer", text_encoder_learning_rate=1e-3)
-    stopped = run(change(config, "optimizer", text_encoder_stop=2), tmp_path)
-    two = run(config.replace(train=config.train.replace(steps=2)), tmp_path)
+    config = change(config, optimizer={"text_encoder_learning_rate": 1e-3})
+    stopped = run(change(config, optimizer={"text_encoder_stop": 2}), tmp_path)
+    two = run(change(config, train={"steps": 2}), tmp_path)
     text = {k: t for k, t in stopped.tensors.items() if k.startswith("lora_te_")}
     assert text and all(torch.equal(t, two.tensors[k]) for k, t in text.items())
     unet = [k for k in stopped.tensors if k.startswith("lora_unet_") and k.endswith("lora_up.weight")]
     assert any(not torch.equal(stopped.tensors[k], two.tensors[k]) for k in unet)
     assert stopped.losses[:2] == two.losses
     per_epoch = stopped.plan.batches_in(0)
-    config = config.replace(train=config.train.replace(steps=per_epoch + 1))
-    by_epoch = run(change(config, "optimizer", text_encoder_stop=1, stop_unit="epochs"), tmp_path)
-    by_step = run(change(config, "optimizer", text_encoder_stop=per_epoch), tmp_path)
+    config = change(config, train={"steps": per_epoch + 1})
+    by_epoch = run(change(config, optimizer={"text_encoder_stop": 1, "stop_unit": "epochs"}), tmp_path)
+    by_step = run(change(config, optimizer={"text_encoder_stop": per_epoch}), tmp_path)
     assert same(by_epoch, by_step)
 
 
 def test_a_run_whose_last_steps_train_nothing_is_refused(config, tmp_path):
-    config = change(config, "optimizer", learning_rate=0.0, text_encoder_learning_rate=1e-3, text_encoder_stop=2)
+    config = change(
+        config, optimizer={"learning_rate": 0.0, "text_encoder_learning_rate": 1e-3, "text_encoder_stop": 2}
+    )
     with pytest.raises(ValueError, match="stop after step 2 of 4, so the last steps would train nothing"):
         run(config, tmp_path)
-    whole = run(change(config, "optimizer", text_encoder_stop=4), tmp_path)
+    whole = run(change(config, optimizer={"text_encoder_stop": 4}), tmp_path)
     assert len(whole.losses) == 4
 
 
 def test_a_lora_in_bfloat16_is_refused_with_float16(config, tmp_path):
-    config = change(change(config, "lora", dtype="bfloat16"), "base_model", precision="float16")
+    config = change(config, lora={"dtype": "bfloat16"}, base_model={"precision": "float16"})
     with pytest.raises(ValueError, match="does not work with precision float16; set dtype of LoRA Config to float32"):
         run(config, tmp_path)
 
 
 def test_a_lora_with_text_layers_is_continued_on_small_text_encoders(config, tmp_path):
-    config = change(config, "optimizer", text_encoder_learning_rate=1e-3)
+    config = change(config, optimizer={"text_encoder_learning_rate": 1e-3})
     first = run(config, tmp_path)
-    config = change(change(config, "base_model", text_weights="float8"), "lora", start=str(first.path))
+    config = change(config, base_model={"text_weights": "float8"}, lora={"start": str(first.path)})
     second = run(config, tmp_path)
     assert second.tensors.keys() == first.tensors.keys()
     assert any(not torch.equal(t, first.tensors[k]) for k, t in second.tensors.items() if k.startswith("lora_te_"))
 
 
 def test_a_lora_in_bfloat16_learns_what_one_in_float32_does(config, tmp_path):
-    config = config.replace(train=config.train.replace(steps=12))
-    plain, small = run(config, tmp_path), run(change(config, "lora", dtype="bfloat16"), tmp_path)
+    config = change(config, train={"steps": 12})
+    plain, small = run(config, tmp_path), run(change(config, lora={"dtype": "bfloat16"}), tmp_path)
     ups = [k for k in plain.tensors if k.endswith("lora_up.weight")]
     whole = torch.cat([plain.tensors[k].flatten() for k in ups])
     rounded = torch.cat([small.tensors[k].flatten() for k in ups])
@@ -292,8 +275,8 @@ def test_a_lora_in_bfloat16_learns_what_one_in_float32_does(config, tmp_path):
 
 @pytest.mark.parametrize("learning_rate", [1e-3, 0.0])
 def test_the_text_encoder_is_trained_on_request(config, tmp_path, learning_rate):
-    config = change(config, "optimizer", learning_rate=learning_rate, text_encoder_learning_rate=1e-3)
-    result = run(change(config, "sample", prompts=("thing",), width=64, height=64, steps=2), tmp_path)
+    config = change(config, optimizer={"learning_rate": learning_rate, "text_encoder_learning_rate": 1e-3})
+    result = run(change(config, sample={"prompts": ("thing",), "width": 64, "height": 64, "steps": 2}), tmp_path)
     ups = {k: t for k, t in result.tensors.items() if k.endswith("lora_up.weight")}
     text = [t for k, t in ups.items() if k.startswith("lora_te_")]
     assert len(text) == 12 and any(t.any() for t in text)
@@ -311,13 +294,13 @@ def test_masks_act_and_full_probability_of_no_mask_equals_none(config, plain, tm
 
 def test_prior_preservation_holds_what_the_mask_leaves_out(config, tmp_path):
     masks = MaskConfig(missing="ones", unmasked_probability=0, unmasked_weight=0)
-    config = change(concept(config, masks=masks, flip=False, captions=CaptionConfig()), "train", steps=3)
+    config = change(concept(config, masks=masks, flip=False, captions=CaptionConfig()), train={"steps": 3})
     free = run(config, tmp_path / "free")
     held = run(concept(config, masks=masks.replace(prior_weight=5.0)), tmp_path / "held")
     # A fresh network predicts what the frozen model does, so the first loss is the same, and the later ones are not.
     assert held.losses[0] == free.losses[0] and differ(held.losses[1:], free.losses[1:])
     areas = []
-    run(config, tmp_path / "free", callbacks=Callbacks(step=lambda report: areas.append(report.masked_area)))
+    run(config, tmp_path / "free", step=lambda report: areas.append(report.masked_area))
     assert all(area is None or 0 < area < 1 for area in areas) and any(areas)
 
 
@@ -326,16 +309,16 @@ def test_validation_is_measured_and_changes_nothing(config, plain, tmp_path, pic
     both = config.replace(dataset=DatasetConfig(concepts=(*config.dataset.concepts, held)))
     measured = []
     options = {"callbacks": Callbacks(validation=lambda *pair: measured.append(pair))}
-    with_it = run(change(both, "train", validate_every=2), tmp_path / "both", **options)
+    with_it = run(change(both, train={"validate_every": 2}), tmp_path / "both", **options)
     assert with_it.losses == plain(config).losses and same(with_it, plain(config))
     assert [step for step, _ in measured] == [0, 2, 4] and measured == with_it.validation
     assert apart(*(loss for _, loss in measured)) and all(math.isfinite(loss) for _, loss in measured)
-    again = run(change(both, "train", batch_size=3), tmp_path / "both")
+    again = run(change(both, train={"batch_size": 3}), tmp_path / "both")
     assert again.validation[0][1] == pytest.approx(measured[0][1], rel=1e-5)  # whatever the batch size
 
 
 def test_several_resolutions_and_variants_train(config, tmp_path):
-    config = change(config, "train", steps=8, buckets=BucketConfig(resolutions=("64", "96x64", "96")))
+    config = change(config, train={"steps": 8, "buckets": BucketConfig(resolutions=("64", "96x64", "96"))})
     config = concept(config, augment=AugmentConfig(variants=3, crop_jitter=1, zoom=0.2, rotation=10, hue=0.1))
     result = run(config, tmp_path)
     assert all(map(math.isfinite, result.losses))
@@ -345,9 +328,9 @@ def test_several_resolutions_and_variants_train(config, tmp_path):
 
 def test_adamw_in_8_bits_trains(config, tmp_path):
     """With layers of 4096 numbers and more: bitsandbytes keeps the state of smaller ones in 32 bits."""
-    config = change(config, "lora", rank=64, alpha=64)
+    config = change(config, lora={"rank": 64, "alpha": 64})
     plain = run(config, tmp_path / "plain")
-    small = run(change(config, "optimizer", name="adamw8bit"), tmp_path / "small")
+    small = run(change(config, optimizer={"name": "adamw8bit"}), tmp_path / "small")
     assert small.losses[0] == plain.losses[0] and small.losses == pytest.approx(plain.losses, rel=0.05)
     saved = open_run(small.run).checkpoints()[0].path / "optimizer.safetensors"
     tensors, _ = pack(load_state(saved)["optimizer"])  # however bitsandbytes nests them
@@ -356,13 +339,13 @@ def test_adamw_in_8_bits_trains(config, tmp_path):
 
 
 def test_v_prediction_trains_another_target(config, plain, tmp_path):
-    v = run(change(config, "base_model", prediction="v_prediction"), tmp_path)
+    v = run(change(config, base_model={"prediction": "v_prediction"}), tmp_path)
     assert differ(v.losses, plain(config).losses) and all(map(math.isfinite, v.losses))
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_half_precision_trains_float32_weights(config, plain, tmp_path, precision):
-    result = run(change(config, "base_model", precision=precision), tmp_path)
+    result = run(change(config, base_model={"precision": precision}), tmp_path)
     assert all(map(math.isfinite, result.losses)) and all(t.dtype == torch.float32 for t in result.tensors.values())
     assert result.losses == pytest.approx(plain(config).losses, rel=0.1)
 
@@ -379,8 +362,8 @@ def test_a_stopped_run_keeps_the_lora_so_far(config, tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        run(config, tmp_path, callbacks=Callbacks(step=reports.append, note=notes.append, check=check))
-    stopped = tmp_path / "out" / "lora-stopped-at-2.safetensors"
+        run(config, tmp_path, step=reports.append, note=notes.append, check=check)
+    stopped = tmp_path / "lora-stopped-at-2.safetensors"
     assert any(t.any() for k, t in load_file(stopped).items() if k.endswith("lora_up.weight"))
     assert str(stopped) in notes[-1]
 
@@ -397,10 +380,10 @@ def test_a_run_stopped_while_encoding_resumes_there(config, tmp_path):
 
     notes = []
     with pytest.raises(Stop):
-        run(config, tmp_path, callbacks=Callbacks(phase=encoding(done), check=check, note=notes.append))
+        run(config, tmp_path, phase=encoding(done), check=check, note=notes.append)
     assert notes[-1].startswith("Stopped before the first step; encoded pictures and captions are kept;")
     rest = []
-    run(config, tmp_path, callbacks=Callbacks(phase=encoding(rest)))
+    run(config, tmp_path, phase=encoding(rest))
     assert len(done) == 3 and rest[0][2] == done[0][2] - 3
 
 
@@ -409,24 +392,24 @@ def test_a_step_that_is_not_finite_moves_nothing_and_five_in_a_row_end_the_run(c
     calls = iter(range(1000))
     monkeypatch.setattr(objective, "sample_losses", lambda *a: losses(*a) * (math.nan if next(calls) in (1, 2) else 1))
     reports = []
-    result = run(config, tmp_path, callbacks=Callbacks(step=reports.append))
+    result = run(config, tmp_path, step=reports.append)
     assert [r.updated for r in reports] == [True, False, False, True]
     assert all(t.isfinite().all() for t in result.tensors.values())
     monkeypatch.setattr(objective, "sample_losses", lambda *a: losses(*a) * math.nan)
     found = r"5 times in a row, so the run went back to step 0 and stopped: step 1 \(loss nan, gradient norm nan\) on "
     with pytest.raises(RuntimeError, match=rf"{found}\d.png, \d.png; step 2"):
-        run(change(config, "train", steps=9), tmp_path)
-    assert not list((tmp_path / "out").glob("*stopped*"))
-    half = change(change(config, "train", steps=30), "base_model", precision="float16")
+        run(change(config, train={"steps": 9}), tmp_path)
+    assert not list(tmp_path.glob("*stopped*"))
+    half = change(config, train={"steps": 30}, base_model={"precision": "float16"})
     with pytest.raises(RuntimeError, match=r"20 times in a row, so the run went back to step 0"):
         run(half, tmp_path)  # later, for in float16 the scale that fits is found by trying
-    assert not list((tmp_path / "out").glob("*stopped*"))
+    assert not list(tmp_path.glob("*stopped*"))
 
 
 def test_wrong_input_is_refused_before_a_model_is_loaded(config, tmp_path):
     cases = {
-        "warmup_steps is 4, and the run has 4 steps": change(config, "scheduler", warmup_steps=4),
-        "There is no model file": change(config, "base_model", path=str(tmp_path / "no.safetensors")),
+        "warmup_steps is 4, and the run has 4 steps": change(config, scheduler={"warmup_steps": 4}),
+        "There is no model file": change(config, base_model={"path": str(tmp_path / "no.safetensors")}),
         "nowhere": concept(config, folder=str(tmp_path / "nowhere")),
     }
     for sentence, wrong in cases.items():
@@ -438,7 +421,7 @@ def test_samples_show_the_trained_network(config, tmp_path):
     sample = SampleConfig(prompts=("thing", "number"), width=64, height=96, steps=3, cfg=2.0)
     few = run(config.replace(sample=sample), tmp_path)
     assert few.samples.shape == (2, 96, 64, 3) and 0 <= few.samples.min() <= few.samples.max() <= 1
-    more = run(change(config.replace(sample=sample), "train", steps=8), tmp_path)
+    more = run(change(config.replace(sample=sample), train={"steps": 8}), tmp_path)
     assert not torch.equal(few.samples, more.samples)
 
 
@@ -446,22 +429,20 @@ def test_a_sample_lies_beside_the_lora_for_model_browsers(config, tmp_path):
     """Its name is the LoRA's; neither a stranger's picture nor that of another run is replaced."""
     sample = SampleConfig(prompts=("thing",), width=64, height=64, steps=1)
     config = config.replace(sample=sample, saves=config.saves.replace(overwrite=True))
-    output = tmp_path / "lora.safetensors"
-    run = train_lora(config, output, tmp_path / "cache")
+    result = run(config, tmp_path)
     preview = tmp_path / "lora.png"
-    with Image.open(preview) as image, Image.open(next((run.run / "samples").iterdir())) as drawn:
+    with Image.open(preview) as image, Image.open(next((result.run / "samples").iterdir())) as drawn:
         assert image.tobytes() == drawn.tobytes()
 
-    longer = config.replace(existing=ExistingConfig(on_existing="train again"))
     preview.write_bytes(b"somebody's own")
     notes = []
-    train_lora(longer, output, tmp_path / "cache", callbacks=Callbacks(note=notes.append))
+    run(config, tmp_path, note=notes.append)
     assert preview.read_bytes() == b"somebody's own"
     assert any("has no preview picture" in note for note in notes)
 
     preview.unlink()
     (tmp_path / "lora.preview.webp").touch()
-    train_lora(longer, output, tmp_path / "cache")
+    run(config, tmp_path)
     assert not preview.exists()
 
 
@@ -469,36 +450,34 @@ def test_a_sample_lies_beside_the_lora_for_model_browsers(config, tmp_path):
 def test_other_families_train_their_unet_and_text_encoders(config, tmp_path, family, prefixes):
     marker = {"v_pred": torch.zeros(1), "ztsnr": torch.zeros(1)}
     save_file(family_tensors(family) | marker, tmp_path / "toy.safetensors")
-    config = change(config, "base_model", path=str(tmp_path / "toy.safetensors"))
+    config = change(config, base_model={"path": str(tmp_path / "toy.safetensors")})
     sample = SampleConfig(prompts=("thing",), width=64, height=64, steps=2)
     cached = run(config.replace(sample=sample), tmp_path)
     assert all(map(math.isfinite, cached.losses)) and cached.samples.isfinite().all()
     names = {key.rsplit(".", 2)[0] for key in cached.tensors}
     assert any("input_blocks" in name for name in names) == (family == "sdxl")
     rates = {"text_encoder_learning_rate": 1e-3, "text_encoder_2_learning_rate": 1e-3}
-    result = run(change(config, "optimizer", **rates), tmp_path)
+    result = run(change(config, optimizer=rates), tmp_path)
     assert result.losses[0] == pytest.approx(cached.losses[0], rel=1e-4)  # cached or not, the same conditioning
     ups = {k: t for k, t in result.tensors.items() if k.endswith("lora_up.weight") and k.startswith("lora_te")}
     assert {key.split("_text_model")[0] for key in ups} == prefixes and all(t.any() for t in ups.values())
-    with safe_open(result.path, "pt") as file:
-        metadata = file.metadata()
+    metadata = metadata_in(result.path)
     assert metadata["ss_base_model_version"] == {"sd2": "sd_v2_v", "sdxl": "sdxl_base_v1-0"}[family]
     assert metadata["ss_zero_terminal_snr"] == "True" and metadata["modelspec.prediction_type"] == "v"
-    first = run(change(change(config, "optimizer", text_encoder_learning_rate=1e-3), "train", steps=1), tmp_path)
+    first = run(change(config, optimizer={"text_encoder_learning_rate": 1e-3}, train={"steps": 1}), tmp_path)
     assert {key.split("_text_model")[0] for key in first.tensors if key.startswith("lora_te")} == {min(prefixes)}
 
 
 def test_zero_terminal_snr_with_a_model_that_predicts_noise_is_refused(config, tmp_path):
     with pytest.raises(ValueError, match="zero_terminal_snr is on, but the model predicts epsilon"):
-        run(change(config, "base_model", zero_terminal_snr="on"), tmp_path)
+        run(change(config, base_model={"zero_terminal_snr": "on"}), tmp_path)
 
 
 def start_file(config, folder):
     """Write a LoRA of UNet and text encoder that says something; return its path and tensors."""
     base = load_base_model(config.base_model)
     network = network_in(base, LoraConfig(rank=3, alpha=2, preset="attn-mlp"), 5)
-    for i, layer in enumerate(network.layers.values()):
-        torch.nn.init.normal_(layer.up, std=0.2, generator=torch.Generator().manual_seed(i))
+    fill(network, std=0.2)
     folder.mkdir(exist_ok=True)
     save_file(network.tensors(), folder / "old.safetensors", {"ss_network_dim": "3"})
     return folder / "old.safetensors", {k: t.clone() for k, t in network.tensors().items()}
@@ -509,9 +488,9 @@ def test_a_lora_is_continued_from_what_it_was(config, tmp_path):
     path, old = start_file(config, tmp_path)
     config = concept(config, flip=False)
     plain = run(config, tmp_path)
-    continued = run(change(config, "lora", start=str(path)), tmp_path)
-    beneath = run(change(config, "lora", beneath=(BeneathConfig(path=str(path)),)), tmp_path)
-    live = change(change(config, "lora", start=str(path)), "optimizer", text_encoder_learning_rate=1e-3)
+    continued = run(change(config, lora={"start": str(path)}), tmp_path)
+    beneath = run(change(config, lora={"beneath": (BeneathConfig(path=str(path)),)}), tmp_path)
+    live = change(config, lora={"start": str(path)}, optimizer={"text_encoder_learning_rate": 1e-3})
     live = run(live, tmp_path)
     assert continued.losses[0] == pytest.approx(beneath.losses[0], rel=1e-5)
     assert continued.losses[0] == pytest.approx(live.losses[0], rel=1e-5)
@@ -526,8 +505,7 @@ def test_a_lora_is_continued_from_what_it_was(config, tmp_path):
     moved = next(key for key in old if key.startswith("lora_te_") and "lora_up" in key)
     assert not torch.equal(live.tensors[moved], old[moved])
 
-    with safe_open(continued.path, "pt") as file:
-        metadata = file.metadata()
+    metadata = metadata_in(continued.path)
     with path.open("rb") as file:
         content = file.read()
     start = json.loads(metadata["atelier.start"])
@@ -535,16 +513,15 @@ def test_a_lora_is_continued_from_what_it_was(config, tmp_path):
     body = content[8 + int.from_bytes(content[:8], "little") :]
     assert start["sshs_model_hash"] == hashlib.sha256(body).hexdigest()
     assert (metadata["ss_network_dim"], metadata["ss_network_alpha"]) == ("3", "2.0")
-    with safe_open(beneath.path, "pt") as file:
-        under = file.metadata()
+    under = metadata_in(beneath.path)
     assert json.loads(under["atelier.config"])["lora"]["beneath"] == [{"path": "old.safetensors", "strength": 1.0}]
     assert "atelier.start" not in under and str(tmp_path) not in str(metadata) + str(under)
 
 
 def test_a_lora_of_the_unet_can_stay_as_it_is_too(config, tmp_path):
     path, old = start_file(config, tmp_path)
-    config = change(config, "optimizer", learning_rate=0.0, text_encoder_learning_rate=1e-3)
-    result = run(change(config, "lora", start=str(path)), tmp_path)
+    config = change(config, optimizer={"learning_rate": 0.0, "text_encoder_learning_rate": 1e-3})
+    result = run(change(config, lora={"start": str(path)}), tmp_path)
     changed = {key for key, tensor in result.tensors.items() if not torch.equal(tensor, old[key])}
     assert result.tensors.keys() == old.keys() and changed and all(key.startswith("lora_te_") for key in changed)
 
@@ -555,15 +532,15 @@ def test_a_lora_that_does_not_fit_is_refused_before_the_pictures_are_looked_for(
     nowhere = concept(config, folder=str(tmp_path / "nowhere"))
     for lora in ({"start": str(path)}, {"beneath": (BeneathConfig(path=str(path)),)}):
         with pytest.raises(ValueError, match=r"1 of 1 layers of x.safetensors have no place in random-tiny"):
-            run(change(nowhere, "lora", **lora), tmp_path)
+            run(change(nowhere, lora=lora), tmp_path)
 
 
 def test_dropouts_bounded_norms_and_baking_act_in_a_run_and_repeat(config, tmp_path):
     options = {"dora": True, "preset": "attn-only", "scale_weight_norms": 0.002, "bake": True}
     options |= {"dropout": 0.1, "rank_dropout": 0.1, "module_dropout": 0.1}
     reports, notes = [], []
-    config = change(change(config, "lora", **options), "train", steps=2)
-    first = run(config, tmp_path, callbacks=Callbacks(step=reports.append, note=notes.append))
+    config = change(config, lora=options, train={"steps": 2})
+    first = run(config, tmp_path, step=reports.append, note=notes.append)
     assert same(first, run(config, tmp_path))
     assert [0 < report.norms.largest <= 0.002001 for report in reports] == [True, True]
     assert any("Baked into plain LoRA: the file lacks" in note for note in notes)
@@ -573,7 +550,7 @@ def test_dropouts_bounded_norms_and_baking_act_in_a_run_and_repeat(config, tmp_p
 def test_losses_of_pictures_are_counted_once_and_kept_by_content(config, tmp_path, monkeypatch):
     notes = []
     monkeypatch.setattr(fit, "SURE", -1e9)  # so few visits are chance
-    result = run(change(config, "train", accumulate=2), tmp_path, callbacks=Callbacks(note=notes.append))
+    result = run(change(config, train={"accumulate": 2}), tmp_path, note=notes.append)
     visits = read_history(open_run(result.run).checkpoints()[0])["fits"]["visits"]
     plan = result.plan
     samples = [sample for step in range(plan.steps) for mb in plan.step(step) for sample in mb.samples]
@@ -585,7 +562,7 @@ def test_losses_of_pictures_are_counted_once_and_kept_by_content(config, tmp_pat
 
 
 def test_encodings_in_ram_are_the_same_and_none_is_written(config, plain, tmp_path):
-    result = run(change(config, "memory", encodings="RAM"), tmp_path)
+    result = run(change(config, memory={"encodings": "RAM"}), tmp_path)
     assert result.losses == plain(config).losses and same(result, plain(config))
     assert not list((tmp_path / "cache").rglob("shard-*"))
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 import sessions
 import torch
-from durable import Cut, change, cut_at, run
+from durable import Cut, cut_at
 from safetensors.torch import save_file
 from second_device import card  # noqa: F401 (a fixture)
 from tiny_models import family_tensors
+from tiny_runs import change, run
 
 from lora_atelier.trainer_core.config import AugmentConfig, DatasetConfig, EmbeddingConfig, MaskConfig, MemoryConfig
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory, comfyui):
-    config = sessions.make_scene(tmp_path_factory.mktemp("scenes") / "scene", comfyui / "comfy" / "sd1_tokenizer")
+def config(tmp_path_factory):
+    config = sessions.make_scene(tmp_path_factory.mktemp("scenes") / "scene")
     things, held = config.dataset.concepts
     masks, augment = MaskConfig(missing="ones", prior_weight=0.5), AugmentConfig(variants=2, crop_jitter=0.5)
     concepts = (things.replace(masks=masks, augment=augment), things.replace(role="prior_prediction"), held)
@@ -53,10 +54,10 @@ def test_a_run_learns_there_what_it_learns_here(name, config, tmp_path, card):  
     if "memory" in CASES[name]:
         save_file(family_tensors("sdxl"), tmp_path / "toy-sdxl.safetensors")
         config = change(config, base_model={"path": str(tmp_path / "toy-sdxl.safetensors")})
-    here, _ = run(config, tmp_path / "here", tmp_path / "cache")
+    here = run(config, tmp_path / "here", tmp_path / "cache")
     with pytest.raises(Cut):
         run(config, tmp_path / "there", tmp_path / "cache there", device=card, step=cut_at(2))
-    there, _ = run(config, tmp_path / "there", tmp_path / "cache there", device=card)
+    there = run(config, tmp_path / "there", tmp_path / "cache there", device=card)
     assert "Resumed after step 2" in there.origin and there.losses == pytest.approx(here.losses, rel=1e-3)
     assert [loss for _, loss in there.validation] == pytest.approx([loss for _, loss in here.validation], rel=1e-3)
     assert torch.allclose(there.samples, here.samples, atol=0.02)

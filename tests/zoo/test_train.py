@@ -13,6 +13,7 @@ import pytest
 import torch
 from comfy_extras import nodes_model_advanced
 from durable import Cut, cut_at, equal
+from tiny_runs import run_with_notes, tiny_config
 from train_graph import draw_pictures
 from xformers_stand_in import package  # noqa: F401 (a fixture)
 from zoo.linked import linked, live_of, source_of
@@ -23,20 +24,7 @@ from zoo.zoo import build
 from lora_atelier.nodes.comfyui.connected import identity
 from lora_atelier.nodes.comfyui.connected.architecture import architecture_of
 from lora_atelier.nodes.comfyui.connected.denoiser import RawDenoiser
-from lora_atelier.trainer_core.common.callbacks import Callbacks
-from lora_atelier.trainer_core.config import (
-    ConceptConfig,
-    DatasetConfig,
-    LoraConfig,
-    MemoryConfig,
-    OptimizerConfig,
-    RunConfig,
-    SampleConfig,
-    SavesConfig,
-    SchedulerConfig,
-    TrainConfig,
-)
-from lora_atelier.trainer_core.train import train_lora
+from lora_atelier.trainer_core.config import MemoryConfig, SampleConfig, SavesConfig, TrainConfig
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 REFUSED = {"cogvideox": "its sampling"}  # rows that training cannot follow, and what the sentence says
@@ -44,23 +32,19 @@ LARGE = dict.fromkeys(("pixart_sigma", "pixart_alpha"), 384)  # pixels; tiny mod
 
 
 def configure(base, pictures, **train):
-    return RunConfig(
-        base_model=base,
-        dataset=DatasetConfig(concepts=(ConceptConfig(folder=str(pictures)),)),
-        lora=LoraConfig(rank=2, alpha=2, preset="auto"),
-        optimizer=OptimizerConfig(learning_rate=1e-2),
-        scheduler=SchedulerConfig(name="constant"),
-        train=TrainConfig(**{"steps": 3, "batch_size": 2, "resolution": 64, "seed": 5} | train),
-        saves=SavesConfig(save_every=1, save_unit="steps"),
+    return tiny_config(
+        base,
+        pictures,
+        existing={"on_existing": "resume"},
+        lora={"preset": "auto"},
+        optimizer={"learning_rate": 1e-2},
+        train={"steps": 3, "bucket_step": 64, "seed": 5} | train,
+        saves={"save_every": 1, "save_unit": "steps"},
     )
 
 
 def run(config, folder, **callbacks):
-    notes = []
-    told = Callbacks(note=notes.append, **callbacks)
-    return train_lora(
-        config, folder / "lora.safetensors", folder / "cache", callbacks=told, source=source_of(config.base_model)
-    ), notes
+    return run_with_notes(config, folder, source=source_of(config.base_model), **callbacks)
 
 
 @pytest.fixture(scope="module")

@@ -104,12 +104,14 @@ class Plan:
                 raise ValueError(
                     f"No picture is visited in the epochs of this run; raise {setting('train.epochs')}, or repeats."
                 )
+            # -(-a // b) divides and rounds up.
             self.steps = -(-self.micro_batches // train.accumulate)
             self.epochs = float(train.epochs)
         else:
             self.steps = train.steps
             self.micro_batches = self.steps * train.accumulate
             self.epochs = self.epochs_after(self.steps)
+        # Steps ask for one batch after another, so the last epoch's order is kept.
         self._order: tuple[int, list[_Batch]] = (-1, [])
         self._warming = self._steps_of_warm_up()
         self.validation = tuple(
@@ -191,6 +193,7 @@ class Plan:
             for visit in visits:
                 flip, use_mask = self._draws(picture, visit)
                 seen.add((*self._turn(picture, visit), flip, use_mask and masked))
+                # Every combination was there: further visits show nothing new.
                 if len(seen) == most:
                     break
             for resolution, number, flip, use_mask in seen:
@@ -255,6 +258,7 @@ class Plan:
     def fullest_batches(self) -> dict[Size, int]:
         """Find the size of the largest batch of each bucket, over the whole run."""
         whole, rest = self._epoch_of(self.micro_batches)
+        # Where all epochs are alike, the first tells of all.
         epochs = range(min(whole, 1) if self.same_every_epoch else whole)
         batches = [(group[0], items) for epoch in epochs for group, items in self._groups(epoch).items()]
         batches += self._epoch(whole)[:rest] if rest else []
@@ -327,6 +331,7 @@ class Plan:
         start, other = self._starts[picture]
         if resolutions > 1 and self.train.buckets.resolution_mode == "all":
             start = 0
+        # The variant moves on after each lap, so that it meets every resolution.
         lap = visit // resolutions
         return (start + visit) % resolutions, (other + lap) % augment.variants if augment else 0
 

@@ -64,6 +64,7 @@ def keep_activations(modules: Iterable[nn.Module]) -> None:
     """Switch gradient checkpointing off again."""
     for module in modules:
         if isinstance(wrapped := module.__dict__.get("forward"), Recomputed):
+            # The wrapper is an attribute of the instance, which hides the forward of the class.
             del module.__dict__["forward"]
             if module.forward != wrapped.forward:  # the module had a forward of its own instead of its class's
                 module.forward = wrapped.forward
@@ -87,7 +88,8 @@ class _Call:
         self.forward, self.subset = forward, current_subset()
         self.tensors: list[Tensor] = []
         self.now = _map_arguments((args, kwargs), Tensor, self._take)
-        self.later = _map_arguments(self.now, _Slot, lambda slot, _: slot, fresh=True)  # models count in dictionaries
+        # Models count in dictionaries that they are given, so the second run gets them as the first one did.
+        self.later = _map_arguments(self.now, _Slot, lambda slot, _: slot, fresh=True)
         self.results: Any = None
         self.written: list[int] = []  # inputs that the block writes into and does not give back
 
@@ -133,6 +135,7 @@ class _Block(torch.autograd.Function):
         del anchor
         ctx.call = call
         ctx.save_for_backward(*tensors)
+        # A result without a gradient then gives None, not zeros of its size.
         ctx.set_materialize_grads(False)
         found = call.run(call.now, (tensor.clone() for tensor in tensors))
         del call.now

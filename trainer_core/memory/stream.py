@@ -48,6 +48,7 @@ class Stream:
     @torch.compiler.disable  # transfers are no part of the computation
     def fetch(self, kept: Streamable) -> tuple[Tensor, ...]:
         """Fetch a weight's tensors to the device, and start copying the weights that are expected next."""
+        # The number of the backward pass that runs, -1 outside of one.
         use = (kept, torch._C._current_graph_task_id() != -1)
         if self._last is not None:
             self._following[self._last] = use
@@ -56,6 +57,7 @@ class Stream:
         if self._side:
             current = self._streams.current_stream(self.device)
             current.wait_event(arrived)
+            # Its memory belongs to the side stream: the allocator must wait for this use, too.
             for part in parts:
                 part.record_stream(current)
             # The CPU may be far ahead of the GPU: wait, so that the memory of used weights is free for the next ones.
@@ -66,6 +68,7 @@ class Stream:
         expected = []
         while len(expected) < AHEAD and (following := self._following.get(following)) is not None:
             expected.append(following[0])
+        # A wrong guess: drop the copy, or its memory would wait for a use that may never come.
         for other in [other for other in self._arriving if other not in expected]:
             del self._arriving[other]
         for other in expected:
@@ -120,9 +123,11 @@ def activations_in_ram(
             return (tensor.clone(), None)
         if written:
             tensor = tensor.clone()
+        # The GPU may not have computed the activation yet.
         side.wait_stream(streams.current_stream(device))
         with streams.stream(side):
             away = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            # Once nobody holds the activation, its memory would be used again while the copy reads it.
             tensor.record_stream(side)
         left = side.record_event()
         leaving.append((left, tensor.nbytes))

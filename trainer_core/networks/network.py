@@ -89,6 +89,7 @@ class Network(nn.Module):
         for name, module in self._frozen.items():
             if isinstance(module, WithDelta):
                 del module.__dict__["delta"], self._layers[name].__dict__["frozen"]
+                # The bases are WithDelta and the class that the layer had before.
                 module.__class__ = type(module).__bases__[1]
         self.embeddings.detach()
 
@@ -166,6 +167,7 @@ class Network(nn.Module):
             for factor in (factors := layer.factors()):
                 factor.mul_(share ** (1 / len(factors)))
         norms = norms.clamp(max=limit)
+        # One copy from the device, since each waits for it.
         shrunk, mean, largest = torch.stack([(shares < 1).sum(), norms.mean(), norms.max()]).tolist()
         return Norms(int(shrunk), mean, largest)
 
@@ -194,6 +196,7 @@ class Network(nn.Module):
                 own = layer.lr_factor * (conv_rate if apart else rate)
                 name = model + "_conv" * apart + (f"_x{layer.lr_factor:g}" if layer.lr_factor != 1 else "")
                 for key, parameter in layer.named_parameters():
+                    # A rate of 0 freezes, so that the backward pass skips the layer.
                     parameter.requires_grad_(own > 0)
                     if own > 0:
                         plus = key in layer.plus and plus_ratio != 1
@@ -243,6 +246,7 @@ class WithDelta(nn.Module):
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the frozen layer's output as the network changes it; further arguments are the frozen layer's own."""
+        # A layer can only add, so -1 takes a detour over the signs.
         if self.delta.reversed:  # y - delta = -(-y + delta)
             return -self.delta(input, -super().forward(input, *args, **kwargs))
         entered = self.delta.enter(input)

@@ -42,6 +42,7 @@ class Objective:
 
     def draw(self, batch: Batch, device: torch.device) -> Draws:
         """Draw levels and noise, mix them with the clean latents, and compute target and weights."""
+        # All draws are made on the CPU: every device then trains with the same numbers.
         levels = self._levels(batch)
         noise = self._noise(batch, levels)
         seen = noise  # with input perturbation the model sees more noise than it should predict
@@ -74,10 +75,12 @@ class Objective:
         """
         draws = seen.draws
         target = draws.latents if self.config.loss_on == "x0" else draws.target
+        # In the order of KINDS: a later term sees the target as an earlier one has moved it.
         for term in self.terms:
             target = term.target(target, seen)
         prediction = seen.compared(prediction)
         losses = sample_losses(prediction, target, draws.mask, draws.normalize, self.config.loss, draws.huber_c)
+        # Added before the weights, so that concept and level weigh both parts alike.
         for term in self.terms:
             if (more := term.beside_the_target(prediction, seen)) is not None:
                 losses = losses + more
@@ -118,6 +121,7 @@ class Objective:
         """Draw the levels of a micro-batch, (B,) int64."""
         index, count, strata = batch.index, len(batch.latents), None
         if self.config.stratified_timesteps:
+            # The strata are shared out over the whole step; these are the ones of this micro-batch.
             strata = sample_strata(self.seed, index.step, index.step_samples)[index.first : index.first + count]
         return sample_timesteps(
             self.seed,

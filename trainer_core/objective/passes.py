@@ -56,6 +56,7 @@ class Pass:
         """Predict without the network, by default for its captions, and then only once."""
         if captions is not None:
             return self._by_the_base(captions)
+        # Several terms may ask for the same prediction, which costs a whole pass.
         if self._frozen is None:
             self._frozen = self._by_the_base(self.captions, self._own)
         return self._frozen
@@ -71,6 +72,7 @@ class Pass:
 
     def _with_gradients(self, captions: Sequence[str]) -> tuple[Tensor, Any]:
         with self._kept():
+            # Trained text encoders run here, so their activations are kept like the denoiser's.
             conditions = self.conditions(captions, True)
             return self._ask(conditions), conditions
 
@@ -84,6 +86,7 @@ class Pass:
     def _by_the_base(self, captions: Sequence[str], conditions: Any = None) -> Tensor:
         """Predict without the network; trained text encoders encode the captions again without it."""
         with self.network.detached():
+            # Without trained text encoders the network has no part in the conditions.
             if conditions is None or self.base.text.encoders:
                 conditions = self.conditions(captions, False)
             return self._ask(conditions)

@@ -55,6 +55,7 @@ class Mix(NamedTuple):
         """Compute the clean latents that a prediction implies, float32; alpha_t > 0 for epsilon."""
         predicted = predicted.float()
         alpha, sigma = like(self.alpha, noised), like(self.sigma, noised)
+        # Each case solves the two equations, of `noised` and of `target`, for x0.
         if self.kind == "epsilon":
             return (noised - sigma * predicted) / alpha
         if self.kind == "x0":
@@ -105,6 +106,7 @@ class AffinePath:
     @property
     def clean_factor(self) -> Tensor:
         """Squared error of a prediction per squared error of the clean latents that it implies, (N,)."""
+        # `clean` divides an error of the prediction by (alpha q - sigma p) / sigma; here is its square.
         noise, snr = self.noise, self.snr
         if noise.kind == "affine":
             assert noise.p is not None and noise.q is not None
@@ -118,6 +120,7 @@ class AffinePath:
 
     def at(self, levels: Tensor, device: torch.device | str = "cpu", kind: str = "") -> Mix:
         """Look up the coefficients of (B,) levels. kind: another kind of prediction on the same path."""
+        # The tables stay on the CPU: only the few numbers of a batch go to the device.
         noise, levels = self.noise, levels.cpu()
 
         def look_up(table: Tensor | None) -> Tensor | None:

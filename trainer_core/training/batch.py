@@ -26,6 +26,7 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
     means, stds = zip(*(encoded.latents(sample) for sample in samples), strict=True)
     latents = torch.stack(means)
     if config.objective.latent_sampling == "sample":
+        # The cache holds mean and deviation, so that each visit draws anew without the autoencoder.
         for i, std in enumerate(stds):
             if std is not None:
                 latents[i] += std * torch.randn(std.shape, generator=generator(seed, "latent", index, i))
@@ -43,6 +44,7 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
         mask=mask,
         normalize=normalize,
         prior_weight=prior_weight,
+        # None spares the frozen model's pass.
         held=held if held.any() else None,
     )
 
@@ -52,6 +54,7 @@ def _masks(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Build loss masks, normalize flags and prior weights of a micro-batch, as in `Batch`; None without masks."""
     masks: list[Tensor | None] = [encoded.mask(sample) for sample in micro_batch.samples]
+    # One sample with a mask makes all have one; the others count in full.
     shape = next((m.shape for m in masks if m is not None), None)
     if shape is None:
         return None, None, None
@@ -83,6 +86,7 @@ def build_conditions(
     sizes = torch.tensor([c.size_conditioning((f.width, f.height)) for c, f in zip(crops, files, strict=True)])
     painted = [each for sample in samples if (each := encoded.painted(sample)) is not None]
     seen = [plan.references(sample.picture, sample.crop) for sample in samples]
+    # The text encoders of some edit models see the control pictures, too.
     captions = [
         read(sample.caption, each) if each and base.text.seen_as else read(sample.caption)
         for sample, each in zip(samples, seen, strict=True)

@@ -110,7 +110,8 @@ def _own(name: str) -> Field:
     return Field(name, lambda run: getattr(run, name).state_dict(), put)
 
 
-# ALL THAT A SAVE HOLDS of a run, beside its LoRA files: a new value is one line here.
+# ALL THAT A SAVE HOLDS of a run, beside its LoRA files: a new value is one line here. Each key is a file of its own, so
+# that the weights resume where that of the optimizer or the history is damaged.
 CONTENT: dict[str, tuple[Field, ...]] = {
     WEIGHTS: (
         _own("network"),
@@ -181,7 +182,7 @@ def resume(run: Run, checkpoint: Checkpoint) -> None:
         if weights["at"] != checkpoint.step:
             raise LookupError(f"the weights are of step {weights['at']!r:.20}")
         restore(run, {WEIGHTS: weights, OPTIMIZER: optimizer, HISTORY: history})
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError:  # a RuntimeError as well, and no fault of the save
         raise
     except (LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(

@@ -63,6 +63,7 @@ class Guard:
                 self._tries -= 1  # without compiling it is another step
                 return
             updating = run.updating
+            # The other processes have finished their update, and hear of this in `_keep`.
             if updating and first:
                 run.world.agree(("repeat",))
             self._undo(back=updating and first)
@@ -76,6 +77,7 @@ class Guard:
         """Count a step, and check that it left sound weights; back up the state before a skipped update is counted."""
         run, first = self._run, self._run.at == self._first
         step = run.at
+        # The first backup of a series stays, so that `check` goes back to before it.
         if not numbers.finite:
             self._saving.back_up()
         count(run, numbers)
@@ -105,6 +107,7 @@ class Guard:
         Such weights are never saved, so that without a backup the last save stays.
         """
         run, settings = self._run, self._run.config.optimizer
+        # One number tells of all: it is finite only where every weight is.
         run.weights_norm = sum_of_norms(parameters_of(run))
         if math.isfinite(run.weights_norm):
             return

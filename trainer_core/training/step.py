@@ -33,11 +33,13 @@ def micro_batches_of(run: Run) -> Iterator[MicroBatch]:
         for strength, micro_batch in strengths(run.objective.terms, micro_batches[number]):
             run.callbacks.check()
             run.encode(micro_batch.samples, prompts(run.objective.terms, micro_batch.index))
+            # Dropout masks are drawn from this number, again where the backward pass recomputes.
             network.set_micro_batch(micro_batch.index)
             network.reverse(strength < 0)
             yield micro_batch
     if not own or own[-1] < half:
         halfway()
+    # Reached when the step asks for one more: validation and samples know no dropout.
     network.set_micro_batch(None)
     network.set_times(None, run.base.parts[0].prefix)
     network.reverse(False)
@@ -87,6 +89,7 @@ class Passes:
             "areas": zero_padded(self.areas, masked, run),
             "half": scale.half[0] if scale.half else self.loss.new_zeros(0),
         }
+        # A word that no caption here has leaves no gradient, but all processes send the same shapes.
         gradients = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in every]
         summed = run.world.total([*own.values(), *gradients])  # one message
         found = dict(zip(own, summed, strict=False))

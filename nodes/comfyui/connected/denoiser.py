@@ -29,6 +29,7 @@ class Raw(nn.Module):
 
     def __init__(self, sampling: nn.Module) -> None:
         super().__init__()
+        # Past nn.Module, which would make it a part of this one.
         self.__dict__["own"] = sampling
 
     def __getattr__(self, name: str) -> Any:
@@ -141,6 +142,7 @@ class RawDenoiser:
         if references:
             given |= reference_latents(self.model, [latents.to(device) for latents in references])
         found = self.model.extra_conds(**given)
+        # ComfyUI's sampler does the same to conditions before a pass.
         return {name: cond.process_cond(batch_size=1, area=None) for name, cond in found.items()}
 
     def predict(
@@ -165,6 +167,7 @@ class RawDenoiser:
     ) -> Tensor:
         """Compute the raw output for some samples of a batch, which have joint conditions."""
         x, levels = with_time(self.model, noised[numbers]), sigmas[numbers]
+        # Layers draw dropout by places in the micro-batch, of which these samples are a part.
         with self.raw(), computing(Subset(numbers, len(noised))):
             output = self.model.apply_model(x, levels, **joint, transformer_options=self._sampled(options, levels))
         return without_time(output).float()
@@ -172,6 +175,7 @@ class RawDenoiser:
     def _sampled(self, options: Mapping[str, Any], levels: Tensor) -> dict[str, Any]:
         """Add to transformer_options what ComfyUI's sampler adds; levels: the samples' sigmas."""
         of_each = {"cond_or_uncond": [0] * len(levels), "uuids": [0] * len(levels), "sigmas": levels}
+        # ComfyUI's steps go from noise to picture, levels the other way: hence the flip.
         return {**options, **of_each, "sample_sigmas": self.sigmas.flip(0).to(levels)}
 
     @property

@@ -50,6 +50,7 @@ def frozen_layers(model: nn.Module) -> Iterator[None]:
     """Keep nothing of a model's linear layers and convolutions for the backward pass, inside a `with` block."""
     own = {module: type(module) for module in model.modules() if is_linear(module) or isinstance(module, ALL)}
     for module, kind in own.items():
+        # A class, no wrapper: names, hooks and weights of the layer stay where ComfyUI looks for them.
         module.__class__ = _frozen(kind)
     try:
         yield
@@ -67,6 +68,7 @@ class FrozenLayer(nn.Module):
         exact = isinstance(x, Tensor) and _exactly(self, x)
         forward = functools.partial(_exact, self) if exact else super().forward
         if isinstance(x, Tensor) and torch.is_grad_enabled() and x.requires_grad:
+            # The weight is no argument, so autograd does not save it.
             return _Frozen.apply(x, self, forward, args[1:], kwargs)
         return forward(*args, **kwargs)
 
@@ -74,6 +76,7 @@ class FrozenLayer(nn.Module):
         """Compute the layer's output plus scale * up(down(x)), and both gradients of x in one tensor."""
         if torch.is_grad_enabled() and _exactly(self, x):
             return _FrozenWith.apply(x, down, up, scale, self)
+        # By name: self.forward is that of an attached network, which comes back to here.
         return add_low_rank(x, FrozenLayer.forward(self, x), down, up, scale, {})
 
 

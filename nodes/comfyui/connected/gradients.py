@@ -35,6 +35,7 @@ def session(patcher: Any) -> Iterator[None]:
         stack.enter_context(_evaluating(model.diffusion_model))
         stack.enter_context(frozen_layers(model))
         stack.enter_context(_nothing_kept(model.diffusion_model))
+        # What switches checkpointing on comes later; it ends with the session.
         stack.callback(keep_activations, list(model.modules()))
         stack.enter_context(_in_training(True))
         stack.enter_context(_every_layer_called())
@@ -89,6 +90,7 @@ def _every_layer_called() -> Iterator[None]:
 @contextmanager
 def _normal_tensors(model: nn.Module) -> Iterator[None]:
     """Replace tensors made in inference mode by normal ones on the same memory, all without gradients."""
+    # ComfyUI loads models in inference mode, and autograd refuses to save such tensors.
     replaced: list[tuple[Any, Any, Tensor, Tensor]] = []
     for holder, name, tensor in _tensors(model):
         normal = _normal(tensor)
@@ -168,6 +170,7 @@ def _nothing_kept(model: nn.Module) -> Iterator[None]:
     clears = [getattr(module, name) for module in model.modules() for name in _clears(type(module))]
     # Layers with weights are ComfyUI's business: it keeps there how they are cast and patched.
     own = [module for module in model.modules() if not isinstance(module, comfy.ops.CastWeightBiasOp)]
+    # Shallow copies: what a pass adds or exchanges differs by identity.
     before = [(holder, holder.copy()) for module in own for holder in _holders(vars(module))]
 
     def drop(*_: Any) -> None:
@@ -255,6 +258,7 @@ def _formula(function: Callable[..., Any]) -> tuple[Callable[..., None], Callabl
         given, wanted = list(ctx.rest), [i for i in ctx.indices if ctx.needs_input_grad[i]]
         for i, value in zip(ctx.indices, ctx.saved_tensors, strict=True):
             given[i] = value.detach().requires_grad_(i in wanted)
+        # The plain function runs once more, now recorded, for autograd to differentiate.
         with torch.enable_grad():
             output = function(*given)
         outputs = output if isinstance(output, tuple) else (output,)

@@ -52,6 +52,7 @@ class ComfyUIHost:
     def session(self, device: torch.device) -> Iterator[None]:
         """Make the denoiser trainable, and leave it as it was."""
         del device  # ComfyUI's own, where it loads the MODEL
+        # Loading may put other tensors into the MODEL, so it comes before they are exchanged.
         self._wired.load()
         with gradients.session(self._wired.model):
             yield
@@ -70,6 +71,7 @@ class ComfyUIHost:
         wired = self._wired
         wired.model = names.put_beneath(wired.model, tensors, strength)
         assert wired.denoiser is not None
+        # A clone has patches of its own, and shares the weights.
         wired.denoiser.patcher = wired.model
 
     def reserve(self, size: int) -> None:

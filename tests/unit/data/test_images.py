@@ -16,6 +16,7 @@ import pytest
 from bounded import bounded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from odd_files import saved
 from PIL import Image, ImageCms, ImageFile, ImageOps, UnidentifiedImageError, features
 
 from lora_atelier.trainer_core.config import AugmentConfig
@@ -33,12 +34,6 @@ from lora_atelier.trainer_core.data.images import (
     picture_extensions,
     strict_decoding,
 )
-
-
-def saved(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def random_picture(width: int, height: int, mode: str = "RGB") -> Image.Image:

@@ -1,7 +1,6 @@
 """Masks follow their pictures' geometry and weigh as worked out by hand."""
 
 import dataclasses
-import io
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from odd_files import saved
 from PIL import Image, ImageCms
 
 from lora_atelier.trainer_core.config import AugmentConfig, MaskConfig
@@ -100,12 +100,6 @@ def test_the_first_channel_counts_in_every_mode(tmp_path: Path, mode, colour, ex
     assert load_mask(path, (6, 4), MaskConfig()).getextrema() == (expected, expected)
     assert load_mask(path, (6, 4), MaskConfig(invert=True)).getextrema() == (255 - expected, 255 - expected)
     assert examine_mask(path.read_bytes(), MaskConfig()) == ((6, 4), expected)
-
-
-def saved(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 @pytest.mark.parametrize("colour", [(1, 2, 3, 60), (200, 0, 0, 60)])

@@ -9,7 +9,7 @@ import torch
 from diffusers import UNet2DConditionModel
 from lora_runs import LINEAR, SMALL, check, load_with, model_at, random, run_of
 from safetensors.torch import load_file, save_file
-from tiny_models import checkpoint_tensors, model_of, network_in
+from tiny_models import checkpoint_tensors, fill, model_of, network_in
 
 from lora_atelier.trainer_core.config import BaseModelConfig, BeneathConfig, LoraConfig
 from lora_atelier.trainer_core.lora_files.continued import file_remarks, layer_weights, load_continued
@@ -57,10 +57,7 @@ def outline(sdxl):
 
 def trained(base, seed=0, **lora):
     """Return a network with something in it, for all of a base model."""
-    network = network_in(base, LoraConfig(**lora), seed)
-    for i, layer in enumerate(network.layers.values()):
-        torch.nn.init.normal_(layer.up, std=0.1, generator=torch.Generator().manual_seed(i))
-    return network
+    return fill(network_in(base, LoraConfig(**lora), seed), std=0.1)
 
 
 # --- names -------------------------------------------------------------------------------------------------

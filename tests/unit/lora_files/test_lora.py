@@ -5,7 +5,7 @@ import json
 import pytest
 import sdxl_sample
 import torch
-from safetensors import safe_open
+from lora_runs import metadata_in
 from safetensors.torch import load_file, save_file
 
 from lora_atelier.trainer_core.commands import main as command
@@ -48,11 +48,6 @@ TENSORS = {**layer("lora_unet_double_blocks_1_q"), **layer("lora_te_text_model_e
 def write(path, tensors=TENSORS, metadata=TEXT):
     save_file(tensors, path, metadata)
     return path
-
-
-def metadata(path):
-    with safe_open(path, "pt") as file:
-        return file.metadata()
 
 
 def test_metadata_go_along_and_say_what_was_done(tmp_path):
@@ -140,7 +135,7 @@ def test_commands_write_new_files_alone(tmp_path, capsys):
     assert main(["resize", one, *to, "--rank", "1"]) == 0
     assert "ranks add up to 2, before to 5" in capsys.readouterr().out
     new = tmp_path / "new.safetensors"
-    assert json.loads(metadata(new)[HISTORY])[0]["tool"] == "resize" and metadata(new)["ss_steps"] == "250"
+    assert json.loads(metadata_in(new)[HISTORY])[0]["tool"] == "resize" and metadata_in(new)["ss_steps"] == "250"
     whole = new.read_bytes()
     assert main(["blocks", one, *to, "--rules", "te*=0"]) == 2 and "exists already" in capsys.readouterr().err
     assert new.read_bytes() == whole

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import sdxl_sample
 import torch
-from tiny_models import network_on, tiny_unet
+from tiny_models import fill, network_on, tiny_unet
 
 from lora_atelier.trainer_core.common.cancel import cancellable
 from lora_atelier.trainer_core.config import LoraConfig
@@ -52,10 +52,7 @@ SIGMA = torch.tensor([10, 5, 2, 1, 0.5, 0.1], dtype=torch.float64)
 
 @pytest.fixture(scope="module")
 def network():
-    network = network_on(tiny_unet(), LoraConfig(rank=8, alpha=4, preset="full"))
-    for i, layer in enumerate(network.layers.values()):
-        torch.nn.init.normal_(layer.up, std=0.1, generator=torch.Generator().manual_seed(i))
-    return network
+    return fill(network_on(tiny_unet(), LoraConfig(rank=8, alpha=4, preset="full")), std=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from unittest import mock
 
 import pytest
 import torch
+from lora_runs import metadata_in
 from run_folders import LORA, WORD, make_run
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_models import network_on, tiny_unet
+from tiny_models import fill, network_on, tiny_unet
 
 from lora_atelier.trainer_core.config import LoraConfig
 from lora_atelier.trainer_core.lora_files import write
@@ -25,10 +25,7 @@ from lora_atelier.trainer_core.runs.cli import main
 
 @pytest.fixture(scope="module")
 def network():
-    network = network_on(tiny_unet(), LoraConfig(rank=8, alpha=4, preset="full"))
-    for i, layer in enumerate(network.layers.values()):
-        torch.nn.init.normal_(layer.up, std=0.1, generator=torch.Generator().manual_seed(i))
-    return network
+    return fill(network_on(tiny_unet(), LoraConfig(rank=8, alpha=4, preset="full")), std=0.1)
 
 
 def test_norms_come_from_small_products(network):
@@ -47,8 +44,7 @@ def test_the_file_holds_what_was_trained(network, tmp_path, dtype):
     assert all(torch.equal(read[k], written[k]) and read[k].dtype == getattr(torch, dtype) for k in read)
     assert [p.name for p in path.parent.iterdir()] == ["a.safetensors"]
     assert path.stat().st_mode & 0o666 == path.parent.stat().st_mode & 0o666
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
+    metadata = metadata_in(path)
     assert metadata["ss_seed"] == "1" and metadata["modelspec.title"] == "a"
     content = path.read_bytes()
     body = content[8 + int.from_bytes(content[:8], "little") :]
@@ -118,8 +114,7 @@ def test_a_save_is_exported_with_its_words_and_overwrites_nothing(tmp_path, caps
     tensors = load_file(to)
     assert tensors.keys() == LORA.keys() and all(torch.equal(tensors[name], 4 * LORA[name]) for name in LORA)
     assert torch.equal(load_file(to.with_name("mine-moss.safetensors"))["emb_params"], WORD["emb_params"])
-    with safe_open(to, "pt") as file:
-        assert file.metadata()["ss_output_name"] == "mine"
+    assert metadata_in(to)["ss_output_name"] == "mine"
     before = to.read_bytes()
     assert main([*command, "--step", "8"]) == 2 and "exists already" in capsys.readouterr().err
     assert to.read_bytes() == before

@@ -7,7 +7,7 @@ import peft
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
-from tiny_models import network_on, tiny_text_encoder, tiny_unet
+from tiny_models import fill, network_on, tiny_text_encoder, tiny_unet
 from torch.utils.checkpoint import checkpoint as recompute
 
 from lora_atelier.trainer_core.config import LoraConfig
@@ -25,11 +25,6 @@ def unet_inputs(dtype=torch.float32):
 
 def small_text():
     return {"lora_te": (tiny_text_encoder(), 2)}
-
-
-def fill(network, std=0.05):
-    for i, layer in enumerate(network.layers.values()):
-        torch.nn.init.normal_(layer.up, std=std, generator=torch.Generator().manual_seed(i))
 
 
 @pytest.fixture(scope="module")

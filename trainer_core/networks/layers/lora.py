@@ -97,6 +97,7 @@ class LoraLayer(ProductLayer):
                 hidden = F.conv2d(F.conv2d(x, down), self.mid.to(x.dtype), **self.geometry)
             if (mask := self._mask(x, hidden.shape[2] * hidden.shape[3])) is not None:
                 hidden = hidden * mask.unflatten(2, hidden.shape[2:] if mask.shape[2] > 1 else (1, 1))
+            # In place: the frozen output is nobody else's, and a copy would be one more activation.
             return base_output.add_(F.conv2d(hidden, up), alpha=self.scale)
         # The rank is the row count of every thin matrix, here and in the backward pass: BLAS is several times faster on
         # few rows than on few columns. Not in place: nn.Linear returns a view, and autograd copies the whole gradient
@@ -119,6 +120,7 @@ class LoraLayer(ProductLayer):
         down, up = self.down, self.with_scalar(self.up)
         if self.down_0 is None or self.up_0 is None:
             return down, up
+        # u (down_0 + d) + up_0 d, as one product of thin matrices.
         return torch.cat([self.down_0 + down, down]), torch.cat([up, self.up_0], 1)
 
     def _mask(self, x: Tensor, positions: int) -> Tensor | None:
@@ -155,6 +157,7 @@ class LoraLayer(ProductLayer):
         """Collect the tensors by kohya's endings; those of an `init` have twice the rank."""
         down, up = self._factors()
         parts = {"down": down, "up": up} | ({} if self.mid is None else {"mid": self.mid})
+        # Readers divide alpha by the file's rank, which an init has doubled.
         return self.as_file(parts, self.alpha * (len(down) / self.rank))
 
     @classmethod

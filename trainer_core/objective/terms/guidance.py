@@ -22,6 +22,7 @@ class GuidanceLoss(Term):
     def target(self, target: Tensor, seen: Pass) -> Tensor:
         """Move the target away from the prediction without a caption."""
         blank = seen.without_gradients([BLANK] * len(seen.captions))
+        # That is blank + scale (target - blank).
         return blank.float().lerp(target, self.scale)
 
 

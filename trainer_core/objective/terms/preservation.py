@@ -54,6 +54,7 @@ class Preservation(Term):
         others = [self.other(caption) for caption in seen.captions]
         if all(other is None for other in others):
             return None
+        # Samples without another caption run along, so that the batch keeps its shape; `kept` drops their loss.
         captions = [own if other is None else other for own, other in zip(seen.captions, others, strict=True)]
         prediction, frozen = seen.again(captions)
         kept = torch.tensor([other is not None for other in others], device=seen.device).float()

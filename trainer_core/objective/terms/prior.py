@@ -31,6 +31,7 @@ class MaskedPrior(Term):
         draws = seen.draws
         if draws.prior_weight is None or draws.mask is None:
             return None
+        # Where the mask is 0 the picture says nothing, and the network would drift unseen.
         drift = element_errors(prediction, seen.compared(seen.frozen()), seen.loss, draws.huber_c)
         return draws.prior_weight * masked_mean(drift, 1 - draws.mask, draws.normalize)
 

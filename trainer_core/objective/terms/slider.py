@@ -41,6 +41,7 @@ class PromptSlider(Term):
         pair = (config.slider_positive.strip(), config.slider_negative.strip())
         if not config.slider_keep:
             return pair
+        # Two micro-batches, one of each sign, share an attribute.
         kept = config.slider_keep[micro_batch // 2 % len(config.slider_keep)]
         positive, negative = (f"{prompt}, {kept}" if prompt else kept for prompt in pair)
         return positive, negative
@@ -56,6 +57,7 @@ class PromptSlider(Term):
 
     def target(self, target: Tensor, seen: Pass) -> Tensor:
         """Move the frozen model's prediction from the negative towards the positive prompt, or the other way."""
+        # The network runs at the sign's strength, so the target moves to the same side.
         own, prompts = seen.frozen(), self.pair(seen.index)
         positive, negative = (seen.frozen([prompt] * len(seen.captions)) for prompt in prompts)
         return slider_target(own, positive, negative, slider_sign(seen.index) * self.config.slider_strength)

@@ -63,6 +63,7 @@ class Uncertainty(Term):
     def update(self, loss_scale: float) -> None:
         """Take a step with the gradient of a loss that was multiplied by loss_scale."""
         if self.weight.grad is not None:
+            # Adam hardly notices a scale that stays, but this one doubles and halves during a run.
             self.weight.grad /= loss_scale
             self._optimizer.step()
 
