@@ -95,8 +95,9 @@ def check_slider(config: RunConfig) -> None:
     lora = config.lora
     if lora.dora or not ALGORITHMS[lora.algorithm].opposite:
         kind = "DoRA" if lora.dora else lora.algorithm
-        others = ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.opposite)
-        remedy = f"{setting('lora.dora')} to off" if lora.dora else f"{setting('lora.algorithm')} to one of {others}"
+        *most, last = (name for name, algorithm in ALGORITHMS.items() if algorithm.opposite)
+        others = f"{', '.join(most)} or {last}"
+        remedy = f"{setting('lora.dora')} to off" if lora.dora else f"{setting('lora.algorithm')} to {others}"
         raise ValueError(
             f"A slider needs a LoRA that does the opposite at strength -1, and {kind} does not; set {remedy}."
         )
