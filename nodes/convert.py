@@ -42,8 +42,8 @@ class AtelierConvertLora(Node):
                     default=0,
                     min=0,
                     max=4096,
-                    tooltip="Makes plain LoRA of this rank of all other kinds, such as LoHa and DoRA; the report says "
-                    "the error. 0 = keep their kind.",
+                    tooltip="Makes plain LoRA of this rank of LoHa, LoKr, OFT, DoRA, GLoRA and full differences; the "
+                    "report says the error. 0 = keep their kind.",
                 ),
                 io.Clip.Input("clip", optional=True, tooltip="Its CLIP, where the LoRA changes text encoders as well."),
             ],

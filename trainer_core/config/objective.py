@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from .base import Config
-from .rows import described, row, rows_of
+from .rows import row, rows_of
 
 Loss = Literal["mse", "l1", "huber", "smooth_l1", "huber_true", "log_cosh"]
 Distribution = Literal[
@@ -14,24 +14,17 @@ Distribution = Literal[
 ]
 
 
-class Weighting(NamedTuple):
-    """A weighting of noise levels; its formula is in objective/weighting.py."""
-
-    words: str  # a part of a sentence for the user
-    predicts: tuple[str, ...] = ()  # kinds of prediction that it is for; () = all
-
-
 DIFFUSION = ("epsilon", "v_prediction")
-WEIGHTINGS: dict[str, Weighting] = {
-    "min_snr": Weighting("the default, set by min_snr_gamma"),
-    "soft_min_snr": Weighting("the same with a smooth transition"),
-    "debiased": Weighting("the noisiest weigh most, for composition", DIFFUSION),
-    "p2": Weighting("clean ones weigh less, set by p2_gamma", DIFFUSION),
-    "v_scaled": Weighting("v models as if they predicted noise", ("v_prediction",)),
-    "v_like": Weighting("noise models with a share of the v loss", ("epsilon",)),
-    "cos_map": Weighting("flow models, mostly the middle", ("flow",)),
-    "sigma_sqrt": Weighting("flow models, clean ones", ("flow",)),
-}
+WEIGHTINGS: dict[str, tuple[str, ...]] = {  # with the kinds of prediction that each is for; () = all
+    "min_snr": (),
+    "soft_min_snr": (),
+    "debiased": DIFFUSION,
+    "p2": DIFFUSION,
+    "v_scaled": ("v_prediction",),
+    "v_like": ("epsilon",),
+    "cos_map": ("flow",),
+    "sigma_sqrt": ("flow",),
+}  # their formulas are in objective/weighting.py
 HUBER = ("huber", "smooth_l1", "huber_true")
 MIN_SNR = ("min_snr", "soft_min_snr")
 PRESERVING = ("blank", "class")
@@ -93,7 +86,10 @@ class ObjectiveConfig(Config):
     )
     weighting: str = row(
         "min_snr",
-        f"The weight of each timestep. {described({name: each.words for name, each in WEIGHTINGS.items()})}",
+        "The weight of each timestep. min_snr (default): set by min_snr_gamma. soft_min_snr: the same with a smooth"
+        " transition. debiased: the noisiest weigh most, for composition. p2: clean ones weigh less, set by "
+        "p2_gamma. v_scaled: v models as if they predicted noise. v_like: noise models with a share of the v loss. "
+        "For flow models: cos_map, mostly the middle; sigma_sqrt, clean ones.",
         choices=tuple(WEIGHTINGS),
         advanced=True,
         optional=True,

@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from .base import Config
-from .rows import described, row
+from .rows import row
 
-SHAPES: dict[str, str] = {  # in words; the formulas are in optim/schedule.py
-    "cosine": "slow, fast, slow down; a good choice for most runs",
-    "constant": "the same throughout",
-    "linear": "a straight line down",
-    "rex": "high for long, then fast down",
-    "rex_restarts": "start again from a peak",
-    "cosine_with_restarts": "start again from a peak",
-    "cosine_soft_restarts": "swings back up",
-    "polynomial": "steep at first",
-    "inverse_sqrt": "steep at first",
-    "warmup_stable_decay": "full until the last part",
-    "one_cycle": "up, then down",
-    "expression": "your own curve",
-    "points": "your own curve",
-}
+SHAPES = (  # their formulas are in optim/schedule.py
+    "cosine",
+    "constant",
+    "linear",
+    "rex",
+    "rex_restarts",
+    "cosine_with_restarts",
+    "cosine_soft_restarts",
+    "polynomial",
+    "inverse_sqrt",
+    "warmup_stable_decay",
+    "one_cycle",
+    "expression",
+    "points",
+)
 RESTARTS = ("rex_restarts", "cosine_with_restarts", "cosine_soft_restarts")
 MOST_PERCENT = 99  # of a warm-up
 
@@ -34,7 +34,14 @@ class SchedulerConfig(Config):
     SECTION: ClassVar = "scheduler"
     NODE: ClassVar = "Scheduler"
 
-    name: str = row("cosine", described(SHAPES), choices=tuple(SHAPES))
+    name: str = row(
+        "cosine",
+        "cosine: slow, fast, slow down; a good choice for most runs. constant: the same throughout. linear: a "
+        "straight line down. rex: high for long, then fast down. rex_restarts and cosine_with_restarts start again "
+        "from a peak, cosine_soft_restarts swings back up. polynomial, inverse_sqrt: steep at first. "
+        "warmup_stable_decay: full until the last part. one_cycle: up, then down. expression, points: your own curve.",
+        choices=SHAPES,
+    )
     cycles: int = row(
         2,
         "How often the rate starts from its peak, 1 to 100. 2 = one restart.",

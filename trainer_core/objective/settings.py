@@ -12,7 +12,7 @@ from .timesteps import chosen_levels
 def check_objective(config: RunConfig, noise: NoiseModel) -> None:
     """Raise ValueError for settings that do not suit the base model's kind of prediction."""
     objective = config.objective
-    if noise.kind not in (WEIGHTINGS[objective.weighting].predicts or (noise.kind,)):
+    if noise.kind not in (WEIGHTINGS[objective.weighting] or (noise.kind,)):
         raise ValueError(
             f"weighting {objective.weighting} is not for models that predict {noise.kind}, as this one does; set "
             f"{setting('objective.weighting')} to min_snr."

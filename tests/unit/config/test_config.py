@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lora_atelier.trainer_core import config as c
+from lora_atelier.trainer_core.config.rows import rows_of
 
 DATASET = c.DatasetConfig(
     concepts=(
@@ -248,3 +249,11 @@ def test_endless_texts_and_numbers_are_refused_in_a_short_sentence(build: Callab
 def test_a_wrong_value_is_refused_by_its_full_name(values: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         c.RunConfig.from_dict(RUN.to_dict() | values)
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), [(c.SchedulerConfig, "name"), (c.ObjectiveConfig, "weighting"), (c.LoraConfig, "algorithm")]
+)
+def test_the_words_of_a_long_choice_explain_each(config: type, name: str) -> None:
+    row = rows_of(config)[name]
+    assert [choice for choice in row.choices if not re.search(rf"\b{choice}\b", row.words)] == []
