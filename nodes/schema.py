@@ -58,5 +58,7 @@ def input_of(row: Row, lists: Mapping[str, Sequence[str]]) -> io.Input:
         control = io.ControlAfterGenerate.fixed if row.controlled else None
         limits = {"min": int(row.lowest), "max": int(row.high), "step": row.step}
         return io.Int.Input(row.input, control_after_generate=control, **limits, **common)
-    limits = {"min": row.lowest, "max": row.high, "step": row.step, "round": row.round}
-    return io.Float.Input(row.input, **limits, **common)
+    # Whole numbers are written as such in JSON, and the snapshot would change with the way that a row is typed.
+    numbers = {"min": row.lowest, "max": row.high, "step": row.step, "default": row.shown}
+    common |= {name: None if number is None else float(number) for name, number in numbers.items()}
+    return io.Float.Input(row.input, round=row.round, **common)
