@@ -24,7 +24,7 @@ from .node import Node
 from .schema import schema
 from .sockets import (
     Sizes,
-    Validation,
+    TrainPart,
     io,
     ui,
 )
@@ -70,7 +70,7 @@ class AtelierDatasetPreview(Node):
         epoch: int,
         base_model: Chosen | None = None,
         buckets: Sizes | None = None,
-        validation: Validation | None = None,
+        validation: TrainPart | None = None,
         **values: Any,
     ) -> io.NodeOutput:
         """Plan one epoch, draw its pictures and report on it."""
@@ -81,7 +81,7 @@ class AtelierDatasetPreview(Node):
         from ..trainer_core.preflight.preview import render_preview
         from ..trainer_core.preflight.report import long_captions, manifest_table, report
 
-        share = validation.validation_share if validation else 0.0
+        share = validation.values.get("validation_share", 0.0) if validation else 0.0
         train = read_plan(buckets, epochs=epoch + 1, validation_share=share, **values)
         base = base_model.source().outline() if base_model else None
         if base is None and not (train.resolution or train.buckets.resolutions):

@@ -32,6 +32,12 @@ def schema(
     )
 
 
+def outputs_of(node: str, *tooltips: str) -> list[io.Output]:
+    """Build the outputs of a node of FORMS."""
+    outputs = zip(FORMS[node].outputs, tooltips, strict=True)
+    return [io.Custom(kind).Output(display_name=name, tooltip=tooltip) for (name, kind), tooltip in outputs]
+
+
 def inputs_of(rows: Iterable[Row], lists: Mapping[str, Sequence[str]]) -> list[io.Input]:
     """Build the inputs of rows."""
     return [input_of(each, lists) for each in rows]

@@ -12,8 +12,9 @@ from ..trainer_core.config import (
     OptimizerConfig,
     SchedulerConfig,
 )
+from ..trainer_core.config.forms.run import PARTS
 from ..trainer_core.models import Chosen
-from ..trainer_core.workflow.settings import Outputs, Sizes, Validation
+from ..trainer_core.workflow.settings import Outputs, Sizes, TrainPart
 
 CATEGORY = "training/lora"
 SUFFIX = " (Atelier)"  # of names in the editor: ComfyUI has nodes of the same names, such as Train LoRA
@@ -27,7 +28,6 @@ BucketsSocket = io.Custom("ATELIER_BUCKETS")
 MemorySocket = io.Custom("ATELIER_MEMORY")
 ObjectiveSocket = io.Custom("ATELIER_OBJECTIVE")
 SavesSocket = io.Custom("ATELIER_SAVES")
-ValidationSocket = io.Custom("ATELIER_VALIDATION")
 
 # What our sockets carry, and the node that one links. Only a linked MODEL's Chosen holds live models.
 CONTENTS: dict[str, tuple[type, str]] = {
@@ -40,7 +40,7 @@ CONTENTS: dict[str, tuple[type, str]] = {
     "ATELIER_MEMORY": (MemoryConfig, "Memory"),
     "ATELIER_OBJECTIVE": (ObjectiveConfig, "Noise & Loss"),
     "ATELIER_SAVES": (Outputs, "Saves & Samples"),
-    "ATELIER_VALIDATION": (Validation, "Validation"),
+    **{kind: (TrainPart, part.title) for part in PARTS.values() for _, kind in part.outputs},
 }
 
 
@@ -78,8 +78,7 @@ __all__ = [
     "SavesSocket",
     "SchedulerSocket",
     "Sizes",
-    "Validation",
-    "ValidationSocket",
+    "TrainPart",
     "complaint",
     "io",
     "titled",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .node import Node
-from .schema import schema
-from .sockets import Validation, ValidationSocket, io
+from .schema import outputs_of, schema
+from .sockets import TrainPart, io
 
 
 class AtelierValidation(Node):
@@ -20,10 +20,10 @@ class AtelierValidation(Node):
             "Optional: how often the validation loss is measured, and whether the run stops by it or keeps the best "
             "LoRA. Needs validation_share, or a Concept Dataset whose role is validation.",
             ["early stopping", "validation loss", "best checkpoint", "overfitting", "atelier"],
-            outputs=[ValidationSocket.Output(display_name="VALIDATION", tooltip="For Train LoRA's input validation.")],
+            outputs=outputs_of("AtelierValidation", "For Train LoRA's input validation."),
         )
 
     @classmethod
     def execute(cls, **values: Any) -> io.NodeOutput:
         """Build the configuration."""
-        return io.NodeOutput(Validation(**values))
+        return io.NodeOutput(TrainPart(values))

@@ -44,6 +44,7 @@ from ..config import (
     setting,
 )
 from ..config.forms.network import NONE
+from ..config.forms.run import PARTS
 from ..config.optimizer import RATES
 from ..config.rows import Row, rows_of
 
@@ -52,6 +53,7 @@ OPEN_OPTIMIZER = OptimizerConfig(learning_rate=OPEN)  # where nothing is linked
 OPEN_LORA = LoraConfig(rank=0, alpha=0, preset="auto")
 OPEN_CAPTIONS = CaptionConfig(dropout=OPEN)
 OPEN_TRAIN = TrainConfig(resolution=0, bucket_step=0)
+PART_INPUTS = frozenset(part.title.lower() for part in PARTS.values())
 CONTROL_FOLDERS = ("folder", "folder_2", "folder_3")  # inputs of Control Pictures, MOST_CONTROLS
 LONGEST_PATH = 1000  # characters
 
@@ -72,15 +74,10 @@ class Outputs(NamedTuple):
     log: str = "csv"
 
 
-class Validation(NamedTuple):
-    """What Validation sets, by the names in TrainConfig."""
+class TrainPart(NamedTuple):
+    """What a node of PARTS sets: fields of TrainConfig, by name."""
 
-    validate_every: int = 0
-    early_stop_patience: int = 0
-    early_stop_min_improvement: float = 0.0
-    keep_best: bool = False
-    validation_levels: int = 0
-    validation_share: float = 0.0
+    values: Mapping[str, Any]
 
 
 class Places(Protocol):
@@ -352,11 +349,15 @@ def read_train(
     buckets: Sizes | None = None,
     memory: MemoryConfig | None = None,
     saves: Outputs | None = None,
-    validation: Validation | None = None,
     **values: Any,
 ) -> RunConfig:
-    """Read Train LoRA, but for its name and its outputs: the configuration of the whole run."""
-    outputs, measured = saves or Outputs(), validation or Validation()
+    """Read Train LoRA, but for its name and its outputs: the configuration of the whole run.
+
+    values: fields of TrainConfig, and what nodes of PARTS set.
+    """
+    outputs, given = saves or Outputs(), {}
+    for name, value in values.items():
+        given |= value.values if isinstance(value, TrainPart) else {} if name in PART_INPUTS else {name: value}
     return RunConfig(
         base_model=base_model,
         dataset=dataset,
@@ -364,7 +365,7 @@ def read_train(
         optimizer=optimizer,
         scheduler=scheduler or SchedulerConfig(),
         objective=objective or ObjectiveConfig(),
-        train=read_plan(buckets, save_dtype=outputs.save_dtype, log=outputs.log, **measured._asdict(), **values),
+        train=read_plan(buckets, save_dtype=outputs.save_dtype, log=outputs.log, **given),
         memory=memory or MemoryConfig(),
         sample=outputs.sample,
         saves=outputs.saves,
@@ -394,5 +395,5 @@ READERS: dict[str, Callable[..., Any]] = {
     "AtelierObjective": lambda _, **inputs: read_objective(**inputs),
     "AtelierMemory": lambda _, **inputs: MemoryConfig(**inputs),
     "AtelierSaves": lambda _, **inputs: read_saves(**inputs),
-    "AtelierValidation": lambda _, **inputs: Validation(**inputs),
 }
+READERS |= {node: lambda _, **inputs: TrainPart(inputs) for node in PARTS}

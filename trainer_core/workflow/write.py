@@ -18,6 +18,7 @@ from ..config import (
     SchedulerConfig,
 )
 from ..config.forms import FORMS
+from ..config.forms.run import PARTS
 from ..config.rows import inputs_of
 from .canvas import chosen_inputs
 from .connecting import connector
@@ -29,8 +30,8 @@ from .settings import (
     CONTROL_FOLDERS,
     OPEN_LORA,
     OPEN_OPTIMIZER,
+    OPEN_TRAIN,
     Outputs,
-    Validation,
 )
 
 WIDTH, GAP, ROW, TITLE = 380, 60, 26, 60  # pixels of a node on the canvas
@@ -172,8 +173,9 @@ def _add_optional(canvas: _Canvas, config: RunConfig) -> dict[str, int]:
     add("memory", "AtelierMemory", inputs_of(config.memory), needed=config.memory != MemoryConfig())
     outputs = Outputs(config.saves, config.sample, train.save_dtype, train.log)
     add("saves", "AtelierSaves", _saves(outputs), needed=outputs != Outputs())
-    validation = {name: getattr(train, name) for name in Validation._fields}
-    add("validation", "AtelierValidation", validation, needed=validation != Validation()._asdict())
+    for kind, part in PARTS.items():
+        given, untouched = ({row.name: getattr(of, row.name) for row in part.inputs} for of in (train, OPEN_TRAIN))
+        add(part.title.lower(), kind, given, needed=given != untouched)
     return found | _add_lora(canvas, config)
 
 

@@ -164,12 +164,18 @@ def _preview() -> Iterable[Row]:
     )
 
 
+def _part(title: str) -> Form:
+    """Make a node of the fields of TrainConfig whose rows name it."""
+    return form(title, [each for each in TRAIN.values() if each.node == title], title.upper())
+
+
+# Nodes that set nothing but fields of TrainConfig. Train LoRA has an input for each, named as the node.
+PARTS: dict[str, Form] = {"AtelierValidation": _part("Validation")}
+
 FORMS: dict[str, Form] = {
+    **PARTS,
     "AtelierObjective": form("Noise & Loss", _objective(), "OBJECTIVE"),
     "AtelierSaves": form("Saves & Samples", _saves(), "SAVES"),
-    "AtelierValidation": form(
-        "Validation", [each for each in TRAIN.values() if each.node == "Validation"], "VALIDATION"
-    ),
     "AtelierTrain": Form(
         "Train LoRA",
         arranged(_train()),
