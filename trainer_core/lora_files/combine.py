@@ -11,6 +11,7 @@ from torch import Tensor
 from ..common.cancel import look
 from ..common.rng import generator
 from ..config import node, setting
+from ..networks.layers.deltas import with_core
 from ..networks.layers.svd import largest_singular
 from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight
 from .match import flat_name
@@ -180,7 +181,7 @@ def _delta(layer: FileLayer, strength: float) -> _Delta:
         return _Delta(None, change.flatten(1), tuple(change.shape[2:]))
     down = parts["down"]
     if "mid" in parts:
-        down = torch.einsum("m n x y, n i -> m i x y", parts["mid"], down.flatten(1))
+        down = with_core(parts["mid"], down.flatten(1))
     return _Delta(
         strength * layer.scale(len(parts["down"])) * parts["up"].flatten(1), down.flatten(1), tuple(down.shape[2:])
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..networks.layers.deltas import glora_delta, kronecker, loha_sides, lokr_left, lokr_right, lora_sides
+from ..networks.layers.deltas import comfy_parts, glora_delta, kronecker, loha_sides, lokr_left, lokr_right, lora_sides
 from ..networks.layers.oft import skew, turn, turned_weight
 
 # Endings of tensor names, by part: of kohya and LyCORIS, peft (with or without its adapter's name), diffusers.
@@ -129,14 +129,14 @@ def lokr_factors(layer: FileLayer) -> tuple[Tensor, Tensor, float]:
     return lokr_left(t).contiguous(), lokr_right(t).contiguous(), layer.scale(ranks[0]) if ranks else 1.0
 
 
-def without_lokr_core(layer: FileLayer) -> FileLayer:
-    """Multiply the Tucker core of a LoKr into two full factors: ComfyUI leaves out layers with a core."""
-    if "lokr_t2" not in layer.tensors:
-        return layer
-    left, right, scale = lokr_factors(layer)
-    others = {part: tensor for part, tensor in layer.tensors.items() if not part.startswith("lokr_")}
-    tensors = {**others, "lokr_w1": left, "lokr_w2": scale * right}
-    return FileLayer(source=layer.source, kind=layer.kind, tensors=tensors, alpha=0.0)
+def comfy_layer(layer: FileLayer) -> FileLayer:
+    """Rewrite a layer as ComfyUI reads it: by `comfy_parts`, and a LoKr's core, which it leaves out, multiplied in."""
+    tensors, alpha = layer.tensors, layer.alpha
+    if "lokr_t2" in tensors:
+        left, right, scale = lokr_factors(layer)
+        others = {part: tensor for part, tensor in tensors.items() if not part.startswith("lokr_")}
+        tensors, alpha = {**others, "lokr_w1": left, "lokr_w2": scale * right}, 0.0
+    return FileLayer(source=layer.source, kind=layer.kind, tensors=comfy_parts(tensors), alpha=alpha)
 
 
 def merged_weight(weight: Tensor, layer: FileLayer, strength: float) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..config import BeneathConfig, node, setting
 from ..models import BaseModel
 from ..networks.layers.shape import weight_shape
-from .formats import FileLayer, merged_weight, without_lokr_core
+from .formats import FileLayer, comfy_layer, merged_weight
 from .lora import tensors_of
 from .match import Piece, layers_by_name, match_layers, whole_layer
 from .read import load_lora
@@ -72,7 +72,7 @@ def comfy_tensors(path: Path, base: BaseModel) -> dict[str, Tensor]:
             pieces = [Piece(_joined(pieces, weight_shape(layers[name].module)[0]), None)]
         for stored, place in pieces:
             comfy = place.comfy if place else layers[name].comfy
-            tensors |= tensors_of([replace(without_lokr_core(stored), source=comfy)])
+            tensors |= tensors_of([replace(comfy_layer(stored), source=comfy)])
     return tensors
 
 

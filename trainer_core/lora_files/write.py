@@ -19,6 +19,7 @@ from torch import Tensor
 from ..common.files import short_hash, unused_path, written_whole
 from ..config import setting
 from ..models import Part
+from ..networks.layers.deltas import lora_sides
 from ..networks.layers.layer import pair_norm
 from .formats import WEIGHT_DEPENDENT, FileLayer, delta_weight, group_tensors, layer_kind
 
@@ -55,11 +56,9 @@ def delta_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
 
 def _lora_norm(layer: FileLayer) -> float:
     """Compute ||alpha/rank * up @ down||_F of a LoRA, with Tucker's core in down."""
-    up, down = layer.tensors["up"].double().flatten(1), layer.tensors["down"].double()
-    scale = layer.scale(len(down))
-    if "mid" in layer.tensors:
-        down = torch.einsum("m n x y, n i -> m i x y", layer.tensors["mid"].double(), down.flatten(1))
-    return scale * float(pair_norm(up, down.flatten(1)))
+    parts = {part: tensor.double() for part, tensor in layer.tensors.items()}
+    down, up = lora_sides(parts["down"], parts["up"], parts.get("mid"))
+    return layer.scale(len(parts["down"])) * float(pair_norm(up, down))
 
 
 def peft_tensors(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from .choose import Target
 from .embeddings import Embeddings
 from .layers.dora import frozen_weight
 from .layers.layer import NetworkLayer
+from .layers.shape import is_spatial
 
 RANKED = ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "a2")  # tensors that have a row for each rank
 
@@ -196,8 +197,7 @@ class Network(nn.Module):
         for model, rate in rates.items():
             for name in (target.name for target in self.chosen if target.part == model):
                 layer = self._layers[name]
-                large = max(getattr(self._targets.get(name), "kernel_size", (1,))) > 1
-                apart = bool(large and rate and conv_rate)
+                apart = bool(is_spatial(self._targets.get(name)) and rate and conv_rate)
                 own = layer.lr_factor * (conv_rate if apart else rate)
                 name = model + "_conv" * apart + (f"_x{layer.lr_factor:g}" if layer.lr_factor != 1 else "")
                 for key, parameter in layer.named_parameters():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .dora import EPS, frozen_weight, per_column, per_output
 from .layer import NetworkLayer
 from .product import wide
-from .shape import weight_shape
+from .shape import Matrix, weight_shape
 
 INPUT_SIDE = ("ff_net_2", "mlp_fc2")  # layers whose inputs are multiplied: the last of each feed-forward network
 
@@ -22,7 +22,7 @@ class Ia3Layer(NetworkLayer):
     ia3: v, (out,) or (in,).
     """
 
-    def __init__(self, base: nn.Linear | nn.Conv2d, *, name: str) -> None:
+    def __init__(self, base: Matrix, *, name: str) -> None:
         super().__init__()
         self.shape = weight_shape(base)
         self.axis = 1 if name.endswith(INPUT_SIDE) else 0

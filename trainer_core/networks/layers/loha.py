@@ -6,26 +6,25 @@ import math
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from .deltas import loha_sides, pairs_of_ranks
+from ...common.axes import convolve
+from .deltas import LOHA_SIDES, comfy_parts, loha_sides, pairs_of_ranks
 from .product import ProductLayer, add_low_rank, wide
+from .shape import Matrix
 
 
 class LohaLayer(ProductLayer):
     """delta = scale * (a1 b1) * (a2 b2), elementwise; a2 starts at zero.
 
-    hada_w1_a, hada_w2_a: (out, rank), hada_w1_b, hada_w2_b: (rank, in k k). In Tucker's form of a convolution the
-    sides are (rank, out) and (rank, in), and each product has a core hada_t1, hada_t2: (rank, rank, k, k).
+    hada_w1_a, hada_w2_a: (out, rank), hada_w1_b, hada_w2_b: (rank, in * k). In Tucker's form of a convolution the
+    two are (rank, out) and (rank, in), and each product has a core hada_t1, hada_t2: (rank, rank, *kernel).
     """
 
-    parts = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2")
+    parts = (*LOHA_SIDES, "hada_t1", "hada_t2")
     plus = ("hada_w2_a",)
 
-    def __init__(
-        self, base: nn.Linear | nn.Conv2d, rank: int, alpha: float, *, tucker: bool = False, **common: Any
-    ) -> None:
+    def __init__(self, base: Matrix, rank: int, alpha: float, *, tucker: bool = False, **common: Any) -> None:
         super().__init__(base, rank, alpha, **common)
         outputs, inputs, *kernel = self.shape
         core = tucker and math.prod(kernel) > 1
@@ -45,7 +44,7 @@ class LohaLayer(ProductLayer):
         return self._parameters["hada_w1_b"].shape[0]  # type: ignore[union-attr]
 
     def _sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Compute a1, b1, a2, b2: (out, rank) and (rank, in k k) each, Tucker's core multiplied into b."""
+        """Compute a1, b1, a2, b2: (out, rank) and (rank, in * k) each, Tucker's core multiplied into b."""
         a1, b1, a2, b2 = loha_sides(self._parameters)
         return a1, b1, self.with_scalar(a2), b2
 
@@ -55,8 +54,8 @@ class LohaLayer(ProductLayer):
         b2 = self.drop_ranks(b2)
         if self._is_thin():
             up, down = (factor.to(x.dtype) for factor in pairs_of_ranks(a1, b1, a2, b2))
-            up, down = up.view(*up.shape, *(1,) * (len(self.shape) - 2)), down.view(-1, *self.shape[1:])
-            return add_low_rank(x, base_output, down, up, self.scale, self.geometry)
+            kernel = down.view(-1, *self.shape[1:])
+            return add_low_rank(x, base_output, kernel, self.as_kernel(up), self.scale, self.geometry)
         sides = (side.to(x.dtype) for side in (a1, b1, a2, b2))
         return cast(Tensor, _Hadamard.apply(x, base_output, *sides, self.scale, self.shape, self.geometry))
 
@@ -67,7 +66,7 @@ class LohaLayer(ProductLayer):
 
     @torch.no_grad()
     def low_rank(self) -> tuple[Tensor, Tensor] | None:
-        """Factor the delta into (out, rank^2) and (rank^2, in * k * k); None if these are not thin."""
+        """Factor the delta into (out, rank^2) and (rank^2, in * k); None if these are not thin."""
         if not self._is_thin():
             return None
         up, down = pairs_of_ranks(*(wide(side) for side in self._sides()))
@@ -79,8 +78,8 @@ class LohaLayer(ProductLayer):
         return (self.scale * (a1 @ b1) * (a2 @ b2)).view(self.shape)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Collect the tensors by LyCORIS' suffixes."""
-        return self.file_tensors("hada_w1_a")
+        """Collect the tensors by LyCORIS' suffixes, as ComfyUI reads them."""
+        return comfy_parts(self.file_tensors("hada_w1_a"))
 
 
 class _Hadamard(torch.autograd.Function):
@@ -103,7 +102,7 @@ class _Hadamard(torch.autograd.Function):
         ctx.scale, ctx.shape, ctx.geometry = scale, shape, geometry
         delta = ((a1 @ b1).mul_(a2 @ b2)).mul_(scale).view(shape)
         if geometry:
-            return F.conv2d(x, delta, **geometry).add_(base_output)
+            return convolve(x, delta, **geometry).add_(base_output)
         flat = base_output.reshape(-1, shape[0])
         return torch.addmm(flat, x.reshape(-1, shape[1]), delta.t()).view(base_output.shape)
 
@@ -115,8 +114,8 @@ class _Hadamard(torch.autograd.Function):
         first, second = a1 @ b1, a2 @ b2
         delta = (first * second).mul_(ctx.scale).view(ctx.shape) if need_x or ctx.geometry else None
         if ctx.geometry:
-            g = ctx.geometry
-            args = (None, g["stride"], g["padding"], g["dilation"], False, (0, 0), 1, (need_x, True, False))
+            g, none = ctx.geometry, (0,) * (len(ctx.shape) - 2)
+            args = (None, g["stride"], g["padding"], g["dilation"], False, none, 1, (need_x, True, False))
             grad_x, grad_delta, _ = torch.ops.aten.convolution_backward(grad, x, delta, *args)
         else:
             rows = grad.reshape(-1, ctx.shape[0])

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from .deltas import kronecker, lokr_left, lokr_right
+from ...common.axes import convolve
+from .deltas import comfy_parts, kronecker, lokr_left, lokr_right
 from .product import ProductLayer, wide
+from .shape import Matrix
 
 
 def factorise(size: int, factor: int) -> tuple[int, int]:
@@ -34,9 +35,9 @@ def factorise(size: int, factor: int) -> tuple[int, int]:
 class LokrLayer(ProductLayer):
     """delta = scale * kron(W1, W2), never built: x is reshaped and multiplied by one factor, then the other.
 
-    W1: lokr_w1 (out_l, in_m) or lokr_w1_a lokr_w1_b; W2: lokr_w2 (out_k, in_n[, k, k]) or lokr_w2_a lokr_w2_b with
-    the kernel in the second, or in Tucker's form (rank, out_k), (rank, in_n) and lokr_t2 (rank, rank, k, k). The last
-    factor of W2 starts at zero. Two whole factors have no rank, so their scale is 1.
+    W1: lokr_w1 (out_l, in_m) or lokr_w1_a lokr_w1_b; W2: lokr_w2 (out_k, in_n, *kernel) or lokr_w2_a lokr_w2_b with
+    the kernel in the second, or in Tucker's form (rank, out_k), (rank, in_n) and lokr_t2 (rank, rank, *kernel). The
+    last factor of W2 starts at zero. Two whole factors have no rank, so their scale is 1.
     """
 
     parts = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2")
@@ -44,7 +45,7 @@ class LokrLayer(ProductLayer):
 
     def __init__(
         self,
-        base: nn.Linear | nn.Conv2d,
+        base: Matrix,
         rank: int,
         alpha: float,
         *,
@@ -73,7 +74,7 @@ class LokrLayer(ProductLayer):
             self.init_uniform("lokr_t2", rank, rank, *kernel)
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
-        """Load the factors of a file; a whole W2 of a 1x1 convolution may be stored as a matrix."""
+        """Load the factors of a file; a whole W2 of a convolution may be stored as a matrix."""
         if (whole := parts.get("lokr_w2")) is not None:
             parts = {**parts, "lokr_w2": whole.reshape(len(whole), -1, *self.shape[2:])}
         super().load(parts, alpha)
@@ -97,7 +98,7 @@ class LokrLayer(ProductLayer):
         return self.with_scalar(lokr_left(self._parameters))
 
     def _right(self) -> Tensor:
-        """Compute the whole W2, (out_k, in_n[, k, k])."""
+        """Compute the whole W2, (out_k, in_n, *kernel)."""
         right = lokr_right(self._parameters)
         return right.reshape(len(right), -1, *self.shape[2:])
 
@@ -123,9 +124,9 @@ class LokrLayer(ProductLayer):
         return mixed.view(base_output.shape)
 
     def _convolve(self, x: Tensor, left: Tensor) -> Tensor:
-        """Apply kron(W1, W2) to x (batch, in, h, w): (batch * out_l, out_k, …)."""
+        """Apply kron(W1, W2) to x (batch, in, *axes): (batch * out_l, out_k, …)."""
         (out_l, in_m), batch = left.shape, len(x)
-        in_n = self.shape[1] // in_m
+        grouped = x.reshape(batch * in_m, self.shape[1] // in_m, *x.shape[2:])
 
         def mix(y: Tensor) -> Tensor:
             return (left @ y.reshape(batch, in_m, -1)).view(batch * out_l, *y.shape[1:])
@@ -133,15 +134,14 @@ class LokrLayer(ProductLayer):
         if self._parameters["lokr_w2"] is not None:
             right = self._part("lokr_w2", x)
             if out_l < in_m:  # as few convolutions as possible
-                return F.conv2d(mix(x.reshape(batch * in_m, in_n, *x.shape[2:])), right, **self.geometry)
-            return mix(F.conv2d(x.reshape(batch * in_m, in_n, *x.shape[2:]), right, **self.geometry))
-        grouped = x.reshape(batch * in_m, in_n, *x.shape[2:])
+                return convolve(mix(grouped), right, **self.geometry)
+            return mix(convolve(grouped, right, **self.geometry))
         a, b = self._part("lokr_w2_a", x), self.drop_ranks(self._part("lokr_w2_b", x))
         if self._parameters["lokr_t2"] is not None:
-            hidden = F.conv2d(F.conv2d(grouped, b[..., None, None]), self._part("lokr_t2", x), **self.geometry)
-            return F.conv2d(mix(hidden), a.t()[..., None, None])
-        hidden = F.conv2d(grouped, b.view(len(b), in_n, *self.shape[2:]), **self.geometry)
-        return F.conv2d(mix(hidden), a[..., None, None])
+            hidden = convolve(convolve(grouped, self.as_kernel(b)), self._part("lokr_t2", x), **self.geometry)
+            return convolve(mix(hidden), self.as_kernel(a.t()))
+        hidden = convolve(grouped, b.view(len(b), -1, *self.shape[2:]), **self.geometry)
+        return convolve(mix(hidden), self.as_kernel(a))
 
     def delta_weight(self) -> Tensor:
         """Compute the delta in the base weight's shape, at least float32, detached."""
@@ -153,11 +153,12 @@ class LokrLayer(ProductLayer):
         return self.scale * left * right
 
     def tensors(self) -> dict[str, Tensor]:
-        """Collect the tensors by LyCORIS' suffixes; Tucker's form as two whole factors.
+        """Collect the tensors by LyCORIS' suffixes, as ComfyUI reads them; Tucker's form as two whole factors.
 
         ComfyUI fails on lokr_t2 and does not change such layers.
         """
-        if self._parameters["lokr_t2"] is not None:
-            right = (self.scale * self._right().detach()).contiguous()
-            return {"lokr_w1": self._left().detach(), "lokr_w2": right, "alpha": torch.tensor(self.alpha)}
-        return self.file_tensors("lokr_w1" if self._parameters["lokr_w1"] is not None else "lokr_w1_a")
+        if self._parameters["lokr_t2"] is None:
+            return comfy_parts(self.file_tensors("lokr_w1" if self._parameters["lokr_w1"] is not None else "lokr_w1_a"))
+        right = (self.scale * self._right().detach()).contiguous()
+        whole = {"lokr_w1": self._left().detach(), "lokr_w2": right, "alpha": torch.tensor(self.alpha)}
+        return comfy_parts(whole)

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...common.axes import convolve
 from ...common.rng import generator
-from .deltas import lora_sides
+from .deltas import comfy_parts, lora_sides
 from .dora import frozen_weight
 from .layer import NetworkLayer
 from .product import ProductLayer, wide
+from .shape import Matrix
 from .svd import largest_singular
 
 Init = Literal["default", "orthogonal", "pissa"]
@@ -23,8 +24,8 @@ Init = Literal["default", "orthogonal", "pissa"]
 class LoraLayer(ProductLayer):
     """delta(x) = scale * up(down(x)) beside one frozen layer; `up` starts at zero, so delta starts at zero.
 
-    down: (rank, in[, k, k]) and up: (out, rank[, 1, 1]), float32 parameters. alpha is a plain number.
-    tucker: convolutions larger than 1x1 get down (rank, in, 1, 1), mid (rank, rank, k, k) and up (LyCORIS' LoCon).
+    down: (rank, in, *kernel) and up: (out, rank, *ones), float32 parameters. alpha is a plain number.
+    tucker: kernels larger than 1 get down (rank, in, *ones), mid (rank, rank, *kernel) and up (LyCORIS' LoCon).
     use_scalar: a trained number, initially zero, multiplies the delta, and `up` is initialised like `down`.
 
     init: "pissa" (Meng et al. 2024) and "orthogonal" (OLoRA, Büyükakyüz 2024) start from factors down_0, up_0 of W
@@ -43,7 +44,7 @@ class LoraLayer(ProductLayer):
 
     def __init__(
         self,
-        base: nn.Linear | nn.Conv2d,
+        base: Matrix,
         rank: int,
         alpha: float,
         *,
@@ -78,12 +79,13 @@ class LoraLayer(ProductLayer):
         down, up = (factor.to(x.dtype) for factor in self._factors())
         if self.geometry:
             if self.mid is None:
-                hidden = F.conv2d(x, down, **self.geometry)
+                hidden = convolve(x, down, **self.geometry)
             else:
-                hidden = F.conv2d(F.conv2d(x, down), self.mid.to(x.dtype), **self.geometry)
-            if (mask := self._mask(x, hidden.shape[2] * hidden.shape[3])) is not None:
-                hidden = hidden * mask.unflatten(2, hidden.shape[2:] if mask.shape[2] > 1 else (1, 1))
-            return base_output.add_(F.conv2d(hidden, up), alpha=self.scale)
+                hidden = convolve(convolve(x, down), self.mid.to(x.dtype), **self.geometry)
+            axes = hidden.shape[2:]
+            if (mask := self._mask(x, axes.numel())) is not None:
+                hidden = hidden * mask.unflatten(2, axes if mask.shape[2] > 1 else (1,) * len(axes))
+            return base_output.add_(convolve(hidden, up), alpha=self.scale)
         # The rank is the row count of every thin matrix, here and in the backward pass: BLAS is several times faster on
         # few rows than on few columns. Not in place: nn.Linear returns a view, and autograd copies the whole gradient
         # for a write into a view.
@@ -101,7 +103,7 @@ class LoraLayer(ProductLayer):
         return down, up, self.scale
 
     def _factors(self) -> tuple[Tensor, Tensor]:
-        """Compute the effective down (R, in[, k, k]) and up (out, R[, 1, 1]); R is the rank, or twice that."""
+        """Compute the effective down (R, in, *kernel) and up (out, R, *ones); R is the rank, or twice that."""
         down, up = self.down, self.with_scalar(self.up)
         if self.down_0 is None or self.up_0 is None:
             return down, up
@@ -114,7 +116,7 @@ class LoraLayer(ProductLayer):
 
     @torch.no_grad()
     def low_rank(self) -> tuple[Tensor, Tensor]:
-        """Compute scale * up (out, R) and down (R, in * k * k), at least float32; with Tucker's core in down."""
+        """Compute scale * up (out, R) and down (R, in * k), at least float32; with Tucker's core in down."""
         down, up = self._factors()
         down, up = lora_sides(wide(down), wide(up), None if self.mid is None else wide(self.mid))
         return self.scale * up, down
@@ -142,11 +144,11 @@ class LoraLayer(ProductLayer):
         return len(self.down)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Collect the tensors by kohya's suffixes."""
+        """Collect the tensors by kohya's suffixes, as ComfyUI reads them."""
         down, up = (factor.detach() for factor in self._factors())
-        middle = {} if self.mid is None else {"lora_mid.weight": self.mid.detach()}
-        alpha = torch.tensor(self.alpha * (len(down) / self.rank))
-        return {"lora_down.weight": down, "lora_up.weight": up, **middle, "alpha": alpha}
+        parts = comfy_parts({"down": down, "up": up, "mid": None if self.mid is None else self.mid.detach()})
+        named = {f"lora_{part}.weight": tensor for part, tensor in parts.items()}
+        return {**named, "alpha": torch.tensor(self.alpha * (len(down) / self.rank))}
 
 
 def _principal(
