@@ -31,6 +31,8 @@ LAYERS = {
     "linear": (lambda: nn.Linear(6, 5), (3, 4, 6)),
     "1x1": (lambda: nn.Conv2d(6, 5, 1), (3, 6, 4, 4)),
     "3x3 stride 2": (lambda: nn.Conv2d(6, 5, 3, stride=2, padding=1), (3, 6, 5, 5)),
+    "1d": (lambda: nn.Conv1d(6, 5, 3, stride=2, padding=2, dilation=2), (3, 6, 9)),
+    "3d": (lambda: nn.Conv3d(6, 5, (1, 2, 2), stride=(1, 2, 2), padding=(0, 1, 0)), (3, 6, 3, 4, 2)),
 }
 
 
@@ -79,6 +81,8 @@ BASES = {  # 24 outputs, 16 inputs
     "linear": (lambda: nn.Linear(16, 24), (2, 3, 16)),
     "1x1": (lambda: nn.Conv2d(16, 24, 1), (2, 16, 4, 3)),
     "3x3": (lambda: nn.Conv2d(16, 24, 3, stride=2, padding=1), (2, 16, 5, 4)),
+    "1d": (lambda: nn.Conv1d(16, 24, 3, stride=2, padding=2, dilation=2), (2, 16, 7)),
+    "3d": (lambda: nn.Conv3d(16, 24, (1, 2, 3), stride=(1, 2, 1), padding=(0, 1, 0)), (2, 16, 3, 4, 3)),
     "norm": (lambda: nn.GroupNorm(4, 16), (2, 16, 4, 3)),
 }
 CASES = {

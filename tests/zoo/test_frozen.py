@@ -11,7 +11,7 @@ from zoo.trial import Trial, apart
 from zoo.zoo import ZOO, build, fill, patcher_of, settings
 
 from lora_atelier.nodes.comfyui.connected import gradients
-from lora_atelier.nodes.comfyui.connected.frozen import FrozenLayer
+from lora_atelier.nodes.comfyui.connected.frozen import FrozenLayer, is_product
 from lora_atelier.trainer_core.memory import copied_before_written
 from lora_atelier.trainer_core.networks.layers.dora import frozen_weight
 from lora_atelier.trainer_core.networks.layers.lora import LoraLayer
@@ -275,3 +275,19 @@ def test_a_layer_without_gradients_is_named():
     trial.model.diffusion_model.double_blocks[0].img_attn.proj.__class__ = Opaque
     with gradients.session(trial.patcher), trial.network.attached(), pytest.raises(ValueError, match="class Opaque"):
         trial.gradients()
+
+
+@pytest.mark.parametrize("convolution", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
+def test_an_unknown_convolution_is_tried_along_its_own_axes(convolution):
+    """A subclass may be the plain product, or pad its input first, which a LoRA beside it would not."""
+
+    class Plain(convolution):
+        def forward(self, x):
+            return super().forward(x)
+
+    class Padding(convolution):
+        def forward(self, x):
+            return super().forward(nn.functional.pad(x, (1, 1)))
+
+    assert is_product(Plain(3, 4, 3, stride=2, padding=1, dilation=2))
+    assert not is_product(Padding(3, 4, 3))

@@ -200,7 +200,6 @@ def test_what_no_network_can_change_is_listed_but_never_chosen(models):
     left_out = {
         "cascade_c": ("down_blocks.0.0.depthwise", "Conv2d"),  # grouped
         "cascade_b": ("up_upscalers.0.1", "ConvTranspose2d"),
-        "wan21_t2v": ("patch_embedding", "Conv3d"),
         "hidream": ("double_stream_blocks.0.block.ff_i.gate", "MoEGate"),
         "anima": ("llm_adapter.embed", "Embedding"),
     }
@@ -208,6 +207,12 @@ def test_what_no_network_can_change_is_listed_but_never_chosen(models):
         layer = next(layer for layer in layers.list_layers(models(row)) if layer.path == path)
         assert type(layer.module).__name__ == kind
         assert not layer.trainable and not layer.presets
+
+
+def test_a_convolution_of_three_axes_is_trained_by_the_preset_full(models):
+    found = {layer.path: layer for layer in layers.list_layers(models("wan21_t2v"))}
+    assert type(found["patch_embedding"].module).__name__ == "Conv3d"
+    assert found["patch_embedding"].trainable and found["patch_embedding"].presets == {"full"}
 
 
 def test_weights_that_are_computed_are_no_layer(models):

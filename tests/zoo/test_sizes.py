@@ -1,11 +1,14 @@
 """Sizes of pictures: at each step of their sides the latents are as many as the mask's, and the network takes them."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from PIL import Image
 from zoo.linked import linked, source_of
 from zoo.zoo import ZOO
 
+from lora_atelier.nodes.comfyui.connected.vae import with_time, without_time
 from lora_atelier.trainer_core.data.masks import latent_mask
 
 CPU = torch.device("cpu")
@@ -45,3 +48,12 @@ def test_a_mask_of_parts_of_pixels_is_their_mean():
     mask = Image.new("L", (128, 128), 0)
     mask.paste(255, (0, 0, 64, 128))
     assert torch.allclose(latent_mask(mask, base.latents.pixels)[0], torch.tensor([1.0, 0.5, 0.0]).repeat(3, 1))
+
+
+@pytest.mark.parametrize(("dimensions", "axes"), [(1, (9,)), (2, (4, 6)), (3, (4, 6)), (3, (5, 4, 6))])
+def test_only_latents_of_pictures_get_and_lose_the_axis_of_frames(dimensions, axes):
+    model = SimpleNamespace(latent_format=SimpleNamespace(latent_dimensions=dimensions))
+    latents = torch.rand(2, 3, *axes)
+    given = with_time(model, latents)
+    assert given.shape == (2, 3, *((1,) if (dimensions, len(axes)) == (3, 2) else ()), *axes)
+    assert torch.equal(without_time(given), latents)

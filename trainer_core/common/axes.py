@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
 from torch import Tensor
+
+CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}  # by the number of axes
 
 
 def like(values: Tensor, tensor: Tensor) -> Tensor:
@@ -13,3 +19,25 @@ def like(values: Tensor, tensor: Tensor) -> Tensor:
 def mean_of_samples(tensor: Tensor) -> Tensor:
     """Average all axes of each sample, (B, …) -> (B,)."""
     return tensor.mean(dim=tuple(range(1, tensor.dim())))
+
+
+def picture_axes(axes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Split axes into those before, such as a clip's frames, and a picture's own: the last two, height and width.
+
+    The one axis of a sound stands for a picture's.
+    """
+    return axes[:-2], axes[-2:]
+
+
+def spread(mask: Tensor, axes: Sequence[int]) -> Tensor:
+    """Repeat a mask of the last axes over those before: (1, H, W) is the same in each frame of (1, T, H, W).
+
+    A mask (1, T, H, W) is of a clip, and stays.
+    """
+    frames = (1,) * (len(axes) - mask.dim() + 1)
+    return mask.view(1, *frames, *mask.shape[1:]).expand(1, *axes)
+
+
+def convolve(x: Tensor, kernel: Tensor, bias: Tensor | None = None, **geometry: Any) -> Tensor:
+    """Convolve (B, in, *axes) with a kernel (out, in, *sizes), along as many axes as it has sizes."""
+    return CONVOLVE[kernel.dim() - 2](x, kernel, bias, **geometry)

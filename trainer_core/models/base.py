@@ -80,6 +80,11 @@ class LatentFormat:
     pixels: int | Fraction  # of a picture per latent pixel, along each side
     step: int  # in pixels; sides of pictures are multiples of it
 
+    def axes(self, size: Size) -> tuple[int, ...]:
+        """Compute the axes of a picture's latents, behind the channels, from its width and height in pixels."""
+        width, height = size
+        return int(height // self.pixels), int(width // self.pixels)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseModel:
@@ -280,17 +285,17 @@ class ConditionsOfBatch(Protocol):
         """Join the conditions of a batch on a device.
 
         sizes: (B, 6) original height and width, top and left of the crop, trained height and width, in pixels.
-        painted: (B, C, H, W) from `Inpainting.encode`. references: of each sample, from `ControlPictures.encode`,
-        (C, h, w) each; () is none at all.
+        painted: (B, C, *axes) from `Inpainting.encode`. references: of each sample, from `ControlPictures.encode`,
+        (C, *axes) each; () is none at all.
         """
         ...
 
     @property
-    def without_data(self) -> Callable[[int, Size, int], Any] | None:
+    def without_data(self) -> Callable[[int, Sequence[int], int], Any] | None:
         """Build a batch's conditions on the meta device, where text encoders in memory run.
 
-        Takes the number of samples, (height, width) in latent pixels, and the tokens from `longest_batch`. None for a
-        model that cannot run there.
+        Takes the number of samples, the axes of their latents behind the channels, and the tokens from `longest_batch`.
+        None for a model that cannot run there.
         """
         ...
 
@@ -313,7 +318,7 @@ class Autoencoder(Protocol):
         ...
 
     def decode(self, autoencoder: Any, latents: Tensor, /) -> Tensor:
-        """Decode (B, C, H, W) latents to (B, height, width, 3) pictures in 0..1."""
+        """Decode (B, C, *axes) latents to (B, height, width, 3) pictures in 0..1."""
         ...
 
 
@@ -338,7 +343,7 @@ class ControlPictures(Protocol):
         ...
 
     def encode(self, autoencoder: Any, pixels: Tensor, /) -> Tensor:
-        """Encode (1, 3, H, W) pixels of one in -1..1, (1, C, h, w), in the autoencoder's own scale."""
+        """Encode (1, 3, H, W) pixels of one in -1..1, (1, C, *axes), in the autoencoder's own scale."""
         ...
 
 
@@ -357,7 +362,7 @@ class Sampler(Protocol):
         check: Callable[[], None],
         references: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Draw a sample, (1, H, W, 3) in 0..1; references: its control pictures, as encoded, (C, h, w) each."""
+        """Draw a sample, (1, H, W, 3) in 0..1; references: its control pictures, as encoded, (C, *axes) each."""
         ...
 
 

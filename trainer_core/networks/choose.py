@@ -7,12 +7,10 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from torch import nn
-
 from ..config import ALGORITHMS, DENOISER_ONLY, LoraConfig, node, setting
 from ..models.base import BASE, BaseModel, Layer
 from .blocks import NUMBERS, numbers_by_block
-from .layers.shape import is_norm
+from .layers.shape import is_norm, is_spatial
 
 
 class TrainedLayer(NamedTuple):
@@ -109,7 +107,7 @@ def _with_numbers(layers: list[Layer], numbers: dict[str, dict[str, float]], con
     for layer in layers:
         rank = numbers["block_ranks"].get(layer.block, config.rank)
         alpha = numbers["block_alphas"].get(layer.block, config.alpha)
-        if _is_spatial(layer.module):
+        if is_spatial(layer.module):
             rank = numbers["conv_block_ranks"].get(layer.block, rank and (config.conv_rank or rank))
             alpha = numbers["conv_block_alphas"].get(layer.block, config.conv_alpha or alpha)
         weight = weights.get(layer.block or BASE, 1.0)
@@ -121,8 +119,3 @@ def _with_numbers(layers: list[Layer], numbers: dict[str, dict[str, float]], con
 def trained_layer_of(layer: Layer, rank: int, alpha: float) -> TrainedLayer:
     """Describe a layer that is trained with this rank and alpha."""
     return TrainedLayer(layer.name, layer.module, rank, alpha, layer.path, layer.part, layer.block, layer.comfy)
-
-
-def _is_spatial(module: nn.Module) -> bool:
-    """Tell whether a module is a convolution larger than 1x1."""
-    return isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1)

@@ -21,6 +21,7 @@ from .layers import LAYERS, algorithm_of, layer_of
 from .layers.dora import frozen_weight
 from .layers.form import MAGNITUDE
 from .layers.layer import NetworkLayer
+from .layers.shape import is_spatial
 
 
 class LayerWeights(NamedTuple):
@@ -191,8 +192,7 @@ class Network(nn.Module):
         for model, rate in rates.items():
             for name in (trained.name for trained in self.chosen if trained.part == model):
                 layer = self._layers[name]
-                large = max(getattr(self._frozen.get(name), "kernel_size", (1,))) > 1
-                apart = bool(large and rate and conv_rate)
+                apart = bool(is_spatial(self._frozen.get(name)) and rate and conv_rate)
                 own = layer.lr_factor * (conv_rate if apart else rate)
                 name = model + "_conv" * apart + (f"_x{layer.lr_factor:g}" if layer.lr_factor != 1 else "")
                 for key, parameter in layer.named_parameters():

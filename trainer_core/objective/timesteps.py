@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..common.axes import picture_axes
 from ..common.rng import generator, sample_uniform
 from ..config import ObjectiveConfig
 from ..models.base import LevelDefaults
@@ -36,7 +37,8 @@ def shift_of(levels: LevelDefaults, size: Sequence[int]) -> float:
     if levels.by_tokens is None:
         return levels.shift
     low, high, few, many = levels.by_tokens
-    tokens = math.prod(size[:-2]) * math.prod(-(-side // levels.token) for side in size[-2:])
+    frames, sides = picture_axes(size)
+    tokens = math.prod(frames) * math.prod(-(-side // levels.token) for side in sides)
     return math.exp(low + (high - low) * (tokens - few) / (many - few))
 
 

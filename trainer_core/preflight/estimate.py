@@ -311,7 +311,7 @@ def pass_without_data(
         network=network,
         draws=drawn,
         captions=[shape.caption] * shape.samples,
-        conditions=lambda *_: conditions(shape.samples, (shape.latents[0], shape.latents[-1]), shape.tokens),
+        conditions=lambda *_: conditions(shape.samples, shape.latents, shape.tokens),
         memory=memory,
         index=NEGATIVE.index,
         loss=objective.config.loss,

@@ -169,8 +169,8 @@ def fits_memory(config: RunConfig, plan: Plan, device: torch.device, free: float
     room = free - (RESERVE if device.type == "cuda" else 0)
 
     def fits(resolution: int, batch: int) -> bool:
-        side = int(resolution // outline.base.latents.pixels)
-        latents = shape.latents if config.train.buckets.resolutions else (side, side)
+        square = outline.base.latents.axes((resolution, resolution))
+        latents = shape.latents if config.train.buckets.resolutions else square
         wanted = replace(shape, samples=batch, latents=latents)
         return estimate_run(config, outline, smallest, wanted, device).total <= room
 

@@ -98,7 +98,7 @@ def _pass_bytes(
     form, count = base.latents, len(captions)
     live = LiveBytes(CUDA_BLOCK if device.type == "cuda" else 1)
     sizes = torch.tensor([[height, width, 0, 0, height, width]] * count)
-    shape = (count, form.channels, height // form.pixels, width // form.pixels)
+    shape = (count, form.channels, *form.axes(size))
     levels = torch.full((count,), len(base.noise.alpha) // 2)
     with live, differentiable(base, shape):
         latents: Tensor = torch.zeros(shape, device=device)

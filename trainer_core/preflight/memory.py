@@ -62,11 +62,11 @@ def fit_memory(
 def largest_micro_batch(config: RunConfig, plan: Plan, base: BaseModel) -> LargestBatch:
     """Find the shape of the run's largest micro-batch."""
     terms, words = terms_of(config), word_ids(config.lora.embeddings)
-    (width, height), count = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
+    size, count = max(plan.fullest_batches().items(), key=lambda batch: batch[1] * math.prod(batch[0]))
     captions = plan.captions()
     return LargestBatch(
         samples=count,
-        latents=(height // base.latents.pixels, width // base.latents.pixels),
+        latents=base.latents.axes(size),
         tokens=base.text.longest_batch(captions | other_captions(terms, plan), count, words),
         caption=max(sorted(captions), key=lambda caption: len(texts_beside(terms, caption))),
         masked=any(plan.has_mask(picture) for picture in plan.trained),

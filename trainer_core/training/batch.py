@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..common.axes import spread
 from ..common.rng import generator
 from ..config import RunConfig
 from ..data.masks import loss_mask
@@ -31,7 +32,7 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
             if std is not None:
                 latents[i] += std * torch.randn(std.shape, generator=generator(seed, "latent", index, i))
     held = torch.tensor([plan.concepts[sample.picture].role == "prior_prediction" for sample in samples])
-    mask, normalize, prior_weight = _masks(encoded, micro_batch, plan, config)
+    mask, normalize, prior_weight = _masks(encoded, micro_batch, plan, config, latents.shape[2:])
     return Batch(
         index=DrawIndex(
             micro_batch=index,
@@ -50,19 +51,21 @@ def read_batch(encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: Ru
 
 
 def _masks(
-    encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig
+    encoded: Encoded, micro_batch: MicroBatch, plan: Plan, config: RunConfig, axes: Sequence[int]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Build loss masks, normalize flags and prior weights of a micro-batch, as in `Batch`; None without masks."""
-    masks: list[Tensor | None] = [encoded.mask(sample) for sample in micro_batch.samples]
-    # One sample with a mask makes all have one; the others count in full.
-    shape = next((m.shape for m in masks if m is not None), None)
-    if shape is None:
+    """Build loss masks, normalize flags and prior weights of a micro-batch, as in `Batch`; None without masks.
+
+    axes: of the latents, behind the channels.
+    """
+    found = [encoded.mask(sample) for sample in micro_batch.samples]
+    masks = [None if mask is None else spread(mask, axes) for mask in found]
+    if all(mask is None for mask in masks):
         return None, None, None
     weights, normalize, prior = [], [], []
     for sample, mask in zip(micro_batch.samples, masks, strict=True):
         settings = config.dataset.concepts[plan.manifest.pictures[sample.picture].concept].masks
         if mask is None or settings is None:
-            weights.append(torch.ones(shape))
+            weights.append(torch.ones(1, *axes))
             normalize.append(False)
             prior.append(0.0)
         else:

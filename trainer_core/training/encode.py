@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 
@@ -257,8 +258,7 @@ def _finite(*tensors: Tensor | None) -> bool:
 def _check_space(base: BaseModel, cache: Cache, missing: Sequence[Crop]) -> None:
     """Raise ValueError when the latents, mean and deviation in float32, do not fit on the disk or into RAM."""
     form, numbers = base.latents, 2 * torch.float32.itemsize
-    each = (crop.bucket[0] // form.pixels * (crop.bucket[1] // form.pixels) for crop in missing)
-    needed = form.channels * numbers * sum(each)
+    needed = form.channels * numbers * sum(math.prod(form.axes(crop.bucket)) for crop in missing)
     free, place, _ = room(cache)
     if needed > free:
         other = "disk" if cache.in_ram else "RAM, where there is more"

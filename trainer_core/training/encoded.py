@@ -45,12 +45,12 @@ class Encoded:
         return entry["mean"], entry.get("std")
 
     def mask(self, sample: Sample) -> Tensor | None:
-        """Read a sample's mask at latent size, (1, *axes) in 0..1; None when its picture has no mask."""
+        """Read a sample's mask at latent size in 0..1, as `spread` takes it; None when its picture has no mask."""
         key = self.mask_keys.get(sample.view)
         return None if key is None else self._read(key)["mask"]
 
     def painted(self, sample: Sample) -> Tensor | None:
-        """Read the mask and picture latents for an inpainting model, (C, H, W); None for other models.
+        """Read the mask and picture latents for an inpainting model, (C, *axes); None for other models.
 
         Without a mask, or on a visit that does not use it, the model paints the whole picture.
         """
@@ -59,7 +59,7 @@ class Encoded:
         return self._read(self.painted_keys[sample.view if sample.use_mask else sample.crop.bucket])["painted"]
 
     def references(self, references: References) -> list[Tensor]:
-        """Read the latents of control pictures in the autoencoder's scale, (C, h, w) each."""
+        """Read the latents of control pictures in the autoencoder's scale, (C, *axes) each."""
         return [self._read(self.reference_keys[reference])["reference"] for reference in references]
 
     def conditioning(self, caption: str, seen: References = ()) -> Conditioning:

@@ -81,7 +81,7 @@ def sample_latents(
     *,
     check: Callable[[], None],
 ) -> Tensor:
-    """Integrate the probability flow ODE with Euler steps; (1, C, h, w) latents in model scale.
+    """Integrate the probability flow ODE with Euler steps; (1, C, *axes) latents in model scale.
 
     conditions: of two samples, the prompt and the negative prompt. x is the noised latents over alpha_t, its noise
     level sigma = sigma_t / alpha_t (Karras et al. 2022, algorithm 1 without churn, on the model's own levels).
@@ -90,14 +90,14 @@ def sample_latents(
     if path.kind not in ("epsilon", "v_prediction"):
         raise ValueError(f"No samples are drawn of a model that predicts {path.kind} without ComfyUI's own sampler.")
     levels, sigmas = noise_levels(path, picture.steps)
-    shape = (1, form.channels, picture.height // form.pixels, picture.width // form.pixels)
+    shape = (1, form.channels, *form.axes((picture.width, picture.height)))
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(picture.seed))
     x = noise.to(device) * float((1 + sigmas[0] ** 2) ** 0.5)
     for i, level in enumerate(levels.tolist()):
         check()
         sigma, following = float(sigmas[i]), float(sigmas[i + 1])
         scaled = x / (1 + sigma**2) ** 0.5
-        step, both = torch.full((2,), level, device=x.device), scaled.expand(2, -1, -1, -1)
+        step, both = torch.full((2,), level, device=x.device), scaled.expand(2, *scaled.shape[1:])
 
         def guess(which: slice, both: Tensor = both, step: Tensor = step) -> Tensor:
             return base.denoiser.predict(both[which], step[which], conditions.some(which)).float()

@@ -99,7 +99,7 @@ class RawDenoiser:
         """Build the conditions of a batch on a device.
 
         sizes: (B, 6) original height and width, top and left of the crop, trained height and width, in pixels. shape:
-        of one sample's latents, (C, h, w). references: of each sample, latents (C, h, w) in the VAE's scale.
+        of one sample's latents, (C, *axes). references: of each sample, latents (C, *axes) in the VAE's scale.
         """
         shown = references or [()] * len(captions)
         with torch.no_grad():
@@ -148,7 +148,7 @@ class RawDenoiser:
     def predict(
         self, noised: Tensor, levels: Tensor, conditions: BatchConditions, options: Mapping[str, Any]
     ) -> Tensor:
-        """Compute the raw output for (B, C, h, w) noised latents at (B,) levels, float32, same shape.
+        """Compute the raw output for (B, C, *axes) noised latents at (B,) levels, float32, same shape.
 
         options: ComfyUI's transformer_options.
         """

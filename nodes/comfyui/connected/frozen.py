@@ -19,10 +19,11 @@ from comfy.quant_ops import QuantizedTensor
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_input, conv2d_input, conv3d_input
 
+from ....trainer_core.common.axes import convolve
 from ....trainer_core.memory.products import input_gradient, linear
 from ....trainer_core.networks.layers.dora import frozen_weight
 from ....trainer_core.networks.layers.product import add_low_rank
-from ....trainer_core.networks.layers.shape import is_linear, weight_shape
+from ....trainer_core.networks.layers.shape import geometry_of, is_linear, weight_shape
 from ....trainer_core.networks.network import WithDelta
 
 
@@ -190,7 +191,7 @@ def is_product(layer: Any) -> bool:
     if tuple(weight.shape) != shape:
         return False
     side = (2,) if len(shape) == 2 else (1,)
-    around = () if len(shape) == 2 else (8, 8)
+    around = (8,) * (len(shape) - 2)
     x = torch.randn(*side, shape[1], *around, generator=draws).to(weight)
     change = torch.randn(shape, generator=draws).div(weight[0].numel() ** 0.5).to(weight)
     own = layer._parameters.get("weight")
@@ -202,8 +203,7 @@ def is_product(layer: Any) -> bool:
         after = layer(x)
     finally:
         layer._parameters["weight"] = own
-    geometry = getattr(layer, "stride", 1), getattr(layer, "padding", 0), getattr(layer, "dilation", 1)
-    expected = F.linear(x, change) if len(shape) == 2 else F.conv2d(x, change, None, *geometry)
+    expected = F.linear(x, change) if len(shape) == 2 else convolve(x, change, **geometry_of(layer))
     if not isinstance(after, Tensor) or after.shape != expected.shape:
         return False
     return bool((after - before - expected).float().norm() < UNLIKE * expected.float().norm())

@@ -105,7 +105,7 @@ class ComfyUIHost:
         wired = self._wired
         assert wired.denoiser is not None
         (width, height), device, form = size, wired.model.load_device, wired.latents
-        shape = (1 + references, form.channels, height // form.pixels, width // form.pixels)
+        shape = (1 + references, form.channels, *form.axes(size))
         noised, *shown = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device).split(1)
         sizes = torch.tensor([[height, width, 0, 0, height, width]])
         conditions = ConnectedConditions(wired).batch([caption], sizes, device, None, [[each[0] for each in shown]])

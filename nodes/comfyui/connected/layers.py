@@ -16,7 +16,7 @@ from ....trainer_core.config.algorithms import KEYS_AND_ENDS
 from ....trainer_core.memory.gradient_checkpointing import LEVELS
 from ....trainer_core.models.base import BASE, Layer, Unit
 from ....trainer_core.models.sd.layers import PREFIX
-from ....trainer_core.networks.layers.shape import is_linear, is_matrix, is_norm
+from ....trainer_core.networks.layers.shape import is_linear, is_matrix, is_norm, is_spatial
 from . import names
 
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)  # of blocks
@@ -170,7 +170,7 @@ def _called(block: nn.Module) -> list[nn.Module]:
 def _presets(path: str, module: nn.Module, find: _Blocks) -> frozenset[str]:
     """List what trains a layer of a transformer, as `Layer.presets`; a norm follows the layers of its block."""
     presets: set[Preset | str] = {"full"}
-    if is_linear(module) or is_norm(module) or getattr(module, "kernel_size", ()) == (1, 1):
+    if not is_spatial(module):
         presets.add("full-lin")
     inside = find.inside(path)
     pieces = inside.split(".")
@@ -201,7 +201,7 @@ def _unet_presets(path: str, module: nn.Module, find: _Blocks) -> frozenset[str]
     if path.startswith("label_emb"):
         return frozenset()
     presets = {"full"}
-    if getattr(module, "kernel_size", (1, 1)) == (1, 1):
+    if not is_spatial(module):
         presets.add("full-lin")
     attention = re.search(r"\.attn[12]\.", path) is not None
     within = ".transformer_blocks." in path or re.search(r"\.1\.(norm|proj_in|proj_out)$", path) is not None

@@ -71,7 +71,7 @@ class ConnectedConditions:
         assert self._wired.denoiser is not None
         height, width = sizes[0, 4:].tolist()
         form = self._wired.latents
-        shape = (form.channels, height // form.pixels, width // form.pixels)
+        shape = (form.channels, *form.axes((width, height)))
         return self._wired.denoiser.conditions(captions, sizes, shape, device, references)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ....trainer_core.config import SamplePicture
 from ....trainer_core.models import Conditioning
 from .text import conditioning
-from .vae import reference_latents
+from .vae import reference_latents, with_time
 
 SAMPLERS = tuple(comfy.samplers.KSampler.SAMPLERS)
 
@@ -34,8 +34,7 @@ def draw(
     """
     form = model.model.latent_format
     height, width = (side // form.spacial_downscale_ratio for side in (picture.height, picture.width))
-    shape = (1, form.latent_channels, *((1,) if form.latent_dimensions == 3 else ()), height, width)
-    latents = torch.zeros(shape)
+    latents = with_time(model.model, torch.zeros(1, form.latent_channels, height, width))
     given: dict[str, Any] = {} if picture.guidance is None else {"guidance": picture.guidance}
     given |= reference_latents(model.model, references) if references else {}
     positive, negative = (_conditioning(prompt, given) for prompt in prompts)

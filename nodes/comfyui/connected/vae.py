@@ -51,10 +51,10 @@ def reference_latents(model: Any, references: Sequence[Tensor]) -> dict[str, lis
 
 
 def with_time(model: Any, latents: Tensor) -> Tensor:
-    """Give (B, C, h, w) latents the time axis of length 1 that some models have."""
-    return latents[:, :, None] if latents.ndim == 4 and model.latent_format.latent_dimensions == 3 else latents
+    """Give latents of pictures, (B, C, h, w), the frame axis of length 1 that some models have; clips have theirs."""
+    return latents.unsqueeze(2) if latents.ndim - 2 < model.latent_format.latent_dimensions else latents
 
 
 def without_time(latents: Tensor) -> Tensor:
-    """Take the time axis of single pictures away."""
-    return latents[:, :, 0] if latents.ndim == 5 else latents
+    """Take the frame axis of single pictures away; clips of more frames keep theirs."""
+    return latents.squeeze(2) if latents.ndim == 5 else latents

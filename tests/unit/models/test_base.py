@@ -1,6 +1,7 @@
 """What base models are made of: small pieces, and None for what a model does not have."""
 
 import inspect
+from fractions import Fraction
 
 import pytest
 from tiny_models import model_of
@@ -48,3 +49,9 @@ def test_stable_diffusion_has_what_it_needs_and_no_more() -> None:
     assert model.inpainting is model.controls is model.sampler is model.host is None
     model.paints = True
     assert all(hasattr(model.inpainting, each) for each in members(base.Inpainting))
+
+
+@pytest.mark.parametrize(("pixels", "axes"), [(8, (48, 32)), (16, (24, 16)), (Fraction(128, 3), (9, 6))])
+def test_latents_have_the_height_of_a_picture_before_its_width(pixels: int | Fraction, axes: tuple[int, int]) -> None:
+    found = base.LatentFormat(channels=4, pixels=pixels, step=128).axes((256, 384))
+    assert found == axes and all(type(axis) is int for axis in found)

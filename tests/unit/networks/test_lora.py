@@ -144,7 +144,7 @@ def test_gradients_are_those_of_the_closed_form(kind, options):
     def whole(x):
         down, up = made._factors()
         if made.mid is not None:
-            down = torch.einsum("m n x y, n i -> m i x y", made.mid, down.flatten(1))
+            down = torch.einsum("m n ..., n i -> m i ...", made.mid, down.flatten(1))
         weight = base.weight + made.scale * (up.flatten(1) @ down.flatten(1)).view(base.weight.shape)
         if made.magnitude is not None:
             axes = [axis for axis in range(weight.ndim) if axis != 1]
@@ -153,7 +153,8 @@ def test_gradients_are_those_of_the_closed_form(kind, options):
             weight = weight * (own + dora.EPS + made.magnitude.view(own.shape)) / (norm + dora.EPS)
         if weight.ndim == 2:
             return nn.functional.linear(x, weight, base.bias)
-        return nn.functional.conv2d(x, weight, base.bias, base.stride, base.padding)
+        convolve = (nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d)[weight.ndim - 3]
+        return convolve(x, weight, base.bias, base.stride, base.padding, base.dilation)
 
     weigh = torch.randn_like(base(x))
     for got, wanted in zip(
@@ -186,6 +187,10 @@ def test_it_computes_what_lycoris_computes(kind, options, monkeypatch):
         theirs.dora_scale = nn.Parameter(theirs.dora_scale.double() + made.magnitude.view(made.norms.shape))
     assert torch.allclose(through(base, made, x), theirs(x), rtol=1e-6, atol=1e-7)
     ours, written = made.tensors() | made.magnitude_tensors(), theirs.custom_state_dict()
+    if made.mid is not None and base.weight.ndim != 4:  # ComfyUI reads no core of one or three axes
+        core = written.pop("lora_mid.weight")
+        down = torch.einsum("m n ..., n i -> m i ...", core, written["lora_down.weight"].flatten(1))
+        written["lora_down.weight"] = down
     assert ours.keys() == written.keys()
     assert all(torch.allclose(ours[k].double(), written[k].double(), rtol=1e-5, atol=1e-6) for k in ours)
 

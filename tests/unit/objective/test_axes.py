@@ -146,3 +146,13 @@ def test_frames_count_as_tokens_of_their_own():
     levels = LevelDefaults(by_tokens=(0.5, 1.15, 256, 4096), token=2)
     picture, clip = shift_of(levels, (32, 32)), shift_of(levels, (4, 32, 32))
     assert picture == pytest.approx(math.exp(0.5)) and clip == pytest.approx(shift_of(levels, (64, 64)))
+    assert shift_of(levels, (512,)) == pytest.approx(picture), "a sound's tokens lie along its one axis"
+
+
+def test_levels_are_drawn_by_the_tokens_of_all_axes():
+    levels = LevelDefaults(by_tokens=(0.5, 1.15, 256, 4096), token=2)
+    objective = Objective(ObjectiveConfig(), flow_noise(1000), 0, levels)
+    few = objective.probabilities((32, 32))
+    many = [objective.probabilities(axes) for axes in ((2048,), (64, 64), (4, 32, 32))]
+    assert torch.equal(many[0], many[1]) and torch.equal(many[1], many[2])
+    assert float(few[500]) > float(many[0][500]) + 0.01, "a larger picture has more noise"

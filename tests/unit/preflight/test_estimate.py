@@ -1,5 +1,7 @@
 """The estimate of a step's memory: what is counted, by hand; what settings change; the models are left alone."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from estimates import estimate, meta_base
@@ -10,12 +12,19 @@ from lora_atelier.trainer_core.config import (
     OPTIMIZERS,
     LoraConfig,
     MemoryConfig,
+    ObjectiveConfig,
     OptimizerConfig,
 )
+from lora_atelier.trainer_core.networks import Network
+from lora_atelier.trainer_core.networks.choose import TrainedLayer
+from lora_atelier.trainer_core.objective import Objective
+from lora_atelier.trainer_core.objective.path import flow_noise
 from lora_atelier.trainer_core.optim import build_optimizer
 from lora_atelier.trainer_core.preflight.estimate import (
     Estimate,
+    LargestBatch,
     LiveBytes,
+    estimate_step,
     fused_attention,
     optimizer_state,
 )
@@ -210,3 +219,44 @@ def test_the_models_are_left_as_they_were():
     assert estimate(base) == estimate(base)
     assert {name: vars(module).keys() for name, module in base.unet.named_modules()} == before
     assert torch.nn.functional.scaled_dot_product_attention is attention
+
+
+class Joined(torch.nn.Module):
+    """A denoiser of latents beside inputs of their axes, of one convolution whose kernel is 1 along each axis."""
+
+    def __init__(self, axes: int) -> None:
+        super().__init__()
+        self.inside = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)[axes - 1](8, 4, 1)
+
+    def forward(self, noised, beside):
+        return self.inside(torch.cat([noised, beside], 1))
+
+
+def step_on(axes):
+    """Estimate a step of a LoRA on such a denoiser."""
+    with torch.device("meta"):
+        denoiser = Joined(len(axes))
+        network = Network(
+            [TrainedLayer("inside", denoiser.inside, 2, 2.0, part="x")], LoraConfig(rank=2, alpha=2), seed=0
+        )
+    base = SimpleNamespace(
+        denoiser=SimpleNamespace(
+            module=denoiser,
+            written=None,
+            predict=lambda noised, levels, conditions: denoiser(noised, conditions),
+        ),
+        text=SimpleNamespace(encoders=()),
+        latents=SimpleNamespace(channels=4),
+        conditions=SimpleNamespace(
+            without_data=lambda count, axes, tokens: torch.empty(count, 4, *axes, device="meta"),
+        ),
+    )
+    shape = LargestBatch(samples=2, latents=axes, tokens=1, masked=True)
+    return estimate_step(base, network, Objective(ObjectiveConfig(), flow_noise(10), 0), shape, block=1)
+
+
+def test_a_sound_a_picture_and_a_clip_of_as_many_numbers_take_as_much():
+    sound, picture, clip = (step_on(axes) for axes in ((1024,), (32, 32), (4, 16, 16)))
+    assert sound == picture == clip
+    assert sound.activations > 2 * 1024 * 4 * 4 * 4, "the latents of two samples, more than four times"
+    assert step_on((8, 16, 16)).activations == pytest.approx(2 * clip.activations, rel=0.01)

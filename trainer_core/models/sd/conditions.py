@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base import Conditioning, Size
+from ..base import Conditioning
 from .family import SIZE_CHANNELS
 from .text import CHUNK, MAX_CHUNKS, ClipEncoder, batch_context, encode_caption
 
@@ -61,7 +61,7 @@ class UNetConditions:
         joined = torch.stack(pooled).to(device, self.dtype)
         return Conditions(context=context, mask=mask, pooled=joined, sizes=sizes.to(device), painted=painted)
 
-    def without_data(self, count: int, latents: Size, tokens: int) -> Conditions:
+    def without_data(self, count: int, axes: Sequence[int], tokens: int) -> Conditions:
         """Build a batch's conditions on the meta device; text encoders in memory run there."""
         config = self.unet.config
         context = torch.empty(count, tokens, config.cross_attention_dim, dtype=self.dtype, device="meta")
@@ -78,7 +78,7 @@ class UNetConditions:
             context = torch.stack([c.context.repeat(tokens // len(c.context), 1) for c in each]).to(self.dtype)
             pooled = None if pooled is None else torch.stack([c.pooled for c in each if c.pooled is not None])
         if config.in_channels > config.out_channels:  # of inpainting models
-            painted = torch.empty(count, config.in_channels - config.out_channels, *latents, device="meta")
+            painted = torch.empty(count, config.in_channels - config.out_channels, *axes, device="meta")
         return Conditions(context=context, pooled=pooled, sizes=sizes, painted=painted)
 
 

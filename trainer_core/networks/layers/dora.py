@@ -30,24 +30,24 @@ def frozen_weight(layer: nn.Module, dtype: torch.dtype, device: torch.device | N
 
 
 def column_norms(weight: Tensor) -> Tensor:
-    """Compute the norm of each input's column of a weight (out, in[, k, k]): (in,), at least float32."""
+    """Compute the norm of each input's column of a weight (out, in, *kernel): (in,), at least float32."""
     axes = [axis for axis in range(weight.ndim) if axis != 1]
     return torch.linalg.vector_norm(weight, dim=axes, dtype=torch.promote_types(weight.dtype, torch.float32))
 
 
 def row_norms(weight: Tensor) -> Tensor:
-    """Compute the norm of each output's row of a weight (out, in[, k, k]): (out,), at least float32."""
+    """Compute the norm of each output's row of a weight (out, in, *kernel): (out,), at least float32."""
     return column_norms(weight.transpose(0, 1))
 
 
 @torch.no_grad()
 def changed_norms(weight: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the column norms of W and of W + up @ down, both (in,); up (out, R), down (R, in * k * k).
+    """Compute the column norms of W and of W + up @ down, both (in,); up (out, R), down (R, in * k).
 
     Both are bitwise equal when up @ down is zero. W is read in its own dtype and never copied.
     """
     squares = column_norms(weight).square()
-    crossed = (up.t().to(weight.dtype) @ weight.flatten(1)).to(down.dtype)  # (R, in * k * k)
+    crossed = (up.t().to(weight.dtype) @ weight.flatten(1)).to(down.dtype)  # (R, in * k)
     change = ((2 * crossed + (up.t() @ up) @ down) * down).sum(0)
     change = change.view(weight.shape[1], -1).sum(1)
     return squares.sqrt(), (squares + change).clamp(min=0).sqrt()
@@ -78,11 +78,11 @@ def per_output(moved: Tensor, output: Tensor, bias: Tensor | None, *, channels: 
     if bias is None:
         return changed
     bias = bias.detach().to(moved.dtype)
-    return changed.addcmul_(bias[:, None, None] if channels else bias, moved, value=-1)
+    return changed.addcmul_(per_column(bias, output, channels=channels), moved, value=-1)
 
 
 def per_column(factor: Tensor, x: Tensor, *, channels: bool) -> Tensor:
-    """Reshape factors (in,) or (B, in) to multiply x: (B, in, H, W) with channels, else (B, …, in)."""
+    """Reshape factors (in,) or (B, in) to multiply x: (B, in, *axes) with channels, else (B, …, in)."""
     if channels:
-        return factor.view(*factor.shape, 1, 1)
+        return factor.view(*factor.shape, *(1,) * (x.ndim - 2))
     return factor if factor.ndim == 1 else factor.view(len(factor), *(1,) * (x.ndim - 2), -1)

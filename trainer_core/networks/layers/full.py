@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...common.axes import convolve
 from .form import BIAS, Parts
 from .layer import NetworkLayer
 from .product import wide
-from .shape import geometry_of, weight_shape
+from .shape import Matrix, geometry_of, weight_shape
 
 Norm = nn.GroupNorm | nn.LayerNorm
 
@@ -26,7 +27,7 @@ class FullLayer(NetworkLayer):
     decomposes = False
     of_norm: ClassVar[bool] = False
 
-    def __init__(self, base: nn.Linear | nn.Conv2d | Norm) -> None:
+    def __init__(self, base: Matrix | Norm) -> None:
         super().__init__()
         shape = weight_shape(base)
         self.diff = nn.Parameter(torch.zeros(shape))
@@ -37,7 +38,7 @@ class FullLayer(NetworkLayer):
         """Compute base_output + diff x + diff_b; base_output may be overwritten."""
         diff, diff_b = self._differences(x.dtype)
         if self.geometry:
-            return base_output.add_(F.conv2d(x, diff, diff_b, **self.geometry))
+            return base_output.add_(convolve(x, diff, diff_b, **self.geometry))
         return base_output + F.linear(x, diff, diff_b)
 
     def _differences(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

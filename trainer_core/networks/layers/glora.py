@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...common.axes import convolve
 from ...config import setting
 from .form import Parts, scale_of
 from .product import ProductLayer, add_low_rank, wide
+from .shape import Matrix
 
 
 class GloraLayer(ProductLayer):
     """W' = W + scale * (W A + B) with A = a1 a2 on the inputs and B = b1 b2; a2 and b2 start at zero.
 
-    a1: (in, rank[, 1, 1]), a2: (rank, in[, 1, 1]), b1: (out, rank[, 1, 1]), b2: (rank, in[, k, k]).
+    a1: (in, rank, *ones), a2: (rank, in, *ones), b1: (out, rank, *ones), b2: (rank, in, *kernel).
     """
 
     endings: ClassVar = {part: (f"{part}.weight",) for part in ("a1", "a2", "b1", "b2")}
@@ -27,7 +28,7 @@ class GloraLayer(ProductLayer):
     plus = ("a2", "b2")
     uses_changed_input = False
 
-    def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, alpha: float, **common: Any) -> None:
+    def __init__(self, base: Matrix, rank: int, alpha: float, **common: Any) -> None:
         super().__init__(base, rank, alpha, **common)
         outputs, inputs, *kernel = self.shape
         if rank == outputs == inputs:  # readers could then mistake the four matrices for the older file layout
@@ -58,7 +59,7 @@ class GloraLayer(ProductLayer):
         """Compute x + scale * A x."""
         up, down = self.with_scalar(self._part("a1")).to(x.dtype), self._part("a2").to(x.dtype)
         if self.geometry:
-            entered = torch.add(x, F.conv2d(F.conv2d(x, down), up), alpha=self.scale)
+            entered = torch.add(x, convolve(convolve(x, down), up), alpha=self.scale)
         else:
             entered = add_low_rank(x, x, down, up, self.scale, {})
         return self.where_active(entered, x)

@@ -12,7 +12,7 @@ from .dora import EPS, frozen_weight, per_column, per_output
 from .form import ALPHA, MAGNITUDE
 from .layer import NetworkLayer
 from .product import wide
-from .shape import weight_shape
+from .shape import Matrix, weight_shape
 
 if TYPE_CHECKING:
     from ...config import LoraConfig
@@ -28,7 +28,7 @@ class Ia3Layer(NetworkLayer):
 
     takes = ("name",)
 
-    def __init__(self, base: nn.Linear | nn.Conv2d, *, name: str) -> None:
+    def __init__(self, base: Matrix, *, name: str) -> None:
         super().__init__()
         self.shape = weight_shape(base)
         self.axis = 1 if name.endswith(INPUT_SIDE) else 0

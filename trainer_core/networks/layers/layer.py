@@ -12,6 +12,7 @@ from ...config import put_beneath
 from .dora import EPS, column_norms, frozen_weight, magnitude_factor, per_column, per_output, row_norms
 from .dropout import Dropouts
 from .form import MAGNITUDE, FileForm
+from .shape import CONVOLUTIONS
 
 if TYPE_CHECKING:
     from ...config import LoraConfig
@@ -57,7 +58,7 @@ class NetworkLayer(FileForm, nn.Module):
         self.magnitude = nn.Parameter(torch.zeros_like(self.norms.flatten()))
 
     def _norms(self, weight: Tensor) -> Tensor:
-        """Compute the norms of a weight along the magnitudes' axis, (1, in[, 1, 1]) or (out, 1[, 1, 1])."""
+        """Compute the norms of a weight along the magnitudes' axis, (1, in, *ones) or (out, 1, *ones)."""
         ones = (1,) * (weight.ndim - 2)
         return row_norms(weight).view(-1, 1, *ones) if self.by_output else column_norms(weight).view(1, -1, *ones)
 
@@ -71,7 +72,7 @@ class NetworkLayer(FileForm, nn.Module):
         active = self.dropouts.sample_mask(x) if self.dropouts else None
         if active is not None:
             factor = 1 + active[:, None] * (factor - 1)
-        return x * per_column(factor, x, channels=isinstance(self.frozen, nn.Conv2d))
+        return x * per_column(factor, x, channels=isinstance(self.frozen, CONVOLUTIONS))
 
     def leave(self, output: Tensor) -> Tensor:
         """Scale the outputs by the factors of a DoRA by output; identity for other layers."""
@@ -85,7 +86,7 @@ class NetworkLayer(FileForm, nn.Module):
         if active is not None:
             moved = active[:, None] * moved
         bias = cast(Tensor | None, self.frozen.bias)
-        return per_output(moved, output, bias, channels=isinstance(self.frozen, nn.Conv2d))
+        return per_output(moved, output, bias, channels=isinstance(self.frozen, CONVOLUTIONS))
 
     def forward(self, x: Tensor, base_output: Tensor) -> Tensor:
         """Compute the changed output; base_output is the frozen layer's own output for enter(…)."""
@@ -112,7 +113,7 @@ class NetworkLayer(FileForm, nn.Module):
         return None
 
     def low_rank(self) -> tuple[Tensor, Tensor] | None:
-        """Factor `delta_weight`, flat, into (out, R) and (R, in * k * k); None for layers without such factors."""
+        """Factor `delta_weight`, flat, into (out, R) and (R, in * k); None for layers without such factors."""
         return None
 
     def delta_weight(self) -> Tensor:
@@ -169,7 +170,7 @@ class NetworkLayer(FileForm, nn.Module):
         self.magnitude.data.copy_((magnitude.float().view(self.norms.shape) - self.norms - EPS).flatten())
 
     def magnitude_tensors(self) -> dict[str, Tensor]:
-        """Collect a DoRA's magnitude, (1, in[, 1, 1]) or (out, 1[, 1, 1]), by its suffix; {} for other layers."""
+        """Collect a DoRA's magnitude, (1, in, *ones) or (out, 1, *ones), by its suffix; {} for other layers."""
         if self.magnitude is None:
             return {}
         assert self.norms is not None

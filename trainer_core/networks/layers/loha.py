@@ -7,12 +7,13 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from ...common.axes import convolve
 from ...config import setting
 from .form import LowRank, Parts, scale_of, with_core
 from .product import ProductLayer, add_low_rank, wide
+from .shape import Matrix
 
 if TYPE_CHECKING:
     from ...config import LoraConfig
@@ -25,8 +26,8 @@ CORES = ("hada_t1", "hada_t2")
 class LohaLayer(ProductLayer):
     """delta = scale * (a1 b1) * (a2 b2), elementwise; a2 starts at zero.
 
-    hada_w1_a, hada_w2_a: (out, rank), hada_w1_b, hada_w2_b: (rank, in k k). In Tucker's form of a convolution the
-    sides are (rank, out) and (rank, in), and each product has a core hada_t1, hada_t2: (rank, rank, k, k).
+    hada_w1_a, hada_w2_a: (out, rank), hada_w1_b, hada_w2_b: (rank, in * k). In Tucker's form of a convolution the
+    two are (rank, out) and (rank, in), and each product has a core hada_t1, hada_t2: (rank, rank, *kernel).
     """
 
     takes = (*ProductLayer.takes, "tucker")
@@ -35,9 +36,7 @@ class LohaLayer(ProductLayer):
     multiplied = ("hada_w1_a",)
     plus = ("hada_w2_a",)
 
-    def __init__(
-        self, base: nn.Linear | nn.Conv2d, rank: int, alpha: float, *, tucker: bool = False, **common: Any
-    ) -> None:
+    def __init__(self, base: Matrix, rank: int, alpha: float, *, tucker: bool = False, **common: Any) -> None:
         super().__init__(base, rank, alpha, **common)
         outputs, inputs, *kernel = self.shape
         core = tucker and math.prod(kernel) > 1
@@ -63,7 +62,7 @@ class LohaLayer(ProductLayer):
         ]
 
     def _sides(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Compute a1, b1, a2, b2: (out, rank) and (rank, in k k) each, Tucker's core multiplied into b."""
+        """Compute a1, b1, a2, b2: (out, rank) and (rank, in * k) each, Tucker's core multiplied into b."""
         a1, b1, a2, b2 = _sides(self._parameters)
         return a1, b1, self.with_scalar(a2), b2
 
@@ -73,8 +72,8 @@ class LohaLayer(ProductLayer):
         b2 = self.drop_ranks(b2)
         if self._is_thin():
             up, down = (factor.to(x.dtype) for factor in pairs_of_ranks(a1, b1, a2, b2))
-            up, down = up.view(*up.shape, *(1,) * (len(self.shape) - 2)), down.view(-1, *self.shape[1:])
-            return add_low_rank(x, base_output, down, up, self.scale, self.geometry)
+            kernel = down.view(-1, *self.shape[1:])
+            return add_low_rank(x, base_output, kernel, self.as_kernel(up), self.scale, self.geometry)
         sides = (side.to(x.dtype) for side in (a1, b1, a2, b2))
         return cast(Tensor, _Hadamard.apply(x, base_output, *sides, self.scale, self.shape, self.geometry))
 
@@ -85,7 +84,7 @@ class LohaLayer(ProductLayer):
 
     @torch.no_grad()
     def low_rank(self) -> tuple[Tensor, Tensor] | None:
-        """Factor the delta into (out, rank^2) and (rank^2, in * k * k); None if these are not thin."""
+        """Factor the delta into (out, rank^2) and (rank^2, in * k); None if these are not thin."""
         if not self._is_thin():
             return None
         up, down = pairs_of_ranks(*(wide(side) for side in self._sides()))
@@ -113,7 +112,7 @@ class LohaLayer(ProductLayer):
 
     @classmethod
     def delta_of(cls, parts: Parts, alpha: float) -> Tensor:
-        """Compute scale * (a1 b1) * (a2 b2), in Tucker's form (out, in, k, k)."""
+        """Compute scale * (a1 b1) * (a2 b2), in Tucker's form (out, in, *kernel)."""
         a1, b1, a2, b2 = _sides(parts)
         delta = scale_of(alpha, cls.rank_of(parts)) * (a1 @ b1) * (a2 @ b2)
         return delta.unflatten(1, (-1, *parts["hada_t1"].shape[2:])) if "hada_t1" in parts else delta
@@ -127,9 +126,17 @@ class LohaLayer(ProductLayer):
         kernel = parts["hada_t1"].shape[2:] if "hada_t1" in parts else ()
         return LowRank(*pairs_of_ranks(a1, b1, a2, b2), scale_of(alpha, cls.rank_of(parts)), kernel)
 
+    @classmethod
+    def comfy_form(cls, parts: Parts, alpha: float) -> tuple[dict[str, Tensor], float]:
+        """Multiply cores into the sides, but those of two axes, which alone ComfyUI reads."""
+        if "hada_t1" not in parts or parts["hada_t1"].ndim == 4:
+            return dict(parts), alpha
+        others = {part: tensor for part, tensor in parts.items() if part not in cls.endings}
+        return others | dict(zip(MATRICES, (side.contiguous() for side in _sides(parts)), strict=True)), alpha
+
 
 def _sides(parts: Parts) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Write a LoHa as (a1 b1) * (a2 b2), (out, rank) and (rank, in * k * k) each, with Tucker's cores in b."""
+    """Write a LoHa as (a1 b1) * (a2 b2), (out, rank) and (rank, in * k) each, with Tucker's cores in b."""
     sides = []
     for number in (1, 2):
         a, b, core = parts[f"hada_w{number}_a"], parts[f"hada_w{number}_b"], parts.get(f"hada_t{number}")
@@ -162,7 +169,7 @@ class _Hadamard(torch.autograd.Function):
         ctx.scale, ctx.shape, ctx.geometry = scale, shape, geometry
         delta = ((a1 @ b1).mul_(a2 @ b2)).mul_(scale).view(shape)
         if geometry:
-            return F.conv2d(x, delta, **geometry).add_(base_output)
+            return convolve(x, delta, **geometry).add_(base_output)
         flat = base_output.reshape(-1, shape[0])
         return torch.addmm(flat, x.reshape(-1, shape[1]), delta.t()).view(base_output.shape)
 
@@ -174,8 +181,8 @@ class _Hadamard(torch.autograd.Function):
         first, second = a1 @ b1, a2 @ b2
         delta = (first * second).mul_(ctx.scale).view(ctx.shape) if need_x or ctx.geometry else None
         if ctx.geometry:
-            g = ctx.geometry
-            args = (None, g["stride"], g["padding"], g["dilation"], False, (0, 0), 1, (need_x, True, False))
+            g, none = ctx.geometry, (0,) * (len(ctx.shape) - 2)
+            args = (None, g["stride"], g["padding"], g["dilation"], False, none, 1, (need_x, True, False))
             grad_x, grad_delta, _ = torch.ops.aten.convolution_backward(grad, x, delta, *args)
         else:
             rows = grad.reshape(-1, ctx.shape[0])

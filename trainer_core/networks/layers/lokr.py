@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from ...common.axes import convolve
 from .form import Kronecker, Parts, scale_of
 from .product import ProductLayer, wide
+from .shape import Matrix
 
 if TYPE_CHECKING:
     from ...config import LoraConfig
@@ -41,9 +42,9 @@ def factorise(size: int, factor: int) -> tuple[int, int]:
 class LokrLayer(ProductLayer):
     """delta = scale * kron(W1, W2), never built: x is reshaped and multiplied by one factor, then the other.
 
-    W1: lokr_w1 (out_l, in_m) or lokr_w1_a lokr_w1_b; W2: lokr_w2 (out_k, in_n[, k, k]) or lokr_w2_a lokr_w2_b with
-    the kernel in the second, or in Tucker's form (rank, out_k), (rank, in_n) and lokr_t2 (rank, rank, k, k). The last
-    factor of W2 starts at zero. Two whole factors have no rank, so their scale is 1.
+    W1: lokr_w1 (out_l, in_m) or lokr_w1_a lokr_w1_b; W2: lokr_w2 (out_k, in_n, *kernel) or lokr_w2_a lokr_w2_b with
+    the kernel in the second, or in Tucker's form (rank, out_k), (rank, in_n) and lokr_t2 (rank, rank, *kernel). The
+    last factor of W2 starts at zero. Two whole factors have no rank, so their scale is 1.
     """
 
     takes = (*ProductLayer.takes, "factor", "decompose_both", "full_matrix", "tucker")
@@ -54,7 +55,7 @@ class LokrLayer(ProductLayer):
 
     def __init__(
         self,
-        base: nn.Linear | nn.Conv2d,
+        base: Matrix,
         rank: int,
         alpha: float,
         *,
@@ -83,7 +84,7 @@ class LokrLayer(ProductLayer):
             self.init_uniform("lokr_t2", rank, rank, *kernel)
 
     def load(self, parts: Mapping[str, Tensor], alpha: float) -> None:
-        """Load the factors of a file; a whole W2 of a 1x1 convolution may be stored as a matrix."""
+        """Load the factors of a file; a whole W2 of a convolution may be stored as a matrix."""
         if (whole := parts.get("lokr_w2")) is not None:
             parts = {**parts, "lokr_w2": whole.reshape(len(whole), -1, *self.shape[2:])}
         super().load(parts, alpha)
@@ -102,7 +103,7 @@ class LokrLayer(ProductLayer):
         return self.with_scalar(_left(self._parameters))
 
     def _right(self) -> Tensor:
-        """Compute the whole W2, (out_k, in_n[, k, k])."""
+        """Compute the whole W2, (out_k, in_n, *kernel)."""
         right = _right(self._parameters)
         return right.reshape(len(right), -1, *self.shape[2:])
 
@@ -128,9 +129,9 @@ class LokrLayer(ProductLayer):
         return mixed.view(base_output.shape)
 
     def _convolve(self, x: Tensor, left: Tensor) -> Tensor:
-        """Apply kron(W1, W2) to x (batch, in, h, w): (batch * out_l, out_k, …)."""
+        """Apply kron(W1, W2) to x (batch, in, *axes): (batch * out_l, out_k, …)."""
         (out_l, in_m), batch = left.shape, len(x)
-        in_n = self.shape[1] // in_m
+        grouped = x.reshape(batch * in_m, self.shape[1] // in_m, *x.shape[2:])
 
         def mix(y: Tensor) -> Tensor:
             return (left @ y.reshape(batch, in_m, -1)).view(batch * out_l, *y.shape[1:])
@@ -138,15 +139,14 @@ class LokrLayer(ProductLayer):
         if self._parameters["lokr_w2"] is not None:
             right = self._part("lokr_w2", x)
             if out_l < in_m:  # as few convolutions as possible
-                return F.conv2d(mix(x.reshape(batch * in_m, in_n, *x.shape[2:])), right, **self.geometry)
-            return mix(F.conv2d(x.reshape(batch * in_m, in_n, *x.shape[2:]), right, **self.geometry))
-        grouped = x.reshape(batch * in_m, in_n, *x.shape[2:])
+                return convolve(mix(grouped), right, **self.geometry)
+            return mix(convolve(grouped, right, **self.geometry))
         a, b = self._part("lokr_w2_a", x), self.drop_ranks(self._part("lokr_w2_b", x))
         if self._parameters["lokr_t2"] is not None:
-            hidden = F.conv2d(F.conv2d(grouped, b[..., None, None]), self._part("lokr_t2", x), **self.geometry)
-            return F.conv2d(mix(hidden), a.t()[..., None, None])
-        hidden = F.conv2d(grouped, b.view(len(b), in_n, *self.shape[2:]), **self.geometry)
-        return F.conv2d(mix(hidden), a[..., None, None])
+            hidden = convolve(convolve(grouped, self.as_kernel(b)), self._part("lokr_t2", x), **self.geometry)
+            return convolve(mix(hidden), self.as_kernel(a.t()))
+        hidden = convolve(grouped, b.view(len(b), -1, *self.shape[2:]), **self.geometry)
+        return convolve(mix(hidden), self.as_kernel(a))
 
     def delta_weight(self) -> Tensor:
         """Compute the delta in the base weight's shape, at least float32, detached."""
@@ -191,12 +191,18 @@ class LokrLayer(ProductLayer):
 
     @classmethod
     def comfy_form(cls, parts: Parts, alpha: float) -> tuple[dict[str, Tensor], float]:
-        """Multiply Tucker's core into two whole factors: ComfyUI fails on a core, and leaves such layers out."""
-        if "lokr_t2" not in parts:
-            return dict(parts), alpha
-        left, right, scale = cls.product_of({part: wide(tensor) for part, tensor in parts.items()}, alpha)
-        others = {part: tensor for part, tensor in parts.items() if part not in cls.endings}
-        return {**others, "lokr_w1": left, "lokr_w2": scale * right}, alpha
+        """Multiply Tucker's core into two whole factors: ComfyUI fails on a core, and leaves such layers out.
+
+        A whole W2 becomes a matrix, but that of a kernel of two axes, which alone ComfyUI reads.
+        """
+        found = dict(parts)
+        if "lokr_t2" in parts:
+            left, right, scale = cls.product_of({part: wide(tensor) for part, tensor in parts.items()}, alpha)
+            others = {part: tensor for part, tensor in parts.items() if part not in cls.endings}
+            found = {**others, "lokr_w1": left, "lokr_w2": scale * right}
+        if "lokr_w2" in found and found["lokr_w2"].ndim != 4:
+            found["lokr_w2"] = found["lokr_w2"].flatten(1)
+        return found, alpha
 
 
 def _left(parts: Parts) -> Tensor:
@@ -206,7 +212,7 @@ def _left(parts: Parts) -> Tensor:
 
 
 def _right(parts: Parts) -> Tensor:
-    """Compute W2, (out_k, in_n[, k, k]), or of two factors without a core (out_k, in_n * k * k)."""
+    """Compute W2, (out_k, in_n, *kernel), or of two factors without a core (out_k, in_n * k)."""
     if (whole := parts.get("lokr_w2")) is not None:
         return whole
     a, b, core = parts["lokr_w2_a"], parts["lokr_w2_b"], parts.get("lokr_t2")
@@ -214,5 +220,5 @@ def _right(parts: Parts) -> Tensor:
 
 
 def _kronecker(left: Tensor, right: Tensor) -> Tensor:
-    """Compute the Kronecker product of W1 (out_l, in_m) and W2 (out_k, in_n[, k, k])."""
+    """Compute the Kronecker product of W1 (out_l, in_m) and W2 (out_k, in_n, *kernel)."""
     return torch.kron(left.view(*left.shape, *(1,) * (right.ndim - 2)), right.contiguous())

@@ -7,14 +7,15 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...common.axes import convolve
 from ...common.rng import generator
 from .dora import frozen_weight
 from .form import LowRank, Parts, scale_of, with_core
 from .layer import NetworkLayer, pair_norm
 from .product import ProductLayer, wide
+from .shape import Matrix
 from .svd import largest_singular
 
 Init = Literal["default", "orthogonal", "pissa"]
@@ -23,8 +24,8 @@ Init = Literal["default", "orthogonal", "pissa"]
 class LoraLayer(ProductLayer):
     """delta(x) = scale * up(down(x)) beside one frozen layer; `up` starts at zero, so delta starts at zero.
 
-    down: (rank, in[, k, k]) and up: (out, rank[, 1, 1]), float32 parameters. alpha is a plain number.
-    tucker: convolutions larger than 1x1 get down (rank, in, 1, 1), mid (rank, rank, k, k) and up (LyCORIS' LoCon).
+    down: (rank, in, *kernel) and up: (out, rank, *ones), float32 parameters. alpha is a plain number.
+    tucker: kernels larger than 1 get down (rank, in, *ones), mid (rank, rank, *kernel) and up (LyCORIS' LoCon).
     use_scalar: a trained number, initially zero, multiplies the delta, and `up` is initialised like `down`.
 
     init: "pissa" (Meng et al. 2024) and "orthogonal" (OLoRA, Büyükakyüz 2024) start from factors down_0, up_0 of W
@@ -57,7 +58,7 @@ class LoraLayer(ProductLayer):
 
     def __init__(
         self,
-        base: nn.Linear | nn.Conv2d,
+        base: Matrix,
         rank: int,
         alpha: float,
         *,
@@ -92,13 +93,14 @@ class LoraLayer(ProductLayer):
         down, up = (factor.to(x.dtype) for factor in self._factors())
         if self.geometry:
             if self.mid is None:
-                hidden = F.conv2d(x, down, **self.geometry)
+                hidden = convolve(x, down, **self.geometry)
             else:
-                hidden = F.conv2d(F.conv2d(x, down), self.mid.to(x.dtype), **self.geometry)
-            if (mask := self._mask(x, hidden.shape[2] * hidden.shape[3])) is not None:
-                hidden = hidden * mask.unflatten(2, hidden.shape[2:] if mask.shape[2] > 1 else (1, 1))
+                hidden = convolve(convolve(x, down), self.mid.to(x.dtype), **self.geometry)
+            axes = hidden.shape[2:]
+            if (mask := self._mask(x, axes.numel())) is not None:
+                hidden = hidden * mask.unflatten(2, axes if mask.shape[2] > 1 else (1,) * len(axes))
             # In place: the frozen output is nobody else's, and a copy would be one more activation.
-            return base_output.add_(F.conv2d(hidden, up), alpha=self.scale)
+            return base_output.add_(convolve(hidden, up), alpha=self.scale)
         # The rank is the row count of every thin matrix, here and in the backward pass: BLAS is several times faster on
         # few rows than on few columns. Not in place: nn.Linear returns a view, and autograd copies the whole gradient
         # for a write into a view.
@@ -116,7 +118,7 @@ class LoraLayer(ProductLayer):
         return down, up, self.scale
 
     def _factors(self) -> tuple[Tensor, Tensor]:
-        """Compute the effective down (R, in[, k, k]) and up (out, R[, 1, 1]); R is the rank, or twice that."""
+        """Compute the effective down (R, in, *kernel) and up (out, R, *ones); R is the rank, or twice that."""
         down, up = self.down, self.with_scalar(self.up)
         if self.down_0 is None or self.up_0 is None:
             return down, up
@@ -130,7 +132,7 @@ class LoraLayer(ProductLayer):
 
     @torch.no_grad()
     def low_rank(self) -> tuple[Tensor, Tensor]:
-        """Compute scale * up (out, R) and down (R, in * k * k), at least float32; with Tucker's core in down."""
+        """Compute scale * up (out, R) and down (R, in * k), at least float32; with Tucker's core in down."""
         down, up = self._factors()
         down, up = _sides(wide(down), wide(up), None if self.mid is None else wide(self.mid))
         return self.scale * up, down
@@ -184,7 +186,7 @@ class LoraLayer(ProductLayer):
 
     @classmethod
     def delta_of(cls, parts: Parts, alpha: float) -> Tensor:
-        """Compute scale * up @ down, (out, in * k * k)."""
+        """Compute scale * up @ down, (out, in * k)."""
         up, down, scale, _ = cls.product_of(parts, alpha)
         return scale * (up @ down)
 
@@ -194,9 +196,17 @@ class LoraLayer(ProductLayer):
         up, down, scale, _ = cls.product_of({part: tensor.double() for part, tensor in parts.items()}, alpha)
         return scale * float(pair_norm(up, down))
 
+    @classmethod
+    def comfy_form(cls, parts: Parts, alpha: float) -> tuple[dict[str, Tensor], float]:
+        """Multiply a core into down, but one of two axes, which alone ComfyUI reads."""
+        found = dict(parts)
+        if "mid" in found and found["mid"].ndim != 4:
+            found["down"] = with_core(found.pop("mid"), found["down"].flatten(1))
+        return found, alpha
+
 
 def _sides(down: Tensor, up: Tensor, mid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Write a LoRA as down (rank, in * k * k) and up (out, rank), with Tucker's core in down."""
+    """Write a LoRA as down (rank, in * k) and up (out, rank), with Tucker's core in down."""
     return (down if mid is None else with_core(mid, down.flatten(1))).flatten(1), up.flatten(1)
 
 

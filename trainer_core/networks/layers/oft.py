@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from ...common.axes import like
 from ...config import setting
 from .form import ALPHA, Parts
 from .layer import NetworkLayer
 from .lokr import factorise
 from .product import wide
-from .shape import weight_shape
+from .shape import Matrix, weight_shape
 
 if TYPE_CHECKING:
     from ...config import LoraConfig
@@ -84,7 +85,7 @@ def turned(rows: Tensor, turns: Tensor) -> Tensor:
 
 
 def turned_weight(weight: Tensor, turns: Tensor) -> Tensor:
-    """Compute the change of a weight (out, in[, k, k]) whose outputs are rotated."""
+    """Compute the change of a weight (out, in, *kernel) whose outputs are rotated."""
     columns = weight.flatten(1).t().contiguous()
     return turned(columns, turns).t().reshape(weight.shape)
 
@@ -105,7 +106,7 @@ class OftLayer(NetworkLayer):
     staged: ClassVar[bool] = False
     power: ClassVar[str] = "with the square of the strength"  # with which ComfyUI applies it
 
-    def __init__(self, base: nn.Linear | nn.Conv2d, rank: int, *, constraint: float = 0.0) -> None:
+    def __init__(self, base: Matrix, rank: int, *, constraint: float = 0.0) -> None:
         super().__init__()
         self.outputs, _, *kernel = weight_shape(base)
         self.channels = bool(kernel)  # a convolution's outputs are its second axis, those of linear layers the last
@@ -152,10 +153,10 @@ class OftLayer(NetworkLayer):
             change = turned(rows, turns) if shift is None else turned(rows, turns).sub_(shift)
             return (rows + change).view(base_output.shape)
         output = self._turn_channels(base_output, turns)
-        return output if shift is None else output.sub_(shift[:, None, None])
+        return output if shift is None else output.sub_(like(shift[None], output))
 
     def _turn_channels(self, output: Tensor, turns: Tensor) -> Tensor:
-        """Apply R^T to a convolution's output (batch, out, h, w)."""
+        """Apply R^T to a convolution's output (batch, out, *axes)."""
         count, size, _ = turns.shape
         blocks = output.reshape(len(output) * count, size, -1)
         rotations = turns.transpose(1, 2).repeat(len(output), 1, 1)
@@ -208,7 +209,7 @@ class BoftLayer(OftLayer):
         return count.bit_length(), count, size, size
 
     def _turn_channels(self, output: Tensor, turns: Tensor) -> Tensor:
-        """Apply B_m … B_1 to a convolution's output (batch, out, h, w)."""
+        """Apply B_m … B_1 to a convolution's output (batch, out, *axes)."""
         rows = output.movedim(1, -1).reshape(-1, self.outputs)
         change = turned(rows, turns).view(len(output), *output.shape[2:], -1)
         return output + change.movedim(-1, 1)

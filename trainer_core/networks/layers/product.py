@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...common.axes import convolve
 from ...common.rng import generator
 from .form import ALPHA
 from .layer import NetworkLayer
-from .shape import geometry_of, weight_shape
+from .shape import Matrix, geometry_of, weight_shape
 
 
 class ProductLayer(NetworkLayer):
@@ -27,7 +27,7 @@ class ProductLayer(NetworkLayer):
     scalar: nn.Parameter | None
 
     def __init__(
-        self, base: nn.Linear | nn.Conv2d, rank: int, alpha: float, *, name: str, seed: int, use_scalar: bool = False
+        self, base: Matrix, rank: int, alpha: float, *, name: str, seed: int, use_scalar: bool = False
     ) -> None:
         super().__init__()
         self.shape = weight_shape(base)
@@ -37,6 +37,10 @@ class ProductLayer(NetworkLayer):
         for part in self.endings:
             self.register_parameter(part, None)
         self.scalar = nn.Parameter(torch.zeros(())) if use_scalar else None
+
+    def as_kernel(self, matrix: Tensor) -> Tensor:
+        """View a matrix (n, m) as a kernel of this layer whose sizes are 1; that of a linear layer stays a matrix."""
+        return matrix.view(*matrix.shape, *(1,) * (len(self.shape) - 2))
 
     def init_uniform(self, part: str, *shape: int, draws: torch.Generator | None = None) -> None:
         """Fill a parameter Kaiming-uniform with a = sqrt(5): uniform within 1 / sqrt(size of a row)."""
@@ -108,11 +112,11 @@ def add_low_rank(
 ) -> Tensor:
     """Compute base_output + scale * up(down(x)); a convolution's base_output is overwritten.
 
-    down: (rank, in[, k, k]), up: (out, rank[, 1, 1]), both in x's dtype. The rank is the row count of every thin
+    down: (rank, in, *kernel), up: (out, rank, *ones), both in x's dtype. The rank is the row count of every thin
     matrix: BLAS is several times faster on few rows than on few columns, here and in the backward pass.
     """
     if geometry:
-        return base_output.add_(F.conv2d(F.conv2d(x, down, **geometry), up), alpha=scale)
+        return base_output.add_(convolve(convolve(x, down, **geometry), up), alpha=scale)
     hidden = down @ x.reshape(-1, x.shape[-1]).t()  # (rank, tokens)
     flat = base_output.reshape(-1, base_output.shape[-1])
     return torch.addmm(flat, hidden.t(), up.t().contiguous(), alpha=scale).view(base_output.shape)

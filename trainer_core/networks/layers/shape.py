@@ -6,6 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+Matrix = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d  # what networks change, beside norms
+
 
 def is_linear(module: nn.Module) -> bool:
     """Tell whether a module is a linear layer of one weight; other programs' quantized ones are no nn.Linear."""
@@ -18,10 +21,15 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def is_matrix(module: nn.Module) -> bool:
-    """Tell whether a module is linear, or a plain two-dimensional convolution: what networks change."""
-    if isinstance(module, nn.Conv2d):
+    """Tell whether a module is linear, or a plain convolution along any number of axes: what networks change."""
+    if isinstance(module, CONVOLUTIONS):
         return module.groups == 1 and module.padding_mode == "zeros"
     return is_linear(module)
+
+
+def is_spatial(module: Any) -> bool:
+    """Tell whether a module is a convolution whose kernel is larger than 1 along any axis."""
+    return isinstance(module, CONVOLUTIONS) and max(module.kernel_size) > 1
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -30,8 +38,8 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def geometry_of(module: nn.Module) -> dict[str, Any]:
-    """Collect how a convolution moves over its input, as F.conv2d takes it; {} for other layers."""
-    if not isinstance(module, nn.Conv2d):
+    """Collect how a convolution moves over its input, as `convolve` takes it; {} for other layers."""
+    if not isinstance(module, CONVOLUTIONS):
         return {}
     return {"stride": module.stride, "padding": module.padding, "dilation": module.dilation}
 
@@ -40,6 +48,6 @@ def weight_shape(module: Any) -> tuple[int, ...]:
     """The shape of a module's weight, which its stored bytes may not have."""
     if is_linear(module):
         return module.out_features, module.in_features
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, CONVOLUTIONS):
         return module.out_channels, module.in_channels // module.groups, *module.kernel_size
     return tuple(module.weight.shape)
