@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from tiny_models import family_tensors, fill, network_in, tiny_text_encoder
 from tiny_runs import change, tiny_config
 
-from lora_atelier.trainer_core.common.callbacks import Callbacks
 from lora_atelier.trainer_core.common.tensor_tree import load_state, pack
 from lora_atelier.trainer_core.config import (
     AugmentConfig,
@@ -308,8 +307,8 @@ def test_validation_is_measured_and_changes_nothing(config, plain, tmp_path, pic
     held = ConceptConfig(folder=str(pictures), role="validation", captions=CaptionConfig(dropout=1.0), flip=True)
     both = config.replace(dataset=DatasetConfig(concepts=(*config.dataset.concepts, held)))
     measured = []
-    options = {"callbacks": Callbacks(validation=lambda *pair: measured.append(pair))}
-    with_it = run(change(both, train={"validate_every": 2}), tmp_path / "both", **options)
+    often = change(both, train={"validate_every": 2})
+    with_it = run(often, tmp_path / "both", validation=lambda *pair: measured.append(pair))
     assert with_it.losses == plain(config).losses and same(with_it, plain(config))
     assert [step for step, _ in measured] == [0, 2, 4] and measured == with_it.validation
     assert apart(*(loss for _, loss in measured)) and all(math.isfinite(loss) for _, loss in measured)
