@@ -43,7 +43,7 @@ def layer_weights(lora: LoraFile, base: BaseModel, layers: Mapping[str, Layer]) 
     for name, pieces in match_layers(lora, base, layers).items():
         module = layers[name].module
         layer = whole_layer(pieces, weight_shape(module)[0])
-        norm = is_norm(module) and set(layer.tensors) <= {"diff", "diff_b"}
+        norm = is_norm(module) and layer.flat
         if not norm and not is_matrix(module):
             what = type(module).__name__
             raise ValueError(

@@ -55,7 +55,7 @@ class FileLayer:
     @property
     def flat(self) -> bool:
         """Whether it changes no matrix: a norm, or a bias alone."""
-        return self.of_bias_alone or ("diff" in self.tensors and self.tensors["diff"].ndim < 2)
+        return self.form.is_flat(self.tensors)
 
     @property
     def inputs(self) -> int:

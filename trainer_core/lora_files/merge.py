@@ -11,7 +11,7 @@ from torch import Tensor
 from ..config import BeneathConfig, node, setting
 from ..models import BaseModel
 from ..networks.layers.shape import weight_shape
-from .formats import PLAIN, FileLayer, comfy_form, merged_weight
+from .formats import BIAS, PLAIN, FileLayer, comfy_form, merged_weight
 from .lora import tensors_of
 from .match import Piece, layers_by_name, match_layers, whole_layer
 from .read import load_lora
@@ -46,8 +46,8 @@ def merge_beneath(base: BaseModel, beneath: tuple[BeneathConfig, ...]) -> None:
         bias = module.bias.detach().float() if getattr(module, "bias", None) is not None else None
         for layer, strength in summands:
             weight = merged_weight(weight, layer, strength)
-            if bias is not None and "diff_b" in layer.tensors:
-                bias = bias + strength * layer.tensors["diff_b"].float()
+            if bias is not None and BIAS in layer.tensors:
+                bias = bias + strength * layer.tensors[BIAS].float()
         module.weight.data = weight.to(dtype)
         if bias is not None:
             module.bias.data = bias.to(dtype)

@@ -15,7 +15,7 @@ from ..common.cancel import look
 from ..common.side_by_side import side_by_side
 from ..common.wording import count
 from ..config import node, setting
-from .formats import PLAIN, FileLayer
+from .formats import BIAS, MAGNITUDE, PLAIN, FileLayer
 from .read import LoraFile
 from .recipes import FrozenWeight, Recipe, frozen_weight_of, kept_directions, settle_sizes
 from .singular import Singular, decompose, low_rank
@@ -213,11 +213,11 @@ def _cut(layer: FileLayer, found: Singular, mask: Tensor, factor: float = 1.0) -
     kept = replace(found, u=found.u[:, mask], sigma=found.sigma[mask], vt=found.vt[mask])
     rank = len(kept.sigma)
     scale = abs(layer.scale(rank_of(layer))) if rank_of(layer) and "mid" not in layer.tensors else 1.0
-    dtype = next(tensor.dtype for part, tensor in layer.tensors.items() if part not in ("diff_b", "dora_scale"))
+    dtype = next(tensor.dtype for part, tensor in layer.tensors.items() if part not in (BIAS, MAGNITUDE))
     if dtype.itemsize < 2:
         dtype = torch.float16
     cut = low_rank(kept, rank, source=layer.source, alpha=rank * (scale or 1.0), dtype=dtype)
-    bias = {"diff_b": scaled(layer.tensors["diff_b"], factor)} if "diff_b" in layer.tensors else {}
+    bias = {BIAS: scaled(layer.tensors[BIAS], factor)} if BIAS in layer.tensors else {}
     return replace(cut, tensors={**cut.tensors, **bias})
 
 

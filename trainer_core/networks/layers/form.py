@@ -68,6 +68,12 @@ class FileForm:
         return 0
 
     @classmethod
+    def is_flat(cls, parts: Parts) -> bool:
+        """Tell whether parts change no matrix: a norm, or a bias alone."""
+        del parts
+        return False
+
+    @classmethod
     def delta_of(cls, parts: Parts, alpha: float) -> Tensor:
         """Compute the delta at strength 1, (out, in, *kernel) or with the last axes flat; not for `of_weight`."""
         raise NotImplementedError

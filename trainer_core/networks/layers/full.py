@@ -65,6 +65,11 @@ class FullLayer(NetworkLayer):
         return {endings[self.of_norm]: tensor.detach() for endings, tensor in found if tensor is not None}
 
     @classmethod
+    def is_flat(cls, parts: Parts) -> bool:
+        """Tell whether it is of a norm, or of a bias alone."""
+        return "diff" not in parts or parts["diff"].ndim < 2
+
+    @classmethod
     def delta_of(cls, parts: Parts, alpha: float) -> Tensor:
         """The difference itself; it has no scale."""
         del alpha
