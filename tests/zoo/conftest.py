@@ -1,8 +1,6 @@
-"""Fixtures of the zoo: its tiny models, each built anew for every test."""
+"""What each test of the zoo runs on, and what of it the oldest ComfyUI proves in every run."""
 
 import pytest
-from zoo.comfy_here import VERSION
-from zoo.zoo import OF_EACH_KIND, ZOO
 
 from lora_atelier.dev import OLDEST
 
@@ -10,16 +8,27 @@ from lora_atelier.dev import OLDEST
 FILES = ("test_names", "test_offline", "test_session")
 
 
+def pytest_pycollect_makemodule() -> None:
+    """Import ComfyUI before the tests, which import parts of it; not above, as what hands out the tests needs none."""
+    import zoo.comfy_here  # noqa: F401
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that takes a `name` once for each architecture that this ComfyUI has."""
+    from zoo.zoo import ZOO
+
+    own = any("name" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "name" in metafunc.fixturenames and not own:
+        metafunc.parametrize("name", list(ZOO))
+
+
 def pytest_itemcollected(item: pytest.Function) -> None:
     """Leave most of the oldest ComfyUI to --thorough."""
+    from zoo.comfy_here import VERSION
+    from zoo.zoo import OF_EACH_KIND
+
     if VERSION != OLDEST or item.path.stem in FILES:
         return
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     if not any(row in values for row in OF_EACH_KIND.values()):
         item.add_marker(pytest.mark.thorough)
-
-
-@pytest.fixture(params=list(ZOO))
-def name(request: pytest.FixtureRequest) -> str:
-    """Run a test once for each architecture that this ComfyUI has."""
-    return request.param

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load, save
+from zoo.again import again
 from zoo.linked import DrawnClip
 from zoo.trial import apart, network
 from zoo.zoo import build, latents
@@ -66,16 +67,30 @@ def test_a_batch_gives_what_its_samples_give(name):
     assert (alone[0] - alone[1]).abs().max() > 1e-3 * alone.abs().max()
 
 
-@pytest.mark.parametrize("share", [0.005, 0.1])
-def test_samples_that_a_model_mixes_run_one_by_one(share, monkeypatch):
+MIXED = {"mixed samples": 0.1, "samples mixed a little": 0.005}  # the share of the others
+FAULTS = ("one level for all", "one caption for all", *MIXED)
+
+
+def make_faulty(denoiser, fault):
+    """Let a network compute something else in a batch than sample by sample."""
+    own, share = denoiser.forward, MIXED.get(fault, 0)
+
+    def forward(x, timestep, context, *args, **kwargs):
+        if fault == "one level for all":
+            timestep = timestep[:1].expand(len(timestep))
+        if fault == "one caption for all":
+            context = context[:1].expand(len(context), -1, -1)
+        found = own(x, timestep, context, *args, **kwargs)
+        return found + share * (found.flip(0) - found)
+
+    denoiser.forward = forward
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_samples_that_act_on_one_another_run_one_by_one(fault):
     _, patcher = build("flux_dev")
-    denoiser, own = RawDenoiser(patcher, sigmas_of(patcher), None), patcher.model.diffusion_model.forward
-
-    def mixing(*args, **kwargs):
-        output = own(*args, **kwargs)
-        return output + share * output.flip(0)
-
-    monkeypatch.setattr(patcher.model.diffusion_model, "forward", mixing)
+    denoiser = RawDenoiser(patcher, sigmas_of(patcher), None)
+    make_faulty(patcher.model.diffusion_model, fault)
     noised, conditions = batch(denoiser, "flux_dev", ["a moss", "a sky"])
     levels = torch.tensor([300, 600])
     with torch.no_grad():
@@ -85,7 +100,7 @@ def test_samples_that_a_model_mixes_run_one_by_one(share, monkeypatch):
     assert torch.equal(together[:1], first)
 
 
-@pytest.mark.parametrize("row", ["flux_dev", "sd15", "qwen_image"])
+@pytest.mark.parametrize("row", ["flux_dev", *again("sd15", "qwen_image")])
 def test_samples_have_the_same_dropout_in_a_batch_and_one_by_one(row):
     """Also where the batch is tried against its samples, and in blocks that are recomputed."""
     _, patcher = build(row)

@@ -13,6 +13,7 @@ from durable import Cut, cut_at, equal
 from PIL import Image
 from safetensors import safe_open
 from train_graph import draw_pictures
+from zoo.again import again
 from zoo.linked import DrawnClip, PooledVae, linked, live_of
 from zoo.test_train import configure, run, sampled
 
@@ -114,7 +115,7 @@ def test_training_calls_the_model_as_comfyuis_nodes_and_sampler_do(row, monkeypa
     assert all(same(trained[name], calls[0][name]) for name in trained)
 
 
-@pytest.mark.parametrize(("row", "names"), [("flux_dev", ("before", "pose")), ("qwen_image", ("before",))])
+@pytest.mark.parametrize(("row", "names"), [("flux_dev", ("before", "pose")), *again(("qwen_image", ("before",)))])
 def test_a_run_with_control_pictures_and_masks_trains_resumes_and_is_known_by_them(row, names, pairs, tmp_path):
     for path in (pairs / "after").glob("[0-9].png"):
         Image.new("L", Image.open(path).size, 99).save(path.with_name(f"{path.stem}-masklabel.png"))
@@ -138,7 +139,7 @@ def test_a_run_with_control_pictures_and_masks_trains_resumes_and_is_known_by_th
         assert run(turned, tmp_path)[0].run != result.run
 
 
-@pytest.mark.parametrize("row", ["sd15", "z_image", "qwen_image"])
+@pytest.mark.parametrize("row", ["sd15", "qwen_image", *again("z_image")])
 def test_a_slider_of_pairs_is_trained_on_any_model(row, pairs, tmp_path):
     """Also on one that takes no control pictures, and on one that would see them; it resumes to the last bit."""
     base = linked(row)
@@ -160,7 +161,7 @@ def test_a_slider_of_pairs_is_trained_on_any_model(row, pairs, tmp_path):
     assert not equal(plain.tensors, result.tensors)
 
 
-@pytest.mark.parametrize("row", ["flux_dev", "qwen_image"])
+@pytest.mark.parametrize("row", ["qwen_image", *again("flux_dev")])
 def test_control_pictures_are_encoded_while_training_as_for_the_cache(row, pairs, tmp_path):
     """Also those that Qwen's text encoder sees with each caption, and those of samples."""
     base = linked(row)
@@ -173,7 +174,7 @@ def test_control_pictures_are_encoded_while_training_as_for_the_cache(row, pairs
     assert torch.equal(found.samples, cached.samples) and len(found.samples) == 1
 
 
-@pytest.mark.parametrize("row", ["flux2", "qwen_image", "omnigen2"])
+@pytest.mark.parametrize("row", ["qwen_image", "omnigen2", *again("flux2")])
 def test_concepts_with_and_without_control_pictures_train_together(row, pairs, tmp_path):
     """In one batch, too: one sample has two, the other none."""
     base = linked(row)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import comfy.model_management
 import pytest
 import torch
+from zoo.again import again
 from zoo.linked import linked, source_of
 from zoo.trial import Trial
 
@@ -27,17 +28,19 @@ from lora_atelier.trainer_core.preflight import measured
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("level", ["0", "2", "full"])
-@pytest.mark.parametrize(
-    ("row", "references"),
-    [("flux_dev", 0), ("flux_dev", 1), *((row, 0) for row in ("z_image", "qwen_image", "wan21_t2v", "chroma"))],
-)
+LEVELS = ("0", "2", "full")
+ESTIMATED = [("flux_dev", 0, "0"), ("flux_dev", 0, "2"), ("flux_dev", 1, "full"), ("wan21_t2v", 0, "full")]
+OTHERS = [("flux_dev", 0), ("flux_dev", 1), *((row, 0) for row in ("z_image", "qwen_image", "wan21_t2v", "chroma"))]
+AGAIN = [(*other, level) for other in OTHERS for level in LEVELS if (*other, level) not in ESTIMATED]
+
+
+@pytest.mark.parametrize(("row", "references", "level"), [*ESTIMATED, *again(*AGAIN)])
 def test_the_estimate_is_within_15_percent_of_what_a_large_batch_takes(row, references, level):
     config = RunConfig(base_model=linked(row), dataset={"concepts": ()}, lora=LoraConfig(rank=4))
     base = source_of(config.base_model).load(torch.float32)
     network = build_network(base, config, learning_rates(OptimizerConfig(), base))
     caption = base.text.encode("a mossling on a stone", CPU)
-    largest = (768, 512)
+    largest = (384, 256)
     with base.host.session(CPU), network.attached():
         recompute(base.denoiser.units(), level, copies=base.denoiser.written is not None)
         found = measured.measure_peak(base, network, caption, largest, CPU, references).at(3, largest)
@@ -55,7 +58,7 @@ def test_more_recomputed_blocks_take_less():
     with base.host.session(CPU), network.attached():
         for level in ("0", "2", "full"):
             recompute(base.denoiser.units(), level, copies=base.denoiser.written is not None)
-            peaks.append(measured.measure_peak(base, network, caption, (512, 512), CPU).at(2, (512, 512)))
+            peaks.append(measured.measure_peak(base, network, caption, (256, 256), CPU).at(2, (256, 256)))
     assert peaks[0] > 1.1 * peaks[1] > 1.2 * peaks[2]
 
 

@@ -9,6 +9,7 @@ import comfy.sd
 import pytest
 import torch
 from safetensors.torch import save_file
+from zoo.again import again
 from zoo.passes import run_once
 from zoo.zoo import ZOO, build, patcher_of
 
@@ -204,7 +205,11 @@ def foreign(row, trainer, start, stems, base):
     return tensors
 
 
-@pytest.mark.parametrize("form", ["comfy", "peft"])
+PEFT = ("flux_dev", "cascade_b")  # linear layers, and convolutions
+FORMS = [(name, "comfy") for name in ZOO] + [(name, "peft") for name in PEFT]
+
+
+@pytest.mark.parametrize(("name", "form"), [*FORMS, *again(*((name, "peft") for name in ZOO if name not in PEFT))])
 def test_a_trained_file_does_in_comfyui_what_it_did_in_training(tmp_path, caplog, name, form):
     base = base_of(name)
     model = base.patcher.model

@@ -71,14 +71,14 @@ def test_a_fresh_network_changes_nothing_and_a_session_leaves_nothing(name):
                 assert torch.equal(trial.predict().detach(), base)
             optimizer = torch.optim.AdamW(trial.network.parameters(), lr=1e-3, weight_decay=0)
             losses = []
-            for _ in range(3):
+            for _ in range(2):
                 optimizer.zero_grad()
                 with copied_before_written():
                     loss = trial.loss()
                     loss.backward()
                 losses.append(loss.item())
                 optimizer.step()
-            assert losses[2] < losses[1] < losses[0]
+            assert losses[1] < losses[0]
         with torch.no_grad():
             assert torch.equal(trial.predict(), base)
     before.check(trial.model)

@@ -16,8 +16,10 @@ from durable import Cut, cut_at, equal
 from tiny_runs import run_with_notes, tiny_config
 from train_graph import draw_pictures
 from xformers_stand_in import package  # noqa: F401 (a fixture)
+from zoo.again import again
 from zoo.linked import linked, live_of, source_of
 from zoo.passes import run_once
+from zoo.test_conditions import make_faulty
 from zoo.test_frozen import packed, patched, scaled
 from zoo.zoo import build
 
@@ -124,7 +126,7 @@ def test_a_run_resumes_to_the_last_bit_and_is_reused_on_other_patchers_of_the_sa
     assert "Already trained in" in again.origin and again.run == result.run
 
 
-@pytest.mark.parametrize("row", ["flux_dev", "wan21_t2v", "sd15"])
+@pytest.mark.parametrize("row", ["wan21_t2v", *again("flux_dev", "sd15")])
 def test_a_run_that_keeps_no_encodings_is_the_cached_one_to_the_last_bit(row, pictures, tmp_path):
     """With validation and samples, and the MODEL as it was."""
     base = linked(row)
@@ -146,7 +148,7 @@ def test_a_run_that_keeps_no_encodings_is_the_cached_one_to_the_last_bit(row, pi
     unchanged(before, state_of(model))
 
 
-@pytest.mark.parametrize("row", ["flux_dev", "sd15"])
+@pytest.mark.parametrize("row", ["flux_dev", *again("sd15")])
 def test_a_linked_model_attends_by_xformers_where_that_is_chosen(row, pictures, tmp_path, package):  # noqa: F811
     config = configure(linked(row), pictures)
     found, _ = run(config.replace(memory=MemoryConfig(attention="xformers")), tmp_path / "xformers")
@@ -230,21 +232,11 @@ def run_alone(text, pictures, folder):
     return run(configure(base, pictures, steps=1), folder / "alone")[0].losses
 
 
-@pytest.mark.parametrize("fault", ["one level for all", "mixed samples", "one caption for all"])
+@pytest.mark.parametrize("fault", ["one caption for all", *again("one level for all", "samples mixed a little")])
 def test_a_model_whose_batches_are_not_its_samples_is_trained_sample_by_sample(fault, pictures, tmp_path, monkeypatch):
     def base():
         model = build("flux_dev")[1]
-        own = model.model.diffusion_model.forward
-
-        def forward(x, timestep, context, *args, **kwargs):
-            if fault == "one level for all":
-                timestep = timestep[:1].expand(len(timestep))
-            if fault == "one caption for all":
-                context = context[:1].expand(len(context), -1, -1)
-            found = own(x, timestep, context, *args, **kwargs)
-            return found + 0.01 * (found.mean(0, keepdim=True) - found) if fault == "mixed samples" else found
-
-        model.model.diffusion_model.forward = forward
+        make_faulty(model.model.diffusion_model, fault)
         return linked("flux_dev", model)
 
     for caption in pictures.glob("*.txt"):
@@ -266,7 +258,7 @@ FORMS_OF_RUNS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS_OF_RUNS)
+@pytest.mark.parametrize("form", ["scaled float8", "a custom node's", "patched at use", *again("bfloat16", "float8")])
 def test_weights_in_any_form_are_trained_drawn_with_and_resumed(form, pictures, tmp_path):
     def config():
         return sampled(linked("flux_dev", FORMS_OF_RUNS[form]()), pictures)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from durable import Cut, cut_at, equal
 from torch import nn
+from zoo.again import again
 from zoo.linked import linked, live_of
 from zoo.odd import CHANNELS, TEXT, WIDTH, Odd, OddModel
 from zoo.test_train import configure, drawn_with, pictures, run, sampled  # noqa: F401 (pictures is a fixture)
@@ -253,7 +254,7 @@ TRAINED = {  # a network, and the layers of its blocks that a LoRA cannot change
 
 
 @pytest.mark.parametrize("case", TRAINED)
-def test_it_is_trained_resumed_recomputed_and_drawn_with_as_its_file(case, link, pictures, tmp_path):  # noqa: F811
+def test_it_is_trained_recomputed_and_drawn_with_as_its_file(case, link, pictures, tmp_path):  # noqa: F811
     network, left_out = TRAINED[case]
     whole, said = notes_of(sampled(link(network), pictures), tmp_path / "whole")
     base = link(network)
@@ -264,16 +265,25 @@ def test_it_is_trained_resumed_recomputed_and_drawn_with_as_its_file(case, link,
     assert ("so the LoRA leaves them out" in said) == bool(left_out)
     drawn = drawn_with(live_of(base), whole.tensors)
     assert case in STALE or (whole.samples - drawn).abs().max() <= 1.5 / 255
-    with pytest.raises(Cut):
-        run(sampled(link(network), pictures), tmp_path / "cut", step=cut_at(1))
-    result, _ = run(sampled(link(network), pictures), tmp_path / "cut")
-    assert whole.losses == result.losses and equal(whole.tensors, result.tensors)
-    again = sampled(link(network), pictures).replace(memory=MemoryConfig(checkpointing="full"))
-    recomputed, _ = run(again, tmp_path / "recomputed")
+    config = sampled(link(network), pictures).replace(memory=MemoryConfig(checkpointing="full"))
+    recomputed, _ = run(config, tmp_path / "recomputed")
     assert recomputed.losses == pytest.approx(whole.losses, rel=1e-4)
     pairs = [(tensor.double(), recomputed.tensors[name].double()) for name, tensor in whole.tensors.items()]
     difference = sum((one - other).square().sum() for one, other in pairs)
     assert difference < 0.05**2 * sum(one.square().sum() for one, _ in pairs)
+
+
+STATEFUL = ("counts that blocks write into", "keys kept in an object")
+
+
+@pytest.mark.parametrize("case", [*STATEFUL, *again(*(case for case in TRAINED if case not in STATEFUL))])
+def test_it_is_resumed_to_the_last_bit(case, link, pictures, tmp_path):  # noqa: F811
+    network, _ = TRAINED[case]
+    whole, _ = run(sampled(link(network), pictures), tmp_path / "whole")
+    with pytest.raises(Cut):
+        run(sampled(link(network), pictures), tmp_path / "cut", step=cut_at(1))
+    result, _ = run(sampled(link(network), pictures), tmp_path / "cut")
+    assert whole.losses == result.losses and equal(whole.tensors, result.tensors)
 
 
 class Remembering(Block):

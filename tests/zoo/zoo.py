@@ -66,10 +66,10 @@ UNET = {
     "in_channels": 4,
     "out_channels": 4,
     "model_channels": 32,
-    "num_res_blocks": [1, 1, 1, 1],
-    "transformer_depth": [1, 1, 1, 1],
-    "channel_mult": [1, 2, 2, 2],
-    "transformer_depth_output": [1, 1, 1, 1, 1, 1, 0, 0],
+    "num_res_blocks": [1, 1, 1],
+    "transformer_depth": [1, 1, 0],
+    "channel_mult": [1, 2, 2],
+    "transformer_depth_output": [1, 1, 1, 1, 0, 0],
     "transformer_depth_middle": 1,
     "num_heads": 4,
     "context_dim": 32,
@@ -153,7 +153,7 @@ SD3 = {
 }
 AURAFLOW = {
     "max_seq": 64,
-    "cond_seq_dim": 2048,
+    "cond_seq_dim": 48,
     "n_double_layers": 1,
     "n_layers": 2,
     "n_heads": 2,
@@ -636,7 +636,7 @@ ROWS = {
     ),
     "chroma": Row("Chroma", IMAGE, (8, 48), CHROMA),
     "sd3": Row("SD3", IMAGE, (8, 48), SD3, 32),
-    "auraflow": Row("AuraFlow", (4, 8, 12), (8, 2048), AURAFLOW),
+    "auraflow": Row("AuraFlow", (4, 8, 12), (8, 48), AURAFLOW),
     "pixart_sigma": Row("PixArtSigma", (4, 40, 48), (8, 48), PIXART),
     "pixart_alpha": Row(
         "PixArtAlpha",
