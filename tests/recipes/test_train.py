@@ -156,6 +156,7 @@ def test_the_file_is_whole_named_and_described(config, tmp_path):
     assert "encoder.safetensors" in metadata and "secret" not in metadata
 
 
+@pytest.mark.thorough  # in every run test_learning.py sees what is learned
 def test_training_lowers_the_loss(config, tmp_path):
     config = change(concept(config, flip=False, captions=CaptionConfig()), "optimizer", learning_rate=5e-3)
     config = change(change(config, "train", steps=60, batch_size=6), "objective", noise_offset=0, min_snr_gamma=0)
@@ -225,7 +226,10 @@ def test_where_only_the_backward_pass_cannot_be_compiled_the_run_continues_witho
     assert ["no kernel for this" in note for note in notes if note.startswith("torch.compile failed")] == [True]
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "float8", "int8", "nf4"])
+AGAIN = [pytest.param(kind, marks=pytest.mark.thorough) for kind in ("bfloat16", "float8", "int8")]
+
+
+@pytest.mark.parametrize("weights", ["float32", "nf4", *AGAIN])
 def test_weights_kept_small_train_nearly_the_same(config, plain, tmp_path, weights):
     config = change(config, "optimizer", text_encoder_learning_rate=1e-3)
     small = run(change(config, "base_model", weights=weights, text_weights=weights), tmp_path)
@@ -446,8 +450,8 @@ def test_a_sample_lies_beside_the_lora_for_model_browsers(config, tmp_path):
     """Its name is the LoRA's; neither a stranger's picture nor that of another run is replaced."""
     sample = SampleConfig(prompts=("thing",), width=64, height=64, steps=1)
     config = config.replace(sample=sample, saves=config.saves.replace(overwrite=True))
-    output = tmp_path / "lora.safetensors"
-    run = train_lora(config, output, tmp_path / "cache")
+    output, given = tmp_path / "lora.safetensors", {"cache": tmp_path / "cache", "source": Ready(config.base_model)}
+    run = train_lora(config, output, **given)
     preview = tmp_path / "lora.png"
     with Image.open(preview) as image, Image.open(next((run.run / "samples").iterdir())) as drawn:
         assert image.tobytes() == drawn.tobytes()
@@ -455,17 +459,20 @@ def test_a_sample_lies_beside_the_lora_for_model_browsers(config, tmp_path):
     longer = config.replace(existing=ExistingConfig(on_existing="train again"))
     preview.write_bytes(b"somebody's own")
     notes = []
-    train_lora(longer, output, tmp_path / "cache", callbacks=Callbacks(note=notes.append))
+    train_lora(longer, output, callbacks=Callbacks(note=notes.append), **given)
     assert preview.read_bytes() == b"somebody's own"
     assert any("has no preview picture" in note for note in notes)
 
     preview.unlink()
     (tmp_path / "lora.preview.webp").touch()
-    train_lora(longer, output, tmp_path / "cache")
+    train_lora(longer, output, **given)
     assert not preview.exists()
 
 
-@pytest.mark.parametrize(("family", "prefixes"), [("sd2", {"lora_te"}), ("sdxl", {"lora_te1", "lora_te2"})])
+@pytest.mark.parametrize(
+    ("family", "prefixes"),
+    [pytest.param("sd2", {"lora_te"}, marks=pytest.mark.thorough), ("sdxl", {"lora_te1", "lora_te2"})],
+)
 def test_other_families_train_their_unet_and_text_encoders(config, tmp_path, family, prefixes):
     marker = {"v_pred": torch.zeros(1), "ztsnr": torch.zeros(1)}
     save_file(family_tensors(family) | marker, tmp_path / "toy.safetensors")
