@@ -14,7 +14,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,24 @@ import websocket
 from lora_atelier.dev import prepare_base, server_command
 
 RUN_EVENT = "atelier.run"  # tells of a run at work
+# A node pack that lets each step of a run wait: a run that is only watched need not keep a processor busy.
+PACE = """
+import time
+from pathlib import Path
+
+import torch
+
+NODE_CLASS_MAPPINGS = {}
+step, seconds = torch.amp.GradScaler.step, Path(__file__).with_name("seconds.txt")
+
+
+def after_a_while(*given, **named):
+    time.sleep(float(seconds.read_text()) if seconds.exists() else 0)
+    return step(*given, **named)
+
+
+torch.amp.GradScaler.step = after_a_while
+"""
 HANGS = 900.0  # seconds after which whoever waits gives up: what works is quicker on the busiest machine
 
 
@@ -95,6 +114,14 @@ class ComfyServer:
             alone = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
         with self.log.open("ab") as log:
             return subprocess.Popen(command, cwd=self.base, stdout=log, stderr=log, **alone)
+
+    @contextmanager
+    def unhurried(self, seconds: float = 0.3) -> Iterator[None]:
+        """Let each step of its runs wait so many seconds; of a server that has the pack PACE."""
+        waits = self.base / "custom_nodes" / "pace" / "seconds.txt"
+        waits.write_text(str(seconds))
+        yield
+        waits.unlink()
 
     def answers(self) -> bool:
         """Tell whether the server takes requests yet."""

@@ -16,7 +16,7 @@ import processor_time
 import pytest
 from hypothesis import HealthCheck, settings
 
-from comfy_client import ComfyClient, ComfyServer
+from comfy_client import PACE, ComfyClient, ComfyServer
 from lora_atelier.dev import NEWEST, OLDEST, comfyui_folder
 
 # No example is too slow, as that depends on what else the machine does; the same examples in every run.
@@ -35,10 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # Files that take longest. Processes that share the tests begin with them, so that none works alone at the end.
+# The first two share runs, so they belong to one process.
 LONGEST = (
-    *("test_learning", "test_kills", "test_faults", "test_io_errors", "test_bench", "test_second_device"),
-    *("test_train", "test_saves", "test_mutations", "test_elsewhere", "test_recipes", "test_resume", "test_tiny_base"),
-    "test_readme",
+    *("test_recipes", "test_live", "test_learning", "test_kills", "test_faults", "test_io_errors", "test_bench"),
+    *("test_second_device", "test_train", "test_saves", "test_mutations", "test_elsewhere", "test_resume"),
+    *("test_tiny_base", "test_readme"),
 )
 
 
@@ -118,6 +119,9 @@ def start_comfy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
 
     def start(*extra: str, version: str = NEWEST, base: Path | None = None) -> ComfyServer:
         base = base or tmp_path_factory.mktemp("comfy")
+        pace = base / "custom_nodes" / "pace" / "__init__.py"
+        pace.parent.mkdir(parents=True, exist_ok=True)
+        pace.write_text(PACE, encoding="utf-8")
         server = ComfyServer(comfyui_folder(version), base, *extra, warmed=True)
         servers.append(server)
         server.start()

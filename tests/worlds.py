@@ -1,6 +1,7 @@
 """Runs that several processes share: the jobs, and the program of each process, which carries out one after another.
 
-As a program: `python worlds.py FOLDER TOKENIZER`, with the environment that torchrun gives. It carries out the jobs of
+As a program: `python worlds.py FOLDER TOKENIZER`, with the environment that torchrun gives. It gives the arguments in
+FOLDER/command.json to the command line, whose output goes to `command-<number>.txt`. Then it carries out the jobs of
 FOLDER/jobs.json, in subfolders of their names, and writes what each has come to, as `<name>-<number>.json`.
 """
 
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,6 +26,7 @@ from tiny_runs import run
 
 from comfy_client import free_port
 from lora_atelier.trainer_core import train as training
+from lora_atelier.trainer_core.commands import main as main_of_the_pack
 from lora_atelier.trainer_core.common.callbacks import StepReport
 from lora_atelier.trainer_core.common.world import ALONE, ProcessFailed, World, joined
 from lora_atelier.trainer_core.config import EmbeddingConfig, MemoryConfig
@@ -143,8 +145,11 @@ def start(folder: Path, tokenizer: Path) -> subprocess.Popen:
     )
 
 
-def work(folder: Path, tokenizer: Path) -> None:
-    """Carry out the jobs, together with the other process."""
+def work(folder: Path, tokenizer: Path, number: int) -> None:
+    """Carry out the command and the jobs, together with the other process."""
+    with (folder / f"command-{number}.txt").open("w") as said, redirect_stdout(said):
+        print(main_of_the_pack(json.loads((folder / "command.json").read_text())))
+    os.environ["MASTER_PORT"] = os.environ["PORT_OF_JOBS"]
     jobs = json.loads((folder / "jobs.json").read_text())
     with joined() as world, mock.patch.object(os, "fsync", os.fstat):
         for name, job in jobs.items():
@@ -159,6 +164,7 @@ def main() -> None:
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
+        "PORT_OF_JOBS": str(free_port()),
         "WORLD_SIZE": "2",
         "TORCHELASTIC_RUN_ID": "tests",
     }
@@ -168,7 +174,7 @@ def main() -> None:
         if not child:
             os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number)}
             try:
-                work(folder, tokenizer)
+                work(folder, tokenizer, number)
             finally:
                 sys.stderr.flush()
                 os._exit(int(sys.exc_info()[0] is not None))

@@ -130,6 +130,13 @@ def server(request: pytest.FixtureRequest, start_comfy: Callable[..., ComfyServe
     return request.getfixturevalue("server")  # the one that the other tests share
 
 
+@pytest.fixture
+def unhurried(server: ComfyServer) -> Iterator[None]:
+    """Let runs wait at each step, while their pages are looked at."""
+    with server.unhurried():
+        yield
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """Return a launched browser, or skip and say what is missing."""

@@ -92,6 +92,7 @@ def test_a_run_is_handed_to_a_shell_and_followed_there(editor, server) -> None:
     editor.render(vue=False)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_what_a_restart_cut_off_is_offered_until_it_is_answered(editor, visitor, server) -> None:
     page, comfy = editor.page, ComfyClient(server.url)
     kept = server.base / "user" / "__atelier" / "queue"

@@ -9,7 +9,7 @@ import pytest
 from comfy_client import ComfyClient
 from lora_atelier.dev import ROOT, TOUR
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("unhurried")]
 
 TRAIN, SAVES = 12, 22  # the nodes' ids in the workflow
 STEPS = 11  # the place of sample_steps among the values of Saves & Samples

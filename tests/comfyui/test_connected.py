@@ -200,19 +200,17 @@ def test_a_lora_before_the_node_is_trained_on_top_of(comfy: ComfyClient, models,
 
 
 def test_a_finished_run_is_found_again_after_a_restart(
-    start_comfy: Callable[..., ComfyServer], put: Callable[[ComfyServer], None], tmp_path: Path
+    comfy: ComfyClient, server: ComfyServer, models, pictures: Path
 ) -> None:
     """The models' keys in the graph are new then; what they are made of is not."""
-    server = start_comfy(base=tmp_path / "base")
-    put(server)
-    graph = connected(draw_pictures(server.base / "input" / "restarted"))
-    first = finished(ComfyClient(server.url), graph)
+    graph = connected(pictures)
+    first = finished(comfy, graph)
     server.stop()
     server.start()
-    again = finished(ComfyClient(server.url), graph)
+    again = finished(comfy, graph)
     assert again.did_run("train") and again.outputs["train"]["text"][0].startswith("Already trained in ")
     assert first.outputs["path"] == again.outputs["path"]
-    other = finished(ComfyClient(server.url), changed(graph, "linked", guidance=2.0))
+    other = finished(comfy, changed(graph, "linked", guidance=2.0))
     assert "Already trained" not in other.outputs["train"]["text"][0]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from train_graph import draw_pictures, train_graph
 
 from comfy_client import ComfyClient, ComfyServer, answer_of
@@ -42,8 +43,8 @@ def quickstart(name: str) -> tuple[dict, str]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the line is read as a POSIX shell does")
-def test_a_run_of_a_shell_is_followed_and_stopped_through_its_folder(server: ComfyServer) -> None:
-    comfy = ComfyClient(server.url)
+def test_a_run_of_a_shell_is_followed_and_stopped_through_its_folder(server: ComfyServer, tmp_path: Path) -> None:
+    comfy, processes = ComfyClient(server.url), warm if warm.POSSIBLE else subprocess
     workflow, node = quickstart("elsewhere")
     status, answer = post(comfy, "/atelier/command", {"workflow": workflow, "node": node})
     assert status == 200, answer
@@ -51,24 +52,25 @@ def test_a_run_of_a_shell_is_followed_and_stopped_through_its_folder(server: Com
     assert command[:2] == [sys.executable, str(server.base / "custom_nodes" / "lora-atelier")]
     assert command[2] == "train" and Path(command[3]).parent == server.base / "user" / "__atelier" / "commands"
     assert post(comfy, "/atelier/command", {"workflow": workflow, "node": node})[1] == answer  # the same file
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shell:
-        question = {"workflow": workflow["id"], "nodes": [node, "5000"]}
-        while not (state := post(comfy, "/atelier/shown", question)[1]["shown"].get(node, {})).get("step"):
-            assert shell.poll() is None
-            time.sleep(0.2)
-        assert state["followed"] and state["alive"] and state["steps"] == LONG and state["name"] == "elsewhere"
-        run = state["run"]
-        while not (later := comfy.get(f"/atelier/runs/{run}/live?seen={state['seen']}"))["points"]:
-            time.sleep(0.2)
-        assert later["points"][0]["step"] > state["step"]
-        assert comfy.get(f"/atelier/runs/{run}")["status"] == "running"
-        status, answer = post(comfy, "/atelier/runs/ask", {"run": run, "what": "sample"})
-        assert status == 409 and answer["error"].startswith("There are no prompts to draw; set sample_prompts")
-        assert post(comfy, "/atelier/runs/ask", {"run": run, "what": "dance"})[0] == 400
-        status, answer = post(comfy, "/atelier/runs/ask", {"run": run, "what": "stop"})
-        assert status == 200 and answer["said"] == "The run ends after its next step; its LoRA so far is saved."
-        assert "Stopped and kept after step" in shell.communicate()[0]
-    assert shell.returncode == 3
+    log = tmp_path / "said.txt"
+    with log.open("wb") as said:
+        shell = processes.Popen(command, cwd=tmp_path, stdout=said, stderr=subprocess.STDOUT)
+    question = {"workflow": workflow["id"], "nodes": [node, "5000"]}
+    while not (state := post(comfy, "/atelier/shown", question)[1]["shown"].get(node, {})).get("step"):
+        assert shell.poll() is None
+        time.sleep(0.2)
+    assert state["followed"] and state["alive"] and state["steps"] == LONG and state["name"] == "elsewhere"
+    run = state["run"]
+    while not (later := comfy.get(f"/atelier/runs/{run}/live?seen={state['seen']}"))["points"]:
+        time.sleep(0.2)
+    assert later["points"][0]["step"] > state["step"]
+    assert comfy.get(f"/atelier/runs/{run}")["status"] == "running"
+    status, answer = post(comfy, "/atelier/runs/ask", {"run": run, "what": "sample"})
+    assert status == 409 and answer["error"].startswith("There are no prompts to draw; set sample_prompts")
+    assert post(comfy, "/atelier/runs/ask", {"run": run, "what": "dance"})[0] == 400
+    status, answer = post(comfy, "/atelier/runs/ask", {"run": run, "what": "stop"})
+    assert status == 200 and answer["said"] == "The run ends after its next step; its LoRA so far is saved."
+    assert shell.wait() == 3 and "Stopped and kept after step" in log.read_text(encoding="utf-8")
     assert post(comfy, "/atelier/shown", question)[1]["shown"] == {node: {"run": run}}  # and its newest run stays
     status, answer = post(comfy, "/atelier/runs/ask", {"run": run, "what": "stop"})
     assert status == 409 and answer["error"] == f"No process trains {run} now; it may have just ended."

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import warm
 from prompts import to_prompt
 from safetensors.torch import save_file
 from toy_workflows import on_toy_models
@@ -117,6 +119,16 @@ def test_a_run_of_the_shell_is_reused_by_the_page(
     assert client.get(f"/atelier/runs/{run.path.name}/workflow")["workflow"]["nodes"]
 
 
+def shell(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Run the pack's command as a shell does; return its status and what it has printed."""
+    starting: Any = warm if warm.POSSIBLE else subprocess
+    log = folder / "said.txt"
+    with log.open("wb") as file:
+        command = [sys.executable, str(ROOT), *arguments]
+        done = starting.run(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT)
+    return done.returncode, log.read_text(encoding="utf-8")
+
+
 @pytest.mark.skipif(not TINY_FLOW.exists(), reason="needs the tiny flow model")
 def test_a_connected_model_trains_where_comfyui_is(server: ComfyServer, comfyui: Path, tmp_path: Path) -> None:
     """ComfyUI's own nodes load the models here; the page, on the same workflow, reuses the run."""
@@ -125,12 +137,12 @@ def test_a_connected_model_trains_where_comfyui_is(server: ComfyServer, comfyui:
     train["widgets_values"][:2] = ["linked", 2]
     saved, output = tmp_path / "linked.json", server.base / "output"
     saved.write_text(json.dumps(workflow), encoding="utf-8")
-    command = [sys.executable, str(ROOT), "train", str(saved), "--output", str(output)]
+    command = ["train", str(saved), "--output", str(output)]
     device = ["--device", "cpu"] if server.cpu else []
-    alone = subprocess.run(command, capture_output=True, text=True)
-    assert alone.returncode == 2 and "and none is around the pack; name ComfyUI's folder by --comfyui" in alone.stderr
-    done = subprocess.run([*command, *device, "--comfyui", str(comfyui)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    code, said = shell(tmp_path, *command)
+    assert code == 2 and "and none is around the pack; name ComfyUI's folder by --comfyui" in said
+    code, said = shell(tmp_path, *command, *device, "--comfyui", str(comfyui))
+    assert code == 0, said
     (run,) = (run for run in find_runs(output / "atelier" / "runs") if run.path.name.startswith("linked-"))
     assert (run.result() or {})["step"] == 2
 
@@ -152,6 +164,6 @@ def test_files_of_a_shell_go_through_comfyuis_loader(comfyui: Path, tmp_path: Pa
     for file, status, said in (("own", 0, f"every layer in {TINY_BASE.name}."), ("other", 2, "finds no weight for 1")):
         command = ["lora", "resize", str(tmp_path / f"{file}.safetensors"), "--to", str(tmp_path / f"new-{file}")]
         options = ["--rank", "1", "--comfyui", str(comfyui), "--model", str(TINY_BASE)]
-        done = subprocess.run([sys.executable, str(ROOT), *command, *options], capture_output=True, text=True)
-        assert done.returncode == status and said in done.stdout + done.stderr, done.stderr
+        code, told = shell(tmp_path, *command, *options)
+        assert code == status and said in told, told
         assert (tmp_path / f"new-{file}.safetensors").exists() is (status == 0)

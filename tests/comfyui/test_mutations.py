@@ -53,20 +53,14 @@ FOUND = [  # faults that odd prompts have revealed: a node of the prompt `others
 
 
 @pytest.fixture(scope="module")
-def own_server(start_comfy: Any) -> ComfyServer:
-    """Start a server whose log and history hold these prompts alone."""
-    return start_comfy()
+def info(server: ComfyServer) -> dict[str, Any]:
+    return ComfyClient(server.url).object_info()
 
 
 @pytest.fixture(scope="module")
-def info(own_server: ComfyServer) -> dict[str, Any]:
-    return ComfyClient(own_server.url).object_info()
-
-
-@pytest.fixture(scope="module")
-def unchanged(own_server: ComfyServer, info: dict[str, Any]) -> dict[str, Prompt]:
+def unchanged(server: ComfyServer, info: dict[str, Any]) -> dict[str, Prompt]:
     """Return the prompts that are changed, by name."""
-    return prompts(info, draw_pictures(own_server.base / "input" / "pictures"))
+    return prompts(info, draw_pictures(server.base / "input" / "odd prompts"))
 
 
 def send(comfy: ComfyClient, prompt: Prompt) -> tuple[str, str]:
@@ -125,22 +119,22 @@ def stray_tracebacks(log: str, said: set[str]) -> Iterator[str]:
 
 
 def test_prompts_changed_by_chance_get_a_result_or_one_sentence(
-    own_server: ComfyServer, info: dict[str, Any], unchanged: dict[str, Prompt], pytestconfig: pytest.Config
+    server: ComfyServer, info: dict[str, Any], unchanged: dict[str, Prompt], pytestconfig: pytest.Config
 ) -> None:
     """Each is the same everywhere: 12 of them, or 500 with `--thorough`."""
-    comfy, names, log = ComfyClient(own_server.url), list(unchanged), len(own_server.log_text())
+    comfy, names, log = ComfyClient(server.url), list(unchanged), len(server.log_text())
     wrong, queued = {}, {}
     for number in range(500 if pytestconfig.getoption("thorough") else 12):
         prompt, done = mutated(unchanged[names[number % len(names)]], info, number)
         queued[number], problem = send(comfy, prompt)
         wrong[number] = (problem, done)
-    history, said = wait(own_server, comfy), set()
+    history, said = wait(server, comfy), set()
     for number, prompt_id in queued.items():
         if prompt_id:
             wrong[number] = (wrong_end(history[prompt_id]), wrong[number][1])
             messages = history[prompt_id]["status"]["messages"]
             said |= {data["exception_message"].split("\n")[0] for kind, data in messages if kind == "execution_error"}
-    printed = own_server.log_text()[log:]
+    printed = server.log_text()[log:]
     assert not {number: what for number, what in wrong.items() if what[0]}
     assert not list(stray_tracebacks(printed, said))
     assert not [line for line in re.findall("WARNING: .*", printed) if RAW.search(line)]
@@ -148,29 +142,29 @@ def test_prompts_changed_by_chance_get_a_result_or_one_sentence(
 
 @pytest.mark.parametrize(("node", "inputs", "sentence"), FOUND, ids=lambda value: ascii(value)[:30])
 def test_what_was_found_by_chance_gets_one_sentence(
-    own_server: ComfyServer, unchanged: dict[str, Prompt], node: str, inputs: dict[str, Any], sentence: str | None
+    server: ComfyServer, unchanged: dict[str, Prompt], node: str, inputs: dict[str, Any], sentence: str | None
 ) -> None:
     graph = changed(unchanged["others"], node, **inputs)
     del graph["preview"]  # so that all depends on the training
-    result = ComfyClient(own_server.url).queue(graph)
+    result = ComfyClient(server.url).queue(graph)
     assert not RAW.search(result.error), result.error
     assert result.ok if sentence is None else sentence in result.error, result.error
 
 
 def test_a_fingerprint_of_odd_values_is_refused_in_a_sentence(
-    own_server: ComfyServer, unchanged: dict[str, Prompt]
+    server: ComfyServer, unchanged: dict[str, Prompt]
 ) -> None:
     """ComfyUI asks for it in any case, also where another part of the prompt alone can run."""
-    log = len(own_server.log_text())
+    log = len(server.log_text())
     graph = changed(unchanged["others"], "base", checkpoint=5)
     graph["alone"] = {"class_type": "PreviewAny", "inputs": {"source": ["words", 0]}}
-    ComfyClient(own_server.url).queue(graph)
-    printed = own_server.log_text()[log:]
+    ComfyClient(server.url).queue(graph)
+    printed = server.log_text()[log:]
     assert not [line for line in re.findall("WARNING: .*", printed) if RAW.search(line)], printed
 
 
-def test_the_prompts_themselves_end_well(own_server: ComfyServer, unchanged: dict[str, Prompt]) -> None:
+def test_the_prompts_themselves_end_well(server: ComfyServer, unchanged: dict[str, Prompt]) -> None:
     """Also after all of the others."""
     for name, prompt in unchanged.items():
-        result = ComfyClient(own_server.url).queue(prompt)
+        result = ComfyClient(server.url).queue(prompt)
         assert result.ok, f"{name}: {result.error}"

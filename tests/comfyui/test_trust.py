@@ -4,6 +4,7 @@ import shutil
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -208,6 +209,31 @@ def test_values_that_other_nodes_link_are_checked_like_typed_ones(comfy: ComfyCl
         ("train", {"name": ["text", 0]}, "cannot be a file name"),
     ]:
         refused(comfy, changed(graph, where, **values), "error", sentence)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "wanted"),
+    [
+        ("Int", "4", "a whole number"),
+        ("Int", 4.5, "a whole number"),
+        ("Int", True, "a whole number"),
+        ("Float", "0.5", "a number"),
+        ("Float", False, "a number"),
+        ("String", 5, "text"),
+        ("Boolean", 1, "true or false"),
+        ("Combo", 3, "one of its list"),
+    ],
+)
+def test_a_linked_value_of_another_type_is_refused(
+    comfy_modules: ModuleType, kind: str, value: object, wanted: str
+) -> None:
+    """By the check that runs before a node: ComfyUI itself refuses such links where it knows the type."""
+    from lora_atelier.nodes.node import check_inputs
+    from lora_atelier.nodes.sockets import io
+
+    one = getattr(io, kind).Input("x", **({"options": ["a"]} if kind == "Combo" else {}))
+    with pytest.raises(ValueError, match=f"^x of Node is .* and must be {wanted}; set it"):
+        check_inputs([one], {"x": value}, "Node")
 
 
 def test_a_checkpoint_of_any_other_name_is_not_opened(comfy: ComfyClient, server: ComfyServer, pictures: Path) -> None:

@@ -45,6 +45,13 @@ def allowed(spec: list, value: object) -> bool:
     return isinstance(value, {"STRING": str, "BOOLEAN": bool}[kind])
 
 
+def shorten(prompt: dict, **inputs: dict) -> None:
+    """Give the nodes of a prompt other inputs, by their class, where they have them."""
+    for node in prompt.values():
+        wanted = inputs.get(node["class_type"], {})
+        node["inputs"] |= {name: value for name, value in wanted.items() if name in node["inputs"]}
+
+
 def test_there_are_workflows() -> None:
     assert {QUICKSTART, TOUR, FLOW} <= set(WORKFLOWS)
     assert len(WORKFLOWS) == 7 and all(path.with_suffix(".jpg").exists() for path in WORKFLOWS)  # thumbnails
@@ -89,8 +96,12 @@ def test_the_nodes_of_a_workflow_do_not_overlap(path: Path) -> None:
 @pytest.mark.parametrize(("path", "files"), [(QUICKSTART, ["mossling"]), (TOUR, ["before_after", "loss"])])
 def test_a_workflow_of_the_toy_model_leads_to_pictures(comfy: ComfyClient, path: Path, files: list[str]) -> None:
     prompt = to_prompt(json.loads(path.read_text(encoding="utf-8")), comfy.object_info())
-    train = next(node for node in prompt.values() if node["class_type"] == "AtelierTrain")
-    train["inputs"]["steps"] = 12
+    shorten(
+        prompt,
+        AtelierTrain={"steps": 4},
+        AtelierSample={"steps": 4, "hires.steps": 2},
+        AtelierSaves={"sample_steps": 4},
+    )
     result = comfy.queue(prompt)
     assert result.ok, result.error
     for key, node in prompt.items():
@@ -105,14 +116,13 @@ def test_a_workflow_of_the_toy_model_leads_to_pictures(comfy: ComfyClient, path:
 def test_a_workflow_of_a_character_leads_to_pictures(comfy: ComfyClient, pictures: Path, name: str) -> None:
     """On the toy models, and with few steps; what is left open is what suits them."""
     prompt = to_prompt(on_toy_models(ROOT / "workflows" / f"Train a LoRA - {name} character.json"), comfy.object_info())
-    small = {
-        "AtelierConceptDataset": {"folder": pictures.name},
-        "AtelierTrain": {"name": pictures.name, "steps": 2, "resolution": 64},
-        "AtelierDatasetPreview": {"resolution": 64},
-        "AtelierSample": {"width": 64, "height": 64, "steps": 2, "hires.steps": 2},
-    }
-    for node in prompt.values():
-        node["inputs"] |= {key: v for key, v in small.get(node["class_type"], {}).items() if key in node["inputs"]}
+    shorten(
+        prompt,
+        AtelierConceptDataset={"folder": pictures.name},
+        AtelierTrain={"name": pictures.name, "steps": 2, "resolution": 64},
+        AtelierDatasetPreview={"resolution": 64},
+        AtelierSample={"width": 64, "height": 64, "steps": 2, "hires.steps": 2},
+    )
     result = comfy.queue(prompt)
     assert result.ok, result.error
     shown = {node["_meta"]["title"]: key for key, node in prompt.items()}
@@ -136,8 +146,12 @@ def test_files_that_a_workflow_names_are_offered_for_their_folders() -> None:
 def test_a_file_to_share_is_compared_made_smaller_and_saved(comfy: ComfyClient, server: ComfyServer) -> None:
     prompt = to_prompt(json.loads(SHARE.read_text(encoding="utf-8")), comfy.object_info())
     nodes = {node["class_type"]: (key, node["inputs"]) for key, node in prompt.items()}
-    nodes["AtelierTrain"][1]["steps"], nodes["AtelierSaves"][1]["save_every"] = 8, 2
-    nodes["AtelierTrain"][1]["seed"] = 112  # of no other test on this server, whose shorter run it would continue
+    shorten(
+        prompt,
+        AtelierTrain={"steps": 8, "seed": 112},  # the seed of no other test on this server, whose run it would continue
+        AtelierSaves={"save_every": 2},
+        AtelierCompareLoras={"steps": 4, "width": 64, "height": 64},
+    )
     result = comfy.queue(prompt)
     assert result.ok, result.error
     compared, smaller, saved = (

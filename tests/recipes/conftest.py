@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prepared import without_estimates
+from prepared import Ready, without_estimates
 from recipes.recipes import Material, carry_out
 
 
@@ -24,7 +24,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, material: Material) -> Call
 
     def find(name: str) -> Any:
         if name not in results:
-            results[name] = carry_out(name, material, folder / f"run{len(results)}")
+            results[name] = carry_out(name, material, folder / f"run{len(results)}", Ready)
         return results[name]
 
     return find

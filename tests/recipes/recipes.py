@@ -237,10 +237,12 @@ def _placed(controls: ControlConfig, material: Material) -> ControlConfig:
     return controls.replace(folders=tuple(map(material.pictures, controls.folders)))
 
 
-def carry_out(name: str, material: Material, folder: Path, **memory: Any) -> Any:
+def carry_out(
+    name: str, material: Material, folder: Path, source: Callable[[BaseModelConfig], Any] | None = None, **memory: Any
+) -> Any:
     """Train a recipe in an empty folder and return the result; one with stops is begun again after each.
 
-    memory: settings other than the recipe's.
+    source: builds what loads the base model, by default from its file. memory: settings other than the recipe's.
     """
     recipe = RECIPES[name]
     config = configure(recipe, material)
@@ -248,7 +250,12 @@ def carry_out(name: str, material: Material, folder: Path, **memory: Any) -> Any
 
     def train(callbacks: Callbacks) -> Any:
         return train_lora(
-            config, folder / "lora.safetensors", cache=folder / "cache", device="cpu", callbacks=callbacks
+            config,
+            folder / "lora.safetensors",
+            cache=folder / "cache",
+            device="cpu",
+            callbacks=callbacks,
+            source=source(config.base_model) if source else None,
         )
 
     for stop in recipe.stops:

@@ -79,41 +79,14 @@ def measure_loop(config, folder, record=False):
 
 
 @pytest.mark.parametrize("checkpointing", ["0", "full"])
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_the_dry_run_takes_what_the_training_loop_takes(checkpointing, batch_size, checkpoint, folder):
-    config = run_config(checkpoint, folder, batch_size=batch_size, checkpointing=checkpointing)
-    found = estimate(meta_base(checkpointing == "full"), shape={"samples": batch_size})
+def test_the_dry_run_takes_what_the_training_loop_takes(checkpointing, checkpoint, folder):
+    config = run_config(checkpoint, folder, batch_size=2, checkpointing=checkpointing)
+    found = estimate(meta_base(checkpointing == "full"), shape={"samples": 2})
     assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
     assert found.weights == sum(t.nbytes for t in tiny_unet().state_dict().values())
 
 
-@pytest.mark.parametrize("checkpointing", ["0", "full"])
-@pytest.mark.parametrize("role", ["train", "prior_prediction"])
-def test_the_prediction_of_the_prior_is_part_of_it(role, checkpointing, checkpoint, folder):
-    masks = MaskConfig(prior_weight=1.0, unmasked_probability=0.0) if role == "train" else None
-    for i in range(4 if masks else 0):
-        Image.new("L", (128, 128)).save(folder / f"{i}-masklabel.png")
-    config = run_config(checkpoint, folder, masks=masks, checkpointing=checkpointing)
-    taught = config.dataset.concepts[0]
-    if role != "train":  # nearly every sample is held: a few of the others make the run one that can be
-        many = taught.replace(role=role, repeats=100)
-        config = config.replace(dataset=DatasetConfig(concepts=(taught, many)))
-    found = estimate(meta_base(checkpointing == "full"), run=config, shape={"masked": bool(masks)})
-    assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)
-
-
-def test_the_gradients_of_one_end_of_a_pair_are_part_of_the_other_pass(checkpoint, folder):
-    less = folder.with_name(f"{folder.name}-less")
-    shutil.copytree(folder, less)
-    config = run_config(checkpoint, folder)
-    paired = config.dataset.concepts[0].replace(controls=ControlConfig(folders=(str(less),), use="slider"))
-    config = config.replace(dataset=DatasetConfig(concepts=(paired,)))
-    found = estimate(meta_base(False), run=config, shape={"accumulates": True})
-    measured = measure_loop(config, folder)
-    assert found.network + found.activations == pytest.approx(measured, rel=0.005)
-
-
-def test_text_encoders_that_are_trained_are_part_of_it(folder):
+def test_text_encoders_that_are_trained_are_part_of_it(folder, comfyui):
     path = folder / "sdxl.safetensors"
     save_file(family_tensors("sdxl"), path)
     rates = {"text_encoder_learning_rate": 1e-4, "text_encoder_2_learning_rate": 1e-4}
@@ -129,7 +102,7 @@ def test_text_encoders_that_are_trained_are_part_of_it(folder):
     assert found.weights == sum(t.nbytes for model in models for t in (*model.parameters(), *model.buffers()))
 
 
-@pytest.mark.parametrize("checkpointing", ["0", "full"])
+@pytest.mark.parametrize("checkpointing", ["0", pytest.param("full", marks=pytest.mark.thorough)])
 def test_torch_itself_records_the_same_peak(checkpointing, checkpoint, folder):
     config = run_config(checkpoint, folder, batch_size=2, checkpointing=checkpointing)
     found = estimate(meta_base(checkpointing == "full"), shape={"samples": 2})
@@ -168,8 +141,17 @@ ALONE = [(name, "none", rank, checkpointing) for name in TERMS for rank, checkpo
 REFUSED = ({"slider of prompts", "guidance"}, {"preservation, blank", "preservation, class"})
 REFUSED += ({"slider of prompts", "slider of pairs"}, {"slider of pairs", "prior prediction"})
 NAMES = [name for name in TERMS if name != "none"]
+# Those that share what only one of them counts alone: passes without gradients, gradients beside a pass.
+TELLING = (
+    {"masked prior", "slider of pairs"},
+    {"preservation, class", "guidance"},
+    {"uncertainty", "slider of prompts"},
+)
 PAIRS = [
-    (one, other, (4, 64)[i % 2], ("0", "full")[i // 2 % 2])
+    pytest.param(
+        *(one, other, (4, 64)[i % 2], ("0", "full")[i // 2 % 2]),
+        marks=() if {one, other} in TELLING else pytest.mark.thorough,
+    )
     for i, (one, other) in enumerate(itertools.combinations(NAMES, 2))
     if {one, other} not in REFUSED
 ]
@@ -177,7 +159,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("one", "other", "rank", "checkpointing"), [*ALONE, *PAIRS])
 def test_the_dry_run_knows_each_term_alone_and_in_pairs(one, other, rank, checkpointing, checkpoint, folder):
-    """Within one per cent of what the loop allocates: both ask the same pass."""
+    """Within half a per cent of what the loop allocates: both ask the same pass."""
     config = run_config(checkpoint, folder, checkpointing=checkpointing)
     concept, role = config.dataset.concepts[0], "train"
     for _, of_concept in (TERMS[one], TERMS[other]):
@@ -194,4 +176,4 @@ def test_the_dry_run_knows_each_term_alone_and_in_pairs(one, other, rank, checkp
     )
     shape = {"caption": "thing 0", "masked": concept.masks is not None, "accumulates": config.dataset.paired}
     found = estimate(meta_base(checkpointing == "full"), rank=rank, run=config, shape=shape)
-    assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.01)
+    assert found.network + found.activations == pytest.approx(measure_loop(config, folder), rel=0.005)

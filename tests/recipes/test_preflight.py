@@ -22,6 +22,19 @@ def config(checkpoint, pictures):
     )
 
 
+@pytest.fixture(scope="module")
+def totals():
+    """Give `totals(config)` -> the bytes that each level needs, estimated once."""
+    known = {}
+
+    def of(config):
+        if config.digest() not in known:
+            known[config.digest()] = {level: estimated(config, level).total for level in LEVELS}
+        return known[config.digest()]
+
+    return of
+
+
 def let_be_free(monkeypatch, amount):
     monkeypatch.setattr(preflight, "free_bytes", lambda device: amount)
 
@@ -32,24 +45,26 @@ def run_and_estimate(config, folder):
     return result, next(note for note in notes if note.startswith("Memory: about"))
 
 
-def test_each_level_needs_less(config):
-    totals = [estimated(config, level).total for level in LEVELS]
+def test_each_level_needs_less(config, totals):
+    totals = list(totals(config).values())
     assert totals == sorted(totals, reverse=True) and totals[-1] < 0.8 * totals[0]
 
 
-def test_what_fits_is_not_slowed_down_and_what_does_not_takes_the_first_level_that_does(config, tmp_path, monkeypatch):
+def test_what_fits_is_not_slowed_down_and_what_does_not_takes_the_first_level_that_does(
+    config, totals, tmp_path, monkeypatch
+):
     plain, said = run_and_estimate(config, tmp_path)
     assert "with gradient checkpointing 0." in said
-    totals = {level: estimated(config, level).total for level in LEVELS}
-    let_be_free(monkeypatch, totals["2"])
-    first = next(level for level in LEVELS if totals[level] <= totals["2"])
+    needed = totals(config)
+    let_be_free(monkeypatch, needed["2"])
+    first = next(level for level in LEVELS if needed[level] <= needed["2"])
     small, said = run_and_estimate(config, tmp_path)
     assert f"with gradient checkpointing {first}." in said and first != "0"
     assert small.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
-def test_settings_that_do_not_fit_are_refused_with_the_cheapest_that_do(config, tmp_path, monkeypatch):
-    let_be_free(monkeypatch, 0.89 * estimated(config, "0").total)
+def test_settings_that_do_not_fit_are_refused_with_the_cheapest_that_do(config, totals, tmp_path, monkeypatch):
+    let_be_free(monkeypatch, 0.89 * totals(config)["0"])
     fixed = config.replace(memory=MemoryConfig(checkpointing="0"))
     refused = (
         r"needs about .* with gradient checkpointing 0, and .* free: "

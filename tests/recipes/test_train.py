@@ -136,6 +136,7 @@ def test_the_file_is_whole_named_and_described(config, tmp_path):
     assert "encoder.safetensors" in metadata and "secret" not in metadata
 
 
+@pytest.mark.thorough  # in every run test_learning.py sees what is learned
 def test_training_lowers_the_loss(config, tmp_path):
     config = change(concept(config, flip=False, captions=CaptionConfig()), optimizer={"learning_rate": 5e-3})
     config = change(config, train={"steps": 60, "batch_size": 6}, objective={"noise_offset": 0, "min_snr_gamma": 0})
@@ -205,7 +206,10 @@ def test_where_only_the_backward_pass_cannot_be_compiled_the_run_continues_witho
     assert ["no kernel for this" in note for note in notes if note.startswith("torch.compile failed")] == [True]
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "float8", "int8", "nf4"])
+AGAIN = [pytest.param(kind, marks=pytest.mark.thorough) for kind in ("bfloat16", "float8", "int8")]
+
+
+@pytest.mark.parametrize("weights", ["float32", "nf4", *AGAIN])
 def test_weights_kept_small_train_nearly_the_same(config, plain, tmp_path, weights):
     config = change(config, optimizer={"text_encoder_learning_rate": 1e-3})
     small = run(change(config, base_model={"weights": weights, "text_weights": weights}), tmp_path)
@@ -445,7 +449,10 @@ def test_a_sample_lies_beside_the_lora_for_model_browsers(config, tmp_path):
     assert not preview.exists()
 
 
-@pytest.mark.parametrize(("family", "prefixes"), [("sd2", {"lora_te"}), ("sdxl", {"lora_te1", "lora_te2"})])
+@pytest.mark.parametrize(
+    ("family", "prefixes"),
+    [pytest.param("sd2", {"lora_te"}, marks=pytest.mark.thorough), ("sdxl", {"lora_te1", "lora_te2"})],
+)
 def test_other_families_train_their_unet_and_text_encoders(config, tmp_path, family, prefixes):
     marker = {"v_pred": torch.zeros(1), "ztsnr": torch.zeros(1)}
     save_file(family_tensors(family) | marker, tmp_path / "toy.safetensors")

@@ -105,6 +105,9 @@ def scene(tmp_path_factory, comfyui):
     for job in JOBS.values():  # before two processes write the same files
         worlds.configure(worlds.recipe_of(job), material)
     worlds.carry_out({**PLAIN, "asked": {"2": ["stop"]}}, material, folder / "begun by one")
+    (run,) = find_runs(folder / "begun by one" / "runs")
+    command = ["train", str(run.path / "run.json"), "--output", str(folder / "command"), "--device", "cpu", "--json"]
+    (folder / "command.json").write_text(json.dumps(command))
     (folder / "jobs.json").write_text(json.dumps(JOBS))
     processes = worlds.start(folder, tokenizer)
     for name, job in {**EXACT, **SUMMED, "plain": PLAIN}.items():
@@ -240,6 +243,21 @@ def test_a_process_out_of_memory_repeats_the_step_with_less(scene, name):
     assert (found - wanted).norm() <= CLOSE * wanted.norm()
 
 
+def talks_of_the_run(scene, printed):
+    """Tell whether the lines of JSON that one of two processes has printed are of the run that one process trains."""
+    events = [json.loads(line) for line in printed]
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3]
+    (result,) = [event for event in events if event["event"] == "result"]
+    found, wanted = load_file(result["lora"]), load_file(scene / "alone" / "plain" / "lora.safetensors")
+    return found.keys() == wanted.keys() and all(torch.equal(found[key], wanted[key]) for key in wanted)
+
+
+def test_the_command_trains_the_run_of_one_process_where_torchrun_starts_it(scene):
+    (*printed, code), silent = ((scene / f"command-{number}.txt").read_text().splitlines() for number in (0, 1))
+    assert code == "0" and silent == ["0"] and talks_of_the_run(scene, printed)
+
+
+@pytest.mark.thorough  # in every run two processes have what torchrun would tell them
 def test_torchrun_trains_by_the_command_the_run_of_one_process(scene, tmp_path):
     (run,) = find_runs(scene / "alone" / "plain" / "runs")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -247,8 +265,4 @@ def test_torchrun_trains_by_the_command_the_run_of_one_process(scene, tmp_path):
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(worlds.THREADS)}
     done = subprocess.run([*launch, *train], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3]  # one process talks
-    (result,) = [event for event in events if event["event"] == "result"]
-    found, wanted = load_file(result["lora"]), load_file(scene / "alone" / "plain" / "lora.safetensors")
-    assert found.keys() == wanted.keys() and all(torch.equal(found[key], wanted[key]) for key in wanted)
+    assert talks_of_the_run(scene, done.stdout.splitlines())

@@ -2,17 +2,24 @@
 
 import copy
 import json
+import logging
 import re
+import statistics
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import concept
 import pytest
 import torch
 import warm
 from clip_tokenizer import TOKENIZER
 from durable import apart
+from PIL import Image
 from tiny_models import family_tensors, tiny_unet
+from torchvision.transforms.functional import pil_to_tensor
 
 from lora_atelier.bench import (
     cases,
@@ -31,15 +38,20 @@ from lora_atelier.bench import (
     results,
     saves,
     slider,
+    stock,
     tools,
     worker,
 )
+from lora_atelier.trainer_core import runs, train
 from lora_atelier.trainer_core.config import BaseModelConfig, LoraConfig, MemoryConfig
+from lora_atelier.trainer_core.lora_files import merge
+from lora_atelier.trainer_core.models import sd
 from lora_atelier.trainer_core.models.files.safetensors_file import FileHeader
 from lora_atelier.trainer_core.models.sd import Conditions, load_base_model
 from lora_atelier.trainer_core.models.sd.family import FAMILIES, UNET, declared_prediction, detect_family
 from lora_atelier.trainer_core.models.sd.unet import build_unet, unet_shape
 from lora_atelier.trainer_core.networks.layers.lora import LoraLayer
+from lora_atelier.trainer_core.training import sample, saving
 
 CPU = torch.device("cpu")
 PARTS = {"seconds", "forward", "backward", "update", "loss"}
@@ -518,13 +530,84 @@ def test_one_step_goes_all_the_way_into_comfyui(tmp_path, monkeypatch, comfyui, 
     lora = tmp_path / "lora.safetensors"
     train = full_size.train_one_step("tiny", lora)
     load = results.child("full_size.py", "load", "--model", "tiny", "--lora", str(lora))
-    result = {"train": train, "load": load}
-    full_size.check("tiny", result)
+    full_size.check("tiny", {"train": train, "load": load})
     assert train["layers"] == {"unet": 119, "te": 18} and load["unet"] == 119 and load["text"] == 18
-    text = full_size.render({"tiny": result | {"stamp": "today", "command": "bench --full-size"}})
-    assert "| tiny | float32 | 64 | 119 unet + 18 te | 119 + 18 | 0 |" in text and "met" in text
-    with pytest.raises(RuntimeError, match="117 \\+ 18 of 137 layers"):
-        full_size.check("tiny", {"train": train, "load": load | {"unet": 117}})
+
+
+@pytest.fixture
+def train_nothing(monkeypatch):
+    """Give `train_nothing(act, **result)`: a benchmark's run calls `act(run, output, callbacks)`, and comes to that."""
+
+    def replaced(act, **result):
+        def train_lora(run, output, cache, device="cpu", callbacks=None, source=None):
+            act(run, output, callbacks)
+            return SimpleNamespace(**result)
+
+        monkeypatch.setattr(train, "train_lora", train_lora)
+
+    return replaced
+
+
+def test_the_step_of_a_full_size_model_is_counted_by_layers(train_nothing, tmp_path, monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    lora, runs = tmp_path / "lora.safetensors", []
+
+    def act(run, output, _):
+        runs.append(run)
+        output.write_bytes(bytes(2_000_000))
+
+    one, none = torch.ones(2), torch.zeros(2)
+    ups = {"lora_unet_a": one, "lora_unet_b": none, "lora_te_a": one}
+    tensors = {f"{name}.lora_up.weight": up for name, up in ups.items()} | {"lora_te_a.lora_down.weight": one}
+    train_nothing(act, tensors=tensors, losses=[0.5])
+    found = full_size.train_one_step("tiny", lora)
+    assert found["layers"] == {"unet": 2, "te": 1} and (found["moved"], found["loss"], found["megabytes"]) == (
+        2,
+        0.5,
+        2,
+    )
+    (run,) = runs
+    assert run.train.steps == 1 and run.lora.preset == "full" and run.optimizer.text_encoder_learning_rate > 0
+
+
+def test_what_comfyui_patches_is_counted_and_what_it_says_is_kept(monkeypatch):
+    def say(text, found):
+        logging.getLogger().warning(text)
+        return found
+
+    patched = SimpleNamespace(patches="ab"), SimpleNamespace(patcher=SimpleNamespace(patches="a"))
+    sd, utils = ModuleType("comfy.sd"), ModuleType("comfy.utils")
+    sd.load_checkpoint_guess_config = lambda *_, **__: say("left over keys: x", ("model", "clip", None))
+    sd.load_lora_for_models = lambda *_: say("lora key not loaded: y", patched)
+    utils.load_torch_file = lambda *_, **__: {}
+    for name, module in (("comfy", ModuleType("comfy")), ("comfy.sd", sd), ("comfy.utils", utils)):
+        monkeypatch.setitem(sys.modules, name, module)
+    sys.modules["comfy"].sd, sys.modules["comfy"].utils = sd, utils
+    monkeypatch.setattr(stock, "register_tiny", lambda: None)
+    found = full_size.load_in_comfyui(Path("a"), Path("b"))
+    assert (found["unet"], found["text"]) == (2, 1)
+    assert (found["checkpoint_log"], found["lora_log"]) == (["left over keys: x"], ["lora key not loaded: y"])
+
+
+def test_a_lora_is_whole_where_every_trained_layer_moved_and_is_patched():
+    train = {"layers": {"unet": 119, "te": 18}, "moved": 137, "precision": "float32", "resolution": 64, "peak": 900.0}
+    result = {"train": train, "load": {"unet": 119, "text": 18, "lora_log": [], "peak": 1_800.0}}
+    full_size.check("tiny", result)
+    told = {"stamp": "today", "command": "bench --full-size"}
+    row = (
+        "| tiny | float32 | 64 | 119 unet + 18 te | 119 + 18 | 0 | {} MB | 1,800 MB | {} | today, `bench --full-size` |"
+    )
+    assert row.format("900", "met") in full_size.render({"tiny": result | told})
+    assert row.format("24,000", "**missed**") in full_size.render(
+        {"tiny": result | told | {"train": train | {"peak": 24_000.0}}}
+    )
+    for part, values, sentence in (
+        ("load", {"unet": 117}, r"patches 117 \+ 18 of 137 layers"),
+        ("load", {"lora_log": ["lora key not loaded: x"]}, "logs .'lora key not loaded: x'"),
+        ("train", {"moved": 136}, "changed 136 of 137 layers"),
+    ):
+        with pytest.raises(RuntimeError, match=sentence):
+            full_size.check("tiny", result | {part: result[part] | values})
 
 
 @pytest.mark.thorough
@@ -533,11 +616,33 @@ def test_saves_are_measured_against_steps(monkeypatch, comfyui):
     result = saves.measure("tiny", "cpu")
     assert len(result["saves"]) == saves.SAVES and len(result["steps"]) == saves.SAVES + 1
     assert result["megabytes"] > 0.5 and all(seconds > 0 for seconds in result["saves"])
-    text = saves.render(result, "bench --saves", "today")
-    assert re.search(r"\| share of a run that saving takes, every 5 minutes \| \d+\.\d\d% .*≤ 1% \| \S+ \|", text)
-    quick = saves.render({**result, "saves": [2.0, 1.0, 2.5]}, "bench --saves", "today")
+
+
+def test_the_first_and_the_last_save_are_not_among_those_measured(train_nothing, monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    monkeypatch.setattr(saving, "save", lambda seconds: time.sleep(seconds))
+    monkeypatch.setattr(runs, "open_run", lambda _: SimpleNamespace(checkpoints=lambda: [SimpleNamespace(size=3e6)]))
+
+    def act(run, _, callbacks):
+        assert (run.saves.save_every, run.saves.save_unit, run.train.steps) == (1, "steps", saves.SAVES + 2)
+        for step in range(run.train.steps):
+            callbacks.step(SimpleNamespace(seconds=float(step)))
+            saving.save(0.0 if 0 < step <= saves.SAVES else 0.2)
+
+    train_nothing(act, run=None)
+    found = saves.measure("tiny", "cpu")
+    assert found["steps"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0] and found["megabytes"] == 3
+    assert len(found["saves"]) == saves.SAVES and statistics.median(found["saves"]) < 0.2
+
+
+def test_saves_are_judged_by_their_share_of_a_run():
+    machine = {"device": "CPU", "cpu": "a CPU", "cores": 2}
+    told = {"title": "a base", "machine": machine, "resolution": 64, "minutes": 5, "megabytes": 3.0}
+    quick = saves.render({**told, "steps": [0.5, 0.25, 1.0], "saves": [2.0, 1.0, 2.5]}, "bench --saves", "today")
     assert "| 0.66% | 0.33% – 0.83%, n = 3 | ≤ 1% | met |" in quick
-    slow = saves.render({**result, "saves": [4.0, 3.1, 5.0]}, "bench --saves", "today")
+    assert "| seconds of a step | 0.500 | 0.250 – 1.000, n = 3 |" in quick
+    assert "| a save / a step | 4.000 | 2.000 – 5.000, n = 3 |" in quick
+    slow = saves.render({**told, "steps": [0.5], "saves": [4.0, 3.1, 5.0]}, "bench --saves", "today")
     assert "| 1.32% | 1.02% – 1.64%, n = 3 | ≤ 1% | **missed** |" in slow
 
 
@@ -553,13 +658,62 @@ def test_tools_are_measured_beside_whole_decompositions():
 @pytest.mark.thorough
 def test_settings_are_measured_by_what_the_example_concept_looks_like(monkeypatch, comfyui):
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
-    runs = [learning.configure(name, seed) for name in learning.VARIANTS for seed in (0, 1)]
-    alike = len(learning.DRAWN) * 2  # as the first variant, but for the pictures that are drawn before
-    assert len({repr(run) for run in runs}) == len(runs) - alike  # each other variant is another run
     found = learning.measure(learning.configure("preservation class", 0, steps=2, size=64), drawn=2)
     assert found["circles"] < 0.5
     assert found["motif"] < 0.5 and found["bleed"] < 0.5 and 0 <= found["kept"] <= 1
     assert found["loss"] > 0 and found["seconds"] > 0
+
+
+def test_each_variant_of_settings_is_another_run(monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    runs = [learning.configure(name, seed) for name in learning.VARIANTS for seed in (0, 1)]
+    alike = len(learning.DRAWN) * 2  # as the first variant, but for the pictures that are drawn before
+    assert len({repr(run) for run in runs}) == len(runs) - alike  # each other variant is another run
+
+
+@pytest.fixture
+def draw_nothing(monkeypatch):
+    """Let a benchmark's base draw gray pictures, with as much more red than blue as a fifth of a LoRA's strength."""
+
+    def sample_images(base, sample):
+        for prompt in sample.prompts:
+            picture = torch.full((8, 8, 3), 0.5)
+            picture[..., 0] += base.strength / 10
+            picture[..., 2] -= base.strength / 10
+            yield SimpleNamespace(prompt=prompt), picture
+
+    def merge_beneath(base, beneath):
+        (base.strength,) = (each.strength for each in beneath)
+
+    monkeypatch.setattr(sd, "load_base_model", lambda _: SimpleNamespace(strength=0.0))
+    monkeypatch.setattr(sample, "sample_images", sample_images)
+    monkeypatch.setattr(merge, "merge_beneath", merge_beneath)
+
+
+@pytest.mark.usefixtures("draw_nothing")
+def test_a_setting_is_judged_by_the_motif_where_it_was_asked_for_and_elsewhere(train_nothing, monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    motif = next(picture for picture in concept.load_pictures() if picture.shape[:2] == (128, 128))
+    gray, taught = torch.full_like(motif, 0.5), []
+    parts = len(learning.GROUNDS), len(learning.PLAIN), len(learning.CIRCLES)
+    drawn = torch.stack([each for each, count in zip((motif, gray, motif), parts, strict=True) for _ in range(count)])
+    losses = [9.0] * 8 + [1.0, 2.0]  # the last fifth counts
+
+    def act(run, _, callbacks):
+        taught.extend(sorted(path.name for path in Path(run.dataset.concepts[-1].folder).iterdir()))
+        assert run.dataset.concepts[-1].role == "regularisation"
+        for _ in range(3):
+            callbacks.step(None)
+
+    train_nothing(act, samples=drawn, losses=losses)
+    monkeypatch.setattr(concept, "read_plain", lambda pictures, plain: (len(pictures), len(plain) // 2, None))
+    found = learning.measure(learning.configure("regularisation pictures", 0, steps=2), drawn=2)
+    assert found["motif"] > 0.7 and found["bleed"] <= 0 and found["circles"] > 0.7
+    assert (found["kept"], found["loss"]) == (0.75, 1.5) and found["seconds"] >= 0
+    assert taught == ["00.png", "00.txt", "01.png", "01.txt"]
+
+
+def test_settings_are_reported_beside_the_first():
     plain = {"motif": 0.25, "bleed": -0.5, "circles": -0.25, "kept": 0.75, "loss": 0.05, "seconds": 2.0}
     text = learning.render(
         {"adamw": [plain, {**plain, "motif": 0.35}], "muon": [{**plain, "seconds": 3.0}] * 2}, "b", "d"
@@ -583,7 +737,40 @@ def test_a_slider_is_measured_by_what_its_file_draws_at_several_strengths(of, mo
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
     found = slider.measure(of, steps=2, size=64)
     assert list(found) == ["-1", "-0.5", "0", "0.5", "1"] and all(abs(each) <= 1 for each in found.values())
+
+
+@pytest.mark.usefixtures("draw_nothing")
+@pytest.mark.parametrize("of", slider.OF)
+def test_a_slider_is_trained_from_red_to_blue_and_reported_by_strength(of, train_nothing, monkeypatch, comfyui):
+    monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
+    pixels = []
+
+    def act(run, *_):
+        (taught,) = run.dataset.concepts
+        colours = [Path(taught.folder), *map(Path, taught.controls.folders if taught.controls else ())]
+        pixels.extend(torch.stack([as_tensor(path) for path in sorted(folder.glob("*.png"))]) for folder in colours)
+        assert (run.objective.slider == "prompts") == (of == "two prompts") == (taught.controls is None)
+        if of == "two prompts":
+            assert "red circle" in run.objective.slider_positive and "blue circle" in run.objective.slider_negative
+        else:
+            assert taught.controls.use == "slider"
+        captions = {path.read_text(encoding="utf-8").split(" --")[0] for path in colours[0].glob("*.txt")}
+        assert captions == {"a gray circle on a white background"}
+
+    train_nothing(act, path=Path("slider.safetensors"))
+    found = slider.measure(of, steps=2, size=64)
+    assert found == pytest.approx({"-1": -0.2, "-0.5": -0.1, "0": 0.0, "0.5": 0.1, "1": 0.2}, abs=1e-6)
+    assert all(len(each) == slider.PICTURES for each in pixels)
+    if of == "pairs of pictures":  # in one place, and red and blue in nothing but that place
+        red, blue = pixels
+        assert torch.equal(red, blue.flip(-1)) and not torch.equal(red, blue)
+        assert (red[..., 0] - blue[..., 0]).min() == 0
     assert f"| {of} | -0.100 | +0.200 |" in slider.render({of: {"-1": -0.1, "1": 0.2}}, "bench --slider", "today")
+
+
+def as_tensor(path):
+    with Image.open(path) as picture:
+        return pil_to_tensor(picture.convert("RGB")).movedim(0, -1).int()
 
 
 @pytest.mark.thorough
@@ -598,13 +785,49 @@ def test_linked_models_race_against_the_node_and_only_its_gradients_are_wrong(mo
     row = errors["Flux"]
     assert max(row.pop("slope")) < 1e-3
     assert all(error > 0.01 if name.startswith("node") else error < 1e-5 for name, error in row.items())
-    for side, seconds in (("frozen", 1.6), ("stock", 6.0), ("stock, plain", 4.0)):
-        both = {connected.OURS: 2.0, side: seconds}
-        result["steps"][side] = [{name: {"seconds": s, "peak": 1e3 * s, "loaded": 900.0} for name, s in both.items()}]
-    text = connected.render({"flux": result}, {"Flux": {**row, "slope": (1e-5, 1e-5)}}, "bench --connected", "today")
+    assert connected.render({"flux": result}, errors | {"Flux": row | {"slope": (1e-5, 1e-5)}}, "b", "today")
+
+
+def test_our_side_takes_turns_with_each_other_and_the_first_turn_does_not_count(monkeypatch):
+    living, order = [], []
+
+    class Side:
+        def __init__(self, part):
+            self.side, self.turns = part["side"], 0
+            living.append(self.side)
+
+        def measure(self, part, seconds):
+            assert part["side"] == self.side and part["model"] == "flux"
+            order.append(self.side)
+            self.turns += 1
+            return {"turn": self.turns, "about": self.side}
+
+        def end(self):
+            living.remove(self.side)
+
+    monkeypatch.setattr(connected, "Child", Side)
+    found = connected.race("flux", 2, toy=True)
+    assert {connected.OURS, *found["steps"]} == set(connected.SIDES) and not living
+    for number, (side, pairs) in enumerate(found["steps"].items()):
+        assert [{name: told["turn"] for name, told in pair.items()} for pair in pairs] == [
+            {side: turn, connected.OURS: 3 * number + turn} for turn in (2, 3)
+        ]
+    assert order[:6] == ["frozen", "ours", "ours", "frozen", "frozen", "ours"] and found["about"] == "ours"
+
+
+def test_races_of_linked_models_are_reported_with_their_goals():
+    machine = {"cpu": "a CPU", "cores": 2, "threads": 2, "torch": "2", "load": 0}
+    about = {"machine": machine, "title": "Flux", "parameters": 2e6, "pixels": 64}
+    sides = {"frozen": 1.6, "stock": 6.0, "stock, plain": 4.0, "ours, full": 3.0, "ours, float8": 2.0}
+    told = {name: {"seconds": s, "peak": 1e3 * s, "loaded": 900.0} for name, s in (sides | {"ours": 2.0}).items()}
+    steps = {name: [{"ours": told["ours"], name: told[name]}] for name in sides}
+    errors = {"Flux": {"ours": 2e-6, "node, depth 1": 0.25, "node, depth 2": "it fails", "slope": (1e-5, 2e-5)}}
+    text = connected.render({"flux": {"steps": steps, "about": about}}, errors, "bench --connected", "today")
     assert "| seconds per step, ours / frozen pass | 1.250 | 1.250 – 1.250, n = 1 | ≤ 1.12 | **missed** |" in text
     assert "| seconds per step, TrainLoraNode / ours | 3.000 | 3.000 – 3.000, n = 1 | ≥ 2.5 | met |" in text
     assert "| peak memory, ours / TrainLoraNode | 0.333 | 0.333 – 0.333, n = 1 | ≤ 0.5 | met |" in text
+    assert "| **LoRA Atelier** | 2.000 | 2.000 – 2.000 | 2,000 MB | 1,100 MB |" in text
+    assert "| Flux (node 1.0e-05, ours 2.0e-05) | 2e-06 | 25.0% | it fails |" in text
 
 
 def test_memory_is_estimated_by_settings_and_falls_with_each(monkeypatch):

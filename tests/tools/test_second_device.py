@@ -51,14 +51,17 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_learns_there_what_it_learns_here(name, config, tmp_path, card):  # noqa: F811
     config = change(config, **CASES[name])
-    if "memory" in CASES[name]:
+    if "offload_weights" in CASES[name].get("memory", {}):
+        config = change(config, train={"steps": 2})
         save_file(family_tensors("sdxl"), tmp_path / "toy-sdxl.safetensors")
         config = change(config, base_model={"path": str(tmp_path / "toy-sdxl.safetensors")})
     here = run(config, tmp_path / "here", tmp_path / "cache")
-    with pytest.raises(Cut):
-        run(config, tmp_path / "there", tmp_path / "cache there", device=card, step=cut_at(2))
+    if "optimizer" in CASES[name]:  # whose state is what comes back to the device
+        with pytest.raises(Cut):
+            run(config, tmp_path / "there", tmp_path / "cache there", device=card, step=cut_at(2))
     there = run(config, tmp_path / "there", tmp_path / "cache there", device=card)
-    assert "Resumed after step 2" in there.origin and there.losses == pytest.approx(here.losses, rel=1e-3)
+    assert ("Resumed after step 2" in there.origin) == ("optimizer" in CASES[name])
+    assert there.losses == pytest.approx(here.losses, rel=1e-3)
     assert [loss for _, loss in there.validation] == pytest.approx([loss for _, loss in here.validation], rel=1e-3)
     assert torch.allclose(there.samples, here.samples, atol=0.02)
     assert here.tensors.keys() == there.tensors.keys()

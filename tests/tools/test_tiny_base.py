@@ -51,6 +51,7 @@ def test_the_file_is_small_and_float16():
     assert kinds == {"F16"}
 
 
+@pytest.mark.thorough  # in every run the next test asks for six other figures
 def test_a_caption_decides_figure_and_background(tiny_base):
     pictures = draw(tiny_base, (PROMPT,) * SEEDS, cfg=4.0)
     assert sum(map(red_on_blue, pictures)) >= 9

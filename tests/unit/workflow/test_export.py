@@ -166,6 +166,29 @@ def test_comfyui_takes_what_is_written(run: RunFile) -> None:
     assert refused(prompt_of(document, FORMS)) == []
 
 
+def test_comfyui_takes_both_ends_of_every_range() -> None:
+    """Settings that do not go together are left out."""
+    base = BaseModelConfig(path="/m/checkpoints/base.safetensors")
+    plain = OPEN.replace(base_model=base, dataset=DatasetConfig(concepts=(ConceptConfig(folder="/cats"),)))
+    taken = set()
+    for part, kind in KINDS.items():
+        for each in rows_of(kind).values():
+            ends = (each.low, each.high) if each.kind in (int, float) else ()
+            choice = {each.acts_with[0]: each.acts_with[1][0]} if each.acts_with else {}
+            for end in [end for end in ends if abs(end) < 1e30]:
+                try:
+                    document = workflow_of(
+                        RunFile(
+                            name="cat", config=plain.replace(**{part: kind(**choice, **{each.name: each.kind(end)})})
+                        )
+                    )
+                except ValueError:
+                    continue
+                assert refused(prompt_of(document, FORMS)) == [], each.name
+                taken.add(each.name)
+    assert {"noise_offset", "rank", "batch_size", "huber_c"} <= taken and len(taken) > 60
+
+
 def test_the_rules_see_what_is_refused() -> None:
     run = RunFile(name="cat", config=OPEN.replace(dataset=DatasetConfig(concepts=(ConceptConfig(folder="/cats"),))))
     prompt = prompt_of(
