@@ -172,9 +172,11 @@ def test_comfyui_takes_both_ends_of_every_range() -> None:
     plain = OPEN.replace(base_model=base, dataset=DatasetConfig(concepts=(ConceptConfig(folder="/cats"),)))
     taken = set()
     for part, kind in KINDS.items():
-        for each in rows_of(kind).values():
+        rows = rows_of(kind)
+        for each in rows.values():
             ends = (each.low, each.high) if each.kind in (int, float) else ()
-            choice = {each.acts_with[0]: each.acts_with[1][0]} if each.acts_with else {}
+            acts = each.acts_with if each.acts_with and each.acts_with[0] in rows else None
+            choice = {acts[0]: acts[1][0]} if acts else {}
             for end in [end for end in ends if abs(end) < 1e30]:
                 try:
                     document = workflow_of(
