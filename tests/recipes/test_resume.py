@@ -306,7 +306,7 @@ def test_the_best_weights_from_before_a_cut_are_those_of_the_run(config, tmp_pat
     found = {0: 0.9, 1: 0.5, 2: 0.7, 3: 0.8}
     monkeypatch.setattr(validate, "validation_loss", lambda run, *_: found[run.at])
     config = change(config, train={"validate_every": 1, "keep_best": True, "log": "none"})
-    whole, _ = run(config, tmp_path / "whole", cache)
+    whole = run(config, tmp_path / "whole", cache)
     result, _ = cut_and_go_on(config, tmp_path / "cut", cache, (after(2),))
     assert same(whole, result) and result.best == (1, 0.5)
 
