@@ -18,7 +18,7 @@ from lora_atelier.trainer_core.config import BaseModelConfig
 from lora_atelier.trainer_core.models.files.safetensors_file import is_readable, read_header
 from lora_atelier.trainer_core.models.sd import check_base_model, load_base_model
 from lora_atelier.trainer_core.models.sd.autoencoder import build_vae
-from lora_atelier.trainer_core.models.sd.family import FAMILIES
+from lora_atelier.trainer_core.models.sd.family import FAMILIES, _family_of_unet
 from lora_atelier.trainer_core.models.sd.names import unet_ldm_names, vae_ldm_names
 from lora_atelier.trainer_core.models.sd.text import (
     ClipEncoder,
@@ -358,3 +358,16 @@ def test_the_longest_context_is_that_of_the_worst_batch(chunks):
     batches = itertools.chain.from_iterable(itertools.combinations(chunks, n) for n in (1, 2, 3))
     longest = max(batch_context([torch.zeros(n, 1) for n in batch])[0].shape[1] for batch in batches)
     assert longest_context(set(chunks), len(chunks)) == longest
+
+
+@pytest.mark.parametrize(
+    ("width", "linear", "name"),
+    [(768, True, "sd1"), (1024, False, "sd2"), (32, True, "sd2"), (32, False, "sd1")],  # of toys the projections tell
+)
+def test_a_unet_alone_is_told_by_the_width_of_its_captions(width, linear, name):
+    block = "input_blocks.1.1."
+    shapes = {
+        f"{block}transformer_blocks.0.attn2.to_k.weight": (64, width),
+        f"{block}proj_in.weight": (64, 64) if linear else (64, 64, 1, 1),
+    }
+    assert _family_of_unet(shapes).name == name
