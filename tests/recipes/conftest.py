@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from encoded_once import encoded_once  # noqa: F401 (a fixture)
 from prepared import Ready, without_estimates
 from recipes.recipes import Material, carry_out
 
