@@ -171,7 +171,10 @@ def set_up(*, dev: bool) -> dict[str, str]:
     comfyui = comfyui_folder()
     if not os.environ.get("ATELIER_PYTHON"):
         install(requirements(comfyui, dev=dev))
-    return environment() | {"COMFYUI_PATH": str(comfyui)}
+    env = environment() | {"COMFYUI_PATH": str(comfyui)}
+    if "OMP_NUM_THREADS" in env.keys() - os.environ.keys():
+        print("Other programs use all processors: each process gets one thread. Set OMP_NUM_THREADS for more.")
+    return env
 
 
 def environment() -> dict[str, str]:
@@ -180,12 +183,33 @@ def environment() -> dict[str, str]:
     # Keep compiled modules in .cache, also where the shell forbids to write them: compiling takes each process 12 s.
     env["PYTHONPYCACHEPREFIX"] = str(CACHE / "bytecode")
     env.pop("PYTHONDONTWRITEBYTECODE", None)
-    # Threads that wait for one another sleep: where other programs compute, too, spinning takes their turns away, and a
-    # step of training took fifteen times as long.
-    env = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", **env}
+    env = threads(running()) | env
     # `import lora_atelier.trainer_core` works from any script that has tests/ on its path.
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     return env
+
+
+def threads(others: int) -> dict[str, str]:
+    """Choose how threads compute beside so many threads of other programs; `dev.py bench --busy` measures it.
+
+    A thread that waits for another one spins for a moment, as sleeping takes longer than most operations of a small
+    model, then sleeps: on a busy machine it would spin through the turn of the one for which it waits. Where all
+    processors are taken already, each process has one thread, which waits for nobody.
+    """
+    alone = {"OMP_NUM_THREADS": "1"} if others >= (os.cpu_count() or 1) else {}
+    return {"GOMP_SPINCOUNT": "5000", "KMP_BLOCKTIME": "0", **alone}
+
+
+def running() -> int:
+    """Count the threads that other programs run at this moment; where the system does not tell, those of a minute."""
+    known = Path("/proc/loadavg")
+    if not known.is_file():
+        return round(os.getloadavg()[0]) if hasattr(os, "getloadavg") else 0
+    seen = []
+    for _ in range(5):  # the fewest, as much only wakes for an instant
+        seen.append(int(known.read_text(encoding="ascii").split()[3].partition("/")[0]) - 1)
+        time.sleep(0.05)
+    return min(seen)
 
 
 # --- ComfyUI -----------------------------------------------------------------------------------------------

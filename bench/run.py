@@ -292,9 +292,10 @@ def run_busy(options: argparse.Namespace, command: str) -> int:
     for number in range(options.rounds or (1 if options.dry else 3)):
         seconds: dict[str, dict[str, float]] = {waiting: {} for waiting in busy.WAITING}
         for when, count in {"rest": 0, "busy": 1 if options.dry else busy.LOAD}.items():
-            for waiting, env in busy.WAITING.items():
+            for waiting, changes in busy.WAITING.items():
+                steps = "1" if options.dry else str(busy.STEPS[count > 0])
                 with busy.others(count):
-                    about = child("busy.py", "--steps", "1" if options.dry else str(busy.STEPS[count > 0]), env=env)
+                    about = child("busy.py", "--steps", steps, env=changes(count))
                 seconds[waiting][when] = about["seconds"]
         rounds.append(seconds)
         print(f"round {number + 1}: {seconds}", flush=True)
