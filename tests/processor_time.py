@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 SHOWN = 20  # files
+TOLD = "ATELIER_TIME_OF_SERVERS"  # names the file to which each process of the tests adds a line of seconds
 
 _servers: set[int] = set()  # process ids of servers at work
 _gone = [0.0]  # seconds of servers that have ended and were no children of this process
@@ -67,6 +68,13 @@ class ProcessorTime:
         """Add up what the reports of a file say."""
         seconds = [value for name, value in report.user_properties if name == "processor seconds"]
         self._files[report.nodeid.split("::")[0]] += float(str(seconds[-1])) if seconds else 0.0
+
+    @pytest.hookimpl(trylast=True)  # when the fixtures have ended their servers
+    def pytest_sessionfinish(self) -> None:
+        """Tell dev.py of the servers' time, which the system does not add to that of this process."""
+        if told := os.environ.get(TOLD):
+            with open(told, "a", encoding="ascii") as file:
+                file.write(f"{_gone[0] + sum(map(_of_process, _servers))}\n")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """List the files that took most."""
