@@ -35,7 +35,7 @@ def bake_network(network: Network, seed: int) -> tuple[dict[str, Tensor], str]:
 
 
 def bake(change: Tensor, rank: int, draws: torch.Generator) -> dict[str, Tensor]:
-    """Compute the LoRA of a rank nearest to the change (out, in[, k, k]) of a weight; tensors by kohya's suffixes.
+    """Compute the LoRA of a rank nearest to the change (out, in, *kernel) of a weight; tensors by kohya's suffixes.
 
     Scale 1. Eckart-Young: the truncated SVD is the nearest matrix.
     """

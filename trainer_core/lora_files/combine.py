@@ -42,11 +42,11 @@ class _Delta(NamedTuple):
     """The change of one layer by one LoRA, times its strength: up @ down, or whole. float32."""
 
     up: Tensor | None  # (out, r)
-    down: Tensor  # (r, in * k * k); without `up` the change itself, (out, in * k * k)
+    down: Tensor  # (r, in * k); without `up` the change itself, (out, in * k)
     kernel: tuple[int, ...]
 
     def whole(self) -> Tensor:
-        """Compute the change, (out, in * k * k)."""
+        """Compute the change, (out, in * k)."""
         return self.down if self.up is None else self.up @ self.down
 
 

@@ -106,7 +106,7 @@ def layer_kind(parts: Iterable[str]) -> str:
 
 
 def delta_weight(layer: FileLayer) -> Tensor:
-    """Compute the delta of a layer at strength 1, float32, (out, in[, k, k]) or with the last axes flat.
+    """Compute the delta of a layer at strength 1, float32, (out, in, *kernel) or with the last axes flat.
 
     Not for layers whose delta depends on the weight; of a DoRA, the delta before its magnitude.
     """

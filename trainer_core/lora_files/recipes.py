@@ -218,7 +218,7 @@ def touches(recipe: Recipe, found: Singular, reference: FrozenWeight, cut: Cut) 
 
 
 def frozen_weight_of(weight: Tensor, found: Singular, recipes: Sequence[Recipe]) -> FrozenWeight:
-    """Measure a frozen weight (out, in[, k, k]) for recipes: only what one of them names, and not the weight itself.
+    """Measure a frozen weight (out, in, *kernel) for recipes: only what one of them names, and not the weight itself.
 
     found: the change of its layer. All weights of a model at once may need more memory than there is. The spectral norm
     is measured as far as each threshold needs; for a size, which compares all layers, roughly.

@@ -13,11 +13,11 @@ from .formats import PLAIN, FileLayer, delta_weight, merged_weight
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Singular:
-    """A thin singular value decomposition, float64, of a delta (out, in[, k, k]) with the last axes flat."""
+    """A thin singular value decomposition, float64, of a delta (out, in, *kernel) with the last axes flat."""
 
     u: Tensor  # (out, n)
     sigma: Tensor  # (n,), descending
-    vt: Tensor  # (n, in * k * k)
+    vt: Tensor  # (n, in * k)
     kernel: tuple[int, ...]  # () or (k, k)
 
     @property
@@ -50,7 +50,7 @@ def decompose(layer: FileLayer, weight: Tensor | None = None) -> Singular:
 def of_kronecker(left: Tensor, right: Tensor) -> Singular:
     """Decompose the Kronecker product of two matrices, float64: the products of their singular values and vectors.
 
-    right: (p, q[, k, k]).
+    right: (p, q, *kernel).
     """
     one, two = of_delta(left), of_delta(right)
     sigma, order = torch.kron(one.sigma, two.sigma).sort(descending=True, stable=True)
@@ -67,7 +67,7 @@ def of_factors(up: Tensor, down: Tensor, kernel: tuple[int, ...] = ()) -> Singul
 
 
 def of_delta(delta: Tensor) -> Singular:
-    """Decompose a whole delta (out, in[, k, k]), float64."""
+    """Decompose a whole delta (out, in, *kernel), float64."""
     u, sigma, vt = torch.linalg.svd(delta.flatten(1), full_matrices=False)
     return Singular(u=u, sigma=sigma, vt=vt, kernel=tuple(delta.shape[2:]))
 

@@ -91,6 +91,6 @@ class GloraLayer(ProductLayer):
 
 
 def _delta(weight: Tensor, parts: Parts) -> Tensor:
-    """Compute W a1 a2 + b1 b2 of a weight (out, in[, k, k]) in its shape."""
+    """Compute W a1 a2 + b1 b2 of a weight (out, in, *kernel) in its shape."""
     a1, a2, b1, b2 = (parts[part].flatten(1) for part in ("a1", "a2", "b1", "b2"))
     return torch.einsum("o i ..., i j -> o j ...", weight, a1 @ a2) + (b1 @ b2).view(weight.shape)

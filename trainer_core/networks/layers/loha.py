@@ -132,7 +132,8 @@ class LohaLayer(ProductLayer):
         if "hada_t1" not in parts or parts["hada_t1"].ndim == 4:
             return dict(parts), alpha
         others = {part: tensor for part, tensor in parts.items() if part not in cls.endings}
-        return others | dict(zip(MATRICES, (side.contiguous() for side in _sides(parts)), strict=True)), alpha
+        sides = _sides({part: wide(tensor) for part, tensor in parts.items()})
+        return others | {part: side.contiguous() for part, side in zip(MATRICES, sides, strict=True)}, alpha
 
 
 def _sides(parts: Parts) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -201,7 +201,7 @@ class LoraLayer(ProductLayer):
         """Multiply a core into down, but one of two axes, which alone ComfyUI reads."""
         found = dict(parts)
         if "mid" in found and found["mid"].ndim != 4:
-            found["down"] = with_core(found.pop("mid"), found["down"].flatten(1))
+            found["down"] = with_core(wide(found.pop("mid")), wide(found["down"]).flatten(1))
         return found, alpha
 
 
