@@ -139,7 +139,7 @@ def test_a_run_with_control_pictures_and_masks_trains_resumes_and_is_known_by_th
         assert run(turned, tmp_path)[0].run != result.run
 
 
-@pytest.mark.parametrize("row", ["sd15", "qwen_image", *again("z_image")])
+@pytest.mark.parametrize("row", ["sd3", "qwen_image", *again("sd15", "z_image")])
 def test_a_slider_of_pairs_is_trained_on_any_model(row, pairs, tmp_path):
     """Also on one that takes no control pictures, and on one that would see them; it resumes to the last bit."""
     base = linked(row)
@@ -165,7 +165,7 @@ def test_a_slider_of_pairs_is_trained_on_any_model(row, pairs, tmp_path):
 def test_control_pictures_are_encoded_while_training_as_for_the_cache(row, pairs, tmp_path):
     """Also those that Qwen's text encoder sees with each caption, and those of samples."""
     base = linked(row)
-    config = paired(base, pairs, "before", flip=True, captions=CaptionConfig(dropout=0.3))
+    config = paired(base, pairs, "before", "pose", flip=True, captions=CaptionConfig(dropout=0.3))
     line = f"a mossling --ci {next((pairs / 'before').glob('*.png'))}"
     config = config.replace(sample=SampleConfig(prompts=(line,), width=64, height=64, steps=2))
     cached, _ = run(config, tmp_path / "cached")

@@ -98,6 +98,19 @@ def test_layers_without_a_gradient_are_found(name):
     assert all(p.grad is None for p in trial.network.parameters())
 
 
+def test_dropout_of_a_model_sleeps_in_a_session():
+    trial = Trial("flux_dev")
+    block = trial.model.diffusion_model.double_blocks[0]
+    block.img_mlp.append(torch.nn.Dropout(0.5))
+    block.img_mlp.train()
+    before = Before(trial.model)
+    with torch.no_grad():
+        assert not torch.equal(trial.predict({}), trial.predict({}))
+        with gradients.session(trial.patcher):
+            assert torch.equal(trial.predict(), trial.predict())
+    before.check(trial.model)
+
+
 def test_an_exception_leaves_nothing():
     trial = Trial("flux_dev")
     before = Before(trial.model)
