@@ -1,7 +1,9 @@
 """A class or a type alias has a name of its own, so that a name means one thing wherever it is read."""
 
 import ast
+import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,15 @@ def test_no_two_modules_define_a_type_of_the_same_name() -> None:
 )
 def test_what_counts_as_a_type(code: str, found: set[str]) -> None:
     assert types_of(code) == found
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md"])
+def test_every_module_that_the_docs_name_is_there(page: str) -> None:
+    known = {path.name for folder in ("trainer_core", "nodes", "tests", "bench", ".") for path in modules(folder)}
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert sorted({name for name in re.findall(r"[\w-]+\.py\b", text)} - known) == []
+
+
+def modules(folder: str) -> Iterator[Path]:
+    """List the modules of a folder; of the project's own folder only those right in it."""
+    return (ROOT / folder).glob("*.py") if folder == "." else (ROOT / folder).rglob("*.py")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..config import OPTIMIZERS, OptimizerConfig, SchedulerConfig, setting
+from ..config.scheduler import RESTARTS
 from .combined import Combined
 from .custom import find_class, finds_step_size, read_arguments, try_out
 from .libraries import classes
@@ -157,7 +158,7 @@ def check_optimizer(config: OptimizerConfig, scheduler: SchedulerConfig, device:
             f"lora_plus_ratio is {config.lora_plus_ratio:g}, but {describe(config, False)} estimates one step size for "
             f"all parts of a layer; set {setting('optimizer.lora_plus_ratio')} to 1."
         )
-    if estimates(config) and "restart" in scheduler.name:
+    if estimates(config) and scheduler.name in RESTARTS:
         raise ValueError(
             f"{describe(config, False)} does not work with restarts, because its step size never shrinks. Set "
             f"{setting('scheduler.name')} from {scheduler.name} to constant, cosine or rex."
