@@ -473,7 +473,7 @@ def test(options: argparse.Namespace) -> int:
     def tests(name: str, options: list[str], paths: list[str], env: dict[str, str]) -> int:
         before = processor_seconds()
         with tempfile.TemporaryDirectory() as folder:
-            told = Path(folder) / "servers"  # a line from each process, see tests/processor_time.py
+            told = Path(folder) / "servers"  # a line from each process, as tests/processor_time.py writes it
             told.touch()
             status = run([*pytest, *options, *paths, *others], env | {"ATELIER_TIME_OF_SERVERS": str(told)})
             servers = sum(map(float, told.read_text(encoding="ascii").split()))

@@ -4,44 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
+from server_time import of_servers, spent
 
 SHOWN = 20  # files
 TOLD = "ATELIER_TIME_OF_SERVERS"  # names the file to which each process of the tests adds a line of seconds
-
-_servers: set[int] = set()  # process ids of servers at work
-_gone = [0.0]  # seconds of servers that have ended and were no children of this process
-
-
-def server_starts(number: int) -> None:
-    """Count a server from now on."""
-    _servers.add(number)
-
-
-def server_ends(number: int, *, child: bool) -> None:
-    """Stop looking at a server, just before it ends; the system adds up the time of children by itself."""
-    _gone[0] += 0.0 if child else _of_process(number)
-    _servers.discard(number)
-
-
-def spent() -> float:
-    """Add up the seconds of this process, of processes that have ended, and of servers at work."""
-    times = os.times()
-    own = times.user + times.system + times.children_user + times.children_system
-    return own + _gone[0] + sum(map(_of_process, _servers))
-
-
-def _of_process(number: int) -> float:
-    """Read the seconds of a living process; 0 where the system does not tell."""
-    try:
-        stat = Path(f"/proc/{number}/stat").read_text(encoding="ascii")
-    except OSError:
-        return 0.0
-    user, system = stat.rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 class ProcessorTime:
@@ -74,7 +43,7 @@ class ProcessorTime:
         """Tell dev.py of the servers' time, which the system does not add to that of this process."""
         if told := os.environ.get(TOLD):
             with open(told, "a", encoding="ascii") as file:
-                file.write(f"{_gone[0] + sum(map(_of_process, _servers))}\n")
+                file.write(f"{of_servers()}\n")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """List the files that took most."""

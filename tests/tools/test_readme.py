@@ -24,3 +24,14 @@ def test_the_core_is_usable_from_python_in_ten_lines(pictures, comfyui, tmp_path
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("my_lora.safetensors ")
     assert (tmp_path / "my_lora.safetensors").is_file() and len(list((tmp_path / "runs").glob("[!.]*"))) == 1
+
+
+def test_the_demo_imports_no_package_of_the_tests():
+    """`dev.py demo` installs ComfyUI's requirements and the pack's alone."""
+    code = (
+        "import sys\n"
+        "for name in ('pytest', '_pytest', 'hypothesis', 'playwright', 'xdist'): sys.modules[name] = None\n"
+        "import comfy_demo\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tests", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

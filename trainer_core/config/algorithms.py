@@ -20,7 +20,7 @@ class Algorithm(NamedTuple):
     usual_rank: bool = False  # the rank of the model's family is a good start
     opposite: bool = False  # at strength -1 it does the opposite
     layers: str = ""  # its own choice of layers, as a model lists it beside the presets; "" = the preset's
-    sign: str = ""  # a part of its tensors' names, by which a file is told from a base model
+    sign: str = ""  # a part of its tensors' names that no base model has
     lycoris: str = ""  # its name in LyCORIS, where that is another
     lycoris_args: tuple[str, ...] = ()  # settings of its own that LyCORIS knows by the same names
 
