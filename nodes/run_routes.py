@@ -33,8 +33,6 @@ MOST_RUNS = 5000  # in a list
 MOST_STEPS = 10_000  # saves in a question
 SIDE = 128  # pixels: the longest side of a thumbnail
 BLOCK = 2**20  # bytes of a zip that are sent at once
-SHOWN = ("run", "title", "name", "status", "sentence", "step", "steps", "loss", "validation", "size", "changed")
-SHOWN += ("created", "thumbnail", "workflow", "base_model")  # of each run in the list
 LARGEST_SAMPLE, MOST_PIXELS = 2**26, 2**25  # bytes and pixels of a sample
 _changing = threading.Lock()  # one change at a time
 _drawing = threading.BoundedSemaphore(4)  # samples that are in memory at once
@@ -119,7 +117,7 @@ def find_run(name: str) -> Path:
 
 
 async def answer_runs(request: web.Request) -> web.Response:
-    """Answer with {runs: SHOWN of each, the one that changed last first, more: how many are left out}."""
+    """Answer with {runs: what is known of each, the one that changed last first, more: how many are left out}."""
     return await asyncio.to_thread(answered, lambda: server.json_answer(listed()))
 
 
@@ -139,8 +137,8 @@ def listed() -> dict[str, Any]:
 def _described(path: Path, shelves: tuple[Path, ...], _: object) -> dict[str, Any]:
     from ..trainer_core.runs import describe
 
-    run = describe(path, shelves)
-    return {name: run[name] for name in SHOWN} | {"saves": len(run["saves"])}
+    # Of what a run has many, the list tells how many; the page of one run has them all.
+    return {name: len(value) if isinstance(value, list) else value for name, value in describe(path, shelves).items()}
 
 
 _remembered = functools.lru_cache(maxsize=MOST_RUNS)(_described)
