@@ -14,6 +14,7 @@ from tiny_runs import change, run, run_with_notes, tiny_config
 from lora_atelier.trainer_core.config import DatasetConfig, MaskConfig, ObjectiveConfig, OptimizerConfig
 from lora_atelier.trainer_core.models.sd.noise import noise_model
 from lora_atelier.trainer_core.objective import Objective, objective_remarks
+from lora_atelier.trainer_core.objective.path import flow_noise
 from lora_atelier.trainer_core.training.batch import read_batch
 
 pytestmark = pytest.mark.usefixtures("no_estimates")
@@ -311,3 +312,18 @@ def test_combinations_that_mean_nothing_are_refused_and_those_that_surprise_are_
     plain = noise_model("epsilon", False)
     (said,) = objective_remarks(config.replace(objective=ObjectiveConfig(loss_on="x0")), plain)
     assert "for diagnosis" in said and objective_remarks(config, plain) == []
+
+
+@pytest.mark.parametrize(
+    ("objective", "remedy"),
+    [
+        ({"min_snr_gamma": 5}, "Set min_snr_gamma of Noise & Loss to 0"),
+        ({"weighting": "sigma_sqrt"}, "Set weighting of Noise & Loss to min_snr"),
+        ({"weighting": "cos_map"}, None),
+        ({"weighting": "sigma_sqrt", "min_timestep": 900}, None),
+        ({}, None),
+    ],
+)
+def test_a_weighting_that_leaves_noise_out_is_reported_for_flow_models(config, objective, remedy):
+    said = objective_remarks(config.replace(objective=ObjectiveConfig(**objective)), flow_noise())
+    assert ["hardly trains" in each and remedy in each for each in said] == ([True] if remedy else [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import MIN_SNR, WEIGHTINGS, RunConfig, setting
+from ..config import MIN_SNR, WEIGHTINGS, ObjectiveConfig, RunConfig, setting
 from ..models.base import LevelDefaults, NoiseModel
 from .objective import PLAIN, level_weights
 from .path import PURE_NOISE, AffinePath
@@ -22,6 +22,12 @@ def check_objective(config: RunConfig, noise: NoiseModel) -> None:
             "noise_offset_strength by_timestep is undefined where the last timestep is pure noise, as in this model; "
             f"set {setting('objective.noise_offset_strength')} to fixed and noise_offset to 0."
         )
+
+
+def _neglects_noise(objective: ObjectiveConfig, path: AffinePath) -> bool:
+    """Tell whether the noisiest third of the trained levels weighs less than half of the others' mean."""
+    weights = level_weights(objective, path)[objective.min_timestep : objective.max_timestep + 1]
+    return bool(weights[-len(weights) // 3 :].mean() < weights.mean() / 2)
 
 
 def describe_levels(levels: LevelDefaults) -> str:
@@ -44,7 +50,7 @@ def objective_remarks(config: RunConfig, noise: NoiseModel, family: LevelDefault
     if partly and describe_levels(family) != describe_levels(PLAIN):
         source = f", as this model's family is trained ({levels.source})" if levels == family else ""
         sentences.append(f"Timesteps are drawn from {describe_levels(levels)}{source}.")
-    if noise.kind == "flow" and objective.weighted and objective.weighting != "cos_map":
+    if noise.kind == "flow" and _neglects_noise(objective, path):
         snr = objective.weighting in MIN_SNR
         gamma = f" with min_snr_gamma {objective.min_snr_gamma:g}" if snr else ""
         remedy = f"{setting('objective.min_snr_gamma')} to 0" if snr else f"{setting('objective.weighting')} to min_snr"
