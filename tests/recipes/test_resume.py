@@ -19,6 +19,7 @@ from tiny_runs import change, run, run_with_notes, tiny_config
 from lora_atelier.trainer_core.common.files import file_digest, remove_folder
 from lora_atelier.trainer_core.common.tensor_tree import load_state, save_state
 from lora_atelier.trainer_core.config import (
+    ALGORITHMS,
     OPTIMIZERS,
     AugmentConfig,
     BucketConfig,
@@ -246,7 +247,7 @@ def test_every_optimizer_and_network_has_its_case():
     paged = {name for name in OPTIMIZERS if name.startswith("paged_")}  # which need a GPU, see below
     assert optimizers | paged == set(OPTIMIZERS)
     algorithms = {lora.get("algorithm", "lora") for lora, *_ in CASES.values()}
-    assert algorithms == {"lora", "loha", "lokr", "glora", "ia3", "oft", "boft", "full"}
+    assert algorithms == set(ALGORITHMS)
 
 
 def configure(config, lora, optimizer, rest):

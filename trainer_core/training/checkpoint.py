@@ -28,8 +28,8 @@ class Field(NamedTuple):
 
 
 def _put(name: str) -> Callable[[Run, Mapping[str, Any]], None]:
-    """Set the attribute of that name."""
-    return lambda run, saved: setattr(run, name, saved[name])
+    """Set the attribute of that name; a save of before the line was added leaves it as the run starts with it."""
+    return lambda run, saved: setattr(run, name, saved.get(name, getattr(run, name)))
 
 
 def _averages_of(run: Run) -> dict[str, Tensor] | None:
