@@ -127,17 +127,17 @@ class Race:
 
         from lora_atelier.nodes.comfyui.connected.live import LinkedModels
         from lora_atelier.nodes.comfyui.connected.model import ConnectedModel
+        from lora_atelier.trainer_core.common.axes import Framing
         from lora_atelier.trainer_core.config import BaseModelConfig, ConnectedConfig
 
         config = BaseModelConfig(path=self.row, connected=ConnectedConfig())
         model = ConnectedModel(config, LinkedModels(self.patcher, DrawnClip(self.row), None))
         caption = model.text.encode(" ".join(["word"] * (self.tokens - 2)), "cpu")
         channels, height, width = self.latents[0], *self.latents[-2:]
-        pixels = [8 * height, 8 * width]
-        sizes = torch.tensor([[*pixels, 0, 0, *pixels]])
+        framings = [Framing.whole((8 * width, 8 * height))]
         noised, target = torch.randn(2, 1, channels, height, width, generator=torch.Generator().manual_seed(0))
         levels = torch.full((1,), 500)
-        return model, (noised, levels, model.conditions.batch([caption], sizes, torch.device("cpu"))), target
+        return model, (noised, levels, model.conditions.batch([caption], framings, torch.device("cpu"))), target
 
     def _frozen(self, turn: Turn) -> None:
         """Run forward and backward through ComfyUI's model as it is, down to its input."""

@@ -12,6 +12,7 @@ from lora_atelier.nodes.comfyui.connected import gradients, text
 from lora_atelier.nodes.comfyui.connected.denoiser import RawDenoiser
 from lora_atelier.nodes.comfyui.connected.layers import units
 from lora_atelier.nodes.comfyui.connected.vae import without_time
+from lora_atelier.trainer_core.common.axes import Framing
 from lora_atelier.trainer_core.memory import copied_before_written, recompute
 
 
@@ -32,12 +33,12 @@ def batch(denoiser, name, captions):
     clean = latents(name, len(captions))
     clean = without_time(clean[:, :, :1] if clean.ndim == 5 else clean)
     ratio = denoiser.model.latent_format.spacial_downscale_ratio
-    sizes = torch.tensor(
-        [[*(s * ratio for s in clean.shape[2:]), 0, 0, *(s * ratio for s in clean.shape[2:])]] * len(captions)
-    )
+    height, width = (int(side * ratio) for side in clean.shape[2:])
     clip = DrawnClip(name)
     stored = [text.encode(clip, caption, weights=False) for caption in captions]
-    return clean, denoiser.conditions(stored, sizes, clean.shape[1:], torch.device("cpu"))
+    return clean, denoiser.conditions(
+        stored, [Framing.whole((width, height))] * len(captions), clean.shape[1:], torch.device("cpu")
+    )
 
 
 def test_a_caption_is_stored_and_read_back_as_clip_gave_it(name):

@@ -19,6 +19,7 @@ from zoo.test_train import configure, run, sampled
 
 from lora_atelier.nodes.comfyui.connected import text
 from lora_atelier.nodes.comfyui.connected.model import ConnectedModel
+from lora_atelier.trainer_core.common.axes import Framing
 from lora_atelier.trainer_core.config import (
     CaptionConfig,
     ConceptConfig,
@@ -86,18 +87,18 @@ def test_training_calls_the_model_as_comfyuis_nodes_and_sampler_do(row, monkeypa
     calls = recorded(live.model, monkeypatch)
     form, shown = base.latents, [pixels(seed) for seed in (1, 2)]
     references = [base.controls.encode(base.autoencoder.module, each)[0] for each in shown]
-    sizes = torch.tensor([[64, 64, 0, 0, 64, 64]])
+    framings = [Framing.whole((64, 64))]
     shape = (1, form.channels, 64 // form.pixels, 64 // form.pixels)
     noised, level = torch.randn(shape), torch.tensor([500])
     caption = base.text.encode("a mossling", CPU)
     with torch.no_grad():
         with_both = base.denoiser.predict(
-            noised, level, base.conditions.batch([caption], sizes, CPU, None, [references])
+            noised, level, base.conditions.batch([caption], framings, CPU, None, [references])
         )
         swapped = base.denoiser.predict(
-            noised, level, base.conditions.batch([caption], sizes, CPU, None, [references[::-1]])
+            noised, level, base.conditions.batch([caption], framings, CPU, None, [references[::-1]])
         )
-        alone = base.denoiser.predict(noised, level, base.conditions.batch([caption], sizes, CPU))
+        alone = base.denoiser.predict(noised, level, base.conditions.batch([caption], framings, CPU))
     assert (with_both - alone).abs().max() > 1e-3 * alone.abs().max()
     assert (with_both - swapped).abs().max() > 1e-5 * alone.abs().max()
 

@@ -9,6 +9,7 @@ from zoo.linked import linked, source_of
 from zoo.zoo import ZOO
 
 from lora_atelier.nodes.comfyui.connected.vae import with_time, without_time
+from lora_atelier.trainer_core.common.axes import Framing
 from lora_atelier.trainer_core.data.masks import latent_mask
 
 CPU = torch.device("cpu")
@@ -30,8 +31,8 @@ def test_pictures_that_are_a_step_larger_are_taken(name):
     pixels, step = base.latents.pixels, base.latents.step
     width, height = (-(-int(side * pixels) // step) * step + step for side in reversed(ZOO[name].latents[-2:]))
     latents = encoded(base, width, height)
-    sizes = torch.tensor([[height, width, 0, 0, height, width]])
-    conditions = base.conditions.batch([base.text.encode("a mossling on a stone", CPU)], sizes, CPU)
+    framings = [Framing.whole((width, height))]
+    conditions = base.conditions.batch([base.text.encode("a mossling on a stone", CPU)], framings, CPU)
     with torch.no_grad():
         predicted = base.denoiser.predict(latents, torch.tensor([500]), conditions)
     assert predicted.shape == latents.shape and predicted.isfinite().all()

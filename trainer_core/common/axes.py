@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
+Size = tuple[int, int]  # width and height of a picture, in pixels
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}  # by the number of axes
+
+
+class Framing(NamedTuple):
+    """What is trained of a picture: its size, the corner of the cut in the resized picture, and the size of the cut.
+
+    Models of the kind of Stable Diffusion XL read these beside the picture.
+    """
+
+    original: Size
+    left: int
+    top: int
+    size: Size
+
+    @classmethod
+    def whole(cls, size: Size) -> Framing:
+        """Frame an uncropped picture, as ComfyUI does at inference."""
+        return cls(size, 0, 0, size)
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int, int, int]:
+        """Original height and width, top and left of the cut, trained height and width: the order that models read."""
+        return self.original[1], self.original[0], self.top, self.left, self.size[1], self.size[0]
 
 
 def like(values: Tensor, tensor: Tensor) -> Tensor:

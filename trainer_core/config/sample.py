@@ -40,6 +40,11 @@ class SamplePicture(Config):
     guidance: float | None  # distilled guidance; None where the model takes none
     controls: tuple[str, ...] = ()  # control pictures, as the line names them
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height."""
+        return self.width, self.height
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleConfig(Config):

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..common.axes import Size
 from ..config import node
 
-Size = tuple[int, int]  # (width, height) pixels
 Point = tuple[float, float]  # (x, y) pixels
 Color = tuple[float, float, float, float]  # factors of brightness, contrast and saturation; hue shift in turns
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..common.axes import Size
 from ..config import ControlConfig
-from .buckets import Size
 from .crops import Crop, fit
 from .masks import folder_beside
 
@@ -21,6 +21,11 @@ class Control:
     digest: str  # sha256 of the file's bytes
     width: int  # pixels, upright
     height: int
+
+    @property
+    def size(self) -> Size:
+        """Width and height."""
+        return self.width, self.height
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,15 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..common.axes import Framing, Size
 from ..common.rng import generator
 from ..config import AugmentConfig
-from .buckets import (
-    NEUTRAL,
-    Color,
-    Point,
-    Size,
-    cover,
-)
+from .buckets import NEUTRAL, Color, Point, cover
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,12 +75,12 @@ class Crop:
         right, bottom = left + self.bucket[0], top + self.bucket[1]
         return at(left, top), at(right, top), at(right, bottom), at(left, bottom)
 
-    def size_conditioning(self, original: Size) -> tuple[int, int, int, int, int, int]:
-        """Compute SDXL's (orig_h, orig_w, crop_top, crop_left, target_h, target_w), also for mirrored pictures."""
+    def framing(self, original: Size) -> Framing:
+        """Tell how a picture of a size is framed, also a mirrored one."""
         left, top = self.offset
         if self.flip:
             left = self.resized[0] - left - self.bucket[0]
-        return original[1], original[0], top, left, self.bucket[1], self.bucket[0]
+        return Framing(original, left, top, self.bucket)
 
 
 def _upright_share(size: Size, angle: float) -> float:

@@ -18,7 +18,8 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageCms, ImageColor, ImageFile, ImageOps, UnidentifiedImageError
 
-from .buckets import NEUTRAL, Color, Size
+from ..common.axes import Size
+from .buckets import NEUTRAL, Color
 from .crops import Crop
 from .looks import Look, look_at
 

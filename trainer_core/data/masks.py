@@ -15,9 +15,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from ..common.axes import like
+from ..common.axes import Size, like
 from ..config import MaskConfig
-from .buckets import Size
 from .crops import Crop
 from .images import PACKAGES, PictureSource, open_upright, picture_extensions, turned
 

@@ -11,10 +11,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+from ..common.axes import Size
 from ..common.rng import generator, uniforms
 from ..common.wording import count, names
 from ..config import DatasetConfig, TrainConfig, setting
-from .buckets import BucketChoice, Size, buckets_of, choose_sizes, cover, merge_buckets, parse_resolution
+from .buckets import BucketChoice, buckets_of, choose_sizes, cover, merge_buckets, parse_resolution
 from .captions import compose_caption, is_dropped, mentions_side, plain_caption, varies
 from .controls import Control, Reference, References, control_crop
 from .crops import Crop, variant
@@ -278,8 +279,7 @@ class Plan:
 
     def size(self, picture: int) -> Size:
         """The size of a picture, before any crop."""
-        entry = self.manifest.pictures[picture]
-        return entry.width, entry.height
+        return self.manifest.pictures[picture].size
 
     def file(self, of: View | Sample) -> Picture | Control:
         """Find the file of a view: of a picture, or of the other of its pair, which is itself where it has no other."""
@@ -309,7 +309,7 @@ class Plan:
             Reference(
                 control=control,
                 background=background,
-                crop=control_crop((control.width, control.height), crop, config, self.train.bucket_step),
+                crop=control_crop(control.size, crop, config, self.train.bucket_step),
             )
             for control in self.manifest.pictures[picture].controls
         )
@@ -546,7 +546,7 @@ def _without_narrow(manifest: Manifest, dataset: DatasetConfig, train: TrainConf
 def _is_narrow(picture: Picture, dataset: DatasetConfig, train: TrainConfig) -> bool:
     """Tell whether less than one step of a picture remains at one of its resolutions."""
     resolutions = map(parse_resolution, trained_resolutions(dataset.concepts[picture.concept], train))
-    size, step = (picture.width, picture.height), train.bucket_step
+    size, step = picture.size, train.bucket_step
     return any(
         min(choose_sizes(size, t, [(t.width, t.height)], step=step, no_upscale=True).bucket) == 0 for t in resolutions
     )

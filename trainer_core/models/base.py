@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..common.axes import Framing, Size
 from ..config import Defaults, RunConfig, SamplePicture, SamplingDefaults
 
-Size = tuple[int, int]  # width and height
 Conditioning = dict[str, Tensor]  # an encoded caption; training only caches and moves it
 Conditions = TypeVar("Conditions", bound="Sliceable")
 Unit = tuple[nn.Module, int]  # a repeated block, and the lowest gradient checkpointing level that recomputes it
@@ -277,16 +277,16 @@ class ConditionsOfBatch(Protocol):
     def batch(
         self,
         captions: Sequence[Conditioning],
-        sizes: Tensor,
+        framings: Sequence[Framing],
         device: torch.device,
         painted: Tensor | None = None,
         references: Sequence[Sequence[Tensor]] = (),
     ) -> Any:
         """Join the conditions of a batch on a device.
 
-        sizes: (B, 6) original height and width, top and left of the crop, trained height and width, in pixels.
-        painted: (B, C, *axes) from `Inpainting.encode`. references: of each sample, from `ControlPictures.encode`,
-        (C, *axes) each; () is none at all.
+        framings: of each sample; all of a batch are trained at one size. painted: (B, C, *axes) from
+        `Inpainting.encode`. references: of each sample, from `ControlPictures.encode`, (C, *axes) each; () is none at
+        all.
         """
         ...
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..common.axes import Framing, Size
 from ..config import MemoryConfig, ObjectiveConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..lora_files.continued import load_continued
@@ -25,7 +26,6 @@ from .estimate import CUDA_BLOCK, LiveBytes, dry_run, optimizer_state
 
 SHARES = ((0.5, 0.75), (0.75, 1.0))  # of the sides of the largest bucket: the two sizes; the second where models refuse
 SMALL = 256  # pixels of a side that a model is tried on
-Pixels = tuple[int, int]  # width and height
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Peak:
     sample: float
     pixel: float
 
-    def at(self, samples: int, size: Pixels) -> int:
+    def at(self, samples: int, size: Size) -> int:
         """Compute the bytes for a number of samples of a size in pixels."""
         return round(self.once + samples * (self.sample + self.pixel * math.prod(size)))
 
@@ -45,7 +45,7 @@ def measure_peak(
     base: BaseModel,
     network: Network,
     caption: Conditioning,
-    largest: Pixels,
+    largest: Size,
     device: torch.device,
     references: int = 0,
     objective: Objective | None = None,
@@ -78,7 +78,7 @@ def measure_peak(
         network.zero_grad(set_to_none=True)
 
 
-def _share(size: Pixels, share: float, step: int) -> Pixels:
+def _share(size: Size, share: float, step: int) -> Size:
     """Scale a size, in whole size steps."""
     return max(step, round(size[0] * share / step) * step), max(step, round(size[1] * share / step) * step)
 
@@ -89,15 +89,14 @@ def _pass_bytes(
     objective: Objective,
     captions: list[Conditioning],
     text: str,
-    size: Pixels,
+    size: Size,
     device: torch.device,
     references: int,
 ) -> int:
     """Count the bytes that the forward and backward passes of a micro-batch allocate at their peak."""
-    width, height = size
     form, count = base.latents, len(captions)
     live = LiveBytes(CUDA_BLOCK if device.type == "cuda" else 1)
-    sizes = torch.tensor([[height, width, 0, 0, height, width]] * count)
+    framings = [Framing.whole(size)] * count
     shape = (count, form.channels, *form.axes(size))
     levels = torch.full((count,), len(base.noise.alpha) // 2)
     with live, differentiable(base, shape):
@@ -108,7 +107,7 @@ def _pass_bytes(
             network=network,
             draws=draws_at(latents, torch.zeros_like(latents), levels, objective.path.at(levels, device)),
             captions=[text] * count,
-            conditions=lambda *_: base.conditions.batch(captions, sizes, device, None, shown),
+            conditions=lambda *_: base.conditions.batch(captions, framings, device, None, shown),
             loss=objective.config.loss,
             space=objective.config.loss_on,
         )
@@ -167,9 +166,7 @@ def fit_measured(
     )
 
 
-def _try_out(
-    host: Host, step: int, network: Network, caption: Conditioning, size: Pixels, references: int
-) -> list[str]:
+def _try_out(host: Host, step: int, network: Network, caption: Conditioning, size: Size, references: int) -> list[str]:
     """Try the model on small pictures, as nothing is recomputed yet; some models take none below a size."""
     layers = dict(network.layers.items())
     small = _share(size, min(1.0, SMALL / min(size)), step)
@@ -185,7 +182,7 @@ def _peak(
     base: BaseModel,
     network: Network,
     caption: Conditioning,
-    size: Pixels,
+    size: Size,
     device: torch.device,
     references: int,
     objective: Objective,

@@ -77,8 +77,8 @@ def manifest_table(plan: Plan) -> str:
         row: list[object] = [plan.dataset.concepts[file.concept].folder, file.name, file.outcome, file.why]
         if (i := index.get((file.concept, file.name))) is not None:
             picture, sample = manifest.pictures[i], _sample_for_table(plan, i)
-            size = (picture.width, picture.height)
-            _, _, top, left, height, width = sample.crop.size_conditioning(size)
+            size = picture.size
+            _, left, top, (width, height) = sample.crop.framing(size)
             visits = float(plan.rates[i]) if plan.concepts[i].role != "validation" else 0
             row += [*size, f"{width}x{height}", left, top, f"{sample.crop.crop_share(size):.3f}"]
             row += [f"{sample.crop.scale(size):.3f}", f"{visits:g}", picture.mask is not None, sample.caption]

@@ -83,10 +83,10 @@ def build_conditions(
     samples: Sequence[Sample],
     device: torch.device,
 ) -> object:
-    """Batch the conditions of samples: captions, sizes and crops, inpainting latents, control pictures."""
+    """Batch the conditions of samples: captions, framings, inpainting latents, control pictures."""
     files = [plan.file(sample) for sample in samples]
     crops = [sample.crop for sample in samples]
-    sizes = torch.tensor([c.size_conditioning((f.width, f.height)) for c, f in zip(crops, files, strict=True)])
+    framings = [crop.framing(file.size) for crop, file in zip(crops, files, strict=True)]
     painted = [each for sample in samples if (each := encoded.painted(sample)) is not None]
     seen = [plan.references(sample.picture, sample.crop) for sample in samples]
     # The text encoders of some edit models see the control pictures, too.
@@ -95,4 +95,4 @@ def build_conditions(
         for sample, each in zip(samples, seen, strict=True)
     ]
     references = [encoded.references(each) for each in seen] if any(seen) else ()
-    return base.conditions.batch(captions, sizes, device, torch.stack(painted) if painted else None, references)
+    return base.conditions.batch(captions, framings, device, torch.stack(painted) if painted else None, references)

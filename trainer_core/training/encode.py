@@ -10,11 +10,11 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
+from ..common.axes import Size
 from ..common.callbacks import Callbacks
 from ..common.wording import count, names, say
 from ..common.world import ALONE, World
 from ..config import SamplePicture, setting
-from ..data.buckets import Size
 from ..data.cache import Cache, blank_key, latent_key, mask_key, painted_key, reference_key
 from ..data.controls import Control, Reference, References
 from ..data.crops import Crop

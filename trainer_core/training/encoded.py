@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..common.axes import Size
 from ..common.callbacks import Callbacks
 from ..common.world import ALONE, World
 from ..config import SamplePicture, run_again
-from ..data.buckets import Size
 from ..data.cache import Cache
 from ..data.controls import Reference, References
 from ..data.plan import Plan, Sample, View

@@ -60,7 +60,7 @@ def sample_references(
         references = []
         for number, name in enumerate(picture.controls):
             control = _control(_find(name, [*folders[number:], *folders[:number]], access), index)
-            crop = whole_crop((control.width, control.height), (picture.width, picture.height), base.latents.step)
+            crop = whole_crop(control.size, picture.size, base.latents.step)
             references.append(Reference(control=control, background="white", crop=crop))
         if references:
             found[picture] = tuple(references)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from ..common.axes import Framing, Size
 from ..common.callbacks import Callbacks
 from ..common.wording import say
 from ..config import SampleConfig, SamplePicture
 from ..memory import in_parts, on_device, with_room
 from ..models import BaseModel
-from ..models.base import Size, Sliceable
+from ..models.base import Sliceable
 from ..objective import AffinePath
 from ..objective.path import LEAST_ALPHA
 from .batch import ReadConditioning
@@ -42,7 +43,7 @@ def sample_images(
     painted: dict[Size, Tensor] = {}
     if wanted and (inpainting := base.inpainting):
         with on_device(base.autoencoder.module, device) as vae:
-            for size in {(picture.width, picture.height) for picture in wanted}:
+            for size in {picture.size for picture in wanted}:
                 painted[size] = inpainting.blank(vae, size).expand(2, -1, -1, -1)
     for done, picture in enumerate(wanted, 1):
         shown = encoded.drawn.get(picture, ()) if encoded else ()
@@ -52,8 +53,8 @@ def sample_images(
         if base.sampler:
             image = base.sampler.draw(each[0], each[1], picture, callbacks.check, references)
         else:
-            size = (picture.width, picture.height)
-            both = base.conditions.batch(each, whole_pictures(size, 2), device, painted.get(size))
+            size = picture.size
+            both = base.conditions.batch(each, [Framing.whole(size)] * 2, device, painted.get(size))
             latents = sample_latents(base, both, picture, device, check=callbacks.check)
             with on_device(base.autoencoder.module, device) as vae:
                 image, _ = with_room(base.autoencoder.decode, vae, device, latents)
@@ -65,12 +66,6 @@ def _encoder(base: BaseModel, device: torch.device) -> ReadConditioning:
     for text in base.text.encoders:
         text.model.to(device)
     return lambda prompt: base.text.encode(prompt, device)
-
-
-def whole_pictures(size: Size, count: int) -> Tensor:
-    """Size and crop numbers of uncropped pictures of (width, height), (count, 6), as ComfyUI sends them by default."""
-    width, height = size
-    return torch.tensor([[height, width, 0, 0, height, width]] * count)
 
 
 def sample_latents(
@@ -90,7 +85,7 @@ def sample_latents(
     if path.kind not in ("epsilon", "v_prediction"):
         raise ValueError(f"No samples are drawn of a model that predicts {path.kind} without ComfyUI's own sampler.")
     levels, sigmas = noise_levels(path, picture.steps)
-    shape = (1, form.channels, *form.axes((picture.width, picture.height)))
+    shape = (1, form.channels, *form.axes(picture.size))
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(picture.seed))
     x = noise.to(device) * float((1 + sigmas[0] ** 2) ** 0.5)
     for i, level in enumerate(levels.tolist()):

@@ -12,6 +12,7 @@ import comfy.samplers
 import torch
 from torch import Tensor, nn
 
+from ....trainer_core.common.axes import Framing
 from ....trainer_core.common.subset import Subset, computing
 from ....trainer_core.models import Conditioning
 from .gradients import WRONG
@@ -91,36 +92,36 @@ class RawDenoiser:
     def conditions(
         self,
         captions: Sequence[Conditioning],
-        sizes: Tensor,
+        framings: Sequence[Framing],
         shape: Sequence[int],
         device: Any,
         references: Sequence[Sequence[Tensor]] = (),
     ) -> BatchConditions:
         """Build the conditions of a batch on a device.
 
-        sizes: (B, 6) original height and width, top and left of the crop, trained height and width, in pixels. shape:
-        of one sample's latents, (C, *axes). references: of each sample, latents (C, *axes) in the VAE's scale.
+        framings: of each sample. shape: of one sample's latents, (C, *axes). references: of each sample, latents
+        (C, *axes) in the VAE's scale.
         """
         shown = references or [()] * len(captions)
         with torch.no_grad():
             return BatchConditions(
                 tuple(
-                    self._sample(caption, size.tolist(), shape, device, own)
-                    for caption, size, own in zip(captions, sizes, shown, strict=True)
+                    self._sample(caption, framing, shape, device, own)
+                    for caption, framing, own in zip(captions, framings, shown, strict=True)
                 )
             )
 
     def _sample(
         self,
         caption: Conditioning,
-        size: Sequence[int],
+        framing: Framing,
         shape: Sequence[int],
         device: Any,
         references: Sequence[Tensor],
     ) -> SampleConditions:
         """Ask the MODEL for the conditions of one sample; sizes and guidance enter here."""
         cross, given = conditioning({name: tensor.to(device) for name, tensor in caption.items()})
-        height, width, top, left, trained_height, trained_width = size
+        height, width, top, left, trained_height, trained_width = framing.numbers
         latents = with_time(self.model, torch.zeros(1, *shape, device=device))
         given |= {"width": trained_width, "height": trained_height, "crop_h": top, "crop_w": left}
         given |= {"target_width": trained_width, "target_height": trained_height}

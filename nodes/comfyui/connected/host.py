@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ....trainer_core.common.axes import Framing, Size
 from ....trainer_core.config import RunConfig, SamplePicture, node, setting
 from ....trainer_core.config.optimizer import RATES
 from ....trainer_core.models import Conditioning
-from ....trainer_core.models.base import Size
 from . import gradients, names, vae
 from .architecture import architecture_of
 from .denoiser import BatchConditions
@@ -104,11 +104,11 @@ class ComfyUIHost:
         """Build the inputs of a pass on one picture of (width, height) in pixels, beside other pictures."""
         wired = self._wired
         assert wired.denoiser is not None
-        (width, height), device, form = size, wired.model.load_device, wired.latents
+        device, form = wired.model.load_device, wired.latents
         shape = (1 + references, form.channels, *form.axes(size))
         noised, *shown = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device).split(1)
-        sizes = torch.tensor([[height, width, 0, 0, height, width]])
-        conditions = ConnectedConditions(wired).batch([caption], sizes, device, None, [[each[0] for each in shown]])
+        references = [[each[0] for each in shown]]
+        conditions = ConnectedConditions(wired).batch([caption], [Framing.whole(size)], device, None, references)
         return noised, torch.full((1,), len(wired.denoiser.sigmas) // 2, device=device), conditions
 
 

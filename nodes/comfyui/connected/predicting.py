@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....trainer_core.common.axes import Framing
 from ....trainer_core.memory.written import Watched
 from ....trainer_core.models import Conditioning, Layer
 from ....trainer_core.models.base import Slice, Unit
@@ -61,7 +62,7 @@ class ConnectedConditions:
     def batch(
         self,
         captions: Sequence[Conditioning],
-        sizes: Tensor,
+        framings: Sequence[Framing],
         device: torch.device,
         painted: Tensor | None = None,
         references: Sequence[Sequence[Tensor]] = (),
@@ -69,10 +70,9 @@ class ConnectedConditions:
         """Join the conditions of a batch on a device; captions of unequal lengths run one after another."""
         del painted
         assert self._wired.denoiser is not None
-        height, width = sizes[0, 4:].tolist()
         form = self._wired.latents
-        shape = (form.channels, *form.axes((width, height)))
-        return self._wired.denoiser.conditions(captions, sizes, shape, device, references)
+        shape = (form.channels, *form.axes(framings[0].size))
+        return self._wired.denoiser.conditions(captions, framings, shape, device, references)
 
 
 class ConnectedLayers:

@@ -400,10 +400,10 @@ def test_the_draws_fill_their_ranges_evenly() -> None:
 # --- size and crop ids ----------------------------------------------------------------------------------------
 
 
-def test_the_size_conditioning_vectors() -> None:
+def test_the_numbers_of_a_framing() -> None:
     lying, upright = fit((1500, 1000), (1216, 832)), fit((1000, 1500), (832, 1216))
-    assert lying.size_conditioning((1500, 1000)) == (1000, 1500, 0, 16, 832, 1216)
-    assert upright.size_conditioning((1000, 1500)) == (1500, 1000, 16, 0, 1216, 832)
+    assert lying.framing((1500, 1000)).numbers == (1000, 1500, 0, 16, 832, 1216)
+    assert upright.framing((1000, 1500)).numbers == (1500, 1000, 16, 0, 1216, 832)
 
 
 @given(SIZES, st.sampled_from(bucket_list((512, 512), 64)), st.floats(-1, 1))
@@ -412,4 +412,4 @@ def test_a_mirrored_crop_is_the_crop_of_the_mirrored_picture(size, bucket, shift
     plain = fit(size, bucket, shift=(shift, 0.0))
     mirrored = dataclasses.replace(plain, flip=True)
     left = plain.resized[0] - plain.offset[0] - bucket[0]
-    assert mirrored.size_conditioning(size) == (*plain.size_conditioning(size)[:3], left, bucket[1], bucket[0])
+    assert mirrored.framing(size) == plain.framing(size)._replace(left=left)

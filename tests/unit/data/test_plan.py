@@ -751,7 +751,7 @@ def test_every_row_of_the_table_is_what_is_trained() -> None:
     plan = plan_of([(700, 500), (500, 900), (300, 300)], concept, epochs=1, resolution=256)
     for i, row in enumerate(csv.DictReader(io.StringIO(manifest_table(plan)))):
         sample = plan.sample(i, 0)
-        original_h, original_w, top, left, height, width = sample.crop.size_conditioning(plan.size(i))
+        (original_w, original_h), left, top, (width, height) = sample.crop.framing(plan.size(i))
         assert (row["width"], row["height"]) == (str(original_w), str(original_h))
         assert (row["left"], row["top"], row["bucket"]) == (str(left), str(top), f"{width}x{height}")
         assert (row["caption"], row["outcome"], row["file"]) == (sample.caption, "picture", f"{i}.png")

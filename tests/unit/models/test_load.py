@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 from tiny_models import checkpoint_tensors, model_of, tiny_text_encoder, tiny_unet
 
+from lora_atelier.trainer_core.common.axes import Framing
 from lora_atelier.trainer_core.config import BaseModelConfig
 from lora_atelier.trainer_core.models.files.safetensors_file import is_readable, read_header
 from lora_atelier.trainer_core.models.sd import check_base_model, load_base_model
@@ -339,14 +340,15 @@ def test_contexts_of_different_length_repeat_and_attention_does_not_notice():
 
 def test_contexts_whose_common_multiple_is_far_are_padded_and_the_padding_is_not_attended_to():
     base, captions = model_of(tiny_unet().eval()), [{"context": torch.randn(77 * chunks, 64)} for chunks in (3, 4)]
-    sizes, x, t = torch.zeros(2, 6), torch.randn(2, 4, 8, 8), torch.tensor([5, 700])
-    both = base.conditions.batch(captions, sizes, torch.device("cpu"))
+    framings = [Framing.whole((64, 64))] * 2
+    x, t = torch.randn(2, 4, 8, 8), torch.tensor([5, 700])
+    both = base.conditions.batch(captions, framings, torch.device("cpu"))
     assert both.context.shape == (2, 308, 64) and both.mask is not None and both.mask.sum(1).tolist() == [231, 308]
     with torch.no_grad():
         together = base.denoiser.predict(x, t, both)
         for i, caption in enumerate(captions):
             alone = base.denoiser.predict(
-                x[i : i + 1], t[i : i + 1], base.conditions.batch([caption], sizes[i : i + 1], torch.device("cpu"))
+                x[i : i + 1], t[i : i + 1], base.conditions.batch([caption], framings[:1], torch.device("cpu"))
             )
             assert torch.allclose(alone, together[i : i + 1], atol=1e-5)
             part = base.denoiser.predict(x[i : i + 1], t[i : i + 1], both.some(slice(i, i + 1)))

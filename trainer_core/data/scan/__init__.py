@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...common.access import ANYWHERE, Access
+from ...common.axes import Size
 from ...common.callbacks import Callbacks
 from ...common.wording import count, names, printable
 from ...config import ConceptConfig, DatasetConfig, setting
@@ -78,6 +79,11 @@ class Picture:
     controls: tuple[Control, ...] = ()  # one of each folder of control pictures, for an edit model
     other_end: Control | None = None  # the other picture of its pair
     look: Look = field(default_factory=Look)
+
+    @property
+    def size(self) -> Size:
+        """Width and height."""
+        return self.width, self.height
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

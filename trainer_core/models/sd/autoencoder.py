@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..base import Size
+from ...common.axes import Size
 from ..files.kept import KeptFiles
 from ..files.safetensors_file import Shapes, highest_number, opened, read_header, read_part
 from ..files.tensors import Complete, fill, of_possible_shapes

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...common.axes import Framing
 from ..base import Conditioning
 from .family import SIZE_CHANNELS
 from .text import CHUNK, MAX_CHUNKS, ClipEncoder, batch_context, encode_caption
@@ -45,12 +46,12 @@ class UNetConditions:
     def batch(
         self,
         captions: Sequence[Conditioning],
-        sizes: Tensor,
+        framings: Sequence[Framing],
         device: torch.device,
         painted: Tensor | None = None,
         references: Sequence[Sequence[Tensor]] = (),
     ) -> Conditions:
-        """Join the conditions of a batch on a device; sizes (B, 6), painted (B, 5, H, W) for inpainting models."""
+        """Join the conditions of a batch on a device; painted (B, 5, H, W) for inpainting models."""
         del references  # the UNet reads none
         context, mask = batch_context([c["context"] for c in captions])
         context, mask = context.to(device, self.dtype), None if mask is None else mask.to(device)
@@ -58,8 +59,9 @@ class UNetConditions:
         painted = None if painted is None else painted.to(device)
         if not pooled:
             return Conditions(context=context, mask=mask, painted=painted)
+        sizes = torch.tensor([framing.numbers for framing in framings], device=device)
         joined = torch.stack(pooled).to(device, self.dtype)
-        return Conditions(context=context, mask=mask, pooled=joined, sizes=sizes.to(device), painted=painted)
+        return Conditions(context=context, mask=mask, pooled=joined, sizes=sizes, painted=painted)
 
     def without_data(self, count: int, axes: Sequence[int], tokens: int) -> Conditions:
         """Build a batch's conditions on the meta device; text encoders in memory run there."""
