@@ -160,6 +160,7 @@ class View {
     widget.computeLayoutSize = undefined; // it takes what it needs, and no share of the room that is left
     widget.computeSize = (width) => [width ?? 0, this.#height + 2 * MARGIN];
     this.#listen(inner);
+    app.canvas?.setDirty(true, true); // the editor gives it a place when it draws next
     if (this.#node.subgraph) {
       outside.get(this.#node)?.push(widget);
       return void this.#node.widgets; // Nodes 2.0 sees what is new when it is asked for
