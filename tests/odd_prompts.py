@@ -15,6 +15,7 @@ from train_graph import CHECKPOINT, node
 from lora_atelier.dev import ROOT
 
 Prompt = dict[str, Any]
+WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
 SHORT: dict[str, dict[str, Any]] = {  # inputs that keep a prompt cheap
     "AtelierLoadBaseModel": {"checkpoint": CHECKPOINT},
     "AtelierLoraConfig": {"rank": 4},
@@ -44,8 +45,7 @@ def prompts(info: dict[str, Any], pictures: Path) -> dict[str, Prompt]:
 
     info: what /object_info answers. pictures: a folder.
     """
-    paths = sorted((ROOT / "workflows").glob("*.json"))
-    made = {path.stem: to_prompt(on_toy_models(path), info) for path in paths}
+    made = {path.stem: to_prompt(on_toy_models(path), info) for path in WORKFLOWS}
     made["others"] = others(info)
     short = {**SHORT, "AtelierConceptDataset": {"folder": str(pictures), "caption_prefix": "mossling"}}
     for prompt in made.values():

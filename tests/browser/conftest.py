@@ -5,12 +5,14 @@ fails on the newest alone has found a change over there: mend js/ or the schema 
 the editor in a way that both understand (its `app` object, roles and labels of what it shows).
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -67,6 +69,20 @@ ALONE = """id => {
     canvas.ds.offset = [300, 120 - 3000];
     canvas.setDirty(true, true);
 }"""
+
+
+# The renderer that a newcomer of each frontend sees; the other two pairs are for --thorough, beyond first sight.
+STARTS_WITH = {"comfyui": "litegraph", "newest": "vue"}
+
+
+def pytest_itemcollected(item: pytest.Function) -> None:
+    """Run what concerns both renderers in one of them on each frontend, so that both are seen in every run."""
+    chosen = item.callspec.params
+    fixed = any(mark.args[0] == "opened" and len(mark.args[1]) == 1 for mark in item.iter_markers("parametrize"))
+    if fixed or item.path.stem == "test_first_sight" or "opened" not in chosen:
+        return
+    if chosen["opened"] != STARTS_WITH[chosen["server"]]:
+        item.add_marker(pytest.mark.thorough)
 
 
 def pytest_report_header() -> str:
@@ -143,9 +159,11 @@ def chromium() -> Iterator[Any]:
     executable = find_chromium()
     if executable is None:
         pytest.skip("needs Chromium or Chrome: install one, or name it in the CHROMIUM variable")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import Page, sync_playwright
 
-    with sync_playwright() as playwright:
+    # Asked at every frame, as by default, a page spends more on the question than on what it is asked about.
+    seldom = functools.partialmethod(Page.wait_for_function, polling=100)
+    with mock.patch.object(Page, "wait_for_function", seldom), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=QUIET)
         yield browser
         browser.close()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from odd_prompts import Prompt, mutated, prompts
+from odd_prompts import WORKFLOWS, Prompt, mutated, prompts
 from train_graph import changed, draw_pictures
 
 from comfy_client import HANGS, ComfyClient, ComfyServer
@@ -121,10 +121,10 @@ def stray_tracebacks(log: str, said: set[str]) -> Iterator[str]:
 def test_prompts_changed_by_chance_get_a_result_or_one_sentence(
     server: ComfyServer, info: dict[str, Any], unchanged: dict[str, Prompt], pytestconfig: pytest.Config
 ) -> None:
-    """Each is the same everywhere: 12 of them, or 500 with `--thorough`."""
+    """Each is the same everywhere: one of each prompt, or 500 with `--thorough`."""
     comfy, names, log = ComfyClient(server.url), list(unchanged), len(server.log_text())
     wrong, queued = {}, {}
-    for number in range(500 if pytestconfig.getoption("thorough") else 12):
+    for number in range(500 if pytestconfig.getoption("thorough") else len(names)):
         prompt, done = mutated(unchanged[names[number % len(names)]], info, number)
         queued[number], problem = send(comfy, prompt)
         wrong[number] = (problem, done)
@@ -163,8 +163,12 @@ def test_a_fingerprint_of_odd_values_is_refused_in_a_sentence(
     assert not [line for line in re.findall("WARNING: .*", printed) if RAW.search(line)], printed
 
 
-def test_the_prompts_themselves_end_well(server: ComfyServer, unchanged: dict[str, Prompt]) -> None:
+@pytest.mark.parametrize(
+    "name",
+    # test_workflows.py runs the others in every run
+    ["others", *(pytest.param(path.stem, marks=pytest.mark.thorough) for path in WORKFLOWS)],
+)
+def test_the_prompts_themselves_end_well(server: ComfyServer, unchanged: dict[str, Prompt], name: str) -> None:
     """Also after all of the others."""
-    for name, prompt in unchanged.items():
-        result = ComfyClient(server.url).queue(prompt)
-        assert result.ok, f"{name}: {result.error}"
+    result = ComfyClient(server.url).queue(unchanged[name])
+    assert result.ok, result.error

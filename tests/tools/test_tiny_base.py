@@ -51,12 +51,13 @@ def test_the_file_is_small_and_float16():
     assert kinds == {"F16"}
 
 
-@pytest.mark.thorough  # in every run the next test asks for six other figures
+@pytest.mark.thorough  # in every run test_learning.py asks it, with a LoRA, for other figures and grounds
 def test_a_caption_decides_figure_and_background(tiny_base):
     pictures = draw(tiny_base, (PROMPT,) * SEEDS, cfg=4.0)
     assert sum(map(red_on_blue, pictures)) >= 9
 
 
+@pytest.mark.thorough
 def test_guidance_raises_agreement_and_no_caption_differs(tiny_base):
     wanted = [("square", "yellow", "purple"), ("heart", "pink", "green"), ("ring", "white", "red"),
               ("cross", "black", "orange"), ("triangle", "green", "yellow"), ("star", "blue", "white")]  # fmt: skip
