@@ -25,11 +25,11 @@ from lora_atelier.nodes.comfyui.connected.architecture import (
     name_of,
     remarks,
 )
-from lora_atelier.nodes.comfyui.connected.architectures import ARCHITECTURES, OTHER_KINDS
 from lora_atelier.nodes.comfyui.connected.check import check_distilled
 from lora_atelier.nodes.comfyui.connected.layers import list_layers
 from lora_atelier.trainer_core.config import Defaults
 from lora_atelier.trainer_core.config.objective import Distribution
+from lora_atelier.trainer_core.models.architectures import ARCHITECTURES, OTHER_KINDS
 from lora_atelier.trainer_core.networks.layers.shape import is_matrix
 
 KINDS = {  # of the zoo's rows, and the step of pictures' sides in pixels
