@@ -72,89 +72,7 @@ def changes(model, tensors):
     return found
 
 
-NO_CLASS = "diffusers has no such model"
-SIZES = "the installed diffusers converts no model of these sizes"  # tiny ones; tested at real sizes below
-# Of every tiny model: its class in diffusers, whose layers are named; "" where the names are ComfyUI's own, which it
-# reads behind "transformer." as well; or why a LoRA on all layers is not written for diffusers.
-DIFFUSERS = {
-    "sd15": "UNet2DConditionModel",
-    "sdxl": "UNet2DConditionModel",
-    "flux_dev": "FluxTransformer2DModel",
-    "flux_schnell": "FluxTransformer2DModel",
-    "flux2": "Flux2Transformer2DModel",
-    "flux2_klein": "Flux2Transformer2DModel",
-    "longcat": "LongCatImageTransformer2DModel",
-    "chroma": "ChromaTransformer2DModel",
-    "sd3": "SD3Transformer2DModel",
-    "auraflow": "AuraFlowTransformer2DModel",
-    "pixart_sigma": "PixArtTransformer2DModel",
-    "pixart_alpha": "PixArtTransformer2DModel",
-    "cascade_c": "diffusers' StableCascadeUNet takes no LoRAs",
-    "cascade_b": "diffusers' StableCascadeUNet takes no LoRAs",
-    "hunyuan_dit": "diffusers' HunyuanDiT2DModel takes no LoRAs",
-    "lumina2": SIZES,
-    "z_image": "ZImageTransformer2DModel",
-    "qwen_image": "QwenImageTransformer2DModel",
-    "hidream": "HiDreamImageTransformer2DModel",
-    "hunyuan_video": "HunyuanVideoTransformer3DModel",
-    "hunyuan_image21": "HunyuanImageTransformer2DModel",
-    "wan21_t2v": "WanTransformer3DModel",
-    "wan21_i2v": "WanTransformer3DModel",
-    "wan22_5b": "WanTransformer3DModel",
-    "ltxv": "LTXVideoTransformer3DModel",
-    "cosmos_t2v": "CosmosTransformer3DModel",
-    "cosmos_predict2": "CosmosTransformer3DModel",
-    "anima": "CosmosTransformer3DModel",
-    "mochi": SIZES,
-    "omnigen2": NO_CLASS,
-    "kandinsky5_image": "Kandinsky5Transformer3DModel",
-    "ernie_image": "ErnieImageTransformer2DModel",
-    "krea2": "Krea2Transformer2DModel",
-    "chroma_radiance": NO_CLASS,
-    "hunyuan_video15": "HunyuanVideo15Transformer3DModel",
-    "wan21_vace": "WanVACETransformer3DModel",
-    "boogu": NO_CLASS,
-    "ideogram4": "Ideogram4Transformer2DModel",
-    "joyimage": "diffusers' JoyImageEditTransformer3DModel takes no LoRAs",
-    "mage_flow": "",
-    "lens": NO_CLASS,
-    "zimage_pixel": NO_CLASS,
-    "pixeldit": NO_CLASS,
-    "hidream_o1": NO_CLASS,
-    "ltxav": "diffusers' LTX2VideoTransformer3DModel has no such layer",
-    "cogvideox": "CogVideoXTransformer3DModel",
-    "odd_written": NO_CLASS,
-    "odd_convolutions": NO_CLASS,
-    "odd_weights": NO_CLASS,
-}
-PARTS = {
-    "sdxl": {
-        "addition_embed_type": "text_time",
-        "addition_time_embed_dim": 256,
-        "projection_class_embeddings_input_dim": 2816,
-        "transformer_layers_per_block": 1,
-    },  # that a class has on request
-    "wan21_i2v": {"image_dim": 1280, "added_kv_proj_dim": 5120},
-    "hunyuan_image21": {"text_embed_2_dim": 1472},
-    "flux_dev": {"guidance_embeds": True},
-    "sd3": {"dual_attention_layers": (0,), "qk_norm": "rms_norm"},
-    "pixart_sigma": {"caption_channels": 48},
-    "pixart_alpha": {"caption_channels": 48, "use_additional_conditions": True},
-    "hidream": {
-        "patch_size": 2,
-        "in_channels": 16,
-        "caption_channels": [48, 40],
-        "text_emb_dim": 32,
-        "num_layers": 1,
-        "num_single_layers": 1,
-        "attention_head_dim": 32,
-        "num_attention_heads": 2,
-        "axes_dims_rope": (8, 12, 12),
-        "max_resolution": (128, 128),
-        "llama_layers": (0, 1),
-    },
-}
-refused = {row for row, said in DIFFUSERS.items() if " " in said}
+refused = {name for name, row in ZOO.items() if " " in row.diffusers}
 
 
 def numberless(names):
@@ -162,10 +80,10 @@ def numberless(names):
     return {re.sub(r"\d+", "#", name) for name in names}
 
 
-def layers_in_diffusers(row):
-    """Collect the names of layers of a model's class in diffusers."""
+def layers_in_diffusers(row, kind):
+    """Collect the names of layers of a class in diffusers with the parts of a tiny model."""
     with torch.device("meta"):
-        theirs = getattr(diffusers, DIFFUSERS[row])(**PARTS.get(row, {}))
+        theirs = getattr(diffusers, kind)(**ZOO[row].parts)
     return numberless(name for name, _ in theirs.named_modules())
 
 
@@ -174,7 +92,7 @@ def test_names_for_diffusers_are_layers_there_or_the_reason_is_said(row):
     names = names_of(build(row)[1], None)
     if row in refused:
         unnamed = [weight for weight in names.weights.values() if not names.written(weight, "diffusers")]
-        assert unnamed and names.unnamed == DIFFUSERS[row]
+        assert unnamed and names.unnamed == ZOO[row].diffusers
         return
     assert not names.unnamed
     if row == "sdxl":
@@ -185,10 +103,10 @@ def test_names_for_diffusers_are_layers_there_or_the_reason_is_said(row):
         adapter = [name for name in written if name.startswith("text_conditioner.")]
         assert len(adapter) > 10 and "text_conditioner.blocks.0.self_attn.q_proj" in adapter
         written = [name for name in written if name not in adapter]
-    if DIFFUSERS[row]:
+    if ZOO[row].diffusers:
         start = "unet." if row in ("sd15", "sdxl") else "transformer."
         assert all(name.startswith(start) for name in written)
-        assert numberless(name.removeprefix(start) for name in written) <= layers_in_diffusers(row)
+        assert numberless(name.removeprefix(start) for name in written) <= layers_in_diffusers(row, ZOO[row].diffusers)
 
 
 @pytest.mark.parametrize("row", ZOO)
@@ -205,7 +123,7 @@ def test_every_program_s_file_changes_a_model_by_the_same(row):
         named = [names.written(names.weights[key], program) for key in given.layers]
         if not all(named):
             assert program in ("diffusers", "onetrainer") and row in refused
-            with pytest.raises(ValueError, match=f"No names of {program} are known for .*: {DIFFUSERS[row]}. Set"):
+            with pytest.raises(ValueError, match=f"No names of {program} are known for .*: {ZOO[row].diffusers}. Set"):
                 convert(given, names, program)
             continue
         tried += 1
@@ -267,11 +185,12 @@ def sizes_of(row):
 
 
 @pytest.mark.parametrize("row", [row for row in FOUND if row in ZOO])
-def test_names_cover_every_layer_of_diffusers(row, monkeypatch):
-    monkeypatch.setitem(DIFFUSERS, row, REAL.get(row, DIFFUSERS[row]))
+def test_names_cover_every_layer_of_diffusers(row):
     rows = sizes_of(row)
     found = diffusers_paths(rows)
-    assert numberless(each.name for names in found.values() for each in names) <= layers_in_diffusers(row)
+    assert numberless(each.name for names in found.values() for each in names) <= layers_in_diffusers(
+        row, REAL.get(row, ZOO[row].diffusers)
+    )
     matrices = {n.removesuffix(".weight") for n, t in shapes_of(row).items() if n.endswith(".weight") and len(t) > 1}
     blocks = {path for path in matrices if "blocks." in path or "layers." in path}
     assert blocks and (row == "mochi" or blocks <= found.keys())

@@ -17,10 +17,7 @@ import torch
 from ....trainer_core.common.wording import count
 from ....trainer_core.config import Defaults, Preset
 from ....trainer_core.models import Layer, LevelDefaults
-from ....trainer_core.models.files.safetensors_file import read_header
-from ....trainer_core.networks.layers.shape import is_matrix
-from ....trainer_core.objective import describe_levels
-from .architectures import (
+from ....trainer_core.models.architectures import (
     ARCHITECTURES,
     NONE_FOUND,
     OTHER_KINDS,
@@ -31,6 +28,9 @@ from .architectures import (
     middle,
     uniform,
 )
+from ....trainer_core.models.files.safetensors_file import read_header
+from ....trainer_core.networks.layers.shape import is_matrix
+from ....trainer_core.objective import describe_levels
 from .layers import list_layers
 from .noise import NODE, is_flow, noise_model, own_shift
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ....trainer_core.lora_files.diffusers_names import diffusers_paths, why_unnamed
 from ....trainer_core.lora_files.match import flat_name
 from ....trainer_core.lora_files.names import DIFFUSERS, OWN, Named, Names, Weight, of_diffusers
+from ....trainer_core.models.architectures import ARCHITECTURES
 from ....trainer_core.models.base import NameForm, Slice
 from ....trainer_core.models.sd.identify import made_for as made_for_unet
 from ....trainer_core.models.sd.names import PREFIXES, file_forms
@@ -25,26 +26,6 @@ WEIGHT = ".weight"
 OF_DIFFUSERS = (DIFFUSERS, "diffusion_model.", "lora_transformer_")  # of its paths; ai-toolkit, OneTrainer, too
 TEXT_NUMBER = re.compile(r"lora_te(\d?)_")
 DENOISER = "diffusion_model."  # start of its modules' names in ComfyUI's models
-# A mark in the names of a file's layers, with underscores for dots, and the family it is for; the more special first.
-MARKS = (
-    (r"double_stream_modulation|to_qkv_mlp_proj", "FLUX.2"),
-    (r"distilled_guidance_layer", "Chroma"),
-    (r"individual_token_refiner", "HunyuanVideo or HunyuanImage"),
-    (r"double_stream_blocks", "HiDream"),
-    (r"visual_transformer_blocks", "Kandinsky 5"),
-    (r"single_transformer_blocks|single_blocks_\d|double_blocks_\d", "FLUX"),
-    (r"joint_transformer_blocks|double_layers", "AuraFlow"),
-    (r"joint_blocks", "Stable Diffusion 3"),
-    (r"(img|txt)_mlp_net", "Qwen-Image"),
-    (r"txtfusion|text_fusion|blocks_\d+_attn_w[qkvo]$", "Krea 2"),
-    (r"(noise|context)_refiner|layers_\d+_attention_(qkv|out|to_)", "Z-Image or Lumina 2"),
-    (r"adaln_modulation_|cross_attn_output_proj", "Cosmos or Anima"),
-    (r"blocks_\d+_(self|cross)_attn_[qkvo]$", "Wan"),
-    (r"attn1_Wqkv|default_modulation", "HunyuanDiT"),
-    (r"attn_qkv_[xy]$", "Mochi"),
-    (r"(down|up)_blocks_\d_\d+_(channelwise|attention_attn|mapper)", "Stable Cascade"),
-    (r"adaln_single|patchify_proj", "PixArt or LTX"),
-)
 
 
 def aliases(model: Any) -> tuple[dict[str, list[str]], dict[str, dict[str, Slice]]]:
@@ -242,5 +223,6 @@ def made_for(widths: Mapping[str, int], metadata: Mapping[str, str]) -> str:
     widths: inputs of each layer by its name in the file, 0 if unknown.
     """
     found = [flat_name(name) for name in widths]
-    marked = (family for mark, family in MARKS if any(re.search(mark, name) for name in found))
+    marks = (mark for row in ARCHITECTURES for mark in row.in_loras.items())
+    marked = (family for mark, family in marks if any(re.search(mark, name) for name in found))
     return next(marked, "") or made_for_unet(widths, metadata)

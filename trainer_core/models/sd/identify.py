@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from ...config import ALGORITHMS
+from ..architectures import ARCHITECTURES
 from ..files.safetensors_file import Shapes
 
 PREFIXES = (
@@ -44,38 +45,13 @@ ADAPTERS = (
 )
 # (start of a tensor's name behind one of PREFIXES, kind of file); the more special first
 MODELS = (
-    ("joint_blocks.", "a Stable Diffusion 3 model"),
     ("transformer_blocks.0.norm1_context.", "a Stable Diffusion 3 or FLUX model in diffusers' layout"),
-    ("clip_txt_mapper.", "a Stable Cascade model"),
-    ("clip_mapper.", "a Stable Cascade model"),
-    ("clf.1.", "a Stable Cascade model"),
     ("transformer.rotary_pos_emb.", "a Stable Audio model"),
     ("rotary_pos_emb.", "a Stable Audio model"),
-    ("double_layers.0.attn.w1q", "an AuraFlow model"),
-    ("mlp_t5.", "a Hunyuan DiT model"),
-    ("txt_in.individual_token_refiner.", "a HunyuanVideo model"),
     ("latent_in.", "a Hunyuan3D model"),
-    ("double_stream_modulation_img.", "a FLUX.2 model"),
-    ("distilled_guidance_layer.", "a Chroma model"),
-    ("double_blocks.", "a FLUX-like model"),
-    ("single_transformer_blocks.", "a FLUX-like model"),
-    ("t5_yproj.", "a Mochi video model"),
-    ("patchify_proj.", "an LTX video model"),
-    ("adaln_single.", "a PixArt-like model"),
-    ("t_block.1.", "a PixArt model"),
+    *(mark for row in ARCHITECTURES for mark in row.in_files.items()),
     ("genre_embedder.", "an ACE-Step audio model"),
-    ("blocks.block0.blocks.0.", "a Cosmos model"),
-    ("blocks.0.mlp.layer1.", "a Cosmos or Anima model"),
-    ("cap_pad_token", "a Z-Image model"),
-    ("noise_refiner.", "a Lumina or Z-Image model"),
-    ("blocks.0.cross_attn.", "a Wan video model"),
-    ("head.modulation", "a Wan video model"),
     ("blocks.0.norm1.linear.", "a CogVideoX model"),
-    ("caption_projection.0.linear.", "a HiDream model"),
-    ("time_caption_embed.", "an OmniGen2 model"),
-    ("visual_transformer_blocks.", "a Kandinsky 5 model"),
-    ("txt_norm.", "a Qwen-Image model"),
-    ("transformer_blocks.0.img_mod.", "a Qwen-Image model"),
     ("encoder_hid_proj.", "a Kolors model"),
     ("down_blocks.0.resnets.", "a UNet in diffusers' layout, alone"),
     ("encoder.block.0.", "a T5 text encoder"),

@@ -1,7 +1,7 @@
-"""What is known of each architecture: how it is trained by others, how it is sampled, what its LoRA files are called.
+"""What is known of each architecture: how others train it, how it is sampled, and what tells its files from others.
 
-Told by ComfyUI's own classes, never by names of files. Names in LoRA files are those of sd-scripts and musubi-tuner,
-where they train the architecture; steps and cfg are those of ComfyUI's own templates.
+A MODEL finds its row by ComfyUI's own classes, never by names of files. The names of architectures in LoRA files are
+those of sd-scripts and musubi-tuner, where they train it; steps and cfg are those of ComfyUI's own templates.
 """
 
 from __future__ import annotations
@@ -11,15 +11,29 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from ....trainer_core.config import MOST_CONTROLS
-from ....trainer_core.models import LevelDefaults
+from ..config import MOST_CONTROLS
+from .base import LevelDefaults
+from .diffusers_tables import (
+    CHROMA,
+    COGVIDEOX,
+    COSMOS_1,
+    FLUX_1,
+    HUNYUAN_IMAGE,
+    HUNYUAN_VIDEO,
+    HUNYUAN_VIDEO_15,
+    IDEOGRAM_4,
+    LONGCAT_IMAGE,
+    Conversion,
+    NameTable,
+    NoLoras,
+)
 
 OWN = 0.0  # for the shift of levels: the one that the MODEL is sampled with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How pictures of a architecture are drawn."""
+    """How pictures of an architecture are drawn."""
 
     steps: int = 20
     cfg: float = 4.0
@@ -35,7 +49,7 @@ class Architecture:
     kind: str
     title: str
     classes: tuple[str, ...]  # of comfy.supported_models or comfy.model_base; of subclasses it is a guess
-    where: Mapping[str, Any] = field(default_factory=dict)  # entries of unet_config that tell members of a class apart
+    where: Mapping[str, Any] = field(default_factory=dict)  # settings of its network that tell members of a class apart
     modelspec: str = ""  # its architecture in modelspec's metadata
     base_version: str = ""  # in kohya's metadata
     levels: LevelDefaults
@@ -53,6 +67,10 @@ class Architecture:
     seen: bool = False  # its text encoder reads control pictures, too
     distilled: str = ""  # why it should not be trained, and what to do instead
     untried: bool = False  # no trainer's values were found
+    # What tells its files, and what they are called then. A mark of several architectures stands in one of their rows.
+    in_loras: Mapping[str, str] = field(default_factory=dict)  # patterns of layers' names with underscores for dots
+    in_files: Mapping[str, str] = field(default_factory=dict)  # starts of names of tensors
+    diffusers: NameTable | Conversion | NoLoras | None = None  # None: ComfyUI's own map tells them
 
 
 def uniform(source: str, shift: float = 1.0) -> LevelDefaults:
@@ -78,6 +96,7 @@ WAN = middle("musubi-tuner, docs/wan.md", 3.0)
 MUSUBI = "rank and learning rate as musubi-tuner, caption dropout as ai-toolkit"
 KLEIN = Sampling(steps=20, cfg=5.0)
 
+# The first row with a mark of a file decides. So FLUX comes behind its kin, whose blocks have the same names.
 ARCHITECTURES = (
     Architecture(
         kind="sd1",
@@ -109,38 +128,6 @@ ARCHITECTURES = (
         sampling=Sampling(cfg=7.0, scheduler="normal"),
     ),
     Architecture(
-        kind="sd3",
-        title="Stable Diffusion 3",
-        classes=("SD3",),
-        modelspec="stable-diffusion-3",
-        base_version="sd3",
-        levels=middle("sd-scripts' training_shift, as OneTrainer"),
-        sampling=Sampling(scheduler="sgm_uniform"),
-    ),
-    Architecture(
-        kind="flux",
-        title="FLUX.1 dev",
-        classes=("Flux",),
-        modelspec="flux-1-dev",
-        base_version="flux1",
-        levels=FLUX,
-        guidance=1.0,
-        guidance_source="sd-scripts and OneTrainer",
-        sampling=Sampling(cfg=1.0, guidance=3.5),
-        references=MOST_CONTROLS,
-    ),
-    Architecture(
-        kind="flux_schnell",
-        title="FLUX.1 schnell",
-        classes=("FluxSchnell",),
-        modelspec="flux-1-schnell",
-        base_version="flux1",
-        levels=FLUX,
-        sampling=Sampling(steps=4, cfg=1.0),
-        distilled="This MODEL is FLUX.1 schnell, or another FLUX.1 without guidance. Schnell is distilled to a few "
-        "steps, which training undoes; train on FLUX.1 dev, and use the LoRA on schnell.",
-    ),
-    Architecture(
         kind="flux2",
         title="FLUX.2 dev",
         classes=("Flux2",),
@@ -150,6 +137,9 @@ ARCHITECTURES = (
         guidance=1.0,
         sampling=Sampling(cfg=1.0, guidance=4.0),
         references=MOST_CONTROLS,
+        in_loras={"double_stream_modulation|to_qkv_mlp_proj": "FLUX.2"},
+        in_files={"double_stream_modulation_img.": "a FLUX.2 model"},
+        diffusers=Conversion("Flux2Transformer2DModel", ("double_stream_modulation_img.lin",)),
     ),
     Architecture(
         kind="flux2_klein",
@@ -183,44 +173,24 @@ ARCHITECTURES = (
         guidance=0.0,
         guidance_source="sd-scripts",
         sampling=Sampling(steps=26, guidance=0.0, scheduler="beta"),
+        in_loras={"distilled_guidance_layer": "Chroma"},
+        in_files={"distilled_guidance_layer.": "a Chroma model"},
+        diffusers=CHROMA,
     ),
     Architecture(
-        kind="longcat_image",
-        title="LongCat-Image",
-        classes=("LongCatImage",),
-        levels=middle(OWN_SHIFT, OWN),
-        sampling=Sampling(steps=50, cfg=4.5),
-        untried=True,
-    ),
-    Architecture(
-        kind="qwen_image",
-        title="Qwen-Image",
-        classes=("QwenImage",),
-        modelspec="Qwen-Image",
-        base_version="qwen_image",
-        levels=middle("musubi-tuner, docs/qwen_image.md", 2.2),
-        learning_rate=5e-5,
+        kind="hunyuan_video_15",
+        title="HunyuanVideo 1.5",
+        classes=("HunyuanVideo15",),
+        modelspec="hunyuan-video-1.5",
+        base_version="hunyuan_video_1_5",
+        levels=middle("musubi-tuner, docs/hunyuan_video_1_5.md", 2.0),
+        sampling=Sampling(cfg=6.0),
+        rank=32,
+        resolution=768,
         source=MUSUBI,
-        references=MOST_CONTROLS,
-        seen=True,
-    ),
-    Architecture(
-        kind="z_image",
-        title="Z-Image",
-        classes=("ZImage",),
-        modelspec="Z-Image",
-        base_version="z_image",
-        levels=middle("musubi-tuner, docs/zimage.md", 2.0),
-        sampling=Sampling(steps=25, sampler="res_multistep"),
-    ),
-    Architecture(
-        kind="lumina2",
-        title="Lumina 2",
-        classes=("Lumina2",),
-        modelspec="lumina-2",
-        base_version="lumina2",
-        levels=middle("sd-scripts, docs/lumina_train_network.md", 6.0),
-        sampling=Sampling(steps=30, sampler="res_multistep"),
+        in_loras={"individual_token_refiner": "HunyuanVideo or HunyuanImage"},
+        in_files={"txt_in.individual_token_refiner.": "a HunyuanVideo model"},
+        diffusers=HUNYUAN_VIDEO_15,
     ),
     Architecture(
         kind="hunyuan_video",
@@ -235,18 +205,7 @@ ARCHITECTURES = (
         learning_rate=2e-4,
         resolution=768,
         source=MUSUBI,
-    ),
-    Architecture(
-        kind="hunyuan_video_15",
-        title="HunyuanVideo 1.5",
-        classes=("HunyuanVideo15",),
-        modelspec="hunyuan-video-1.5",
-        base_version="hunyuan_video_1_5",
-        levels=middle("musubi-tuner, docs/hunyuan_video_1_5.md", 2.0),
-        sampling=Sampling(cfg=6.0),
-        rank=32,
-        resolution=768,
-        source=MUSUBI,
+        diffusers=HUNYUAN_VIDEO,
     ),
     Architecture(
         kind="hunyuan_image",
@@ -257,32 +216,16 @@ ARCHITECTURES = (
         levels=uniform("sd-scripts, docs/hunyuan_image_train_network.md", 5.0),
         sampling=Sampling(cfg=3.5),
         resolution=2048,
+        diffusers=HUNYUAN_IMAGE,
     ),
     Architecture(
-        kind="wan",
-        title="Wan",
-        classes=("WAN21_T2V", "WAN21_I2V", "WAN21"),
-        modelspec="wan2.1",
-        base_version="wan",
-        levels=WAN,
-        sampling=Sampling(cfg=5.0),
-        rank=32,
-        learning_rate=2e-4,
-        resolution=768,
-        source=MUSUBI,
-    ),
-    Architecture(
-        kind="wan22_5b",
-        title="Wan 2.2 5B",
-        classes=("WAN22_T2V", "WAN22"),
-        modelspec="wan2.2",
-        base_version="wan",
-        levels=WAN,
-        sampling=Sampling(cfg=5.0),
-        rank=32,
-        learning_rate=2e-4,
-        resolution=704,
-        source=MUSUBI,
+        kind="hidream",
+        title="HiDream I1",
+        classes=("HiDream",),
+        levels=middle("OneTrainer's preset"),
+        sampling=Sampling(steps=50, cfg=5.0, sampler="uni_pc"),
+        in_loras={"double_stream_blocks": "HiDream"},
+        in_files={"caption_projection.0.linear.": "a HiDream model"},
     ),
     Architecture(
         kind="kandinsky5",
@@ -294,6 +237,78 @@ ARCHITECTURES = (
         sampling=Sampling(steps=50, cfg=3.5),
         rank=32,
         source=MUSUBI,
+        in_loras={"visual_transformer_blocks": "Kandinsky 5"},
+        in_files={"visual_transformer_blocks.": "a Kandinsky 5 model"},
+    ),
+    Architecture(
+        kind="flux",
+        title="FLUX.1 dev",
+        classes=("Flux",),
+        modelspec="flux-1-dev",
+        base_version="flux1",
+        levels=FLUX,
+        guidance=1.0,
+        guidance_source="sd-scripts and OneTrainer",
+        sampling=Sampling(cfg=1.0, guidance=3.5),
+        references=MOST_CONTROLS,
+        in_loras={r"single_transformer_blocks|single_blocks_\d|double_blocks_\d": "FLUX"},
+        in_files={"double_blocks.": "a FLUX-like model", "single_transformer_blocks.": "a FLUX-like model"},
+        diffusers=FLUX_1,
+    ),
+    Architecture(
+        kind="flux_schnell",
+        title="FLUX.1 schnell",
+        classes=("FluxSchnell",),
+        modelspec="flux-1-schnell",
+        base_version="flux1",
+        levels=FLUX,
+        sampling=Sampling(steps=4, cfg=1.0),
+        distilled="This MODEL is FLUX.1 schnell, or another FLUX.1 without guidance. Schnell is distilled to a few "
+        "steps, which training undoes; train on FLUX.1 dev, and use the LoRA on schnell.",
+    ),
+    Architecture(
+        kind="longcat_image",
+        title="LongCat-Image",
+        classes=("LongCatImage",),
+        levels=middle(OWN_SHIFT, OWN),
+        sampling=Sampling(steps=50, cfg=4.5),
+        untried=True,
+        diffusers=LONGCAT_IMAGE,
+    ),
+    Architecture(
+        kind="auraflow",
+        title="AuraFlow",
+        classes=("AuraFlow",),
+        levels=middle(OWN_SHIFT, OWN),
+        sampling=Sampling(cfg=3.5),
+        untried=True,
+        in_loras={"joint_transformer_blocks|double_layers": "AuraFlow"},
+        in_files={"double_layers.0.attn.w1q": "an AuraFlow model"},
+    ),
+    Architecture(
+        kind="sd3",
+        title="Stable Diffusion 3",
+        classes=("SD3",),
+        modelspec="stable-diffusion-3",
+        base_version="sd3",
+        levels=middle("sd-scripts' training_shift, as OneTrainer"),
+        sampling=Sampling(scheduler="sgm_uniform"),
+        in_loras={"joint_blocks": "Stable Diffusion 3"},
+        in_files={"joint_blocks.": "a Stable Diffusion 3 model"},
+    ),
+    Architecture(
+        kind="qwen_image",
+        title="Qwen-Image",
+        classes=("QwenImage",),
+        modelspec="Qwen-Image",
+        base_version="qwen_image",
+        levels=middle("musubi-tuner, docs/qwen_image.md", 2.2),
+        learning_rate=5e-5,
+        source=MUSUBI,
+        references=MOST_CONTROLS,
+        seen=True,
+        in_loras={"(img|txt)_mlp_net": "Qwen-Image"},
+        in_files={"txt_norm.": "a Qwen-Image model", "transformer_blocks.0.img_mod.": "a Qwen-Image model"},
     ),
     Architecture(
         kind="krea2",
@@ -305,6 +320,53 @@ ARCHITECTURES = (
         sampling=Sampling(steps=30),
         rank=32,
         source=MUSUBI,
+        in_loras={r"txtfusion|text_fusion|blocks_\d+_attn_w[qkvo]$": "Krea 2"},
+    ),
+    Architecture(
+        kind="z_image",
+        title="Z-Image",
+        classes=("ZImage",),
+        modelspec="Z-Image",
+        base_version="z_image",
+        levels=middle("musubi-tuner, docs/zimage.md", 2.0),
+        sampling=Sampling(steps=25, sampler="res_multistep"),
+        in_loras={r"(noise|context)_refiner|layers_\d+_attention_(qkv|out|to_)": "Z-Image or Lumina 2"},
+        in_files={"cap_pad_token": "a Z-Image model"},
+    ),
+    Architecture(
+        kind="lumina2",
+        title="Lumina 2",
+        classes=("Lumina2",),
+        modelspec="lumina-2",
+        base_version="lumina2",
+        levels=middle("sd-scripts, docs/lumina_train_network.md", 6.0),
+        sampling=Sampling(steps=30, sampler="res_multistep"),
+        in_files={"noise_refiner.": "a Lumina or Z-Image model"},
+        diffusers=Conversion(
+            "Lumina2Transformer2DModel", ("cap_embedder.1", "layers.0.attention.qkv", "layers.0.adaLN_modulation.1")
+        ),
+    ),
+    Architecture(
+        kind="cosmos",
+        title="Cosmos 1",
+        classes=("CosmosT2V", "CosmosI2V", "CosmosVideo"),
+        levels=middle(NONE_FOUND),
+        sampling=Sampling(cfg=6.5, scheduler="karras", sampler="res_multistep"),
+        resolution=704,
+        untried=True,
+        in_files={"blocks.block0.blocks.0.": "a Cosmos model"},
+        diffusers=COSMOS_1,
+    ),
+    Architecture(
+        kind="cosmos_predict2",
+        title="Cosmos-Predict2",
+        classes=("CosmosT2IPredict2", "CosmosI2VPredict2", "CosmosPredict2"),
+        levels=middle(NONE_FOUND),
+        sampling=Sampling(steps=35),
+        untried=True,
+        in_loras={"adaln_modulation_|cross_attn_output_proj": "Cosmos or Anima"},
+        in_files={"blocks.0.mlp.layer1.": "a Cosmos or Anima model"},
+        diffusers=Conversion("CosmosTransformer3DModel", ("blocks.0.adaln_modulation_self_attn.1",), "net."),
     ),
     Architecture(
         kind="anima",
@@ -318,26 +380,19 @@ ARCHITECTURES = (
         source="rank and learning rate as sd-scripts, caption dropout as ai-toolkit",
     ),
     Architecture(
-        kind="hidream",
-        title="HiDream I1",
-        classes=("HiDream",),
-        levels=middle("OneTrainer's preset"),
-        sampling=Sampling(steps=50, cfg=5.0, sampler="uni_pc"),
-    ),
-    Architecture(
-        kind="auraflow",
-        title="AuraFlow",
-        classes=("AuraFlow",),
-        levels=middle(OWN_SHIFT, OWN),
-        sampling=Sampling(cfg=3.5),
-        untried=True,
-    ),
-    Architecture(
-        kind="pixart",
-        title="PixArt",
-        classes=("PixArtAlpha", "PixArtSigma", "PixArt"),
-        levels=uniform("OneTrainer's preset"),
-        sampling=Sampling(cfg=4.5, scheduler="normal"),
+        kind="wan",
+        title="Wan",
+        classes=("WAN21_T2V", "WAN21_I2V", "WAN21"),
+        modelspec="wan2.1",
+        base_version="wan",
+        levels=WAN,
+        sampling=Sampling(cfg=5.0),
+        rank=32,
+        learning_rate=2e-4,
+        resolution=768,
+        source=MUSUBI,
+        in_loras={r"blocks_\d+_(self|cross)_attn_[qkvo]$": "Wan"},
+        diffusers=Conversion("WanTransformer3DModel", ("blocks.0.cross_attn.o",)),
     ),
     Architecture(
         kind="hunyuan_dit",
@@ -345,6 +400,21 @@ ARCHITECTURES = (
         classes=("HunyuanDiT", "HunyuanDiT1"),
         levels=uniform("sd-scripts"),
         sampling=Sampling(steps=30, cfg=6.0, scheduler="normal"),
+        in_loras={"attn1_Wqkv|default_modulation": "HunyuanDiT"},
+        in_files={"mlp_t5.": "a Hunyuan DiT model"},
+        diffusers=NoLoras("HunyuanDiT2DModel", ("blocks.0.attn1.Wqkv",)),
+    ),
+    Architecture(
+        kind="mochi",
+        title="Mochi",
+        classes=("GenmoMochi",),
+        levels=middle(OWN_SHIFT, OWN),
+        sampling=Sampling(steps=30, cfg=4.5),
+        resolution=512,
+        untried=True,
+        in_loras={"attn_qkv_[xy]$": "Mochi"},
+        in_files={"t5_yproj.": "a Mochi video model"},
+        diffusers=Conversion("MochiTransformer3DModel", ("blocks.0.attn.qkv_x",)),
     ),
     Architecture(
         kind="cascade_c",
@@ -355,6 +425,13 @@ ARCHITECTURES = (
         step=128,
         pixels=Fraction(128, 3),  # 24 latent pixels for 1024, as it was trained
         untried=True,
+        in_loras={r"(down|up)_blocks_\d_\d+_(channelwise|attention_attn|mapper)": "Stable Cascade"},
+        in_files={
+            "clip_txt_mapper.": "a Stable Cascade model",
+            "clip_mapper.": "a Stable Cascade model",
+            "clf.1.": "a Stable Cascade model",
+        },
+        diffusers=NoLoras("StableCascadeUNet", ("down_blocks.0.0.channelwise.0",)),
     ),
     Architecture(
         kind="cascade_b",
@@ -373,32 +450,32 @@ ARCHITECTURES = (
         sampling=Sampling(steps=30, cfg=3.0),
         resolution=768,
         untried=True,
+        in_loras={"adaln_single|patchify_proj": "PixArt or LTX"},
+        in_files={"patchify_proj.": "an LTX video model"},
+        diffusers=Conversion("LTXVideoTransformer3DModel", ("patchify_proj",)),
     ),
     Architecture(
-        kind="mochi",
-        title="Mochi",
-        classes=("GenmoMochi",),
-        levels=middle(OWN_SHIFT, OWN),
-        sampling=Sampling(steps=30, cfg=4.5),
-        resolution=512,
-        untried=True,
+        kind="pixart",
+        title="PixArt",
+        classes=("PixArtAlpha", "PixArtSigma", "PixArt"),
+        levels=uniform("OneTrainer's preset"),
+        sampling=Sampling(cfg=4.5, scheduler="normal"),
+        in_files={"adaln_single.": "a PixArt-like model", "t_block.1.": "a PixArt model"},
     ),
     Architecture(
-        kind="cosmos",
-        title="Cosmos 1",
-        classes=("CosmosT2V", "CosmosI2V", "CosmosVideo"),
-        levels=middle(NONE_FOUND),
-        sampling=Sampling(cfg=6.5, scheduler="karras", sampler="res_multistep"),
+        kind="wan22_5b",
+        title="Wan 2.2 5B",
+        classes=("WAN22_T2V", "WAN22"),
+        modelspec="wan2.2",
+        base_version="wan",
+        levels=WAN,
+        sampling=Sampling(cfg=5.0),
+        rank=32,
+        learning_rate=2e-4,
         resolution=704,
-        untried=True,
-    ),
-    Architecture(
-        kind="cosmos_predict2",
-        title="Cosmos-Predict2",
-        classes=("CosmosT2IPredict2", "CosmosI2VPredict2", "CosmosPredict2"),
-        levels=middle(NONE_FOUND),
-        sampling=Sampling(steps=35),
-        untried=True,
+        source=MUSUBI,
+        # Here and not at Wan 2.1, as PixArt's blocks have the first name, too.
+        in_files={"blocks.0.cross_attn.": "a Wan video model", "head.modulation": "a Wan video model"},
     ),
     Architecture(
         kind="omnigen2",
@@ -408,6 +485,7 @@ ARCHITECTURES = (
         sampling=Sampling(cfg=5.0),
         untried=True,
         references=MOST_CONTROLS,
+        in_files={"time_caption_embed.": "an OmniGen2 model"},
     ),
     Architecture(
         kind="ideogram4",
@@ -416,6 +494,7 @@ ARCHITECTURES = (
         levels=middle(OWN_SHIFT, OWN),
         step=16,  # its patches lie in the channels of its latents
         untried=True,
+        diffusers=IDEOGRAM_4,
     ),
     Architecture(
         kind="lens",
@@ -447,3 +526,10 @@ OTHER_KINDS = {
     **dict.fromkeys(("StableAudio", "StableAudio1", "ACEStep", "ACEStep15"), "a model of sounds"),
     **dict.fromkeys(("Hunyuan3Dv2", "Hunyuan3Dv2_1", "TripoSplat"), "a model of three-dimensional shapes"),
 }
+
+# What diffusers calls the layers of models without a row; looked up before the rows.
+UNLISTED = (
+    Conversion("LTX2VideoTransformer3DModel", ("audio_patchify_proj",)),  # it has the layers of LTX-Video, too
+    COGVIDEOX,
+    NoLoras("JoyImageEditTransformer3DModel", ("double_blocks.0.attn.img_attn_qkv", "condition_embedder.time_proj")),
+)
