@@ -10,7 +10,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = {  # the same alias in rooms of one floor, which do not import each other
-    "Size": {"trainer_core/data/buckets.py", "trainer_core/models/base.py"},
     "Unit": {"trainer_core/memory/gradient_checkpointing.py", "trainer_core/models/base.py"},
 }
 

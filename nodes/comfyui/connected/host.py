@@ -107,8 +107,8 @@ class ComfyUIHost:
         device, form = wired.model.load_device, wired.latents
         shape = (1 + references, form.channels, *form.axes(size))
         noised, *shown = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device).split(1)
-        references = [[each[0] for each in shown]]
-        conditions = ConnectedConditions(wired).batch([caption], [Framing.whole(size)], device, None, references)
+        beside = [[each[0] for each in shown]]
+        conditions = ConnectedConditions(wired).batch([caption], [Framing.whole(size)], device, None, beside)
         return noised, torch.full((1,), len(wired.denoiser.sigmas) // 2, device=device), conditions
 
 
