@@ -78,6 +78,7 @@ interface App {
   rootGraph?: Graph; // of newer editors
   canvas: {
     graph?: Graph;
+    setDirty(front: boolean, back: boolean): void;
     selectItems(nodes: GraphNode[]): void;
     centerOnNode(node: GraphNode): void;
     emitBeforeChange(): void;
