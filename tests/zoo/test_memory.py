@@ -21,11 +21,13 @@ from lora_atelier.trainer_core.config import (
     RunConfig,
 )
 from lora_atelier.trainer_core.memory import keep_activations, recompute
+from lora_atelier.trainer_core.models import LatentFormat
 from lora_atelier.trainer_core.networks.of_model import build_network, learning_rates
 from lora_atelier.trainer_core.objective import Objective
 from lora_atelier.trainer_core.preflight import measured
 
 CPU = torch.device("cpu")
+PICTURES = LatentFormat(channels=4, pixels=8, step=8)
 
 
 LEVELS = ("0", "2", "full")
@@ -86,7 +88,11 @@ def recomputed(base):
 
 
 def test_the_fastest_settings_that_fit_are_taken_and_told_as_an_estimate(monkeypatch):
-    ladder, said = fitted(monkeypatch, 10**9, lambda blocks: measured.Peak(once=0, sample=(5 - blocks) * 2e8, pixel=0))
+    ladder, said = fitted(
+        monkeypatch,
+        10**9,
+        lambda blocks: measured.Peak(once=0, sample=(5 - blocks) * 2e8, position=0, latents=PICTURES),
+    )
     assert [memory.checkpointing for memory in ladder] == ["3", "4", "full"]
     assert said.startswith("Memory: about 0.8 GB beside the model's weights, 1.0 GB are free, with gradient")
 
@@ -107,7 +113,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_it_needs(monkeypatch):
     with pytest.raises(
         ValueError, match=r"about 2\.0 GB .* with gradient checkpointing full, and 1\.0 GB are free; lower"
     ):
-        fitted(monkeypatch, 10**9, lambda _: measured.Peak(once=0, sample=1e9, pixel=0))
+        fitted(monkeypatch, 10**9, lambda _: measured.Peak(once=0, sample=1e9, position=0, latents=PICTURES))
 
 
 def test_settings_whose_measurement_does_not_fit_are_skipped(monkeypatch):
@@ -116,7 +122,7 @@ def test_settings_whose_measurement_does_not_fit_are_skipped(monkeypatch):
     def peak(base, *_):
         if not any(recomputed(base)):
             raise torch.OutOfMemoryError
-        return measured.Peak(once=0, sample=0, pixel=0)
+        return measured.Peak(once=0, sample=0, position=0, latents=PICTURES)
 
     monkeypatch.setattr(measured, "measure_peak", peak)
     monkeypatch.setattr(measured, "empty_cache", lambda _: None)

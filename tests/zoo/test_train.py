@@ -28,8 +28,10 @@ from lora_atelier.nodes.comfyui.connected import identity
 from lora_atelier.nodes.comfyui.connected.architecture import architecture_of
 from lora_atelier.nodes.comfyui.connected.denoiser import RawDenoiser
 from lora_atelier.trainer_core.config import MemoryConfig, SampleConfig, SavesConfig, TrainConfig
+from lora_atelier.trainer_core.models import LatentFormat
 from lora_atelier.trainer_core.preflight import measured
 
+PICTURES = LatentFormat(channels=4, pixels=8, step=8)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 REFUSED = {"cogvideox": "its sampling"}  # rows that training cannot follow, and what the sentence says
 # Sides of pictures in pixels, where tiny models take none of 64.
@@ -50,7 +52,9 @@ def configure(base, pictures, **train):
 
 def run(config, folder, **callbacks):
     """Train without the passes that measure its memory, which the first test below does on each architecture."""
-    with mock.patch.object(measured, "measure_peak", lambda *_: measured.Peak(once=0, sample=0, pixel=0)):
+    with mock.patch.object(
+        measured, "measure_peak", lambda *_: measured.Peak(once=0, sample=0, position=0, latents=PICTURES)
+    ):
         return run_measured(config, folder, **callbacks)
 
 
@@ -118,7 +122,7 @@ def test_a_run_ends_in_a_file_that_comfyui_draws_with_and_leaves_the_model_alone
 
 def test_a_size_that_comfyuis_code_does_not_take_is_named(pictures, tmp_path):
     with pytest.raises(
-        ValueError, match=r"cannot run pixart_sigma with .* on pictures of \d+ x \d+ pixels \(division by zero"
+        ValueError, match=r"cannot run pixart_sigma with .* on pictures of \d+x\d+ pixels \(division by zero"
     ):
         run(configure(linked("pixart_sigma"), pictures), tmp_path)
 

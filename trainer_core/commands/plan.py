@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..common.axes import size_text
 from ..common.callbacks import Callbacks, StepReport
 from ..common.cancel import cancellable
 from ..common.command_line import PROGRAM
@@ -124,7 +125,7 @@ def choose(job: Job, planned: Planned) -> Choice:
 def numbers(planned: Planned) -> dict[str, Any]:
     """Collect the numbers of a plan."""
     plan = planned.plan
-    buckets = {f"{width}x{height}": len(members) for (width, height), members in plan.buckets().items()}
+    buckets = {size_text(size): len(members) for size, members in plan.buckets().items()}
     return {"steps": plan.steps, "epochs": plan.epochs, "pictures": len(plan.manifest.pictures), "buckets": buckets}
 
 

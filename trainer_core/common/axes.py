@@ -12,6 +12,11 @@ Size = tuple[int, int]  # width and height of a picture, in pixels
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}  # by the number of axes
 
 
+def size_text(size: Size) -> str:
+    """Write a size as people do: 832x480."""
+    return "x".join(map(str, size))
+
+
 class Framing(NamedTuple):
     """What is trained of a picture: its size, the corner of the cut in the resized picture, and the size of the cut.
 

@@ -85,6 +85,11 @@ class LatentFormat:
         width, height = size
         return int(height // self.pixels), int(width // self.pixels)
 
+    def scaled(self, size: Size, share: float) -> Size:
+        """Scale the sides of a picture, to multiples of the step."""
+        width, height = (max(self.step, round(side * share / self.step) * self.step) for side in size)
+        return width, height
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseModel:

@@ -1,7 +1,7 @@
 """Estimate the memory of a step on a model that cannot run without data: from passes of the smallest sizes.
 
-What a pass allocates at its peak is c + n (a + b p) for n samples of p pixels: c is there once, a belongs to a sample's
-caption, b to each pixel. Three small passes give the three numbers.
+What a pass allocates at its peak is c + n (a + b p) for n samples with p positions of their latents: c is there once, a
+belongs to a sample's caption, b to each position. Three small passes give the three numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..config import MemoryConfig, ObjectiveConfig, RunConfig, setting
 from ..data.plan import Plan
 from ..lora_files.continued import load_continued
 from ..memory import describe, empty_cache, free_bytes, out_of_memory, recompute, rungs
-from ..models import BaseModel, Conditioning, Host, differentiable, word_ids
+from ..models import BaseModel, Conditioning, Host, LatentFormat, differentiable, word_ids
 from ..networks import Network
 from ..networks.of_model import build_network, learning_rates
 from ..objective import Objective, Pass, draws_at, other_captions, terms_of, texts_beside
@@ -30,15 +30,16 @@ SMALL = 256  # pixels of a side that a model is tried on
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The bytes of a pass at its peak: once, for each sample, and for each of its pixels."""
+    """The bytes of a pass at its peak: once, for each sample, and for each position of its latents."""
 
     once: float
     sample: float
-    pixel: float
+    position: float
+    latents: LatentFormat
 
     def at(self, samples: int, size: Size) -> int:
         """Compute the bytes for a number of samples of a size in pixels."""
-        return round(self.once + samples * (self.sample + self.pixel * math.prod(size)))
+        return round(self.once + samples * (self.sample + self.position * math.prod(self.latents.axes(size))))
 
 
 def measure_peak(
@@ -56,17 +57,17 @@ def measure_peak(
     references: control pictures of each sample, which are as large as it. objective: with the terms of the run. text: a
     caption for which these act; all captions are as long as the encoded one.
     """
-    goal = objective or Objective(ObjectiveConfig(), base.noise, 0)
+    goal, form = objective or Objective(ObjectiveConfig(), base.noise, 0), base.latents
 
     def measured(shares: tuple[float, float]) -> Peak:
-        small, larger = (_share(largest, share, base.latents.step) for share in shares)
+        small, larger = (form.scaled(largest, share) for share in shares)
         one, wide, two = (
             _pass_bytes(base, network, goal, [caption] * samples, text, size, device, references)
             for samples, size in ((1, small), (1, larger), (2, small))
         )
-        pixels = math.prod(larger) - math.prod(small)
-        pixel = (wide - one) / pixels if pixels else 0.0
-        return Peak(once=2 * one - two, sample=two - one - pixel * math.prod(small), pixel=pixel)
+        few, many = (math.prod(form.axes(size)) for size in (small, larger))
+        position = (wide - one) / (many - few) if many > few else 0.0
+        return Peak(once=2 * one - two, sample=two - one - position * few, position=position, latents=form)
 
     try:
         return measured(SHARES[0])
@@ -76,11 +77,6 @@ def measure_peak(
         return measured(SHARES[1])  # some models take no pictures below a size
     finally:
         network.zero_grad(set_to_none=True)
-
-
-def _share(size: Size, share: float, step: int) -> Size:
-    """Scale a size, in whole size steps."""
-    return max(step, round(size[0] * share / step) * step), max(step, round(size[1] * share / step) * step)
 
 
 def _pass_bytes(
@@ -144,7 +140,7 @@ def fit_measured(
         free = free_bytes(device)
         with network.attached():
             remarks = _try_out(
-                host, base.latents.step, network, caption, min(plan.fullest_batches(), key=math.prod), references
+                host, base.latents, network, caption, min(plan.fullest_batches(), key=math.prod), references
             )
             for number, memory in enumerate(ladder):
                 recompute(base.denoiser.units(), memory.checkpointing, copies=base.denoiser.written is not None)
@@ -166,10 +162,12 @@ def fit_measured(
     )
 
 
-def _try_out(host: Host, step: int, network: Network, caption: Conditioning, size: Size, references: int) -> list[str]:
+def _try_out(
+    host: Host, form: LatentFormat, network: Network, caption: Conditioning, size: Size, references: int
+) -> list[str]:
     """Try the model on small pictures, as nothing is recomputed yet; some models take none below a size."""
     layers = dict(network.layers.items())
-    small = _share(size, min(1.0, SMALL / min(size)), step)
+    small = form.scaled(size, min(1.0, SMALL / min(size)))
     try:
         return host.try_out(layers, caption, small, references)
     except ValueError:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..common.axes import size_text
 from ..common.wording import short
 from ..config import ConceptConfig, setting
 from ..data.buckets import buckets_of, parse_resolution
@@ -77,11 +78,16 @@ def manifest_table(plan: Plan) -> str:
         row: list[object] = [plan.dataset.concepts[file.concept].folder, file.name, file.outcome, file.why]
         if (i := index.get((file.concept, file.name))) is not None:
             picture, sample = manifest.pictures[i], _sample_for_table(plan, i)
-            size = picture.size
-            _, left, top, (width, height) = sample.crop.framing(size)
+            size, framing = picture.size, sample.crop.framing(picture.size)
             visits = float(plan.rates[i]) if plan.concepts[i].role != "validation" else 0
-            row += [*size, f"{width}x{height}", left, top, f"{sample.crop.crop_share(size):.3f}"]
-            row += [f"{sample.crop.scale(size):.3f}", f"{visits:g}", picture.mask is not None, sample.caption]
+            row += [picture.width, picture.height, size_text(framing.size), framing.left, framing.top]
+            row += [
+                f"{sample.crop.crop_share(size):.3f}",
+                f"{sample.crop.scale(size):.3f}",
+                f"{visits:g}",
+                picture.mask is not None,
+                sample.caption,
+            ]
         table.writerow([*row, *[""] * (len(COLUMNS) - len(row))])
     return _replace_bad_bytes(text.getvalue())
 
@@ -151,7 +157,7 @@ def _bucket_table(plan: Plan) -> str:
         smaller = sum(size < plan.train.batch_size for size in sizes)
         rows.append(
             (
-                f"{bucket[0]}x{bucket[1]}",
+                size_text(bucket),
                 len(members),
                 f"{len(sizes)}" + (f" ({smaller} smaller)" if smaller else ""),
                 f"{sum(cropped) / len(cropped):.1%}",

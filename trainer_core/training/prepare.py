@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from ..common.axes import size_text
 from ..common.callbacks import Callbacks
 from ..common.files import check_writable
 from ..common.wording import count, names, say
@@ -117,7 +118,7 @@ def check_sizes(plan: Plan, base: BaseModel) -> None:
     if wrong := next((size for size in sorted(sizes) if size[0] % step or size[1] % step), None):
         raise ValueError(
             f"{base.title} takes pictures whose sides are multiples of {step} pixels, and a bucket has "
-            f"{wrong[0]} x {wrong[1]}; set {setting('train.bucket_step')}, or its sizes, to multiples of {step}."
+            f"{size_text(wrong)}; set {setting('train.bucket_step')}, or its sizes, to multiples of {step}."
         )
 
 

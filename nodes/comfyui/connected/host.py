@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....trainer_core.common.axes import Framing, Size
+from ....trainer_core.common.axes import Framing, Size, size_text
 from ....trainer_core.config import RunConfig, SamplePicture, node, setting
 from ....trainer_core.config.optimizer import RATES
 from ....trainer_core.models import Conditioning
@@ -92,7 +92,7 @@ class ComfyUIHost:
         """
         wired = self._wired
         assert wired.denoiser is not None
-        what = f"{wired.name} with the linked CLIP, on pictures of {size[0]} x {size[1]} pixels"
+        what = f"{wired.name} with the linked CLIP, on pictures of {size_text(size)} pixels"
         with comfyui_runs(what):
             inputs = self._inputs(caption, size, references)
         modules = {layer.name: layer.module for layer in wired.layers if layer.name in layers}
