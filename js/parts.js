@@ -4,6 +4,7 @@ import { t, told } from "./words.js";
 
 // What the pack's modules share: elements in the editor's colours, questions to the server, toasts, links.
 
+export const RED = "var(--p-red-400, #f87171)"; // of what went wrong
 const BUTTON = "padding:2px 10px;border-radius:4px;border:1px solid var(--border-color);" +
   "background:var(--comfy-input-bg);color:var(--input-text);font:12px sans-serif;cursor:pointer;white-space:nowrap";
 
@@ -40,6 +41,20 @@ export function makeButton(name, help, act) {
 export function isLinked(node, name) {
   const slot = node.inputs?.findIndex((input) => input.widget?.name === name) ?? -1;
   return slot >= 0 && node.isInputConnected(slot);
+}
+
+const DEEPEST = 16; // subgraphs within each other
+
+// Every node of the open workflow: its id in the prompt ("12:3" is number 3 in the subgraph that node 12 stands for), the
+// node, and the nodes that stand for its subgraphs.
+/** @typedef {{ id: string, node: GraphNode, around: GraphNode[] }} Found */
+/** @param {Graph} [graph] @param {string} [before] @param {GraphNode[]} [around] @returns {Generator<Found>} */
+export function* nodes(graph = app.rootGraph ?? app.graph, before = "", around = []) {
+  for (const node of graph?.nodes ?? []) {
+    const id = `${before}${node.id}`;
+    yield { id, node, around };
+    if (node.subgraph && around.length < DEEPEST) yield* nodes(node.subgraph, `${id}:`, [...around, node]);
+  }
 }
 
 // The node of an id in the prompt: "12:3" is number 3 in the subgraph that node 12 stands for.

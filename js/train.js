@@ -1,7 +1,8 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { RunGraph } from "./graph.js";
-import { WISHES, addressOf, ask, isLinked, make, makeButton, nodeOf, toast } from "./parts.js";
+import { failureOf, linked, onFailures } from "./failures.js";
+import { RED, WISHES, addressOf, ask, isLinked, make, makeButton, nodeOf, nodes, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
 import { t, told } from "./words.js";
 
@@ -9,7 +10,7 @@ import { t, told } from "./words.js";
 // that it outlives the page and the server; events tell what is new, and name the workflow and the node they are for.
 // Of a run that another process trains no event tells: while the page is seen, it looks at that run's folder.
 
-/** @typedef {{ id: string, node: GraphNode, around: GraphNode[] }} Found a Train LoRA, its id, and what it is inside */
+/** @typedef {import("./parts.js").Found} Found */
 /**
  * @typedef {object} Guess
  * @property {string} setting
@@ -25,7 +26,6 @@ const MARGIN = 10; // pixels; a canvas node takes the margin off the height on e
 const FRESH = 2000; // steps that events may add before the server is asked for a thinned curve again
 const OFTEN = 1000, SELDOM = 60_000; // milliseconds between two looks into a run's folder: at most, and while it trains
 const INTERVAL = 500; // milliseconds between two looks at which renderer is on
-const DEEPEST = 16; // subgraphs within each other
 const FOLLOWED = 2000; // milliseconds between two looks at a run that another process trains
 const SOUGHT = 5000, PATIENCE = 600_000; // the same at whether a copied command runs yet, and how long it is looked for
 
@@ -49,6 +49,7 @@ class View {
   #next = 0; // the timer of the next look at a run that another process trains
   #sought = -Infinity; // when the run's command was copied
   #height = 0;
+  #failure = ""; // what went wrong
   #notes = ""; // as they are shown
   #parts = {
     status: make("div", "font:600 13px sans-serif;overflow-wrap:anywhere"),
@@ -126,6 +127,14 @@ class View {
     clearTimeout(this.#next);
     if (rest.alive && rest.followed) this.#next = setTimeout(() => this.#follow(), FOLLOWED);
     if (rest.alive) this.#say();
+    this.#draw();
+  }
+
+  // Show what went wrong at the node, or within the subgraph that it stands for; "" takes it away.
+  /** @param {string} failure */
+  fail(failure) {
+    if (failure === this.#failure) return;
+    this.#failure = failure;
     this.#draw();
   }
 
@@ -311,7 +320,10 @@ class View {
     const { status, details, done, bar, graph } = this.#parts;
     const { alive = false, step = 0, steps = 0, run, text } = this.#state, detail = this.#detail;
     const ended = !alive && detail?.status !== "running"; // an older answer calls it running still
-    status.textContent = told((ended ? detail?.sentence : null) ?? text ?? "") || t("No run yet. Press Run to train.");
+    const failure = alive ? "" : this.#failure;
+    status.replaceChildren(...linked(failure || told((ended ? detail?.sentence : null) ?? text ?? "") ||
+      t("No run yet. Press Run to train.")));
+    status.style.color = failure ? RED : "";
     const file = detail?.published?.at(-1);
     const facts = alive ? this.#state.details ?? [] : file ? [t("File: {0}", file)] : [];
     details.textContent = facts.map(told).join(" · ");
@@ -325,7 +337,7 @@ class View {
       button.style.opacity = alive ? "1" : "0.4";
       button.style.cursor = alive ? "pointer" : "default";
     }
-    this.#go.style.display = stopped ? "" : "none";
+    this.#go.style.display = stopped && !failure ? "" : "none"; // the same again would fail again
     this.#copy.style.display = alive ? "none" : "";
     const said = this.#state.notes?.length ? this.#state.notes : detail?.notes ?? [];
     this.#write(said.join("\n\n"));
@@ -383,15 +395,10 @@ function graphOf(detail, { loss, validation, rate, concepts, levels }) {
 
 // --- which node shows what -----------------------------------------------------------------------------------
 
-// Every Train LoRA of the open workflow: its id in the prompt ("12:3" is number 3 in the subgraph that node 12 stands
-// for), the node, and the nodes that stand for its subgraphs.
-/** @param {Graph} [graph] @param {string} [before] @param {GraphNode[]} [around] @returns {Generator<Found>} */
-function* trains(graph = root(), before = "", around = []) {
-  for (const node of graph?.nodes ?? []) {
-    const id = `${before}${node.id}`;
-    if (node.comfyClass === "AtelierTrain") yield { id, node, around };
-    else if (node.subgraph && around.length < DEEPEST) yield* trains(node.subgraph, `${id}:`, [...around, node]);
-  }
+// Every Train LoRA of the open workflow.
+/** @returns {Generator<Found>} */
+function* trains() {
+  for (const found of nodes()) if (found.node.comfyClass === "AtelierTrain") yield found;
 }
 
 // A run of another workflow, also of one with the same numbers, is not shown.
@@ -448,6 +455,18 @@ function show({ node, around }, state) {
     views.get(outer)?.update(state);
   }
 }
+
+// Show what went wrong at each Train LoRA, and at whatever its subgraph holds on the node that stands for it.
+onFailures(() => {
+  for (const { id, node, around } of trains()) {
+    views.get(node)?.fail(failureOf(id));
+    around.forEach((outer, depth) => {
+      const failure = failureOf(id.split(":").slice(0, depth + 1).join(":"), true);
+      if (!views.has(outer) && failure && outside.has(outer)) views.set(outer, new View(outer));
+      views.get(outer)?.fail(failure);
+    });
+  }
+});
 
 api.addEventListener("atelier.run", ({ detail }) => follow(detail)); // early: the editor warns of events without one
 

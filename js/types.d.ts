@@ -3,11 +3,12 @@
 interface Widget {
   name: string;
   value: any;
-  options: { values: string[] };
+  options: { values: string[]; advanced?: boolean };
   serialize?: boolean;
   callback?(value: unknown): void;
   computeSize?(width?: number): [number, number];
   computeLayoutSize?: unknown;
+  onRemove?(): void;
 }
 
 interface WidgetOptions {
@@ -24,6 +25,8 @@ interface GraphNode {
   comfyClass?: string;
   graph: Graph;
   subgraph?: Graph;
+  showAdvanced?: boolean;
+  constructor: { nodeData?: { display_name?: string } };
   size: [number, number];
   inputs?: { name: string; widget?: { name: string } }[];
   widgets: Widget[];
@@ -78,6 +81,8 @@ interface App {
   rootGraph?: Graph; // of newer editors
   canvas: {
     graph?: Graph;
+    setGraph(graph: Graph): void;
+    selectNode(node: GraphNode): void;
     setDirty(front: boolean, back: boolean): void;
     selectItems(nodes: GraphNode[]): void;
     centerOnNode(node: GraphNode): void;

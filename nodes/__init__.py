@@ -2,6 +2,7 @@
 
 from .average import AtelierAverageSaves
 from .base_model import AtelierLoadBaseModel
+from .comfyui.failures import follow_prompts
 from .comfyui.folders import register_assets
 from .comfyui.tiny import register_tiny_model
 from .compare import AtelierCompareLoras
@@ -85,6 +86,7 @@ class AtelierExtension(ComfyExtension):
         register_routes(NODES)
         register_run_routes()
         register_queue_routes()
+        follow_prompts()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """List the node classes."""

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from .comfyui.failures import Watched
 from .sockets import CONTENTS, SUFFIX, io
 
 KINDS: dict[str, tuple[type, str]] = {  # of values that other nodes may link
@@ -41,9 +42,10 @@ def _checked(execute: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOutp
     @functools.wraps(execute)
     def checked(cls: type[Node], /, **inputs: Any) -> io.NodeOutput:
         schema = cls.define_schema()
-        check_inputs(schema.inputs, inputs, schema.display_name.removesuffix(SUFFIX), several=schema.is_input_list)
-        known = {each.id for each in schema.inputs}  # ComfyUI passes a link into any other name, too
-        return execute(cls, **{name: value for name, value in inputs.items() if name in known})
+        with Watched():
+            check_inputs(schema.inputs, inputs, schema.display_name.removesuffix(SUFFIX), several=schema.is_input_list)
+            known = {each.id for each in schema.inputs}  # ComfyUI passes a link into any other name, too
+            return execute(cls, **{name: value for name, value in inputs.items() if name in known})
 
     return checked
 

@@ -25,7 +25,7 @@ from ..trainer_core.objective import Objective, level_shares
 from ..trainer_core.optim.schedule import check_length, lr_factor, warmup_steps
 from ..trainer_core.workflow.settings import plain_path, read_objective, read_scheduler
 from . import help_pages
-from .comfyui import allowed, folders, kept, server, session, shell, shown
+from .comfyui import allowed, failures, folders, kept, server, session, shell, shown
 from .comfyui.progress import LONGEST_ID, live_state
 from .guess import guess
 from .load_lora import WHERE
@@ -52,6 +52,7 @@ def register_routes(nodes: Sequence[type[io.ComfyNode]]) -> None:
     server.add_route(f"{folder}/{{node}}/{{language}}.md", partial(answer_help, ids), "GET")
     server.add_route("/atelier/command", allowed.only_own_pages(answering(answer_command, LARGEST_WORKFLOW)))
     server.add_route("/atelier/shown", answering(answer_shown))
+    server.add_route("/atelier/failed", answering(answer_failed))
     server.add_route("/atelier/schedule", answering(answer_schedule))
     server.add_route("/atelier/levels", answering(answer_levels))
     server.add_route("/atelier/blocks", answering(answer_blocks))
@@ -136,6 +137,14 @@ async def answer_shown(question: Any) -> web.Response:
     except OSError as problem:
         return server.json_answer({"error": f"The runs could not be read ({reason(problem)})."}, status=409)
     return server.json_answer({"shown": last | live})
+
+
+def answer_failed(question: Any) -> web.Response:
+    """Answer {workflow: id} with {failed: what went wrong, by node}, since the workflow was queued last."""
+    workflow = question.get("workflow") if isinstance(question, dict) else None
+    if not isinstance(workflow, str) or not 0 < len(workflow) <= LONGEST_ID:
+        return server.json_answer({"error": "workflow must be an id."}, status=400)
+    return server.json_answer({"failed": failures.of_workflow(workflow)})
 
 
 def _last_runs(workflow: str, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -240,19 +240,20 @@ class ComfyClient:
         prompt: dict,
         on_event: Callable[[str, dict, Result], None] | None = None,
         timeout: float = HANGS,
+        workflow: str = "",
     ) -> Result:
-        """Queue a prompt, follow it to its end and return what it did.
+        """Queue a prompt, follow it to its end and return what it did; workflow: the id of the one it is of.
 
         `on_event(kind, data, result)` is called on every event as it arrives ("text": status or note of a run), so that
         a test can interrupt, or press a button, at a known moment. TimeoutError when no event comes for `timeout`
         seconds.
         """
-        result = Result()
+        result, extra = Result(), {"extra_pnginfo": {"workflow": {"id": workflow}}} if workflow else {}
         socket_url = self.url.replace("http", "ws", 1) + f"/ws?clientId={self.id}"
         connection = websocket.create_connection(socket_url, timeout=timeout)
         try:
             try:
-                answer = self.request("/prompt", {"prompt": prompt, "client_id": self.id})
+                answer = self.request("/prompt", {"prompt": prompt, "client_id": self.id, "extra_data": extra})
             except urllib.error.HTTPError as refusal:
                 result.status, result.details = "rejected", json.loads(refusal.read())
                 result.error = refusal_text(result.details)

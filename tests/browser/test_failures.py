@@ -1,0 +1,74 @@
+"""What goes wrong stands on the node that failed: live, after a reload, in a second tab, until it is tried again."""
+
+import json
+import re
+
+import pytest
+from train_graph import draw_pictures
+
+from lora_atelier.dev import QUICKSTART
+
+pytestmark = pytest.mark.browser
+
+WORKFLOW = "00000000-1111-4222-8333-fa11ed00000"
+READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
+LOAD = "workflow => window.app.loadGraphData(workflow)"
+SELECTED = "() => Object.values(window.app.canvas.selected_nodes ?? {}).map(node => node.comfyClass)"
+SET = """([kind, name, value]) => {
+    const node = window.app.graph.nodes.find(each => each.comfyClass === kind);
+    const widget = node.widgets.find(each => each.name === name);
+    widget.value = value;
+    widget.callback?.(value);
+}"""
+
+
+def values_of(workflow: dict, kind: str) -> list:
+    (node,) = (each for each in workflow["nodes"] if each["type"] == kind)
+    return node["widgets_values"]
+
+
+def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server) -> None:
+    page, name = editor.page, f"failing-{editor.version}-{editor.vue}"
+    folder = draw_pictures(server.base / "input" / name, captions=False)
+    workflow = {**json.loads(QUICKSTART.read_text(encoding="utf-8")), "id": f"{WORKFLOW}{int(editor.vue)}"}
+    values_of(workflow, "AtelierConceptDataset")[0] = folder.name
+    values_of(workflow, "AtelierTrain")[:2] = [name, 1]
+
+    # While it ran: Train LoRA says what is wrong, and no other node; nobody offers to do the same again.
+    editor.load(workflow)
+    editor.run("async () => await window.app.queuePrompt(0, 1)")
+    failure = page.locator(".atelier-status", has_text=re.compile(r"caption.*Concept Dataset"))
+    failure.wait_for()
+    assert page.locator(".atelier-failure").count() == 0
+    assert page.get_by_role("button", name="Continue").is_hidden()
+    editor.screenshot(f"failure-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+    failure.get_by_role("link").first.click()
+    assert editor.run(SELECTED) == ["AtelierConceptDataset"]
+
+    # After a reload, and in a second tab.
+    for tab in (page, visitor.new_page()):
+        tab.goto(server.url, wait_until="domcontentloaded")
+        tab.wait_for_function(READY)
+        tab.evaluate(LOAD, workflow)
+        tab.locator(".atelier-status", has_text=re.compile(r"caption.*Concept Dataset")).wait_for()
+    tab.close()
+    editor.settle()
+
+    # What ComfyUI refuses before it runs stands on the node that is wrong.
+    editor.run(SET, ["AtelierConceptDataset", "folder", "no such folder"])
+    editor.run("async () => await window.app.queuePrompt(0, 1)")
+    page.locator(".atelier-failure", has_text="There is no folder 'no such folder'").wait_for()
+    page.locator(".atelier-status", has_text="No run yet").wait_for()
+    editor.fit()
+    editor.errors[:] = [each for each in editor.errors if "PromptExecutionError" not in each]  # the editor's own
+    editor.screenshot(f"refused-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+
+    # Mended.
+    for picture in folder.glob("*.png"):
+        picture.with_suffix(".txt").write_text("a circle", encoding="utf-8")
+    editor.run(SET, ["AtelierConceptDataset", "folder", folder.name])
+    editor.run("async () => await window.app.queuePrompt(0, 1)")
+    page.locator(".atelier-status", has_text="Finished after 1 step").wait_for()
+    assert page.locator(".atelier-failure").count() == 0
+    server_side = editor.run("async () => (await window.app.graphToPrompt()).workflow.nodes.map(n => n.widgets_values)")
+    assert not any("There is no folder" in str(values) for values in server_side)

@@ -1,0 +1,66 @@
+"""What goes wrong at a node is remembered for its workflow, and told to every page."""
+
+import json
+import threading
+import urllib.error
+
+import pytest
+import websocket
+from train_graph import changed, draw_pictures, train_graph
+
+from comfy_client import HANGS, ComfyClient, ComfyServer, answer_of
+from lora_atelier.dev import TINY_BASE
+
+pytestmark = pytest.mark.skipif(not TINY_BASE.exists(), reason="needs the tiny base model")
+WORKFLOW = "00000000-1111-4222-8333-fa11ed000000"
+
+
+def failed(comfy: ComfyClient) -> dict[str, str]:
+    return answer_of(comfy.request("/atelier/failed", {"workflow": WORKFLOW}))["failed"]
+
+
+def test_a_failure_is_known_until_its_workflow_is_queued_again(any_server: ComfyServer) -> None:
+    comfy, other = ComfyClient(any_server.url), ComfyClient(any_server.url)
+    folder = draw_pictures(any_server.base / "input" / "without captions", captions=False)
+    graph = train_graph(folder.name, name="failing")
+    tab = websocket.create_connection(f"{other.url.replace('http', 'ws', 1)}/ws?clientId={other.id}", timeout=HANGS)
+    try:
+        result = comfy.queue(graph, workflow=WORKFLOW)
+        assert result.status == "error" and "caption" in result.error
+        assert failed(comfy) == {"train": result.error}
+        told: dict = {}
+        while told.get("type") != "atelier.failed":
+            message = tab.recv()
+            told = json.loads(message) if isinstance(message, str) else {}
+        assert told["data"] == {"workflow": WORKFLOW, "failed": {"train": result.error}}
+    finally:
+        tab.close()
+    assert comfy.queue(changed(graph, "train", steps=2)).status == "error"  # of no workflow: nobody is told
+    for picture in folder.glob("*.png"):
+        picture.with_suffix(".txt").write_text("a circle", encoding="utf-8")
+    assert comfy.queue(changed(graph, "train", steps=1), workflow=WORKFLOW).ok
+    assert failed(comfy) == {}
+
+
+def test_a_cancel_is_no_failure(comfy: ComfyClient, server: ComfyServer) -> None:
+    folder = draw_pictures(server.base / "input" / "cancelled")
+    stopped = threading.Event()
+
+    def cancel(kind: str, data: dict, result) -> None:
+        if kind == "text" and "step" in data["text"] and not stopped.is_set():
+            stopped.set()
+            comfy.interrupt(result.prompt_id)
+
+    with server.unhurried(0.1):
+        result = comfy.queue(train_graph(folder.name, name="cancelled", steps=1000), cancel, workflow=WORKFLOW)
+    assert result.status == "interrupted"
+    assert failed(comfy) == {}
+
+
+@pytest.mark.parametrize(
+    "question", [{"workflow": None}, {"workflow": 5}, {"workflow": "x" * 101}, {"workflow": ""}, []]
+)
+def test_a_question_without_a_workflow_is_refused(comfy: ComfyClient, question: object) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        comfy.request("/atelier/failed", question)
+    assert refusal.value.code == 400 and answer_of(refusal.value.read())["error"] == "workflow must be an id."
