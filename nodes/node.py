@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from .comfyui.failures import Watched
+from .comfyui.failures import Noticed
 from .sockets import CONTENTS, SUFFIX, io
 
 KINDS: dict[str, tuple[type, str]] = {  # of values that other nodes may link
@@ -42,7 +42,7 @@ def _checked(execute: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOutp
     @functools.wraps(execute)
     def checked(cls: type[Node], /, **inputs: Any) -> io.NodeOutput:
         schema = cls.define_schema()
-        with Watched():
+        with Noticed():
             check_inputs(schema.inputs, inputs, schema.display_name.removesuffix(SUFFIX), several=schema.is_input_list)
             known = {each.id for each in schema.inputs}  # ComfyUI passes a link into any other name, too
             return execute(cls, **{name: value for name, value in inputs.items() if name in known})

@@ -27,10 +27,10 @@ def of_workflow(workflow: str) -> dict[str, str]:
     return {node: sentence for (of, node), sentence in list(_failed.items()) if of == workflow}
 
 
-class Watched:
+class Noticed:
     """Remember the exception that leaves a `with` block as the failure of the node at work; a Cancel is none."""
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> Noticed:
         context = get_executing_context()
         self._node = context.node_id if context else ""
         self._workflow = _workflow_of(context.prompt_id) if context else ""
