@@ -150,21 +150,18 @@ function sentences(errors) {
   }));
 }
 
+// Not an async function: the editor logs what it refuses with the calls that led to it, and this one is none of them.
 const queue = api.queuePrompt;
 /** @param {[number, Prompt, ...unknown[]]} given */
-api.queuePrompt = async function (...given) {
+api.queuePrompt = function (...given) {
   refused = {};
-  try {
-    /** @type {any} */
-    const answer = await queue.apply(this, given);
-    refused = sentences(answer?.node_errors ?? {});
-    return answer;
-  } catch (/** @type {any} */ problem) {
-    refused = sentences(problem?.response?.node_errors ?? {});
-    throw problem;
-  } finally {
+  /** @type {Promise<any>} */
+  const answer = queue.apply(this, given);
+  answer.then((taken) => taken?.node_errors, (problem) => problem?.response?.node_errors).then((errors) => {
+    refused = sentences(errors ?? {});
     draw();
-  }
+  });
+  return answer;
 };
 
 api.addEventListener("atelier.failed", ({ detail }) => take(detail)); // early: the editor warns of events without one
