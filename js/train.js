@@ -321,8 +321,8 @@ class View {
     const { alive = false, step = 0, steps = 0, run, text } = this.#state, detail = this.#detail;
     const ended = !alive && detail?.status !== "running"; // an older answer calls it running still
     const failure = alive ? "" : this.#failure;
-    status.replaceChildren(...linked(failure || told((ended ? detail?.sentence : null) ?? text ?? "") ||
-      t("No run yet. Press Run to train.")));
+    const words = told((ended ? detail?.sentence : null) ?? text ?? "") || t("No run yet. Press Run to train.");
+    status.replaceChildren(...(failure ? linked(failure) : [words]));
     status.style.color = failure ? RED : "";
     const file = detail?.published?.at(-1);
     const facts = alive ? this.#state.details ?? [] : file ? [t("File: {0}", file)] : [];

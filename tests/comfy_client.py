@@ -242,7 +242,7 @@ class ComfyClient:
         timeout: float = HANGS,
         workflow: str = "",
     ) -> Result:
-        """Queue a prompt, follow it to its end and return what it did; workflow: the id of the one it is of.
+        """Queue a prompt, follow it to its end and return its result; workflow: the id of its workflow.
 
         `on_event(kind, data, result)` is called on every event as it arrives ("text": status or note of a run), so that
         a test can interrupt, or press a button, at a known moment. TimeoutError when no event comes for `timeout`

@@ -1,7 +1,8 @@
-"""Remember what went wrong at our nodes, and tell every open page of it: it stands on the node that failed."""
+"""Remember the failures of our nodes, and tell every open page: the page shows each on the node that failed."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -13,17 +14,19 @@ from ...trainer_core.common.wording import for_page
 from .progress import LONGEST_ID
 
 EVENT = "atelier.failed"
-MOST = 1000  # failures that are remembered, the newest
+MOST, LONGEST = 1000, 2000  # failures that are remembered, the newest; characters of each
+ID = ("extra_pnginfo", "workflow", "id")  # where a prompt's extra data names its workflow
+INTERRUPTED = comfy.model_management.InterruptProcessingException
 _failed: dict[tuple[str, str], str] = {}  # by the ids of workflow and node; until the workflow is queued again
 
 
 def follow_prompts() -> None:
-    """Forget what went wrong in a workflow when it is queued again; only while ComfyUI starts."""
+    """Forget the failures of a workflow when a page queues it again; only while ComfyUI starts."""
     PromptServer.instance.add_on_prompt_handler(_queued)
 
 
 def of_workflow(workflow: str) -> dict[str, str]:
-    """Return what went wrong in a workflow, by the node's id in the prompt."""
+    """Return the sentence of each failed node of a workflow, by the node's id in the prompt."""
     return {node: sentence for (of, node), sentence in list(_failed.items()) if of == workflow}
 
 
@@ -42,23 +45,26 @@ class Noticed:
         if not self._workflow:  # a script's, which no page shows
             return
         key = (self._workflow, self._node)
-        if problem is None or isinstance(problem, comfy.model_management.InterruptProcessingException):
+        # Neither a Cancel nor the end of ComfyUI is a failure.
+        if not isinstance(problem, Exception) or isinstance(problem, INTERRUPTED):
             if _failed.pop(key, None) is not None:
                 _tell(self._workflow)
             return
-        _failed[key] = str(problem) or type(problem).__name__
+        _failed[key] = (str(problem) or type(problem).__name__)[:LONGEST]
         for oldest in list(_failed)[:-MOST]:
             del _failed[oldest]
         _tell(self._workflow)
 
 
 def _tell(workflow: str) -> None:
-    """Tell every open page what is wrong in a workflow now."""
-    PromptServer.instance.send_sync(EVENT, for_page({"workflow": workflow, "failed": of_workflow(workflow)}))
+    """Send every open page the failures of a workflow."""
+    event = for_page({"workflow": workflow, "failed": of_workflow(workflow)})
+    with suppress(RuntimeError):  # ComfyUI ends, and serves no page any more
+        PromptServer.instance.send_sync(EVENT, event)
 
 
 def _queued(prompt: dict[str, Any]) -> dict[str, Any]:
-    workflow = _id_of(prompt.get("extra_data"))
+    workflow = _id_in(prompt, "extra_data", *ID)
     if found := of_workflow(workflow):
         for node in found:
             _failed.pop((workflow, node), None)
@@ -70,12 +76,12 @@ def _workflow_of(prompt: str) -> str:
     """Find the id of the workflow of a prompt at work; "" where its sender gave none."""
     for _, own, _, extra, *_ in list(PromptServer.instance.prompt_queue.currently_running.values()):
         if own == prompt:
-            return _id_of(extra)
+            return _id_in(extra, *ID)
     return ""
 
 
-def _id_of(extra: Any) -> str:
-    """Read a workflow's id from what a stranger may have sent beside a prompt."""
-    for name in ("extra_pnginfo", "workflow", "id"):
-        extra = extra.get(name) if isinstance(extra, dict) else None
-    return extra if isinstance(extra, str) and len(extra) <= LONGEST_ID else ""
+def _id_in(sent: Any, *path: str) -> str:
+    """Read a workflow's id at a path of names, in what a stranger may have sent; "" where there is none."""
+    for name in path:
+        sent = sent.get(name) if isinstance(sent, dict) else None
+    return sent if isinstance(sent, str) and len(sent) <= LONGEST_ID else ""

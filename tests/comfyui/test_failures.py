@@ -1,4 +1,4 @@
-"""What goes wrong at a node is remembered for its workflow, and told to every page."""
+"""The server remembers the failure of a node for its workflow, and tells every page."""
 
 import json
 import threading
@@ -35,7 +35,7 @@ def test_a_failure_is_known_until_its_workflow_is_queued_again(any_server: Comfy
         assert told["data"] == {"workflow": WORKFLOW, "failed": {"train": result.error}}
     finally:
         tab.close()
-    assert comfy.queue(changed(graph, "train", steps=2)).status == "error"  # of no workflow: nobody is told
+    assert comfy.queue(changed(graph, "train", steps=2)).status == "error"  # of no workflow: no page shows it
     for picture in folder.glob("*.png"):
         picture.with_suffix(".txt").write_text("a circle", encoding="utf-8")
     assert comfy.queue(changed(graph, "train", steps=1), workflow=WORKFLOW).ok

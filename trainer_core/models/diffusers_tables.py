@@ -1,6 +1,6 @@
 """How diffusers names the layers of transformers: by its own conversion of checkpoints, or by a table here.
 
-A model is told by its layers: one that has all `marks` is of that architecture. The rows of `architectures.py` point
+The layers name the architecture: a model that has all `marks` is of it. The rows of `architectures.py` point
 here. A table is for what diffusers loads LoRAs for and does not convert, or not at all sizes.
 """
 
