@@ -104,7 +104,7 @@ interface App {
   queuePrompt(number: number, count: number): void;
   graphToPrompt(): Promise<Prompt>;
   loadGraphData(workflow: unknown, clean: boolean, restore: boolean, name: string): Promise<void>;
-  refreshComboInNodes(): void;
+  reloadNodeDefs(): Promise<void>;
 }
 
 interface Api {
@@ -140,13 +140,14 @@ interface Curves {
   levels: Record<string, ToldCurve>;
 }
 
-// A run in the list; null: unknown, as in a damaged one.
+// A run in the list, as trainer_core/runs/catalogue.py describes it; null: unknown, as in a damaged one.
 interface ListedRun {
   run: string;
   name: string | null;
   title: string;
   status: "running" | "finished" | "stopped" | "empty" | "unreadable";
   sentence: string;
+  failed?: boolean; // its last process ended by a failure, which the sentence tells
   step: number | null;
   steps: number | null;
   loss: number | null;

@@ -1,6 +1,6 @@
 """The table of algorithms: what each is, and which settings act with it. Plain data.
 
-The class of its layers, with its formulas and its names in files, is a module of networks/layers/.
+The class of its layers, with its formulas and its names in files, is a module of networks/layers/, in the list there.
 """
 
 from __future__ import annotations

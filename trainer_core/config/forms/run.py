@@ -34,7 +34,7 @@ def _objective() -> Iterable[Row]:
 
 
 def _saves() -> Iterable[Row]:
-    """Put the samples after the saves, and the file at the end."""
+    """Put the samples after the saves, and the file at the end; a new setting gets its place here."""
     yield from map(SAVES.__getitem__, ("save_every", "save_unit", "keep_last", "keep_every", "publish"))
     yield SAMPLE["prompts"]
     yield from map(SAVES.__getitem__, ("sample_every", "sample_unit"))
