@@ -25,7 +25,7 @@ WAITING: dict[str, Callable[[int], Mapping[str, str | None]]] = {  # others at w
     "chosen": lambda others: {**DEFAULT, **threads(others)},
     "default": lambda others: DEFAULT,
 }
-LOAD = 8  # processes that compute beside the run
+LOAD = 8  # processes that compute at once, the run among them
 STEPS = {False: 40, True: 8}  # by whether the machine is busy
 REST_GOAL, LOAD_GOAL = 1.05, 6.0
 
@@ -85,8 +85,8 @@ def render(rounds: list[dict[str, dict[str, float]]], about: dict[str, Any], com
     spinning = [each["default"]["busy"] / each["default"]["rest"] for each in rounds]
     ratios = (
         build_ratio("at rest: as dev.py chooses / as OpenMP does", rest, most=REST_GOAL),
-        build_ratio(f"as dev.py chooses: beside {LOAD} busy processes / at rest", busy, most=LOAD_GOAL),
-        build_ratio(f"as OpenMP does: beside {LOAD} busy processes / at rest", spinning),
+        build_ratio(f"as dev.py chooses: under a load of {LOAD} / at rest", busy, most=LOAD_GOAL),
+        build_ratio(f"as OpenMP does: under a load of {LOAD} / at rest", spinning),
     )
     seconds = [
         build_ratio(f"seconds: {waiting}, {when}", [each[waiting][when] for each in rounds])

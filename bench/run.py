@@ -291,7 +291,7 @@ def run_busy(options: argparse.Namespace, command: str) -> int:
     rounds, about = [], {}
     for number in range(options.rounds or (1 if options.dry else 3)):
         seconds: dict[str, dict[str, float]] = {waiting: {} for waiting in busy.WAITING}
-        for when, count in {"rest": 0, "busy": 1 if options.dry else busy.LOAD}.items():
+        for when, count in {"rest": 0, "busy": 1 if options.dry else busy.LOAD - 1}.items():
             for waiting, changes in busy.WAITING.items():
                 steps = "1" if options.dry else str(busy.STEPS[count > 0])
                 with busy.others(count):

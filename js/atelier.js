@@ -92,5 +92,5 @@ app.registerExtension({
   ],
 });
 
-// A new LoRA is missing from the lists that an open page has read already: read them again.
-api.addEventListener("atelier.lora_saved", () => app.graph && app.refreshComboInNodes());
+// A new LoRA is missing from the lists that an open page has read already: read them again, without the editor's toast.
+api.addEventListener("atelier.lora_saved", () => app.graph && app.reloadNodeDefs());

@@ -320,7 +320,7 @@ class View {
     const { status, details, done, bar, graph } = this.#parts;
     const { alive = false, step = 0, steps = 0, run, text } = this.#state, detail = this.#detail;
     const ended = !alive && detail?.status !== "running"; // an older answer calls it running still
-    const failure = alive ? "" : this.#failure;
+    const failure = alive ? "" : this.#failure || (ended && detail?.failed ? String(told(detail.sentence)) : "");
     const words = told((ended ? detail?.sentence : null) ?? text ?? "") || t("No run yet. Press Run to train.");
     status.replaceChildren(...(failure ? linked(failure) : [words]));
     status.style.color = failure ? RED : "";

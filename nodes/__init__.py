@@ -2,6 +2,7 @@
 
 from .average import AtelierAverageSaves
 from .base_model import AtelierLoadBaseModel
+from .captions import AtelierCaptions
 from .comfyui.failures import follow_prompts
 from .comfyui.folders import register_assets
 from .comfyui.tiny import register_tiny_model
@@ -24,6 +25,7 @@ from .memory import AtelierMemory
 from .merge import AtelierMergeLoras
 from .objective import AtelierObjective
 from .optimizer import AtelierOptimizer
+from .pictures import AtelierPictures
 from .preview import AtelierDatasetPreview
 from .queue_routes import register_queue_routes
 from .resize import AtelierResizeLora
@@ -43,6 +45,8 @@ NODES: list[type[io.ComfyNode]] = [
     AtelierLoadBaseModel,
     AtelierConnectModel,
     AtelierConceptDataset,
+    AtelierCaptions,
+    AtelierPictures,
     AtelierMaskLoader,
     AtelierControlPictures,
     AtelierOptimizer,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..trainer_core.config import CaptionConfig
-from ..trainer_core.workflow.settings import extensions, plain_path, read_concept, split_list
+from ..trainer_core.workflow.settings import plain_path, read_concept
 from .comfyui import folders
 from .node import Node
 from .schema import schema
@@ -35,31 +36,26 @@ class AtelierConceptDataset(Node):
         )
 
     @classmethod
-    def validate_inputs(cls, folder: str | None = None) -> bool | str:
+    def validate_inputs(cls, folder: str | None = None, *, captions_from: object = None) -> bool | str:
         """Refuse a folder that does not exist before anything runs; a linked value is not known yet."""
-        # ComfyUI repeats the sentence for every input that is named here, so there is one: what is switched off is
-        # refused, too.
+        # ComfyUI repeats the sentence for every positional input, and passes the dynamic combo in any case.
+        del captions_from
         return complaint(folder, lambda text: folders.find_folder(text, NODE))
 
     @classmethod
     def fingerprint_inputs(
         cls,
         folder: str = "",
-        caption_extension: str = "",
-        recursive: bool = True,
-        caption_file: str = "",
-        enabled: bool = True,
+        captions_from: Mapping[str, str] | None = None,
         **_: object,
     ) -> str:
-        """Hash the pictures, captions and masks of the folder, so that a changed file runs the node again."""
-        if not enabled:
-            return ""
+        """Hash what lies in the folder, so that a changed file runs the node again."""
+        given = captions_from or {}
         captions = CaptionConfig(
-            source="table" if caption_file.strip() else "text_file",
-            file=plain_path(caption_file, f"caption_file of {NODE}"),
-            extensions=extensions(split_list(caption_extension)),
+            source="table" if given.get("caption_file", "").strip() else "text_file",
+            file=plain_path(given.get("caption_file", ""), CaptionConfig.named("file")),
         )
-        return folders.fingerprint(folders.find_folder(folder, NODE), recursive=recursive, captions=captions)
+        return folders.fingerprint(folders.find_folder(folder, NODE), captions=captions)
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:

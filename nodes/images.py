@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,19 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..trainer_core.config import MASK_SUFFIX, OPEN, CaptionConfig, ConceptConfig, DatasetConfig, MaskConfig
+from ..trainer_core.config import MASK_SUFFIX, ConceptConfig, DatasetConfig, MaskConfig
+from ..trainer_core.config.forms import FORMS
+from ..trainer_core.config.rows import rows_of
+from ..trainer_core.workflow.settings import OPEN_CAPTIONS, PicturePart
 from .comfyui import folders, kept
 from .node import Node
+from .schema import inputs_of
 from .sockets import CATEGORY, DatasetSocket, io, titled
+
+OF_CONCEPT = {each.input: each for each in FORMS["AtelierConceptDataset"].inputs}
+SHARED = [OF_CONCEPT[name] for name in ("trigger_word", "repeats", "role")]
+LINKED = [OF_CONCEPT[name] for name in ("dataset", "caption_settings", "picture_settings")]
+WEIGHTS = [replace(rows_of(MaskConfig)[name], advanced=True) for name in ("unmasked_weight", "unmasked_probability")]
 
 
 class AtelierImageConcept(Node):
@@ -43,86 +53,13 @@ class AtelierImageConcept(Node):
                     tooltip="One line for all pictures, or one line for each, in their order; or a list of texts "
                     "from another node, one for each picture.",
                 ),
-                io.String.Input(
-                    "caption_prefix",
-                    default="",
-                    placeholder="trigger word",
-                    tooltip="The trigger word for your prompts. It is put in front of every caption. Empty = nothing.",
-                ),
-                io.Float.Input(
-                    "repeats",
-                    default=1.0,
-                    min=0.001,
-                    max=100_000.0,
-                    step=0.5,
-                    round=0.001,
-                    tooltip="How often each picture is trained in an epoch.",
-                ),
-                io.Combo.Input(
-                    "role",
-                    options=["train", "regularisation", "validation", "prior_prediction"],
-                    default="train",
-                    tooltip="train: these pictures teach the LoRA. regularisation: they keep the model as it was. "
-                    "validation: only their loss is measured. prior_prediction: with these captions the "
-                    "model keeps its old predictions.",
-                ),
-                io.Float.Input(
-                    "loss_weight",
-                    default=1.0,
-                    min=0.0,
-                    max=1000.0,
-                    step=0.1,
-                    round=1e-4,
-                    tooltip="Multiplies the loss of these pictures; 1 = as it is, 0 = they teach nothing.",
-                    advanced=True,
-                ),
-                io.Boolean.Input(
-                    "flip",
-                    default=False,
-                    tooltip="Mirrors pictures left to right at half of the visits. Pictures whose caption says "
-                    "left or right are never mirrored.",
-                ),
-                io.Boolean.Input(
-                    "shuffle_tags",
-                    default=False,
-                    tooltip="Shuffles the comma-separated tags of a caption at each visit.",
-                ),
-                io.Float.Input(
-                    "caption_dropout",
-                    default=OPEN,
-                    min=OPEN,
-                    max=1.0,
-                    step=0.01,
-                    round=1e-4,
-                    tooltip="Chance that a visit has no caption at all, 0 to 1. -1: as suits the model, mostly 0.05.",
-                    advanced=True,
-                ),
-                io.Float.Input(
-                    "unmasked_weight",
-                    default=0.1,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    round=1e-4,
-                    tooltip="With masks: how much the rest of the picture still counts, 0 to 1.",
-                    advanced=True,
-                ),
-                io.Float.Input(
-                    "unmasked_probability",
-                    default=0.1,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    round=1e-4,
-                    tooltip="With masks: share of visits that train the whole picture, 0 to 1.",
-                    advanced=True,
-                ),
+                *inputs_of((*SHARED, *WEIGHTS), {}),
                 io.Mask.Input(
                     "masks",
                     optional=True,
                     tooltip="Optional: a mask for each picture in their order, or one for all; white is trained.",
                 ),
-                DatasetSocket.Input("dataset", optional=True, tooltip="Other concepts to train together with it."),
+                *inputs_of(LINKED, {}),
             ],
             outputs=[
                 DatasetSocket.Output(
@@ -146,24 +83,23 @@ class AtelierImageConcept(Node):
         texts = captions_of(captions, len(pictures))
         folder = save_pictures(pictures, texts, masks_of(covers, pictures))
         one = {name: value[0] for name, value in values.items()}
-        weights = {name: one.pop(name) for name in ("unmasked_weight", "unmasked_probability")}
+        own = one.get("picture_settings", PicturePart({})).values
         concept = ConceptConfig(
             folder=str(folder),
-            captions=CaptionConfig(
-                prefix=one.pop("caption_prefix"),
-                shuffle=one.pop("shuffle_tags"),
-                dropout=one.pop("caption_dropout"),
-                lines="join",
-            ),
-            masks=MaskConfig(**weights) if covers else None,
-            **one,
+            captions=one.get("caption_settings", OPEN_CAPTIONS).replace(prefix=one["trigger_word"]),
+            masks=MaskConfig(**{each.name: one[each.name] for each in WEIGHTS}) if covers else None,
+            **{name: one[name] for name in ("repeats", "role")},
+            **own,
         )
         return io.NodeOutput(DatasetConfig(concepts=(*(dataset[0].concepts if dataset else ()), concept)))
 
 
 def captions_of(captions: list[str], count: int) -> list[str]:
-    """Match captions to `count` pictures: a list of texts, the lines of one text, or one for all."""
-    texts = captions
+    """Match captions to `count` pictures: a list of texts, the lines of one text, or one for all.
+
+    The lines of a text become one: they are one caption, where a file of several lines is a choice of captions.
+    """
+    texts = [" ".join(text.split()) for text in captions]
     if len(captions) == 1 and count > 1:
         texts = [line.strip() for line in captions[0].splitlines() if line.strip()] or [""]
     if len(texts) == 1:

@@ -138,7 +138,7 @@ def concept_nodes(prompt: Mapping[str, Any], own: str | None) -> list[str]:
     while isinstance(link, list):
         node = prompt.get(str(link[0]), {})
         kind, inputs = node.get("class_type"), node.get("inputs", {})
-        if kind == "AtelierConceptDataset" and inputs.get("enabled", True):
+        if kind == "AtelierConceptDataset":
             found.append(str(link[0]))
         elif kind in ("AtelierImageConcept", "AtelierDrawnPictures"):
             found.append("")

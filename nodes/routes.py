@@ -124,7 +124,8 @@ async def answer_command(question: Any) -> web.Response:
 async def answer_shown(question: Any) -> web.Response:
     """Answer {workflow: id, nodes: ids} with {shown: by node, the state of its run at work, or {run: its last one}}.
 
-    A run at work elsewhere has the state that `follow` gives. A node without any run is left out.
+    A run at work elsewhere has the state that `follow` gives. A node whose run is deleted, or
+    that never had one, is left out.
     """
     asked = question if isinstance(question, dict) else {}
     workflow, nodes = asked.get("workflow", ""), asked.get("nodes", "")
@@ -154,8 +155,8 @@ def _last_runs(workflow: str, nodes: Sequence[str]) -> dict[str, dict[str, Any]]
     found: dict[str, dict[str, Any]] = {}
     paths = {path.name: path for path in run_paths(folders.runs_folder())}
     for node, run in shown.of_nodes(workflow, nodes).items():
-        found[node] = {"run": run}
-        if run in paths:
+        if run in paths:  # else it was deleted, or ended before anything was written
+            found[node] = {"run": run}
             with suppress(ValueError, OSError):  # damaged: the node asks for the run, and says so
                 state = follow(paths[run])
                 found[node] = state if state["alive"] else found[node]

@@ -12,6 +12,7 @@ from .node import Node
 from .sockets import CATEGORY, complaint, io, titled
 
 GAP = 8  # white pixels between before and after
+SMALLEST = 64  # pixels of a side
 AS_FIRST = "as the first pass"
 PROMPT = "prompt of Sample"
 NO_PROMPT = PromptLine(text="", prompt="")
@@ -57,10 +58,11 @@ def negative_input() -> io.Input:
     return io.String.Input("negative", multiline=True, default="", tooltip="The negative prompt: what to avoid.")
 
 
-def size_inputs(tooltip: str) -> list[io.Input]:
-    """Build the inputs width and height of pictures, in pixels."""
+def size_inputs(tooltip: str, *, open_: bool = False) -> list[io.Input]:
+    """Build the inputs width and height of pictures, in pixels. open_: they may be 0, and are at first."""
+    usual, least = (0, 0) if open_ else (512, SMALLEST)
     sides = ("width", "height")
-    return [io.Int.Input(side, default=512, min=64, max=8192, step=8, tooltip=tooltip) for side in sides]
+    return [io.Int.Input(side, default=usual, min=least, max=8192, step=8, tooltip=tooltip) for side in sides]
 
 
 def second_pass() -> list[io.Input]:
@@ -145,12 +147,13 @@ class AtelierSample(Node):
                     "prompt",
                     multiline=True,
                     default="",
-                    tooltip="One prompt a line; each draws its own pictures. Include your trigger word. Switches as in "
-                    "sd-scripts: --n negative --w --h size --d seed --s steps --l cfg --g guidance --ss sampler. # "
-                    "begins a comment.",
+                    placeholder="a caption of the training pictures",
+                    tooltip="One prompt a line; each draws its own pictures. Include your trigger word. Empty: a "
+                    "caption of what was trained. Switches as in sd-scripts: --n negative --w --h size --d seed "
+                    "--s steps --l cfg --g guidance --ss sampler. # begins a comment.",
                 ),
                 negative_input(),
-                *size_inputs("Pixels before the second pass, in steps of 8."),
+                *size_inputs("Pixels before the second pass, in steps of 8. 0: as the LoRA was trained.", open_=True),
                 io.Int.Input("batch_size", default=1, min=1, max=64, tooltip="How many pictures of each prompt."),
                 io.Int.Input(
                     "seed",
@@ -262,11 +265,14 @@ class AtelierSample(Node):
             raise ValueError(
                 "hires of Sample is upscale model, and none is linked. Link upscale_model, or set hires to pixels."
             )
+        for side, pixels in (("width", width), ("height", height)):
+            if 0 < pixels < SMALLEST:
+                raise ValueError(f"{side} of Sample is {pixels}; set it to {SMALLEST} or more, or to 0.")
         after = sampling.Models(model, clip, vae, tiled_vae)
         before = after._replace(model=before_model, clip=clip if before_clip is None else before_clip)
-        usual = sampling.SamplerPass(seed, steps, cfg, sampler_name, scheduler)
+        usual, trained = sampling.SamplerPass(seed, steps, cfg, sampler_name, scheduler), sampling.trained_on(model)
         drawn = []
-        for line in read_prompts(prompt) or (NO_PROMPT,):
+        for line in read_prompts(prompt) or (NO_PROMPT.replace(prompt=trained.prompt),):
             shown = sampling.Prompt(
                 line.prompt,
                 negative if line.negative is None else line.negative,
@@ -274,7 +280,7 @@ class AtelierSample(Node):
             )
             first = first_pass(line, usual)
             rest = (
-                (line.width or width, line.height or height),
+                (line.width or width or trained.width, line.height or height or trained.height),
                 batch_size,
                 first,
                 hires_of(hires, first, upscale_model),

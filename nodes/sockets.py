@@ -5,6 +5,7 @@ from collections.abc import Callable
 from comfy_api.latest import ComfyExtension, io, ui
 
 from ..trainer_core.config import (
+    CaptionConfig,
     DatasetConfig,
     LoraConfig,
     MemoryConfig,
@@ -14,7 +15,7 @@ from ..trainer_core.config import (
 )
 from ..trainer_core.config.forms.run import PARTS
 from ..trainer_core.models import Chosen
-from ..trainer_core.workflow.settings import Outputs, Sizes, TrainPart
+from ..trainer_core.workflow.settings import Outputs, PicturePart, Sizes, TrainPart
 
 CATEGORY = "training/lora"
 SUFFIX = " (Atelier)"  # of names in the editor: ComfyUI has nodes of the same names, such as Train LoRA
@@ -33,6 +34,8 @@ SavesSocket = io.Custom("ATELIER_SAVES")
 CONTENTS: dict[str, tuple[type, str]] = {
     "ATELIER_BASE_MODEL": (Chosen, "Load Base Model"),
     "ATELIER_DATASET": (DatasetConfig, "Concept Dataset"),
+    "ATELIER_CAPTIONS": (CaptionConfig, "Captions"),
+    "ATELIER_PICTURES": (PicturePart, "Pictures"),
     "ATELIER_OPTIMIZER": (OptimizerConfig, "Optimizer"),
     "ATELIER_SCHEDULER": (SchedulerConfig, "Scheduler"),
     "ATELIER_LORA_CONFIG": (LoraConfig, "LoRA Config"),
@@ -75,6 +78,7 @@ __all__ = [
     "ObjectiveSocket",
     "OptimizerSocket",
     "Outputs",
+    "PicturePart",
     "SavesSocket",
     "SchedulerSocket",
     "Sizes",

@@ -12,6 +12,7 @@ from ..trainer_core.common.callbacks import Callbacks
 from ..trainer_core.common.wording import count, say
 from ..trainer_core.config import (
     RunConfig,
+    SampleConfig,
     check_samples,
     fill,
     plain_name,
@@ -24,6 +25,7 @@ from ..trainer_core.preflight.outline import outline_run
 from ..trainer_core.workflow.settings import read_train
 from .comfyui import folders, kept, models, server, session
 from .comfyui.progress import NodeProgress, address_of
+from .comfyui.sampling import Trained, remember_trained
 from .node import Node
 from .plot import draw_losses
 from .preview import to_image
@@ -99,7 +101,7 @@ class AtelierTrain(Node):
                 from ..trainer_core.training.result import describe_result
 
                 callbacks = progress.callbacks(buttons)
-                model, clip = output_models(config, base_model.source(), model, clip, callbacks)
+                model, clip, sample = output_models(config, base_model.source(), model, clip, callbacks)
                 with session.training_session() as device, session.saved_when_comfyui_ends():
                     result = train_lora(
                         config,
@@ -121,8 +123,11 @@ class AtelierTrain(Node):
                 session.count_kept(name)
             report = describe_result(result, time.monotonic() - began)
             progress.report(report)
+        model, clip = models.apply_lora(model, clip, result.tensors, strength)
+        remember_trained(model, Trained(sample.width, sample.height, result.plan.usual_prompt()))
         return io.NodeOutput(
-            *models.apply_lora(model, clip, result.tensors, strength),
+            model,
+            clip,
             result.tensors,
             {"loss": plottable(result.losses)},
             result.samples if len(result.samples) else models.NOTHING,
@@ -140,10 +145,12 @@ class AtelierTrain(Node):
         )
 
 
-def output_models(config: RunConfig, source: Source, model: Any, clip: Any, callbacks: Callbacks) -> tuple[Any, Any]:
+def output_models(
+    config: RunConfig, source: Source, model: Any, clip: Any, callbacks: Callbacks
+) -> tuple[Any, Any, SampleConfig]:
     """Choose the MODEL and CLIP that get the LoRA: linked ones, else the base model's with the LoRAs beneath.
 
-    Raises ValueError if they do not fit.
+    The samples' settings come with them, filled in. Raises ValueError if they do not fit.
     """
     from .comfyui.connected.model import ConnectedSource  # here, so that ComfyUI starts fast
 
@@ -171,7 +178,7 @@ def output_models(config: RunConfig, source: Source, model: Any, clip: Any, call
     elif path.is_file():
         rates = (config.optimizer.text_encoder_learning_rate, config.optimizer.text_encoder_2_learning_rate)
         models.check_models(config.base_model, model, clip, trains_text=any(rates) or bool(config.lora.embeddings))
-    return model, clip
+    return model, clip, config.sample
 
 
 def plottable(losses: Sequence[float]) -> list[float]:

@@ -47,7 +47,7 @@ def prompts(info: dict[str, Any], pictures: Path) -> dict[str, Prompt]:
     """
     made = {path.stem: to_prompt(on_toy_models(path), info) for path in WORKFLOWS}
     made["others"] = others(info)
-    short = {**SHORT, "AtelierConceptDataset": {"folder": str(pictures), "caption_prefix": "mossling"}}
+    short = {**SHORT, "AtelierConceptDataset": {"folder": str(pictures), "trigger_word": "mossling"}}
     for prompt in made.values():
         for each in prompt.values():
             each["inputs"].update(short.get(each["class_type"], {}))

@@ -8,6 +8,8 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+from lora_atelier.trainer_core.config.forms import FORMS
+
 CHECKPOINT = "atelier-tiny.safetensors"
 
 TRAIN = {
@@ -95,7 +97,7 @@ def train_graph(
     scheduler: dict | None = None,
     **train: Any,
 ) -> dict:
-    """Return a prompt: nodes base, data, optimizer, scheduler, lora, buckets, saves, validation, train, and a preview.
+    """Return a prompt: nodes base, data with captions and pictures, and all that lead into train, and a preview.
 
     optimizer, lora, scheduler: inputs of these nodes that are not as below; `chosen` writes those of a dynamic combo.
     train: inputs of Train LoRA, and of the three nodes before it in that list.
@@ -103,7 +105,9 @@ def train_graph(
     own = [{name: train.pop(name, value) for name, value in usual.items()} for usual in (BUCKETS, SAVES, VALIDATION)]
     return {
         "base": node("AtelierLoadBaseModel", checkpoint=CHECKPOINT, prediction="auto", clip_skip=1, precision="auto"),
-        "data": concept(folder),
+        "captions": untouched("AtelierCaptions", caption_dropout=0.0),
+        "pictures": untouched("AtelierPictures"),
+        "data": concept(folder, caption_settings=["captions", 0], picture_settings=["pictures", 0]),
         "optimizer": node(
             "AtelierOptimizer",
             **{
@@ -149,6 +153,12 @@ def node(class_type: str, **inputs: Any) -> dict:
     return {"class_type": class_type, "inputs": inputs}
 
 
+def untouched(class_type: str, **inputs: Any) -> dict:
+    """Return a node of a run as a person puts it into a graph, but for some inputs."""
+    values = {each.input: each.shown for each in FORMS[class_type].inputs if each.widget}
+    return node(class_type, **{**values, **inputs})
+
+
 def chosen(combo: str, option: str, **fields: Any) -> dict:
     """Return the inputs of a dynamic combo: its option, and the option's own fields under their full names."""
     return {combo: option, **{f"{combo}.{field}": value for field, value in fields.items()}}
@@ -156,23 +166,7 @@ def chosen(combo: str, option: str, **fields: Any) -> dict:
 
 def concept(folder: str | Path, **inputs: Any) -> dict:
     """Return a Concept Dataset."""
-    values = {
-        "folder": str(folder),
-        "caption_prefix": "",
-        "caption_source": "text_file",
-        "repeats": 1,
-        "flip": False,
-        "shuffle_tags": False,
-        "keep_tags": 0,
-        "tag_dropout": 0.0,
-        "caption_dropout": 0.0,
-        "caption_suffix": "",
-        "caption_extension": ".txt",
-        "missing_caption": "error",
-        "loss_weight": 1.0,
-        "recursive": True,
-    }
-    return node("AtelierConceptDataset", **{**values, **inputs})
+    return untouched("AtelierConceptDataset", **{"folder": str(folder), **inputs})
 
 
 def masks(dataset: list, **inputs: Any) -> dict:

@@ -119,9 +119,9 @@ def carry_out(
                 if checkpoint is None or end is None or end.step != run.at:
                     with disk_errors_explained(run.folder.path, lambda: size_of_save(run)):
                         checkpoint = save(run, stays=True, at_end=True)
-            except BaseException:
+            except BaseException as problem:
                 if run.world.leads:
-                    save_interrupted(run)
+                    save_interrupted(run, problem)
                 raise
             return finish(run, checkpoint, origin, log, stopped=not run.finished)
     finally:
@@ -166,6 +166,7 @@ def train(run: Run, ladder: list[MemoryConfig]) -> None:
         if run.world.leads:
             saving.after_step(asked)
         if "pause" in asked and not run.finished:
+            run.record("paused")
             raise Paused
         if "stop" in asked and run.at < plan.steps:
             note(f"Stopped and kept after step {run.at} of {plan.steps}; {run_again()} to resume.")

@@ -44,13 +44,15 @@ def register_assets() -> None:
 
 
 def checkpoint_names() -> list[str]:
-    """List checkpoint files, then diffusers folders."""
+    """List checkpoint files, then diffusers folders, then the toys of this pack: a new node stands on the first."""
     folders = []
     for root in folder_paths.get_folder_paths("diffusers"):
         if os.path.isdir(root):
             found = [e.name for e in os.scandir(root) if os.path.isfile(os.path.join(e.path, "model_index.json"))]
             folders += [DIFFUSERS + name for name in sorted(found)]
-    return folder_paths.get_filename_list("checkpoints") + folders
+    files = folder_paths.get_filename_list("checkpoints")
+    toys = sorted(set(files) & {path.name for path in ASSETS.glob("*.safetensors")}, key=lambda name: "flow" in name)
+    return [name for name in files if name not in toys] + folders + toys
 
 
 def checkpoint_path(name: str) -> Path:
@@ -278,11 +280,12 @@ def _gigabytes(value: Any) -> float:
 
 
 def fingerprint(folder: Path, **concept: Any) -> str:
-    """Hash names and contents of the pictures, masks and captions in a folder."""
+    """Hash names and contents of the pictures, masks and captions in a folder, whatever their ending."""
     from ...trainer_core.data.scan import Index, fingerprint  # here, so that ComfyUI starts fast
 
     with Index(index_file()) as index:
-        return fingerprint(DatasetConfig(concepts=(ConceptConfig(folder=str(folder), **concept),)), index, access())
+        dataset = DatasetConfig(concepts=(ConceptConfig(folder=str(folder), **concept),))
+        return fingerprint(dataset, index, access(), any_ending=True)
 
 
 def logs_folder() -> Path:

@@ -87,12 +87,15 @@ class NodeProgress:
         self._tell()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         global _live
         _live = None
         self._alive = False
-        if self._run is None:
-            self._status |= {"text": say("Ended before the first step."), "details": []}
+        if self._run is None or not self._run.is_dir():  # nothing of it is on the disk
+            # Of a failure the node tells why: see failures.py.
+            cancelled = kind is not None and issubclass(kind, comfy.model_management.InterruptProcessingException)
+            self._run = None
+            self._status |= {"text": say("Cancelled before the first step.") if cancelled else "", "details": []}
         self._tell(changed=True, notes=[*self.notes, *self._report])
         self._show(announce_lora)  # one that is cancelled leaves a LoRA, too
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import nodes as comfy_nodes
 
-from .connected.architecture import sampling_of
+from .connected.architecture import resolution_of, sampling_of
 from .models import own
 
 AUTO = "auto"  # sampler or scheduler: as the model's family is sampled
@@ -51,6 +51,31 @@ class Hires(NamedTuple):
     method: str = "bislerp"  # of LATENT_METHODS, or of FILTERS for pixels
     pixels: bool = False
     upscale_model: Any = None  # enlarges the pixels first
+
+
+class Trained(NamedTuple):
+    """What a LoRA was trained on, for settings of Sample that are open."""
+
+    width: int  # pixels
+    height: int
+    prompt: str
+
+
+TRAINED = "atelier_trained"  # the key of a MODEL's attachment
+
+
+def remember_trained(model: Any, trained: Trained) -> None:
+    """Write on a MODEL what its LoRA was trained on; clones keep it."""
+    model.set_attachments(TRAINED, trained)
+
+
+def trained_on(model: Any) -> Trained:
+    """Read what a MODEL's LoRA was trained on; of another MODEL the size that suits it, and no prompt."""
+    known = model.get_attachment(TRAINED)
+    if isinstance(known, Trained):
+        return known
+    side = resolution_of(model)
+    return Trained(side, side, "")
 
 
 class Prompt(NamedTuple):

@@ -73,7 +73,7 @@ def test_the_blueprint_trains_with_five_inputs(editor, server: ComfyServer) -> N
     for key in ours.values():
         editor.load(json.loads(comfy.get(f"/global_subgraphs/{key}")["data"]))
     names = editor.run("() => window.app.graph.nodes[0].widgets.map(widget => widget.name)")
-    assert names == ["checkpoint", "folder", "caption_prefix", "name", "steps"]
+    assert names == ["checkpoint", "folder", "trigger_word", "name", "steps"]
     editor.screenshot(f"blueprint-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
     kinds = {node["class_type"]: node["inputs"] for node in editor.run(PROMPT).values()}
     assert kinds.keys() == {"AtelierLoadBaseModel", "AtelierConceptDataset", "AtelierTrain"}

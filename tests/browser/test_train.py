@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import uuid
 
 import pytest
 
@@ -48,12 +49,12 @@ READY = "() => window.app?.extensionManager?.workflow?.activeWorkflow"
 
 
 def tour(name: str, identity: str = "") -> dict:
-    """Return the tour with a run of a name that would end too late for a test; identity: by default its own."""
+    """Return the tour with a run of a name that would end too late for a test; identity: by default a new one."""
     workflow = json.loads(TOUR.read_text(encoding="utf-8"))
     values = {node["id"]: node.get("widgets_values") for node in workflow["nodes"]}
     values[TRAIN][:5] = [name, 100_000, 0, 1, 64]  # steps, epochs, batch_size, resolution
     values[SAVES][STEPS] = 2
-    return {**workflow, "id": identity or workflow["id"]}
+    return {**workflow, "id": identity or str(uuid.uuid4())}
 
 
 def wait(page, words: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from train_graph import changed, concept, draw_pictures, masks, node, train_graph
+from train_graph import changed, concept, draw_pictures, masks, node, train_graph, untouched
 
 from comfy_client import ComfyClient, ComfyServer, Result
 from lora_atelier.dev import TINY_BASE
@@ -37,13 +37,9 @@ def from_images(**inputs: object) -> dict:
     """Return a Concept from Images."""
     values = {
         "captions": "",
-        "caption_prefix": "",
+        "trigger_word": "",
         "repeats": 1.0,
         "role": "train",
-        "loss_weight": 1.0,
-        "flip": False,
-        "shuffle_tags": False,
-        "caption_dropout": 0.0,
         "unmasked_weight": 0.1,
         "unmasked_probability": 0.0,
     }
@@ -113,9 +109,9 @@ def test_resolutions_augmentation_roles_and_validation_work_together(
         saturation=0.1,
         hue=0.02,
     )
-    graph["class"] = concept(rest.name, dataset=["augment", 0], role="regularisation", loss_weight=0.5)
+    graph["half"] = untouched("AtelierPictures", loss_weight=0.5)
+    graph["class"] = concept(rest.name, dataset=["augment", 0], role="regularisation", picture_settings=["half", 0])
     graph["held"] = concept(held.name, dataset=["class", 0], role="validation")
-    graph["off"] = concept(held.name, dataset=["held", 0], enabled=False)
     graph["buckets"] = node(
         "AtelierBuckets",
         resolutions="64, 96x64",
@@ -127,8 +123,8 @@ def test_resolutions_augmentation_roles_and_validation_work_together(
         mix_concepts=True,
         bucket_step=32,
     )
-    graph = changed(graph, "train", dataset=["off", 0])
-    graph |= preview(["off", 0], epoch=1, buckets=["buckets", 0])
+    graph = changed(graph, "train", dataset=["held", 0])
+    graph |= preview(["held", 0], epoch=1, buckets=["buckets", 0])
     graph["plot"] = node("PreviewImage", images=["train", 6])
     try:
         result = comfy.queue(graph)
@@ -177,7 +173,7 @@ def test_problems_are_left_out_and_listed_on_request(comfy: ComfyClient, picture
     (pictures / "strip.png").write_bytes(b"")
     (pictures / "notes.doc").write_text("not a picture")
     Image.new("RGB", (9, 300)).save(pictures / "thin.png")
-    graph = changed(train_graph(pictures.name, name=pictures.name, steps=1), "data", on_problem="leave_out")
+    graph = changed(train_graph(pictures.name, name=pictures.name, steps=1), "pictures", on_problem="leave_out")
     graph |= preview(["data", 0])
     result = comfy.queue(graph)
     assert result.ok, result.error
@@ -235,8 +231,7 @@ def test_the_preview_names_what_stands_out_by_its_node_and_marks_what_is_held_ou
     with Image.open(pictures / "0.png") as picture:
         picture.resize((160, 128)).save(pictures / "z, again.png")
     (pictures / "z, again.txt").write_text("a circle again")
-    empty = concept(pictures.name, enabled=False)
-    graph = {"off": empty, "data": concept(pictures.name, dataset=["off", 0]), "masks": masks(["data", 0])}
+    graph = {"data": concept(pictures.name), "masks": masks(["data", 0])}
     graph["masks"]["inputs"]["missing"] = "ones"
     graph["held"] = node("AtelierValidation", validate_every=0, early_stop_patience=0, early_stop_min_improvement=0.0)
     graph["held"]["inputs"] |= {"keep_best": False, "validation_share": 0.5}

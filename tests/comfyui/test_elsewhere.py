@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,10 @@ def post(comfy: ComfyClient, path: str, question: object, headers: dict[str, str
 
 def quickstart(name: str) -> tuple[dict, str]:
     """Return the quickstart on the tiny model, with a long run of a name, and the id of its Train LoRA."""
-    workflow = json.loads(QUICKSTART.read_text(encoding="utf-8"))
+    workflow = {
+        **json.loads(QUICKSTART.read_text(encoding="utf-8")),
+        "id": str(uuid.uuid4()),
+    }  # as the editor gives one
     nodes = {node["type"]: node for node in workflow["nodes"]}
     nodes["AtelierLoadBaseModel"]["widgets_values"][0] = TINY_BASE.name
     nodes["AtelierTrain"]["widgets_values"][:2] = [name, LONG]

@@ -254,12 +254,11 @@ def test_a_wrong_constant_is_refused_before_anything_runs(
 @pytest.mark.parametrize(
     ("where", "values", "sentence"),
     [
-        ("data", {"caption_extension": "a/b"}, "must start with a dot"),
-        ("data", {"caption_encoding": "klingon"}, "caption_encoding is 'klingon'"),
-        ("data", {"resolutions": "huge"}, "The resolution 'huge' is invalid"),
-        ("data", {"background": "ultrawhite"}, "background is 'ultrawhite'"),
-        ("data", {"caption_source": "table"}, "There is no caption table"),
-        ("data", {"enabled": False}, "has no enabled concept"),
+        ("captions", {"caption_extension": "a/b"}, "must start with a dot"),
+        ("captions", {"caption_encoding": "klingon"}, "caption_encoding is 'klingon'"),
+        ("pictures", {"resolutions": "huge"}, "The resolution 'huge' is invalid"),
+        ("pictures", {"background": "ultrawhite"}, "background is 'ultrawhite'"),
+        ("data", {**chosen("captions_from", "table", caption_file="")}, "There is no caption table"),
         ("data", {"role": "validation"}, "No concept has the role train"),
         ("buckets", {"bucket_step": 36}, "to a multiple of 8"),
         ("buckets", {"bucket_step": 128}, "at most the resolution"),
@@ -285,7 +284,7 @@ def test_an_empty_range_of_timesteps_is_refused(comfy: ComfyClient, pictures: Pa
 def test_choices_of_the_objective_and_their_fields_reach_the_run(comfy: ComfyClient, pictures: Path) -> None:
     """Fields of a choice as the editor sends them; a workflow that knows none of them learns as ever."""
     graph = changed(train_graph(pictures.name, steps=1), "train", objective=["objective", 0], dataset=["held", 0])
-    graph["held"] = concept(pictures.name, dataset=["data", 0], role="prior_prediction", caption_prefix="a picture,")
+    graph["held"] = concept(pictures.name, dataset=["data", 0], role="prior_prediction", trigger_word="a picture,")
     old = {"min_snr_gamma": 5.0, "noise_offset": 0.1, "min_timestep": 0, "max_timestep": 999}
     choices = {
         "loss": "huber",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
-from train_graph import changed, draw_pictures, masks, train_graph
+from train_graph import changed, chosen, draw_pictures, masks, train_graph
 
 from comfy_client import ComfyClient, ComfyServer, answer_of, refused
 from lora_atelier.dev import TINY_BASE
@@ -62,7 +62,8 @@ def test_no_text_outside_the_allowed_folders_is_read(
         refused(comfy, graph, "error", "1 link leads out of")
     else:
         for source in ("one_file", "table"):
-            asked = changed(graph, "data", caption_source=source, caption_file=named[how], recursive=False)
+            asked = changed(graph, "data", **chosen("captions_from", source, caption_file=named[how]))
+            asked = changed(asked, "pictures", recursive=False)
             refused(comfy, asked, "error", "outside the folders that may be read")
     assert SECRET.encode() not in everything(server)
 
@@ -73,8 +74,8 @@ def test_a_caption_file_inside_comfyui_s_folders_is_read(
     lines = server.base / "input" / f"{pictures.name}-lines.txt"
     lines.write_text("a drawn circle\n", encoding="utf-8")
     for name in (str(lines), f"../{lines.name}"):
-        graph = changed(train_graph(pictures.name, name=pictures.name, steps=1), "data", caption_source="one_file")
-        result = comfy.queue(changed(graph, "data", caption_file=name))
+        graph = train_graph(pictures.name, name=pictures.name, steps=1)
+        result = comfy.queue(changed(graph, "data", **chosen("captions_from", "one_file", caption_file=name)))
         assert result.ok, result.error
         with safe_open(server.base / "models" / "loras" / "atelier" / f"{pictures.name}.safetensors", "pt") as file:
             assert "a drawn circle" in file.metadata()["ss_tag_frequency"]

@@ -170,7 +170,7 @@ def test_weights_in_use_do_not_change_with_their_file(comfyui, tmp_path):
 
 
 UNET = "model.diffusion_model."
-KINDS = {  # a tensor's name and what its file is; signatures of ComfyUI's model_detection
+WHOLE = {  # a tensor's name and what its file is; signatures of ComfyUI's model_detection
     "joint_blocks.0.context_block.attn.qkv.weight": "a Stable Diffusion 3 model",
     f"{UNET}double_blocks.0.img_attn.norm.key_norm.scale": "a FLUX-like model",
     f"{UNET}double_stream_modulation_img.lin.weight": "a FLUX.2 model",
@@ -189,6 +189,9 @@ KINDS = {  # a tensor's name and what its file is; signatures of ComfyUI's model
     "clip_txt_mapper.weight": "a Stable Cascade model",
     "model.model.transformer.rotary_pos_emb.inv_freq": "a Stable Audio model",
     "mlp_t5.0.weight": "a Hunyuan DiT model",
+}
+KINDS = {
+    **WHOLE,
     f"{UNET}input_blocks.1.1.time_stack.0.norm1.weight": "a Stable Video Diffusion model",
     f"{UNET}encoder_hid_proj.weight": "a Kolors model",
     "encoder.block.0.layer.0.SelfAttention.k.weight": "a T5 text encoder",
@@ -214,7 +217,11 @@ KINDS = {  # a tensor's name and what its file is; signatures of ComfyUI's model
 def test_other_architectures_are_named(name, tmp_path):
     save_file({name: torch.zeros(2, 2)}, tmp_path / "given.safetensors")
     sentence = refusal(tmp_path / "given.safetensors")
-    assert sentence.startswith(f"given.safetensors is {KINDS[name]}") and "choose a checkpoint of" in sentence
+    assert sentence.startswith(f"given.safetensors is {KINDS[name]}")
+    remedy = (
+        "link them into Use Connected Model in place of Load Base Model" if name in WHOLE else "choose a checkpoint of"
+    )
+    assert remedy in sentence
 
 
 @pytest.mark.parametrize("family", ["sd1", "sd2", "sdxl"])
@@ -553,7 +560,7 @@ BROKEN_FOLDERS = {
         lambda f: (
             (f / "unet").rename(f / "transformer") and (f / "model_index.json").write_text('{"_class_name": "X"}')
         ),
-        "folder is a model for diffusers' X; choose one of Stable Diffusion 1, 2 or XL",
+        "folder is a model for diffusers' X; load it with ComfyUI's own loaders and link them into Use Connected Model",
         refusal,
     ),
     "weights of another width": (

@@ -147,73 +147,69 @@ class CaptionConfig(Config):
     """Source of captions, and the changes to them at each visit; `forms/pictures.py` orders them on the node."""
 
     SECTION: ClassVar = "dataset.concepts.captions"
-    NODE: ClassVar = "Concept Dataset"
+    NODE: ClassVar = "Captions"
 
     prefix: str = row(
         "",
         "The trigger word for your prompts. It is put in front of every caption, with a space between. Stays in "
         "front when tags are shuffled. Empty = nothing.",
-        placeholder="trigger word",
-        label="caption_prefix",
+        placeholder="a made-up word",
+        label="trigger_word",
+        node="Concept Dataset",
     )
     source: CaptionSource = row(
         "text_file",
         "text_file: a text file of the same name beside each picture. one_file: caption_file holds the lines for "
         "all pictures. table: metadata.jsonl, CSV or JSON, with file names and captions. file_name, folder_name: "
-        "the name is the caption. none: empty captions, with prefix and suffix only.",
-        label="caption_source",
+        "the name is the caption. none: no captions but the trigger word.",
+        label="captions_from",
+        node="Concept Dataset",
     )
     shuffle: bool = row(False, "Shuffles the comma-separated tags of a caption at each visit.", label="shuffle_tags")
     keep: int = row(
         0,
         "How many tags at the beginning are never shuffled or dropped.",
         span=(0, 1000),
-        advanced=True,
         label="keep_tags",
     )
     tag_dropout: float = row(
-        0.0, "Chance that each of the other tags is dropped at a visit, 0 to 1.", span=(0, 1, 0.01), advanced=True
+        0.0, "Chance that each of the other tags is dropped at a visit, 0 to 1.", span=(0, 1, 0.01)
     )
     dropout: float = row(
         0.0,
         "Chance that a visit has no caption at all, 0 to 1. -1: as suits the model, mostly 0.05; 0 for validation "
         "and prior_prediction.",
         span=(0, 1, 0.01),
-        advanced=True,
         open=-1,
         label="caption_dropout",
     )
-    suffix: str = row("", "Put after every caption. Empty = nothing.", advanced=True, label="caption_suffix")
+    suffix: str = row("", "Put after every caption. Empty = nothing.", label="caption_suffix")
     extensions: tuple[str, ...] = row(
         (".txt",),
         "Ending of the caption files: .txt, .caption, .tags. Several with commas between are tried in this order.",
-        socketless=True,
-        advanced=True,
         label="caption_extension",
     )
     missing: Literal["error", "empty", "class_prompt"] = row(
         "error",
         "A picture without a caption file. error: stop before training and name it. empty: train it with an empty "
         "caption. class_prompt: train it with the text of class_prompt.",
-        advanced=True,
         label="missing_caption",
     )
     file: str = row(
         "",
-        "For caption_source one_file and table: the file with the captions, in the folder, or a full path inside a "
-        "folder that may be read. Empty with table = metadata.jsonl, metadata.csv and so on are searched for.",
+        "The file with the captions, in the folder, or a full path inside a folder that may be read. Empty with "
+        "table = metadata.jsonl, metadata.csv and so on are searched for.",
         placeholder="captions.txt",
         socketless=True,
-        advanced=True,
-        optional=True,
+        acts_with=("source", ("one_file", "table")),
         label="caption_file",
+        node="Concept Dataset",
     )
     lines: Literal["draw", "first", "join"] = row(
         "draw",
         "A caption of several lines. draw: one line at each visit, all equally often. first: only the first line. "
         "join: all lines as one caption.",
         advanced=True,
-        optional=True,
         label="caption_lines",
     )
     encoding: str = row(
@@ -221,27 +217,22 @@ class CaptionConfig(Config):
         "Encoding of the caption files. auto reads UTF-8 and UTF-16 and reports any other file by name. For old "
         "files choose theirs: cp1252, shift_jis, gb18030, cp1251 ...",
         advanced=True,
-        optional=True,
         label="caption_encoding",
     )
     wildcards: bool = row(
         False,
         "On: {red|blue} in a caption becomes one of the two at each visit; write {{ and }} for braces.",
         advanced=True,
-        optional=True,
     )
-    separator: str = row(
-        ",", "The separator between the tags of a caption.", advanced=True, optional=True, label="tag_separator"
-    )
+    separator: str = row(",", "The separator between the tags of a caption.", advanced=True, label="tag_separator")
     tag_dropout_mode: Literal["uniform", "weighted"] = row(
         "uniform",
         "uniform: each tag is dropped with the chance tag_dropout. weighted: the chance grows from tag to tag, up "
         "to tag_dropout for the last.",
         advanced=True,
-        optional=True,
     )
     protected: tuple[str, ...] = row(
-        (), "Tags that are never dropped, separated by commas.", advanced=True, optional=True, label="protected_tags"
+        (), "Tags that are never dropped, separated by commas.", advanced=True, label="protected_tags"
     )
     variants: int = row(
         -1,
@@ -250,16 +241,13 @@ class CaptionConfig(Config):
         span=(0, 10_000),
         open=-1,
         advanced=True,
-        optional=True,
         label="caption_variants",
     )
     class_prompt: str = row(
         "",
-        "For missing_caption class_prompt: the caption of every picture without one. Prefix and suffix are added as"
-        " to any other.",
+        "For missing_caption class_prompt: the caption of every picture without one. Trigger word and suffix are added "
+        "as to any other.",
         placeholder="a cat",
-        advanced=True,
-        optional=True,
     )
     tag_warmup_steps: int = row(
         0,
@@ -267,21 +255,18 @@ class CaptionConfig(Config):
         " caption's order. Tags of keep_tags and protected_tags are always there. 0 = off.",
         span=(0, 1_000_000),
         advanced=True,
-        optional=True,
     )
     tag_warmup_min: int = row(
         1,
         "For tag_warmup_steps: how many tags of a caption are in use at the first step.",
         span=(0, 1000),
         advanced=True,
-        optional=True,
     )
     dropout_every_n_epochs: int = row(
         0,
         "In every n-th epoch all captions of this concept are empty, beside caption_dropout. 0 = in none.",
         span=(0, 100_000),
         advanced=True,
-        optional=True,
         label="caption_dropout_every_n_epochs",
     )
 
@@ -294,7 +279,7 @@ class CaptionConfig(Config):
         if not self.separator.strip():
             raise ValueError(f"{self.named('separator')} is empty; set it to the character between tags, as a comma.")
         if self.source == "one_file" and not self.file.strip():
-            raise ValueError(f"caption_source is one_file; set {self.named('file')} to the file with all captions.")
+            raise ValueError(f"captions_from is one_file; set {self.named('file')} to the file with all captions.")
         if self.missing == "class_prompt" and not self.class_prompt.strip():
             raise ValueError(
                 f"missing_caption is class_prompt, and there is none; set {self.named('class_prompt')} to the "
@@ -363,59 +348,53 @@ class ConceptConfig(Config):
         False,
         "Mirrors pictures left to right at half of the visits. Not for faces, text or anything whose sides differ. "
         "Pictures whose caption says left or right are never mirrored.",
+        node="Pictures",
     )
     loss_weight: float = row(
         1.0,
         "Multiplies the loss of these pictures; 1 = as it is, 0 = they teach nothing.",
         span=(0, 1000, 0.1),
-        advanced=True,
+        node="Pictures",
     )
-    recursive: bool = row(True, "Also uses the pictures in sub-folders.", socketless=True, advanced=True)
+    recursive: bool = row(True, "Also uses the pictures in sub-folders.", node="Pictures")
     role: Literal["train", "regularisation", "validation", "prior_prediction"] = row(
         "train",
         "train: these pictures teach the LoRA. regularisation: pictures of the general class that keep the model as"
         " it was (prior preservation); visited as often as all training pictures together, unless samples is set. "
         "validation: never trained, only their loss is measured. prior_prediction: with these captions the model "
         "keeps its old predictions; use the training pictures again, with captions of the general class.",
-        optional=True,
     )
     resolutions: tuple[str, ...] = row(
         (),
         "Sizes for this concept alone, separated by commas: 512 = about 512 x 512 pixels in the shape of each "
         "picture, 640x384 = exactly that. Empty = as in Train LoRA or Buckets.",
         placeholder="as in Train LoRA",
-        advanced=True,
-        optional=True,
+        node="Pictures",
     )
     samples: int = row(
         0,
         "Visits of this concept per epoch, spread over its pictures in turn. 0 = use repeats.",
         span=(0, 10_000_000),
-        advanced=True,
-        optional=True,
+        node="Pictures",
     )
     folder_repeats: bool = row(
         True,
         "Sub-folders named like 10_cat multiply the repeats of their pictures by 10, as in kohya's trainer (up to "
         "1000).",
-        advanced=True,
-        optional=True,
+        node="Pictures",
     )
-    background: str = row(
-        "white", "Background of transparent pictures: a colour's name or #rrggbb.", advanced=True, optional=True
-    )
+    background: str = row("white", "Background of transparent pictures: a colour's name or #rrggbb.", node="Pictures")
     on_problem: Literal["stop", "leave_out"] = row(
         "stop",
         "A picture that cannot be used (broken, too small, caption or mask unreadable). stop: name all of them "
         "before training. leave_out: train the others and list them.",
-        optional=True,
+        node="Pictures",
     )
     min_side: int = row(
         16,
         "Pixels: a picture with a shorter side cannot be used; on_problem decides.",
         span=(1, 8192),
-        advanced=True,
-        optional=True,
+        node="Pictures",
         label="min_picture_side",
     )
     leave_out: tuple[str, ...] = row(
@@ -424,7 +403,6 @@ class ConceptConfig(Config):
         " character. The buttons of Dataset Preview fill it.",
         socketless=True,
         advanced=True,
-        optional=True,
     )
     captions: CaptionConfig = field(default_factory=CaptionConfig)
     augment: AugmentConfig | None = None

@@ -59,7 +59,6 @@ OTHERS: dict[str, Other] = {
         },
     ),
     "run": Other("Train LoRA", "the run", {"name": "name"}),
-    "concept": Other("Concept Dataset", "concept", {"enabled": "enabled"}),
 }
 
 

@@ -222,6 +222,15 @@ class Plan:
         text, visits = self._texts[picture], 2 + 2 * len(self.manifest.pictures[picture].lines)
         return {self._compose(picture, visit) for visit in range(visits)} if text is None else {text}
 
+    def usual_prompt(self) -> str:
+        """Choose a prompt for what is trained: the caption of the first trained picture that has one."""
+        captions = (
+            plain_caption(self.manifest.pictures[i].lines, self.concepts[i].captions)
+            for i in self.trained
+            if self.concepts[i].role == "train"
+        )
+        return next(filter(None, captions), "")
+
     def caption_lines(self, picture: int) -> int:
         """Count the lines that captions of a picture are drawn from, 1 at least."""
         several = self.concepts[picture].captions.lines == "draw"

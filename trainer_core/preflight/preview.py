@@ -76,7 +76,8 @@ def _cell(plan: Plan, index: int, epoch: int, tile: int) -> Image.Image:
         at = (2 * _PAD + _THUMBNAIL, top - 2 + n * _LINE_HEIGHT)
         text = _shorten(text, font, tile - _THUMBNAIL - _PAD)
         draw.text(at, text, fill=_DIM if n else _ACCENT, font=font)
-    for n, text in enumerate(_wrap(sample.caption or "(empty caption)", font, tile, _CAPTION_LINES)):
+    without = "(caption left out at this visit)" if plan.captions_of(index) - {""} else "(empty caption)"
+    for n, text in enumerate(_wrap(sample.caption or without, font, tile, _CAPTION_LINES)):
         at = (_PAD, top + _THUMBNAIL + 6 + n * _LINE_HEIGHT)
         draw.text(at, text, fill=_BRIGHT if sample.caption else _DIM, font=font)
     return cell

@@ -163,7 +163,13 @@ def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -
         sentence = say("Stopped after step {0} of {1}; run the same workflow again to resume it.", step, run.steps)
     else:
         status, step, sentence = "empty", 0, say("Nothing is saved yet.")
+    ended, failure = _read_end(events) if status in ("stopped", "empty") else ("", "")
+    if status == "stopped" and ended == "paused":
+        sentence = say("Paused after step {0} of {1}.", step, run.steps)
+    elif ended == "failed":
+        sentence = failure
     state = {"status": status, "step": step, "sentence": sentence, "finished": result.get("finished")}
+    state |= {"failed": bool(failure)}
     losses, validation = _read_curves(events, step)
     if curves:
         for checkpoint in checkpoints[:1]:  # steps before the log begins, of the run it started from
@@ -246,6 +252,17 @@ def _read_groups(events: Iterable[Mapping[str, Any]], end: int, kind: str, field
                 if is_number(value) and (name in curves or len(curves) < MOST_CURVES):
                     curves.setdefault(name, {})[step] = float(value)
     return curves
+
+
+def _read_end(events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Find how the last process ended that trained the run: "paused", "failed" with the reason, or "" with ""."""
+    for event in reversed(events):
+        kind, text = event.get("event"), event.get("text")
+        if kind == "failed":
+            return ("failed", printable(text[:LONGEST_NOTE])) if is_text(text) and text else ("", "")
+        if kind in ("step", "begun", "paused"):
+            return ("paused", "") if kind == "paused" else ("", "")
+    return "", ""
 
 
 def _read_notes(events: Iterable[Mapping[str, Any]]) -> list[str]:

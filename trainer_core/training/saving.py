@@ -162,11 +162,17 @@ def publish(run: Run, checkpoint: Checkpoint, kind: str = "") -> list[Saved]:
     return run.destination.publish(run.folder, saved, checkpoint.step, epoch, kind)
 
 
-def save_interrupted(run: Run) -> None:
+FAILURES = (ValueError, RuntimeError, OSError, MemoryError)  # what ends a run beside a person's wish
+
+
+def save_interrupted(run: Run, cause: BaseException) -> None:
     """Save an interrupted run and report where; a save that fails is reported, never raised.
 
-    Does not save weights in the middle of an update, or that are not finite.
+    Does not save weights in the middle of an update, or that are not finite. cause: what interrupted the run; the
+    run's log keeps a failure.
     """
+    if isinstance(cause, FAILURES) and str(cause):
+        run.record("failed", text=str(cause))
     before = next(iter(run.folder.checkpoints()), None)
     problem = ""
     if run.at and (before is None or before.step < run.at):

@@ -74,6 +74,12 @@ class Outputs(NamedTuple):
     log: str = "csv"
 
 
+class PicturePart(NamedTuple):
+    """What Pictures sets: fields of ConceptConfig, by name."""
+
+    values: Mapping[str, Any]
+
+
 class TrainPart(NamedTuple):
     """What a node of PARTS sets: fields of TrainConfig, by name."""
 
@@ -124,21 +130,36 @@ def other_files(places: Places, chosen: Mapping[str, str]) -> dict[str, Path]:
 
 
 def read_concept(
-    places: Places, folder: str, dataset: DatasetConfig | None = None, enabled: bool = True, **values: Any
+    places: Places,
+    folder: str,
+    dataset: DatasetConfig | None = None,
+    caption_settings: CaptionConfig = OPEN_CAPTIONS,
+    picture_settings: PicturePart | None = None,
+    **values: Any,
 ) -> DatasetConfig:
     """Read Concept Dataset: the concepts so far and this one."""
-    concepts = dataset.concepts if dataset else ()
-    if not enabled:
-        return DatasetConfig(concepts=concepts)
-    captions, own = fields_of(CaptionConfig, values), fields_of(ConceptConfig, values)
-    captions["extensions"] = extensions(captions["extensions"])
-    if "file" in captions:
-        captions["file"] = plain_path(captions["file"], CaptionConfig.named("file"))
-    if "resolutions" in own:
-        own["resolutions"] = split_resolutions(own["resolutions"])
+    texts, own = fields_of(CaptionConfig, values), fields_of(ConceptConfig, values)
+    if "file" in texts:
+        texts["file"] = plain_path(texts["file"], CaptionConfig.named("file"))
+    own |= picture_settings.values if picture_settings else {}
     own["folder"] = str(places.find_folder(folder, ConceptConfig.NODE))
-    concept = ConceptConfig(captions=CaptionConfig(**captions), **own)
-    return DatasetConfig(concepts=(*concepts, concept))
+    concept = ConceptConfig(captions=caption_settings.replace(**texts), **own)
+    return DatasetConfig(concepts=(*(dataset.concepts if dataset else ()), concept))
+
+
+def read_captions(**values: Any) -> CaptionConfig:
+    """Read Captions."""
+    own = fields_of(CaptionConfig, values)
+    own["extensions"] = extensions(own["extensions"])
+    return OPEN_CAPTIONS.replace(**own)
+
+
+def read_pictures(**values: Any) -> PicturePart:
+    """Read Pictures."""
+    own = fields_of(ConceptConfig, values)
+    own["resolutions"] = split_resolutions(own["resolutions"])
+    ConceptConfig(folder=".", **own)  # checks them
+    return PicturePart(own)
 
 
 def read_masks(places: Places, dataset: DatasetConfig, folder: str, **values: Any) -> DatasetConfig:
@@ -383,6 +404,8 @@ def read_file(places: Places, lora_name: str, **values: Any) -> LoraConfig:
 READERS: dict[str, Callable[..., Any]] = {
     "AtelierLoadBaseModel": read_base_model,
     "AtelierConceptDataset": read_concept,
+    "AtelierCaptions": lambda _, **inputs: read_captions(**inputs),
+    "AtelierPictures": lambda _, **inputs: read_pictures(**inputs),
     "AtelierMaskLoader": read_masks,
     "AtelierControlPictures": read_controls,
     "AtelierExistingLora": read_file,

@@ -28,6 +28,7 @@ from .run_file import RunFile
 from .settings import (
     BAKED,
     CONTROL_FOLDERS,
+    OPEN_CAPTIONS,
     OPEN_LORA,
     OPEN_OPTIMIZER,
     OPEN_TRAIN,
@@ -134,7 +135,7 @@ def _add_dataset(canvas: _Canvas, config: RunConfig) -> int:
     """Add the concepts one after another, each with its masks and augmentation unless the next one has the same."""
     concepts, before = config.dataset.concepts, 0
     for concept, after in zip(concepts, (*concepts[1:], None), strict=True):
-        before = canvas.add("AtelierConceptDataset", _concept(concept), {"dataset": before} if before else {})
+        before = canvas.add("AtelierConceptDataset", _concept(concept), _sources(canvas, concept, before))
         if concept.masks and (after is None or after.masks != concept.masks):
             before = canvas.add("AtelierMaskLoader", inputs_of(concept.masks), {"dataset": before})
         if concept.controls and (after is None or after.controls != concept.controls):
@@ -150,7 +151,19 @@ def _add_dataset(canvas: _Canvas, config: RunConfig) -> int:
 
 def _concept(concept: ConceptConfig) -> dict[str, Any]:
     folder = EXAMPLE if concept.folder == os.path.realpath(ASSETS / "concept_example") else concept.folder
-    return {**inputs_of(concept), **inputs_of(concept.captions), "folder": folder, "enabled": True}
+    return {**inputs_of(concept), **inputs_of(concept.captions), "folder": folder}
+
+
+def _sources(canvas: _Canvas, concept: ConceptConfig, before: int) -> dict[str, int]:
+    """Add Captions and Pictures of a concept where they are not open; before: the concept before, 0 for none."""
+    found = {"dataset": before} if before else {}
+    for name, kind, of, untouched in (
+        ("caption_settings", "AtelierCaptions", concept.captions, OPEN_CAPTIONS),
+        ("picture_settings", "AtelierPictures", concept, ConceptConfig(folder=concept.folder)),
+    ):
+        if any(getattr(of, row.name) != getattr(untouched, row.name) for row in FORMS[kind].inputs):
+            found[name] = canvas.add(kind, inputs_of(of), {})
+    return found
 
 
 def _add_optional(canvas: _Canvas, config: RunConfig) -> dict[str, int]:

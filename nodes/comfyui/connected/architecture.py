@@ -227,6 +227,12 @@ def sampling_of(patcher: Any) -> Sampling:
     return usual if _takes_guidance(patcher.model) else replace(usual, guidance=None)
 
 
+def resolution_of(patcher: Any) -> int:
+    """Find the side of the pictures, in pixels, that a MODEL draws best, also of one that cannot be trained."""
+    row = _row(patcher.model.model_config, type(patcher.model).__name__)
+    return NO_ROW.resolution if row is None else row.resolution
+
+
 def _check_kind(model: Any) -> None:
     """Raise ValueError for a model that is trained by other means than pictures, captions and levels of noise."""
     listed = {name for architecture in ARCHITECTURES for name in architecture.classes}

@@ -106,4 +106,4 @@ def test_resolutions_of_buckets_and_concepts_are_remarked_on_by_their_node(text:
     assert [expected in said for said in resolution_remarks(buckets, dataset, FAMILY, "a model")] == [True] * far
     concepts = c.DatasetConfig(concepts=tuple(one.replace(resolutions=(text,)) for one in dataset.concepts[:1]))
     said = resolution_remarks(train, concepts, FAMILY, "a model")
-    assert [one.startswith(f"resolutions of Concept Dataset is {text}, ") for one in said] == [True] * far
+    assert [one.startswith(f"resolutions of Pictures is {text}, ") for one in said] == [True] * far

@@ -15,7 +15,8 @@ from lora_atelier.trainer_core.config.optimizers import OPTIMIZERS
 from lora_atelier.trainer_core.config.rows import read_in_a_shell, rows_of
 
 CORE = ROOT / "trainer_core"
-PLAIN = {"Augmentation", "Buckets", "Embedding", "Memory", "Optimizer", "Sample", "Scheduler", "Sweep", "Validation"}
+PLAIN = {"Augmentation", "Buckets", "Captions", "Embedding", "Memory", "Optimizer", "Pictures", "Sample", "Scheduler"}
+PLAIN |= {"Sweep", "Validation"}
 
 
 def titles() -> set[str]:

@@ -319,7 +319,7 @@ def test_every_nth_epoch_is_empty() -> None:
 
 
 def test_a_class_prompt_has_to_be_written() -> None:
-    with pytest.raises(ValueError, match=r"set class_prompt of Concept Dataset to the caption of pictures without one"):
+    with pytest.raises(ValueError, match=r"set class_prompt of Captions to the caption of pictures without one"):
         CaptionConfig(missing="class_prompt", class_prompt=" ")
 
 

@@ -62,7 +62,7 @@ def test_a_tag_warm_up_that_outlasts_the_run_is_remarked_on(warming: int, remark
     captions = CaptionConfig(tag_warmup_steps=warming)
     dataset = DatasetConfig(concepts=(ConceptConfig(folder="x", captions=captions),))
     text = report(build_plan(Manifest(pictures=(picture,)), dataset, TrainConfig(steps=4)))
-    sentence = "tag_warmup_steps of Concept Dataset is 4, which does not end within the 4 steps of this run"
+    sentence = "tag_warmup_steps of Captions is 4, which does not end within the 4 steps of this run"
     assert (sentence in text) is remarked
 
 
@@ -71,7 +71,7 @@ def test_nothing_captioned_is_remarked_on_with_the_input_to_change(text: str, pr
     picture = Picture(path=Path("a.png"), name="a.png", concept=0, width=512, height=512, digest="a", lines=(text,))
     dataset = DatasetConfig(concepts=(ConceptConfig(folder="x", captions=CaptionConfig(prefix=prefix)),))
     said = report(build_plan(Manifest(pictures=(picture,)), dataset, TrainConfig()))
-    assert ("Write a made-up word into caption_prefix of Concept Dataset" in said) == remarked
+    assert ("Write a made-up word into trigger_word of Concept Dataset" in said) == remarked
 
 
 @pytest.mark.parametrize(

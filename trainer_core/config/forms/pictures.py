@@ -19,6 +19,7 @@ from ..run import TrainConfig
 from .form import Form, form, linked, own
 
 BASE, CONNECTED = rows_of(BaseModelConfig), rows_of(ConnectedConfig)
+PICTURES = "Pictures"  # the title of the node that sets how the pictures of a concept are read
 CONCEPT, CAPTIONS, CONTROLS = rows_of(ConceptConfig), rows_of(CaptionConfig), rows_of(ControlConfig)
 
 
@@ -48,29 +49,23 @@ def _connected() -> Iterable[Row]:
 
 
 def _concept() -> Iterable[Row]:
-    """List the inputs of Concept Dataset: the concept and its captions; new ones come at the end."""
+    """List the inputs of Concept Dataset: what most people set."""
     yield CONCEPT["folder"]
-    yield from map(CAPTIONS.__getitem__, ("prefix", "source"))
-    yield from map(CONCEPT.__getitem__, ("repeats", "flip"))
-    yield from map(
-        CAPTIONS.__getitem__, ("shuffle", "keep", "tag_dropout", "dropout", "suffix", "extensions", "missing")
-    )
-    yield from map(CONCEPT.__getitem__, ("loss_weight", "recursive"))
-    yield linked(
-        "dataset", "ATELIER_DATASET", "Another Concept Dataset (or Mask Loader) to train together with this one.", True
-    )
-    yield CONCEPT["role"]
-    yield own("enabled", True, "Off: this concept is not used, as if the node were not there.", optional=True)
-    yield from map(CONCEPT.__getitem__, ("resolutions", "samples", "folder_repeats"))
-    yield from map(
-        CAPTIONS.__getitem__, ("file", "lines", "encoding", "wildcards", "separator", "tag_dropout_mode", "protected")
-    )
-    yield from map(CONCEPT.__getitem__, ("background", "on_problem", "min_side"))
-    yield from map(
-        CAPTIONS.__getitem__,
-        ("variants", "class_prompt", "tag_warmup_steps", "tag_warmup_min", "dropout_every_n_epochs"),
-    )
-    yield CONCEPT["leave_out"]
+    yield from map(CAPTIONS.__getitem__, ("prefix", "source", "file"))
+    yield from map(CONCEPT.__getitem__, ("repeats", "role", "leave_out"))
+    yield linked("dataset", "ATELIER_DATASET", "Other concepts to train together with this one.", True)
+    yield linked("caption_settings", "ATELIER_CAPTIONS", "Optional, from Captions: tags, dropout, files.", True)
+    yield linked("picture_settings", "ATELIER_PICTURES", "Optional, from Pictures: mirroring, sizes, weights.", True)
+
+
+def _captions() -> Iterable[Row]:
+    """List the inputs of Captions: the rows of captions that Concept Dataset has not."""
+    yield from (each for each in CAPTIONS.values() if not each.node)
+
+
+def _pictures() -> Iterable[Row]:
+    """List the inputs of Pictures."""
+    yield from (each for each in CONCEPT.values() if each.node == PICTURES)
 
 
 def _controls() -> Iterable[Row]:
@@ -109,6 +104,8 @@ FORMS: dict[str, Form] = {
     ),
     "AtelierConnectModel": form("Use Connected Model", _connected(), "BASE_MODEL"),
     "AtelierConceptDataset": form("Concept Dataset", _concept(), "DATASET"),
+    "AtelierCaptions": form("Captions", _captions(), "CAPTIONS"),
+    "AtelierPictures": form(PICTURES, _pictures(), "PICTURES"),
     "AtelierMaskLoader": form("Mask Loader", _masks(), "DATASET"),
     "AtelierControlPictures": form("Control Pictures", _controls(), "DATASET"),
     "AtelierAugment": form("Augmentation", _augment(), "DATASET"),

@@ -14,12 +14,12 @@ from ...common.access import ANYWHERE, Access
 from ...common.axes import Size
 from ...common.callbacks import Callbacks
 from ...common.wording import count, names, printable
-from ...config import ConceptConfig, DatasetConfig, setting
+from ...config import ConceptConfig, DatasetConfig, node, setting
 from ..controls import Control, control_folders
 from ..images import PACKAGES, picture_extensions, strict_decoding
 from ..looks import Look
 from ..masks import mask_endings, mask_folder
-from .captions import read_captions
+from .captions import TEXT_EXTENSIONS, read_captions
 from .control_files import read_controls
 from .folder import (
     ELSEWHERE,
@@ -110,7 +110,7 @@ def scan(
         with Index() as index:
             return scan(dataset, index, callbacks, access)
     if not dataset.concepts:
-        raise ValueError(f"The dataset has no enabled concept; add one, or set {setting('concept.enabled')} to on.")
+        raise ValueError(f"The dataset has no concept; link {node('concepts')} with a folder of pictures.")
     pictures: list[Picture] = []
     reports: list[Report] = []
     with strict_decoding():
@@ -243,31 +243,35 @@ def _digests(picture: Picture) -> list[str]:
     return [control.digest for control in (*picture.controls, picture.other_end) if control is not None]
 
 
-def fingerprint(dataset: DatasetConfig, index: Index | None = None, access: Access = ANYWHERE) -> str:
+def fingerprint(
+    dataset: DatasetConfig, index: Index | None = None, access: Access = ANYWHERE, *, any_ending: bool = False
+) -> str:
     """Compute a hash of the settings, and of the names and contents of all files that a scan could read.
 
     Decodes nothing, and never raises for the state of the disk. With an index, only changed files are read.
+    any_ending: captions may be in files of any ending; of unusual ones names, sizes and times count.
     """
     if index is None:
         with Index() as index:
-            return fingerprint(dataset, index, access)
+            return fingerprint(dataset, index, access, any_ending=any_ending)
     total = hashlib.sha256(dataset.digest().encode())
     for concept in dataset.concepts:
         if concept.folder.strip():
-            for text in _contents(concept, index, access):
+            for text in _contents(concept, index, access, any_ending=any_ending):
                 total.update(text.encode("utf-8", "surrogatepass"))
     return total.hexdigest()
 
 
-def _contents(concept: ConceptConfig, index: Index, access: Access) -> Iterable[str]:
+def _contents(concept: ConceptConfig, index: Index, access: Access, *, any_ending: bool) -> Iterable[str]:
     """Yield names and digests of the files that a concept's scan could read."""
     captions, masks, folder = concept.captions, concept.masks, resolve_folder(concept.folder)
-    endings = (*picture_extensions(), *PACKAGES, *UNREADABLE_EXTENSIONS, *map(str.lower, captions.extensions), *TABLES)
+    texts = TEXT_EXTENSIONS if any_ending else tuple(map(str.lower, captions.extensions))
+    endings = (*picture_extensions(), *PACKAGES, *UNREADABLE_EXTENSIONS, *texts, *TABLES)
 
-    def listing(place: Path, recursive: bool, endings: tuple[str, ...]) -> Iterable[str]:
-        return _listing(place, recursive, endings, index, access)
+    def listing(place: Path, recursive: bool, endings: tuple[str, ...], *, all_others: bool = False) -> Iterable[str]:
+        return _listing(place, recursive, endings, index, access, all_others=all_others)
 
-    yield from listing(folder, concept.recursive, endings)
+    yield from listing(folder, concept.recursive, endings, all_others=any_ending)
     if masks is not None and mask_folder(folder, masks) != folder:
         yield from listing(mask_folder(folder, masks), True, mask_endings(masks.suffixes))
     for place in control_folders(folder, concept.controls):
@@ -277,8 +281,13 @@ def _contents(concept: ConceptConfig, index: Index, access: Access) -> Iterable[
         yield from listing(named.parent, False, (named.name.lower(),))
 
 
-def _listing(folder: Path, recursive: bool, endings: tuple[str, ...], index: Index, access: Access) -> Iterable[str]:
-    """Yield names and digests of the files in a folder that end in one of `endings`; nothing where none may be read."""
+def _listing(
+    folder: Path, recursive: bool, endings: tuple[str, ...], index: Index, access: Access, *, all_others: bool
+) -> Iterable[str]:
+    """Yield names and digests of the files in a folder that end in one of `endings`; nothing where none may be read.
+
+    all_others: with names, sizes and times of all other files.
+    """
     if not access.allows(folder):
         return
     try:
@@ -287,6 +296,11 @@ def _listing(folder: Path, recursive: bool, endings: tuple[str, ...], index: Ind
         yield str(error)
         return
     yield str(os.path.isdir(folder))
-    files = [file for file in listed if not file.ignored and file.name.lower().endswith(endings)]
+    seen = [file for file in listed if not file.ignored]
+    files = [file for file in seen if file.name.lower().endswith(endings)]
     for file, digest in zip(files, index.digests(files), strict=True):
         yield f"{file.name}\0{digest}\n"
+    if all_others:
+        for file in seen:
+            if not file.name.lower().endswith(endings):
+                yield f"{file.name}\0{file.size} {file.mtime_ns}\n"

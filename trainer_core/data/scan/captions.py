@@ -198,6 +198,7 @@ def _missing(folder: Path, missing: list[str], total: int, hint: str, report: Re
     wanted = "entry" if captions.source == "table" else f"{' or '.join(captions.extensions)} caption"
     where = hint if captions.source == "table" else f" in {folder}{hint}"
     sentence = f"{some} no {wanted}{where}: {names(missing)}"
-    remedy = "write captions, set caption_source to where they are" if total == len(missing) else "write captions"
-    report.problem(missing, "without a caption", sentence, f"{remedy}, set missing_caption to empty")
+    elsewhere = f", set {setting('captions.source')} to where they are" if total == len(missing) else ""
+    remedy = f"write captions{elsewhere}, set {setting('captions.missing')} to empty"
+    report.problem(missing, "without a caption", sentence, remedy)
     return {}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ...config import Defaults, setting
+from ...config import ConnectedConfig, Defaults, for_reader, node, setting
 from ..base import Prediction
 from ..files.safetensors_file import FileHeader, Shapes, opened, shapes_under
 from .identify import name_unsupported
@@ -149,6 +149,20 @@ def other_vae() -> str:
     return f"Set {setting('base_model.vae')} to another file."
 
 
+def connect_it() -> str:
+    """Tell what to do about a whole model of another kind, as the end of a sentence."""
+    instead = for_reader(
+        f"link them into {node('connected')} in place of {node('base_model')}",
+        f"train the workflow that links them into {ConnectedConfig.NODE}",
+    )
+    return f"load it with ComfyUI's own loaders and {instead}"
+
+
+def choose_another() -> str:
+    """Tell what to do about a file that is no model, as the end of a sentence."""
+    return f"choose a checkpoint of {SUPPORTED}, the kinds trained here"
+
+
 def is_stable_diffusion(shapes: Shapes) -> bool:
     """Tell whether tensors are those of a checkpoint of Stable Diffusion."""
     return unet_prefix(shapes) is not None
@@ -167,8 +181,8 @@ def detect_family(header: FileHeader, given: Collection[str] = ()) -> Family:
     name, shapes = header.path.name, header.shapes
     if SHARD.search(name):
         raise ValueError(f"{name} is one part of a model in several files; choose the same model in one file.")
-    if kind := name_unsupported(shapes):
-        raise ValueError(f"{name} is {kind}; choose a checkpoint of {SUPPORTED}, the kinds trained here.")
+    if other := name_unsupported(shapes):
+        raise ValueError(f"{name} is {other.kind}; {connect_it() if other.model else choose_another()}.")
     prefix = unet_prefix(shapes)
     if prefix is not None and any(key.startswith("conditioner.embedders.0.model.") for key in shapes):
         raise ValueError(f"{name} is the refiner of Stable Diffusion XL; choose the base model or one made from it.")
@@ -179,8 +193,8 @@ def detect_family(header: FileHeader, given: Collection[str] = ()) -> Family:
     ]
     if not found and prefix is None:
         raise ValueError(
-            f"{name} is not a checkpoint, and its kind is unknown (first tensor: {next(iter(shapes))}); choose a "
-            f"checkpoint of {SUPPORTED}."
+            f"{name} is not a checkpoint, and its kind is unknown (first tensor: {next(iter(shapes))}); "
+            f"{choose_another()}."
         )
     family = found[0] if found else _family_of_unet(shapes_under(shapes, prefix or ""))
     _check_whole(header, family, given)
@@ -254,7 +268,8 @@ def check_vae(header: FileHeader, family: Family) -> None:
     name, shapes = header.path.name, header.shapes
     convolution = next((shapes[key] for key in shapes if key.endswith("decoder.conv_in.weight")), None)
     if convolution is None or not any(key.endswith("encoder.conv_in.weight") for key in shapes):
-        kind = "a checkpoint" if unet_prefix(shapes) is not None else name_unsupported(shapes)
+        other = None if unet_prefix(shapes) is not None else name_unsupported(shapes)
+        kind = "a checkpoint" if unet_prefix(shapes) is not None else other and other.kind
         if kind is None or "(VAE)" in kind:
             kind = f"another one, or incomplete (first tensor: {next(iter(shapes))})"
         raise ValueError(f"{name} is not a Stable Diffusion autoencoder but {kind}. {other_vae()}")

@@ -21,11 +21,12 @@ from .autoencoder import newer_names
 from .family import (
     FAMILIES,
     LATENT_CHANNELS,
-    SUPPORTED,
     TEXT_FILES,
     VAE_FILE,
     Family,
     check_channels,
+    choose_another,
+    connect_it,
     other_vae,
 )
 
@@ -60,7 +61,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def check_folder(path: Path, given: Collection[str]) -> Family:
     """Detect the family of a diffusers folder; raises ValueError for any other folder and for broken files in it."""
     if (path / "transformer").is_dir() or (path / "prior").is_dir():
-        raise ValueError(f"{path.name} is a model{_pipeline(path)}; choose one of {SUPPORTED}.")
+        raise ValueError(f"{path.name} is a model{_pipeline(path)}; {connect_it()}.")
     needed = [part for part in ("unet", "text_encoder", "vae", "scheduler") if part not in given]
     for part in needed:
         if not any((path / part).glob("*.json")):
@@ -70,7 +71,7 @@ def check_folder(path: Path, given: Collection[str]) -> Family:
             )
     unet = read_config(path / "unet" / "config.json")
     if unet.get("encoder_hid_dim_type") == "text_proj":
-        raise ValueError(f"{path.name} is a Kolors model; choose one of {SUPPORTED}, the kinds trained here.")
+        raise ValueError(f"{path.name} is a Kolors model; {choose_another()}.")
     if type(unet.get("cross_attention_dim")) is not int:
         raise ValueError(f"unet/config.json of {path.name} has no cross_attention_dim; get the folder again.")
     if (path / "text_encoder_2").is_dir() or unet.get("addition_embed_type") == "text_time":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ...config import ALGORITHMS
 from ..architectures import ARCHITECTURES
@@ -44,7 +45,7 @@ ADAPTERS = (
     ("lora_te", "a file of a LoRA-like network"),
 )
 # (start of a tensor's name behind one of PREFIXES, kind of file); the more special first
-MODELS = (
+MODELS = (  # whole ones, which ComfyUI's own loaders may know
     ("transformer_blocks.0.norm1_context.", "a Stable Diffusion 3 or FLUX model in diffusers' layout"),
     ("transformer.rotary_pos_emb.", "a Stable Audio model"),
     ("rotary_pos_emb.", "a Stable Audio model"),
@@ -52,6 +53,8 @@ MODELS = (
     *(mark for row in ARCHITECTURES for mark in row.in_files.items()),
     ("genre_embedder.", "an ACE-Step audio model"),
     ("blocks.0.norm1.linear.", "a CogVideoX model"),
+)
+OTHERS = (
     ("encoder_hid_proj.", "a Kolors model"),
     ("down_blocks.0.resnets.", "a UNet in diffusers' layout, alone"),
     ("encoder.block.0.", "a T5 text encoder"),
@@ -67,16 +70,36 @@ MODELS = (
 KOLORS = ("model.diffusion_model.label_emb.0.0.weight", 5632)  # channels of its added conditioning
 
 
-def name_unsupported(shapes: Shapes) -> str | None:
+class Unsupported(NamedTuple):
+    """The kind of a file that cannot be a Stable Diffusion checkpoint."""
+
+    kind: str
+    model: bool = False  # a whole one, which may be trained through Use Connected Model
+
+
+def name_unsupported(shapes: Shapes) -> Unsupported | None:
     """Name the kind of a file that cannot be a Stable Diffusion checkpoint; None for one that may be."""
+    kind = _name_adapter(shapes)
+    if kind is not None:
+        return Unsupported(kind)
+    starts = "\n".join(["", *map(_without_prefix, shapes)])
+    for marks, model in ((MODELS, True), (OTHERS, False)):
+        for start, kind in marks:
+            if f"\n{start}" in starts:
+                return Unsupported(kind, model)
+    kind = _name_other(shapes)
+    return None if kind is None else Unsupported(kind)
+
+
+def _name_adapter(shapes: Shapes) -> str | None:
     names = "\n".join(shapes)  # one text is searched in a tenth of the time that thousands take
     for part, kind in ADAPTERS:
         if part in names:
             return kind
-    starts = "\n".join(["", *map(_without_prefix, shapes)])
-    for start, kind in MODELS:
-        if f"\n{start}" in starts:
-            return kind
+    return None
+
+
+def _name_other(shapes: Shapes) -> str | None:
     if set(shapes) <= {"clip_l", "clip_g"}:
         return "a textual inversion embedding"
     if shapes.get(KOLORS[0], (0, 0))[1:] == (KOLORS[1],):

@@ -91,7 +91,7 @@ def test_other_encodings_are_proposed_and_not_guessed(write: Write, encoding: st
     path = write(text.encode(encoding))
     with pytest.raises(
         ValueError,
-        match=rf"odd\.txt is not UTF-8.*; set caption_encoding of Concept Dataset to {encoding}(?: or \w+)?, or",
+        match=rf"odd\.txt is not UTF-8.*; set caption_encoding of Captions to {encoding}(?: or \w+)?, or",
     ) as e:
         read_text(path)
     assert text not in str(e.value)
@@ -141,11 +141,11 @@ def test_nul_characters_are_refused(write: Write, data: bytes, encoding: str) ->
 @pytest.mark.parametrize(
     ("data", "encoding", "remedy"),
     [
-        ("größe".encode("cp1252"), "ascii", "set caption_encoding of Concept Dataset to cp1252"),
-        ("größe".encode("cp1252"), "utf-8", "set caption_encoding of Concept Dataset to cp1252"),
-        ("猫さん".encode(), "ascii", "set caption_encoding of Concept Dataset to auto"),
-        (b"a cat", "utf-16", "set caption_encoding of Concept Dataset to auto"),
-        (b"a cat", "rot13", "set caption_encoding of Concept Dataset to auto"),
+        ("größe".encode("cp1252"), "ascii", "set caption_encoding of Captions to cp1252"),
+        ("größe".encode("cp1252"), "utf-8", "set caption_encoding of Captions to cp1252"),
+        ("猫さん".encode(), "ascii", "set caption_encoding of Captions to auto"),
+        (b"a cat", "utf-16", "set caption_encoding of Captions to auto"),
+        (b"a cat", "rot13", "set caption_encoding of Captions to auto"),
         (b"caf\xe9 \x81\x8d \x9d", "cp1252", "save it as UTF-8"),
     ],
 )
@@ -157,7 +157,7 @@ def test_an_encoding_that_does_not_fit_is_named(write: Write, data: bytes, encod
 def test_utf_8_is_not_garbled_by_another_encoding(write: Write) -> None:
     with pytest.raises(
         ValueError,
-        match=r"odd\.txt is UTF-8 text, but caption_encoding is cp1252; set caption_encoding of Concept Dataset to au",
+        match=r"odd\.txt is UTF-8 text, but caption_encoding is cp1252; set caption_encoding of Captions to au",
     ):
         read_text(write("größe"), "cp1252")
     assert read_text(write("a cat"), "cp1252") == "a cat"
@@ -229,7 +229,7 @@ def test_tables_of_other_encodings(write: Write) -> None:
     for encoding in ("utf-16", "utf-16-le", "utf-8-sig"):
         assert read_table(write(content.encode(encoding), "c.csv"), "auto") == CATS
     with pytest.raises(
-        ValueError, match=r"c\.csv is not UTF-8 text in line 3; set caption_encoding of Concept Dataset to cp1252"
+        ValueError, match=r"c\.csv is not UTF-8 text in line 3; set caption_encoding of Captions to cp1252"
     ):
         read_table(write(content.encode("cp1252"), "c.csv"), "auto")
     assert read_table(write(content.encode("cp1252"), "c.csv"), "cp1252") == CATS

@@ -19,7 +19,7 @@ def test_captions_have_their_lines_as_the_concept_says(tmp_path: Path) -> None:
     assert read(tmp_path, captions=CaptionConfig(lines="join")).pictures[0].lines == ("a cat second line",)
 
 
-def test_caption_sources(tmp_path: Path) -> None:
+def test_captions_froms(tmp_path: Path) -> None:
     draw(tmp_path / "cats" / "red cat.png", caption=None)
     for source, expected in [("file_name", "red cat"), ("folder_name", "cats"), ("none", "")]:
         assert read(tmp_path, captions=CaptionConfig(source=source)).pictures[0].lines == (
@@ -60,7 +60,7 @@ def test_pictures_without_a_caption_may_have_the_class_prompt(tmp_path: Path) ->
 def test_other_text_files_are_pointed_out(tmp_path: Path) -> None:
     draw(tmp_path / "a.png", caption=None)
     (tmp_path / "a.caption").write_text("here")
-    with pytest.raises(ValueError, match=r"1 \.caption file.*set caption_extension of Concept Dataset to \.caption"):
+    with pytest.raises(ValueError, match=r"1 \.caption file.*set caption_extension of Captions to \.caption"):
         read(tmp_path)
     assert read(tmp_path, captions=CaptionConfig(extensions=(".caption",))).pictures[0].lines == ("here",)
 
@@ -172,8 +172,9 @@ def test_if_all_captions_are_missing_the_sentence_says_so_and_where_they_are(tmp
         read(tmp_path)
     assert str(error.value) == (
         f"None of the 3 pictures has a caption; 3 pictures have no .txt caption in {tmp_path}, but there are 3 "
-        ".caption files (set caption_extension of Concept Dataset to .caption): 0.png, 1.png, 2.png; write captions, "
-        "set caption_source to where they are, set missing_caption to empty, or set on_problem of Concept Dataset to "
+        ".caption files (set caption_extension of Captions to .caption): 0.png, 1.png, 2.png; write captions, "
+        "set captions_from of Concept Dataset to where they are, set missing_caption of Captions to empty, or set "
+        "on_problem of Pictures to "
         "leave_out."
     )
     (tmp_path / "1.txt").write_text("one")
