@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -91,7 +92,7 @@ class NodeProgress:
         global _live
         _live = None
         self._alive = False
-        if self._run is None or not self._run.is_dir():  # nothing of it is on the disk
+        if self._run is None or not os.path.isdir(self._run):  # nothing of it is on the disk
             # Of a failure the node tells why: see failures.py.
             cancelled = kind is not None and issubclass(kind, comfy.model_management.InterruptProcessingException)
             self._run = None

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import PACK, QUICKSTART, ROOT
+from lora_atelier.dev import PACK, QUICKSTART, ROOT, TINY_BASE, TINY_FLOW
 
 pytestmark = pytest.mark.browser
 
@@ -49,6 +49,25 @@ def test_templates_have_names_and_pictures(editor) -> None:
 def test_the_quickstart_fits_one_screen(editor) -> None:
     editor.load(quickstart())
     assert editor.run("() => window.app.canvas.ds.scale") >= READABLE
+
+
+def test_each_copy_of_a_template_is_a_workflow_of_its_own(editor) -> None:
+    """Runs are shown by the workflow's id: a file with one would show what another copy trained."""
+    found = set()
+    for _ in range(2):
+        editor.load(quickstart())
+        found.add(editor.run("() => window.app.graph.id"))
+    assert len(found) == 2
+
+
+def test_a_new_base_model_stands_on_one_that_it_takes(editor) -> None:
+    names = editor.run("""() => {
+        const node = window.LiteGraph.createNode("AtelierLoadBaseModel");
+        window.app.graph.add(node);
+        const { value, options } = node.widgets.find((widget) => widget.name === "checkpoint");
+        return [value, ...options.values];
+    }""")
+    assert names[0] == names[1] and names[-2:] == [TINY_BASE.name, TINY_FLOW.name]
 
 
 def test_the_quickstart_opens_as_an_app(editor) -> None:

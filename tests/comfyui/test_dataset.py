@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import re
 import shutil
@@ -52,14 +53,20 @@ def test_pictures_captions_and_masks_of_the_graph_are_trained(
     graph = train_graph(pictures.name, name=pictures.name, steps=2)
     graph["red"] = node("EmptyImage", width=64, height=80, batch_size=2, color=0xFF0000)
     graph["cover"] = node("SolidMask", value=0.5, width=64, height=80)
-    graph["made"] = from_images(images=["red", 0], captions="one\ntwo", masks=["cover", 0], dataset=["data", 0])
+    graph["suffix"] = untouched("AtelierCaptions", caption_suffix="on paper")
+    graph["weight"] = untouched("AtelierPictures", loss_weight=0.5)
+    linked = {"caption_settings": ["suffix", 0], "picture_settings": ["weight", 0], "dataset": ["data", 0]}
+    graph["made"] = from_images(images=["red", 0], captions="one\ntwo", masks=["cover", 0], **linked)
     graph = changed(graph, "train", dataset=["made", 0])
     graph |= preview(["made", 0])
     result = comfy.queue(graph)
     assert result.ok, result.error
     rows = [row for row in table(result) if row["outcome"] == "picture"]
-    assert [row["caption"] for row in rows[-2:]] == ["one", "two"] and len(rows) == 5
+    assert [row["caption"] for row in rows[-2:]] == ["one on paper", "two on paper"] and len(rows) == 5
     assert [row["mask"] for row in rows] == ["False"] * 3 + ["True"] * 2
+    (run,) = (server.base / "output" / "atelier" / "runs").glob(f"{pictures.name}-*")
+    concept = json.loads((run / "run.json").read_text(encoding="utf-8"))["config"]["dataset"]["concepts"][-1]
+    assert concept["captions"]["suffix"] == "on paper" and concept["loss_weight"] == 0.5
     kept = Path(rows[-1]["concept"])
     assert kept.is_relative_to(server.base / "user") and Image.open(kept / "1.png").getpixel((5, 5)) == (255, 0, 0)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from train_graph import LATENT_HIRES, SECOND_PASS, node, sample
+from train_graph import LATENT_HIRES, SECOND_PASS, changed, draw_pictures, node, sample, train_graph
 
 from comfy_client import ComfyClient, ComfyServer
 from lora_atelier.dev import TINY_BASE
@@ -131,6 +131,26 @@ def test_each_line_draws_its_own_picture(comfy: ComfyClient) -> None:
     for one, other in ((first, found["red"][0]), (second, found["blue"][0]), (found["auto"][0], found["usual"][0])):
         assert np.array_equal(np.asarray(one), np.asarray(other))
     assert np.abs(np.asarray(found["tiled"][0], dtype=float) - np.asarray(found["red"][0], dtype=float)).max() < 8
+
+
+def test_what_is_left_open_is_what_was_trained(any_server: ComfyServer) -> None:
+    """Size and prompt, also behind another node that clones the MODEL; a size that no model draws is refused."""
+    comfy = ComfyClient(any_server.url)
+    folder = draw_pictures(any_server.base / "input" / "left open", 1)
+    graph = changed(train_graph(folder.name, name="left open", steps=1), "data", trigger_word="zorby,")
+    graph["cloned"] = node("ModelSamplingDiscrete", model=["train", 0], sampling="eps", zsnr=False)
+    inputs = {"clip": ["train", 1], "vae": ["base", 3]}
+    graph["open"] = sample(["cloned", 0], **inputs, prompt=" # nothing", width=0, height=0)
+    caption = f"zorby, {(folder / '0.txt').read_text(encoding='utf-8')}"
+    graph["same"] = sample(["cloned", 0], **inputs, prompt=caption, width=64, height=64)
+    result = comfy.queue(shown(graph, "open", "same"))
+    assert result.ok, result.error
+    opened, same = (comfy.images(result, f"show {name}")[0] for name in ("open", "same"))
+    assert opened.size == (64, 64) and np.array_equal(opened, same)
+    wrong = comfy.queue(
+        shown({**graph, "open": {**graph["open"], "inputs": {**graph["open"]["inputs"], "width": 8}}}, "open")
+    )
+    assert wrong.error and "width of Sample is 8; set it to 64 or more, or to 0." in wrong.error
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ class ControlConfig(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionConfig(Config):
-    """Source of captions, and the changes to them at each visit; `forms/pictures.py` orders them on the node."""
+    """Source of captions, and the changes to them at each visit; new ones come at the end, as on the node."""
 
     SECTION: ClassVar = "dataset.concepts.captions"
     NODE: ClassVar = "Captions"

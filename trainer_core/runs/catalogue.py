@@ -65,8 +65,8 @@ def describe_in_detail(path: Path, roots: Sequence[Path] = ()) -> dict[str, Any]
     """Describe a run as `describe` does, with best step, notes, prompts, settings, files, and thinned curves.
 
     curves: loss, validation, rate by group, concepts by name and validation losses by noise level, each a list of
-    [step, value]; a part of the loss that stands for several steps is [last step, mean, lowest, highest]. The notes may
-    name full paths.
+    [step, value]; a part of the loss that stands for several steps is [last step, mean, lowest, highest]. The notes and
+    the reason of a failure may name full paths.
     """
     return _describe(path, roots, verify=False, curves=True)
 
@@ -166,8 +166,10 @@ def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -
     ended, failure = _read_end(events) if status in ("stopped", "empty") else ("", "")
     if status == "stopped" and ended == "paused":
         sentence = say("Paused after step {0} of {1}.", step, run.steps)
-    elif ended == "failed":
+    elif ended == "failed" and curves:  # the reason may name a full path, which lists do not
         sentence = failure
+    elif status == "stopped" and ended == "failed":
+        sentence = say("An error stopped it after step {0} of {1}; the run's page has the reason.", step, run.steps)
     state = {"status": status, "step": step, "sentence": sentence, "finished": result.get("finished")}
     state |= {"failed": bool(failure)}
     losses, validation = _read_curves(events, step)

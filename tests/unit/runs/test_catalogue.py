@@ -86,6 +86,25 @@ def test_a_run_at_work_is_told_from_one_that_was_cut_off(runs):
         assert run.busy()
 
 
+def test_a_run_says_how_its_last_process_ended(runs):
+    """In a list without the reason, which may name a path of the machine."""
+    run = open_run(named(runs, "cut"))
+    reason = f"The disk is full at {run.path}; free some of it."
+    run.log("failed", text=reason)
+    run.log("note", text="Stopped after step 4 of 8.")
+    told, listed = describe_in_detail(run.path), describe(run.path)
+    assert told["failed"] and told["sentence"] == reason and told["status"] == "stopped"
+    assert listed["failed"] and listed["sentence"].startswith("An error stopped it after step 4 of 8")
+    run.log("begun")
+    told = describe_in_detail(run.path)
+    assert not told["failed"] and told["sentence"].startswith("Stopped after step 4 of 8")
+    run.log("paused")
+    assert describe_in_detail(run.path)["sentence"] == describe(run.path)["sentence"] == "Paused after step 4 of 8."
+    for strange in (5, None, "", ["x"]):
+        run.log("failed", text=strange)
+        assert not describe_in_detail(run.path)["failed"]
+
+
 def test_curves_go_back_where_the_run_did_and_begin_where_it_began(tmp_path):
     run = make_run(tmp_path, "forked", saves=(4,), steps=6)
     for step, loss in ((3, 3.0), (4, 4.0), (5, 5.0), (3, 3.5), (4, float("nan"))):  # cut off after 5, gone on after 2
