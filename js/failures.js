@@ -7,7 +7,7 @@ import { told } from "./words.js";
 // that has the workflow open, on the node itself and on the nodes that stand for its subgraphs. The server tells of
 // what failed while it ran; what it refused before that, only the page that asked has heard.
 
-const MARGIN = 10, LINE = 15, LETTER = 6.2, MOST = 150; // pixels
+const MARGIN = 10, LINE = 15, LETTER = 7.2, MOST = 150; // pixels; a letter of the widest sort that paths are made of
 /** @typedef {{ widget: Widget, box: HTMLElement, text: string }} Shown */
 /** @type {WeakMap<GraphNode, Shown>} */
 const shown = new WeakMap();
