@@ -8,7 +8,7 @@ import { told } from "./words.js";
 // what failed while it ran; what it refused before that, only the page that asked has heard.
 
 const MARGIN = 10, LINE = 15, LETTER = 7.2, MOST = 150; // pixels; a letter of the widest sort that paths are made of
-/** @typedef {{ widget: Widget, box: HTMLElement, text: string }} Shown */
+/** @typedef {{ widget: Widget, box: HTMLElement, words: HTMLElement, text: string }} Shown */
 /** @type {WeakMap<GraphNode, Shown>} */
 const shown = new WeakMap();
 /** @type {Record<string, string>} */
@@ -86,23 +86,26 @@ function show(node, text) {
   if (!text) return drop(node, before);
   if (before) {
     before.text = text;
-    return before.box.replaceChildren(...linked(text));
+    return before.words.replaceChildren(...linked(text));
   }
-  const box = make("div", "overflow:auto;overflow-wrap:anywhere;white-space:pre-wrap;user-select:text;cursor:text;" +
-    `font:600 12px/${LINE}px sans-serif;padding:4px;border-radius:4px;box-sizing:border-box;width:100%;max-height:100%;` +
+  const box = make("div", "overflow:auto;width:100%;max-height:100%"); // Nodes 2.0 gives it all room that is left
+  const words = make("div", "overflow-wrap:anywhere;white-space:pre-wrap;user-select:text;cursor:text;" +
+    `font:600 12px/${LINE}px sans-serif;padding:4px;border-radius:4px;box-sizing:border-box;` +
     `border:1px solid ${RED};color:${RED};background:var(--comfy-input-bg)`);
   box.className = "atelier-failure";
   box.setAttribute("role", "alert");
   box.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
-  box.replaceChildren(...linked(text));
+  words.replaceChildren(...linked(text));
+  box.append(words);
   const height = () => Math.min(MOST, LINE * Math.ceil(((shown.get(node)?.text ?? text).length * LETTER) /
     Math.max(100, node.size[0] - 4 * MARGIN)) + 12) + 2 * MARGIN;
   const options = { serialize: false, hideOnZoom: false, margin: MARGIN, getMinHeight: height, getMaxHeight: height };
   const widget = node.addDOMWidget("failure", "atelier_failure", box, options);
   widget.serialize = false; // neither the workflow's file nor the prompt knows of it
-  shown.set(node, { widget, box, text });
+  shown.set(node, { widget, box, words, text });
   const [width, tall] = node.size;
-  node.setSize([width, Math.max(tall, node.computeSize()[1])]);
+  // Nodes 2.0 makes room by itself; the computed size counts rows that it hides.
+  if (!window.LiteGraph?.vueNodesMode) node.setSize([width, Math.max(tall, node.computeSize()[1])]);
   app.canvas?.setDirty(true, true); // the editor gives it a place when it draws next
 }
 
