@@ -355,7 +355,7 @@ def test_paths_that_no_system_has_are_refused_in_words(path: str) -> None:
     for build in (
         lambda: ConceptConfig(folder=path),
         lambda: MaskConfig(folder=path),
-        lambda: CaptionConfig(file=path),
+        lambda: CaptionConfig(source="one_file", file=path),
     ):
         with pytest.raises(ValueError, match=r"^(folder|caption_file) of [\w ]+ contains NUL or half characters"):
             build()
