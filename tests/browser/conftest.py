@@ -23,7 +23,6 @@ SCREENSHOTS = Path(__file__).with_name("screenshots")
 SETTINGS = {
     "Comfy.Minimap.Visible": False,
     "Comfy.TutorialCompleted": True,  # no dialog of a first visit
-    "LiteGraph.Canvas.MinFontSizeForLOD": 0,  # draw text at every zoom
 }
 VUE = "Comfy.VueNodes.Enabled"  # the setting that chooses the renderer
 QUIET = [

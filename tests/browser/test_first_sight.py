@@ -5,13 +5,15 @@ import json
 import pytest
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import PACK, QUICKSTART, ROOT, TINY_BASE, TINY_FLOW
+from lora_atelier.dev import PACK, QUICKSTART, ROOT, START, TINY_BASE, TINY_FLOW
 
 pytestmark = pytest.mark.browser
 
 COMMAND = "name => window.app.extensionManager.command.execute(name)"
 READABLE = 0.6  # of the size that texts have at 100 %; the classic renderer leaves them out below 0.572
-OPEN_TEMPLATE = "workflow => window.app.loadGraphData(workflow, true, true, 'quickstart', { openSource: 'template' })"
+OPEN_TEMPLATE = """([workflow, name]) =>
+    window.app.loadGraphData(workflow, true, true, name, { openSource: 'template' })"""
+TEMPLATES = sorted(path for path in (ROOT / "workflows").glob("*.json") if ".app" not in path.stem)
 # Links that pass behind a node they do not belong to: points of the curve that the editor draws, in its own numbers.
 BEHIND = """() => {
     const { graph } = window.app, edge = 6, found = [];
@@ -68,20 +70,23 @@ def test_templates_have_names_and_pictures(editor) -> None:
 
 
 @pytest.mark.parametrize("width,height", [(1280, 720), (1600, 900)])
-def test_the_quickstart_opens_readable(editor, width: int, height: int) -> None:
-    """As from the list of templates, where the editor fits it into its window; links pass behind no node."""
+def test_templates_open_readable(editor, width: int, height: int) -> None:
+    """As from the list of templates, where the editor fits them into its window; links pass behind no node."""
     size = editor.page.viewport_size
     editor.page.set_viewport_size({"width": width, "height": height})
+    renderer, found = "vue" if editor.vue else "litegraph", {}
     try:
         editor.settle()
-        editor.run(OPEN_TEMPLATE, quickstart())
-        editor.page.wait_for_function(
-            "count => window.app.graph.nodes.length === count", arg=len(quickstart()["nodes"])
-        )
-        editor.settle()
-        assert editor.run("() => window.app.canvas.ds.scale") >= READABLE
-        assert editor.run(BEHIND) == []
-        editor.screenshot(f"quickstart-{width}-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+        for path in TEMPLATES:
+            workflow = json.loads(path.read_text(encoding="utf-8"))
+            editor.run(OPEN_TEMPLATE, [workflow, path.stem])
+            editor.page.wait_for_function(
+                "count => window.app.graph.nodes.length === count", arg=len(workflow["nodes"])
+            )
+            editor.settle()
+            found[path.stem] = (editor.run("() => window.app.canvas.ds.scale"), editor.run(BEHIND))
+            editor.screenshot(f"{path.stem.split()[0]}-{width}-{renderer}-{editor.version}")
+        assert {name: each for name, each in found.items() if each[0] < READABLE or each[1]} == {}
     finally:
         editor.page.set_viewport_size(size)
 
@@ -105,11 +110,11 @@ def test_a_new_base_model_stands_on_one_that_it_takes(editor) -> None:
     assert names[0] == names[1] and names[-2:] == [TINY_BASE.name, TINY_FLOW.name]
 
 
-def test_the_quickstart_opens_as_an_app(editor) -> None:
-    workflow = quickstart()
-    editor.load(workflow)
-    editor.run(COMMAND, "Comfy.ToggleLinear")
-    for _, name in workflow["extra"]["linearData"]["inputs"]:
+def test_the_start_opens_as_an_app(editor) -> None:
+    """By itself, from the list of templates; its five inputs are named in words."""
+    workflow = json.loads(START.with_name(f"{START.stem}.app.json").read_text(encoding="utf-8"))
+    editor.run(OPEN_TEMPLATE, [workflow, "1 Start here.app"])
+    for name in ("checkpoint", "folder", "trigger word", "name", "steps"):
         editor.page.get_by_text(name, exact=True).locator("visible=true").first.wait_for()
     assert editor.page.get_by_text("batch_size", exact=True).locator("visible=true").count() == 0
     editor.settle()
@@ -130,7 +135,7 @@ def test_the_blueprint_trains_with_five_inputs(editor, server: ComfyServer) -> N
     assert names == ["checkpoint", "folder", "trigger_word", "name", "steps"]
     editor.screenshot(f"blueprint-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
     kinds = {node["class_type"]: node["inputs"] for node in editor.run(PROMPT).values()}
-    assert kinds.keys() == {"AtelierLoadBaseModel", "AtelierConceptDataset", "AtelierTrain"}
+    assert kinds.keys() == {"AtelierLoadBaseModel", "AtelierConceptDataset", "AtelierTrain", "AtelierSample"}
     assert kinds["AtelierTrain"]["steps"] == 1000
 
 

@@ -32,7 +32,7 @@ COUNT = """() => {
     window.app.api.addEventListener("atelier.run", () => count++);
     return () => count;
 }"""
-STAND_IN = 5  # the node of the blueprint that stands for its subgraph
+STAND_IN = 1  # the node of the blueprint that stands for its subgraph
 # Whether the view lies within the node that stands for the subgraph, which is as wide as the view needs.
 IN_ITS_NODE = """id => {
     const node = window.app.graph.getNodeById(id);
@@ -191,8 +191,8 @@ def blueprint(name: str) -> dict:
     """Return a workflow of nothing but the blueprint, with a run of a name that would end too late for a test."""
     workflow = json.loads((ROOT / "subgraphs" / "Train a LoRA (Atelier).json").read_text(encoding="utf-8"))
     values = {node["type"]: node["widgets_values"] for node in workflow["definitions"]["subgraphs"][0]["nodes"]}
-    values["AtelierConceptDataset"][0] = "atelier:concept_example"
-    values["AtelierTrain"][:5] = [name, 100_000, 0, 1, 64]
+    values["AtelierTrain"][3:5] = [1, 64]  # batch_size, resolution
+    workflow["nodes"][0]["widgets_values"][1:] = ["atelier:concept_example", "", name, 100_000]  # as on its outside
     return {**workflow, "id": "00000000-1111-4222-8333-666666666666"}
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from toy_workflows import on_toy_models
 
 from comfy_client import ComfyClient, ComfyServer
-from lora_atelier.dev import FLOW, ROOT, TINY_BASE, TINY_FLOW
+from lora_atelier.dev import FLOW, QUICKSTART, ROOT, TINY_BASE, TINY_FLOW, TOUR
 from lora_atelier.trainer_core.commands import main
 from lora_atelier.trainer_core.config import RunConfig
 from lora_atelier.trainer_core.models import Chosen
@@ -23,7 +23,7 @@ from lora_atelier.trainer_core.runs import find_runs
 from lora_atelier.trainer_core.workflow.places import Folders
 from lora_atelier.trainer_core.workflow.read import read_workflow
 
-WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
+WORKFLOWS = [*sorted((ROOT / "workflows").glob("*.json")), TOUR, FLOW]
 # A node pack that makes Train LoRA write its configuration instead of training.
 PROBE = """
 import json, sys
@@ -85,7 +85,7 @@ def test_a_run_of_the_shell_is_reused_by_the_page(
     server: ComfyServer, comfyui: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """The workflow trains here, and then on the page; its TOML trains elsewhere, and its run's folder comes home."""
-    workflow = on_toy_models(ROOT / "workflows" / "Train a LoRA.json")
+    workflow = on_toy_models(QUICKSTART)
     train = next(node for node in workflow["nodes"] if node["type"] == "AtelierTrain")
     train["widgets_values"][:2] = ["headless", 3]
     tokenizer = ["--tokenizer", str(comfyui / "comfy" / "sd1_tokenizer")]

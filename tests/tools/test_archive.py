@@ -68,8 +68,8 @@ NEEDED = [  # each has a reason to be there that no import shows
     "js/docs/AtelierTrain.md",
     "locales/zh/nodeDefs.json",
     "pyproject.toml",
-    "workflows/Train a LoRA - flow model.json",
-    "workflows/Train a LoRA.json",
+    "workflows/1 Start here.jpg",
+    "workflows/1 Start here.json",
 ]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lora_atelier.dev import ROOT, TINY_BASE
+from lora_atelier.dev import FLOW, QUICKSTART, ROOT, TINY_BASE, TOUR
 from lora_atelier.trainer_core.config import OPTIMIZERS, BaseModelConfig, ConnectedConfig
 from lora_atelier.trainer_core.config.forms import FORMS
 from lora_atelier.trainer_core.models import Chosen, source_of
@@ -15,8 +15,6 @@ from lora_atelier.trainer_core.workflow.places import ASSETS, Folders
 from lora_atelier.trainer_core.workflow.read import read_workflow
 
 PLACES = Folders(tokenizer=ROOT)
-QUICKSTART = ROOT / "workflows" / "Train a LoRA.json"
-TOUR = ROOT / "workflows" / "Train a LoRA - all nodes.json"
 SUBGRAPH = ROOT / "subgraphs" / "Train a LoRA (Atelier).json"
 
 
@@ -102,22 +100,14 @@ def test_the_prompt_of_a_workflow_is_read_alike():
 
 def test_a_subgraph_is_opened():
     workflow = loaded(SUBGRAPH)
-    inner = workflow["definitions"]["subgraphs"][0]
-    set_value(find(inner, "AtelierConceptDataset"), "folder", "atelier:concept_example")
+    (outer,) = workflow["nodes"]
+    outer["widgets_values"][1] = "atelier:concept_example"  # the value that the subgraph's node shows
     _, config = read(workflow)
     assert config.train.steps == 1000 and config.dataset.concepts[0].folder == str(ASSETS / "concept_example")
-    # A socket of the subgraph: its link, or the value that the subgraph's node shows.
-    inner["inputs"] = [{"id": "x", "name": "how long", "type": "INT", "linkIds": [50]}]
-    train = find(inner, "AtelierTrain")
-    train["inputs"].append({"name": "steps", "type": "INT", "link": 50, "widget": {"name": "steps"}})
-    link = {"id": 50, "origin_id": -10, "origin_slot": 0, "target_id": 4, "target_slot": 12, "type": "INT"}
-    inner["links"].append(link)
-    (outer,) = workflow["nodes"]
-    outer["inputs"] = [{"name": "how long", "type": "INT", "link": None, "widget": {"name": "how long"}}]
-    outer["widgets_values"] = [77]
+    outer["widgets_values"][4] = 77
     assert read(workflow)[1].train.steps == 77
     constant = {"id": 90, "type": "PrimitiveInt", "widgets_values": [88, "fixed"], "outputs": [{"type": "INT"}]}
-    add(workflow, constant, 90, outer, "how long", "INT")
+    add(workflow, constant, 90, outer, "steps", "INT")
     assert read(workflow)[1].train.steps == 88
 
 
@@ -209,7 +199,7 @@ def test_values_of_nodes_that_run_only_in_comfyui_are_refused():
     with pytest.raises(ValueError, match="steps of Train LoRA comes from the node AtelierSweep, which runs only in"):
         read(workflow)
     with pytest.raises(ValueError, match="it trains on a model that ComfyUI's own nodes load"):
-        read(loaded(ROOT / "workflows" / "Train a LoRA - flow model.json"))
+        read(loaded(FLOW))
 
 
 @pytest.mark.parametrize(
