@@ -526,12 +526,17 @@ def start(graph: Graph) -> dict[str, Any]:
 
 
 def start_as_app(graph: Graph) -> dict[str, Any]:
-    """Write the same as an app: a form with the five inputs, and the picture."""
-    found = start(graph)
-    node, picture, _ = found["nodes"]
-    inputs = [[node["id"], each["name"]] for each in node["inputs"]]
-    found["extra"] |= {"linearMode": True, "linearData": {"inputs": inputs, "outputs": [picture["id"]]}}
-    return found
+    """Write the same as an app: a form with the five inputs and the state of the run, and the picture.
+
+    Its nodes lie open, since a form shows Train LoRA's own view only for a node that is in no subgraph.
+    """
+    of_stable_diffusion(graph, None, EXAMPLE, TOY_TRAIN, {"batch_size": 2})
+    base, data, trained, _, picture = graph.nodes
+    form = [(base, "checkpoint"), (data, "folder"), (data, "trigger_word"), (trained, "name"), (trained, "steps")]
+    for node, name in form:
+        node.widgets.append(outer_input(graph, node, name))
+    inputs = [[node.id, name] for node, name in [*form, (trained, "run")]]
+    return graph.workflow(linearMode=True, linearData={"inputs": inputs, "outputs": [picture.id]})
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { RED, ask, make, nodes } from "./parts.js";
+import { RED, ask, make, nodes, putFirst } from "./parts.js";
 import { told } from "./words.js";
 
 // What went wrong at a node stands on it in red until its workflow is queued again: live, after a reload, in each tab
@@ -8,7 +8,8 @@ import { told } from "./words.js";
 // what failed while it ran; what it refused before that, only the page that asked has heard.
 
 const MARGIN = 10, LINE = 15, LETTER = 7.2, MOST = 150; // pixels; a letter of the widest sort that paths are made of
-/** @typedef {{ widget: Widget, box: HTMLElement, words: HTMLElement, text: string }} Shown */
+const DRAWN = 300, MARKED = 2500; // milliseconds until the editor has drawn a node anew; that a field is ringed
+/** @typedef {{ widget: Widget, box: HTMLElement, words: HTMLElement, text: string, tall: number }} Shown */
 /** @type {WeakMap<GraphNode, Shown>} */
 const shown = new WeakMap();
 /** @type {Record<string, string>} */
@@ -16,54 +17,109 @@ let failed = {}, refused = {}; // of the open workflow, by the node's id in the 
 /** @type {(() => void)[]} */
 const listeners = []; // that draw nodes of their own
 
-// What went wrong at a node, or within the subgraph that it stands for; "" where nothing did.
+// What went wrong at a node; "" where nothing did. inside: or within the subgraph that it stands for.
 /** @param {string} id @param {boolean} [inside] */
 export function failureOf(id, inside = false) {
+  return find((each) => each === id) || (inside ? find((each) => each.startsWith(`${id}:`)) : "");
+}
+
+// What Train LoRA says: a form shows no other node, so there it says what went wrong at any of them.
+/** @param {string} id */
+export const failureOfRun = (id) => failureOf(id) || (isForm() ? find(() => true) : "");
+
+/** @param {(id: string) => boolean} wanted */
+function find(wanted) {
   /** @type {Record<string, string>} */
-  const all = { ...failed, ...refused };
-  const key = id in all ? id : inside ? Object.keys(all).find((each) => each.startsWith(`${id}:`)) : undefined;
+  const all = { ...failed, ...refused }, key = Object.keys(all).find(wanted);
   return key === undefined ? "" : String(told(all[key]));
+}
+
+// Whether the open workflow is shown as an app: a form in place of the graph.
+function isForm() {
+  const open = app.extensionManager.workflow?.activeWorkflow;
+  return (open?.activeMode ?? open?.initialMode) === "app";
 }
 
 /** @param {() => void} listen */
 export const onFailures = (listen) => void listeners.push(listen);
 
-// A sentence, in which each setting of a node here leads to it: "learning_rate of Optimizer".
-/** @param {string} text @returns {(string | HTMLElement)[]} */
-export function linked(text) {
+// A sentence, in which each setting of a node here leads to it: "learning_rate of Optimizer". near: the node that says
+// it; where the setting's node is missing and fits into the graph, the link adds it there.
+/** @param {string} text @param {GraphNode} near @returns {(string | HTMLElement)[]} */
+export function linked(text, near) {
   /** @type {(string | HTMLElement)[]} */
   let parts = [text];
+  /** @type {Map<string, () => void>} */
   const named = new Map();
   for (const { node } of nodes()) {
     const title = node.constructor.nodeData?.display_name?.replace(/ \(Atelier\)$/, "");
     for (const { name } of title ? node.widgets ?? [] : []) {
       const words = `${name.split(".").at(-1)} of ${title}`;
-      if (text.includes(words)) named.set(words, { node, name });
+      if (text.includes(words)) named.set(words, () => lead(node, name));
     }
   }
-  for (const [words, { node, name }] of named)
-    parts = parts.flatMap((part) => typeof part === "string" ? cut(part, words, () => linkTo(node, name, words)) : part);
+  for (const { type, title } of missing(near)) {
+    const [words, name] = text.match(new RegExp(`(\\w+) of ${title.replace(/\W/g, "\\$&")}(?!\\w)`)) ?? [];
+    if (words && name && !named.has(words)) named.set(words, () => addAnd(type, name, near));
+  }
+  for (const [words, go] of named)
+    parts = parts.flatMap((part) => typeof part === "string" ? cut(part, words, () => linkTo(go, words)) : part);
   return parts;
+}
+
+// Our optional nodes that the graph around a node lacks, and that some node there would take.
+/** @param {GraphNode} near */
+function missing(near) {
+  const around = near.graph?.nodes ?? [], there = new Set(around.map((node) => node.comfyClass));
+  return Object.entries(window.LiteGraph?.registered_node_types ?? {}).flatMap(([type, { nodeData }]) => {
+    const title = nodeData?.display_name?.replace(/ \(Atelier\)$/, "");
+    const fits = title && type.startsWith("Atelier") && !there.has(type) && takerOf(nodeData?.output?.[0], near);
+    return fits ? [{ type, title }] : [];
+  });
+}
+
+// The node of a graph, first the one that asks, that has a free input of a type that only this pack knows.
+/** @param {unknown} type @param {GraphNode} near */
+function takerOf(type, near) {
+  if (!String(type).startsWith("ATELIER_")) return undefined;
+  for (const node of [near, ...near.graph?.nodes ?? []]) {
+    const slot = node.inputs?.findIndex((input) => input.type === type && input.link == null) ?? -1;
+    if (slot >= 0) return { node, slot };
+  }
+}
+
+// Add a node for one of its settings, left of all others, and lead to the setting.
+/** @param {string} type @param {string} name @param {GraphNode} near */
+function addAnd(type, name, near) {
+  const node = window.LiteGraph?.createNode(type), { graph } = near;
+  if (!node || !graph) return;
+  app.canvas.emitBeforeChange(); // the editor undoes it as one step
+  node.pos = [Math.min(...graph.nodes.map((each) => each.pos[0])) - node.size[0] - 6 * MARGIN, near.pos[1]];
+  graph.add(node);
+  const taker = takerOf(node.outputs?.[0]?.type, near);
+  if (taker) node.connect(0, taker.node, taker.slot);
+  app.canvas.emitAfterChange();
+  lead(node, node.widgets?.find((each) => each.name.split(".").at(-1) === name)?.name ?? name);
 }
 
 /** @param {string} text @param {string} words @param {() => HTMLElement} put @returns {(string | HTMLElement)[]} */
 const cut = (text, words, put) => text.split(words).flatMap((rest, i) => i ? [put(), rest] : [rest]);
 
-/** @param {GraphNode} node @param {string} name @param {string} words */
-function linkTo(node, name, words) {
+/** @param {() => void} go @param {string} words */
+function linkTo(go, words) {
   const link = make("a", "color:inherit;text-decoration:underline;cursor:pointer", words);
   link.tabIndex = 0;
   link.setAttribute("role", "link");
   link.addEventListener("pointerdown", (event) => event.stopPropagation());
   link.addEventListener("click", (event) => {
     event.stopPropagation(); // the editor would choose the node that the text stands on
-    lead(node, name);
+    go();
   });
-  link.addEventListener("keydown", ({ key }) => key === "Enter" && lead(node, name));
+  link.addEventListener("keydown", ({ key }) => key === "Enter" && go());
   return link;
 }
 
-// Bring a setting into view: its graph, its node, with its advanced inputs where it is one of them.
+// Bring a setting into view: its graph, its node, with its advanced inputs where it is one of them; and its field.
 /** @param {GraphNode} node @param {string} name */
 function lead(node, name) {
   const { canvas } = app;
@@ -77,6 +133,38 @@ function lead(node, name) {
   canvas.selectNode(node);
   canvas.centerOnNode(node);
   canvas.setDirty(true, true);
+  if (widget) setTimeout(() => focus(node, widget), DRAWN);
+}
+
+// Put the cursor into a setting's field. The classic renderer draws most fields and opens a box to change them.
+/** @param {GraphNode} node @param {Widget} widget */
+function focus(node, widget) {
+  const words = CSS.escape(widget.label ?? widget.name), field = isForm() || window.LiteGraph?.vueNodesMode
+    ? document.querySelector(`${isForm() ? "" : `[data-node-id="${CSS.escape(String(node.id))}"] `}[aria-label="${words}"]`)
+    : widget.element;
+  const inner = field?.matches("input, textarea, button") ? field : field?.querySelector("input, textarea, button");
+  if (inner) return void /** @type {HTMLElement} */ (inner).focus();
+  mark(node, widget);
+  if (!["string", "number"].includes(typeof widget.value) || widget.options?.values) return; // the arrows change it
+  const set = (/** @type {string} */ text) => {
+    const value = typeof widget.value === "number" ? Number(text) : text;
+    if (!Number.isNaN(value)) widget.setValue?.(value, { e: null, node, canvas: app.canvas });
+  };
+  app.canvas.constructor.active_canvas = app.canvas; // as the editor sets it when the pointer moves over its canvas
+  app.canvas.prompt(String(widget.label ?? widget.name), widget.value, set, null);
+}
+
+// Ring a field that the classic renderer draws, for a while.
+/** @param {GraphNode} node @param {Widget} widget */
+function mark(node, widget) {
+  const { ds, canvas } = app.canvas, { left, top } = canvas.getBoundingClientRect();
+  const [x, y] = [node.pos[0] + MARGIN, node.pos[1] + (widget.y ?? 0)].map((at, i) => (at + ds.offset[i]) * ds.scale);
+  const ring = make("div", `position:fixed;left:${left + x}px;top:${top + y}px;pointer-events:none;z-index:1000;` +
+    `width:${(node.size[0] - 2 * MARGIN) * ds.scale}px;height:${20 * ds.scale}px;border-radius:${10 * ds.scale}px;` +
+    `outline:3px solid ${RED}`);
+  ring.className = "atelier-ring";
+  document.body.append(ring);
+  setTimeout(() => ring.remove(), MARKED);
 }
 
 /** @param {GraphNode} node @param {string} text */
@@ -86,7 +174,7 @@ function show(node, text) {
   if (!text) return drop(node, before);
   if (before) {
     before.text = text;
-    return before.words.replaceChildren(...linked(text));
+    return before.words.replaceChildren(...linked(text, node));
   }
   const box = make("div", "overflow:auto;width:100%;max-height:100%"); // Nodes 2.0 gives it all room that is left
   const words = make("div", "overflow-wrap:anywhere;white-space:pre-wrap;user-select:text;cursor:text;" +
@@ -95,15 +183,16 @@ function show(node, text) {
   box.className = "atelier-failure";
   box.setAttribute("role", "alert");
   box.addEventListener("pointerdown", (event) => event.stopPropagation()); // text can be marked
-  words.replaceChildren(...linked(text));
+  words.replaceChildren(...linked(text, node));
   box.append(words);
   const height = () => Math.min(MOST, LINE * Math.ceil(((shown.get(node)?.text ?? text).length * LETTER) /
     Math.max(100, node.size[0] - 4 * MARGIN)) + 12) + 2 * MARGIN;
   const options = { serialize: false, hideOnZoom: false, margin: MARGIN, getMinHeight: height, getMaxHeight: height };
   const widget = node.addDOMWidget("failure", "atelier_failure", box, options);
   widget.serialize = false; // neither the workflow's file nor the prompt knows of it
-  shown.set(node, { widget, box, words, text });
+  putFirst(node); // where the eye is: the end of a long node may lie below the screen
   const [width, tall] = node.size;
+  shown.set(node, { widget, box, words, text, tall });
   // Nodes 2.0 makes room by itself; the computed size counts rows that it hides.
   if (!window.LiteGraph?.vueNodesMode) node.setSize([width, Math.max(tall, node.computeSize()[1])]);
   app.canvas?.setDirty(true, true); // the editor gives it a place when it draws next
@@ -117,6 +206,7 @@ function drop(node, before) {
   if (place >= 0) node.widgets.splice(place, 1);
   before.widget.onRemove?.();
   before.box.remove();
+  if (!window.LiteGraph?.vueNodesMode) node.setSize([node.size[0], Math.max(before.tall, node.computeSize()[1])]);
   app.canvas?.setDirty(true, true);
 }
 
@@ -135,7 +225,7 @@ function take(state) {
 
 async function refresh() {
   const workflow = app.graph?.id;
-  [failed, refused] = [{}, {}];
+  [failed, refused] = [{}, recall()[workflow ?? ""] ?? {}];
   if (workflow && !nodes().next().done) failed = (await ask("/atelier/failed", { workflow })).failed ?? {};
   if (workflow === app.graph?.id) draw();
 }
@@ -157,15 +247,37 @@ function sentences(errors) {
 const queue = api.queuePrompt;
 /** @param {[number, Prompt, ...unknown[]]} given */
 api.queuePrompt = function (...given) {
-  refused = {};
+  keep({});
   /** @type {Promise<any>} */
   const answer = queue.apply(this, given);
   answer.then((taken) => taken?.node_errors, (problem) => problem?.response?.node_errors).then((errors) => {
-    refused = sentences(errors ?? {});
+    keep(sentences(errors ?? {}));
     draw();
   });
   return answer;
 };
+
+const KEPT = "atelier.refused", MOST_KEPT = 20; // the browser's own store; the workflows that it remembers
+
+// What was refused, by the workflow's id: it stands there after a reload and in other tabs, until it is queued again.
+/** @returns {Record<string, Record<string, string>>} */
+function recall() {
+  try {
+    return JSON.parse(localStorage.getItem(KEPT) ?? "{}");
+  } catch (problem) {
+    if (problem instanceof SyntaxError) return {}; // somebody else wrote it
+    throw problem;
+  }
+}
+
+/** @param {Record<string, string>} now */
+function keep(now) {
+  refused = now;
+  const { [app.graph?.id ?? ""]: before, ...others } = recall();
+  if (!before && !Object.keys(now).length) return;
+  const all = [...Object.entries(others), ...Object.keys(now).length ? [[app.graph?.id ?? "", now]] : []];
+  localStorage.setItem(KEPT, JSON.stringify(Object.fromEntries(all.slice(-MOST_KEPT))));
+}
 
 api.addEventListener("atelier.failed", ({ detail }) => take(detail)); // early: the editor warns of events without one
 
@@ -174,5 +286,6 @@ app.registerExtension({
   afterConfigureGraph: refresh,
   setup() {
     api.addEventListener("reconnected", refresh);
+    window.addEventListener("storage", ({ key }) => key === KEPT && refresh()); // another tab's
   },
 });

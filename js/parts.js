@@ -68,6 +68,25 @@ export function nodeOf(id) {
   return node;
 }
 
+/** @type {WeakSet<GraphNode>} */
+const whole = new WeakSet();
+
+// Put a node's newest widget, which is no part of its values, before the others.
+/** @param {GraphNode} node */
+export function putFirst(node) {
+  const { widgets } = node;
+  widgets.splice(0, 0, ...widgets.splice(-1));
+  if (whole.has(node)) return;
+  whole.add(node);
+  // The editor of ComfyUI 0.30 writes values by the place of their widget, with a hole for the first, and reads them
+  // without holes. Filtering leaves holes out.
+  const { onSerialize } = node;
+  node.onSerialize = function (data) {
+    data.widgets_values = data.widgets_values?.filter(() => true);
+    return onSerialize?.call(this, data);
+  };
+}
+
 // Nodes 2.0 of newer editors goes on showing the element of a node as it was before an undo made the node anew.
 /** @param {GraphNode} node @param {HTMLElement} box */
 export function takePlace(node, box) {

@@ -1,8 +1,8 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { RunGraph } from "./graph.js";
-import { failureOf, linked, onFailures } from "./failures.js";
-import { RED, WISHES, addressOf, ask, isLinked, make, makeButton, nodeOf, nodes, toast } from "./parts.js";
+import { failureOf, failureOfRun, linked, onFailures } from "./failures.js";
+import { RED, WISHES, addressOf, ask, isLinked, make, makeButton, nodeOf, nodes, putFirst, toast } from "./parts.js";
 import { SampleStrip } from "./samples.js";
 import { t, told } from "./words.js";
 
@@ -66,6 +66,8 @@ class View {
       "background:var(--comfy-input-bg);overflow-wrap:anywhere"),
   };
   #outer = make("div", "width:100%;overflow:hidden;box-sizing:border-box");
+  #inner = make("div", "display:flex;flex-direction:column;gap:6px;width:100%;box-sizing:border-box;" +
+    "color:var(--input-text)");
   /** @type {HTMLElement | null} */
   #home = null; // where the classic renderer has it
   /** @type {HTMLButtonElement[]} */
@@ -83,8 +85,7 @@ class View {
   /** @param {GraphNode} node */
   constructor(node) {
     this.#node = node;
-    const outer = this.#outer, inner = make("div", "display:flex;flex-direction:column;" +
-      "gap:6px;width:100%;box-sizing:border-box;color:var(--input-text)");
+    const outer = this.#outer, inner = this.#inner;
     const { status, details, done, bar, buttons, command, guesses, graph, samples, notes } = this.#parts;
     outer.className = "atelier-train";
     status.className = "atelier-status";
@@ -174,15 +175,7 @@ class View {
       outside.get(this.#node)?.push(widget);
       return void this.#node.widgets; // Nodes 2.0 sees what is new when it is asked for
     }
-    const { widgets } = this.#node;
-    widgets.splice(0, 0, ...widgets.splice(-1));
-    // The editor of ComfyUI 0.30 writes values by the place of their widget, with a hole for the first, and reads them
-    // without holes. Filtering leaves holes out.
-    const onSerialize = this.#node.onSerialize;
-    this.#node.onSerialize = function (data) {
-      data.widgets_values = data.widgets_values?.filter(() => true);
-      return onSerialize?.call(this, data);
-    };
+    putFirst(this.#node);
   }
 
   /** @param {HTMLElement} inner */
@@ -199,7 +192,8 @@ class View {
   /** @param {HTMLElement} inner */
   #fit(inner) {
     const [width, height] = this.#node.size;
-    if (inner.offsetWidth < width / 2 || inner.offsetHeight === this.#height) return; // narrow: it has no place yet
+    const shown = inner.style.display !== "none";
+    if ((shown && inner.offsetWidth < width / 2) || inner.offsetHeight === this.#height) return; // it has no place yet
     this.#height = inner.offsetHeight;
     const needed = this.#node.computeSize()[1];
     if (height < needed) this.#node.setSize([width, needed]);
@@ -322,8 +316,11 @@ class View {
     const ended = !alive && detail?.status !== "running"; // an older answer calls it running still
     const failure = alive ? "" : this.#failure || (ended && detail?.failed ? String(told(detail.sentence)) : "");
     const words = told((ended ? detail?.sentence : null) ?? text ?? "") || t("No run yet. Press Run to train.");
-    status.replaceChildren(...(failure ? linked(failure) : [words]));
+    status.replaceChildren(...(failure ? linked(failure, this.#node) : [words]));
     status.style.color = failure ? RED : "";
+    // What stands for a subgraph has its view for the run inside, and for what goes wrong there before one begins.
+    if (this.#node.subgraph) this.#inner.style.display = run || failure ? "flex" : "none";
+    if (this.#node.subgraph) this.#parts.buttons.style.display = run ? "flex" : "none";
     const file = detail?.published?.at(-1);
     const facts = alive ? this.#state.details ?? [] : file ? [t("File: {0}", file)] : [];
     details.textContent = facts.map(told).join(" · ");
@@ -456,10 +453,11 @@ function show({ node, around }, state) {
   }
 }
 
-// Show what went wrong at each Train LoRA, and at whatever its subgraph holds on the node that stands for it.
+// Show what went wrong at each Train LoRA, and at whatever a subgraph holds on the node that stands for it.
 onFailures(() => {
-  for (const { id, node, around } of trains()) {
-    views.get(node)?.fail(failureOf(id));
+  for (const { id, node, around } of nodes()) {
+    if (!node.comfyClass?.startsWith("Atelier")) continue;
+    views.get(node)?.fail(failureOfRun(id));
     around.forEach((outer, depth) => {
       const failure = failureOf(id.split(":").slice(0, depth + 1).join(":"), true);
       if (!views.has(outer) && failure && outside.has(outer)) views.set(outer, new View(outer));

@@ -2,7 +2,11 @@
 
 interface Widget {
   name: string;
+  label?: string;
   value: any;
+  y?: number; // where the classic renderer has drawn it
+  element?: HTMLElement; // of one that is no drawing
+  setValue?(value: unknown, given: { e: null; node: GraphNode; canvas: App["canvas"] }): void;
   options: { values: string[]; advanced?: boolean };
   serialize?: boolean;
   callback?(value: unknown): void;
@@ -27,8 +31,11 @@ interface GraphNode {
   subgraph?: Graph;
   showAdvanced?: boolean;
   constructor: { nodeData?: { display_name?: string } };
+  pos: [number, number];
   size: [number, number];
-  inputs?: { name: string; widget?: { name: string } }[];
+  inputs?: { name: string; type: string; link: number | null; widget?: { name: string } }[];
+  outputs?: { type: string }[];
+  connect(output: number, target: GraphNode, input: number): void;
   widgets: Widget[];
   isInputConnected(slot: number): boolean;
   getInputLink(slot: number): { origin_id: number | string; origin_slot: number } | null;
@@ -49,6 +56,7 @@ interface GraphNode {
 interface Graph {
   id: string;
   nodes: GraphNode[];
+  add(node: GraphNode): void;
   getNodeById(id: number | string): GraphNode | undefined;
   setDirtyCanvas(front: boolean, back: boolean): void;
 }
@@ -81,6 +89,10 @@ interface App {
   rootGraph?: Graph; // of newer editors
   canvas: {
     graph?: Graph;
+    canvas: HTMLCanvasElement;
+    constructor: { active_canvas?: App["canvas"] };
+    ds: { scale: number; offset: [number, number] };
+    prompt(title: string, value: unknown, take: (text: string) => void, event: null): void;
     setGraph(graph: Graph): void;
     selectNode(node: GraphNode): void;
     setDirty(front: boolean, back: boolean): void;
@@ -98,6 +110,7 @@ interface App {
     };
     command: { execute(name: string): void };
     setting?: { get(name: string): string | undefined };
+    workflow?: { activeWorkflow?: { activeMode?: string | null; initialMode?: string | null } };
     registerSidebarTab(tab: SidebarTab): void;
   };
   registerExtension(extension: Extension): void;
@@ -123,7 +136,11 @@ declare module "*/scripts/api.js" {
 }
 
 interface Window {
-  LiteGraph?: { vueNodesMode?: boolean };
+  LiteGraph?: {
+    vueNodesMode?: boolean;
+    registered_node_types: Record<string, { nodeData?: { display_name?: string; output?: string[] } }>;
+    createNode(type: string): GraphNode | null;
+  };
 }
 
 // --- what the server answers ------------------------------------------------------------------------------

@@ -22,6 +22,16 @@ SET = """([kind, name, value]) => {
 }"""
 
 
+LINKED = "() => window.app.graph.nodes.flatMap(n => (n.inputs ?? []).filter(i => i.link != null).map(i => i.name))"
+NODES = "() => window.app.graph.serialize().nodes.length && window.app.graph.serialize().nodes"
+FIELD = "() => document.activeElement.tagName === 'INPUT'"
+# Put a node into a subgraph of its own.
+ENCLOSE = """kind => {
+    const { graph } = window.app;
+    graph.convertToSubgraph(new Set([graph.nodes.find(each => each.comfyClass === kind)]));
+}"""
+
+
 def values_of(workflow: dict, kind: str) -> list:
     (node,) = (each for each in workflow["nodes"] if each["type"] == kind)
     return node["widgets_values"]
@@ -45,6 +55,12 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
     failure.get_by_role("link").first.click()
     assert editor.run(SELECTED) == ["AtelierConceptDataset"]
 
+    # A setting of a node that the graph lacks: its link adds the node, linked.
+    failure.get_by_role("link", name="missing_caption of Captions").click()
+    assert editor.run(SELECTED) == ["AtelierCaptions"]
+    assert "caption_settings" in editor.run(LINKED)
+    editor.load(workflow)
+
     # After a reload, and in a second tab.
     for tab in (page, visitor.new_page()):
         tab.goto(server.url, wait_until="domcontentloaded")
@@ -61,6 +77,13 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
     page.locator(".atelier-status", has_text="No run yet").wait_for()
     editor.fit()
     editor.screenshot(f"refused-{'vue' if editor.vue else 'litegraph'}-{editor.version}")
+    page.goto(server.url, wait_until="domcontentloaded")
+    page.wait_for_function(READY)
+    editor.load({**workflow, "nodes": editor.run(NODES) or workflow["nodes"]})
+    page.locator(".atelier-failure", has_text="There is no folder 'no such folder'").get_by_role("link").click()
+    editor.settle()
+    page.wait_for_function(FIELD)  # its field has the cursor: the classic renderer opens a box for it
+    page.keyboard.press("Escape")
 
     # Mended.
     for picture in folder.glob("*.png"):
@@ -71,3 +94,24 @@ def test_a_failure_stands_on_its_node_until_it_is_mended(editor, visitor, server
     assert page.locator(".atelier-failure").count() == 0
     server_side = editor.run("async () => (await window.app.graphToPrompt()).workflow.nodes.map(n => n.widgets_values)")
     assert not any("There is no folder" in str(values) for values in server_side)
+
+
+def test_a_failure_in_a_subgraph_stands_on_its_outside_too(editor) -> None:
+    """Also where the subgraph holds no Train LoRA; gone once it is mended."""
+    page = editor.page
+    editor.load(json.loads(QUICKSTART.read_text(encoding="utf-8")))
+    editor.run(SET, ["AtelierConceptDataset", "folder", "no such folder"])
+    editor.run(ENCLOSE, "AtelierConceptDataset")
+    editor.run("async () => await window.app.queuePrompt(0, 1)")
+    said = page.locator(".atelier-status:visible", has_text="There is no folder 'no such folder'")
+    said.wait_for()
+    said.get_by_role("link", name="folder of Concept Dataset").click()  # leads inside
+    page.locator(".atelier-failure:visible", has_text="There is no folder 'no such folder'").wait_for()
+    editor.run("() => window.app.canvas.setGraph(window.app.graph)")
+    editor.run("""() => {
+        const node = window.app.graph.nodes.find(each => each.subgraph).subgraph.nodes[0];
+        node.widgets.find(each => each.name === "folder").value = "atelier:concept_example";
+    }""")
+    editor.run("async () => await window.app.queuePrompt(0, 1)")
+    said.wait_for(state="hidden")
+    editor.run("async () => await window.app.api.interrupt()")

@@ -111,12 +111,20 @@ def test_a_new_base_model_stands_on_one_that_it_takes(editor) -> None:
 
 
 def test_the_start_opens_as_an_app(editor) -> None:
-    """By itself, from the list of templates; its five inputs are named in words."""
+    """By itself, from the list of templates: five inputs, named in words, the state of the run, what went wrong."""
     workflow = json.loads(START.with_name(f"{START.stem}.app.json").read_text(encoding="utf-8"))
     editor.run(OPEN_TEMPLATE, [workflow, "1 Start here.app"])
     for name in ("checkpoint", "folder", "trigger word", "name", "steps"):
         editor.page.get_by_text(name, exact=True).locator("visible=true").first.wait_for()
     assert editor.page.get_by_text("batch_size", exact=True).locator("visible=true").count() == 0
+    status = editor.page.locator(".atelier-status:visible")
+    status.get_by_text("No run yet").wait_for()
+    editor.run("""() => {
+        const node = window.app.graph.nodes.find((each) => each.comfyClass === "AtelierConceptDataset");
+        node.widgets.find((each) => each.name === "folder").value = "no such folder";
+    }""")
+    editor.run("async () => await window.app.queuePrompt(0, 1)")
+    status.get_by_text("There is no folder 'no such folder'").wait_for()
     editor.settle()
     editor.screenshot(f"app-{editor.version}")
     editor.run(COMMAND, "Comfy.ToggleLinear")
