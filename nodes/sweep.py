@@ -92,7 +92,8 @@ class Outcome(NamedTuple):
     value: str
     run: str  # the run's folder, "" if it is gone
     step: int
-    loss: float | None  # mean of the newest steps
+    loss: float | None  # the mean that stands for a run
+    loss_words: str  # the same with its name
     validation: float | None  # the lowest, else None
     curve: LossCurve  # of the loss
 
@@ -150,7 +151,15 @@ def outcome(value: str, about: Mapping[str, str]) -> Outcome:
     curves = found.get("curves") or {}
     losses = [(step, loss) for step, loss in curves.get("loss", []) if loss is not None]
     validation = [loss for _, loss in curves.get("validation", []) if loss is not None]
-    return Outcome(value, run, found.get("step") or 0, found.get("loss"), min(validation, default=None), losses)
+    return Outcome(
+        value,
+        run,
+        found.get("step") or 0,
+        found.get("loss"),
+        found.get("loss_words", ""),
+        min(validation, default=None),
+        losses,
+    )
 
 
 def best_of(outcomes: Sequence[Outcome]) -> int | None:
@@ -166,7 +175,7 @@ def described(each: Outcome, *, marked: bool) -> str:
     """Say what became of a value."""
     if not each.run:
         return f"{each.value}: its run is not in output/atelier/runs any more"
-    parts = [f"loss {each.loss:.4f}" if each.loss is not None else "no loss"]
+    parts = [each.loss_words or "no loss"]
     parts += [f"validation {each.validation:.4f}"] if each.validation is not None else []
     return f"{each.value}: {', '.join(parts)} after step {each.step}{', the best' if marked else ''}"
 

@@ -17,7 +17,7 @@ from server import PromptServer
 from ...trainer_core.common.callbacks import Callbacks, StepReport
 from ...trainer_core.common.json_files import finite
 from ...trainer_core.common.remaining import Remaining
-from ...trainer_core.common.smooth import recent
+from ...trainer_core.common.smooth import MEAN_OF, say_loss
 from ...trainer_core.common.wording import for_page, say
 from . import shown
 from .server import announce_lora
@@ -74,7 +74,7 @@ class NodeProgress:
         self._report: list[str] = []  # texts after the training
         self._status: dict[str, Any] = {"text": say("preparing the run"), "step": 0, "steps": 0, "details": []}
         self._points: list[dict[str, Any]] = []  # of steps that no event has told of
-        self._losses: deque[float] = deque(maxlen=200)
+        self._losses: deque[float] = deque(maxlen=MEAN_OF)
         self._validation: float | None = None
         self._remaining = Remaining()
         self._began, self._told, self._measured = False, 0.0, 0.0
@@ -175,7 +175,7 @@ class NodeProgress:
     def _resumed(
         self, losses: Sequence[float], _: Mapping[str, Sequence[float]], measured: Sequence[tuple[int, float]]
     ) -> None:
-        self._losses.extend(losses[-200:])
+        self._losses.extend(losses[-MEAN_OF:])
         self._validation = measured[-1][1] if measured else None
 
     def _step(self, report: StepReport) -> None:
@@ -185,8 +185,7 @@ class NodeProgress:
         self._losses.append(report.loss)
         numbers = {"loss": report.loss, "rate": report.learning_rates, "concepts": report.concepts}
         self._points.append({"step": report.step, **finite(numbers)})
-        loss = say("loss {0}", f"{recent(self._losses):.4f}")
-        details = [*self._remaining.texts(report.steps), loss]
+        details = [*self._remaining.texts(report.steps), say_loss(list(self._losses))]
         if self._validation is not None:
             details.append(say("validation {0}", f"{self._validation:.4f}"))
         if report.masked_area is not None:

@@ -150,7 +150,7 @@ def test_resolutions_augmentation_roles_and_validation_work_together(
         assert "The validation loss was lowest after step" in told and log.name.startswith(pictures.name)
         rows = list(csv.DictReader((log / "log.csv").open(encoding="utf-8", newline="")))
         assert len(rows) == 6 + 3 and {f"loss_{pictures.name}", f"loss_{rest.name}", "lr_lora_unet"} <= set(rows[0])
-        assert any(re.match(r"step 6 of 6 · .* · loss .* · validation 0\.\d+", text) for _, text in result.texts)
+        assert any(re.match(r"step 6 of 6 · .* · mean loss .* · validation 0\.\d+", text) for _, text in result.texts)
         points = [point for _, data in result.custom("atelier.run") for point in data["points"]]
         assert [point["step"] for point in points] == list(range(1, 7))
         assert {name for point in points for name in point["concepts"]} == {pictures.name, rest.name}

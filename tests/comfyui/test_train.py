@@ -111,7 +111,8 @@ def test_a_run_and_all_that_its_outputs_feed(comfy: ComfyClient, server: ComfySe
     assert [p.size for p in comfy.images(first, "show samples")] == [(64, 64)] * 2
     assert not same(comfy, first, "show with", "show without")
     assert any(
-        re.match(r"step 4 of 4 · 0:00 left · .*it.* · loss \d\.\d{4} · RAM .* free$", text) for _, text in first.texts
+        re.match(r"step 4 of 4 · 0:00 left · .*it.* · mean loss \d\.\d{4} \(last 4 steps\) · RAM .* free$", text)
+        for _, text in first.texts
     )
     assert first.custom("atelier.lora") == [("atelier.lora_saved", {})]
     assert "3 pictures" in first.outputs["sheet"]["text"][0]

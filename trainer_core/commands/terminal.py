@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from ..common.callbacks import Callbacks, StepReport
 from ..common.json_files import finite
 from ..common.remaining import Remaining
-from ..common.smooth import recent
+from ..common.smooth import MEAN_OF, say_loss
 from ..common.wording import printable
 from ..runs.folder import RunFolder, open_run
 
@@ -73,7 +73,7 @@ class TerminalProgress:
         self.began = False  # the run has a folder, and trains
         self._log: RunFolder | None = None
         self._notes: list[str] = []  # before there is a log
-        self._losses: deque[float] = deque(maxlen=200)
+        self._losses: deque[float] = deque(maxlen=MEAN_OF)
         self._remaining = Remaining()
         self._started = False
 
@@ -118,7 +118,7 @@ class TerminalProgress:
                     self.note(f"The {role} of the model is another file than the run's (sha256 {self._wanted[role]}).")
 
     def _resumed(self, losses: Sequence[float], *_: object) -> None:
-        self._losses.extend(losses[-200:])
+        self._losses.extend(losses[-MEAN_OF:])
 
     def _step(self, report: StepReport) -> None:
         now = time.perf_counter()
@@ -126,7 +126,7 @@ class TerminalProgress:
         self._started = True
         self._remaining.add(report.step, now, report.seconds)
         self._losses.append(report.loss)
-        loss = f"loss {recent(self._losses):.4f}"
+        loss = say_loss(list(self._losses))
         text = "  ".join([f"step {report.step} of {report.steps}", *self._remaining.texts(report.steps), loss])
         part = report.step * PARTS // report.steps > (report.step - 1) * PARTS // report.steps
         numbers = {"loss": report.loss, "rate": report.learning_rates, "seconds": report.seconds}

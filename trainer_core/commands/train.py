@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..common.command_line import PROGRAM, comfyui_around
+from ..common.smooth import mean_loss
 from ..common.world import ALONE, ProcessFailed, World, joined, own_gpu
 from ..config import TrainConfig
 from ..runs.asked import Paused
@@ -172,7 +173,7 @@ def output_of(run: RunFile, places: Layout) -> Path:
 def report(screen: Screen, result: Result, seconds: float) -> None:
     """Tell of the result."""
     files = {"lora": str(result.path), "run": str(result.run)}
-    loss = result.losses[-1] if result.losses else None
+    loss = mean_loss(result.losses) if result.losses else None
     said = describe_result(result, seconds)
     screen.tell(
         "result", said, **files, steps=len(result.losses), finished=result.finished, loss=loss, advice=result.advice

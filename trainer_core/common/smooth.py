@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from .wording import Said, say
+
+MEAN_OF = 50  # steps
+
 
 class RunningMean:
     """An exponential mean over about `window` values, corrected for its start as Adam's means are."""
@@ -32,7 +36,16 @@ def window_of(steps: int) -> int:
     return max(1, steps // 20)
 
 
-def recent(losses: Sequence[float]) -> float:
-    """Average the last finite losses, at most twenty."""
-    finite = [loss for loss in losses if math.isfinite(loss)][-20:]
+def mean_loss(losses: Sequence[float]) -> float:
+    """Compute the one number that stands for a run: the mean of the finite losses of its last MEAN_OF steps."""
+    finite = [loss for loss in losses[-MEAN_OF:] if math.isfinite(loss)]
     return sum(finite) / len(finite) if finite else math.nan
+
+
+def say_loss(losses: Sequence[float]) -> Said:
+    """Write that number with its name, as every place that shows it does; "" before the first step."""
+    mean, steps = mean_loss(losses), min(len(losses), MEAN_OF)
+    number = f"{mean:.4f}" if math.isfinite(mean) else say("not finite")
+    if steps < 2:
+        return say("loss {0} (1 step)", number) if steps else Said("")
+    return say("mean loss {0} (last {1} steps)", number, steps)

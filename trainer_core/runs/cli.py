@@ -93,7 +93,7 @@ def find_run(runs: Path, name: str) -> Path:
 def list_all(options: argparse.Namespace) -> int:
     """Print a table of all runs, and their total size."""
     runs = list_runs(options.folder)
-    rows = [("run", "status", "steps", "loss", "size", "changed")]
+    rows = [("run", "status", "steps", "mean loss", "size", "changed")]
     for run in runs:
         steps = "" if run["steps"] is None else f"{run['step']}/{run['steps']}"
         loss = "" if run["loss"] is None else f"{run['loss']:.4f}"
@@ -134,7 +134,7 @@ def _facts(path: Path, run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "key", run["key"]
     yield "steps", f"{run['step']} of {run['steps']}"
     if run["loss"] is not None:
-        yield "loss", f"{run['loss']:.4f}"
+        yield "loss", run["loss_words"]
     if run["validation"] is not None:
         yield "validation", f"{run['validation']['loss']:.4f} after step {run['validation']['step']}"
     for title in ("created", "saved", "finished"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..common.json_files import finite
 from ..common.remaining import Remaining
-from ..common.smooth import recent
+from ..common.smooth import say_loss
 from ..common.values import is_count, is_number, is_object, is_time
 from ..common.wording import printable, say
 from .folder import LOG, RunFolder, open_run, parse_line
@@ -29,6 +29,7 @@ def follow(path: Path, seen: int = 0) -> dict[str, Any]:
     lines, end = _tail(path / LOG)
     events = [(position, event) for position, event in lines if event["time"] >= since]
     steps = [event for _, event in events if event["event"] == "step"]
+    losses = {event["step"]: float(event["loss"]) for _, event in lines if event["event"] == "step"}
     new = [event for position, event in events if position >= seen]
     points = [_point(event) for event in new if event["event"] == "step"][-MOST_POINTS:]
     at = steps[-1]["step"] if steps else 0
@@ -41,7 +42,7 @@ def follow(path: Path, seen: int = 0) -> dict[str, Any]:
         "step": at,
         "steps": run.steps,
         "text": say("step {0} of {1}", at, run.steps) if steps else say("preparing the run"),
-        "details": [*_numbers(steps, run), *([run.owner()] if run.owner() else [])],
+        "details": [*_numbers(steps, run, losses), *([run.owner()] if run.owner() else [])],
         "points": points,
         "changed": cut or len(new) > len(points),
         "seen": end,
@@ -88,10 +89,13 @@ def _named(values: object) -> dict[str, float | None]:
     return {name: finite(value) for name, value in known if is_number(value)}
 
 
-def _numbers(steps: Sequence[Mapping[str, Any]], run: RunFolder) -> list[str]:
-    """Write the time that is left, the speed and the loss, as events of a run in ComfyUI tell them."""
+def _numbers(steps: Sequence[Mapping[str, Any]], run: RunFolder, losses: Mapping[int, float]) -> list[str]:
+    """Write the time that is left, the speed and the loss, as events of a run in ComfyUI tell them.
+
+    losses: by step, also of earlier processes, some of which went further.
+    """
     remaining = Remaining()
     for step in steps:
         remaining.add(step["step"], step["time"])
-    loss = [say("loss {0}", f"{recent([float(step['loss']) for step in steps]):.4f}")] if steps else []
+    loss = [say_loss([losses[step] for step in sorted(losses) if step <= steps[-1]["step"]])] if steps else []
     return [*remaining.texts(run.steps), *loss]

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ..common.smooth import say_loss
 from ..common.wording import clock, count
 from ..config import RunConfig, run_again
 from ..data.fit import KIND, describe_fits
@@ -191,14 +192,12 @@ def figures_of(config: RunConfig, history: dict[str, Any], effect: Any) -> Figur
 def describe_result(result: Result, seconds: float) -> str:
     """Summarise a result in a few lines, and how a prompt writes each trained word."""
     path, losses = result.path, result.losses
-    finite = [loss for loss in losses[-max(1, len(losses) // 10) :] if math.isfinite(loss)]
-    end = f"{sum(finite) / len(finite):.4f}" if finite else "not finite"
     skipped = sum(not math.isfinite(loss) for loss in losses)
     left_out = f", {skipped} of them without an update" if skipped else ""
     lines = [
         result.origin,
         f"Saved as {path}",
-        f"{count(losses, 'step')}{left_out}, mean loss at the end {end}; {clock(seconds)} this time",
+        f"{count(losses, 'step')}{left_out}, {say_loss(losses)}; {clock(seconds)} this time",
     ]
     if result.effect:
         lines.append(result.effect)

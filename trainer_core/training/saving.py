@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from ..common.disk_errors import describe_disk_error, reason
+from ..common.smooth import say_loss
 from ..common.tensor_tree import DISK_ERRORS, pack, save_state, unpack
 from ..common.wording import count
 from ..config import MemoryConfig, run_again
@@ -225,14 +225,12 @@ def _save_at_least_state(run: Run) -> Checkpoint:
 def summary(run: Run) -> str:
     """Describe the run and its progress in a few lines, for people who find its folder."""
     config, plan = run.config, run.plan
-    finite = [loss for loss in run.losses[-50:] if math.isfinite(loss)]
-    loss = f"{sum(finite) / len(finite):.4f}" if finite else "not finite"
     measured = (
         [f"Validation loss after step {run.validation[-1][0]}: {run.validation[-1][1]:.4f}"] if run.validation else []
     )
     return "\n".join(
         [
-            f"{run.folder.about['name']}: {run.at} of {count(plan.steps, 'step')}, mean loss of the last {loss}",
+            f"{run.folder.about['name']}: {run.at} of {count(plan.steps, 'step')}, {say_loss(run.losses)}",
             *measured,
             f"Base model {run.base.name}, {count(plan.manifest.pictures, 'picture')}",
             f"{config.lora.algorithm} of rank {config.lora.rank}, {config.optimizer.name} at "

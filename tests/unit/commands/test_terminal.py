@@ -44,7 +44,9 @@ def test_a_terminal_has_one_live_line_that_notes_do_not_cut():
         callbacks.note("A note.\nOf two lines.")
         callbacks.step(step(10))
     parts = stream.getvalue().split("\r\x1b[K")
-    assert parts[0].startswith("step 1 of 1000  ") and "\n" not in parts[0] and parts[0].endswith("loss 0.5000")
+    assert (
+        parts[0].startswith("step 1 of 1000  ") and "\n" not in parts[0] and parts[0].endswith("loss 0.5000 (1 step)")
+    )
     assert parts[1].startswith("A note.\nOf two lines.\nstep 10 of 1000  ")
 
 

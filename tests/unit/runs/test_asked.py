@@ -98,7 +98,9 @@ def test_a_follower_sees_each_step_once(run):
         assert state["alive"] and (state["step"], state["steps"], state["text"]) == (3, 8, "step 3 of 8")
         assert state["points"][0] == {"step": 1, "loss": 1.0, "rate": {"unet": 1e-4}, "concepts": {"cat": None}}
         assert [point["step"] for point in state["points"]] == [1, 2, 3] and not state["changed"]
-        assert "loss 0.6111" in state["details"] and any("left" in each for each in state["details"])
+        assert "mean loss 0.6111 (last 3 steps)" in state["details"] and any(
+            "left" in each for each in state["details"]
+        )
         assert state["details"][-1].startswith(f"process {os.getpid()} on ")
         json.dumps(state, allow_nan=False)
         with (run.path / "log.jsonl").open("ab") as log:
