@@ -31,6 +31,7 @@ from .comfyui.session import NO_PROMPTS
 LARGEST = 2**16  # bytes of a question
 MOST_RUNS = 5000  # in a list
 MOST_STEPS = 10_000  # saves in a question
+MOST_KEPT = 20  # copies that a question names
 SIDE = 128  # pixels: the longest side of a thumbnail
 BLOCK = 2**20  # bytes of a zip that are sent at once
 LARGEST_SAMPLE, MOST_PIXELS = 2**26, 2**25  # bytes and pixels of a sample
@@ -239,7 +240,7 @@ def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(what, str) or what not in asked.SAID:
         raise Refused(f"what must be one of {', '.join(asked.SAID)}.", 400)
     if not run.at_work():
-        raise Refused(say("No process trains {0} now; it may have just ended.", path.name))
+        raise Refused(say("No process trains {0} now; it may have just ended.", run.title() or run.about["name"]))
     sample = run.about["config"].get("sample")
     if what == "sample" and not (isinstance(sample, dict) and sample.get("prompts")):
         raise Refused(NO_PROMPTS)
@@ -253,7 +254,7 @@ def rename(path: Path, question: dict[str, Any]) -> dict[str, Any]:
         raise Refused("title must be a text.", 400)
     run = _open(path)
     run.rename(title)
-    return {"said": say("The run is called {0} now.", run.title() or path.name), "title": run.title()}
+    return {"said": say("The run is called {0} now.", run.title() or run.about["name"]), "title": run.title()}
 
 
 def publish(path: Path, question: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +278,8 @@ def delete(path: Path, question: dict[str, Any]) -> dict[str, Any]:
     """Delete the saves of the steps in {run, steps, agreed}, or the whole run without steps.
 
     agreed: the bytes that a person has been told; without it, or where they changed, nothing is deleted, and the answer
-    is {question: a sentence, bytes: to agree to}.
+    is {bytes: to agree to, kept: copies of it in other folders, newest: whether its newest save goes, left: the step
+    that it then resumes after}.
     """
     from ..trainer_core.runs.clean import delete_run, delete_saves, saves_of, size_of
     from ..trainer_core.runs.folder import RunFolder
@@ -287,28 +289,36 @@ def delete(path: Path, question: dict[str, Any]) -> dict[str, Any]:
         raise Refused("steps must be a list of saves, or null for the whole run.", 400)
     _refuse_link(path)
     if RunFolder(path=path, about={}).at_work():
-        raise Refused(f"{path.name} is in training; delete after it.")
+        raise Refused(say("This run is in training; delete it after that."))
     run = None if steps is None else _open(path)
     doomed = [] if run is None else saves_of(run, [_step(step) for step in steps or ()])
     size = size_of(path) if run is None else sum(each.size for each in doomed)
-    what = path.name if run is None else f"{'1 save' if len(doomed) == 1 else f'{len(doomed)} saves'} of {path.name}"
     if question.get("agreed") != size:
-        return {"question": _question(run, {each.path for each in doomed}, what, bytes_of(size)), "bytes": size}
+        return {"bytes": size, "kept": _kept(path), **_rest(run, {each.path for each in doomed})}
     if run is None:
         delete_run(path)
     else:
         delete_saves(run, [_step(step) for step in steps or ()])
-    return {"said": say("Deleted {0}; {1} are free again.", what, bytes_of(size))}
+    return {"said": say("Deleted; {0} are free again.", bytes_of(size))}
 
 
-def _question(run: Any, doomed: set[Path], what: str, size: str) -> str:
-    """Ask whether to delete saves of a run, or without a run all of it, and say what the run loses with its newest."""
+def _kept(path: Path) -> list[str]:
+    """List the copies of a run's files in ComfyUI's folders of LoRAs and embeddings that are still there."""
+    from ..trainer_core.runs.catalogue import published_files, relative_name
+    from ..trainer_core.runs.folder import RunFolder
+
+    shelves = folders.shelves()
+    files = map(Path, published_files(RunFolder(path=path, about={})))
+    ours = (file for file in files if any(file.is_relative_to(shelf) for shelf in shelves))
+    return [relative_name(file, shelves) for file in ours if file.is_file()][:MOST_KEPT]
+
+
+def _rest(run: Any, doomed: set[Path]) -> dict[str, Any]:
+    """Describe what a run keeps without some of its saves; run: None where all of it goes."""
     if run is None or run.saves()[0] not in doomed:
-        return say("Delete {0}? That frees {1}.", what, size)
+        return {"newest": False, "left": None}
     left = [checkpoint.step for checkpoint in run.checkpoints() if checkpoint.path not in doomed]
-    if left:
-        return say("Delete {0}? That frees {1}. The run then resumes after step {2}.", what, size, left[0])
-    return say("Delete {0}? That frees {1}. The run can then no longer be resumed.", what, size)
+    return {"newest": True, "left": left[0] if left else None}
 
 
 def _open(path: Path) -> Any:

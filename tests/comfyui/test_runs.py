@@ -97,14 +97,23 @@ def test_a_run_is_renamed_copied_packed_and_deleted(comfy, server, run, ask) -> 
         assert status == 200 and archive.testzip() is None and "My moss-step-2/settings.json" in archive.namelist()
 
     status, asked = ask("delete", steps=[2])
-    assert status == 200 and asked["question"].startswith(f"Delete 1 save of {run.path.name}? That frees ")
+    assert status == 200 and asked == {
+        "bytes": asked["bytes"],
+        "kept": [f"{name}.safetensors"],
+        "newest": False,
+        "left": None,
+    }
     assert ask("delete", steps=[2], agreed=asked["bytes"] + 1)[1] == asked  # another size than was told
     assert len(run.saves()) == 2
     assert "are free again" in ask("delete", steps=[2], agreed=asked["bytes"])[1]["said"]
     assert [path.name for path in run.saves()] == ["step-00000004"]
     asked = ask("delete", steps=[4])[1]
-    assert asked["question"].endswith("The run can then no longer be resumed.")
+    assert asked["newest"] and asked["left"] is None
     asked = ask("delete")[1]
+    assert asked["kept"] == [f"{name}.safetensors"]
+    lora.rename(lora.with_suffix(".moved"))
+    assert ask("delete")[1] == {**asked, "kept": []}
+    lora.with_suffix(".moved").rename(lora)
     assert run.path.exists() and "said" in ask("delete", agreed=asked["bytes"])[1] and not run.path.exists()
     assert row(comfy, run) is None and lora.is_file()
     lora.unlink()
@@ -115,7 +124,7 @@ def test_a_run_in_training_is_not_deleted(comfy, run, ask) -> None:
     with run.locked():
         for steps in (None, [2]):
             status, answer = ask("delete", steps=steps, agreed=size)
-            assert status == 409 and answer["error"] == f"{run.path.name} is in training; delete after it."
+            assert status == 409 and answer["error"] == "This run is in training; delete it after that."
     assert len(run.saves()) == 2
 
 

@@ -44,6 +44,7 @@ DECODER_ERRORS = (  # raised by Pillow's decoders on broken files
     Image.DecompressionBombError,
     Image.DecompressionBombWarning,  # where the process turns warnings into errors
 )
+SMALL = 256  # pixels: the longest side of a small copy
 _NO_PICTURES = frozenset(  # formats that Pillow opens, but that hold documents, drawings, films or data
     ("BUFR", "EPS", "FITS", "GRIB", "HDF5", "IPTC", "MPEG", "PDF", "WMF")
 )
@@ -167,6 +168,13 @@ def open_upright(source: PictureSource, *, srgb: bool = True) -> Image.Image:
 def load_picture(source: PictureSource, background: str = "white") -> Image.Image:
     """Load a picture as upright RGB in sRGB, transparency laid on a colour; raises DECODER_ERRORS."""
     return flatten(open_upright(source), background)
+
+
+def draw_small(source: Path, to: Path) -> None:
+    """Write a picture at SMALL x SMALL pixels at most as PNG; raises DECODER_ERRORS."""
+    image = load_picture(source)
+    image.thumbnail((SMALL, SMALL))
+    image.save(to, format="PNG")
 
 
 def examine(source: PictureSource, background: str = "white") -> PictureFile:

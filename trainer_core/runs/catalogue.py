@@ -9,10 +9,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ..common.files import folder_size
+from ..common.smooth import MEAN_OF, mean_loss, say_loss
 from ..common.values import is_count, is_number, is_object, is_text, is_texts, is_time, read_object, unfit
 from ..common.wording import printable, say
 from .clean import clearable, end_of
-from .detail import LONGEST, files_of, last_part, sample_files, settings_of, thumbnail_of
+from .detail import LONGEST, files_of, last_part, nodes_of, sample_files, settings_of, thumbnail_of
 from .folder import (
     CHECKPOINT,
     CHECKPOINTS,
@@ -24,6 +25,7 @@ from .folder import (
     PUBLISHED,
     RESULT,
     RUN,
+    WEIGHTS,
     WORKFLOW,
     Checkpoint,
     RunFolder,
@@ -38,7 +40,6 @@ MOST_NOTES, LONGEST_NOTE = 100, 10_000  # notes, characters of one
 MOST_PROMPTS, LONGEST_PROMPT = 64, 500  # prompts of the samples, characters of one
 MOST_SAVES = 1000  # that are described, the newest
 MOST_COPIES = 100  # files of a save, and copies in other folders
-RECENT = 50  # steps whose mean loss is shown
 
 
 def run_paths(runs: Path) -> list[Path]:
@@ -98,12 +99,20 @@ def published_files(run: RunFolder) -> list[str]:
 
 
 def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) -> dict[str, Any]:
-    unknown = ("name", "key", "created", "base_model", "pictures", "begun_with", "finished", "saved", "loss")
-    described: dict[str, Any] = dict.fromkeys((*unknown, "validation", "step", "steps", "thumbnail"))
+    unknown = ("name", "key", "created", "base_model", "rank", "pictures", "begun_with", "finished", "saved", "seconds")
+    described: dict[str, Any] = dict.fromkeys((*unknown, "loss", "validation", "step", "steps", "thumbnail"))
     described |= {"run": path.name, "status": "unreadable", "clearable": 0, "saves": [], "samples": [], "published": []}
-    described |= {"changed": _changed(path), "size": folder_size(path), "title": "", "workflow": False}
+    described |= {
+        "changed": _changed(path),
+        "size": folder_size(path),
+        "title": "",
+        "workflow": False,
+        "loss_words": "",
+    }
     described |= (
-        {"curves": None, "best": None, "notes": [], "prompts": [], "settings": {}, "files": []} if curves else {}
+        {"curves": None, "best": None, "notes": [], "prompts": [], "settings": {}, "nodes": [], "files": []}
+        if curves
+        else {}
     )
     try:
         if is_elsewhere(path, path.parent):
@@ -112,7 +121,9 @@ def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) 
         checkpoints = run.checkpoints()
         described |= _about(run) | _state(run, checkpoints, curves=curves)
         described |= _files(run, checkpoints, roots, verify=verify)
-        described |= {"prompts": _prompts(run), "settings": settings_of(run), "files": files_of(run)} if curves else {}
+        if curves:
+            described |= {"prompts": _prompts(run), "settings": settings_of(run), "files": files_of(run)}
+            described["nodes"] = nodes_of(run, described["settings"])
     except ValueError as error:  # of another format, or damaged
         described["sentence"] = str(error)
     except OSError as error:
@@ -122,12 +133,15 @@ def _describe(path: Path, roots: Sequence[Path], *, verify: bool, curves: bool) 
 
 def _about(run: RunFolder) -> dict[str, Any]:
     about = run.about
-    base_model = about["config"].get("base_model")
+    base_model, lora = about["config"].get("base_model"), about["config"].get("lora")
     path = base_model.get("path") if isinstance(base_model, dict) else None
+    rank = lora.get("rank") if isinstance(lora, dict) else None
     return {
         **{name: about[name] for name in ("created", "steps")},
         **{name: printable(about[name][:LONGEST]) for name in ("name", "key")},
         "base_model": last_part(path) if is_text(path) else None,
+        "rank": rank if is_count(rank) else None,
+        "seconds": run.seconds(),
         "pictures": about["pictures"] if is_count(about.get("pictures")) else None,
         "begun_with": _origin(about.get("begun_with")),
         "title": run.title(),
@@ -147,7 +161,7 @@ def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -
     """Describe the status and progress of a run, and its losses up to there."""
     result = run.result() or {}
     saved = checkpoints[0].step if checkpoints else 0
-    events = list(run.events(None if curves else RECENT))
+    events = list(run.events(None if curves else MEAN_OF))
     if run.at_work():
         status, step = "running", _step_now(run, events, saved)
         sentence = say("Training: step {0} of {1}.", step, run.steps)
@@ -171,12 +185,15 @@ def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -
     elif status == "stopped" and ended == "failed":
         sentence = say("An error stopped it after step {0} of {1}; the run's page has the reason.", step, run.steps)
     state = {"status": status, "step": step, "sentence": sentence, "finished": result.get("finished")}
-    state |= {"failed": bool(failure)}
+    state |= {"failed": bool(failure), "paused": ended == "paused"}
     losses, validation = _read_curves(events, step)
-    if curves:
+    if not curves and len(losses) < min(MEAN_OF, step):  # the run went back to a save, or it began with one
+        losses, validation = _read_curves(run.events(), step)
+    if curves or len(losses) < min(MEAN_OF, step):
         for checkpoint in checkpoints[:1]:  # steps before the log begins, of the run it started from
             before, measured = _read_history(checkpoint)
             losses, validation = before | losses, measured | validation
+    if curves:
         groups = {"rate": ("step", "lr"), "concepts": ("step", "concepts"), "levels": ("validation", "levels")}
         found = {name: _read_groups(events, step, *keys) for name, keys in groups.items()}
         state["curves"] = {
@@ -186,9 +203,10 @@ def _state(run: RunFolder, checkpoints: Sequence[Checkpoint], *, curves: bool) -
         }
         finite = [step for step, loss in validation.items() if math.isfinite(loss)]
         state |= {"best": min(finite, key=lambda step: validation[step], default=None), "notes": _read_notes(events)}
-    last = max(validation, default=None)
+    last, ordered = max(validation, default=None), [losses[step] for step in sorted(losses)]
     return state | {
-        "loss": _mean([losses[step] for step in sorted(losses)[-RECENT:]]),
+        "loss": mean_loss(ordered),
+        "loss_words": say_loss(ordered),
         "validation": None if last is None else {"step": last, "loss": validation[last]},
     }
 
@@ -201,7 +219,7 @@ def _files(run: RunFolder, checkpoints: Sequence[Checkpoint], roots: Sequence[Pa
         "saves": sorted(saves, key=lambda save: save["step"])[-MOST_SAVES:],
         "saved": max((save["written"] for save in saves if save["written"] is not None), default=None),
         "samples": [path.name for path in sample_files(run)],
-        "published": [_relative_name(PurePath(file), roots) for file in published_files(run)[:MOST_COPIES]],
+        "published": [relative_name(PurePath(file), roots) for file in published_files(run)[:MOST_COPIES]],
         "clearable": sum(each.size for each in clearable(run, end_of(run, checkpoints), checkpoints)),
     }
 
@@ -210,15 +228,16 @@ def _save(checkpoint: Checkpoint, *, verify: bool) -> dict[str, Any]:
     about = {name: getattr(checkpoint, name) for name in ("step", "written", "stays")}
     files = [{"name": name, "size": known["size"]} for name, known in checkpoint.files.items()][:MOST_COPIES]
     about |= {"size": folder_size(checkpoint.path), "files": files, "lora": FILES in checkpoint.files}
+    about["resumes"] = WEIGHTS in checkpoint.files
     return about | ({"problem": checkpoint.problem()} if verify else {})
 
 
 def _broken_save(path: Path) -> dict[str, Any]:
     about = {"step": int(path.name.rpartition("-")[2]), "size": folder_size(path), "written": None, "stays": False}
-    return about | {"files": [], "lora": False, "problem": f"{CHECKPOINT} is missing or damaged"}
+    return about | {"files": [], "lora": False, "resumes": False, "problem": f"{CHECKPOINT} is missing or damaged"}
 
 
-def _relative_name(path: PurePath, roots: Sequence[Path]) -> str:
+def relative_name(path: PurePath, roots: Sequence[Path]) -> str:
     """Name a file relative to the one of `roots` that holds it, else by its plain name."""
     for root in roots:
         if path.is_relative_to(root):

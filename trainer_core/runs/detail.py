@@ -10,8 +10,9 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from ..common.files import folder_size
+from ..common.values import is_texts
 from ..common.wording import printable
-from .folder import SAMPLES, RunFolder
+from .folder import PICTURE, SAMPLES, RunFolder
 
 MOST_SETTINGS = 1000
 MOST_SAMPLES = 2000  # of one run, the newest
@@ -23,6 +24,38 @@ _SAMPLE = re.compile(r"step-([0-9]{8,12})-([0-9]{1,4})(-[a-z]{1,20})?\.png")
 def settings_of(run: RunFolder) -> dict[str, Any]:
     """List the settings of a run by their names, `train.steps`; of a path only its last part."""
     return dict(itertools.islice(_leaves(run.about["config"], ""), MOST_SETTINGS))
+
+
+def names_left_open(asked: dict[str, Any], filled: dict[str, Any]) -> list[str]:
+    """List the settings that a run took from its model's defaults, as nobody set them; asked: before that."""
+    before, after = dict(_leaves(asked, "")), dict(_leaves(filled, ""))
+    return [name for name, value in after.items() if before.get(name) != value]
+
+
+def nodes_of(run: RunFolder, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Group a run's settings by the node that sets them, each with its name there, and whether a person changed it.
+
+    A list of {node: its id, title, number: of the concept or the like, "" if there is one at most, settings: a list of
+    {name, input, words, changed}}. A setting that no node has stands alone under its section.
+    """
+    from ..config.forms import FORMS  # imported here, so that lists of runs need no image library
+    from ..config.forms.places import place_of
+
+    opened = run.about.get("open")
+    left_open = set(opened if isinstance(opened, list) and is_texts(opened) else ())
+    optimizer = settings.get("optimizer.name")
+    several = {name.partition(".2.")[0] for name in settings if ".2." in name}  # lists of more than one
+    groups: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for name, value in settings.items():
+        place = place_of(name, optimizer if isinstance(optimizer, str) else "")
+        number = next((part for part in place.section if part.isdecimal()), "")
+        number = number if ".".join(place.section).partition(f".{number}")[0] in several else ""
+        key = place.node, place.title, number
+        group = groups.setdefault(key, {"node": place.node, "title": place.title, "number": number, "settings": []})
+        changed = name not in left_open and not place.is_usual(value)
+        group["settings"].append({"name": name, "input": place.input, "words": place.words, "changed": changed})
+    order = {node: number for number, node in enumerate(FORMS)}  # as a graph stands, from the model to the run
+    return sorted(groups.values(), key=lambda group: order.get(group["node"], len(order)))
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -62,9 +95,10 @@ def sample_files(run: RunFolder) -> list[Path]:
 
 
 def thumbnail_of(run: RunFolder) -> Path | None:
-    """Find the picture that stands for a run: of its last sampled step the first; None without one."""
-    found = sample_files(run)
-    return next((file for file in found if file.name.split("-")[1] == found[-1].name.split("-")[1]), None)
+    """Find the picture that stands for a run: of its last sampled step the first, else one that it was trained on."""
+    found, trained = sample_files(run), run.path / PICTURE
+    last = (file for file in found if file.name.split("-")[1] == found[-1].name.split("-")[1])
+    return next(last, trained if trained.is_file() else None)
 
 
 def files_of(run: RunFolder) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ log.jsonl                one line for each step, validation and event
 summary.txt              a short summary for people
 checkpoints/step-…/      each save: weights, optimizer, the LoRA in its final form, checkpoint.json with all digests
 samples/                 pictures drawn during and after training
+picture.png              a small picture that was trained, which stands for the run until it has samples
 workflow.json            the workflow that trained it, where ComfyUI keeps workflows in its files
 title.json               the title that a person gave it
 result.json              the step of the last save and the samples, once the run is finished
@@ -66,8 +67,21 @@ WEIGHTS, OPTIMIZER, LORA = "weights.safetensors", "optimizer.safetensors", "lora
 HISTORY = "history.safetensors"  # in a save: losses and validation losses
 FILES = "files.json"  # in a save: the list of its LoRA files
 PUBLISHED = "published.json"  # in a run's folder: copies of its files in other folders
-WORKFLOW, TITLE = "workflow.json", "title.json"
-PARTS = (RUN, RESULT, LOG, SUMMARY, CHECKPOINTS, SAMPLES, PUBLISHED, WORKFLOW, TITLE, LOCK, OWNER)  # of a run's folder
+WORKFLOW, TITLE, PICTURE = "workflow.json", "title.json", "picture.png"
+PARTS = (
+    RUN,
+    RESULT,
+    LOG,
+    SUMMARY,
+    CHECKPOINTS,
+    SAMPLES,
+    PUBLISHED,
+    WORKFLOW,
+    TITLE,
+    PICTURE,
+    LOCK,
+    OWNER,
+)  # of a run's folder
 CLAIMS = ".lock"  # in the folder of runs
 CLAIM = 60.0  # seconds to wait for a process that chooses a run: it reads that run's last save
 PROBE = 0.5  # seconds to wait for the lock, which `busy` may hold for a moment
@@ -79,6 +93,7 @@ LONGEST_LINE = 2**16  # bytes of a line of the log
 LONGEST_TITLE = 100  # characters
 _STEP = re.compile(r"step-([0-9]{8,})")
 _STEP_LINE = b'{"event": "step"'  # start of a step's line in the log
+_TIME = re.compile(rb'^\{"event": "([a-z]+)", "time": ([0-9.]+)', re.MULTILINE)  # start of every line
 
 
 def _kinds(kind: type) -> dict[str, Callable[[Any], bool]]:
@@ -293,6 +308,19 @@ class RunFolder:
             elif len(line) <= LONGEST_LINE and (values := parse_line(line)) is not None:
                 yield values
 
+    def seconds(self) -> float | None:
+        """Add up how long processes worked on the run, from the log; None where its beginning is out of reach."""
+        path = self.path / LOG
+        if not path.is_file() or path.stat().st_size > LOG_TAIL:
+            return None
+        spent, before = 0.0, float(self.about["created"])
+        for kind, text in _TIME.findall(path.read_bytes()):
+            with suppress(ValueError):  # of a strange log
+                now = float(text)
+                spent += max(0.0, now - before) if kind != b"begun" or not spent else 0.0
+                before = now
+        return spent
+
     def save(self, step: int, write: Callable[[Path], None], *, stays: bool) -> Checkpoint:
         """Write a save atomically; `write` fills its folder. It replaces an earlier save of the same step.
 
@@ -362,6 +390,12 @@ class RunFolder:
         if len(text) <= LARGEST:
             with written_whole(self.path / WORKFLOW) as temporary:
                 temporary.write_text(text, encoding="utf-8")
+
+    def keep_picture(self, draw: Callable[[Path], None]) -> None:
+        """Keep the picture that stands for the run; `draw` writes it to a path. A later process keeps the first one."""
+        if not (self.path / PICTURE).exists():
+            with written_whole(self.path / PICTURE) as temporary:
+                draw(temporary)
 
     def workflow(self) -> dict[str, Any] | None:
         """Read the workflow that trained the run; None if it is missing, damaged or no workflow."""

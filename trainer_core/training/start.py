@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 
 from ..common.leftovers import sweep
+from ..data.images import DECODER_ERRORS, draw_small
 from ..data.plan import Plan
 from ..runs import Checkpoint, Choice, RunFolder, choose_run, explain_choice, working_run
+from ..runs.detail import names_left_open
 from ..runs.log import logged
 from .job import Job, Planned
 from .joining import joins
@@ -35,6 +38,7 @@ def train_job(job: Job, carry_out: CarryOut) -> Result | None:
     """
     note, callbacks, name = job.callbacks.note, job.callbacks, job.destination.output.stem
     later: list[str] = []  # notes that come after the one on an earlier run
+    asked = job.config
     try:
         job, outline = fill_settings(replace(job, callbacks=replace(callbacks, note=later.append)))
         config = job.config
@@ -61,7 +65,7 @@ def train_job(job: Job, carry_out: CarryOut) -> Result | None:
     ladder = run_preflight(job, planned, choice.run)
 
     about = {"config": config.to_dict(), "pictures": len(plan.manifest.pictures), "models": planned.models}
-    about["inputs"] = planned.inputs
+    about |= {"inputs": planned.inputs, "open": names_left_open(asked.to_dict(), config.to_dict())}
     about["levels"] = asdict(outline.levels)  # what a timestep_distribution of auto stands for
     working = working_run(job.runs, choose, keys, name, plan.steps, note, **about)
     with working as (choice, folder, checkpoint, origin):
@@ -73,6 +77,7 @@ def train_job(job: Job, carry_out: CarryOut) -> Result | None:
             note(origin)
         if job.workflow is not None:
             folder.keep_workflow(job.workflow)
+        keep_picture(folder, plan)
         log = log_folder(config, job.logs, folder)
         columns: list[str] = []  # known once the network is built, before the first row
         with logged(job.callbacks, config.train.log, log, columns) as callbacks:
@@ -87,6 +92,14 @@ def train_job(job: Job, carry_out: CarryOut) -> Result | None:
     if result and (sentence := describe_best(result)):
         note(sentence)
     return result
+
+
+def keep_picture(folder: RunFolder, plan: Plan) -> None:
+    """Keep a small copy of the first picture that is trained, for lists of runs."""
+    pictures = plan.manifest.pictures
+    with suppress(*DECODER_ERRORS):  # gone since the scan; what is kept of it is trained all the same
+        if pictures:
+            folder.keep_picture(lambda path: draw_small(pictures[0].path, path))
 
 
 def reused(job: Job, choice: Choice, plan: Plan) -> Result | None:

@@ -10,16 +10,32 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from PIL import Image
 from run_folders import PLACE, make_run
 
 from lora_atelier.dev import ROOT
 from lora_atelier.trainer_core.common.files import write_json
 from lora_atelier.trainer_core.common.leftovers import TEMPORARY
-from lora_atelier.trainer_core.config import ExistingConfig
-from lora_atelier.trainer_core.runs import clean, describe_in_detail, finished_checkpoint, list_runs, open_run
+from lora_atelier.trainer_core.common.smooth import say_loss
+from lora_atelier.trainer_core.config import (
+    BaseModelConfig,
+    ConceptConfig,
+    DatasetConfig,
+    ExistingConfig,
+    LoraConfig,
+    OptimizerConfig,
+    RunConfig,
+    SampleConfig,
+)
+from lora_atelier.trainer_core.config.defaults import Defaults, fill
+from lora_atelier.trainer_core.config.rows import rows_of
+from lora_atelier.trainer_core.data.images import draw_small
+from lora_atelier.trainer_core.runs import Keys, clean, describe_in_detail, finished_checkpoint, list_runs, open_run
 from lora_atelier.trainer_core.runs.catalogue import describe, thin
 from lora_atelier.trainer_core.runs.choose import find_fork
 from lora_atelier.trainer_core.runs.cli import main
+from lora_atelier.trainer_core.runs.detail import names_left_open
+from lora_atelier.trainer_core.runs.folder import new_run
 
 COMMAND = [sys.executable, str(ROOT), "runs"]
 
@@ -309,3 +325,83 @@ def test_clean_leaves_what_is_at_work_what_may_be_needed_and_what_lies_elsewhere
     before = files(outside)
     assert main([*command, "done"]) == 2 and "checkpoints of done" in capsys.readouterr().err
     assert main([*command, "done", "--whole"]) == 0 and not done.path.exists() and files(outside) == before
+
+
+def test_one_mean_loss_stands_for_a_run_wherever_it_is_shown(tmp_path):
+    """Also where the log goes back to a save, or does not reach back far enough; lists read its newest lines alone."""
+    run = make_run(tmp_path, "cut", saves=(4,), steps=200)
+    for step in range(1, 101):
+        run.log("step", step=step, loss=float(step))
+    listed, told = describe(run.path), describe_in_detail(run.path)
+    assert listed["loss"] == told["loss"] == 2.5  # of the steps up to the save
+    assert listed["loss_words"] == told["loss_words"] == "mean loss 2.5000 (last 4 steps)"
+
+    run.finish({"step": 100, "samples": {}})
+    for described in (describe(run.path), describe_in_detail(run.path)):
+        assert described["loss"] == sum(range(51, 101)) / 50
+        assert described["loss_words"] == "mean loss 75.5000 (last 50 steps)"
+        assert described["loss_words"] == say_loss(list(map(float, range(1, 101))))
+
+    other = make_run(tmp_path, "begun", "b", saves=(4,), finished=4, steps=4)  # its log begins later
+    other.log("step", step=4, loss=1.0)
+    assert describe(other.path)["loss_words"] == describe_in_detail(other.path)["loss_words"]
+    assert describe(other.path)["loss"] == (10 + 20 + 30 + 1) / 4
+    assert say_loss([]) == "" and say_loss([float("nan")] * 2) == "mean loss not finite (last 2 steps)"
+
+
+def test_the_time_of_a_run_is_that_of_its_processes(tmp_path):
+    run = make_run(tmp_path, "twice", steps=8)
+    created = run.about["created"]
+    times = [("begun", 1), ("step", 3), ("step", 5), ("paused", 6), ("begun", 1000), ("step", 1004)]
+    lines = [json.dumps({"event": event, "time": created + after, "step": 1}) for event, after in times]
+    (run.path / "log.jsonl").write_text("\n".join(lines) + "\n")
+    assert describe(run.path)["seconds"] == pytest.approx(6 + 4)
+    (run.path / "log.jsonl").unlink()
+    assert describe(run.path)["seconds"] is None
+
+
+def test_a_run_without_samples_has_a_picture_that_it_was_trained_on(tmp_path):
+    run = make_run(tmp_path, "moss", saves=(2,))
+    assert describe(run.path)["thumbnail"] is None
+    Image.new("RGB", (4000, 20), "red").save(tmp_path / "photo.jpg")
+    run.keep_picture(lambda path: draw_small(tmp_path / "photo.jpg", path))
+    run.keep_picture(lambda path: path.write_bytes(b"another one"))  # of a later process
+    with Image.open(run.path / "picture.png") as picture:
+        assert picture.size == (256, 1) and describe(run.path)["thumbnail"] == "picture.png"
+    (run.path / "samples").mkdir()
+    Image.new("RGB", (8, 8)).save(run.path / "samples" / "step-00000002-1.png")
+    assert describe(run.path)["thumbnail"] == "step-00000002-1.png"
+
+
+def test_settings_are_grouped_by_node_and_those_that_differ_are_marked(tmp_path):
+    concepts = (ConceptConfig(folder="a"), ConceptConfig(folder="b", repeats=3))
+    asked = RunConfig(
+        base_model=BaseModelConfig(path="/models/base.safetensors"),
+        dataset=DatasetConfig(concepts=concepts),
+        lora=LoraConfig(rank=0, dropout=0.1),
+        optimizer=OptimizerConfig(options={"weight_decay": 0.2}),
+        sample=SampleConfig(prompts=("a cat", "a dog")),
+    )
+    config = fill(asked, Defaults(rank=8))
+    about = {"config": config.to_dict(), "open": names_left_open(asked.to_dict(), config.to_dict())}
+    run = new_run(tmp_path, Keys(run="a" * 64, course="a" * 64), "moss", 4, **about)
+    described = describe_in_detail(run.path)
+    changed = {
+        (group["node"], group["number"], each["input"]): described["settings"][each["name"]]
+        for group in described["nodes"]
+        for each in group["settings"]
+        if each["changed"]
+    }
+    assert changed == {
+        ("AtelierLoadBaseModel", "", "checkpoint"): "base.safetensors",
+        ("AtelierConceptDataset", "1", "folder"): "a",
+        ("AtelierConceptDataset", "2", "folder"): "b",
+        ("AtelierConceptDataset", "2", "repeats"): 3,
+        ("AtelierLoraConfig", "", "algorithm.dropout"): 0.1,
+        ("AtelierOptimizer", "", "name.weight_decay"): 0.2,
+        ("AtelierSaves", "", "sample_prompts"): "a dog",
+    }
+    every = [each["name"] for group in described["nodes"] for each in group["settings"]]
+    assert sorted(every) == sorted(described["settings"])
+    words = {each["name"]: each["words"] for group in described["nodes"] for each in group["settings"]}
+    assert words["lora.dropout"] == rows_of(LoraConfig)["dropout"].words
